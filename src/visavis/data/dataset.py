@@ -1,0 +1,120 @@
+"""What every reader returns: images by name, captions, and who describes what.
+
+A Dataset is a value. It holds no pixels: each image knows where its bytes lie (a file, or a stretch of a tar
+archive, read in place). Features of images and captions live in stores beside it (data/features.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from visavis.errors import DataError, nearest
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Where an image's bytes lie: a whole file, or ``size`` bytes from ``offset`` of an archive."""
+
+    path: Path
+    offset: int = 0
+    size: int | None = None
+
+    def read(self) -> bytes:
+        with open(self.path, "rb") as file:
+            file.seek(self.offset)
+            return file.read(-1 if self.size is None else self.size)
+
+
+@dataclass(frozen=True)
+class Image:
+    """One image: its name (unique in the data set), its split, and where its bytes lie (None: text or features only)."""
+
+    name: str
+    split: str
+    bytes: Bytes | None = None
+
+    def open(self) -> Picture:
+        """The picture in RGB, upright (EXIF orientation applied). Raises DataError naming the image."""
+        from visavis.data.pictures import open_picture
+
+        if self.bytes is None:
+            raise DataError(f"image {self.name} has no pixels in this data set: only its captions or features are here.")
+        return open_picture(self.bytes.read(), self.name)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Images, captions and who describes what.
+
+    images: in a fixed order, that of the reader's list. captions: texts, in order. image_of ``[captions]``: the
+    index of the image that each caption describes. origin ``[images]`` and caption_origin ``[captions]``: for a
+    part of a data set, the indices in the whole (features are stored for the whole).
+    """
+
+    name: str
+    images: tuple[Image, ...]
+    captions: tuple[str, ...]
+    image_of: np.ndarray
+    origin: np.ndarray | None = None
+    caption_origin: np.ndarray | None = None
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(image.split for image in self.images))
+
+    @cached_property
+    def captions_of(self) -> tuple[np.ndarray, ...]:
+        """For each image, the indices of its captions, in order."""
+        order = np.argsort(self.image_of, kind="stable")
+        counts = np.bincount(self.image_of, minlength=len(self.images))
+        return tuple(np.split(order, np.cumsum(counts)[:-1]))
+
+    @property
+    def image_rows(self) -> np.ndarray:
+        """Each image's index in the whole data set: its row in a feature store."""
+        return np.arange(len(self.images)) if self.origin is None else self.origin
+
+    @property
+    def caption_rows(self) -> np.ndarray:
+        """Each caption's index in the whole data set."""
+        return np.arange(len(self.captions)) if self.caption_origin is None else self.caption_origin
+
+    def split(self, name: str) -> Dataset:
+        """The images of one split and their captions, in order. Raises DataError for an unknown split."""
+        chosen = np.array([i for i, image in enumerate(self.images) if image.split == name], dtype=np.int64)
+        if not len(chosen):
+            raise DataError(f"data set {self.name} has no split {name}: {nearest(name, self.splits)}")
+        return self.take(chosen)
+
+    def take(self, images: np.ndarray) -> Dataset:
+        """Some images, by index, with their captions."""
+        place = np.full(len(self.images), -1)
+        place[images] = np.arange(len(images))
+        captions = np.concatenate([self.captions_of[i] for i in images]) if len(images) else np.empty(0, np.int64)
+        return replace(
+            self,
+            images=tuple(self.images[i] for i in images),
+            captions=tuple(self.captions[i] for i in captions),
+            image_of=place[self.image_of[captions]],
+            origin=self.image_rows[images],
+            caption_origin=self.caption_rows[captions],
+        )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A short hash of names, splits, captions and who describes what; pixels are not read."""
+        digest = hashlib.sha256()
+        for image in self.images:
+            digest.update(f"{image.name}\x1f{image.split}\x1e".encode())
+        for caption, image in zip(self.captions, self.image_of, strict=True):
+            digest.update(f"{image}\x1f{caption}\x1e".encode())
+        return digest.hexdigest()[:16]

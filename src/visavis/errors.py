@@ -1,0 +1,70 @@
+"""Every error a user can meet, one sentence each: what was found, where, what was expected, what to do.
+
+VisavisError
++-- SpecError            a text such as "Unified(margin=0.2)" or a value in it cannot be read
++-- ShapeError           tensors, ids or lengths do not fit together
++-- MissingSupervision   an objective needs facts (degrees, margins, a bank) that nobody supplied
++-- DataError            files, captions or features are missing, broken or contradict each other
++-- RecipeError          a recipe or an override names something unknown or impossible
++-- RunError             a run folder is incomplete, or of another data set or version
++-- RefusedOverwrite     something of the user's stands where a file should be written
++-- MissingExtra         an optional package is needed; names the extra that brings it
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class VisavisError(ValueError):
+    """The parent of all errors that a user can cause; its text is one clear sentence."""
+
+
+class SpecError(VisavisError):
+    """A text or a value in it cannot be read as the object it should name."""
+
+
+class ShapeError(VisavisError):
+    """Tensors, ids or lengths do not fit together."""
+
+
+class MissingSupervision(VisavisError):
+    """An objective needs facts that the targets do not hold."""
+
+
+class DataError(VisavisError):
+    """Files, captions or features are missing, broken, or contradict each other."""
+
+
+class RecipeError(VisavisError):
+    """A recipe or an override names something unknown or impossible."""
+
+
+class RunError(VisavisError):
+    """A run folder is incomplete, or belongs to another data set or version."""
+
+
+class RefusedOverwrite(VisavisError):
+    """Something of the user's stands where a file should be written."""
+
+
+class MissingExtra(VisavisError):
+    """An optional package is needed and not installed."""
+
+    def __init__(self, package: str, extra: str, purpose: str):
+        super().__init__(f"{purpose} needs the package {package}, which is not installed: run pip install 'visavis[{extra}]'.")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The ending of an error sentence: the closest known name, or all of them.
+
+    >>> nearest("marjin", ["margin", "gamma"])
+    'did you mean margin?'
+    >>> nearest("x", ["margin", "gamma"])
+    'known: gamma, margin.'
+    """
+    known = sorted(known)
+    lowered = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
+    return f"did you mean {lowered[close[0]]}?" if close else f"known: {', '.join(known) or 'nothing'}."

@@ -1,0 +1,114 @@
+"""Text to object and back: ``parse("Unified(margin=0.2)", catalog)`` and ``describe(object)``.
+
+A spec is the call that makes a frozen dataclass, written with literals only; it is read with ``ast`` and never
+evaluated. ``repr`` of such a value is its spec, so that run folders, reports and command lines share one notation.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import types
+import typing
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from visavis.errors import SpecError, nearest
+
+T = TypeVar("T")
+
+
+def parse(text: str, catalog: Iterable[type[T]]) -> T:
+    """The object that a spec names; a bare name takes all defaults.
+
+    Raises SpecError for an unknown name or field, a value that is no literal, or one that the class refuses.
+    """
+    by_name = {entry.__name__: entry for entry in catalog}
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:
+        raise SpecError(f"{text!r} is not of the form Name(field=value, ...).") from None
+    call = ast.Call(func=node, args=[], keywords=[]) if isinstance(node, ast.Name) else node
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        raise SpecError(f"{text!r} is not of the form Name(field=value, ...).")
+    if call.func.id not in by_name:
+        raise SpecError(f"{call.func.id!r} in {text!r} is not in the catalog: {nearest(call.func.id, by_name)}")
+    if call.args:
+        raise SpecError(f"{text!r} gives a value without its name: write field=value.")
+    return build(by_name[call.func.id], {_field(keyword, text): _literal(keyword.value, text) for keyword in call.keywords})
+
+
+def build(kind: type[T], values: dict[str, Any]) -> T:
+    """``kind(**values)``; raises SpecError naming the unknown or missing field and the nearest right one."""
+    known = [field.name for field in fields(kind) if field.init]  # type: ignore[arg-type]
+    for name in values:
+        if name not in known:
+            raise SpecError(f"{kind.__name__} has no field {name!r}: {nearest(name, known)}")
+    return kind(**values)
+
+
+def describe(value: Any) -> str:
+    """The spec of a dataclass: its name and every field, in the order of declaration."""
+    return f"{type(value).__name__}({', '.join(f'{field.name}={getattr(value, field.name)!r}' for field in fields(value))})"
+
+
+def check_fields(value: Any) -> None:
+    """Refuse field values of the wrong kind (call from ``__post_init__``): numbers finite, literals among those declared.
+
+    An int given for a float field becomes a float, a list for a tuple field a tuple, so that equal specs are equal values.
+    """
+    hints = typing.get_type_hints(type(value))
+    for field in fields(value):
+        given = getattr(value, field.name)
+        try:
+            object.__setattr__(value, field.name, _coerce(given, hints[field.name]))
+        except TypeError as expected:
+            raise SpecError(f"{type(value).__name__}: {field.name} is {given!r}, expected {expected}.") from None
+
+
+def require(condition: bool, value: Any, field: str, expected: str) -> None:
+    """Raise SpecError naming the field, its value and what was expected, unless ``condition`` holds."""
+    if not condition:
+        raise SpecError(f"{type(value).__name__}: {field} is {getattr(value, field)!r}, expected {expected}.")
+
+
+def _coerce(given: Any, hint: Any) -> Any:
+    """``given`` as ``hint`` says; TypeError carries a description of what was expected."""
+    origin = get_origin(hint)
+    if origin is Literal:
+        if given not in get_args(hint):
+            raise TypeError(" or ".join(repr(choice) for choice in get_args(hint)))
+        return given
+    if origin in (typing.Union, types.UnionType):
+        if given is None and type(None) in get_args(hint):
+            return None
+        return _coerce(given, next(kind for kind in get_args(hint) if kind is not type(None)))
+    if origin is tuple:
+        if not isinstance(given, list | tuple):
+            raise TypeError("a list of values")
+        return tuple(_coerce(item, get_args(hint)[0]) for item in given)
+    if hint is float:
+        if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
+            raise TypeError("a finite number")
+        return float(given)
+    if hint is int and (isinstance(given, bool) or not isinstance(given, int)):
+        raise TypeError("a whole number")
+    if hint is bool and not isinstance(given, bool):
+        raise TypeError("True or False")
+    if hint is str and not isinstance(given, str):
+        raise TypeError("a text in quotes")
+    return given
+
+
+def _field(keyword: ast.keyword, text: str) -> str:
+    if keyword.arg is None:
+        raise SpecError(f"{text!r}: write field=value, not **.")
+    return keyword.arg
+
+
+def _literal(node: ast.expr, text: str) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError):
+        raise SpecError(f"{ast.unparse(node)!r} in {text!r} is not a plain value (a number, a text in quotes, a list, True, False, None).") from None
