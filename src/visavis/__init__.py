@@ -1,0 +1,43 @@
+"""visavis: train, compare, explain and serve vision-language retrieval."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Targets": "visavis.targets",
+    "Factors": "visavis.targets",
+    "PairLoss": "visavis.engine",
+    "parse": "visavis.objectives",
+    "load": "visavis.verbs",
+    "train": "visavis.verbs",
+    "evaluate": "visavis.verbs",
+    "features": "visavis.verbs",
+    "search": "visavis.verbs",
+    "demo": "visavis.verbs",
+    "doctor": "visavis.verbs",
+    "catalog": "visavis.verbs",
+    "check_data": "visavis.verbs",
+}
+
+__all__ = sorted([*_HOMES, "__version__"])
+
+if TYPE_CHECKING:
+    from visavis.engine import PairLoss
+    from visavis.objectives import parse
+    from visavis.targets import Factors, Targets
+    from visavis.verbs import catalog, check_data, demo, doctor, evaluate, features, load, search, train
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that ``visavis --help`` never waits for torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'visavis' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,28 @@
+"""The catalog of objectives.
+
+>>> import torch
+>>> from visavis import Targets
+>>> scores = torch.eye(3)
+>>> Unified(margin=0.2, gamma=50.0)(scores, Targets.paired(3)) < TripletHN(margin=1.2)(scores, Targets.paired(3))
+tensor(True)
+>>> parse("Unified(margin=0.2)") == Unified()
+True
+"""
+
+from visavis import spec
+from visavis.objectives.base import Objective
+from visavis.objectives.softmax import VLC, NTXent
+from visavis.objectives.triplet import Triplet, TripletHN
+from visavis.objectives.unified import Unified
+
+CATALOG: tuple[type[Objective], ...] = (Triplet, TripletHN, NTXent, VLC, Unified)
+
+__all__ = ["CATALOG", "NTXent", "Objective", "Triplet", "TripletHN", "Unified", "VLC", "parse"]
+
+
+def parse(text: str) -> Objective:
+    """The objective that a text names: ``parse("Unified(margin=0.2, gamma=60)")``; ``repr`` gives such a text back.
+
+    Raises SpecError for an unknown name or field, naming the nearest right one, and for values out of range.
+    """
+    return spec.parse(text, CATALOG)  # type: ignore[type-abstract]

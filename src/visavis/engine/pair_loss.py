@@ -1,0 +1,150 @@
+"""Any objective on two sets of embeddings.
+
+>>> import torch
+>>> from visavis.objectives import Unified
+>>> loss = PairLoss(Unified())
+>>> loss(torch.eye(4), torch.eye(4)) < 1e-6
+tensor(True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from visavis.errors import ShapeError, SpecError, VisavisError
+from visavis.objectives.base import Objective, promoted, with_positive_scores
+from visavis.targets import Ids, Targets
+from visavis.types import Encoded, concatenate
+
+Items = Tensor | Encoded
+Score = Callable[[Items, Items], Tensor]
+LARGEST_SCALE = 100.0
+
+
+def cosine(images: Items, texts: Items) -> Tensor:
+    """Cosine of every image with every text: ``[V, D], [T, D] -> [V, T]``."""
+    return normalize(_vectors(images), dim=-1) @ normalize(_vectors(texts), dim=-1).T
+
+
+class PairLoss(nn.Module):
+    """The value of an objective for images and texts, in both directions.
+
+    objective: any of the catalog. score: ``(images, texts) -> [V, T]``; default: cosine. scale: a number, or a learnable
+    ``nn.Parameter`` (kept within 0..100), that multiplies the scores; only for objectives with a temperature (NTXent,
+    InfoNCE), which then run with tau = 1. block_rows, gather: row blocks and gathering over processes are not available
+    yet; asking for either says so.
+
+    ``loss(images, texts, image_ids, text_ids)``: images ``[V, D]``, texts ``[T, D]``; equal ids belong together. Without
+    ids, image i belongs to text i and lengths must be equal. text_ids=None: image_ids for both. extra_images and
+    extra_texts (a memory bank, a queue) with their ids are further candidates, never queries. targets: a Targets of
+    ``[V, T]`` instead of ids, for objectives that need more than ids. Returns a scalar. Raises ShapeError.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        block_rows: int | None = None,
+        score: Score | None = None,
+        scale: float | nn.Parameter | None = None,
+        gather: bool | None = None,
+    ) -> None:
+        super().__init__()
+        if block_rows is not None:
+            raise VisavisError("PairLoss cannot work by row blocks yet: leave block_rows=None, which holds the whole score matrix in memory.")
+        if gather:
+            raise VisavisError("PairLoss cannot gather over processes yet: leave gather=None and train in one process.")
+        if scale is not None and not objective.scalable:
+            raise SpecError(f"{objective!r} has a fixed gamma or margin, which a scale would change: give PairLoss(scale=) only to NTXent or InfoNCE.")
+        self.objective = objective if scale is None else replace(objective, tau=1.0)  # type: ignore[type-var, call-arg]
+        self.score = score or cosine
+        self.scale = scale
+        self.gather = gather
+
+    def forward(
+        self,
+        images: Items,
+        texts: Items,
+        image_ids: Ids | None = None,
+        text_ids: Ids | None = None,
+        *,
+        extra_images: Items | None = None,
+        extra_image_ids: Ids | None = None,
+        extra_texts: Items | None = None,
+        extra_text_ids: Ids | None = None,
+        targets: Targets | None = None,
+    ) -> Tensor:
+        self._refuse_processes()
+        if targets is None:
+            targets = _targets_by_ids(len(images), len(texts), image_ids, text_ids)
+        elif image_ids is not None or text_ids is not None:
+            raise ShapeError("PairLoss got both targets and ids: give one of them.")
+        if extra_images is None and extra_texts is None:
+            return self.objective(self._scores(images, texts), targets)
+        forth = self._terms(images, texts, targets, extra_texts, extra_text_ids, "extra_texts", transpose=False)
+        back = self._terms(texts, images, targets.T, extra_images, extra_image_ids, "extra_images", transpose=True)
+        return self.objective.reduce(forth, back)
+
+    def extra_repr(self) -> str:
+        return repr(self.objective)
+
+    def _scores(self, images: Items, texts: Items) -> Tensor:
+        scores = self.score(images, texts)
+        if scores.shape != (len(images), len(texts)):
+            raise ShapeError(f"score returned shape {list(scores.shape)} for {len(images)} images and {len(texts)} texts.")
+        if self.scale is None:
+            return scores
+        return scores * (self.scale.clamp(0, LARGEST_SCALE) if isinstance(self.scale, Tensor) else self.scale)
+
+    def _terms(
+        self, queries: Items, candidates: Items, targets: Targets, extra: Items | None, extra_ids: Ids | None, name: str, *, transpose: bool
+    ) -> Tensor:
+        """One direction, with extra candidates behind the batch's own."""
+        if extra is not None:
+            if extra_ids is None or len(extra_ids) != len(extra):
+                found = "no ids" if extra_ids is None else f"{len(extra_ids)} ids"
+                raise ShapeError(f"{name} has {len(extra)} items and {found}: give one id for each.")
+            if targets.relation is not None:
+                raise ShapeError(f"{name} needs targets by ids: pairs given by position do not say what an extra candidate belongs to.")
+            own = targets.candidate_ids
+            targets = Targets(query_ids=targets.query_ids, candidate_ids=torch.cat([own, torch.as_tensor(extra_ids, device=own.device)]))
+            candidates = _join(candidates, extra)
+        scores = self._scores(candidates, queries).T if transpose else self._scores(queries, candidates)
+        scores = promoted(scores)
+        return self.objective.terms(scores, with_positive_scores(self.objective, scores, targets.to(scores.device)))
+
+    def _refuse_processes(self) -> None:
+        if self.gather is None and self.training and torch.distributed.is_available() and torch.distributed.is_initialized():
+            if torch.distributed.get_world_size() > 1:
+                raise VisavisError("PairLoss cannot gather over processes yet: train in one process, or give gather=False for local batches.")
+
+
+def _targets_by_ids(num_images: int, num_texts: int, image_ids: Ids | None, text_ids: Ids | None) -> Targets:
+    if image_ids is None:
+        if text_ids is not None:
+            raise ShapeError("text_ids are given without image_ids: give both, or none for pairs in order.")
+        if num_images != num_texts:
+            raise ShapeError(f"{num_images} images and {num_texts} texts without ids: give image_ids and text_ids, or equally many of both.")
+        return Targets.paired(num_images)
+    text_ids = image_ids if text_ids is None else text_ids
+    for kind, ids, number in (("image", image_ids, num_images), ("text", text_ids, num_texts)):
+        if len(ids) != number:
+            raise ShapeError(f"{len(ids)} {kind} ids for {number} {kind}s: give one id for each.")
+    return Targets(query_ids=image_ids, candidate_ids=text_ids)  # type: ignore[arg-type]
+
+
+def _vectors(items: Items) -> Tensor:
+    vectors = items.vectors if isinstance(items, Encoded) else items
+    if not isinstance(vectors, Tensor) or vectors.dim() != 2:
+        raise ShapeError("cosine scores need one vector an item, [N, D]: give PairLoss(score=...) for regions, words or named parts.")
+    return vectors
+
+
+def _join(items: Items, extra: Items) -> Items:
+    if isinstance(items, Encoded) and isinstance(extra, Encoded):
+        return concatenate([items, extra])
+    return torch.cat([_vectors(items), _vectors(extra)])

@@ -1,0 +1,82 @@
+"""What every objective is: a pure function of scores and targets, written for one direction.
+
+An objective sees a score matrix and nothing else: no model, no device, no configuration. Concrete ones are frozen
+keyword-only dataclasses, so they are hashable and printable, and their ``repr`` is text that ``visavis.parse`` reads.
+
+Shared arguments, explained once. scores ``[Q, C]``: row = a query, column = a candidate. targets: a Targets of the
+same shape. Calling an objective returns a scalar over both directions; ``one_way`` returns the terms of one.
+
+Reductions: "sum" adds all terms of both directions; "mean" adds the two directions' means over all their terms;
+"half_mean" is half of that. Each default is its paper's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from visavis.errors import ShapeError
+from visavis.spec import check_fields
+from visavis.targets import Targets
+
+Reduction = Literal["sum", "mean", "half_mean"]
+
+
+class Objective(ABC):
+    """An objective of cross-modal retrieval: ``objective(scores, targets)`` is a scalar over both directions.
+
+    integrable: false for a prescribed gradient with no loss behind it. needs_positive_scores: reads the scores of
+    other queries' positives. scalable: its temperature may be handed to a learnable scale outside.
+    """
+
+    integrable: ClassVar[bool] = True
+    needs_positive_scores: ClassVar[bool] = False
+    scalable: ClassVar[bool] = False
+
+    reduction: Reduction
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @abstractmethod
+    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
+        """The terms of one direction, not reduced: one for each positive pair ``[P]`` unless the class says otherwise."""
+
+    def __call__(self, scores: Tensor, targets: Targets) -> Tensor:
+        """The value over both directions, a scalar. Half precision is promoted to float32 here and nowhere else.
+
+        Raises ShapeError if scores and targets do not fit.
+        """
+        if scores.shape != targets.shape:
+            raise ShapeError(f"scores have shape {list(scores.shape)}, but the targets speak of {targets.shape[0]} queries and {targets.shape[1]} candidates.")
+        scores = promoted(scores)
+        targets = with_positive_scores(self, scores, targets.to(scores.device))
+        return self.reduce(self.terms(scores, targets), self.terms(scores.T, targets.T))
+
+    def terms(self, scores: Tensor, targets: Targets) -> Tensor:
+        """``one_way``, and no terms where there is nothing to compare."""
+        return self.one_way(scores, targets) if scores.numel() else scores.reshape(0)
+
+    def reduce(self, *directions: Tensor) -> Tensor:
+        """The terms of the directions as one scalar; a direction without terms adds 0."""
+        if self.reduction == "sum":
+            return torch.stack([terms.sum() for terms in directions]).sum()
+        means = torch.stack([terms.sum() / max(len(terms), 1) for terms in directions])
+        return means.sum() if self.reduction == "mean" else means.sum() / 2
+
+
+def promoted(scores: Tensor) -> Tensor:
+    """Half precision as float32, anything else as it is."""
+    return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+
+
+def with_positive_scores(objective: Objective, scores: Tensor, targets: Targets) -> Targets:
+    """The targets with the detached scores of all positive pairs, for an objective that reads them."""
+    if not objective.needs_positive_scores or targets.positive_scores is not None:
+        return targets
+    from dataclasses import replace
+
+    return replace(targets, positive_scores=scores.detach()[targets.positive])

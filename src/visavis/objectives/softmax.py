@@ -1,0 +1,67 @@
+"""Softmax losses: a positive against the log-sum-exp of its negatives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from visavis.objectives.base import Objective, Reduction
+from visavis.objectives.pairs import log1p_exp, pairs
+from visavis.spec import require
+from visavis.targets import Targets
+
+
+@dataclass(frozen=True, kw_only=True)
+class NTXent(Objective):
+    r"""Normalized temperature-scaled cross entropy (InfoNCE, the loss of CLIP with a fixed temperature).
+
+    Formula: ``-log( e^(s_ip / tau) / (e^(s_ip / tau) + sum_j e^(s_ij / tau)) )``, the mean of both directions.
+    dL/ds_ij is softmax_j / tau, dL/ds_ip = -(1 - softmax_p) / tau, each over the number of queries.
+    Source: COCOS, eq. 4 as its code trains it; van den Oord et al. (2018).
+    Special cases: VLC with gamma = 1 / tau, another reduction. tau is 1 / "scale" elsewhere.
+    Differs from: the printed eq. 4 of COCOS, whose denominator has negatives only: ``denominator="negatives"``, which
+    can be negative. Other positives of a query are left out of its denominator.
+    """
+
+    scalable: ClassVar[bool] = True
+
+    tau: float = 0.1
+    denominator: Literal["all", "negatives"] = "all"
+    reduction: Reduction = "half_mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.tau > 0, self, "tau", "a number above 0")
+
+    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
+        found = pairs(scores, targets)
+        log_odds = found.log_sum_exp(1 / self.tau) - found.positive / self.tau
+        if self.denominator == "all":
+            return log1p_exp(log_odds)
+        return torch.where(found.has_negative, log_odds, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VLC(Objective):
+    r"""Vision-language contrastive loss: softmax cross entropy at a fixed scale, summed.
+
+    Formula: ``sum_p log(1 + sum_j e^(gamma (s_ij - s_ip)))`` over positive pairs, both directions.
+    dL/ds_ij = gamma p_ij with p_ij the softmax weight of the negative, dL/ds_ip = -gamma sum_j p_ij.
+    Source: Unified loss, eqs. 3 and 4.
+    Special cases: gamma times Unified with margin 0; for B pairs, 2 B times the loss of CLIP at scale gamma.
+    Differs from: CLIP, whose scale is learned; see InfoNCE.
+    """
+
+    gamma: float = 50.0
+    reduction: Reduction = "sum"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.gamma > 0, self, "gamma", "a number above 0")
+
+    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
+        found = pairs(scores, targets)
+        return log1p_exp(found.log_sum_exp(self.gamma) - self.gamma * found.positive)

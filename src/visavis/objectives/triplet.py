@@ -1,0 +1,54 @@
+"""Triplet losses: hinges on the gap between a negative and a positive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from visavis.objectives.base import Objective, Reduction
+from visavis.objectives.pairs import of_pair, pairs
+from visavis.targets import Targets
+
+
+@dataclass(frozen=True, kw_only=True)
+class Triplet(Objective):
+    r"""Triplet loss, every negative counted: a hinge for each negative that comes within the margin.
+
+    Formula: ``sum_p sum_j [margin + s_ij - s_ip]_+`` over positive pairs p = (i, p) and negatives j, both directions.
+    dL/ds_ij is 1 where the hinge is open (strictly above 0), dL/ds_ip is minus their number.
+    Source: Faghri et al., VSE++ (2018), eq. 5; Unified loss, eq. 1; COCOS, eq. 3a.
+    Special cases: equals TripletHN where each query has one negative. Reads ``query_margin`` (adaptive margins).
+    Memory: ``[pairs x candidates]``.
+    Differs from: the released codes, which take other captions of the same image as negatives; do so with Targets.paired.
+    """
+
+    margin: float = 0.2
+    reduction: Reduction = "sum"
+
+    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
+        found = pairs(scores, targets)
+        margin = targets.margin_or(self.margin, "Triplet")
+        if isinstance(margin, Tensor):
+            margin = margin[found.query, None]
+        return (margin + found.gap).relu().sum(-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TripletHN(Objective):
+    r"""Triplet loss with the hardest negative of the batch: only the best-scoring wrong candidate is pushed.
+
+    Formula: ``sum_p [margin + max_j s_ij - s_ip]_+`` over positive pairs, both directions.
+    dL/ds is 1 at the hardest negative and -1 at the positive where the hinge is open, else 0.
+    Source: Faghri et al., VSE++ (2018), eq. 6; Unified loss, eq. 1; with ``query_margin``: its eq. 27.
+    Special cases: the limit of Unified for gamma -> infinity. COCOS calls it "semi-hard"; it is the hardest.
+    Differs from: the released codes, which take other captions of the same image as negatives; do so with Targets.paired.
+    """
+
+    margin: float = 0.2
+    reduction: Reduction = "sum"
+
+    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
+        found = pairs(scores, targets)
+        margin = of_pair(targets.margin_or(self.margin, "TripletHN"), found.query)
+        return (margin + found.hardest - found.positive).relu()

@@ -1,0 +1,40 @@
+"""The unified loss of pair similarity: triplet and contrastive losses as two ends of one formula."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from visavis.objectives.base import Objective, Reduction
+from visavis.objectives.pairs import log1p_exp, of_pair, pairs
+from visavis.spec import require
+from visavis.targets import Targets
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unified(Objective):
+    r"""Unified loss of pair similarity: a softmax over negatives, with the margin of a triplet.
+
+    Formula: ``(1 / gamma) sum_p log(1 + sum_j e^(gamma (s_ij - s_ip + margin)))`` over positive pairs, both directions.
+    dL/ds_ij = p_ij, the weight of the negative in the softmax; dL/ds_ip = -sum_j p_ij. No factor gamma.
+    Source: Unified loss, eq. 5; with ``targets.weight`` (s -> w s on both sides): eq. 24; with ``query_margin``: eq. 26.
+    Special cases: margin = 0 is VLC / gamma; gamma -> infinity is TripletHN, and
+    0 <= Unified - TripletHN <= (2 B / gamma) log B for B pairs.
+    Differs from: nothing released; no code accompanies the paper. Weights are never detached here: who supplies them decides.
+    """
+
+    margin: float = 0.2
+    gamma: float = 50.0
+    reduction: Reduction = "sum"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.gamma > 0, self, "gamma", "a number above 0")
+
+    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
+        if targets.weight is not None:
+            scores = targets.pairwise("weight") * scores
+        found = pairs(scores, targets)
+        margin = of_pair(targets.margin_or(self.margin, "Unified"), found.query)
+        return log1p_exp(found.log_sum_exp(self.gamma) + self.gamma * (margin - found.positive)) / self.gamma

@@ -1,0 +1,220 @@
+"""Who belongs to whom, and what else an objective may want to know about a pair or an item.
+
+Everything is O(Q + C) or a block of it: ids instead of masks, facts of pairs as a tensor, as factors, or as a
+function of positions. A ``[Q, C]`` view exists only for the rows that are asked for: ``targets[rows].positive``.
+
+>>> targets = Targets(query_ids=[7, 8], candidate_ids=[7, 7, 8])      # image 7 has two captions
+>>> targets.positive.tolist()
+[[True, True, False], [False, False, True]]
+>>> targets.T.positive.shape
+torch.Size([3, 2])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from visavis.errors import MissingSupervision, ShapeError
+
+Ids = Tensor | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Factors:
+    """A fact of pairs as a product: ``query_vectors [Q, E] @ candidate_vectors.T [E, C]``, computed by blocks."""
+
+    query_vectors: Tensor
+    candidate_vectors: Tensor
+
+
+PairFact = Tensor | Factors | Callable[[Tensor, Tensor], Tensor]
+
+PAIR_FACTS = ("relevance", "weight", "ignore", "pair_margin")
+QUERY_FACTS = {"query_margin": "candidate_margin", "query_offline_scores": "candidate_offline_scores"}
+SUPPLIERS = {
+    "relevance": "GradedSupervision",
+    "pair_margin": "NoisySupervision",
+    "query_margin": "NoisySupervision",
+    "weight": "LearnedWeights",
+    "query_offline_scores": "BankSupervision",
+}
+
+
+@dataclass(frozen=True)
+class _Transposed:
+    """A function of (rows, columns) with the two roles exchanged."""
+
+    fact: Callable[[Tensor, Tensor], Tensor]
+
+    def __call__(self, rows: Tensor, columns: Tensor) -> Tensor:
+        return self.fact(columns, rows).T
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Targets:
+    """Which candidates are right for which queries, and facts that some objectives read.
+
+    query_ids ``[Q]``, candidate_ids ``[C]``: equal id <=> they belong together.
+    relevance, weight, ignore, pair_margin: facts of pairs; each a tensor ``[Q, C]``, ``Factors``, or a function of
+    two global LongTensors (rows, columns) -> block. ``ignore``: true where a pair is neither positive nor negative.
+    query_margin ``[Q]``, candidate_margin ``[C]``: margins of anchors (adaptive margins), replacing an objective's own.
+    query_offline_scores ``[Q, K]``, candidate_offline_scores ``[C, K]``: scores of offline negatives, with gradient.
+    positive_scores: the detached scores of all positive pairs, unordered; set by the engine.
+
+    Raises ShapeError where lengths do not fit.
+    """
+
+    query_ids: Tensor
+    candidate_ids: Tensor
+    relevance: PairFact | None = None
+    weight: PairFact | None = None
+    ignore: PairFact | None = None
+    pair_margin: PairFact | None = None
+    query_margin: Tensor | None = None
+    candidate_margin: Tensor | None = None
+    query_offline_scores: Tensor | None = None
+    candidate_offline_scores: Tensor | None = None
+    positive_scores: Tensor | None = None
+    relation: Tensor | None = None  # [P, 2] global (row, column) of positive pairs; None: by ids
+    rows: Tensor | None = None  # [Q] global positions, for facts given as functions; None: 0..Q-1
+    columns: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("query_ids", "candidate_ids"):
+            object.__setattr__(self, name, _as_ids(getattr(self, name), name))
+        for name, length in (("rows", len(self.query_ids)), ("columns", len(self.candidate_ids))):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, torch.arange(length, device=self.query_ids.device))
+        for query_fact, candidate_fact in QUERY_FACTS.items():
+            for name, ids in ((query_fact, self.query_ids), (candidate_fact, self.candidate_ids)):
+                fact = getattr(self, name)
+                if fact is not None and len(fact) != len(ids):
+                    raise ShapeError(f"{name} has {len(fact)} entries, expected {len(ids)}: one for each item of its side.")
+        for name in PAIR_FACTS:
+            fact = getattr(self, name)
+            if isinstance(fact, Tensor) and fact.shape != self.shape:
+                raise ShapeError(f"{name} has shape {list(fact.shape)}, expected {list(self.shape)}: queries x candidates.")
+
+    @classmethod
+    def paired(cls, n: int, **facts: Any) -> Targets:
+        """Query i belongs to candidate i only: what the papers' code does."""
+        return cls(query_ids=torch.arange(n), candidate_ids=torch.arange(n), **facts)
+
+    @classmethod
+    def from_pairs(cls, query_index: Ids, candidate_index: Ids, num_queries: int, num_candidates: int, **facts: Any) -> Targets:
+        """Any relation, given by its pairs (positions ``[P]`` and ``[P]``); positives may overlap."""
+        query_index, candidate_index = _as_ids(query_index, "query_index"), _as_ids(candidate_index, "candidate_index")
+        if len(query_index) != len(candidate_index):
+            raise ShapeError(f"query_index has {len(query_index)} entries and candidate_index {len(candidate_index)}: give one of each for a pair.")
+        for name, index, size in (("query_index", query_index, num_queries), ("candidate_index", candidate_index, num_candidates)):
+            if len(index) and not 0 <= int(index.min()) <= int(index.max()) < size:
+                raise ShapeError(f"{name} goes from {int(index.min())} to {int(index.max())}, expected positions from 0 to {size - 1}.")
+        relation = torch.stack([query_index, candidate_index], 1)
+        return cls(query_ids=torch.arange(num_queries), candidate_ids=torch.arange(num_candidates), relation=relation, **facts)
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((len(self.query_ids), len(self.candidate_ids)))
+
+    @property
+    def T(self) -> Targets:
+        """The same facts with the roles of queries and candidates exchanged."""
+        swapped = {"query_ids": self.candidate_ids, "candidate_ids": self.query_ids, "rows": self.columns, "columns": self.rows}
+        for query_fact, candidate_fact in QUERY_FACTS.items():
+            swapped[query_fact], swapped[candidate_fact] = getattr(self, candidate_fact), getattr(self, query_fact)
+        facts = {name: _transpose(getattr(self, name)) for name in PAIR_FACTS}
+        return replace(self, relation=None if self.relation is None else self.relation.flip(1), **swapped, **facts)  # type: ignore[arg-type]
+
+    def __getitem__(self, rows: slice | Tensor) -> Targets:
+        """Some queries against all candidates."""
+        per_query = ("query_ids", "rows", *QUERY_FACTS)
+        sliced = {name: None if (fact := getattr(self, name)) is None else fact[rows] for name in per_query}
+        facts = {name: _slice(getattr(self, name), rows) for name in PAIR_FACTS}
+        return replace(self, **sliced, **facts)  # type: ignore[arg-type]
+
+    def to(self, device: torch.device | str) -> Targets:
+        """All tensors on a device."""
+        moved = {field.name: _move(getattr(self, field.name), device) for field in fields(self)}
+        return Targets(**moved)
+
+    @property
+    def positive(self) -> Tensor:
+        """Bool ``[Q, C]``: the pairs that belong together (and are not ignored)."""
+        return self._together if self.ignore is None else self._together & ~self.pairwise("ignore").bool()
+
+    @property
+    def negative(self) -> Tensor:
+        """Bool ``[Q, C]``: the pairs that do not belong together (and are not ignored)."""
+        return ~self._together if self.ignore is None else ~(self._together | self.pairwise("ignore").bool())
+
+    @property
+    def _together(self) -> Tensor:
+        if self.relation is None:
+            return self.query_ids[:, None] == self.candidate_ids[None, :]
+        assert self.rows is not None and self.columns is not None
+        width = 1 + max(_last(self.columns), _last(self.relation[:, 1]))
+        return torch.isin(self.rows[:, None] * width + self.columns[None, :], self.relation[:, 0] * width + self.relation[:, 1])
+
+    def pairwise(self, name: str, objective: str = "this objective") -> Tensor:
+        """A fact of pairs as a block ``[Q, C]``. Raises MissingSupervision, naming the class that supplies it, if nobody did."""
+        fact = getattr(self, name)
+        if fact is None:
+            raise MissingSupervision(f"{objective} needs {name} for every pair: give Targets(..., {name}=...) or train with {SUPPLIERS[name]}.")
+        if isinstance(fact, Factors):
+            return fact.query_vectors @ fact.candidate_vectors.T
+        if isinstance(fact, Tensor):
+            return fact
+        block = fact(self.rows, self.columns)
+        if block.shape != self.shape:
+            raise ShapeError(f"the function given for {name} returned shape {list(block.shape)}, expected {list(self.shape)}: rows x columns.")
+        return block
+
+    def margin_or(self, margin: float, objective: str) -> Tensor | float:
+        """The margin of each query as an anchor ``[Q]``, or ``margin`` where no adaptive margins are given.
+
+        Raises MissingSupervision if only the other side's margins are there: no silent fallback.
+        """
+        if self.query_margin is None and self.candidate_margin is not None:
+            raise MissingSupervision(f"{objective} got margins for one side only: give query_margin and candidate_margin, one for each direction.")
+        return margin if self.query_margin is None else self.query_margin
+
+
+def _as_ids(ids: Ids, name: str) -> Tensor:
+    try:
+        tensor = torch.as_tensor(ids)
+    except (TypeError, ValueError):
+        raise ShapeError(f"{name} must be whole numbers in one row; texts and nested lists cannot be ids: number them first.") from None
+    if tensor.dim() != 1 or tensor.is_floating_point() or tensor.is_complex():
+        if tensor.numel() == 0 and tensor.dim() == 1:
+            return tensor.long()
+        raise ShapeError(f"{name} has shape {list(tensor.shape)} and dtype {tensor.dtype}, expected one whole number for each item.")
+    return tensor.long()
+
+
+def _last(index: Tensor) -> int:
+    return int(index.max()) if len(index) else 0
+
+
+def _transpose(fact: PairFact | None) -> PairFact | None:
+    if fact is None or isinstance(fact, Tensor):
+        return None if fact is None else fact.T
+    if isinstance(fact, Factors):
+        return Factors(fact.candidate_vectors, fact.query_vectors)
+    return fact.fact if isinstance(fact, _Transposed) else _Transposed(fact)
+
+
+def _slice(fact: PairFact | None, rows: slice | Tensor) -> PairFact | None:
+    if isinstance(fact, Factors):
+        return Factors(fact.query_vectors[rows], fact.candidate_vectors)
+    return fact[rows] if isinstance(fact, Tensor) else fact
+
+
+def _move(fact: Any, device: torch.device | str) -> Any:
+    if isinstance(fact, Factors):
+        return Factors(fact.query_vectors.to(device), fact.candidate_vectors.to(device))
+    return fact.to(device) if isinstance(fact, Tensor) else fact
