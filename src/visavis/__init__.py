@@ -23,7 +23,22 @@ _HOMES = {
     "check_data": "visavis.verbs",
 }
 
-__all__ = sorted([*_HOMES, "__version__"])
+__all__ = [
+    "Factors",
+    "PairLoss",
+    "Targets",
+    "__version__",
+    "catalog",
+    "check_data",
+    "demo",
+    "doctor",
+    "evaluate",
+    "features",
+    "load",
+    "parse",
+    "search",
+    "train",
+]
 
 if TYPE_CHECKING:
     from visavis.engine import PairLoss

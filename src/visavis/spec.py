@@ -7,7 +7,7 @@ evaluated. ``repr`` of such a value is its spec, so that run folders, reports an
 from __future__ import annotations
 
 import ast
-import math
+import sys
 import types
 import typing
 from collections.abc import Iterable
@@ -27,8 +27,8 @@ def parse(text: str, catalog: Iterable[type[T]]) -> T:
     by_name = {entry.__name__: entry for entry in catalog}
     try:
         node = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError:
-        raise SpecError(f"{text!r} is not of the form Name(field=value, ...).") from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise SpecError(f"{_short(text)} is not of the form Name(field=value, ...).") from None
     call = ast.Call(func=node, args=[], keywords=[]) if isinstance(node, ast.Name) else node
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
         raise SpecError(f"{text!r} is not of the form Name(field=value, ...).")
@@ -36,7 +36,12 @@ def parse(text: str, catalog: Iterable[type[T]]) -> T:
         raise SpecError(f"{call.func.id!r} in {text!r} is not in the catalog: {nearest(call.func.id, by_name)}")
     if call.args:
         raise SpecError(f"{text!r} gives a value without its name: write field=value.")
-    return build(by_name[call.func.id], {_field(keyword, text): _literal(keyword.value, text) for keyword in call.keywords})
+    values: dict[str, Any] = {}
+    for keyword in call.keywords:
+        if (field := _field(keyword, text)) in values:
+            raise SpecError(f"{text!r} gives {field} twice: keep one.")
+        values[field] = _literal(keyword.value, text)
+    return build(by_name[call.func.id], values)
 
 
 def build(kind: type[T], values: dict[str, Any]) -> T:
@@ -89,7 +94,7 @@ def _coerce(given: Any, hint: Any) -> Any:
             raise TypeError("a list of values")
         return tuple(_coerce(item, get_args(hint)[0]) for item in given)
     if hint is float:
-        if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
+        if isinstance(given, bool) or not isinstance(given, int | float) or not -sys.float_info.max <= given <= sys.float_info.max:
             raise TypeError("a finite number")
         return float(given)
     if hint is int and (isinstance(given, bool) or not isinstance(given, int)):
@@ -110,5 +115,12 @@ def _field(keyword: ast.keyword, text: str) -> str:
 def _literal(node: ast.expr, text: str) -> Any:
     try:
         return ast.literal_eval(node)
-    except (ValueError, TypeError):
-        raise SpecError(f"{ast.unparse(node)!r} in {text!r} is not a plain value (a number, a text in quotes, a list, True, False, None).") from None
+    except (ValueError, TypeError, RecursionError, MemoryError):
+        raise SpecError(
+            f"a value in {_short(text)} is not a plain value (a number, a text in quotes, a list, True, False, None)."
+        ) from None
+
+
+def _short(text: str) -> str:
+    """A text for an error sentence: its beginning if it is long."""
+    return repr(text if len(text) <= 80 else f"{text[:77]}...")

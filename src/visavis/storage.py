@@ -156,12 +156,16 @@ def open_array(path: str | Path, *, shape: tuple[int, ...], dtype: str) -> np.me
     return np.lib.format.open_memmap(path, mode="w+", shape=shape, dtype=np.dtype(dtype))
 
 
-def read_text(path: str | Path) -> str:
-    path = Path(path)
+def read_bytes(path: str | Path) -> bytes:
     try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist.") from None
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def read_text(path: str | Path) -> str:
+    try:
+        return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}; save it as UTF-8.") from None
 
@@ -175,7 +179,13 @@ def read_json(path: str | Path) -> Any:
 
 def read_json_lines(path: str | Path) -> list[Any]:
     """All complete lines of a log; a last line without its newline was cut by a crash and is left out."""
-    return [json.loads(line) for line in read_text(path).split("\n")[:-1]]
+    rows = []
+    for number, line in enumerate(read_bytes(path).split(b"\n")[:-1], 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            raise DataError(f"{path}:{number} is not a line of JSON; the log was changed or damaged after it was written.") from None
+    return rows
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

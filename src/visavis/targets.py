@@ -110,7 +110,9 @@ class Targets:
         """Any relation, given by its pairs (positions ``[P]`` and ``[P]``); positives may overlap."""
         query_index, candidate_index = _as_ids(query_index, "query_index"), _as_ids(candidate_index, "candidate_index")
         if len(query_index) != len(candidate_index):
-            raise ShapeError(f"query_index has {len(query_index)} entries and candidate_index {len(candidate_index)}: give one of each for a pair.")
+            raise ShapeError(
+                f"query_index has {len(query_index)} entries and candidate_index {len(candidate_index)}: give one of each for a pair."
+            )
         for name, index, size in (("query_index", query_index, num_queries), ("candidate_index", candidate_index, num_candidates)):
             if len(index) and not 0 <= int(index.min()) <= int(index.max()) < size:
                 raise ShapeError(f"{name} goes from {int(index.min())} to {int(index.max())}, expected positions from 0 to {size - 1}.")
@@ -164,14 +166,18 @@ class Targets:
         """A fact of pairs as a block ``[Q, C]``. Raises MissingSupervision, naming the class that supplies it, if nobody did."""
         fact = getattr(self, name)
         if fact is None:
-            raise MissingSupervision(f"{objective} needs {name} for every pair: give Targets(..., {name}=...) or train with {SUPPLIERS[name]}.")
+            raise MissingSupervision(
+                f"{objective} needs {name} for every pair: give Targets(..., {name}=...) or train with {SUPPLIERS[name]}."
+            )
         if isinstance(fact, Factors):
             return fact.query_vectors @ fact.candidate_vectors.T
         if isinstance(fact, Tensor):
             return fact
         block = fact(self.rows, self.columns)
         if block.shape != self.shape:
-            raise ShapeError(f"the function given for {name} returned shape {list(block.shape)}, expected {list(self.shape)}: rows x columns.")
+            raise ShapeError(
+                f"the function given for {name} returned shape {list(block.shape)}, expected {list(self.shape)}: rows x columns."
+            )
         return block
 
     def margin_or(self, margin: float, objective: str) -> Tensor | float:
@@ -180,7 +186,9 @@ class Targets:
         Raises MissingSupervision if only the other side's margins are there: no silent fallback.
         """
         if self.query_margin is None and self.candidate_margin is not None:
-            raise MissingSupervision(f"{objective} got margins for one side only: give query_margin and candidate_margin, one for each direction.")
+            raise MissingSupervision(
+                f"{objective} got margins for one side only: give query_margin and candidate_margin, one for each direction."
+            )
         return margin if self.query_margin is None else self.query_margin
 
 

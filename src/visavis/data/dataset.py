@@ -57,7 +57,8 @@ class Dataset:
 
     images: in a fixed order, that of the reader's list. captions: texts, in order. image_of ``[captions]``: the
     index of the image that each caption describes. origin ``[images]`` and caption_origin ``[captions]``: for a
-    part of a data set, the indices in the whole (features are stored for the whole).
+    part of a data set, the indices in the whole (features are stored for the whole). skipped: sentences that say
+    what the reader left out.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Dataset:
     image_of: np.ndarray
     origin: np.ndarray | None = None
     caption_origin: np.ndarray | None = None
+    skipped: tuple[str, ...] = ()
 
     @property
     def splits(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from visavis.targets import Ids, Targets
 from visavis.types import Encoded, concatenate
 
 Items = Tensor | Encoded
-Score = Callable[[Items, Items], Tensor]
+Score = Callable[[Any, Any], Tensor]
 LARGEST_SCALE = 100.0
 
 
@@ -55,12 +56,16 @@ class PairLoss(nn.Module):
     ) -> None:
         super().__init__()
         if block_rows is not None:
-            raise VisavisError("PairLoss cannot work by row blocks yet: leave block_rows=None, which holds the whole score matrix in memory.")
+            raise VisavisError(
+                "PairLoss cannot work by row blocks yet: leave block_rows=None, which holds the whole score matrix in memory."
+            )
         if gather:
             raise VisavisError("PairLoss cannot gather over processes yet: leave gather=None and train in one process.")
         if scale is not None and not objective.scalable:
-            raise SpecError(f"{objective!r} has a fixed gamma or margin, which a scale would change: give PairLoss(scale=) only to NTXent or InfoNCE.")
-        self.objective = objective if scale is None else replace(objective, tau=1.0)  # type: ignore[type-var, call-arg]
+            raise SpecError(
+                f"{objective!r} has a fixed gamma or margin, which a scale would change: give PairLoss(scale=) only to NTXent or InfoNCE."
+            )
+        self.objective = objective if scale is None else replace(objective, tau=1.0)  # type: ignore[type-var]
         self.score = score or cosine
         self.scale = scale
         self.gather = gather
@@ -118,9 +123,9 @@ class PairLoss(nn.Module):
         return self.objective.terms(scores, with_positive_scores(self.objective, scores, targets.to(scores.device)))
 
     def _refuse_processes(self) -> None:
-        if self.gather is None and self.training and torch.distributed.is_available() and torch.distributed.is_initialized():
-            if torch.distributed.get_world_size() > 1:
-                raise VisavisError("PairLoss cannot gather over processes yet: train in one process, or give gather=False for local batches.")
+        many = torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+        if many and self.training and self.gather is None:
+            raise VisavisError("PairLoss cannot gather over processes yet: train in one process, or give gather=False for local batches.")
 
 
 def _targets_by_ids(num_images: int, num_texts: int, image_ids: Ids | None, text_ids: Ids | None) -> Targets:
@@ -128,7 +133,9 @@ def _targets_by_ids(num_images: int, num_texts: int, image_ids: Ids | None, text
         if text_ids is not None:
             raise ShapeError("text_ids are given without image_ids: give both, or none for pairs in order.")
         if num_images != num_texts:
-            raise ShapeError(f"{num_images} images and {num_texts} texts without ids: give image_ids and text_ids, or equally many of both.")
+            raise ShapeError(
+                f"{num_images} images and {num_texts} texts without ids: give image_ids and text_ids, or equally many of both."
+            )
         return Targets.paired(num_images)
     text_ids = image_ids if text_ids is None else text_ids
     for kind, ids, number in (("image", image_ids, num_images), ("text", text_ids, num_texts)):

@@ -1,0 +1,8 @@
+"""The catalog of matching models, by the names that recipes use."""
+
+from visavis.models.base import GlobalMatcher, Matcher, MatcherConfig
+from visavis.models.embedding import Heads, VSEInfinity, VSEPlusPlus
+
+CATALOG: dict[str, type[Matcher]] = {"Heads": Heads, "VSE++": VSEPlusPlus, "VSEInfinity": VSEInfinity}
+
+__all__ = ["CATALOG", "GlobalMatcher", "Heads", "Matcher", "MatcherConfig", "VSEInfinity", "VSEPlusPlus"]

@@ -25,4 +25,4 @@ def parse(text: str) -> Objective:
 
     Raises SpecError for an unknown name or field, naming the nearest right one, and for values out of range.
     """
-    return spec.parse(text, CATALOG)  # type: ignore[type-abstract]
+    return spec.parse(text, CATALOG)

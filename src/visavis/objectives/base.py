@@ -13,6 +13,7 @@ Reductions: "sum" adds all terms of both directions; "mean" adds the two directi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
@@ -51,7 +52,9 @@ class Objective(ABC):
         Raises ShapeError if scores and targets do not fit.
         """
         if scores.shape != targets.shape:
-            raise ShapeError(f"scores have shape {list(scores.shape)}, but the targets speak of {targets.shape[0]} queries and {targets.shape[1]} candidates.")
+            raise ShapeError(
+                f"scores have shape {list(scores.shape)}, but the targets speak of {targets.shape[0]} queries and {targets.shape[1]} candidates."
+            )
         scores = promoted(scores)
         targets = with_positive_scores(self, scores, targets.to(scores.device))
         return self.reduce(self.terms(scores, targets), self.terms(scores.T, targets.T))
@@ -77,6 +80,4 @@ def with_positive_scores(objective: Objective, scores: Tensor, targets: Targets)
     """The targets with the detached scores of all positive pairs, for an objective that reads them."""
     if not objective.needs_positive_scores or targets.positive_scores is not None:
         return targets
-    from dataclasses import replace
-
     return replace(targets, positive_scores=scores.detach()[targets.positive])

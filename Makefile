@@ -1,0 +1,79 @@
+# Every target sets up what it needs in .venv by itself: only python3 (3.11 or newer), make and git are expected.
+PYTHON ?= python3
+BIN := .venv/bin
+SOURCES := src tests tools $(wildcard benchmarks studies examples)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint fix docs bench study golden
+
+help:
+	@echo 'make demo      set up, then train, compare and search a drawn world (offline, about two minutes)'
+	@echo 'make test      set up, then run the whole suite'
+	@echo 'make lint      style, formatting, types, import rules, stale documentation'
+	@echo 'make fix       mend style and formatting'
+	@echo 'make docs      write docs/reference from docstrings and catalogs'
+	@echo 'make bench     speed and memory, as ratios against peers in the same run'
+	@echo 'make study     the evidence tables'
+	@echo 'make golden GOLDEN=DIR [OUT=FILE.npz]   replay a folder of inputs and right answers'
+
+demo: .venv/.demo
+	@$(BIN)/visavis demo
+
+test: .venv/.dev
+	@$(BIN)/python -m pytest -q --durations=10 -m 'not long'
+
+lint: .venv/.dev
+	@failed=; \
+	$(BIN)/ruff check --quiet --output-format concise $(SOURCES) || failed="$$failed style"; \
+	$(BIN)/ruff format --check --quiet --output-format concise $(SOURCES) || failed="$$failed formatting"; \
+	$(BIN)/mypy --no-error-summary || failed="$$failed types"; \
+	$(BIN)/lint-imports --no-logo >.venv/imports.log || { cat .venv/imports.log; failed="$$failed imports"; }; \
+	$(BIN)/python tools/make_docs.py --check || failed="$$failed documentation"; \
+	test -z "$$failed" || { echo "Lint failed:$$failed. What can be mended by itself: make fix, make docs." >&2; exit 1; }
+
+fix: .venv/.dev
+	@$(BIN)/ruff check --quiet --fix $(SOURCES); $(BIN)/ruff format $(SOURCES)
+
+docs: .venv/.dev
+	@$(BIN)/python tools/make_docs.py
+
+bench: .venv/.dev
+	@$(call run_all,benchmarks)
+
+study: .venv/.dev
+	@$(call run_all,studies)
+
+golden: .venv/.core
+	@test -n '$(GOLDEN)' || { echo 'Name the folder of golden files: make golden GOLDEN=DIR [OUT=FILE.npz].' >&2; exit 1; }
+	@$(BIN)/python tools/golden.py '$(GOLDEN)' $(if $(OUT),--out '$(OUT)')
+
+# One stamp for each set of packages; a larger set contains the smaller ones.
+.venv/.core: pyproject.toml constraints.txt | .venv/.made
+	@$(call install,.) && touch $@
+
+.venv/.demo: pyproject.toml constraints.txt | .venv/.made
+	@$(call install,.[report]) && touch .venv/.core $@
+
+.venv/.dev: pyproject.toml constraints.txt | .venv/.made
+	@$(call install,.[hf$(comma)report$(comma)dev]) && touch .venv/.core .venv/.demo $@
+
+.venv/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'visavis needs Python 3.11 or newer: name one, for example make PYTHON=python3.11 test.' >&2; exit 1; }
+	@$(PYTHON) -m venv --clear .venv || \
+	  { echo 'No virtual environment could be made: on Debian, apt install python3-venv, then try again.' >&2; exit 1; }
+	@touch $@
+
+comma := ,
+
+define install
+echo 'Installing $(1) into .venv (the first time this takes about two minutes) ...' >&2; \
+$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '$(1)' || \
+{ echo 'Packages could not be installed: the lines above say why; check the network, then run make again.' >&2; exit 1; }
+endef
+
+define run_all
+ls $(1)/*.py >/dev/null 2>&1 || { echo 'There is no script in $(1)/ yet.'; exit 0; }; \
+for script in $(1)/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+endef

@@ -1,0 +1,206 @@
+"""The command line: parse, call the verb of the same name, print. The only module that prints."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from visavis.errors import VisavisError
+
+if TYPE_CHECKING:
+    from visavis.terminal import Bars
+
+app = typer.Typer(
+    name="visavis",
+    help="Train, compare, explain and serve vision-language retrieval.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(help="Look at data.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data_app, name="data")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Go on without what is broken, and say what was left out.")]
+
+
+@app.command()
+def demo(out: Annotated[Path | None, typer.Option(help="A new folder; default runs/demo-<n>.")] = None) -> None:
+    """Draw a captioned world, train three objectives on it, compare them and search: offline, about two minutes."""
+    from visavis import verbs
+
+    with _bars() as watch:
+        verbs.demo(out=out, watch=watch)
+
+
+@app.command()
+def doctor(json: Json = False) -> None:
+    """Is all well? Versions, threads, accelerators, data and caches, and how to mend what is wrong."""
+    from visavis import verbs
+    from visavis.terminal import print_findings
+
+    findings = verbs.doctor()
+    if json:
+        _print_json({finding.name: {"value": finding.value, "ok": finding.ok, "remedy": finding.remedy} for finding in findings})
+    else:
+        print_findings(findings)
+    if not all(finding.ok for finding in findings):
+        raise typer.Exit(1)
+
+
+@data_app.command("check")
+def data_check(
+    path: Annotated[str, typer.Argument(help="A folder, a list in it, or a name under VISAVIS_DATA.")], json: Json = False
+) -> None:
+    """List exactly what is wrong with a data set; exit code 1 if training would lose something."""
+    from visavis import verbs
+    from visavis.terminal import check_to_json, print_check
+
+    with _bars(quiet=json) as watch:
+        report = verbs.check_data(path, watch=watch)
+    if json:
+        _print_json(check_to_json(report))
+    else:
+        print_check(report)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+def features(
+    path: Annotated[str, typer.Argument(help="A data set: a folder, a list in it, or a name under VISAVIS_DATA.")],
+    vision: Annotated[str | None, typer.Option(help="An image encoder: scenes, a transformers folder, or a hub name.")] = None,
+    text: Annotated[str | None, typer.Option(help="A text encoder: minilm, a transformers folder, or a hub name.")] = None,
+    view: Annotated[str, typer.Option(help="Of images: pooled, or grid for regions.")] = "pooled",
+    text_view: Annotated[str, typer.Option(help="Of captions: pooled, or words.")] = "pooled",
+    crops: Annotated[int, typer.Option(help="Crops of an image: 1 or 10.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="A folder for the stores; default: the cache, where training finds them.")] = None,
+    skip_bad: SkipBad = False,
+    json: Json = False,
+) -> None:
+    """Cache what frozen encoders say of a data set; a killed call goes on where it ended."""
+    from visavis import verbs
+
+    with _bars(quiet=json) as watch:
+        stores = verbs.features(
+            path, vision=vision, text=text, view=view, text_view=text_view, crops=crops, out=out, skip_bad=skip_bad, watch=watch
+        )
+    facts = [{"folder": str(store.folder), "rows": len(store), "width": store.width, "view": store.description.view} for store in stores]
+    if json:
+        _print_json({"stores": facts})
+    for fact in () if json else facts:
+        typer.echo(f"{fact['folder']}: {fact['rows']:,} rows of {fact['view']} features, {fact['width']} wide")
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="A TOML file or the name of a recipe that ships; with --resume: a run folder.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Such as objective='VLC()' training.batch_size=64.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="The data set, instead of the recipe's.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A new run folder; default runs/<recipe>-<n>.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the stopped run in this folder.")] = False,
+    skip_bad: SkipBad = False,
+    json: Json = False,
+) -> None:
+    """Train by a recipe into a run folder; Ctrl-C saves, --resume goes on exactly."""
+    from visavis import verbs
+    from visavis.terminal import print_trained
+    from visavis.training.trainer import Stopped
+
+    try:
+        with _bars(quiet=json) as watch:
+            trained = verbs.train(recipe, data=data, out=out, overrides=overrides or [], resume=resume, skip_bad=skip_bad, watch=watch)
+    except Stopped as stopped:
+        typer.echo(f"Stopped; everything is saved. Go on with: visavis train --resume {stopped}", err=True)
+        raise typer.Exit(130) from None
+    if json:
+        _print_json(trained.to_json())
+    else:
+        print_trained(trained)
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    protocol: Annotated[str | None, typer.Option(help="A named protocol; see visavis catalog protocols.")] = None,
+    split: Annotated[str | None, typer.Option(help="A split; default the recipe's test split.")] = None,
+    data: Annotated[str | None, typer.Option(help="Another data set.")] = None,
+    json: Json = False,
+) -> None:
+    """R@K both ways, RSUM, ranks and mAP of a run's best model."""
+    from visavis import verbs
+    from visavis.terminal import print_evaluation
+
+    with _bars(quiet=json) as watch:
+        result = verbs.evaluate(run, protocol=protocol, split=split, data=data, watch=watch)
+    if json:
+        _print_json(result.to_json())
+    else:
+        print_evaluation(result)
+
+
+@app.command()
+def search(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    query: Annotated[str, typer.Argument(help="What to look for, in words.")],
+    inside: Annotated[Path | None, typer.Option("--in", help="A data set or any folder of images; default: the run's own data.")] = None,
+    top: Annotated[int, typer.Option(help="How many images.")] = 5,
+    json: Json = False,
+) -> None:
+    """The images that fit a sentence best, with their scores."""
+    from visavis import verbs
+    from visavis.terminal import print_hits
+
+    with _bars(quiet=json) as watch:
+        hits = verbs.search(run, query, inside=inside, top=top, watch=watch)
+    if json:
+        _print_json({"query": query, "hits": [hit.to_json() for hit in hits]})
+    else:
+        print_hits(hits)
+
+
+@app.command()
+def catalog(
+    kind: Annotated[str | None, typer.Argument(help="objectives, models, metrics, recipes or protocols.")] = None, json: Json = False
+) -> None:
+    """See what there is: names, formulas, sources, defaults."""
+    from visavis import verbs
+    from visavis.terminal import print_catalog
+
+    entries = verbs.catalog(kind)
+    if json:
+        _print_json(entries)
+    else:
+        print_catalog(entries)
+
+
+def _bars(*, quiet: bool = False) -> Bars:
+    from visavis.terminal import Bars
+
+    return Bars(quiet=quiet)
+
+
+def _print_json(content: dict[str, Any]) -> None:
+    typer.echo(json.dumps(content, ensure_ascii=False))
+
+
+def main() -> None:
+    """Run the command line; an error of the user's is one sentence on stderr and exit code 1."""
+    try:
+        app()
+    except VisavisError as error:
+        typer.echo(f"visavis: {error}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        typer.echo("visavis: stopped.", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(141)

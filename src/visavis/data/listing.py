@@ -1,0 +1,192 @@
+"""What a reader found before anything is left out: images and captions as listed, and what is wrong with them.
+
+A Listing keeps every image and caption at its place in the source, also those that cannot be used, so that the
+rows of stored features still fit; ``dataset()`` is what remains. Captions stay in the order of the source.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from visavis.data.dataset import Bytes, Dataset, Image
+from visavis.errors import DataError
+
+SPLITS = ("train", "val", "test")
+_SPLIT_NAMES = {"restval": "train", "training": "train", "dev": "val", "valid": "val", "validation": "val", "testing": "test"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong or odd: its kind, where (file, file:line or image name), what, and whether training would lose something."""
+
+    kind: str
+    where: str
+    what: str
+    loses: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+@dataclass
+class Entry:
+    """One image as listed. file: how the source names its file (None: it names none)."""
+
+    name: str
+    split: str | None
+    file: str | None = None
+    bytes: Bytes | None = None
+
+
+@dataclass
+class Listing:
+    """Images and captions as listed in ``source``, with findings; filled by a reader, finished by ``finish``.
+
+    image_of and places ``[captions]``: the index of the caption's image (-1: none), and where it stands (file and line, or image).
+    """
+
+    source: Path
+    layout: str
+    entries: list[Entry] = field(default_factory=list)
+    captions: list[str] = field(default_factory=list)
+    image_of: list[int] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    lost_images: set[int] = field(default_factory=set)
+    lost_captions: set[int] = field(default_factory=set)
+
+    def note(self, kind: str, where: str, what: str) -> None:
+        """Something odd by which nothing is lost."""
+        self.findings.append(Finding(kind, printable(where), printable(what), loses=False))
+
+    def lose(self, kind: str, where: str, what: str, *, image: int | None = None, caption: int | None = None) -> None:
+        """Something by which training would lose an image, a caption, or a line that is neither."""
+        self.findings.append(Finding(kind, printable(where), printable(what)))
+        if image is not None:
+            self.lost_images.add(image)
+        if caption is not None:
+            self.lost_captions.add(caption)
+
+    def add_caption(self, caption: str, image: int, place: str) -> int:
+        """Append a caption; its index."""
+        self.captions.append(caption)
+        self.image_of.append(image)
+        self.places.append(place)
+        return len(self.captions) - 1
+
+    def finish(self) -> None:
+        """Settle the splits, then find what any layout can suffer from: broken texts, images without captions, empty splits."""
+        self._settle_splits()
+        self._check_texts()
+        described = {self.image_of[i] for i in range(len(self.captions)) if i not in self.lost_captions}
+        listed = set(self.image_of)
+        for index, entry in enumerate(self.entries):
+            if index not in described and index not in self.lost_images:
+                what = "the image has no usable caption" if index in listed else "the image is listed without a caption"
+                self.lose("image without caption", entry.name, f"{what}; give it one or take it out", image=index)
+        if not self.entries:
+            self.lose("no images", self.source.name, "it lists no image")
+            return
+        present = {entry.split for index, entry in enumerate(self.entries) if index not in self.lost_images}
+        if absent := [split for split in SPLITS if split not in present]:
+            self.note("empty split", self.source.name, f"no image in split {' or '.join(absent)}")
+
+    def _settle_splits(self) -> None:
+        dealt = all(entry.split is None for entry in self.entries)
+        for index, entry in enumerate(self.entries):
+            if entry.split is None and not dealt and index not in self.lost_images:
+                self.lose("image without split", entry.name, "the image has no split, although others have one", image=index)
+            entry.split = entry.split or deal(entry.name)
+
+    def _check_texts(self) -> None:
+        for index, entry in enumerate(self.entries):
+            if index not in self.lost_images and not _is_unicode(entry.name):
+                self.lose("broken UTF-8", entry.name, "the image's name is not UTF-8", image=index)
+        seen: set[tuple[int, str]] = set()
+        for index, (caption, image) in enumerate(zip(self.captions, self.image_of, strict=True)):
+            if index in self.lost_captions:
+                continue
+            if not caption.strip():
+                self.lose("empty caption", self.places[index], "the caption is empty", caption=index)
+            elif not _is_unicode(caption):
+                self.lose("broken UTF-8", self.places[index], f"the caption {caption!r} is not UTF-8; save it as UTF-8", caption=index)
+            elif (image, caption) in seen:
+                self.note("caption twice", self.places[index], f"the image has the caption {caption!r} already")
+            seen.add((image, caption))
+
+    def dataset(self) -> Dataset:
+        """What can be used. Raises DataError if nothing is left."""
+        kept = [index for index in range(len(self.entries)) if index not in self.lost_images]
+        place = np.full(len(self.entries) + 1, -1)  # the last one is that of captions without an image
+        place[kept] = np.arange(len(kept))
+        image_of = place[np.array(self.image_of, dtype=np.int64)]
+        captions = [index for index in np.flatnonzero(image_of >= 0).tolist() if index not in self.lost_captions]
+        if not kept:
+            raise DataError(f"{self.source} holds no image that can be used ({count_kinds(self.losses)}): {self.losses[0]}.")
+        whole = len(kept) == len(self.entries) and len(captions) == len(self.captions)
+        return Dataset(
+            name=dataset_name(self.source),
+            images=tuple(Image(self.entries[i].name, self.entries[i].split or "", self.entries[i].bytes) for i in kept),
+            captions=tuple(self.captions[i] for i in captions),
+            image_of=image_of[captions],
+            origin=None if whole else np.array(kept),
+            caption_origin=None if whole else np.array(captions, dtype=np.int64),
+            skipped=self._skipped(len(kept), len(captions)),
+        )
+
+    @property
+    def losses(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.loses]
+
+    def _skipped(self, images: int, captions: int) -> tuple[str, ...]:
+        if not self.losses:
+            return ()
+        total = f"left out {len(self.entries) - images} of {len(self.entries)} images and "
+        total += f"{len(self.captions) - captions} of {len(self.captions)} captions of {self.source.name} ({count_kinds(self.losses)})"
+        return (total, *map(str, self.losses))
+
+
+def count_kinds(findings: list[Finding]) -> str:
+    """``"2 x missing image, 1 x empty caption"``."""
+    return ", ".join(f"{number} x {kind}" for kind, number in Counter(finding.kind for finding in findings).items())
+
+
+def dataset_name(source: Path) -> str:
+    return source.name if source.is_dir() else source.resolve().parent.name
+
+
+def split_name(given: object) -> str | None:
+    """The split that a source means (``restval`` and ``training`` are train, ``dev`` is val); None where it names none."""
+    name = given.strip() if isinstance(given, str) else ""
+    return _SPLIT_NAMES.get(name, name) or None
+
+
+def deal(name: str) -> str:
+    """The split of an image that has none: 80 % train, 10 % val, 10 % test by a hash of its name, whatever else is in the folder."""
+    hundredth = int.from_bytes(hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:8]) % 100
+    return "train" if hundredth < 80 else "val" if hundredth < 90 else "test"
+
+
+def decode(content: bytes) -> str:
+    """Text of a UTF-8 file, byte order mark removed; bytes that are not UTF-8 become lone surrogates, which ``finish`` finds."""
+    return content.removeprefix(b"\xef\xbb\xbf").decode(errors="surrogateescape")
+
+
+def printable(text: str) -> str:
+    """On one line, lone surrogates shown as the bytes they stand for."""
+    return " ".join(text.encode(errors="surrogatepass").decode(errors="backslashreplace").splitlines())
+
+
+def _is_unicode(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,88 @@
+"""One look at every image of a listing: decoded once, hashed once, remembered in the cache until a file changes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from visavis import storage
+from visavis.data.karpathy import evaluation_first
+from visavis.data.listing import Listing
+from visavis.data.pictures import BrokenPicture, picture_size
+from visavis.data.precomp import find_broken_features
+
+Progress = Callable[[int, int], None]
+
+
+def check_pixels(listing: Listing, *, progress: Progress | None = None, remembered: bool = True) -> dict[str, int]:
+    """Add what is wrong with the images (or stored features) to a listing; returns how many images have each size ``"224x224"``.
+
+    remembered: take the result of an earlier look if no file has changed since.
+    """
+    path = storage.cache_folder() / "checks" / f"{_key(listing)}.json"
+    if remembered and path.exists():
+        seen = storage.read_json(path)
+    else:
+        seen = _look(listing, progress)
+        storage.write_json(path, seen)
+    for image, kind, what in seen["faults"]:
+        listing.lose(kind, listing.entries[image].name, what, image=image)
+    for image, what in seen["notes"]:
+        listing.note("image twice", listing.entries[image].name, what)
+    return seen["sizes"]
+
+
+def _look(listing: Listing, progress: Progress | None) -> dict[str, Any]:
+    faults: list[tuple[int, str, str]] = []
+    sizes: Counter[str] = Counter()
+    copies: dict[bytes, list[int]] = {}
+    if listing.layout == "precomp":
+        faults = _broken_features(listing)
+    for index, entry in enumerate(listing.entries):
+        if entry.bytes is not None and index not in listing.lost_images:
+            try:
+                content = entry.bytes.read()
+                copies.setdefault(hashlib.sha256(content).digest(), []).append(index)
+                width, height = picture_size(content, entry.name)
+                sizes[f"{width}x{height}"] += 1
+            except BrokenPicture as error:
+                faults.append((index, error.kind, f"the image {error.what}"))
+            except OSError as error:
+                faults.append((index, "missing image", f"the image cannot be read: {error.strerror}"))
+        if progress:
+            progress(index + 1, len(listing.entries))
+    notes = []
+    for group in copies.values():
+        first, *others = sorted(group, key=lambda index: evaluation_first(listing.entries[index].split))
+        for other in others:
+            one, two = listing.entries[first], listing.entries[other]
+            if one.split == two.split:
+                notes.append((other, f"the image has the very bytes of {one.name} in the same split"))
+            else:
+                faults.append((other, "image in two splits", f"the image of {two.split} has the very bytes of {one.name} of {one.split}"))
+    return {"faults": faults, "notes": notes, "sizes": dict(sizes)}
+
+
+def _broken_features(listing: Listing) -> list[tuple[int, str, str]]:
+    places = {entry.name: index for index, entry in enumerate(listing.entries)}
+    splits = dict.fromkeys(entry.split or "" for entry in listing.entries)
+    broken = [f"{split}-{row}" for split in splits for row in find_broken_features(listing.source, split)]
+    return [(places[name], "features not finite", "the image's features hold NaN or infinity") for name in broken]
+
+
+def _key(listing: Listing) -> str:
+    """Changes when an entry, its split, or the size or time of a file does."""
+    digest = hashlib.sha256()
+    paths = {entry.bytes.path for entry in listing.entries if entry.bytes}
+    if listing.layout == "precomp":
+        paths.update(listing.source.glob("*_ims.npy"))
+    for path in sorted(paths):
+        status = path.stat()
+        digest.update(json.dumps([str(path.resolve()), status.st_size, status.st_mtime_ns]).encode())
+    for index, entry in enumerate(listing.entries):
+        place = entry.bytes and [str(entry.bytes.path), entry.bytes.offset, entry.bytes.size]
+        digest.update(json.dumps([entry.name, entry.split, place, index in listing.lost_images]).encode())
+    return digest.hexdigest()[:32]

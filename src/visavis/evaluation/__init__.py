@@ -1,0 +1,13 @@
+"""From encoded items to numbers: both directions, by tiles, under a named protocol.
+
+>>> import torch
+>>> from visavis.types import Encoded
+>>> items = Encoded(torch.eye(4))
+>>> evaluate(items, items, lambda visual, text: visual.vectors @ text.vectors.T, range(4), range(4)).metrics["rsum"]
+600.0
+"""
+
+from visavis.evaluation.protocols import CATALOG, Protocol
+from visavis.evaluation.result import Evaluation, evaluate, rank_scores
+
+__all__ = ["CATALOG", "Evaluation", "Protocol", "evaluate", "rank_scores"]

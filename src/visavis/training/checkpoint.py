@@ -1,0 +1,108 @@
+"""Stop anywhere, go on exactly: everything a run needs to continue, in one folder that appears whole or not at all.
+
+A checkpoint holds the place in the run, the weights, the best weights so far, the optimizer's and the supervision's
+state, and the log up to here. Older ones are removed only after a newer one is complete; a process killed while one is
+written leaves the one before it. Random numbers need no state: every step draws from a seed of (run, step).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from visavis import storage
+from visavis.errors import RunError
+
+
+@dataclass
+class Place:
+    """Where a run is. phase, epoch (of the phase), batch (the next one of the epoch), step (of the run), phase_step.
+
+    best_rsum, best_step: the best validation so far. stale: validations since then. seconds, pairs: of training so far.
+    loss_sum, loss_steps: of the steps since the last validation. done: nothing is left to train.
+    """
+
+    phase: int = 0
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    phase_step: int = 0
+    best_rsum: float = -1.0
+    best_step: int = -1
+    stale: int = 0
+    seconds: float = 0.0
+    pairs: int = 0
+    loss_sum: float = 0.0
+    loss_steps: int = 0
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All of a run at one moment; tensors by name."""
+
+    place: Place
+    weights: dict[str, Tensor]
+    best: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    supervision: dict[str, Tensor]
+    log: list[dict[str, Any]]
+
+    def write(self, run: Path) -> None:
+        """Write as ``checkpoint/step-<n>`` of a run folder, then remove the older ones."""
+        folder = run / "checkpoint"
+        target = folder / f"step-{self.place.step:08d}"
+        with storage.replacing_folder(_free(target)) as part:
+            for name in ("weights", "best", "optimizer", "supervision"):
+                storage.write_tensors(part / f"{name}.safetensors", getattr(self, name))
+            storage.write_json_lines(part / "metrics.jsonl", self.log)
+            storage.write_json(part / "place.json", asdict(self.place))
+        for older in _complete(run)[:-1]:
+            storage.remove_folder(older)
+
+    @classmethod
+    def latest(cls, run: Path) -> Checkpoint | None:
+        """The newest complete checkpoint of a run folder; None if there is none yet."""
+        complete = _complete(run)
+        if not complete:
+            return None
+        folder = complete[-1]
+        tensors = {name: storage.read_tensors(folder / f"{name}.safetensors") for name in ("weights", "best", "optimizer", "supervision")}
+        return cls(Place(**storage.read_json(folder / "place.json")), log=storage.read_json_lines(folder / "metrics.jsonl"), **tensors)
+
+
+def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
+    """The state of an optimizer as tensors by ``<parameter>.<name>``."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{index}.{name}": torch.as_tensor(value) for index, values in state.items() for name, value in values.items() if value is not None
+    }
+
+
+def restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Give an optimizer back what ``optimizer_tensors`` took."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        index, name = key.split(".", 1)
+        state.setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _complete(run: Path) -> list[Path]:
+    """The complete checkpoints of a run, oldest first."""
+    return sorted(path for path in (run / "checkpoint").glob("step-*") if (path / "place.json").exists())
+
+
+def _free(target: Path) -> Path:
+    """``target``, or ``target-b``, ``target-c``: a second checkpoint at the same step never meets the first."""
+    if not target.exists():
+        return target
+    for letter in "bcdefghijklmnopqrstuvwxyz":
+        if not (other := target.with_name(f"{target.name}-{letter}")).exists():
+            return other
+    raise RunError(f"{target.parent} holds too many checkpoints of one step: remove all but the last.")

@@ -1,0 +1,53 @@
+"""What is watched during training besides the loss: similarities and who still gets a gradient.
+
+These are the curves of the Unified paper's figures 3 and 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from visavis.objectives import Objective
+from visavis.targets import Targets
+
+GRADIENT_FLOOR = 1e-6
+"""A query has a gradient if some |dL/ds| of its own direction's sum is above this."""
+
+
+def similarities(scores: Tensor, targets: Targets) -> dict[str, Tensor]:
+    """Scores of positives, and of each query's hardest negative in both directions, of one batch; flat tensors."""
+    scores = scores.float()
+    masked = scores.masked_fill(~targets.negative, float("-inf"))
+    found = {"positive": scores[targets.positive], "hardest_i2t": masked.amax(1), "hardest_t2i": masked.amax(0)}
+    return {name: values[values > float("-inf")] for name, values in found.items()}
+
+
+def has_gradient(objective: Objective, scores: Tensor, targets: Targets) -> dict[str, Tensor]:
+    """For each query with a negative, whether the objective gives it a gradient; both directions of one batch."""
+    share = {}
+    for direction, block, facts in (("i2t", scores, targets), ("t2i", scores.T, targets.T)):
+        with torch.enable_grad():
+            leaf = block.detach().float().requires_grad_()
+            (slope,) = torch.autograd.grad(objective.terms(leaf, facts).sum(), leaf)
+        share[f"gradient_{direction}"] = (slope.abs().amax(1) > GRADIENT_FLOOR)[facts.negative.any(1)].float()
+    return share
+
+
+def summarize(batches: Iterable[dict[str, Tensor]]) -> dict[str, float]:
+    """Mean and standard deviation of everything watched; of ``loss`` and ``gradient_*`` the mean alone."""
+    columns: dict[str, list[Tensor]] = {}
+    for batch in batches:
+        for name, values in batch.items():
+            columns.setdefault(name, []).append(values.double().reshape(-1).cpu())
+    summary = {}
+    for name, parts in columns.items():
+        values = torch.cat(parts)
+        if name == "loss" or name.startswith("gradient"):
+            summary[name] = values.mean().item() if len(values) else 0.0
+        else:
+            summary[f"{name}_mean"] = values.mean().item() if len(values) else 0.0
+            summary[f"{name}_std"] = values.std(unbiased=False).item() if len(values) else 0.0
+    return summary

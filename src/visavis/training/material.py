@@ -1,0 +1,157 @@
+"""What a recipe's training is made of: data, what the model reads of it, and the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visavis.data.captions import Vocabulary
+from visavis.data.dataset import Dataset
+from visavis.data.features import ArrayFeatures, FeatureStore
+from visavis.data.loader import Loader, Plan, Rows, Source, Tokens
+from visavis.data.reading import _find as stored_file
+from visavis.data.reading import open_dataset
+from visavis.errors import RecipeError, nearest
+from visavis.evaluation import Evaluation, evaluate
+from visavis.models import CATALOG, Matcher
+from visavis.models.caching import cache_features
+from visavis.models.retriever import Front, PixelSource
+from visavis.models.towers import TowerSpec
+from visavis.spec import build
+from visavis.training.recipe import Recipe
+from visavis.types import Encoded, concatenate
+from visavis.watch import Silent, Watch
+
+ENCODE_IMAGES, ENCODE_TEXTS = 256, 512
+
+
+@dataclass(frozen=True)
+class Material:
+    """A recipe's data and fronts, ready to be cut into batches.
+
+    data: the whole data set. front: how new images and texts become what the model reads. visual, text: stores, or None
+    for pixels and vocabularies.
+    """
+
+    recipe: Recipe
+    data: Dataset
+    front: Front
+    visual: FeatureStore | ArrayFeatures | None
+    text: FeatureStore | None
+
+    def sources(self, split: Dataset) -> tuple[Source, Source]:
+        """What the model reads of a split's images and captions."""
+        vision, vocabulary = self.recipe.vision, self.front.vocabulary
+        visual: Source
+        if self.visual is None:
+            visual = PixelSource(split, self.front.vision_tower, augment=vision.augment)
+        else:
+            visual = Rows(self.visual, self.visual.rows(image.name for image in split.images), vision.crops)
+        if vocabulary is not None:
+            return visual, Tokens(split.captions, vocabulary)
+        assert self.text is not None
+        return visual, Rows(self.text, self.text.rows(split.captions))
+
+    def loader(self, split: Dataset) -> Loader:
+        """The batches of a split by the recipe's plan; a split smaller than a batch comes as one."""
+        training = self.recipe.training
+        plan = Plan(
+            batch_size=training.batch_size,
+            captions_per_image=training.captions_per_image,
+            length_buckets=training.length_buckets,
+            drop_last=len(split.images) > training.batch_size,
+        )
+        return Loader(split, *self.sources(split), plan, self.recipe.seed)
+
+    def encode(self, matcher: Matcher, split: Dataset) -> tuple[Encoded, Encoded]:
+        """All images and all captions of a split, in order, encoded in evaluation mode."""
+        visual, text = self.sources(split)
+        device = next(matcher.parameters()).device
+        was_training = matcher.training
+        matcher.eval()
+        with torch.inference_mode():
+            images = [
+                matcher.encode_visual(visual.read(rows).to(device)).to("cpu")
+                for rows in np.array_split(np.arange(len(split.images)), max(1, len(split.images) // ENCODE_IMAGES))
+            ]
+            by_length = np.argsort([len(caption) for caption in split.captions], kind="stable")
+            texts = [
+                matcher.encode_text(text.read(rows).to(device)).to("cpu")
+                for rows in np.array_split(by_length, max(1, len(split.captions) // ENCODE_TEXTS))
+            ]
+        matcher.train(was_training)
+        back = torch.from_numpy(np.argsort(by_length, kind="stable"))
+        return concatenate(images), concatenate(texts)[back]
+
+    def evaluate(self, matcher: Matcher, split: str, protocol: str = "plain") -> Evaluation:
+        """The metrics of a matcher on a split. Raises DataError for an unknown split, SpecError if the protocol does not fit."""
+        data = self.data.split(split)
+        visual, text = self.encode(matcher, data)
+        device = next(matcher.parameters()).device
+
+        @torch.inference_mode()
+        def score(images: Encoded, texts: Encoded) -> Tensor:
+            return matcher.score(images.to(device), texts.to(device)).cpu()
+
+        return evaluate(visual, text, score, torch.arange(len(data.images)), torch.from_numpy(data.image_of), protocol=protocol)
+
+
+def prepare(recipe: Recipe, watch: Watch | None = None) -> tuple[Material, Matcher]:
+    """Open the data, compute or open the features, build the model. Raises RecipeError or DataError in one sentence."""
+    watch = watch or Silent()
+    kind = recipe.model.get("kind")
+    if kind not in CATALOG:
+        raise RecipeError(f"model.kind is {kind!r}, which is no model: {nearest(str(kind), CATALOG)}")
+    if not recipe.data.path:
+        raise RecipeError("the recipe names no data: give data.path, or --data on the command line.")
+    data = open_dataset(recipe.data.path, skip_bad=recipe.data.skip_bad, pixels=recipe.vision.view == "pixels")
+    visual, visual_tower = _visual(recipe, data, watch)
+    text, vocabulary = _text(recipe, data, watch)
+    front = Front(visual_tower, None if vocabulary else TowerSpec("text", recipe.text.tower, recipe.text.view), vocabulary)  # type: ignore[arg-type]
+    material = Material(recipe, data, front, visual, text)
+    for sentence in data.skipped:
+        watch.say(f"left out: {sentence}")
+    torch.manual_seed(recipe.seed)
+    matcher = CATALOG[kind](build(CATALOG[kind].Config, _architecture(recipe, material)))
+    return material, matcher
+
+
+def _visual(recipe: Recipe, data: Dataset, watch: Watch) -> tuple[FeatureStore | ArrayFeatures | None, TowerSpec]:
+    vision = recipe.vision
+    tower = TowerSpec("vision", vision.tower, "grid" if vision.view == "pixels" else vision.view, vision.crops)
+    if vision.view == "pixels":
+        return None, tower
+    if vision.features:
+        return ArrayFeatures.open(stored_file(Path(vision.features)), data), tower
+    return cache_features(data, tower, progress=_told(watch, "image features")), tower
+
+
+def _text(recipe: Recipe, data: Dataset, watch: Watch) -> tuple[FeatureStore | None, Vocabulary | None]:
+    text = recipe.text
+    if text.tower == "vocabulary":
+        return None, Vocabulary.of(data.split("train").captions, text.min_count)
+    return cache_features(data, TowerSpec("text", text.tower, text.view), progress=_told(watch, "caption features")), None  # type: ignore[arg-type]
+
+
+def _told(watch: Watch, what: str) -> Callable[[int, int, float], None]:
+    return lambda done, total, per_s: watch.work(what, done, total, per_s)
+
+
+def _architecture(recipe: Recipe, material: Material) -> dict[str, Any]:
+    """The model's fields: the recipe's own, and the views and widths that the features have."""
+    fields = {key: value for key, value in recipe.model.items() if key != "kind"}
+    if recipe.vision.view == "pixels":
+        fields |= {"backbone": recipe.vision.tower, "visual_width": material.front.vision_tower.width}
+    else:
+        assert material.visual is not None
+        fields |= {"visual_width": material.visual.width}
+    vocabulary = material.front.vocabulary
+    text_width = len(vocabulary) if vocabulary else material.text.width  # type: ignore[union-attr]
+    text_view = "tokens" if vocabulary else recipe.text.view
+    return fields | {"visual_view": recipe.vision.view, "text_view": text_view, "text_width": text_width}

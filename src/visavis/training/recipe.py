@@ -1,0 +1,251 @@
+"""A recipe: the complete description of a training, as TOML with ``key=value`` overrides.
+
+A recipe is a list of phases, so that two-step training, warm-up with another objective and second rounds are data, not
+branches of the trainer. Every key is checked; an unknown one is an error that names the nearest right one.
+"""
+
+from __future__ import annotations
+
+import ast
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from visavis import objectives, spec, storage, supervision
+from visavis.errors import RecipeError, SpecError, nearest
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Data(Section):
+    """path: a data set (a folder, a file, or a name under VISAVIS_DATA). skip_bad: go on without what is broken."""
+
+    path: str = ""
+    skip_bad: bool = False
+
+
+class Vision(Section):
+    """How images are read. tower: a frozen encoder, by name or folder. view: what of it; "pixels": the model trains it.
+
+    features: a stored array of its features, row i of image i, instead of computing them. crops: 1 or 10. augment: random
+    resized crop and flip in training ("pixels" only).
+    """
+
+    tower: str
+    view: Literal["pooled", "grid", "pixels"] = "pooled"
+    features: str = ""
+    crops: int = 1
+    augment: bool = False
+
+
+class Text(Section):
+    """How captions are read. tower: a frozen encoder, or "vocabulary": words learned from the training captions.
+
+    view: what of a tower. min_count: how often a word must occur to be known.
+    """
+
+    tower: str = "vocabulary"
+    view: Literal["pooled", "words", "tokens"] = "tokens"
+    min_count: int = 4
+
+
+class Optimizer(Section):
+    """name: a class of torch.optim. rate: the learning rate. rates: factors for parts ("backbone", "visual", "text")."""
+
+    name: Literal["Adam", "AdamW", "SGD"] = "Adam"
+    rate: float = Field(5e-4, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    rates: dict[str, float] = {}
+
+
+class Schedule(Section):
+    """The rate over a phase. kind "constant"; "step": times ``factor`` after each epoch of ``milestones``; "cosine": to 0.
+
+    warmup: the share of the phase over which the rate first rises from 0.
+    """
+
+    kind: Literal["constant", "step", "cosine"] = "constant"
+    milestones: tuple[int, ...] = ()
+    factor: float = 0.1
+    warmup: float = Field(0.0, ge=0, lt=1)
+
+
+class Phase(Section):
+    """Some epochs with one objective. trainable: parts that learn (all if empty). start_from: the weights to begin with,
+    the last ones or the best so far; the optimizer starts anew unless ``keep_optimizer``.
+    """
+
+    epochs: int = Field(gt=0)
+    objective: str
+    supervision: str = "PairSupervision()"
+    trainable: tuple[str, ...] = ()
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    start_from: Literal["last", "best"] = "last"
+    keep_optimizer: bool = False
+
+    @field_validator("objective")
+    @classmethod
+    def _objective(cls, text: str) -> str:
+        return repr(objectives.parse(text))
+
+    @field_validator("supervision")
+    @classmethod
+    def _supervision(cls, text: str) -> str:
+        return repr(spec.parse(text, supervision.CATALOG))
+
+
+class Training(Section):
+    """batch_size, captions_per_image, length_buckets: see data.loader.Plan. clip_norm: of the whole gradient; 0: not.
+
+    accumulate: batches averaged in one step. autocast: products in bfloat16. patience: validations without a better RSUM
+    after which a phase ends; 0: never. evaluate_every: steps between validations; 0: an epoch. checkpoint_s: at least
+    this many seconds between checkpoints. threads: of the CPU; 0: as the machine says. device: "auto", "cpu", "cuda".
+    probe_batches: batches of each split on which losses and similarities are watched.
+    """
+
+    batch_size: int = Field(128, gt=1)
+    captions_per_image: int | None = None
+    length_buckets: int = Field(0, ge=0)
+    clip_norm: float = Field(2.0, ge=0)
+    accumulate: int = Field(1, gt=0)
+    autocast: bool = False
+    patience: int = Field(0, ge=0)
+    evaluate_every: int = Field(0, ge=0)
+    checkpoint_s: float = Field(30.0, ge=0)
+    threads: int = Field(0, ge=0)
+    device: str = "auto"
+    probe_batches: int = Field(8, gt=0)
+
+
+class Evaluation(Section):
+    """protocol: a named protocol, applied to the test split. validation, test: names of splits."""
+
+    protocol: str = "plain"
+    validation: str = "val"
+    test: str = "test"
+
+
+class Recipe(Section):
+    """Everything that a training is; saved resolved as ``run.toml``."""
+
+    name: str
+    about: str = ""
+    seed: int = 0
+    data: Data = Data()
+    vision: Vision
+    text: Text = Text()
+    model: dict[str, Any]
+    training: Training = Training()
+    evaluation: Evaluation = Evaluation()
+    phases: tuple[Phase, ...] = Field(min_length=1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, without those that are None (TOML has no null)."""
+        return _without_none(self.model_dump(mode="json"))
+
+
+def shipped() -> dict[str, Path]:
+    """The recipes of the package, by name."""
+    folder = Path(str(resources.files("visavis") / "recipes"))
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def read_recipe(name: str | Path, overrides: dict[str, Any] | None = None) -> Recipe:
+    """The recipe of a TOML file, or one that ships, with ``{"dotted.key": value}`` set in it.
+
+    ``objective`` sets that of every phase, ``epochs`` that of a single phase. Raises RecipeError.
+    """
+    path = Path(name)
+    if path.suffix != ".toml" and not path.is_file():
+        if str(name) not in shipped():
+            raise RecipeError(f"{name} is neither a TOML file nor a recipe that ships: {nearest(str(name), shipped())}")
+        path = shipped()[str(name)]
+    return build_recipe(storage.read_toml(path), overrides or {}, str(name))
+
+
+def build_recipe(content: dict[str, Any], overrides: dict[str, Any], where: str) -> Recipe:
+    """A recipe from its values. Raises RecipeError naming the key, what was found and what is expected."""
+    for key, value in overrides.items():
+        _set(content, _short_for(key, content), value, where)
+    try:
+        return Recipe.model_validate(content)
+    except ValidationError as errors:
+        raise RecipeError(f"{where}: {_sentence(errors)}") from None
+    except SpecError as error:
+        raise RecipeError(f"{where}: {error}") from None
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """``"phases.0.epochs=3"`` as key and value; a value that is no literal is taken as text."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise RecipeError(f"{text!r} is not of the form key=value, such as training.batch_size=64.")
+    try:
+        return key.strip(), ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key.strip(), {"true": True, "false": False}.get(value.lower(), value)
+
+
+def _short_for(key: str, content: dict[str, Any]) -> list[str]:
+    """The full paths that a key stands for: ``objective`` and ``epochs`` reach into the phases."""
+    phases = content.get("phases", [])
+    if key == "objective":
+        return [f"phases.{i}.objective" for i in range(len(phases))]
+    if key == "epochs":
+        if len(phases) != 1:
+            raise RecipeError(f"epochs= is for recipes of one phase, and this one has {len(phases)}: write phases.0.epochs=.")
+        return ["phases.0.epochs"]
+    return [key]
+
+
+def _set(content: dict[str, Any], paths: list[str], value: Any, where: str) -> None:
+    for path in paths:
+        *parents, last = path.split(".")
+        place: Any = content
+        for step in parents:
+            if isinstance(place, list):
+                if not step.isdigit() or int(step) >= len(place):
+                    raise RecipeError(f"{where}: {path} names no phase; there are {len(place)}, the first is 0.")
+                place = place[int(step)]
+            else:
+                place = place.setdefault(step, {})
+            if not isinstance(place, dict | list):
+                raise RecipeError(f"{where}: {path} goes into {step}, which is a plain value.")
+        if isinstance(place, list):
+            raise RecipeError(f"{where}: {path} names a whole list: write one of its entries, such as phases.0.epochs.")
+        place[last] = value
+
+
+def _sentence(errors: ValidationError) -> str:
+    """The first thing wrong, in one sentence."""
+    first = errors.errors(include_url=False)[0]
+    steps = [str(step) for step in first["loc"]]
+    where = ".".join(steps) or "the recipe"
+    if first["type"] == "extra_forbidden":
+        return f"{where} is not a key of recipes: {nearest(steps[-1], _keys_at(steps[:-1]))}"
+    if first["type"] == "missing":
+        return f"{where} is missing."
+    message = first["msg"].removeprefix("Value error, ")
+    return message if first["type"] == "value_error" else f"{where} is {first['input']!r}: {message[0].lower()}{message[1:]}."
+
+
+def _keys_at(steps: list[str]) -> list[str]:
+    """The keys that a section of a recipe knows."""
+    section: Any = Recipe
+    for step in steps:
+        if step.isdigit():
+            continue
+        annotation = section.model_fields[step].annotation
+        section = Phase if step == "phases" else annotation
+    return list(section.model_fields)
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list) else value

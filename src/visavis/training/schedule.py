@@ -1,0 +1,58 @@
+"""The learning rate and the parameter groups of a phase."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.optim import Optimizer
+
+from visavis.errors import RecipeError, nearest
+from visavis.models.base import Matcher
+from visavis.training.recipe import Phase, Schedule
+
+
+def factor(schedule: Schedule, step: int, steps_per_epoch: int, epochs: int) -> float:
+    """What the rate is multiplied by at a step of a phase (0 = its first): warm-up, then the schedule's kind.
+
+    >>> [factor(Schedule(kind="step", milestones=(1,)), step, 2, 2) for step in range(4)]
+    [1.0, 1.0, 0.1, 0.1]
+    """
+    total = steps_per_epoch * epochs
+    warmup = round(schedule.warmup * total)
+    if step < warmup:
+        return (step + 1) / warmup
+    if schedule.kind == "step":
+        return schedule.factor ** sum(step >= milestone * steps_per_epoch for milestone in schedule.milestones)
+    if schedule.kind == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1)))
+    return 1.0
+
+
+def make_optimizer(matcher: Matcher, phase: Phase) -> Optimizer:
+    """An optimizer over the trainable parts, one group a part, each with its own rate (``base_rate``).
+
+    Freezes the other parts. Raises RecipeError for a part that the model does not have.
+    """
+    by_part: dict[str, list[torch.nn.Parameter]] = {}
+    for part, _, parameter in matcher.parts():
+        by_part.setdefault(part, []).append(parameter)
+    for part in (*phase.trainable, *phase.optimizer.rates):
+        if part not in by_part:
+            raise RecipeError(f"{part} is not a part of {type(matcher).__name__}: {nearest(part, by_part)}")
+    groups = []
+    for part, parameters in by_part.items():
+        trainable = not phase.trainable or part in phase.trainable
+        for parameter in parameters:
+            parameter.requires_grad_(trainable)
+        if trainable:
+            groups.append({"params": parameters, "base_rate": phase.optimizer.rate * phase.optimizer.rates.get(part, 1.0)})
+    kind = getattr(torch.optim, phase.optimizer.name)
+    optimizer: Optimizer = kind(groups, lr=phase.optimizer.rate, weight_decay=phase.optimizer.weight_decay)
+    return optimizer
+
+
+def set_rates(optimizer: Optimizer, multiple: float) -> None:
+    """Every group at its own rate times ``multiple``."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["base_rate"] * multiple

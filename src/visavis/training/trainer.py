@@ -1,0 +1,264 @@
+"""The loop: a recipe's phases, one batch after the other, watched, and stoppable anywhere.
+
+Exactness: the batches, the dropout of every step and the order of everything else depend on (seed, step) alone, so a
+checkpoint holds no random state, and a run that is stopped and resumed on the same kind of machine with the same number
+of threads ends in the same weights, bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from visavis import objectives, spec, storage, supervision
+from visavis.data.loader import Batch, Loader, seed_of
+from visavis.engine import PairLoss
+from visavis.errors import RunError
+from visavis.models import Matcher
+from visavis.training.checkpoint import Checkpoint, Place, optimizer_tensors, restore_optimizer
+from visavis.training.curves import has_gradient, similarities, summarize
+from visavis.training.material import Material
+from visavis.training.schedule import factor, make_optimizer, set_rates
+from visavis.watch import Moment, Silent, Watch
+
+
+class Stopped(Exception):
+    """The user asked to stop; everything is saved; the text is the run folder."""
+
+
+class Trainer:
+    """Trains a matcher by a recipe into a run folder; ``run()`` goes on where the folder's last checkpoint ended."""
+
+    def __init__(self, material: Material, matcher: Matcher, folder: Path, watch: Watch | None = None):
+        recipe = material.recipe
+        self.recipe, self.material, self.folder, self.watch = recipe, material, folder, watch or Silent()
+        self.device = torch.device(
+            ("cuda" if torch.cuda.is_available() else "cpu") if recipe.training.device == "auto" else recipe.training.device
+        )
+        self.matcher = matcher.to(self.device)
+        self.train = material.loader(material.data.split("train"))
+        self.val = material.loader(material.data.split(recipe.evaluation.validation))
+        self.place, self.log = Place(), list[dict[str, Any]]()
+        self.best = self._weights()
+        self.last_checkpoint, self.stop_asked = time.monotonic(), False
+        self._begin_phase()
+        if (checkpoint := Checkpoint.latest(folder)) is not None:
+            self._restore(checkpoint)
+        else:
+            storage.write_json_lines(folder / "metrics.jsonl", [])
+
+    def run(self) -> Place:
+        """Train to the end. Raises Stopped after Ctrl-C (all is saved), RunError if the loss is no longer a number."""
+        with self._stoppable():
+            if not self.log:
+                self._validate()
+                self._checkpoint()
+            while not self.place.done:
+                self._epoch()
+        return self.place
+
+    def _epoch(self) -> None:
+        """The rest of the current epoch, then the next place in the run."""
+        place, phase = self.place, self.phase
+        steps = self.train.batches_in(self._epoch_number)
+        self.supervision.begin_epoch(self._epoch_number, self.matcher, self.train.data)
+        for batch in self.train.epoch(self._epoch_number, start=place.batch):
+            started = time.perf_counter()
+            self._step(batch.to(self.device), steps)
+            place.batch, place.seconds = batch.number + 1, place.seconds + time.perf_counter() - started
+            self._tell(steps)
+            every = self.recipe.training.evaluate_every
+            if every and place.step % every == 0 and place.batch < steps and self._validate():
+                self._next_phase()
+                return
+            if self._between_steps(batch.number, steps):
+                if self.stop_asked:
+                    self._checkpoint()
+                    raise Stopped(str(self.folder))
+                self._checkpoint_if_due()
+        place.epoch, place.batch = place.epoch + 1, 0
+        if self._validate() or place.epoch == phase.epochs:
+            self._next_phase()
+        else:
+            self._checkpoint_if_due()
+
+    def _step(self, batch: Batch, steps: int) -> None:
+        """Forward, backward and, where enough batches are gathered, one step of the optimizer."""
+        place, training = self.place, self.recipe.training
+        torch.manual_seed(seed_of(self.recipe.seed, place.step))
+        self._train_mode()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=training.autocast):
+            visual, text = self.matcher.encode_visual(batch.visual), self.matcher.encode_text(batch.text)
+            targets = self.supervision.targets(visual, text, batch)
+            loss = self.loss(visual, text, targets=targets)
+        value = loss.item()
+        if not math.isfinite(value):
+            raise RunError(
+                f"the loss is {value} at step {place.step}: lower the rate, or check the features for NaN; the last checkpoint is whole."
+            )
+        (loss / training.accumulate).backward()
+        if self._between_steps(batch.number, steps):
+            set_rates(self.optimizer, factor(self.phase.schedule, place.phase_step, steps, self.phase.epochs))
+            if training.clip_norm:
+                torch.nn.utils.clip_grad_norm_([p for group in self.optimizer.param_groups for p in group["params"]], training.clip_norm)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+        self.supervision.observe(batch, value)
+        place.step, place.phase_step, place.pairs = place.step + 1, place.phase_step + 1, place.pairs + len(batch.captions)
+        place.loss_sum, place.loss_steps = place.loss_sum + value, place.loss_steps + 1
+
+    def _between_steps(self, batch: int, steps: int) -> bool:
+        """Whether the optimizer steps after this batch; only then is nothing but the weights and its state to be kept."""
+        return (batch + 1) % self.recipe.training.accumulate == 0 or batch + 1 == steps
+
+    def _validate(self) -> bool:
+        """One row of the log; keeps the best model. True if the phase should end early."""
+        place, started = self.place, time.perf_counter()
+        result = self.material.evaluate(self.matcher, self.recipe.evaluation.validation)
+        row = {
+            "phase": place.phase,
+            "epoch": place.epoch,
+            "step": place.step,
+            "objective": self.phase.objective,
+            "running_loss": place.loss_sum / place.loss_steps if place.loss_steps else None,
+            "train": self._probe(self.train),
+            "val": self._probe(self.val),
+            **result.metrics,
+            "time": {
+                "training_s": round(place.seconds, 3),
+                "validation_s": round(time.perf_counter() - started, 3),
+                "pairs_per_s": round(place.pairs / place.seconds, 1) if place.seconds else None,
+            },
+        }
+        self.log.append(row)
+        storage.append_json_line(self.folder / "metrics.jsonl", row)
+        place.loss_sum, place.loss_steps = 0.0, 0
+        if (rsum := result.metrics["rsum"]) > place.best_rsum:
+            place.best_rsum, place.best_step, place.stale = rsum, place.step, 0
+            self.best = self._weights()
+            self.material.front.save(self.matcher, self.folder / "model")
+        else:
+            place.stale += 1
+        return bool(self.recipe.training.patience) and place.stale >= self.recipe.training.patience
+
+    @torch.no_grad()
+    def _probe(self, loader: Loader) -> dict[str, float]:
+        """Loss, similarities and shares of queries with a gradient on the first batches of a fixed plan, without dropout."""
+        self.matcher.eval()
+        found = []
+        for batch in loader.epoch(0, training=False):
+            moved = batch.to(self.device)
+            visual, text = self.matcher.encode_visual(moved.visual), self.matcher.encode_text(moved.text)
+            targets = self.supervision.targets(visual, text, moved).to(self.device)
+            scores = self.matcher.score(visual, text)
+            loss = self.loss(visual, text, targets=targets)
+            found.append({"loss": loss, **similarities(scores, targets), **has_gradient(self.objective, scores, targets)})
+            if len(found) == self.recipe.training.probe_batches:
+                break
+        return summarize(found)
+
+    def _begin_phase(self, before: Optimizer | None = None) -> None:
+        """The objective, supervision and optimizer of the current phase; ``before``: the optimizer to take over from."""
+        self.phase = self.recipe.phases[self.place.phase]
+        self.objective = objectives.parse(self.phase.objective)
+        self.loss = PairLoss(self.objective, score=self.matcher.score)
+        self.supervision = spec.parse(self.phase.supervision, supervision.CATALOG)
+        self.optimizer = make_optimizer(self.matcher, self.phase)
+        if before is not None and self.phase.keep_optimizer:
+            restore_optimizer(self.optimizer, optimizer_tensors(before))
+
+    def _next_phase(self) -> None:
+        place = self.place
+        if place.phase + 1 == len(self.recipe.phases):
+            place.done = True
+        else:
+            self.place = replace(place, phase=place.phase + 1, epoch=0, batch=0, phase_step=0, stale=0)
+            if self.recipe.phases[self.place.phase].start_from == "best":
+                self.matcher.load_state_dict(self.best)
+            self._begin_phase(self.optimizer)
+        self._checkpoint()
+
+    @property
+    def _epoch_number(self) -> int:
+        """The epoch of the run, over all phases; epoch 0 of the plan is kept for probes."""
+        return 1 + sum(phase.epochs for phase in self.recipe.phases[: self.place.phase]) + self.place.epoch
+
+    def _train_mode(self) -> None:
+        """Training mode, but parts that are frozen keep their batch statistics."""
+        self.matcher.train()
+        for child in self.matcher.children():
+            parameters = list(child.parameters())
+            if parameters and not any(parameter.requires_grad for parameter in parameters):
+                child.eval()
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: tensor.detach().cpu().clone() for name, tensor in self.matcher.state_dict().items()}
+
+    def _checkpoint_if_due(self) -> None:
+        if time.monotonic() - self.last_checkpoint >= self.recipe.training.checkpoint_s:
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        Checkpoint(
+            self.place, self._weights(), self.best, optimizer_tensors(self.optimizer), self.supervision.state_dict(), self.log
+        ).write(self.folder)
+        self.last_checkpoint = time.monotonic()
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        """Go back to a checkpoint; the log and the best model become what they were then."""
+        self.place, self.log, self.best = checkpoint.place, checkpoint.log, checkpoint.best
+        storage.write_json_lines(self.folder / "metrics.jsonl", self.log)
+        self.matcher.load_state_dict(self.best)
+        self.material.front.save(self.matcher, self.folder / "model")
+        self.matcher.load_state_dict(checkpoint.weights)
+        self._begin_phase()
+        restore_optimizer(self.optimizer, checkpoint.optimizer)
+        self.supervision.load_state_dict(checkpoint.supervision)
+
+    def _tell(self, steps: int) -> None:
+        place, phases = self.place, self.recipe.phases
+        ahead = steps * (sum(phase.epochs for phase in phases[place.phase :]) - place.epoch) - place.batch
+        seconds = max(place.seconds, 1e-9)
+        self.watch.step(
+            Moment(
+                phase=place.phase,
+                phases=len(phases),
+                epoch=place.epoch,
+                epochs=self.phase.epochs,
+                step=place.batch,
+                steps=steps,
+                loss=place.loss_sum / max(place.loss_steps, 1),
+                rsum=self.log[-1]["rsum"] if self.log else None,
+                pairs_per_s=place.pairs / seconds,
+                seconds_left=ahead * seconds / place.step,
+            )
+        )
+
+    @contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        """The first Ctrl-C asks the loop to stop after its step; the second one ends it at once."""
+
+        def ask(*_: object) -> None:
+            if self.stop_asked:
+                raise KeyboardInterrupt
+            self.stop_asked = True
+
+        try:
+            before = signal.signal(signal.SIGINT, ask)
+        except ValueError:  # not in the main thread: nobody can press Ctrl-C here
+            yield
+            return
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)

@@ -1,0 +1,167 @@
+"""Every verb of the command line as a function of the same name with the same arguments.
+
+>>> import visavis
+>>> run = visavis.train("heads-flickr8k")                                  # doctest: +SKIP
+>>> visavis.evaluate(run.folder).metrics["rsum"]                           # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from visavis.errors import RunError, VisavisError, nearest
+from visavis.watch import Silent, Watch
+
+if TYPE_CHECKING:
+    from visavis.data.check import CheckReport
+    from visavis.data.features import FeatureStore
+    from visavis.environment import Finding
+    from visavis.evaluation import Evaluation
+    from visavis.models.retriever import Retriever
+    from visavis.retrieval.query import Hit
+    from visavis.training.running import Trained
+
+
+def load(path: str | Path) -> Retriever:
+    """The trained model of a run folder: ``load(run).encode_images(paths)``, ``.encode_texts(sentences)``, unit rows.
+
+    Raises RunError if the folder holds no model.
+    """
+    from visavis.models.retriever import Retriever
+
+    return Retriever.load(path)
+
+
+def train(
+    recipe: str | Path,
+    *,
+    data: str | Path | None = None,
+    out: str | Path | None = None,
+    overrides: dict[str, Any] | Sequence[str] = (),
+    resume: bool = False,
+    skip_bad: bool = False,
+    watch: Watch | None = None,
+) -> Trained:
+    """Train by a recipe into a run folder, and evaluate the best model on the test split.
+
+    recipe: a TOML file, the name of one that ships, or with ``resume`` the folder of a run to go on with. out: a new
+    folder; default ``runs/<recipe>-<n>``. overrides: ``{"training.batch_size": 64}`` or ``["training.batch_size=64"]``.
+    Raises RecipeError, DataError, RefusedOverwrite; Stopped after Ctrl-C, when everything is saved.
+    """
+    from visavis.training.recipe import parse_override
+    from visavis.training.running import begin_run, continue_run
+
+    given = dict(parse_override(text) for text in overrides) if not isinstance(overrides, dict) else dict(overrides)
+    given |= {key: value for key, value in (("data.path", data and str(data)), ("data.skip_bad", skip_bad)) if value}
+    if not resume:
+        return begin_run(recipe, given, out, watch or Silent())
+    if given or out is not None:
+        raise RunError("a resumed run keeps its recipe, its data and its folder: give --resume with the run folder alone.")
+    return continue_run(Path(recipe), watch or Silent())
+
+
+def evaluate(
+    run: str | Path, *, protocol: str | None = None, split: str | None = None, data: str | Path | None = None, watch: Watch | None = None
+) -> Evaluation:
+    """The metrics of a run's best model: R@K both ways, RSUM, ranks, mAP, under a named protocol.
+
+    protocol, split, data: default to the recipe's; on other data or another split the protocol is "plain".
+    """
+    from visavis.training.running import evaluate_run
+
+    return evaluate_run(Path(run), protocol, split, None if data is None else str(data), watch or Silent())
+
+
+def features(
+    path: str | Path,
+    *,
+    vision: str | None = None,
+    text: str | None = None,
+    view: str = "pooled",
+    text_view: str = "pooled",
+    crops: int = 1,
+    out: str | Path | None = None,
+    skip_bad: bool = False,
+    watch: Watch | None = None,
+) -> list[FeatureStore]:
+    """Cache what frozen encoders say of a data set: images by ``vision``, captions by ``text``; goes on where it was killed.
+
+    view: "pooled" or "grid". text_view: "pooled" or "words". crops: 1 or 10. out: a folder for the stores ``vision`` and
+    ``text``; default: the cache, where training finds them.
+    """
+    from visavis.data import open_dataset
+    from visavis.models.caching import cache_features
+    from visavis.models.towers import TowerSpec
+
+    watch = watch or Silent()
+    if vision is None and text is None:
+        raise VisavisError("nothing to compute: name an encoder with --vision, with --text, or both.")
+    dataset = open_dataset(path, skip_bad=skip_bad, pixels=vision is not None)
+    towers = [TowerSpec("vision", vision, view, crops)] if vision else []  # type: ignore[arg-type]
+    towers += [TowerSpec("text", text, text_view)] if text else []  # type: ignore[arg-type]
+
+    def cache(tower: TowerSpec) -> FeatureStore:
+        what = "images" if tower.side == "vision" else "captions"
+        return cache_features(
+            dataset,
+            tower,
+            Path(out) / tower.side if out else None,
+            progress=lambda done, total, per_s: watch.work(what, done, total, per_s),
+        )
+
+    for sentence in dataset.skipped:
+        watch.say(f"left out: {sentence}")
+    return [cache(tower) for tower in towers]
+
+
+def search(
+    run: str | Path,
+    query: str,
+    *,
+    inside: str | Path | None = None,
+    top: int = 5,
+    watch: Watch | None = None,
+) -> list[Hit]:
+    """The images that fit a sentence best, best first. inside: a data set or any folder of images; default: the run's data."""
+    from visavis.retrieval.query import search_images
+
+    return search_images(Path(run), query, None if inside is None else Path(inside), top, watch or Silent())
+
+
+def check_data(path: str | Path, *, watch: Watch | None = None) -> CheckReport:
+    """Everything that is wrong or odd in a data set, listed exactly (``visavis data check``)."""
+    from visavis.data import check_dataset
+
+    watch = watch or Silent()
+    return check_dataset(path, progress=lambda done, total: watch.work("images", done, total, 0.0))
+
+
+def doctor() -> list[Finding]:
+    """Versions, threads, accelerators, data, caches: what is wrong, and how to mend it."""
+    from visavis.environment import inspect
+
+    return inspect()
+
+
+def demo(*, out: str | Path | None = None, watch: Watch | None = None) -> Path:
+    """Draw a captioned world, train three objectives on it, compare and search; returns the folder with the report.
+
+    out: a new folder; default ``runs/demo-<n>``. Offline; about two minutes on two cores.
+    """
+    from visavis.report.demonstration import run_demo
+
+    return run_demo(out, watch or Silent())
+
+
+def catalog(kind: str | None = None) -> dict[str, list[dict[str, str]]]:
+    """What there is: name, what it is, formula, source and defaults of objectives, models, metrics, recipes, protocols."""
+    from visavis.report.listing import KINDS
+
+    if kind is not None and kind not in KINDS:
+        raise VisavisError(f"there is no catalog of {kind}: {nearest(kind, KINDS)}")
+    return {name: entries() for name, entries in KINDS.items() if kind in (None, name)}
+
+
+__all__ = ["catalog", "check_data", "demo", "doctor", "evaluate", "features", "load", "search", "train"]

@@ -1,0 +1,337 @@
+"""Damaged data sets, each kind in the layouts where it can happen: found exactly, refused, and left out exactly."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import struct
+import tarfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from visavis.data import check_dataset, open_dataset
+from visavis.errors import DataError
+
+NAMES = ("a.png", "b.png", "c.png", "d.png")
+SPLITS = ("train", "train", "val", "test")
+
+
+def png(color: str, size: tuple[int, int] = (24, 16)) -> bytes:
+    file = io.BytesIO()
+    Image.effect_noise(size, 60).convert("RGB").point(lambda value: value // 2).save(file, "PNG", comment=color)
+    return file.getvalue()
+
+
+def bomb() -> bytes:
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
+
+
+def animation() -> bytes:
+    file = io.BytesIO()
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "green")]
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
+    return file.getvalue()
+
+
+@dataclass
+class World:
+    """Four images with two captions each, to be damaged and written in one of four layouts."""
+
+    folder: Path
+    layout: str
+    files: dict[str, bytes] = field(default_factory=lambda: {name: png(name) for name in NAMES})
+    rows: list[dict] = field(
+        default_factory=lambda: [
+            {"filename": name, "split": split, "captions": [f"{name} one", f"{name} two"]}
+            for name, split in zip(NAMES, SPLITS, strict=True)
+        ]
+    )
+
+    @property
+    def source(self) -> Path:
+        return self.folder / {"jsonl": "captions.jsonl", "csv": "captions.csv"}.get(self.layout, "dataset_world.json")
+
+    def write(self) -> None:
+        if self.layout == "tar":
+            with tarfile.open(self.folder / "all-0000.tar", "w") as tar:
+                for name, content in self.files.items():
+                    member = tarfile.TarInfo(name)
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content))
+        else:
+            (self.folder / "images").mkdir()
+            for name, content in self.files.items():
+                (self.folder / "images" / name).write_bytes(content)
+        if self.layout == "jsonl":
+            self.source.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
+        elif self.layout == "csv":
+            with open(self.source, "w", newline="") as file:
+                table = csv.writer(file)
+                table.writerow(["filename", "split", "caption"])
+                table.writerows([row["filename"], row["split"], caption] for row in self.rows for caption in row["captions"])
+        else:
+            self.source.write_text(json.dumps({"images": [karpathy(index, row) for index, row in enumerate(self.rows)]}, indent=1))
+
+    def replace(self, old: bytes, new: bytes) -> None:
+        content = self.source.read_bytes()
+        assert old in content
+        self.source.write_bytes(content.replace(old, new, 1))
+
+
+def karpathy(index: int, row: dict) -> dict:
+    sentences = [{"raw": caption, "tokens": caption.split(), "sentid": 2 * index + k} for k, caption in enumerate(row["captions"])]
+    return {"filename": row["filename"], "imgid": index, "split": row["split"], "sentences": sentences}
+
+
+Damage = Callable[[World], object]
+ALL, JSON, TABLES = ("karpathy", "tar", "jsonl", "csv"), ("karpathy", "tar"), ("jsonl", "csv")
+
+
+def content(new: Callable[[World], bytes]) -> Damage:
+    return lambda world: world.files.update({"b.png": new(world)})
+
+
+def caption(text: str) -> Damage:
+    return lambda world: world.rows[1]["captions"].__setitem__(1, text)
+
+
+def row(index: int, **change: object) -> Damage:
+    return lambda world: world.rows[index].update(change)
+
+
+# What is done before the files are written, in which layouts, the kind of finding, where, which images stay, how many captions.
+BEFORE = {
+    "missing": (lambda world: world.files.pop("b.png"), ALL, "missing image", "b.png", "acd", 6),
+    "truncated": (content(lambda world: world.files["b.png"][:-400]), ALL, "truncated image", "b.png", "acd", 6),
+    "cut in the header": (content(lambda world: world.files["b.png"][:12]), ALL, "truncated image", "b.png", "acd", 6),
+    "empty file": (content(lambda world: b""), ALL, "truncated image", "b.png", "acd", 6),
+    "text instead": (content(lambda world: b"<html>not found</html>"), ALL, "not an image", "b.png", "acd", 6),
+    "animated": (content(lambda world: animation()), ALL, "animated image", "b.png", "acd", 6),
+    "bomb": (content(lambda world: bomb()), ALL, "decompression bomb", "b.png", "acd", 6),
+    "empty caption": (caption(""), ALL, "empty caption", "", "abcd", 7),
+    "blank caption": (caption(" \t "), ALL, "empty caption", "", "abcd", 7),
+    "no caption": (row(1, captions=[]), ("karpathy", "tar", "jsonl"), "image without caption", "b.png", "acd", 6),
+    "only empty captions": (row(1, captions=["", ""]), ALL, "image without caption", "b.png", "acd", 6),
+    "copy in another split": (content(lambda world: world.files["d.png"]), ALL, "image in two splits", "b.png", "acd", 6),
+    "listed in two splits": (lambda w: w.rows.append({**w.rows[0], "split": "test"}), JSON, "image in two splits", "a.png", "bcda", 8),
+    "two splits by rows": (
+        lambda w: w.rows.append({**w.rows[0], "split": "test", "captions": ["a again"]}),
+        TABLES,
+        "image in two splits",
+        ":",
+        "bcd",
+        6,
+    ),
+    "listed twice": (lambda w: w.rows.append({**w.rows[0], "captions": ["a again"]}), JSON, "name twice", "a.png", "abcd", 8),
+    "no file name": (row(1, filename="", captions=["b"]), TABLES, "caption without image", ":", "acd", 6),
+    "no file name in JSON": (row(1, filename=None), JSON, "caption without image", "1", "acd", 6),
+    "no split": (row(1, split=""), ALL, "image without split", "b.png", "acd", 6),
+    "caption no text": (row(1, captions=[7, "b"]), ("jsonl",), "malformed line", "captions.jsonl:2", "acd", 6),
+}
+
+# What is done to the list after it was written.
+AFTER = {
+    "id twice": (b'"imgid": 2', b'"imgid": 1', JSON, "id twice", "c.png", "abd", 6),
+    "sentid twice": (b'"sentid": 3', b'"sentid": 2', JSON, "id twice", "b.png, caption 2", "abcd", 7),
+    "bytes in JSON": (b"b.png two", b"b.png \xfftwo", (*JSON, "jsonl", "csv"), "broken UTF-8", "", "abcd", 7),
+    "half a surrogate": (b"b.png two", b"b.png \\ud83d", (*JSON, "jsonl"), "broken UTF-8", "", "abcd", 7),
+    "sentence is a number": (b'"raw": "b.png two"', b'"raw": 2', JSON, "malformed entry", "b.png, caption 2", "abcd", 7),
+    "sentences a text": (b'"sentences": [', b'"sentences": "x", "old": [', JSON, "malformed entry", "a.png", "bcd", 6),
+    "line cut": (b'{"filename": "b.png"', b'{"filename": "b.p', ("jsonl",), "malformed line", "captions.jsonl:2", "acd", 6),
+    "line no object": (b'{"filename": "a.png"', b'7\n{"filename": "a.png"', ("jsonl",), "malformed line", "captions.jsonl:1", "abcd", 8),
+    "too wide": (b"b.png two", b"b.png, two", ("csv",), "wrong width", "captions.csv:5", "abcd", 7),
+    "too narrow": (b"b.png,train,b.png two", b"b.png,train", ("csv",), "wrong width", "captions.csv:5", "abcd", 7),
+    "text after a quote": (b"b.png two", b'"b.png" two', ("csv",), "malformed line", "captions.csv:5", "abcd", 7),
+    "open quote": (b"d.png two", b'"d.png two', ("csv",), "malformed line", "captions.csv:9", "abcd", 7),
+}
+
+CASES = [pytest.param(layout, *case, id=f"{name}-{layout}") for name, (change, layouts, *rest) in BEFORE.items() for layout in layouts
+         for case in [(change, None, *rest)]]  # fmt: skip
+CASES += [pytest.param(layout, None, (old, new), *rest, id=f"{name}-{layout}") for name, (old, new, layouts, *rest) in AFTER.items()
+          for layout in layouts]  # fmt: skip
+
+
+def state(folder: Path) -> list[tuple[str, int, str]]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return [(str(path), path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files]
+
+
+@pytest.mark.parametrize(("layout", "before", "after", "kind", "where", "kept", "num_captions"), CASES)
+def test_damage_is_found_refused_and_left_out_exactly(tmp_path, layout, before, after, kind, where, kept, num_captions):
+    world = World(tmp_path, layout)
+    if before:
+        before(world)
+    world.write()
+    if after:
+        world.replace(*after)
+    earlier = state(tmp_path)
+
+    report = check_dataset(tmp_path)
+    found = [finding for finding in report.findings if finding.loses and finding.kind == kind]
+    assert not report.ok
+    assert len(found) == 1, report.findings
+    assert where in found[0].where
+    assert "\n" not in str(found[0])
+    assert str(found[0]).encode()
+
+    with pytest.raises(DataError, match="visavis data check") as refused:
+        open_dataset(tmp_path, pixels=True)
+    assert str(found[0]) in str(refused.value)
+    assert str(tmp_path) in str(refused.value)
+
+    data = open_dataset(tmp_path, pixels=True, skip_bad=True)
+    assert "".join(image.name[0] for image in data.images) == kept
+    assert len(data.captions) == num_captions
+    assert all(data.captions[i][0] == data.images[data.image_of[i]].name[0] for i in range(num_captions))
+    assert str(found[0]) in data.skipped
+    assert sum(count.images for count in report.splits.values()) == len(kept)
+    assert state(tmp_path) == earlier
+
+
+@pytest.mark.parametrize("layout", ALL)
+def test_a_sound_data_set_has_nothing_to_report(tmp_path, layout):
+    world = World(tmp_path, layout)
+    world.write()
+    report = check_dataset(tmp_path)
+    assert report.ok
+    assert report.findings == ()
+    assert {split: (count.images, count.captions) for split, count in report.splits.items()} == {
+        "train": (2, 4),
+        "val": (1, 2),
+        "test": (1, 2),
+    }
+    assert report.captions_per_image == (2, 2)
+    assert report.image_sizes == {"24x16": 4}
+    assert report.duplicate_captions == 0
+    data = open_dataset(tmp_path, pixels=True)
+    assert data.skipped == ()
+    assert data.origin is None
+    assert data.images[0].open().size == (24, 16)
+
+
+@pytest.mark.parametrize("layout", ALL)
+def test_what_is_left_out_keeps_its_row(tmp_path, layout):
+    world = World(tmp_path, layout)
+    world.files.pop("a.png")
+    world.rows[2]["captions"][0] = " "
+    world.write()
+    data = open_dataset(tmp_path, skip_bad=True)
+    assert data.image_rows.tolist() == [1, 2, 3]
+    assert data.caption_rows.tolist() == [2, 3, 5, 6, 7]
+    assert data.split("test").caption_rows.tolist() == [6, 7]
+    assert data.split("test").skipped == data.skipped
+
+
+def test_several_damages_are_counted_and_three_are_named(tmp_path):
+    world = World(tmp_path, "karpathy")
+    del world.files["a.png"], world.files["b.png"], world.files["c.png"]
+    world.rows[3]["captions"][0] = ""
+    world.write()
+    with pytest.raises(DataError) as refused:
+        open_dataset(tmp_path)
+    text = str(refused.value)
+    assert "3 x missing image, 1 x empty caption" in text
+    assert "a.png" in text
+    assert "d.png" not in text
+    assert f"run `visavis data check {tmp_path}` for the whole list or train with --skip-bad to go on without them." in text
+    assert len(check_dataset(tmp_path).findings) == 5  # and the empty splits
+
+
+ODD = {
+    "caption twice": lambda world: world.rows[1].update(captions=["same", "same"]),
+    "image without caption": lambda world: world.files.update({"stray.png": png("stray")}),
+    "empty split": lambda world: world.rows[2].update(split="test"),
+    "image twice": lambda world: world.files.update({"b.png": world.files["a.png"]}),
+}
+
+
+@pytest.mark.parametrize("layout", ALL)
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_things_are_noted_and_lose_nothing(tmp_path, layout, kind):
+    world = World(tmp_path, layout)
+    ODD[kind](world)
+    world.write()
+    report = check_dataset(tmp_path)
+    assert report.ok
+    assert [finding.kind for finding in report.findings] == [kind]
+    assert len(open_dataset(tmp_path, pixels=True).images) == 4
+
+
+def test_a_compressed_archive_is_refused(tmp_path):
+    world = World(tmp_path, "tar")
+    world.write()
+    with tarfile.open(tmp_path / "all.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "dataset_world.json", "x.json")
+    assert check_dataset(tmp_path).ok  # nothing in it is needed
+    (tmp_path / "all.tar.gz").rename(tmp_path / "all-0000.tar")
+    report = check_dataset(tmp_path)
+    assert not report.ok
+    assert "is a compressed archive" in next(str(finding) for finding in report.findings if finding.kind == "broken archive")
+    with pytest.raises(DataError, match=r"all-0000\.tar|missing image"):
+        open_dataset(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["cut", "overwritten"])
+def test_a_damaged_archive_loses_only_what_follows(tmp_path, damage):
+    world = World(tmp_path, "tar")
+    world.write()
+    path = tmp_path / "all-0000.tar"
+    with tarfile.open(path) as tar:
+        third = tar.getmember("c.png")
+    whole = path.read_bytes()
+    broken = whole[: third.offset_data + 10] if damage == "cut" else whole[: third.offset] + b"?" * 512 + whole[third.offset + 512 :]
+    path.write_bytes(broken)
+    kinds = [finding.kind for finding in check_dataset(tmp_path).findings if finding.loses]
+    assert kinds == ["missing image", "missing image", "broken archive"]
+    assert [image.name for image in open_dataset(tmp_path, skip_bad=True).images] == ["a.png", "b.png"]
+
+
+def test_two_files_of_one_name_are_not_guessed(tmp_path):
+    world = World(tmp_path, "karpathy")
+    world.write()
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "b.png").write_bytes(png("other"))
+    with pytest.raises(DataError, match=r"images/b.png or more/b.png; list it with its folder"):
+        open_dataset(tmp_path)
+
+
+def test_pixels_are_looked_at_once_until_a_file_changes(tmp_path):
+    world = World(tmp_path, "karpathy")
+    world.write()
+    looks: list[tuple[int, int]] = []
+
+    def progress(done: int, total: int) -> None:
+        looks.append((done, total))
+
+    open_dataset(tmp_path, pixels=True, progress=progress)
+    assert looks == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    open_dataset(tmp_path, pixels=True, progress=progress)
+    assert len(looks) == 4
+    (tmp_path / "images" / "b.png").write_bytes(b"gone")
+    with pytest.raises(DataError, match="not an image"):
+        open_dataset(tmp_path, pixels=True, progress=progress)
+    assert len(looks) == 8
+
+
+@pytest.mark.data
+def test_flickr8k_is_sound():
+    report = check_dataset("flickr8k")
+    assert report.ok
+    assert {split: (count.images, count.captions) for split, count in report.splits.items()} == {
+        "train": (5_999, 29_995),
+        "val": (1_000, 5_000),
+        "test": (1_000, 5_000),
+    }
+    assert report.image_sizes == {"224x224": 7_999}
+    assert report.seconds < 60

@@ -1,0 +1,138 @@
+"""Feature stores: what is written is read, a kill costs nothing, and what does not fit is said in one sentence."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from visavis.data.dataset import Dataset, Image
+from visavis.data.features import ArrayFeatures, Description, FeatureStore, FeatureWriter
+from visavis.errors import DataError, RefusedOverwrite
+from visavis.types import Encoded
+
+POOLED = Description("vision", "pooled", "tower", "0" * 16, (3,), 4, "data")
+KEYS = ["a", "b", "c", "d"]
+VALUES = torch.arange(12.0).view(4, 3)
+
+
+def dataset(count: int = 4) -> Dataset:
+    return Dataset("tiny", tuple(Image(f"{i}.jpg", "test" if i % 2 else "train") for i in range(count)), (), np.empty(0, np.int64))
+
+
+def write(folder: Path, description: Description, keys: list[str], items: list[Encoded], lengths: np.ndarray | None = None) -> FeatureStore:
+    writer = FeatureWriter.open(folder, description, keys, lengths)
+    for item in items:
+        writer.append(item)
+    return writer.finish()
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (10, 3), (10, 2, 3)])
+def test_rows_come_back_in_the_order_asked(tmp_path, shape):
+    values = torch.randn(4, *shape).half().float()
+    store = write(tmp_path / "store", replace(POOLED, shape=shape), KEYS, [Encoded(values[:3]), Encoded(values[3:])])
+    assert len(store) == 4
+    assert store.width == 3
+    rows = store.rows(["d", "a", "d"])
+    assert torch.equal(store.read(rows).vectors, values[[3, 0, 3]])
+    assert store.read(torch.tensor([1])).vectors.dtype == torch.float32
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=12), st.integers(1, 4), st.data())
+def test_ragged_words_come_back(lengths, batch, data):
+    words = [torch.randn(length, 2).half().float() for length in lengths]
+    padded = torch.nn.utils.rnn.pad_sequence(words, batch_first=True)
+    mask = torch.arange(padded.shape[1]) < torch.tensor(lengths)[:, None]
+    items = [Encoded(padded[i : i + batch], mask[i : i + batch]) for i in range(0, len(words), batch)]
+    description = replace(POOLED, side="text", view="words", shape=(2,), count=len(words))
+    rows = data.draw(st.lists(st.integers(0, len(words) - 1), max_size=8))
+    with tempfile.TemporaryDirectory() as folder:
+        store = write(Path(folder) / "store", description, [str(i) for i in range(len(words))], items, np.array(lengths))
+        read = store.read(np.array(rows, dtype=np.int64))
+    assert read.mask.sum(1).tolist() == [lengths[row] for row in rows]
+    assert read.vectors.shape[1] == max((lengths[row] for row in rows), default=0)
+    for row, vectors, held in zip(rows, read.vectors, read.mask, strict=True):
+        assert torch.equal(vectors[held], words[row])
+        assert not vectors[~held].any()
+
+
+def test_a_killed_writer_goes_on_from_what_was_saved(tmp_path):
+    killed = FeatureWriter.open(tmp_path / "store", POOLED, KEYS)
+    killed.append(Encoded(VALUES[:2]))
+    killed.save()
+    killed.append(Encoded(torch.full((1, 3), 7.0)))  # written, but not noted: computed again
+    del killed
+    with pytest.raises(DataError, match=r"is unfinished: 2 of 4 rows are there; cache it again and it goes on\."):
+        FeatureStore.open(tmp_path / "store")
+    resumed = FeatureWriter.open(tmp_path / "store", POOLED, KEYS)
+    assert resumed.done == 2
+    resumed.append(Encoded(VALUES[2:]))
+    resumed.finish()
+    write(tmp_path / "whole", POOLED, KEYS, [Encoded(VALUES)])
+    for file in (tmp_path / "whole").iterdir():
+        assert file.read_bytes() == (tmp_path / "store" / file.name).read_bytes()
+
+
+def test_other_features_are_never_overwritten(tmp_path):
+    FeatureWriter.open(tmp_path / "store", POOLED, KEYS)
+    with pytest.raises(
+        RefusedOverwrite, match=r'holds other features: its tower is "tower", not "other"; remove it or name another folder'
+    ):
+        FeatureWriter.open(tmp_path / "store", replace(POOLED, tower="other"), KEYS)
+    with pytest.raises(RefusedOverwrite, match=r"holds features of other images or captions"):
+        FeatureWriter.open(tmp_path / "store", POOLED, KEYS[::-1])
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    with pytest.raises(RefusedOverwrite, match=r"already exists"):
+        FeatureWriter.open(tmp_path / "mine", POOLED, KEYS)
+
+
+def test_new_versions_and_settings_out_of_json_are_the_same_features(tmp_path):
+    FeatureWriter.open(tmp_path / "store", replace(POOLED, preprocessing={"crop": (2, 2)}, versions={"torch": "1"}), KEYS)
+    FeatureWriter.open(tmp_path / "store", replace(POOLED, preprocessing={"crop": [2, 2]}, versions={"torch": "2"}), KEYS)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e5])
+def test_values_that_float16_cannot_hold_are_refused(tmp_path, bad):
+    writer = FeatureWriter.open(tmp_path / "store", POOLED, KEYS)
+    with pytest.raises(DataError, match=r"tower gives features that float16 cannot hold, near row 0"):
+        writer.append(Encoded(torch.full((1, 3), bad)))
+
+
+def test_sentences_of_reading(tmp_path):
+    store = write(tmp_path / "store", POOLED, KEYS, [Encoded(VALUES)])
+    with pytest.raises(DataError, match=r"holds no features of 'e'"):
+        store.rows(["a", "e"])
+    with pytest.raises(DataError, match=r"is not a feature store: it has no features.json"):
+        FeatureStore.open(tmp_path)
+    (tmp_path / "features.json").write_text("{}")
+    with pytest.raises(DataError, match=r"does not describe a feature store of this version"):
+        FeatureStore.open(tmp_path)
+
+
+def test_a_bare_array_is_read_by_the_places_of_the_whole_listing(tmp_path):
+    np.save(tmp_path / "array.npy", VALUES.numpy().astype(np.float16))
+    whole = ArrayFeatures.open(tmp_path / "array.npy", dataset())
+    assert (len(whole), whole.width) == (4, 3)
+    assert torch.equal(whole.read(whole.rows(["3.jpg", "0.jpg"])).vectors, VALUES[[3, 0]])
+    part = ArrayFeatures.open(tmp_path / "array.npy", dataset().split("test"))
+    assert part.rows(["1.jpg", "3.jpg"]).tolist() == [1, 3]
+    with pytest.raises(DataError, match=r"holds no features of '0.jpg'"):
+        part.rows(["0.jpg"])
+
+
+def test_a_bare_array_of_other_data_is_refused(tmp_path):
+    np.save(tmp_path / "array.npy", VALUES.numpy())
+    with pytest.raises(DataError, match=r"is of shape \(4, 3\), expected 5 rows of features: one for each image of tiny"):
+        ArrayFeatures.open(tmp_path / "array.npy", dataset(5))
+    with pytest.raises(DataError, match=r"expected at least 6 rows"):
+        ArrayFeatures.open(tmp_path / "array.npy", dataset(6).split("test"))
+    (tmp_path / "text.npy").write_text("no array")
+    with pytest.raises(DataError, match=r"is not a readable .npy of numbers"):
+        ArrayFeatures.open(tmp_path / "text.npy", dataset())

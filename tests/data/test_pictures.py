@@ -1,0 +1,160 @@
+"""Pictures of every mode and orientation come out as upright RGB; broken ones as one sentence; transforms by their laws."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from visavis.data import transforms
+from visavis.data.pictures import BrokenPicture, open_picture, picture_size
+from visavis.errors import ShapeError
+
+
+def saved(picture: Image.Image, kind: str = "PNG", **options: object) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, kind, **options)
+    return file.getvalue()
+
+
+def noise(width: int = 64, height: int = 48) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def pixel(content: bytes) -> tuple[int, int, int]:
+    picture = open_picture(content, "x")
+    assert picture.mode == "RGB"
+    return picture.getpixel((0, 0))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_orientation_is_applied(orientation):
+    upright = Image.new("RGB", (24, 16))
+    upright.paste("red", (0, 0, 8, 8))
+    stored = {1: [], 2: [0], 3: [3], 4: [1], 5: [5], 6: [2], 7: [6], 8: [4]}[orientation]
+    turned = upright
+    for turn in stored:
+        turned = turned.transpose(Image.Transpose(turn))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    content = saved(turned, "PNG", exif=exif)
+    np.testing.assert_array_equal(np.asarray(open_picture(content, "x")), np.asarray(upright))
+    assert picture_size(content, "x") == (24, 16)
+
+
+def test_modes_become_rgb():
+    assert pixel(saved(Image.new("L", (2, 2), 100))) == (100, 100, 100)
+    assert pixel(saved(Image.new("1", (2, 2), 1))) == (255, 255, 255)
+    assert pixel(saved(Image.new("RGBA", (2, 2), (255, 0, 0, 0)))) == (255, 255, 255)
+    assert pixel(saved(Image.new("RGBA", (2, 2), (255, 0, 0, 255)))) == (255, 0, 0)
+    assert pixel(saved(Image.new("LA", (2, 2), (0, 0)))) == (255, 255, 255)
+    palette = Image.new("P", (2, 2), 0)
+    palette.putpalette([10, 20, 30])
+    assert pixel(saved(palette)) == (10, 20, 30)
+    assert pixel(saved(palette, transparency=0)) == (255, 255, 255)
+    assert pixel(saved(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "TIFF")) == (255, 0, 0)
+
+
+def test_sixteen_bits_and_floats_are_scaled_to_eight():
+    for dtype, value in ((np.uint16, 32_896), (np.float32, 128 / 255), (np.float32, 128)):
+        assert pixel(saved(Image.fromarray(np.full((2, 2), value, dtype=dtype)), "TIFF")) == (128, 128, 128)
+    assert pixel(saved(Image.fromarray(np.full((2, 2), 65_535, dtype=np.uint16)))) == (255, 255, 255)
+
+
+def png_of(width: int, height: int) -> bytes:
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
+
+
+JPEG, WEBP = saved(noise(), "JPEG"), saved(noise(), "WEBP")
+FRAMES = [Image.new("RGB", (4, 4), color) for color in ("red", "green", "blue")]
+BROKEN = {
+    "empty": (b"", "truncated image", "0 bytes"),
+    "half a JPEG": (JPEG[: len(JPEG) // 2], "truncated image", "truncated"),
+    "JPEG without its end": (JPEG[:-200], "truncated image", "truncated"),
+    "header of a JPEG": (JPEG[:20], "truncated image", "truncated"),
+    "half a PNG": (saved(noise())[:3000], "truncated image", "truncated"),
+    "half a WebP": (WEBP[: len(WEBP) // 2], "truncated image", "truncated"),
+    "half a GIF": (saved(noise(), "GIF")[:1500], "truncated image", "truncated"),
+    "text": (b"<!DOCTYPE html>", "not an image", "JPEG, .*PNG"),
+    "zeros": (bytes(1000), "not an image", "not an image"),
+    "PDF": (b"%PDF-1.7\n", "not an image", "not an image"),
+    "GIF of three": (saved(FRAMES[0], "GIF", save_all=True, append_images=FRAMES[1:]), "animated image", "3 frames"),
+    "PNG of three": (saved(FRAMES[0], "PNG", save_all=True, append_images=FRAMES[1:]), "animated image", "3 frames"),
+    "TIFF of three": (saved(FRAMES[0], "TIFF", save_all=True, append_images=FRAMES[1:]), "animated image", "3 frames"),
+    "80 million pixels": (png_of(8_000, 10_000), "decompression bomb", "8000 x 10000 pixels, more than the 64 million"),
+    "2.5 billion pixels": (png_of(50_000, 50_000), "decompression bomb", "more pixels than the 64 million"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+@pytest.mark.parametrize("opened", [open_picture, picture_size])
+def test_broken_pictures_are_one_sentence_of_their_kind(case, opened):
+    content, kind, sentence = BROKEN[case]
+    with pytest.raises(BrokenPicture, match=sentence) as broken:
+        opened(content, "photos/x.jpg")
+    assert broken.value.kind == kind
+    assert str(broken.value).startswith("image photos/x.jpg ")
+    assert "\n" not in str(broken.value)
+
+
+def test_a_photo_with_a_preview_is_no_animation():
+    content = saved(noise(), "MPO", save_all=True, append_images=[noise(8, 8)])
+    assert Image.open(io.BytesIO(content)).n_frames == 2
+    assert open_picture(content, "x").size == (64, 48)
+
+
+@pytest.mark.parametrize(("width", "height"), [(400, 300), (300, 400), (50, 500), (256, 256), (3, 1000)])
+def test_resize_keeps_the_shape_and_crops_fit(width, height):
+    resized = transforms.resize_shorter(noise(width, height), 256)
+    assert min(resized.size) == 256
+    assert max(resized.size) == pytest.approx(256 * max(width, height) / min(width, height), abs=1)
+    assert transforms.center_crop(resized, 224).size == (224, 224)
+
+
+def test_ten_crop_is_corners_middle_and_their_mirrors():
+    picture = noise(10, 8)
+    pixels = np.asarray(picture)
+    crops = [np.asarray(crop) for crop in transforms.ten_crop(picture, 4)]
+    for crop, (top, left) in zip(crops, [(0, 0), (0, 6), (4, 0), (4, 6), (2, 3)], strict=False):
+        np.testing.assert_array_equal(crop, pixels[top : top + 4, left : left + 4])
+    for crop, mirror in zip(transforms.ten_crop(picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT), 4), crops[5:] + crops[:5], strict=True):
+        np.testing.assert_array_equal(np.asarray(crop), mirror)
+    np.testing.assert_array_equal(np.asarray(transforms.center_crop(picture, 4)), crops[4])
+    with pytest.raises(ShapeError, match="a crop of 9 pixels does not fit in a picture of 10 x 8"):
+        transforms.ten_crop(picture, 9)
+
+
+def test_random_crops_stay_inside_and_follow_the_generator(generator):
+    picture = noise(100, 60)
+    for size in [(100, 60), (2, 300), (1, 1)]:
+        assert transforms.random_resized_crop(noise(*size), 16, generator).size == (16, 16)
+    a, b = (np.asarray(transforms.random_resized_crop(picture, 32, torch.Generator().manual_seed(5))) for _ in range(2))
+    np.testing.assert_array_equal(a, b)
+    whole = transforms.random_resized_crop(noise(64, 64), 64, generator, scale=(1, 1), ratio=(1, 1))
+    np.testing.assert_array_equal(np.asarray(whole), np.asarray(noise(64, 64)))
+
+
+def test_flip_is_half_and_half(generator):
+    picture = noise(4, 4)
+    flips = sum(transforms.random_flip(picture, generator) is not picture for _ in range(1000))
+    assert 440 < flips < 560
+
+
+def test_tensors_are_channels_first_in_zero_to_one():
+    picture = Image.new("RGB", (5, 3), (255, 0, 51))
+    pixels = transforms.to_tensor(picture)
+    assert pixels.shape == (3, 3, 5)
+    assert pixels.dtype == torch.float32
+    torch.testing.assert_close(pixels[:, 0, 0], torch.tensor([1.0, 0.0, 0.2]))
+    normalized = transforms.normalize(pixels, (0.5, 0.5, 0.2), (0.5, 0.25, 1.0))
+    torch.testing.assert_close(normalized[:, 1, 2], torch.tensor([1.0, -2.0, 0.0]))
+    assert transforms.normalize(pixels[None]).shape == (1, 3, 3, 5)

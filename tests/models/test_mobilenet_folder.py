@@ -1,0 +1,76 @@
+"""The converted MobileNetV2 is the network that its folded weights describe, and stands where nothing else stood."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn.functional import conv2d, pad
+
+from visavis import storage
+from visavis.errors import RefusedOverwrite
+from visavis.models.towers import open_vision
+
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.data
+
+STRIDES = (1, 2, 1, 2, 1, 1, 2, 1, 1, 1, 1, 1, 1, 2, 1, 1, 1)
+
+
+@pytest.fixture(scope="module")
+def tool():
+    path = Path(__file__).parents[2] / "tools" / "mobilenet_folder.py"
+    spec = importlib.util.spec_from_file_location("mobilenet_folder", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def written_out(weights: dict[str, torch.Tensor], pixels: torch.Tensor) -> torch.Tensor:
+    """The feature map by the description beside the weights, layer by layer."""
+
+    def layer(features, name, stride=1, groups=1, bounded=True):
+        weight = weights[f"{name}.weight"].float()
+        if weight.shape[-1] == 3:  # TensorFlow's SAME: on even sizes a stride of 2 pads right and bottom only
+            features = pad(features, (0, 1, 0, 1) if stride == 2 else (1, 1, 1, 1))
+        features = conv2d(features, weight, weights[f"{name}.bias"].float(), stride, groups=groups)
+        return features.clamp(0, 6) if bounded else features
+
+    features = layer(pixels, "stem", 2)
+    for block, stride in enumerate(STRIDES):
+        before = features
+        if block:
+            features = layer(features, f"blocks.{block}.expand")
+        features = layer(features, f"blocks.{block}.depthwise", stride, features.shape[1])
+        features = layer(features, f"blocks.{block}.project", bounded=False)
+        if stride == 1 and features.shape == before.shape:
+            features = features + before
+    return layer(features, "head")
+
+
+def test_the_folder_computes_what_the_folded_weights_describe(tool, data_folder, tmp_path):
+    folder = tool.convert(data_folder / "backbone", tmp_path / "mobilenet")
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (224, 224, 3), dtype=np.uint8))
+    tower = open_vision(str(folder), "grid")
+    pixels = tower.preprocess([picture])
+    assert torch.allclose(pixels[0], torch.from_numpy(np.array(picture)).permute(2, 0, 1) / 127.5 - 1, atol=1e-6)
+    expected = written_out(storage.read_tensors(data_folder / "backbone" / tool.WEIGHTS), pixels)
+    assert torch.allclose(tower.encode([picture]).vectors, expected.flatten(2).transpose(1, 2), atol=1e-4)
+
+
+def test_a_folder_of_something_else_stays(tool, data_folder, tmp_path):
+    (tmp_path / "config.json").write_text("mine")
+    with pytest.raises(RefusedOverwrite, match="add --force"):
+        tool.convert(data_folder / "backbone", tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_the_features_are_those_stored_beside_the_weights_but_for_the_encoding(tool, data_folder, tmp_path):
+    found = tool.check(
+        tool.convert(data_folder / "backbone", tmp_path / "mobilenet"), data_folder / "backbone", data_folder / "flickr8k", count=8
+    )
+    assert found["median cosine"] > 0.94

@@ -1,0 +1,373 @@
+"""Errors, specs, storage, Encoded and Dataset: laws first, then the accidents they are there for."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from visavis import errors, storage
+from visavis.data.dataset import Bytes, Dataset, Image
+from visavis.errors import DataError, MissingExtra, RefusedOverwrite, RunError, SpecError, VisavisError, nearest
+from visavis.spec import check_fields, describe, parse, require
+from visavis.types import Encoded, concatenate
+
+# errors
+
+
+def test_every_error_is_a_visavis_error_drawn_in_the_tree():
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, VisavisError)]
+    assert len(kinds) == 9
+    assert all(kind.__name__ in errors.__doc__ for kind in kinds)
+    assert issubclass(VisavisError, ValueError)
+
+
+def test_missing_extra_says_what_to_install():
+    assert str(MissingExtra("av", "video", "Reading clips")) == (
+        "Reading clips needs the package av, which is not installed: run pip install 'visavis[video]'."
+    )
+
+
+def test_nearest_ignores_case_and_lists_what_is_known():
+    assert nearest("UNIFIED", ["Unified", "VLC"]) == "did you mean Unified?"
+    assert nearest("zzz", ["b", "a"]) == "known: a, b."
+    assert nearest("zzz", []) == "known: nothing."
+
+
+# spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    margin: float = 0.2
+    count: int = 3
+    name: str = "a"
+    hard: bool = False
+    mode: Literal["paper", "reference"] = "paper"
+    limit: float | None = None
+    levels: tuple[float, ...] = (0.5,)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        require(self.count >= 0, self, "count", "at least 0")
+
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+samples = st.builds(
+    Sample,
+    margin=finite,
+    count=st.integers(min_value=0),
+    name=st.text(),
+    hard=st.booleans(),
+    mode=st.sampled_from(["paper", "reference"]),
+    limit=st.none() | finite,
+    levels=st.lists(finite, max_size=4).map(tuple),
+)
+
+
+@given(samples)
+def test_a_spec_comes_back_as_the_same_value(sample):
+    assert parse(describe(sample), [Sample]) == sample
+    assert parse(repr(sample), [Sample]) == sample
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused(text):
+    with contextlib.suppress(SpecError):
+        assert isinstance(parse(text, [Sample]), Sample)
+
+
+def test_equal_specs_are_equal_values():
+    assert parse("Sample", [Sample]) == parse(" Sample() ", [Sample]) == Sample()
+    assert parse("Sample(margin=1, levels=[1, 2])", [Sample]) == Sample(margin=1.0, levels=(1.0, 2.0))
+    assert isinstance(Sample(margin=1).margin, float)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("Sampel()", "'Sampel' in 'Sampel()' is not in the catalog: did you mean Sample?"),
+        ("Sample(marjin=1)", "Sample has no field 'marjin': did you mean margin?"),
+        ("Sample(0.3)", "'Sample(0.3)' gives a value without its name: write field=value."),
+        ("Sample(margin=1", "'Sample(margin=1' is not of the form Name(field=value, ...)."),
+        ("a.Sample()", "'a.Sample()' is not of the form Name(field=value, ...)."),
+        ("Sample(**x)", "'Sample(**x)': write field=value, not **."),
+        ("Sample(margin='x')", "Sample: margin is 'x', expected a finite number."),
+        ("Sample(margin=1e999)", "Sample: margin is inf, expected a finite number."),
+        ("Sample(count=1.5)", "Sample: count is 1.5, expected a whole number."),
+        ("Sample(count=True)", "Sample: count is True, expected a whole number."),
+        ("Sample(hard=1)", "Sample: hard is 1, expected True or False."),
+        ("Sample(name=1)", "Sample: name is 1, expected a text in quotes."),
+        ("Sample(mode='code')", "Sample: mode is 'code', expected 'paper' or 'reference'."),
+        ("Sample(levels=1)", "Sample: levels is 1, expected a list of values."),
+        ("Sample(count=-1)", "Sample: count is -1, expected at least 0."),
+    ],
+)
+def test_a_wrong_spec_is_refused_in_words(text, sentence):
+    with pytest.raises(SpecError) as refused:
+        parse(text, [Sample])
+    assert str(refused.value) == sentence
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Sample(margin=1, margin=2)", f"Sample(margin={'9' * 400})", f"Sample(margin={'-' * 5000}1)", "Sample(name='\udcff')"],
+    ids=["a field twice", "a number too large", "nested too deeply", "not UTF-8"],
+)
+def test_odd_specs_are_refused(text):
+    with pytest.raises(SpecError):
+        parse(text, [Sample])
+
+
+def test_a_spec_is_never_evaluated():
+    with pytest.raises(SpecError, match="is not a plain value"):
+        parse("Sample(name=__import__('os').getcwd())", [Sample])
+
+
+# storage
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | finite | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(json_values)
+def test_json_comes_back(tmp_path_factory, value):
+    path = tmp_path_factory.mktemp("json") / "value.json"
+    storage.write_json(path, value)
+    assert storage.read_json(path) == value
+
+
+@given(st.lists(json_values, max_size=5))
+def test_json_lines_come_back(tmp_path_factory, rows):
+    path = tmp_path_factory.mktemp("log") / "rows.jsonl"
+    storage.write_json_lines(path, rows)
+    storage.append_json_line(path, {"last": "line\u2028"})
+    assert storage.read_json_lines(path) == [*rows, {"last": "line\u2028"}]
+
+
+def test_a_last_line_cut_short_is_left_out(tmp_path):
+    log = tmp_path / "metrics.jsonl"
+    for epoch in range(3):
+        storage.append_json_line(log, {"epoch": epoch})
+    whole = log.read_bytes()
+    for cut in range(whole[:-1].rfind(b"\n") + 1, len(whole)):
+        log.write_bytes(whole[:cut])
+        assert [row["epoch"] for row in storage.read_json_lines(log)] == [0, 1]
+
+
+def test_a_last_line_cut_inside_a_letter_is_left_out(tmp_path):
+    log = tmp_path / "metrics.jsonl"
+    log.write_bytes('{"epoch": 0}\n{"note": "é'.encode()[:-1])
+    assert storage.read_json_lines(log) == [{"epoch": 0}]
+
+
+def test_toml_arrays_and_tensors_come_back(tmp_path):
+    storage.write_toml(tmp_path / "run.toml", {"seed": 1, "text": 'two\nlines "quoted"', "phase": [{"rate": 0.1}]})
+    assert storage.read_toml(tmp_path / "run.toml") == {"seed": 1, "text": 'two\nlines "quoted"', "phase": [{"rate": 0.1}]}
+    storage.write_array(tmp_path / "a.npy", np.arange(6).reshape(2, 3))
+    assert np.load(tmp_path / "a.npy").tolist() == [[0, 1, 2], [3, 4, 5]]
+    square = torch.arange(4.0).reshape(2, 2)
+    storage.write_tensors(tmp_path / "w.safetensors", {"turned": square.T})
+    assert torch.equal(storage.read_tensors(tmp_path / "w.safetensors")["turned"], square.T)
+    assert all(not entry.name.endswith(".part") for entry in tmp_path.iterdir())
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path):
+    storage.write_text(tmp_path / "a.txt", "old")
+    with pytest.raises(RuntimeError), storage.replacing(tmp_path / "a.txt") as part:
+        part.write_text("half")
+        raise RuntimeError
+    assert (tmp_path / "a.txt").read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_process_killed_in_the_middle_of_a_write_leaves_the_old_file(tmp_path):
+    storage.write_text(tmp_path / "a.txt", "old")
+    program = """
+import os, signal, sys
+from visavis.storage import replacing
+with replacing(sys.argv[1]) as part:
+    part.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", program, tmp_path / "a.txt"], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert (tmp_path / "a.txt").read_text() == "old"
+    storage.write_text(tmp_path / "a.txt", "new")
+    assert (tmp_path / "a.txt").read_text() == "new"
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path):
+    with pytest.raises(RuntimeError), storage.replacing_folder(tmp_path / "model") as part:
+        (part / "config.json").write_text("{}")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+    with storage.replacing_folder(tmp_path / "model") as part:
+        (part / "inner").mkdir()
+        (part / "inner" / "config.json").write_text("{}")
+        assert not (tmp_path / "model").exists()
+    assert (tmp_path / "model" / "inner" / "config.json").read_text() == "{}"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_new_folder_is_never_the_users(tmp_path):
+    assert storage.new_folder(tmp_path / "runs" / "mine").is_dir()
+    assert storage.new_folder(tmp_path / "runs" / "mine").is_dir(), "an empty folder may be taken"
+    (tmp_path / "runs" / "mine" / "thesis.txt").write_text("precious")
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "runs" / "mine", tmp_path / "file"):
+        with pytest.raises(RefusedOverwrite, match=f"^{path} already exists and is not an empty folder; nothing was changed"):
+            storage.new_folder(path)
+    assert (tmp_path / "runs" / "mine" / "thesis.txt").read_text() == "precious"
+
+
+def test_numbered_folders_never_repeat(tmp_path):
+    (tmp_path / "demo-2").mkdir()
+    assert [storage.numbered_folder(tmp_path / "demo").name for _ in range(2)] == ["demo-1", "demo-3"]
+
+
+def test_an_open_array_goes_on_or_is_refused(tmp_path):
+    path = tmp_path / "store" / "vectors.npy"
+    storage.open_array(path, shape=(4, 2), dtype="float16")[1] = 1
+    assert storage.open_array(path, shape=(4, 2), dtype="float16").tolist() == [[0, 0], [1, 1], [0, 0], [0, 0]]
+    with pytest.raises(RefusedOverwrite, match=r"holds \(4, 2\) float16, expected \(5, 2\) float16"):
+        storage.open_array(path, shape=(5, 2), dtype="float16")
+
+
+def test_unreadable_files_are_named_with_the_place(tmp_path):
+    bad = tmp_path / "bad"
+    with pytest.raises(DataError, match="No such file"):
+        storage.read_text(bad)
+    with pytest.raises(RunError, match="does not exist"):
+        storage.read_tensors(bad)
+    bad.write_bytes(b"ab\xff")
+    with pytest.raises(DataError, match="is not UTF-8: byte 2 is 0xff"):
+        storage.read_text(bad)
+    bad.write_text("{\n  1")
+    with pytest.raises(DataError, match="is not JSON: line 2, column 3"):
+        storage.read_json(bad)
+    with pytest.raises(DataError, match="is not TOML"):
+        storage.read_toml(bad)
+    with pytest.raises(RunError, match="is not a readable safetensors file"):
+        storage.read_tensors(bad)
+
+
+def test_the_cache_folder_is_the_one_asked_for(monkeypatch, tmp_path):
+    monkeypatch.setenv("VISAVIS_CACHE", str(tmp_path / "chosen"))
+    assert storage.cache_folder() == tmp_path / "chosen"
+    monkeypatch.delenv("VISAVIS_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert storage.cache_folder() == tmp_path / "xdg" / "visavis"
+
+
+# types
+
+
+def ragged(lengths: list[int]) -> list[Encoded]:
+    """One block per length: two items of that many words, of which the second item's last is masked."""
+    blocks = []
+    for length in lengths:
+        mask = torch.ones(2, length, dtype=torch.bool)
+        mask[1, -1] = False
+        blocks.append(Encoded(torch.randn(2, length, 3), mask))
+    return blocks
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=5))
+def test_concatenate_pads_and_masks_ragged_blocks(lengths):
+    blocks = ragged(lengths)
+    whole = concatenate(blocks)
+    assert whole.vectors.shape == (2 * len(lengths), max(lengths), 3)
+    assert int(whole.mask.sum()) == sum(int(block.mask.sum()) for block in blocks)
+    for i, (length, block) in enumerate(zip(lengths, blocks, strict=True)):
+        piece = whole[2 * i : 2 * i + 2]
+        assert torch.equal(piece.vectors[:, :length], block.vectors)
+        assert not piece.vectors[:, length:].any()
+        assert not piece.mask[:, length:].any()
+
+
+def test_concatenate_is_the_inverse_of_slicing():
+    parts = {"words": torch.randn(5, 4, 2), "scene": torch.randn(5, 3)}
+    masks = {"words": torch.rand(5, 4) > 0.5, "scene": torch.ones(5, 1, dtype=torch.bool)}
+    items = Encoded(parts, masks, torch.rand(5, 2))
+    again = concatenate([items[:2], items[torch.tensor([2, 3, 4])]])
+    assert len(again) == len(items) == 5
+    assert all(torch.equal(again.vectors[name], parts[name]) and torch.equal(again.mask[name], masks[name]) for name in parts)
+    assert torch.equal(again.weights, items.weights)
+
+
+def test_a_dtype_reaches_numbers_but_neither_masks_nor_token_ids():
+    items = Encoded({"x": torch.ones(2, 3), "ids": torch.ones(2, 3, dtype=torch.long)}, {"x": torch.ones(2, 3, dtype=torch.bool)})
+    half = items.to(torch.bfloat16)
+    assert (half.vectors["x"].dtype, half.vectors["ids"].dtype, half.mask["x"].dtype) == (torch.bfloat16, torch.int64, torch.bool)
+
+
+# data sets
+
+relations = st.integers(1, 6).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n - 1), max_size=12)))
+
+
+def world(num_images: int, image_of: list[int]) -> Dataset:
+    images = tuple(Image(f"{i}.jpg", "train" if i % 2 == 0 else "test") for i in range(num_images))
+    return Dataset("world", images, tuple(f"caption {j}" for j in range(len(image_of))), np.array(image_of, dtype=np.int64))
+
+
+@given(relations)
+def test_captions_of_turns_image_of_round(relation):
+    data = world(*relation)
+    assert len(data.captions_of) == len(data.images)
+    assert sorted((int(j), i) for i, captions in enumerate(data.captions_of) for j in captions) == list(enumerate(relation[1]))
+
+
+@given(relations)
+def test_splits_share_out_every_image_and_caption(relation):
+    data = world(*relation)
+    parts = [data.split(name) for name in data.splits]
+    assert sorted(row for part in parts for row in part.image_rows) == list(range(len(data.images)))
+    assert sorted(row for part in parts for row in part.caption_rows) == list(range(len(data.captions)))
+    for part in parts:
+        for caption, image, row in zip(part.captions, part.image_of, part.caption_rows, strict=True):
+            assert part.images[image] == data.images[relation[1][row]]
+            assert caption == data.captions[row]
+
+
+def test_rows_of_a_part_of_a_part_point_into_the_whole():
+    data = world(6, [0, 1, 2, 3, 4, 5]).split("train").take(np.array([2, 0]))
+    assert data.image_rows.tolist() == data.caption_rows.tolist() == [4, 0]
+    assert data.captions == ("caption 4", "caption 0")
+
+
+def test_an_unknown_split_is_named():
+    with pytest.raises(DataError, match="data set world has no split trian: did you mean train"):
+        world(2, [0, 1]).split("trian")
+
+
+def test_the_fingerprint_changes_with_any_fact():
+    base = world(2, [0, 1])
+    others = [world(3, [0, 1]), world(2, [1, 0]), world(2, [0, 1, 1]), Dataset("world", base.images, ("a", "b"), base.image_of)]
+    assert base.fingerprint == world(2, [0, 1]).fingerprint
+    assert len({base.fingerprint, *(other.fingerprint for other in others)}) == 5
+
+
+def test_bytes_of_an_archive_are_read_in_place(tmp_path: Path):
+    (tmp_path / "shard.tar").write_bytes(b"headPICTUREtail")
+    assert Bytes(tmp_path / "shard.tar", offset=4, size=7).read() == b"PICTURE"
+    assert Bytes(tmp_path / "shard.tar").read() == b"headPICTUREtail"
+
+
+def test_an_image_without_pixels_says_so():
+    with pytest.raises(DataError, match=r"image a\.jpg has no pixels in this data set"):
+        Image("a.jpg", "train").open()

@@ -1,0 +1,174 @@
+"""The golden replay: the set that ships beside the project, and small folders made here for every rule it keeps."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from visavis import Targets
+from visavis.objectives import VLC, NTXent, Objective, TripletHN, Unified
+
+PROJECT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def golden() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("golden", PROJECT / "tools" / "golden.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["golden"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+class Folder:
+    """A golden folder in the making."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.arrays: dict[str, np.ndarray] = {}
+        self.entries: dict[str, list[dict[str, Any]]] = {}
+
+    def add(self, manifest: str, inputs: dict[str, Any], outputs: dict[str, Any], **entry: Any) -> None:
+        number = sum(len(entries) for entries in self.entries.values())
+        keys = {}
+        for side, values in (("inputs", inputs), ("outputs", outputs)):
+            keys[side] = {name: f"case{number}/{side}#{name}" for name in values}
+            self.arrays |= {keys[side][name]: np.asarray(value) for name, value in values.items()}
+        self.entries.setdefault(manifest, []).append({"case": f"case{number}", "params": {}, **keys, **entry})
+
+    def loss(self, ours: Objective, image: torch.Tensor, text: torch.Tensor, error: float = 0.0, facts: Any = None, **entry: Any) -> None:
+        """An entry whose right answer is the objective's own, plus an error."""
+        image, text = image.clone().requires_grad_(), text.clone().requires_grad_()
+        value = ours(image @ text.T, Targets.paired(len(image), **(facts or {})))
+        gradients = dict(zip(("grad_img", "grad_txt"), torch.autograd.grad(value, (image, text)), strict=True))
+        outputs = {"loss": value.item() + error} | {name: gradient.numpy() for name, gradient in gradients.items()}
+        self.add("losses", {"img": image.detach(), "txt": text.detach()}, outputs, variant="any", **entry)
+
+    def write(self) -> Path:
+        for manifest, entries in self.entries.items():
+            (self.path / f"{manifest}_manifest.json").write_text(json.dumps({"entries": entries}))
+            np.savez(self.path / f"{manifest}.npz", **self.arrays)
+        return self.path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+@pytest.fixture
+def sides() -> tuple[torch.Tensor, torch.Tensor]:
+    return tuple(torch.nn.functional.normalize(torch.randn(6, 8, dtype=torch.float64), dim=1) for _ in range(2))  # type: ignore[return-value]
+
+
+def last_line(golden: ModuleType, capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[str, int]:
+    code = golden.main([str(argument) for argument in arguments])
+    return capsys.readouterr().out.splitlines()[-1], code
+
+
+@pytest.mark.data
+def test_the_golden_set_is_replayed_without_a_mismatch(golden: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shared = PROJECT.parent / "shared" / "golden"
+    if not shared.is_dir():
+        pytest.skip("the golden files are absent: ../shared/golden")
+    computed, lines, (replayed, total, wrong) = golden.replay(shared)
+    assert wrong == 0, [line for line in lines if line.startswith("MISMATCH")]
+    assert total == 284
+    assert replayed >= 56 + 12
+    golden.main([str(shared), "--out", str(tmp_path / "out.npz")])
+    assert f"replayed {replayed} of {total}, 0 mismatches" in capsys.readouterr().out
+    with np.load(tmp_path / "out.npz", allow_pickle=False) as out, np.load(shared / "losses.npz", allow_pickle=False) as right:
+        assert set(out) == set(computed)
+        key = "A0_B4_D16/unified/gamma50_m0.2#loss"
+        assert out[key].shape == ()
+        assert out[key] == pytest.approx(right[key])
+
+
+def test_other_parameters_under_any_of_their_names(golden: ModuleType, folder: Folder, sides: Any, capsys: Any) -> None:
+    margins = torch.rand(6, dtype=torch.float64)
+    folder.loss(NTXent(tau=0.07), *sides, objective="nt_xent", params={"temp": 0.07})
+    folder.loss(NTXent(tau=1 / 20), *sides, objective="nt_xent", params={"logit_scale": 20.0, "denominator": "all candidates"})
+    folder.loss(NTXent(denominator="negatives"), *sides, objective="nt_xent", params={"denominator": "only the negatives"})
+    folder.loss(VLC(gamma=5), *sides, objective="vlc", params={"gamma": 5})
+    folder.loss(Unified(margin=0.3, gamma=1e3), *sides, objective="unified", params={"gamma": 1e3, "margin": 0.3})
+    folder.loss(Unified(), *sides, objective="unified", params={})
+    facts = {"query_margin": margins, "candidate_margin": margins}
+    folder.loss(TripletHN(), *sides, objective="triplet_hn_adaptive_margin", facts=facts)
+    folder.arrays["margins"] = margins.numpy()
+    folder.entries["losses"][-1]["inputs"]["margins"] = "margins"
+    assert last_line(golden, capsys, folder.write()) == ("replayed 7 of 7, 0 mismatches", 0)
+
+
+def test_a_wrong_value_is_a_mismatch_and_an_unknown_objective_is_named(golden: ModuleType, folder: Folder, sides: Any, capsys: Any) -> None:
+    folder.loss(Unified(), *sides, objective="unified", error=1e-6)
+    folder.loss(Unified(), *sides, objective="unified")
+    folder.loss(Unified(), *sides, objective="superlative")
+    folder.loss(Unified(), *sides, objective="unified", params={"tilt": 3})
+    assert golden.main([str(folder.write())]) == 1
+    out = capsys.readouterr().out
+    assert "MISMATCH: losses case0 unified any: loss\n" in out
+    assert "not replayed: losses case2 superlative any: no such objective here\n" in out
+    assert "not replayed: losses case3 unified any: Unified has no field 'tilt'" in out
+    assert out.splitlines()[-1] == "replayed 2 of 4, 1 mismatches"
+
+
+def test_tolerance_is_loose_only_from_a_sharpness_of_1000(golden: ModuleType, folder: Folder, sides: Any, capsys: Any) -> None:
+    for name, value in (("gamma", 1e3), ("logit_scale", 1e3), ("tau", 1e-3), ("gamma", 100.0)):
+        size = float(VLC(gamma=1 / value if name == "tau" else value)(sides[0] @ sides[1].T, Targets.paired(6)))
+        folder.loss(VLC(gamma=1 / value if name == "tau" else value), *sides, objective="vlc", params={name: value}, error=2e-8 * size)
+    assert last_line(golden, capsys, folder.write()) == ("replayed 4 of 4, 1 mismatches", 1)
+
+
+def test_undefined_gradients_are_not_compared(golden: ModuleType, folder: Folder, sides: Any, capsys: Any) -> None:
+    for defined in (True, False):
+        folder.loss(TripletHN(), *sides, objective="triplet_hn", gradient_defined=defined)
+        folder.arrays[folder.entries["losses"][-1]["outputs"]["grad_txt"]] = np.full((6, 8), 9.0)
+    assert last_line(golden, capsys, folder.write()) == ("replayed 2 of 2, 1 mismatches", 1)
+
+
+def test_where_the_reference_raises_ours_must_be_finite(golden: ModuleType, folder: Folder, sides: Any, capsys: Any) -> None:
+    image, text = sides
+    folder.add("losses", {"img": image, "txt": text}, {}, objective="unified", reference_raises="RuntimeError: min of empty")
+    folder.add("losses", {"img": image * torch.nan, "txt": text}, {}, objective="unified", reference_raises="RuntimeError")
+    assert last_line(golden, capsys, folder.write()) == ("replayed 2 of 2, 1 mismatches", 1)
+
+
+def test_only_metrics_with_ties_and_nan(golden: ModuleType, folder: Folder, capsys: Any) -> None:
+    scores = np.array([[2.0, 1.0, 2.0, 0.0], [0.0, 3.0, 1.0, 1.0]])
+    ranks = {"rank_i2t_optimistic": [0, 1], "rank_i2t_pessimistic": [1, 1]}
+    ranks |= {"rank_t2i_optimistic": [0, 1, 1, 0], "rank_t2i_pessimistic": [0, 1, 1, 0]}
+    folder.add("metrics", {"sim": scores}, {**ranks, "rsum": -1.0}, metric="recall_and_ranks", ties=True)
+    constant = {"sim": np.eye(3), "rel": np.ones((3, 3))}
+    undefined = {"cs2_i2t_per_query": np.full(3, np.nan), "cs2_i2t_mean": np.nan}
+    folder.add("metrics", constant, undefined, metric="coherent_score", params={"K": [2]})
+    folder.add("metrics", {"sim": scores}, {"x": 0.0}, metric="beauty")
+    out = folder.path / "out.npz"
+    assert last_line(golden, capsys, folder.write(), "--out", out) == ("replayed 2 of 3, 0 mismatches", 0)
+    with np.load(out, allow_pickle=False) as arrays:
+        assert "case0/outputs#rsum" not in arrays
+        assert np.isnan(arrays["case1/outputs#cs2_i2t_mean"])
+        assert arrays["case1/outputs#cs2_i2t_mean"].shape == ()
+
+
+def test_answers_may_be_kept_apart_from_the_folder(golden: ModuleType, folder: Folder, sides: Any, capsys: Any) -> None:
+    folder.loss(Unified(), *sides, objective="unified")
+    folder.arrays = {name: array for name, array in folder.arrays.items() if "outputs" not in name}
+    assert last_line(golden, capsys, folder.write(), "--out", folder.path / "out.npz") == ("replayed 1 of 1, 0 mismatches", 0)
+    with np.load(folder.path / "out.npz", allow_pickle=False) as arrays:
+        assert sorted(arrays) == [f"case0/outputs#{name}" for name in ("grad_img", "grad_txt", "loss")]
+
+
+def test_a_folder_without_manifests_is_refused(golden: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as stop:
+        golden.main([str(tmp_path)])
+    assert stop.value.code == 2

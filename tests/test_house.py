@@ -1,0 +1,133 @@
+"""The rules of the house that no other tool checks."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import math
+import re
+import statistics
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import visavis
+
+PROJECT = Path(__file__).resolve().parents[1]
+PACKAGE = PROJECT / "src" / "visavis"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+VERBS = {"catalog", "compare", "demo", "diagnose", "doctor", "evaluate", "features", "index", "load", "search", "serve", "train"}
+
+needs_cli = pytest.mark.skipif(not (PACKAGE / "cli.py").exists(), reason="the command line is not written yet")
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=named)
+def test_a_source_file_has_at_most_300_lines_and_says_what_lives_in_it(path):
+    text = path.read_text()
+    assert text.count("\n") <= 300
+    assert not text.strip() or ast.get_docstring(ast.parse(text)), "a module begins with a docstring"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=named)
+def test_only_the_command_line_prints(path):
+    calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    prints = [call.lineno for call in calls if isinstance(call, ast.Name) and call.id == "print"]
+    assert path.name == "cli.py" or not prints
+
+
+@pytest.mark.parametrize("folder", ["objectives", "metrics", "models"])
+def test_no_mathematics_knows_of_processes(folder):
+    assert [named(path) for path in (PACKAGE / folder).rglob("*.py") if "torch.distributed" in path.read_text()] == []
+
+
+def test_no_module_bears_the_name_of_a_verb():
+    """``visavis.train`` is the function; a module of that name would take its place once imported."""
+    assert [named(path) for path in PACKAGE.iterdir() if path.stem in VERBS] == []
+
+
+def test_every_file_is_written_through_storage():
+    """Only ``storage`` opens a file for writing or saves an array, a tensor or a picture under a name."""
+    writes = re.compile(r"\.write_(text|bytes)\(|open\([^)]*['\"][wax]b?\+?['\"]|\bnp\.savez?\(|\btorch\.save\(|\bsave_file\(|\bto_csv\(")
+    guilty = [
+        f"{named(path)}:{number}"
+        for path in SOURCES
+        if path.name != "storage.py"
+        for number, line in enumerate(path.read_text().split("\n"), 1)
+        if writes.search(line) and not re.search(r"storage\.|\bpart\b|ZipFile|io\.BytesIO", line)
+    ]
+    assert guilty == []
+
+
+def test_every_make_target_that_a_page_names_exists():
+    targets = set(re.findall(r"^([a-z]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE))
+    assert {"demo", "test", "lint", "fix", "docs", "bench", "study", "golden"} <= targets
+    pages = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *(PROJECT / "docs").glob("*.md"), PROJECT / ".ci" / "run"]
+    named_targets = {target for page in pages for target in re.findall(r"(?:^|`)make ([a-z]+)", page.read_text(), re.MULTILINE)}
+    assert named_targets <= targets
+
+
+def test_every_relative_link_of_a_page_leads_somewhere():
+    pages = [*PROJECT.glob("*.md"), *(PROJECT / "docs").rglob("*.md")]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", page.read_text())]
+    assert [f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_example_of_the_how_to_page_is_an_objective():
+    import torch
+
+    (block,) = re.findall(r"```python\n(.*?)```", (PROJECT / "docs" / "extend.md").read_text(), re.DOTALL)
+    names: dict[str, type] = {"__name__": __name__}
+    exec(compile(block, "extend.md", "exec", dont_inherit=True), names)
+    loss = visavis.PairLoss(names["SoftHN"](margin=0.1))
+    images, texts = torch.eye(2), torch.eye(2).flip(0)
+    assert loss(images, texts).item() == pytest.approx(4 * math.log(1 + math.exp(1.1)))
+
+
+def test_versions_agree():
+    version = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]
+    assert visavis.__version__ == importlib.metadata.version("visavis") == version
+    headings = re.findall(r"^## \[(.+?)\]", (PROJECT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == "Unreleased"
+    assert len(headings) == 1 or headings[1] == version
+
+
+def test_public_names_are_importable_and_listed_once():
+    assert len(set(visavis.__all__)) == len(visavis.__all__)
+    assert {"PairLoss", "Targets", "load", "parse"} <= set(visavis.__all__)
+    assert set(visavis.__all__) <= set(dir(visavis))
+
+
+def seconds(*arguments: str) -> float:
+    start = time.perf_counter()
+    subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+    return time.perf_counter() - start
+
+
+def test_importing_costs_little_beside_torch():
+    program = "import time, torch; start = time.perf_counter(); import visavis; print(time.perf_counter() - start)"
+    runs = [subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True) for _ in range(5)]
+    assert statistics.median(float(run.stdout) for run in runs) <= 0.2
+
+
+@needs_cli
+@pytest.mark.parametrize(
+    "command", [["-m", "visavis", "--help"], [str(Path(sys.executable).with_name("visavis")), "--help"]], ids=["module", "script"]
+)
+def test_help_answers_at_once(command):
+    assert statistics.median(seconds(*command) for _ in range(5)) <= 0.5
+
+
+@needs_cli
+def test_help_never_imports_torch():
+    program = "import sys; sys.argv = ['visavis', '--help']\ntry:\n import visavis.cli; visavis.cli.main()\nfinally:\n assert 'torch' not in sys.modules"
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "Usage" in shown.stdout
+    assert "AssertionError" not in shown.stderr

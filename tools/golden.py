@@ -1,0 +1,274 @@
+"""Replay a folder of golden files: known inputs and right answers of objectives and metrics.
+
+    python tools/golden.py GOLDEN [--out FILE.npz]
+
+GOLDEN holds pairs of ``<what>_manifest.json`` and ``<what>.npz``; each may be absent. An entry is dispatched by its
+objective, variant and parameters, never by its name or case. All computed arrays go to FILE under the names the
+manifest gives its outputs. What is not replayed is listed with the reason; the last line is
+``replayed N of M, K mismatches``, and the exit code is 1 if K is not 0.
+
+A new objective is one row of OBJECTIVES, a new metric one function in METRICS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visavis import spec, storage
+from visavis.errors import VisavisError
+from visavis.evaluation import Evaluation, Protocol, rank_scores
+from visavis.metrics import average_precision_at_r, coherent_scores, places, r_precision, ranks, recall_at
+from visavis.objectives import VLC, NTXent, Objective, Triplet, TripletHN, Unified
+from visavis.targets import Targets
+
+Arrays = dict[str, np.ndarray]
+Renamed = dict[str, tuple[str, Callable[[Any], Any]]]  # a parameter -> the field it fills, and how it changes
+MANIFESTS = ("losses", "metrics", "analysis", "models")
+LOOSE_FROM = 1e3  # a sharpness (gamma, 1 / tau, logit scale) that costs digits
+
+
+class NotReplayed(Exception):
+    """The reason why an entry is left out."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """How entries of one objective become a call.
+
+    kind: the class. renamed: parameters that bear another name here or need a change.
+    facts: facts of the targets -> the input that holds each.
+    """
+
+    kind: type[Objective]
+    renamed: Renamed = field(default_factory=dict)
+    facts: dict[str, str] = field(default_factory=dict)
+
+
+def inverse(value: float) -> float:
+    return 1 / value
+
+
+def denominator(words: str) -> str:
+    return "negatives" if "negatives" in words else "all"
+
+
+TEMPERATURE: Renamed = {"temp": ("tau", float), "logit_scale": ("tau", inverse)}
+SCALE: Renamed = {"logit_scale": ("gamma", float), "tau": ("gamma", inverse), "temp": ("gamma", inverse)}
+MARGINS = {"query_margin": "margins", "candidate_margin": "margins"}
+
+OBJECTIVES = {
+    "triplet": Row(Triplet),
+    "triplet_hn": Row(TripletHN),
+    "triplet_hn_adaptive_margin": Row(TripletHN, facts=MARGINS),
+    "nt_xent": Row(NTXent, TEMPERATURE | {"denominator": ("denominator", denominator)}),
+    "vlc": Row(VLC, SCALE),
+    "unified": Row(Unified, SCALE),
+    "unified_adaptive_margin": Row(Unified, SCALE, MARGINS),
+    "unified_weighted": Row(Unified, SCALE, {"weight": "weights"}),
+}
+
+
+def replay_loss(entry: dict[str, Any], inputs: Arrays) -> Arrays:
+    """The value of an objective and its gradients with respect to both sides' embeddings."""
+    row = OBJECTIVES.get(entry["objective"])
+    if row is None:
+        raise NotReplayed("no such objective here")
+    fields = {}
+    for name, value in entry["params"].items():
+        known, change = row.renamed.get(name, (name, lambda same: same))
+        fields[known] = change(value)
+    objective = spec.build(row.kind, fields)
+    image, text = (torch.tensor(inputs[side], requires_grad=True) for side in ("img", "txt"))
+    facts = {fact: torch.tensor(inputs[name]) for fact, name in row.facts.items()}
+    loss = objective(image @ text.T, Targets.paired(len(image), **facts))
+    gradients = torch.autograd.grad(loss, (image, text))
+    return {"loss": loss.detach().numpy()} | {
+        f"grad_{side}": gradient.numpy() for side, gradient in zip(("img", "txt"), gradients, strict=True)
+    }
+
+
+def ids(num_images: int, num_texts: int) -> tuple[Tensor, Tensor]:
+    """Images and their texts, the same number for each, in order."""
+    return torch.arange(num_images), torch.arange(num_images).repeat_interleave(num_texts // num_images)
+
+
+def similarity(inputs: Arrays) -> Tensor:
+    return torch.tensor(inputs["sim"] if "sim" in inputs else inputs["img"] @ inputs["txt"].T)
+
+
+def table(result: Evaluation, direction: str) -> list[float]:
+    return [result.metrics[f"{direction}_{name}"] for name in ("r1", "r5", "r10", "medr", "meanr")]
+
+
+def recall_and_ranks(entry: dict[str, Any], inputs: Arrays) -> Arrays:
+    scores = similarity(inputs)
+    results = {ties: rank_scores(scores, *ids(*scores.shape), ties=ties) for ties in ("optimistic", "pessimistic")}
+    found: Arrays = {}
+    for ties, result in results.items():
+        found |= {f"rank_i2t_{ties}": result.image_ranks - 1.0, f"rank_t2i_{ties}": result.text_ranks - 1.0}
+    if entry.get("ties"):  # the order of an argsort is no fact
+        return found
+    result = results["pessimistic"]
+    return found | {
+        "ref_ranks_i2t": found["rank_i2t_pessimistic"],
+        "ref_ranks_t2i": found["rank_t2i_pessimistic"],
+        "ref_i2t_r1_r5_r10_medr_meanr": np.array(table(result, "i2t")),
+        "ref_t2i_r1_r5_r10_medr_meanr": np.array(table(result, "t2i")),
+        "rsum": np.array(result.metrics["rsum"]),
+        "ref_map5_map10_hits_normalised": np.array([result.metrics[f"i2t_map_at_{k}_hits"] for k in (5, 10)]),
+        "standard_map5_map10_min_R_K_normalised": np.array([result.metrics[f"i2t_map_at_{k}"] for k in (5, 10)]),
+    }
+
+
+def five_fold(entry: dict[str, Any], inputs: Arrays) -> Arrays:
+    scores = similarity(inputs)
+    images, texts = ids(*scores.shape)
+    number = entry["params"].get("folds", 5)
+    folds = Protocol(name="folds", description="consecutive folds", folds=number)
+    one = [rank_scores(scores[i][:, t], images[i], texts[t]) for i, t in folds.split(images, texts)]
+    rows = [
+        [*table(result, "i2t"), *table(result, "t2i"), result.metrics["rsum"]]
+        for result in (*one, rank_scores(scores, images, texts, protocol=folds))
+    ]
+    return {"per_fold": np.array(rows[:-1]), "mean": np.array(rows[-1])}
+
+
+def video_text(_entry: dict[str, Any], inputs: Arrays) -> Arrays:
+    """Ranks as the mean over tied positions; a video's is the least among its captions, each ranked against all others."""
+    by_text = torch.tensor(inputs["sim"])
+    videos, texts = ids(by_text.shape[1], by_text.shape[0])
+    of_captions = ranks(by_text.T[texts], Targets.paired(len(texts)), ties="mean")
+    found = {
+        "t2v": ranks(by_text, Targets(query_ids=texts, candidate_ids=videos), ties="mean"),
+        "v2t": of_captions.view(len(videos), -1).amin(1),
+    }
+    answers: dict[str, float] = {}
+    for direction, rank in found.items():
+        recalls = {k: 100 * recall_at(rank, k) for k in (1, 5, 10, 50)}
+        answers |= {f"{direction}_R{k}": recall for k, recall in recalls.items()}
+        answers |= {f"{direction}_MedR": rank.quantile(0.5).item(), f"{direction}_MeanR": rank.mean().item()}
+        answers[f"{direction}_geometric_mean_R1-R5-R10"] = (recalls[1] * recalls[5] * recalls[10]) ** (1 / 3)
+    return {name: np.array(value) for name, value in answers.items()}
+
+
+def eccv_caption(_entry: dict[str, Any], inputs: Arrays) -> Arrays:
+    scores = similarity(inputs)
+    query, candidate = torch.tensor(inputs["positives"]).nonzero(as_tuple=True)
+    found = places(scores, Targets.from_pairs(query, candidate, *scores.shape))
+    answers = {"map_at_r": average_precision_at_r(found).mean().item(), "rprecision": r_precision(found).mean().item()}
+    return {name: np.array(value) for name, value in answers.items()} | {f"r{k}": np.array(recall_at(found[:, 0], k)) for k in (1, 5, 10)}
+
+
+def coherent_score(entry: dict[str, Any], inputs: Arrays) -> Arrays:
+    scores, relevance = similarity(inputs), torch.tensor(inputs["rel"])
+    answers: Arrays = {}
+    for k in entry["params"]["K"]:
+        for direction, score in (("i2t", scores), ("t2i", scores.T)):
+            per_query = coherent_scores(score, relevance, k=k).numpy()
+            answers |= {f"cs{k}_{direction}_per_query": per_query, f"cs{k}_{direction}_mean": per_query.mean()}
+    return answers
+
+
+METRICS = {function.__name__: function for function in (recall_and_ranks, five_fold, video_text, eccv_caption, coherent_score)}
+
+
+def replay_metric(entry: dict[str, Any], inputs: Arrays) -> Arrays:
+    if entry["metric"] not in METRICS:
+        raise NotReplayed("no such metric here")
+    return METRICS[entry["metric"]](entry, inputs)
+
+
+def replay_later(_entry: dict[str, Any], _inputs: Arrays) -> Arrays:
+    raise NotReplayed("nothing here computes it yet")
+
+
+REPLAYS = {"losses": replay_loss, "metrics": replay_metric, "analysis": replay_later, "models": replay_later}
+
+
+def answers(manifest: str, entry: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Arrays:
+    """What is computed here for an entry. Raises NotReplayed where that is nothing."""
+    found = REPLAYS[manifest](entry, {name: arrays[key] for name, key in entry["inputs"].items()})
+    if entry.get("outputs") and not entry["outputs"].keys() & found.keys():
+        raise NotReplayed("none of its outputs is computed here")
+    return found
+
+
+def sharpness(params: dict[str, Any]) -> float:
+    """The largest of gamma, 1 / tau and logit scale."""
+    direct = [params.get(name, 0) for name in ("gamma", "logit_scale")]
+    return max(*direct, *(1 / params[name] for name in ("tau", "temp") if params.get(name)), 0)
+
+
+def mismatches(entry: dict[str, Any], found: Arrays, expected: Arrays) -> list[str]:
+    """The outputs of an entry that differ from the right answers."""
+    if entry.get("reference_raises"):
+        return [name for name, value in found.items() if not np.isfinite(value).all()]
+    if not entry.get("gradient_defined", True):
+        found = {name: value for name, value in found.items() if not name.startswith("grad_")}
+    rtol = 1e-7 if sharpness(entry.get("params", {})) >= LOOSE_FROM else 1e-9
+    return [
+        name
+        for name, value in found.items()
+        if name in expected
+        and (np.shape(value) != expected[name].shape or not np.allclose(value, expected[name], rtol=rtol, atol=1e-11, equal_nan=True))
+    ]
+
+
+def describe(manifest: str, entry: dict[str, Any]) -> str:
+    what = entry.get("objective") or entry.get("metric") or entry.get("name")
+    return " ".join(str(word) for word in (manifest, entry.get("case", ""), what, entry.get("variant", "")) if word)
+
+
+def replay(folder: Path) -> tuple[Arrays, list[str], tuple[int, int, int]]:
+    """All computed arrays, what there is to say, and how many entries were replayed, there are, and mismatch."""
+    computed: Arrays = {}
+    lines: list[str] = []
+    replayed = total = wrong = 0
+    for manifest in MANIFESTS:
+        if not (folder / f"{manifest}_manifest.json").exists():
+            continue
+        entries = storage.read_json(folder / f"{manifest}_manifest.json")["entries"]
+        total += len(entries)
+        with np.load(folder / f"{manifest}.npz", allow_pickle=False) as arrays:
+            for entry in entries:
+                try:
+                    found = answers(manifest, entry, arrays)
+                except (NotReplayed, VisavisError) as reason:
+                    lines.append(f"not replayed: {describe(manifest, entry)}: {reason}")
+                    continue
+                outputs = entry.get("outputs", {})
+                bad = mismatches(entry, found, {name: arrays[key] for name, key in outputs.items() if key in arrays})
+                computed |= {key: np.asarray(found[name]) for name, key in outputs.items() if name in found}
+                lines += [f"left out: {describe(manifest, entry)}: {name}" for name in outputs if name not in found]
+                lines += [f"MISMATCH: {describe(manifest, entry)}: {', '.join(bad)}"] if bad else []
+                replayed += 1
+                wrong += bool(bad)
+    return computed, lines, (replayed, total, wrong)
+
+
+def main(arguments: Iterable[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("golden", type=Path, help="a folder of manifests and npz files")
+    parser.add_argument("--out", type=Path, help="an npz file for every computed array")
+    given = parser.parse_args(None if arguments is None else list(arguments))
+    if not any(given.golden.glob("*_manifest.json")):
+        parser.error(f"{given.golden} holds no *_manifest.json: name a folder of golden files.")
+    computed, lines, (replayed, total, wrong) = replay(given.golden)
+    if given.out:
+        with storage.replacing(given.out) as part, open(part, "wb") as file:
+            np.savez(file, **computed)  # type: ignore[arg-type]
+    sys.stdout.write("\n".join([*lines, f"replayed {replayed} of {total}, {wrong} mismatches"]) + "\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
