@@ -2,6 +2,9 @@
 
     python tools/train_scene_encoder.py
 
+took 460 s of one core (65 s of them to draw 18,000 scenes) and prints how well linear readings of the result do on
+1,000 new scenes: background 1.00, color 0.94, size 0.95, pattern 0.91, shape 0.78 (0.47 in held-out colors).
+
 It learns from what scene graphs say: for each region, the attributes of the thing centered there; for the mean of
 all regions, the background, the number of things, which pairs of attributes occur and which relations hold. Only
 training scenes are drawn, so the held-out combinations are as new to it as to what is trained on top, and its
