@@ -24,6 +24,7 @@ from visavis import storage
 from visavis.data.features import Side, View
 from visavis.errors import DataError, MissingExtra, SpecError
 from visavis.models.preprocessing import Preprocessing
+from visavis.models.sentence_pooling import SentencePooling
 from visavis.types import Encoded
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class VisionTower(nn.Module):
 class TextTower(nn.Module):
     """Texts to one vector each, or to one vector a word piece (those that open and close a text included)."""
 
-    def __init__(self, spec: TowerSpec, model: nn.Module, tokenizer: Any, pooling: Pooling):
+    def __init__(self, spec: TowerSpec, model: nn.Module, tokenizer: Any, pooling: SentencePooling):
         super().__init__()
         self.spec, self.model, self.tokenizer, self.pooling = spec, model, tokenizer, pooling
 
@@ -139,23 +140,6 @@ class TextTower(nn.Module):
         return self.tokenizer(list(texts), truncation=True, max_length=self.pooling.longest, return_token_type_ids=False, **options)
 
 
-@dataclass(frozen=True)
-class Pooling:
-    """How a sentence model makes one vector of a text's words ``[N, L, D]``: their mean, or the first.
-
-    longest: the number of word pieces after which a text is cut.
-    """
-
-    kind: str = "mean"
-    normalize: bool = False
-    longest: int = 512
-
-    def __call__(self, words: Tensor, mask: Tensor) -> Tensor:
-        weight = mask[..., None].float()
-        pooled = words[:, 0] if self.kind == "first" else (words * weight).sum(1) / weight.sum(1)
-        return nn.functional.normalize(pooled, dim=-1) if self.normalize else pooled
-
-
 def open_vision(name: str, view: View = "pooled", *, crops: int = 1) -> VisionTower:
     """The vision encoder of a name. Raises DataError if no such model is found, MissingExtra without transformers."""
     spec = TowerSpec("vision", name, view, crops)
@@ -175,7 +159,9 @@ def open_text(name: str, view: View = "pooled") -> TextTower:
     model = _load(folder)
     tokenizer = _transformers().AutoTokenizer.from_pretrained(folder)
     config: Any = getattr(model.config, "text_config", model.config)
-    return TextTower(spec, model, tokenizer, _pooling(folder, min(config.max_position_embeddings, tokenizer.model_max_length))).eval()
+    return TextTower(
+        spec, model, tokenizer, SentencePooling.read(folder, min(config.max_position_embeddings, tokenizer.model_max_length))
+    ).eval()
 
 
 def weights_checksum(model: nn.Module) -> str:
@@ -266,26 +252,6 @@ def _grid(states: Tensor, pixels: Tensor, model: nn.Module) -> Tensor:
     patch = getattr(getattr(config, "vision_config", config), "patch_size", None)
     regions = (pixels.shape[-2] // patch) * (pixels.shape[-1] // patch) if isinstance(patch, int) else states.shape[1]
     return states[:, -min(regions, states.shape[1]) :]
-
-
-def _pooling(folder: Path, longest: int) -> Pooling:
-    """What the folder's sentence-transformers files say; without them the mean, at the model's own length."""
-    if not (folder / "modules.json").exists():
-        return Pooling(longest=longest)
-    modules = storage.read_json(folder / "modules.json")
-    kinds = {module["type"].rsplit(".", 1)[-1]: folder / module["path"] for module in modules}
-    pooling = storage.read_json(kinds["Pooling"] / "config.json")
-    chosen = [name.removeprefix("pooling_mode_") for name, on in pooling.items() if name.startswith("pooling_mode_") and on] or [
-        pooling.get("pooling_mode")
-    ]
-    names = {"mean_tokens": "mean", "mean": "mean", "cls_token": "first", "cls": "first"}
-    if len(chosen) != 1 or chosen[0] not in names or set(kinds) - {"Transformer", "Pooling", "Normalize"}:
-        raise DataError(
-            f"{folder} pools words by {', '.join(map(str, chosen))} through {', '.join(kinds)}; known are the mean and the first token, normalized or not."
-        )
-    file = folder / "sentence_bert_config.json"
-    limit = storage.read_json(file).get("max_seq_length") if file.exists() else None
-    return Pooling(names[chosen[0]], "Normalize" in kinds, min(limit or longest, longest))
 
 
 class _SceneModel(nn.Module):
