@@ -204,3 +204,8 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
+    except OSError as error:
+        if error.filename is None and error.errno is None:
+            raise
+        typer.echo(f"visavis: {error.filename or 'a file'} cannot be read or written: {error.strerror}.", err=True)
+        sys.exit(1)

@@ -207,6 +207,15 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
         raise RunError(f"{path} is not a readable safetensors file: {error}.") from None
 
 
+def remove_parts(folder: str | Path) -> None:
+    """Remove what a killed process was writing when it died: the temporary files and folders of ``replacing``."""
+    for part in list(Path(folder).rglob(".*.part")):
+        if part.is_dir():
+            shutil.rmtree(part, ignore_errors=True)
+        else:
+            part.unlink(missing_ok=True)
+
+
 def remove_folder(path: str | Path) -> None:
     """Remove a folder that this program made (old checkpoints, parts of a cache)."""
     shutil.rmtree(path, ignore_errors=True)

@@ -16,12 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from visavis.errors import MissingSupervision, ShapeError
 
-Ids = Tensor | Sequence[int]
+Ids = Tensor | np.ndarray | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -86,19 +87,15 @@ class Targets:
 
     def __post_init__(self) -> None:
         for name in ("query_ids", "candidate_ids"):
-            object.__setattr__(self, name, _as_ids(getattr(self, name), name))
+            object.__setattr__(self, name, as_ids(getattr(self, name), name))
         for name, length in (("rows", len(self.query_ids)), ("columns", len(self.candidate_ids))):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, torch.arange(length, device=self.query_ids.device))
         for query_fact, candidate_fact in QUERY_FACTS.items():
             for name, ids in ((query_fact, self.query_ids), (candidate_fact, self.candidate_ids)):
-                fact = getattr(self, name)
-                if fact is not None and len(fact) != len(ids):
-                    raise ShapeError(f"{name} has {len(fact)} entries, expected {len(ids)}: one for each item of its side.")
+                _check_item_fact(name, getattr(self, name), len(ids))
         for name in PAIR_FACTS:
-            fact = getattr(self, name)
-            if isinstance(fact, Tensor) and fact.shape != self.shape:
-                raise ShapeError(f"{name} has shape {list(fact.shape)}, expected {list(self.shape)}: queries x candidates.")
+            _check_pair_fact(name, getattr(self, name), self.shape)
 
     @classmethod
     def paired(cls, n: int, **facts: Any) -> Targets:
@@ -108,7 +105,7 @@ class Targets:
     @classmethod
     def from_pairs(cls, query_index: Ids, candidate_index: Ids, num_queries: int, num_candidates: int, **facts: Any) -> Targets:
         """Any relation, given by its pairs (positions ``[P]`` and ``[P]``); positives may overlap."""
-        query_index, candidate_index = _as_ids(query_index, "query_index"), _as_ids(candidate_index, "candidate_index")
+        query_index, candidate_index = as_ids(query_index, "query_index"), as_ids(candidate_index, "candidate_index")
         if len(query_index) != len(candidate_index):
             raise ShapeError(
                 f"query_index has {len(query_index)} entries and candidate_index {len(candidate_index)}: give one of each for a pair."
@@ -174,10 +171,8 @@ class Targets:
         if isinstance(fact, Tensor):
             return fact
         block = fact(self.rows, self.columns)
-        if block.shape != self.shape:
-            raise ShapeError(
-                f"the function given for {name} returned shape {list(block.shape)}, expected {list(self.shape)}: rows x columns."
-            )
+        if not isinstance(block, Tensor) or block.shape != self.shape:
+            raise ShapeError(f"the function given for {name} returned {_form(block)}, expected {list(self.shape)}: rows x columns.")
         return block
 
     def margin_or(self, margin: float, objective: str) -> Tensor | float:
@@ -192,16 +187,39 @@ class Targets:
         return margin if self.query_margin is None else self.query_margin
 
 
-def _as_ids(ids: Ids, name: str) -> Tensor:
+def as_ids(ids: Ids, name: str) -> Tensor:
+    """Ids as a LongTensor ``[N]``. Raises ShapeError, by ``name``, for anything but whole numbers in one row."""
     try:
-        tensor = torch.as_tensor(ids)
-    except (TypeError, ValueError):
+        tensor = ids if isinstance(ids, Tensor) else torch.from_numpy(np.array(ids))
+    except (TypeError, ValueError, RuntimeError):
         raise ShapeError(f"{name} must be whole numbers in one row; texts and nested lists cannot be ids: number them first.") from None
-    if tensor.dim() != 1 or tensor.is_floating_point() or tensor.is_complex():
-        if tensor.numel() == 0 and tensor.dim() == 1:
-            return tensor.long()
+    if tensor.dim() != 1 or (tensor.numel() and (tensor.is_floating_point() or tensor.is_complex())):
         raise ShapeError(f"{name} has shape {list(tensor.shape)} and dtype {tensor.dtype}, expected one whole number for each item.")
     return tensor.long()
+
+
+def _check_item_fact(name: str, fact: Any, length: int) -> None:
+    wanted = [length] if name.endswith("margin") else [length, "K"]
+    if fact is not None and (not isinstance(fact, Tensor) or fact.dim() != len(wanted) or len(fact) != length):
+        raise ShapeError(f"{name} is {_form(fact)}, expected a tensor {wanted}: one entry for each item of its side.".replace("'", ""))
+
+
+def _check_pair_fact(name: str, fact: Any, shape: torch.Size) -> None:
+    """The shape of a tensor or of factors; a function is asked when its block is needed."""
+    if isinstance(fact, Factors):
+        sides = (fact.query_vectors, fact.candidate_vectors)
+        if any(side.shape != (length, sides[0].shape[-1]) for side, length in zip(sides, shape, strict=True)):
+            forms = " and ".join(str(list(side.shape)) for side in sides)
+            raise ShapeError(f"{name} is given as Factors {forms}, expected [{shape[0]}, E] and [{shape[1]}, E] for queries x candidates.")
+    elif isinstance(fact, Tensor):
+        if fact.shape != shape:
+            raise ShapeError(f"{name} has shape {list(fact.shape)}, expected {list(shape)}: queries x candidates.")
+    elif fact is not None and not callable(fact):
+        raise ShapeError(f"{name} is {_form(fact)}, expected a tensor {list(shape)}, Factors, or a function of (rows, columns).")
+
+
+def _form(fact: Any) -> str:
+    return f"shape {list(fact.shape)}" if isinstance(fact, Tensor) else f"a value of type {type(fact).__name__}"
 
 
 def _last(index: Tensor) -> int:

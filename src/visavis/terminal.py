@@ -25,10 +25,10 @@ LISTED = 200
 
 
 class Bars:
-    """A Watch that draws: one bar a kind of work, one for training."""
+    """A Watch that draws: one bar a kind of work, one for training; ``quiet``: only what must be said."""
 
     def __init__(self, *, quiet: bool = False):
-        self.console = Console(stderr=True, quiet=quiet, highlight=False)
+        self.console = Console(stderr=True, highlight=False)
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
         self.progress = Progress(*columns, console=self.console, transient=True, disable=quiet or not self.console.is_terminal)
         self.tasks: dict[str, TaskID] = {}
@@ -41,7 +41,7 @@ class Bars:
         self.progress.stop()
 
     def say(self, sentence: str) -> None:
-        self.console.print(escape(sentence))
+        self.console.print(escape(sentence), soft_wrap=True)
 
     def work(self, what: str, done: int, total: int, per_s: float) -> None:
         self._show(what, what, done, total, f"{done:,}/{total:,}" + (f"  {per_s:,.0f}/s" if per_s else ""))
@@ -66,9 +66,10 @@ def print_trained(trained: Trained) -> None:
         print_evaluation(trained.test)
     console.print(
         f"{escape(trained.objective)}, positives by {trained.targets}: best validation RSUM {trained.validation_rsum:.1f} at step {trained.best_step:,}; "
-        f"training {trained.seconds:.0f} s, data and features {trained.cache_seconds:.0f} s."
+        f"training {trained.seconds:.0f} s, data and features {trained.cache_seconds:.0f} s.",
+        soft_wrap=True,
     )
-    console.print(f"Run folder: {escape(str(trained.folder))}")
+    console.print(f"Run folder: {escape(str(trained.folder))}", soft_wrap=True)
 
 
 def print_evaluation(result: Evaluation) -> None:
@@ -81,7 +82,8 @@ def print_evaluation(result: Evaluation) -> None:
     _console().print(table)
     _console().print(
         f"RSUM {m['rsum']:.1f}, average recall {m['average_recall']:.1f}  (protocol {result.protocol}: {result.num_images:,} images, "
-        f"{result.num_texts:,} texts, {result.captions_per_image:g} captions an image; ties {result.ties})"
+        f"{result.num_texts:,} texts, {result.captions_per_image:g} captions an image; ties {result.ties})",
+        soft_wrap=True,
     )
 
 

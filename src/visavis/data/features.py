@@ -20,6 +20,7 @@ from torch import Tensor
 
 from visavis import storage
 from visavis.data.dataset import Dataset
+from visavis.data.precomp import precomp_features, precomp_splits
 from visavis.errors import DataError, RefusedOverwrite
 from visavis.types import Encoded
 
@@ -145,6 +146,35 @@ class ArrayFeatures:
     def read(self, rows: Sequence[int] | np.ndarray | Tensor) -> Encoded:
         """Rows, in the given order, as float32."""
         return Encoded(self._vectors[torch.as_tensor(rows)].float())
+
+
+class PrecompFeatures:
+    """The stored features of a whole set in the layout of the VSE++ family, read by rows."""
+
+    def __init__(self, path: str | Path):
+        self.folder = Path(path)
+        self._arrays = {split: precomp_features(path, split) for split in precomp_splits(path)}
+        self._first = dict(zip(self._arrays, np.cumsum([0, *map(len, self._arrays.values())]), strict=False))
+
+    def __len__(self) -> int:
+        return sum(map(len, self._arrays.values()))
+
+    @property
+    def width(self) -> int:
+        return int(next(iter(self._arrays.values())).shape[-1])
+
+    def rows(self, keys: Iterable[str]) -> np.ndarray:
+        """The row of each image name ``<split>-<i>``."""
+        parts = (key.rsplit("-", 1) for key in keys)
+        return np.array([self._first[split] + int(index) for split, index in parts], dtype=np.int64)
+
+    def read(self, rows: np.ndarray) -> Encoded:
+        """Rows, in the given order, as float32."""
+        values = np.empty((len(rows), *next(iter(self._arrays.values())).shape[1:]), np.float32)
+        for split, array in self._arrays.items():
+            here = (rows >= self._first[split]) & (rows < self._first[split] + len(array))
+            values[here] = array[rows[here] - self._first[split]]
+        return Encoded(torch.from_numpy(values))
 
 
 class FeatureWriter:

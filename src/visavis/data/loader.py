@@ -17,9 +17,11 @@ from torch import Tensor
 
 from visavis.data.captions import Vocabulary, pad_numbers
 from visavis.data.dataset import Dataset
-from visavis.data.features import ArrayFeatures, FeatureStore
+from visavis.data.features import ArrayFeatures, FeatureStore, PrecompFeatures
 from visavis.errors import DataError
 from visavis.types import Encoded
+
+Features = FeatureStore | ArrayFeatures | PrecompFeatures
 
 
 class Source(Protocol):
@@ -34,7 +36,7 @@ class Source(Protocol):
 class Rows:
     """Features of a store, by the rows of this data set's items; several crops are averaged."""
 
-    store: FeatureStore | ArrayFeatures
+    store: Features
     rows: np.ndarray
     crops: int = 1
 

@@ -40,6 +40,11 @@ def precomp_features(path: str | Path, split: str) -> np.ndarray:
     return rows[::per_image]
 
 
+def precomp_splits(path: str | Path) -> list[str]:
+    """The splits of a folder in this layout, in order."""
+    return [_split_of(stem) for stem in _stems(Path(path))]
+
+
 def _read_split(listing: Listing, folder: Path, stem: str) -> None:
     rows, captions = _open(folder, stem)
     per_image = _rows_per_image(rows, len(captions))

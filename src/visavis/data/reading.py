@@ -51,7 +51,7 @@ def list_dataset(path: str | Path) -> Listing:
 
 def find_source(path: str | Path) -> Path:
     """The list that describes a data set: a Karpathy ``.json``, a table, or a folder of precomputed features."""
-    place = _find(Path(path).expanduser())
+    place = find_file(path)
     if place.is_file():
         if place.name.endswith(("_ims.npy", "_caps.txt")):
             return place.parent
@@ -71,7 +71,9 @@ def find_source(path: str | Path) -> Path:
     return lists[0]
 
 
-def _find(path: Path) -> Path:
+def find_file(path: str | Path) -> Path:
+    """A file or folder by its path, or by its name under ``VISAVIS_DATA``. Raises DataError saying where it was looked for."""
+    path = Path(path).expanduser()
     if path.exists():
         return path
     root = os.environ.get("VISAVIS_DATA")

@@ -33,16 +33,23 @@ BATCH = 64
 class Front:
     """How pictures and sentences become what a matcher reads: frozen towers, or a vocabulary for the words.
 
-    vision: the tower of images; its preprocessing alone where the matcher trains on pixels.
+    vision: the tower of images (its preprocessing alone where the matcher trains on pixels); None: only stored features.
     """
 
-    vision: TowerSpec
+    vision: TowerSpec | None
     text: TowerSpec | None
     vocabulary: Vocabulary | None
 
+    @property
+    def vision_spec(self) -> TowerSpec:
+        """The tower of images. Raises RunError if the model knows only stored features."""
+        if self.vision is None:
+            raise RunError("this model was trained on stored features without a vision tower: it cannot read new images.")
+        return self.vision
+
     @cached_property
     def vision_tower(self) -> VisionTower:
-        return self.vision.open()  # type: ignore[return-value]
+        return self.vision_spec.open()  # type: ignore[return-value]
 
     @cached_property
     def text_tower(self) -> TextTower:
@@ -54,7 +61,7 @@ class Front:
         if view == "pixels":
             return Encoded(self.vision_tower.preprocess(pictures))
         features = self.vision_tower.encode(pictures)
-        return features.map(lambda part: part.mean(1)) if self.vision.crops > 1 else features
+        return features.map(lambda part: part.mean(1)) if self.vision_spec.crops > 1 else features
 
     def texts(self, texts: Sequence[str]) -> Encoded:
         """Sentences as the matcher reads them."""
@@ -64,7 +71,7 @@ class Front:
         """A model folder: the matcher's config and weights, and this front in the config."""
         words = None if self.vocabulary is None else list(self.vocabulary.words)
         text = None if self.text is None else asdict(self.text)
-        matcher.save_pretrained(folder, vision=asdict(self.vision), text=text, vocabulary=words)
+        matcher.save_pretrained(folder, vision=None if self.vision is None else asdict(self.vision), text=text, vocabulary=words)
 
 
 class Retriever:
@@ -94,7 +101,7 @@ class Retriever:
         matcher = kind(build(kind.Config, config["architecture"]))
         load_weights(matcher, folder)
         vocabulary = Vocabulary(tuple(config["vocabulary"])) if config["vocabulary"] else None
-        return cls(matcher, Front(TowerSpec(**config["vision"]), TowerSpec(**config["text"]) if config["text"] else None, vocabulary))
+        return cls(matcher, Front(_spec(config["vision"]), _spec(config["text"]), vocabulary))
 
     def encode_images(self, images: Sequence[str | Path | Picture], progress: Callable[[int, int], None] | None = None) -> Tensor:
         """Unit rows ``[N, D]`` of pictures given as paths or PIL images. Raises DataError naming a file that is no image."""
@@ -141,6 +148,10 @@ class PixelSource:
         if self.augment and generator is not None:
             pictures = [random_flip(random_resized_crop(picture, min(picture.size), generator), generator) for picture in pictures]
         return Encoded(self.tower.preprocess(pictures))
+
+
+def _spec(fields: dict[str, Any] | None) -> TowerSpec | None:
+    return None if fields is None else TowerSpec(**fields)
 
 
 def _picture(image: Any) -> Picture:

@@ -51,13 +51,24 @@ class Objective(ABC):
 
         Raises ShapeError if scores and targets do not fit.
         """
+        scores, targets = self.prepare(scores, targets)
+        return self.reduce(self.terms(scores, targets), self.terms(scores.T, targets.T))
+
+    def prepare(self, scores: Tensor, targets: Targets) -> tuple[Tensor, Targets]:
+        """What ``terms`` takes: scores in float32 at least, targets beside them with all that the engine owes an objective."""
+        if not isinstance(targets, Targets):
+            raise ShapeError(
+                f"the targets are a {type(targets).__name__}, expected a Targets: see Targets.paired and Targets(query_ids=...)."
+            )
+        if not isinstance(scores, Tensor) or not scores.is_floating_point():
+            found = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
+            raise ShapeError(f"the scores are of type {found}, expected a tensor of floating-point numbers: queries x candidates.")
         if scores.shape != targets.shape:
             raise ShapeError(
                 f"scores have shape {list(scores.shape)}, but the targets speak of {targets.shape[0]} queries and {targets.shape[1]} candidates."
             )
         scores = promoted(scores)
-        targets = with_positive_scores(self, scores, targets.to(scores.device))
-        return self.reduce(self.terms(scores, targets), self.terms(scores.T, targets.T))
+        return scores, with_positive_scores(self, scores, targets.to(scores.device))
 
     def terms(self, scores: Tensor, targets: Targets) -> Tensor:
         """``one_way``, and no terms where there is nothing to compare."""

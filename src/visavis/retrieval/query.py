@@ -53,9 +53,9 @@ def rank(model: Retriever, place: Dataset, query: str, top: int, watch: Watch) -
         source: Any = PixelSource(place, front.vision_tower, augment=False)
         rows = np.arange(len(place.images))
     else:
-        source = cache_features(place, front.vision, progress=lambda done, total, per_s: watch.work("images", done, total, per_s))
+        source = cache_features(place, front.vision_spec, progress=lambda done, total, per_s: watch.work("images", done, total, per_s))
         rows = source.rows(image.name for image in place.images)
-    crops = front.vision.crops
+    crops = front.vision_spec.crops
     with torch.inference_mode():
         text = matcher.encode_text(front.texts([query]))
         blocks = []

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from visavis import storage
-from visavis.errors import RunError
 
 
 @dataclass
@@ -77,20 +76,29 @@ class Checkpoint:
 
 
 def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
-    """The state of an optimizer as tensors by ``<parameter>.<name>``."""
+    """The state of an optimizer as tensors by ``<parameter's name>.<name>``."""
     state = optimizer.state_dict()["state"]
     return {
-        f"{index}.{name}": torch.as_tensor(value) for index, values in state.items() for name, value in values.items() if value is not None
+        f"{parameter}.{name}": torch.as_tensor(value)
+        for index, parameter in enumerate(_parameter_names(optimizer))
+        for name, value in state.get(index, {}).items()
+        if value is not None
     }
 
 
 def restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Give an optimizer back what ``optimizer_tensors`` took."""
+    """Give an optimizer what ``optimizer_tensors`` took of it, or of one over other parts: each parameter finds its own."""
+    places = {parameter: index for index, parameter in enumerate(_parameter_names(optimizer))}
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
-        index, name = key.split(".", 1)
-        state.setdefault(int(index), {})[name] = value
+        parameter, name = key.rsplit(".", 1)
+        if parameter in places:
+            state.setdefault(places[parameter], {})[name] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _parameter_names(optimizer: Optimizer) -> list[str]:
+    return [name for group in optimizer.param_groups for name in group["param_names"]]
 
 
 def _complete(run: Path) -> list[Path]:
@@ -99,10 +107,8 @@ def _complete(run: Path) -> list[Path]:
 
 
 def _free(target: Path) -> Path:
-    """``target``, or ``target-b``, ``target-c``: a second checkpoint at the same step never meets the first."""
-    if not target.exists():
+    """``target``, or after others of the same step ``target-b``, ``target-c``: the newest is the last by name."""
+    last = max((path.name for path in target.parent.glob(f"{target.name}*")), default="")
+    if not last:
         return target
-    for letter in "bcdefghijklmnopqrstuvwxyz":
-        if not (other := target.with_name(f"{target.name}-{letter}")).exists():
-            return other
-    raise RunError(f"{target.parent} holds too many checkpoints of one step: remove all but the last.")
+    return target.with_name(f"{target.name}-{'b' if last == target.name else chr(ord(last[-1]) + 1)}")

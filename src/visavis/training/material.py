@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,9 @@ from torch import Tensor
 
 from visavis.data.captions import Vocabulary
 from visavis.data.dataset import Dataset
-from visavis.data.features import ArrayFeatures, FeatureStore
-from visavis.data.loader import Loader, Plan, Rows, Source, Tokens
-from visavis.data.reading import _find as stored_file
-from visavis.data.reading import open_dataset
+from visavis.data.features import ArrayFeatures, PrecompFeatures
+from visavis.data.loader import Features, Loader, Plan, Rows, Source, Tokens
+from visavis.data.reading import find_file, find_source, open_dataset
 from visavis.errors import RecipeError, nearest
 from visavis.evaluation import Evaluation, evaluate
 from visavis.models import CATALOG, Matcher
@@ -29,6 +27,8 @@ from visavis.types import Encoded, concatenate
 from visavis.watch import Silent, Watch
 
 ENCODE_IMAGES, ENCODE_TEXTS = 256, 512
+PRECOMP = "precomp"
+"""``vision.features`` of this name: those that the data set itself stores, in the layout of the VSE++ family."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Material:
     recipe: Recipe
     data: Dataset
     front: Front
-    visual: FeatureStore | ArrayFeatures | None
-    text: FeatureStore | None
+    visual: Features | None
+    text: Features | None
 
     def sources(self, split: Dataset) -> tuple[Source, Source]:
         """What the model reads of a split's images and captions."""
@@ -122,17 +122,22 @@ def prepare(recipe: Recipe, watch: Watch | None = None) -> tuple[Material, Match
     return material, matcher
 
 
-def _visual(recipe: Recipe, data: Dataset, watch: Watch) -> tuple[FeatureStore | ArrayFeatures | None, TowerSpec]:
+def _visual(recipe: Recipe, data: Dataset, watch: Watch) -> tuple[Features | None, TowerSpec | None]:
     vision = recipe.vision
-    tower = TowerSpec("vision", vision.tower, "grid" if vision.view == "pixels" else vision.view, vision.crops)
+    if not vision.tower and (vision.view == "pixels" or not vision.features):
+        raise RecipeError("vision.tower is empty: name the encoder of the images, or stored features in vision.features.")
+    tower = TowerSpec("vision", vision.tower, "grid" if vision.view == "pixels" else vision.view, vision.crops) if vision.tower else None
     if vision.view == "pixels":
         return None, tower
+    if vision.features == PRECOMP:
+        return PrecompFeatures(find_source(recipe.data.path)), tower
     if vision.features:
-        return ArrayFeatures.open(stored_file(Path(vision.features)), data), tower
+        return ArrayFeatures.open(find_file(vision.features), data), tower
+    assert tower is not None
     return cache_features(data, tower, progress=_told(watch, "image features")), tower
 
 
-def _text(recipe: Recipe, data: Dataset, watch: Watch) -> tuple[FeatureStore | None, Vocabulary | None]:
+def _text(recipe: Recipe, data: Dataset, watch: Watch) -> tuple[Features | None, Vocabulary | None]:
     text = recipe.text
     if text.tower == "vocabulary":
         return None, Vocabulary.of(data.split("train").captions, text.min_count)

@@ -18,7 +18,7 @@ from visavis.errors import RecipeError, SpecError, nearest
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Data(Section):
@@ -31,11 +31,12 @@ class Data(Section):
 class Vision(Section):
     """How images are read. tower: a frozen encoder, by name or folder. view: what of it; "pixels": the model trains it.
 
-    features: a stored array of its features, row i of image i, instead of computing them. crops: 1 or 10. augment: random
+    features: a stored array of its features, row i of image i, instead of computing them; "precomp": those of the data set
+    itself; a model without a tower cannot read new images. crops: 1 or 10. augment: random
     resized crop and flip in training ("pixels" only).
     """
 
-    tower: str
+    tower: str = ""
     view: Literal["pooled", "grid", "pixels"] = "pooled"
     features: str = ""
     crops: int = 1
@@ -109,7 +110,7 @@ class Training(Section):
     """
 
     batch_size: int = Field(128, gt=1)
-    captions_per_image: int | None = None
+    captions_per_image: int | None = Field(None, gt=0)
     length_buckets: int = Field(0, ge=0)
     clip_norm: float = Field(2.0, ge=0)
     accumulate: int = Field(1, gt=0)
@@ -118,7 +119,7 @@ class Training(Section):
     evaluate_every: int = Field(0, ge=0)
     checkpoint_s: float = Field(30.0, ge=0)
     threads: int = Field(0, ge=0)
-    device: str = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     probe_batches: int = Field(8, gt=0)
 
 
@@ -133,9 +134,9 @@ class Evaluation(Section):
 class Recipe(Section):
     """Everything that a training is; saved resolved as ``run.toml``."""
 
-    name: str
+    name: str = Field(pattern=r"^[^/\\]+$")
     about: str = ""
-    seed: int = 0
+    seed: int = Field(0, ge=0)
     data: Data = Data()
     vision: Vision
     text: Text = Text()
@@ -187,13 +188,15 @@ def parse_override(text: str) -> tuple[str, Any]:
         raise RecipeError(f"{text!r} is not of the form key=value, such as training.batch_size=64.")
     try:
         return key.strip(), ast.literal_eval(value)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return key.strip(), {"true": True, "false": False}.get(value.lower(), value)
 
 
 def _short_for(key: str, content: dict[str, Any]) -> list[str]:
     """The full paths that a key stands for: ``objective`` and ``epochs`` reach into the phases."""
-    phases = content.get("phases", [])
+    phases = content.get("phases")
+    if not isinstance(phases, list):
+        return [key]
     if key == "objective":
         return [f"phases.{i}.objective" for i in range(len(phases))]
     if key == "epochs":

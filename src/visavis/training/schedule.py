@@ -34,16 +34,16 @@ def make_optimizer(matcher: Matcher, phase: Phase) -> Optimizer:
 
     Freezes the other parts. Raises RecipeError for a part that the model does not have.
     """
-    by_part: dict[str, list[torch.nn.Parameter]] = {}
-    for part, _, parameter in matcher.parts():
-        by_part.setdefault(part, []).append(parameter)
+    by_part: dict[str, list[tuple[str, torch.nn.Parameter]]] = {}
+    for part, name, parameter in matcher.parts():
+        by_part.setdefault(part, []).append((name, parameter))
     for part in (*phase.trainable, *phase.optimizer.rates):
         if part not in by_part:
             raise RecipeError(f"{part} is not a part of {type(matcher).__name__}: {nearest(part, by_part)}")
     groups = []
     for part, parameters in by_part.items():
         trainable = not phase.trainable or part in phase.trainable
-        for parameter in parameters:
+        for _, parameter in parameters:
             parameter.requires_grad_(trainable)
         if trainable:
             groups.append({"params": parameters, "base_rate": phase.optimizer.rate * phase.optimizer.rates.get(part, 1.0)})

@@ -106,7 +106,8 @@ class Trainer:
             raise RunError(
                 f"the loss is {value} at step {place.step}: lower the rate, or check the features for NaN; the last checkpoint is whole."
             )
-        (loss / training.accumulate).backward()
+        gathered = min(training.accumulate, steps - batch.number // training.accumulate * training.accumulate)
+        (loss / gathered).backward()
         if self._between_steps(batch.number, steps):
             set_rates(self.optimizer, factor(self.phase.schedule, place.phase_step, steps, self.phase.epochs))
             if training.clip_norm:
@@ -174,6 +175,7 @@ class Trainer:
         self.loss = PairLoss(self.objective, score=self.matcher.score)
         self.supervision = spec.parse(self.phase.supervision, supervision.CATALOG)
         self.optimizer = make_optimizer(self.matcher, self.phase)
+        self.matcher.zero_grad(set_to_none=True)
         if before is not None and self.phase.keep_optimizer:
             restore_optimizer(self.optimizer, optimizer_tensors(before))
 
