@@ -28,7 +28,7 @@ CATALOGS = {
         "Protocols",
         "Which images and captions are ranked, and how the numbers are put together.",
         "visavis.evaluation",
-        "PROTOCOLS",
+        "CATALOG",
     ),
 }
 

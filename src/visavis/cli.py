@@ -61,7 +61,7 @@ def data_check(
     from visavis import verbs
     from visavis.terminal import check_to_json, print_check
 
-    with _bars(quiet=json) as watch:
+    with _bars() as watch:
         report = verbs.check_data(path, watch=watch)
     if json:
         _print_json(check_to_json(report))
@@ -86,7 +86,7 @@ def features(
     """Cache what frozen encoders say of a data set; a killed call goes on where it ended."""
     from visavis import verbs
 
-    with _bars(quiet=json) as watch:
+    with _bars() as watch:
         stores = verbs.features(
             path, vision=vision, text=text, view=view, text_view=text_view, crops=crops, out=out, skip_bad=skip_bad, watch=watch
         )
@@ -115,7 +115,7 @@ def train(
     from visavis.training.trainer import Stopped
 
     try:
-        with _bars(quiet=json) as watch:
+        with _bars() as watch:
             trained = verbs.train(recipe, data=data, out=out, overrides=overrides or [], resume=resume, skip_bad=skip_bad, watch=watch)
     except Stopped as stopped:
         typer.echo(f"Stopped; everything is saved. Go on with: visavis train --resume {stopped}", err=True)
@@ -138,7 +138,7 @@ def evaluate(
     from visavis import verbs
     from visavis.terminal import print_evaluation
 
-    with _bars(quiet=json) as watch:
+    with _bars() as watch:
         result = verbs.evaluate(run, protocol=protocol, split=split, data=data, watch=watch)
     if json:
         _print_json(result.to_json())
@@ -158,7 +158,7 @@ def search(
     from visavis import verbs
     from visavis.terminal import print_hits
 
-    with _bars(quiet=json) as watch:
+    with _bars() as watch:
         hits = verbs.search(run, query, inside=inside, top=top, watch=watch)
     if json:
         _print_json({"query": query, "hits": [hit.to_json() for hit in hits]})
@@ -181,10 +181,10 @@ def catalog(
         print_catalog(entries)
 
 
-def _bars(*, quiet: bool = False) -> Bars:
+def _bars() -> Bars:
     from visavis.terminal import Bars
 
-    return Bars(quiet=quiet)
+    return Bars()
 
 
 def _print_json(content: dict[str, Any]) -> None:

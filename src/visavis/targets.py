@@ -156,8 +156,13 @@ class Targets:
         if self.relation is None:
             return self.query_ids[:, None] == self.candidate_ids[None, :]
         assert self.rows is not None and self.columns is not None
-        width = 1 + max(_last(self.columns), _last(self.relation[:, 1]))
-        return torch.isin(self.rows[:, None] * width + self.columns[None, :], self.relation[:, 0] * width + self.relation[:, 1])
+        rows, row_place = self.rows.unique(return_inverse=True)
+        columns, column_place = self.columns.unique(return_inverse=True)
+        here = torch.isin(self.relation[:, 0], rows) & torch.isin(self.relation[:, 1], columns)
+        row, column = self.relation[here].T.contiguous()
+        table = torch.zeros(len(rows), len(columns), dtype=torch.bool, device=rows.device)
+        table[torch.searchsorted(rows, row), torch.searchsorted(columns, column)] = True
+        return table[row_place][:, column_place]
 
     def pairwise(self, name: str, objective: str = "this objective") -> Tensor:
         """A fact of pairs as a block ``[Q, C]``. Raises MissingSupervision, naming the class that supplies it, if nobody did."""
@@ -172,7 +177,7 @@ class Targets:
             return fact
         block = fact(self.rows, self.columns)
         if not isinstance(block, Tensor) or block.shape != self.shape:
-            raise ShapeError(f"the function given for {name} returned {_form(block)}, expected {list(self.shape)}: rows x columns.")
+            raise ShapeError(f"the function given for {name} returned a value {_form(block)}, expected {list(self.shape)}: rows x columns.")
         return block
 
     def margin_or(self, margin: float, objective: str) -> Tensor | float:
@@ -219,11 +224,7 @@ def _check_pair_fact(name: str, fact: Any, shape: torch.Size) -> None:
 
 
 def _form(fact: Any) -> str:
-    return f"shape {list(fact.shape)}" if isinstance(fact, Tensor) else f"a value of type {type(fact).__name__}"
-
-
-def _last(index: Tensor) -> int:
-    return int(index.max()) if len(index) else 0
+    return f"of shape {list(fact.shape)}" if isinstance(fact, Tensor) else f"of type {type(fact).__name__}"
 
 
 def _transpose(fact: PairFact | None) -> PairFact | None:

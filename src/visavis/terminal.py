@@ -25,12 +25,12 @@ LISTED = 200
 
 
 class Bars:
-    """A Watch that draws: one bar a kind of work, one for training; ``quiet``: only what must be said."""
+    """A Watch that draws on stderr: one bar a kind of work, one for training, where that is a terminal."""
 
-    def __init__(self, *, quiet: bool = False):
+    def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False)
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
-        self.progress = Progress(*columns, console=self.console, transient=True, disable=quiet or not self.console.is_terminal)
+        self.progress = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
         self.tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
@@ -65,7 +65,8 @@ def print_trained(trained: Trained) -> None:
     if trained.test is not None:
         print_evaluation(trained.test)
     console.print(
-        f"{escape(trained.objective)}, positives by {trained.targets}: best validation RSUM {trained.validation_rsum:.1f} at step {trained.best_step:,}; "
+        f"{escape(trained.objective)}, positives by {trained.targets}: "
+        f"best validation RSUM {trained.validation_rsum:.1f} at step {trained.best_step:,}; "
         f"training {trained.seconds:.0f} s, data and features {trained.cache_seconds:.0f} s.",
         soft_wrap=True,
     )
@@ -91,7 +92,7 @@ def print_hits(hits: Iterable[Hit]) -> None:
     console = _console()
     for rank, hit in enumerate(hits, 1):
         console.print(f"{rank:2d}  {hit.score:.3f}  {escape(hit.name)}", soft_wrap=True)
-        if console.is_terminal and console.color_system == "truecolor":
+        if hit.image.bytes is not None and console.is_terminal and console.color_system == "truecolor":
             console.print(_thumbnail(hit.image.open()))
 
 

@@ -3,6 +3,6 @@
 from visavis.models.base import GlobalMatcher, Matcher, MatcherConfig
 from visavis.models.embedding import Heads, VSEInfinity, VSEPlusPlus
 
-CATALOG: dict[str, type[Matcher]] = {"Heads": Heads, "VSE++": VSEPlusPlus, "VSEInfinity": VSEInfinity}
+CATALOG: dict[str, type[Matcher]] = {kind.name: kind for kind in (Heads, VSEPlusPlus, VSEInfinity)}
 
 __all__ = ["CATALOG", "GlobalMatcher", "Heads", "Matcher", "MatcherConfig", "VSEInfinity", "VSEPlusPlus"]

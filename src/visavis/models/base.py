@@ -45,6 +45,7 @@ class Matcher(nn.Module, ABC):
     of experts all live on this side of it.
     """
 
+    name: ClassVar[str]
     Config: ClassVar[type[MatcherConfig]]
     visual_views: ClassVar[tuple[VisualView, ...]]
     text_views: ClassVar[tuple[TextView, ...]]
@@ -89,7 +90,7 @@ class Matcher(nn.Module, ABC):
         """Write ``config.json`` and ``model.safetensors``; ``extra`` goes into the config beside kind and architecture."""
         folder = Path(folder)
         storage.write_tensors(folder / "model.safetensors", self.state_dict())
-        storage.write_json(folder / "config.json", {"kind": type(self).__name__, "architecture": asdict(self.config), **extra})
+        storage.write_json(folder / "config.json", {"kind": self.name, "architecture": asdict(self.config), **extra})
 
 
 class GlobalMatcher(Matcher):

@@ -22,6 +22,8 @@ class Heads(GlobalMatcher):
     score is ``unit(v) . unit(W t)``, one map between the two spaces. input_dropout: of the features themselves.
     """
 
+    name = "Heads"
+
     @dataclass(frozen=True, kw_only=True)
     class Config(MatcherConfig):
         width: int = 1024
@@ -64,6 +66,8 @@ class VSEPlusPlus(GlobalMatcher):
     Differs from: the released code, which normalizes features of a trained CNN before the linear map; here never.
     """
 
+    name = "VSE++"
+
     @dataclass(frozen=True, kw_only=True)
     class Config(MatcherConfig):
         width: int = 1024
@@ -90,15 +94,16 @@ class VSEPlusPlus(GlobalMatcher):
 
     def encode_visual(self, items: Encoded) -> Encoded:
         config: VSEPlusPlus.Config = self.config  # type: ignore[assignment]
-        features = vectors(self.backbone(vectors(items)) if config.visual_view == "pixels" else items)
-        mapped = self.visual(features)
+        items = self.backbone(vectors(items)) if config.visual_view == "pixels" else items
+        assert not isinstance(items.mask, dict)
+        mapped = self.visual(vectors(items))
         if mapped.dim() == 3:
-            mapped = (max_pool if config.region_pool == "max" else mean_pool)(mapped, None)
+            mapped = (max_pool if config.region_pool == "max" else mean_pool)(mapped, items.mask)
         return unit(mapped)
 
     def encode_text(self, items: Encoded) -> Encoded:
         config: VSEPlusPlus.Config = self.config  # type: ignore[assignment]
-        assert isinstance(items.mask, Tensor)
+        assert not isinstance(items.mask, dict)
         return unit(pool_words(self.text(items), items.mask, config.word_pool))
 
 
@@ -108,17 +113,20 @@ class VSEInfinity(GlobalMatcher):
     Images: regions (grid), ``Linear(x) + MLP(x)`` with one hidden layer of ``width / 2``, batch norm and ReLU, then the
     pooling operator. Texts: token ids through a bidirectional GRU, or cached word vectors through a linear map, then a
     pooling operator of their own. In training each region, and each word, is left out with probability
-    ``size_augmentation``. Source: Chen et al. (2021); VSE-infinity with Bi-GRU as in the Unified paper's tables.
+    ``size_augmentation``; ``region_dropout`` falls on the regions' features, ``word_dropout`` on word vectors and states. Source: Chen et al. (2021); VSE-infinity with Bi-GRU as in the Unified paper's tables.
     Differs from: the released code, whose words are masked or replaced as well as left out (only words of its trainable
     BERT can be), and which at least one region or word always survives here.
     """
+
+    name = "VSEInfinity"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MatcherConfig):
         visual_view: Literal["grid"] = "grid"
         width: int = 1024
         word_width: int = 300
-        dropout: float = 0.0
+        region_dropout: float = 0.0
+        word_dropout: float = 0.0
         size_augmentation: float = 0.2
 
     visual_views = ("grid",)
@@ -126,6 +134,7 @@ class VSEInfinity(GlobalMatcher):
 
     def __init__(self, config: Config):
         super().__init__(config)
+        self.region_dropout, self.word_dropout = nn.Dropout(config.region_dropout), nn.Dropout(config.word_dropout)
         self.visual = linear(config.visual_width, config.width)
         self.visual_mlp = nn.Sequential(
             nn.Linear(config.visual_width, config.width // 2),
@@ -135,9 +144,9 @@ class VSEInfinity(GlobalMatcher):
         )
         self.visual_pool = GeneralizedPooling()
         self.text: nn.Module = (
-            RecurrentWords(config.text_width, config.word_width, config.width, bidirectional=True, dropout=config.dropout)
+            RecurrentWords(config.text_width, config.word_width, config.width, bidirectional=True, dropout=config.word_dropout)
             if config.text_view == "tokens"
-            else nn.Sequential(nn.Dropout(config.dropout), linear(config.text_width, config.width))
+            else nn.Sequential(nn.Dropout(config.word_dropout), linear(config.text_width, config.width))
         )
         self.text_pool = GeneralizedPooling()
 
@@ -146,13 +155,13 @@ class VSEInfinity(GlobalMatcher):
 
     def encode_visual(self, items: Encoded) -> Encoded:
         regions, mask = vectors(items), self._left_in(items)
-        flat = regions.flatten(0, 1)
+        flat = self.region_dropout(regions).flatten(0, 1)
         mapped = (self.visual(flat) + self.visual_mlp(flat)).unflatten(0, regions.shape[:2])
         return unit(self.visual_pool(mapped, mask))
 
     def encode_text(self, items: Encoded) -> Encoded:
         words = self.text(items if self.config.text_view == "tokens" else vectors(items))
-        return unit(self.text_pool(words, self._left_in(items)))
+        return unit(self.text_pool(self.word_dropout(words), self._left_in(items)))
 
     def _left_in(self, items: Encoded) -> Tensor | None:
         """The mask of an item's positions; in training each falls out by chance, but never an item's last one."""

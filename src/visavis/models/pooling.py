@@ -53,13 +53,14 @@ class GeneralizedPooling(nn.Module):
 
     def weights(self, lengths: Tensor, longest: int) -> Tensor:
         """The weights for sets of the given sizes ``[K]``: ``[K, longest]``, rows sum to 1, 0 beyond a set's size."""
-        positions = sinusoids(longest, self.position_width, lengths.device).expand(len(lengths), -1, -1)
+        positions = sinusoids(longest, self.position_width, lengths.device).to(self.linear.weight.dtype).expand(len(lengths), -1, -1)
         packed = nn.utils.rnn.pack_padded_sequence(positions, lengths.cpu(), batch_first=True, enforce_sorted=False)
         hidden, _ = nn.utils.rnn.pad_packed_sequence(self.gru(packed)[0], batch_first=True, total_length=longest)
         forth, back = hidden.chunk(2, -1)
         logits = self.linear((forth + back) / 2).squeeze(-1)
         valid = torch.arange(longest, device=lengths.device) < lengths[:, None]
-        return (logits.float().masked_fill(~valid, LEFT_OUT) / self.temperature).softmax(-1)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return (logits.masked_fill(~valid, LEFT_OUT) / self.temperature).softmax(-1)
 
 
 def sinusoids(length: int, width: int, device: torch.device | None = None) -> Tensor:

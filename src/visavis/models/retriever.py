@@ -97,11 +97,14 @@ class Retriever:
         config = storage.read_json(folder / "config.json")
         if config.get("kind") not in CATALOG:
             raise RunError(f"{folder / 'config.json'} is of kind {config.get('kind')!r}: {nearest(str(config.get('kind')), CATALOG)}")
-        kind = CATALOG[config["kind"]]
-        matcher = kind(build(kind.Config, config["architecture"]))
+        try:
+            kind, front = CATALOG[config["kind"]], (_spec(config["vision"]), _spec(config["text"]))
+            words, architecture = config["vocabulary"], config["architecture"]
+        except (KeyError, TypeError) as missing:
+            raise RunError(f"{folder / 'config.json'} is incomplete or of another version: {missing}.") from None
+        matcher = kind(build(kind.Config, architecture))
         load_weights(matcher, folder)
-        vocabulary = Vocabulary(tuple(config["vocabulary"])) if config["vocabulary"] else None
-        return cls(matcher, Front(_spec(config["vision"]), _spec(config["text"]), vocabulary))
+        return cls(matcher, Front(*front, Vocabulary(tuple(words)) if words else None))
 
     def encode_images(self, images: Sequence[str | Path | Picture], progress: Callable[[int, int], None] | None = None) -> Tensor:
         """Unit rows ``[N, D]`` of pictures given as paths or PIL images. Raises DataError naming a file that is no image."""

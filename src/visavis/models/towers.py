@@ -190,8 +190,9 @@ def model_folder(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(FILES)))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
+        hint = "; python tools/mobilenet_folder.py makes it" if name == "mobilenet-v2" else ""
         raise DataError(
-            f"{name} is no folder with a config.json, no backbone in the cache, and not to be had from the Hugging Face hub: {reason}."
+            f"{name} is no folder with a config.json, no backbone in the cache, and not to be had from the Hugging Face hub{hint}: {reason}."
         ) from None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,9 @@ import torch
 
 from visavis.data import Dataset, Image, open_dataset
 from visavis.data.dataset import Bytes
+from visavis.data.listing import Entry, Listing
+from visavis.data.loader import Features, Rows, Source
+from visavis.data.pixels import check_pixels
 from visavis.errors import DataError, VisavisError
 from visavis.models.caching import cache_features
 from visavis.models.retriever import PixelSource, Retriever
@@ -42,48 +45,55 @@ def search_images(run: Path, query: str, inside: Path | None, top: int, watch: W
     if top < 1:
         raise VisavisError(f"top is {top}, expected at least 1.")
     model = Retriever.load(run)
-    place = collection(inside if inside is not None else own_data(run))
-    return rank(model, place, query, top, watch)
+    if inside is not None:
+        return rank(model, collection(inside), query, top, watch)
+    from visavis.training.material import visual_features
+    from visavis.training.running import recipe_of
+
+    recipe = recipe_of(run)
+    place = open_dataset(recipe.data.path, skip_bad=True)
+    return rank(model, place, query, top, watch, visual_features(recipe, place, watch)[0])
 
 
-def rank(model: Retriever, place: Dataset, query: str, top: int, watch: Watch) -> list[Hit]:
-    """The best images of a collection for one sentence, best first; equal scores in the collection's order."""
+def rank(model: Retriever, place: Dataset, query: str, top: int, watch: Watch, stored: Features | None = None) -> list[Hit]:
+    """The best images of a collection for one sentence, best first; equal scores in the collection's order.
+
+    stored: the features of its images, where they need not be computed.
+    """
     matcher, front = model.matcher, model.front
+    for sentence in place.skipped:
+        watch.say(f"left out: {sentence}")
+    source: Source
     if matcher.config.visual_view == "pixels":
-        source: Any = PixelSource(place, front.vision_tower, augment=False)
-        rows = np.arange(len(place.images))
+        source = PixelSource(place, front.vision_tower, augment=False)
     else:
-        source = cache_features(place, front.vision_spec, progress=lambda done, total, per_s: watch.work("images", done, total, per_s))
-        rows = source.rows(image.name for image in place.images)
-    crops = front.vision_spec.crops
+        store = stored or cache_features(
+            place, front.vision_spec, progress=lambda done, total, per_s: watch.work("images", done, total, per_s)
+        )
+        source = Rows(store, store.rows(image.name for image in place.images), front.vision.crops if front.vision else 1)
     with torch.inference_mode():
         text = matcher.encode_text(front.texts([query]))
-        blocks = []
-        for start in range(0, len(rows), BATCH):
-            items = source.read(rows[start : start + BATCH])
-            blocks.append(matcher.encode_visual(items.map(lambda part: part.mean(1)) if crops > 1 else items))
+        count = len(place.images)
+        blocks = [matcher.encode_visual(source.read(np.arange(start, min(start + BATCH, count)))) for start in range(0, count, BATCH)]
         scores = matcher.score(concatenate(blocks), text)[:, 0]
     best = torch.argsort(scores, descending=True, stable=True)[:top]
     return [Hit(place.images[i].name, scores[i].item(), place.images[i]) for i in best.tolist()]
 
 
-def own_data(run: Path) -> Path:
-    """The data set that a run was trained on."""
-    from visavis.training.running import recipe_of
-
-    return Path(recipe_of(run).data.path)
-
-
 def collection(path: Path) -> Dataset:
-    """A data set, or any folder of images; the latter is known by its files' sizes and times, so that a changed one is new."""
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
-        try:
-            return open_dataset(path, skip_bad=True)
-        except DataError:
-            if not files:
-                raise DataError(f"{path} holds no images and no data set: name a folder with pictures in it.") from None
-        digest = hashlib.sha256("".join(f"{file}{file.stat().st_size}{file.stat().st_mtime_ns}" for file in files).encode())
-        images = tuple(Image(str(file.relative_to(path)), "all", Bytes(file)) for file in files)
-        return Dataset(f"{path.resolve().name}-{digest.hexdigest()[:8]}", images, (), np.empty(0, np.int64))
-    return open_dataset(path, skip_bad=True)
+    """A data set, or any folder of images; what cannot be read is left out, and said in ``Dataset.skipped``.
+
+    A folder of images is known by its files' sizes and times, so that a changed one is new.
+    """
+    try:
+        return open_dataset(path, skip_bad=True, pixels=True)
+    except DataError:
+        if not path.is_dir():
+            raise
+    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+    if not files:
+        raise DataError(f"{path} holds no images and no data set: name a folder with pictures in it.")
+    listing = Listing(path, "images", [Entry(str(file.relative_to(path)), "all", bytes=Bytes(file)) for file in files])
+    check_pixels(listing)
+    digest = hashlib.sha256("".join(f"{file}{file.stat().st_size}{file.stat().st_mtime_ns}" for file in files).encode())
+    return replace(listing.dataset(), name=f"{path.resolve().name}-{digest.hexdigest()[:8]}")

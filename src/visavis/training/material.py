@@ -15,8 +15,9 @@ from visavis.data.dataset import Dataset
 from visavis.data.features import ArrayFeatures, PrecompFeatures
 from visavis.data.loader import Features, Loader, Plan, Rows, Source, Tokens
 from visavis.data.reading import find_file, find_source, open_dataset
-from visavis.errors import RecipeError, nearest
+from visavis.errors import RecipeError, VisavisError, nearest
 from visavis.evaluation import Evaluation, evaluate
+from visavis.evaluation.protocols import named
 from visavis.models import CATALOG, Matcher
 from visavis.models.caching import cache_features
 from visavis.models.retriever import Front, PixelSource
@@ -61,11 +62,12 @@ class Material:
     def loader(self, split: Dataset) -> Loader:
         """The batches of a split by the recipe's plan; a split smaller than a batch comes as one."""
         training = self.recipe.training
+        items = split.captions if training.captions_per_image is None else split.images
         plan = Plan(
             batch_size=training.batch_size,
             captions_per_image=training.captions_per_image,
             length_buckets=training.length_buckets,
-            drop_last=len(split.images) > training.batch_size,
+            drop_last=len(items) > training.batch_size,
         )
         return Loader(split, *self.sources(split), plan, self.recipe.seed)
 
@@ -104,25 +106,47 @@ class Material:
 
 def prepare(recipe: Recipe, watch: Watch | None = None) -> tuple[Material, Matcher]:
     """Open the data, compute or open the features, build the model. Raises RecipeError or DataError in one sentence."""
-    watch = watch or Silent()
-    kind = recipe.model.get("kind")
+    kind = str(recipe.model.get("kind"))
     if kind not in CATALOG:
-        raise RecipeError(f"model.kind is {kind!r}, which is no model: {nearest(str(kind), CATALOG)}")
+        raise RecipeError(f"model.kind is {kind!r}, which is no model: {nearest(kind, CATALOG)}")
+    material = open_material(recipe, watch)
+    _check_splits(recipe, material.data)
+    config = build(CATALOG[kind].Config, _architecture(recipe, material))
+    torch.manual_seed(recipe.seed)
+    try:
+        return material, CATALOG[kind](config)
+    except VisavisError:
+        raise
+    except (ValueError, RuntimeError) as error:
+        raise RecipeError(f"the model {config!r} cannot be built: {str(error).splitlines()[0]}.") from None
+
+
+def open_material(recipe: Recipe, watch: Watch | None = None, vocabulary: Vocabulary | None = None) -> Material:
+    """The data and features of a recipe. vocabulary: that of a trained model, instead of one of the training captions."""
+    watch = watch or Silent()
     if not recipe.data.path:
         raise RecipeError("the recipe names no data: give data.path, or --data on the command line.")
     data = open_dataset(recipe.data.path, skip_bad=recipe.data.skip_bad, pixels=recipe.vision.view == "pixels")
-    visual, visual_tower = _visual(recipe, data, watch)
-    text, vocabulary = _text(recipe, data, watch)
-    front = Front(visual_tower, None if vocabulary else TowerSpec("text", recipe.text.tower, recipe.text.view), vocabulary)  # type: ignore[arg-type]
-    material = Material(recipe, data, front, visual, text)
+    visual, visual_tower = visual_features(recipe, data, watch)
+    text, words = _text(recipe, data, watch, vocabulary)
+    front = Front(visual_tower, None if words else TowerSpec("text", recipe.text.tower, recipe.text.view), words)  # type: ignore[arg-type]
     for sentence in data.skipped:
         watch.say(f"left out: {sentence}")
-    torch.manual_seed(recipe.seed)
-    matcher = CATALOG[kind](build(CATALOG[kind].Config, _architecture(recipe, material)))
-    return material, matcher
+    return Material(recipe, data, front, visual, text)
 
 
-def _visual(recipe: Recipe, data: Dataset, watch: Watch) -> tuple[Features | None, TowerSpec | None]:
+def _check_splits(recipe: Recipe, data: Dataset) -> None:
+    """Refuse splits that are not there, and a protocol that the test split does not fit, before anything is trained."""
+    protocol, name = named(recipe.evaluation.protocol), recipe.evaluation.test
+    for split in ("train", recipe.evaluation.validation):
+        data.split(split)
+    if name in data.splits or name != "test":
+        test = data.split(name)
+        protocol.check(torch.arange(len(test.images)), torch.from_numpy(test.image_of))
+
+
+def visual_features(recipe: Recipe, data: Dataset, watch: Watch) -> tuple[Features | None, TowerSpec | None]:
+    """The features of a data set's images (None: the model reads pixels) and their tower (None: only stored ones are known)."""
     vision = recipe.vision
     if not vision.tower and (vision.view == "pixels" or not vision.features):
         raise RecipeError("vision.tower is empty: name the encoder of the images, or stored features in vision.features.")
@@ -137,10 +161,10 @@ def _visual(recipe: Recipe, data: Dataset, watch: Watch) -> tuple[Features | Non
     return cache_features(data, tower, progress=_told(watch, "image features")), tower
 
 
-def _text(recipe: Recipe, data: Dataset, watch: Watch) -> tuple[Features | None, Vocabulary | None]:
+def _text(recipe: Recipe, data: Dataset, watch: Watch, vocabulary: Vocabulary | None) -> tuple[Features | None, Vocabulary | None]:
     text = recipe.text
     if text.tower == "vocabulary":
-        return None, Vocabulary.of(data.split("train").captions, text.min_count)
+        return None, vocabulary or Vocabulary.of(data.split("train").captions, text.min_count)
     return cache_features(data, TowerSpec("text", text.tower, text.view), progress=_told(watch, "caption features")), None  # type: ignore[arg-type]
 
 

@@ -11,11 +11,14 @@ import torch
 
 from visavis import spec, storage, supervision
 from visavis.environment import git_hash, versions
-from visavis.errors import RunError
+from visavis.errors import RunError, VisavisError
 from visavis.evaluation import Evaluation
-from visavis.models.base import Matcher, load_weights
-from visavis.training.material import Material, prepare
+from visavis.models.base import Matcher
+from visavis.models.retriever import Retriever
+from visavis.training.checkpoint import Checkpoint
+from visavis.training.material import Material, open_material, prepare
 from visavis.training.recipe import Recipe, build_recipe, read_recipe
+from visavis.training.schedule import make_optimizer
 from visavis.training.trainer import Trainer
 from visavis.watch import Watch
 
@@ -43,23 +46,32 @@ class Trained:
 
 
 def begin_run(name: str | Path, overrides: dict[str, Any], out: str | Path | None, watch: Watch) -> Trained:
-    """A new run in a new folder. Nothing is written before the recipe and the data are found good."""
-    recipe = read_recipe(name, overrides)
+    """A new run in a new folder; one that fails before its first checkpoint leaves no folder behind."""
+    recipe = with_whole_paths(read_recipe(name, overrides))
     if out is not None and (Path(out) / "run.toml").exists():
         raise RunError(f"{out} holds a run already: go on with it by --resume {out}, or name another folder.")
     threads(recipe)
     started = time.perf_counter()
     material, matcher = prepare(recipe, watch)
+    for phase in recipe.phases:
+        make_optimizer(matcher, phase)  # raises for a part that the model does not have, also in the last phase
     cache_seconds = time.perf_counter() - started
     folder = storage.numbered_folder(Path("runs") / recipe.name) if out is None else storage.new_folder(out)
-    storage.write_toml(folder / "run.toml", recipe.to_dict())
-    storage.write_json(folder / "environment.json", environment(material, matcher))
-    return finish(material, matcher, folder, cache_seconds, watch)
+    with storage.replacing_folder(folder) as part:
+        storage.write_toml(part / "run.toml", recipe.to_dict())
+        storage.write_json(part / "environment.json", environment(material, matcher))
+    try:
+        return finish(material, matcher, folder, cache_seconds, watch)
+    except VisavisError:
+        if Checkpoint.latest(folder) is None:
+            storage.remove_folder(folder)
+        raise
 
 
 def continue_run(folder: Path, watch: Watch) -> Trained:
     """Go on with a stopped run. Raises RunError if the folder is no run, or if its data have changed."""
     recipe = recipe_of(folder)
+    storage.remove_parts(folder)
     recorded = storage.read_json(folder / "environment.json")
     threads(recipe)
     if recorded["threads"] != torch.get_num_threads():
@@ -116,9 +128,8 @@ def open_run(folder: Path, recipe: Recipe, watch: Watch) -> tuple[Material, Matc
     threads(recipe)
     if not (folder / "model" / "model.safetensors").exists():
         raise RunError(f"{folder} holds no model yet: its training has not come to the first validation.")
-    material, matcher = prepare(recipe, watch)
-    load_weights(matcher, folder / "model")
-    return material, matcher
+    model = Retriever.load(folder)
+    return open_material(recipe, watch, model.front.vocabulary), model.matcher
 
 
 def recipe_of(folder: Path) -> Recipe:
@@ -126,6 +137,24 @@ def recipe_of(folder: Path) -> Recipe:
     if not (folder / "run.toml").exists():
         raise RunError(f"{folder} is no run folder: expected run.toml in it, as visavis train writes it.")
     return build_recipe(storage.read_toml(folder / "run.toml"), {}, str(folder / "run.toml"))
+
+
+def with_whole_paths(recipe: Recipe) -> Recipe:
+    """The recipe with its relative paths as absolute ones, so that its run can be used from any folder."""
+
+    def whole(name: str, found: bool) -> str:
+        return str(Path(name).resolve()) if name and found else name
+
+    data, vision, text = recipe.data, recipe.vision, recipe.text
+    features = whole(vision.features, Path(vision.features).is_file())
+    towers = [whole(side.tower, (Path(side.tower) / "config.json").is_file()) for side in (vision, text)]
+    return recipe.model_copy(
+        update={
+            "data": data.model_copy(update={"path": whole(data.path, Path(data.path).exists())}),
+            "vision": vision.model_copy(update={"features": features, "tower": towers[0]}),
+            "text": text.model_copy(update={"tower": towers[1]}),
+        }
+    )
 
 
 def targets_of(recipe: Recipe) -> str:

@@ -42,6 +42,8 @@ class Trainer:
     def __init__(self, material: Material, matcher: Matcher, folder: Path, watch: Watch | None = None):
         recipe = material.recipe
         self.recipe, self.material, self.folder, self.watch = recipe, material, folder, watch or Silent()
+        if recipe.training.device == "cuda" and not torch.cuda.is_available():
+            raise RunError("training.device is cuda, but torch finds no CUDA device here: set it to auto or cpu.")
         self.device = torch.device(
             ("cuda" if torch.cuda.is_available() else "cpu") if recipe.training.device == "auto" else recipe.training.device
         )

@@ -1,0 +1,149 @@
+"""Pictures for reports, as PNG bytes, for light and for dark pages."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from visavis.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from visavis.report.retrievals import Retrieval
+
+
+@dataclass(frozen=True)
+class Theme:
+    """The colors of a page. lines: of settings, in order, told apart also by those who see few colors."""
+
+    paper: str
+    ink: str
+    faint: str
+    right: str
+    lines: tuple[str, ...]
+
+
+LIGHT = Theme("#ffffff", "#1d2330", "#c9cfd9", "#158a4e", ("#d1662b", "#2b6cd1", "#0f8f7f", "#9a4fc4", "#8a6d1a"))
+DARK = Theme("#171b24", "#e4e8f0", "#475062", "#3fc380", ("#f0955f", "#77aaff", "#4fd0be", "#cf9bf2", "#d9bd6a"))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What was watched in one run: rows of its ``metrics.jsonl``; runs of one name share a color."""
+
+    name: str
+    rows: Sequence[Mapping[str, Any]]
+
+
+def require_matplotlib() -> None:
+    """Raises MissingExtra if pictures cannot be drawn."""
+    try:
+        import matplotlib as mpl  # noqa: F401
+    except ImportError:
+        raise MissingExtra("matplotlib", "report", "a report with pictures") from None
+
+
+def retrieval_picture(retrievals: Sequence[Retrieval], theme: Theme = LIGHT) -> bytes:
+    """Each query above the scenes that came first, best on the left; right ones framed and ticked."""
+    width, columns = 8.6, max(len(retrieval.found) for retrieval in retrievals)
+    side, gap, head = (width - 0.3) / columns - 0.12, 0.12, 0.36
+    height = len(retrievals) * (head + side + 0.14) + 0.42
+    figure = _figure(width, height, theme)
+    for row, retrieval in enumerate(retrievals):
+        top = height - 0.08 - row * (head + side + 0.14)
+        words = _wrapped(retrieval.query)
+        figure.text(0.18 / width, (top - 0.3) / height, words, size=12.5, color=theme.ink, va="baseline")
+        for column, found in enumerate(retrieval.found):
+            left, bottom = 0.18 + column * (side + gap), top - head - side
+            axes = figure.add_axes((left / width, bottom / height, side / width, side / height))
+            axes.imshow(found.picture(), interpolation="lanczos")
+            axes.set(xticks=[], yticks=[])
+            color = theme.right if found.own or found.fits else theme.faint
+            for spine in axes.spines.values():
+                spine.set(color=color, linewidth=4.0 if found.own else 2.4 if found.fits else 1.0)
+            if found.own or found.fits:
+                badge = {
+                    "boxstyle": "circle,pad=0.22",
+                    "facecolor": color if found.own else theme.paper,
+                    "edgecolor": color,
+                    "linewidth": 1.6,
+                }
+                ink = theme.paper if found.own else color
+                axes.text(0.9, 0.1, "✓", transform=axes.transAxes, size=11, color=ink, bbox=badge, ha="center", va="center", weight="bold")
+    key = "full tick: the picture the sentence was written for      open tick: another of which every word is true as well"
+    figure.text(0.18 / width, 0.16 / height, key, size=9.5, color=theme.ink, alpha=0.75)
+    return _png(figure, colors=256)
+
+
+def curves_picture(curves: Sequence[Curve], theme: Theme = LIGHT) -> bytes:
+    """Loss, RSUM and similarities of the validation split over steps; a thin line a run, a thick one the mean of a name."""
+    figure = _figure(8.6, 3.1, theme)
+    panels: list[Any] = [figure.add_axes((left, 0.17, 0.262, 0.64)) for left in (0.06, 0.392, 0.724)]
+    titles = ("loss, untrained = 1", "RSUM", "similarity")
+    names = list(dict.fromkeys(curve.name for curve in curves))
+    colors = dict(zip(names, theme.lines * len(names), strict=False))
+    for panel, title in zip(panels, titles, strict=True):
+        _dress(panel, title, theme)
+    loss, rsum, similarity = panels
+    for name in names:
+        runs = [curve.rows for curve in curves if curve.name == name]
+        color = colors[name]
+        _lines(loss, runs, lambda row, first: row["val"]["loss"] / first["val"]["loss"], color, "-", name)
+        _lines(rsum, runs, lambda row, _: row["rsum"], color, "-", name)
+        _lines(similarity, runs, lambda row, _: row["val"]["positive_mean"], color, "-")
+        _lines(similarity, runs, lambda row, _: (row["val"]["hardest_i2t_mean"] + row["val"]["hardest_t2i_mean"]) / 2, color, (0, (2, 1.4)))
+    loss.set_ylim(bottom=0)
+    similarity.plot([], [], color=theme.ink, label="positive pairs")
+    similarity.plot([], [], color=theme.ink, linestyle=(0, (2, 1.4)), label="hardest negatives")
+    for panel, place in ((rsum, "lower right"), (similarity, "best")):
+        panel.legend(loc=place, fontsize=8.5, frameon=False, labelcolor=theme.ink, handlelength=1.8)
+    return _png(figure)
+
+
+def _lines(axes: Any, runs: Sequence[Sequence[Mapping[str, Any]]], value: Any, color: str, style: Any, label: str | None = None) -> None:
+    """A thin line for each run, and the mean of all over the steps that every run has."""
+    series = [{row["step"]: value(row, rows[0]) for row in rows} for rows in runs]
+    for one in series:
+        axes.plot(list(one), list(one.values()), color=color, linestyle=style, linewidth=0.8, alpha=0.45)
+    common = [step for step in series[0] if all(step in one for one in series)]
+    mean = [sum(one[step] for one in series) / len(series) for step in common]
+    axes.plot(common, mean, color=color, linestyle=style, linewidth=2.0, label=label)
+
+
+def _dress(axes: Any, title: str, theme: Theme) -> None:
+    axes.set_title(title, loc="left", size=11, color=theme.ink, weight="bold")
+    axes.set_xlabel("step", size=9, color=theme.ink)
+    axes.tick_params(colors=theme.ink, labelsize=8.5, length=0)
+    axes.set_facecolor(theme.paper)
+    axes.grid(color=theme.faint, linewidth=0.5, alpha=0.6)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side == "bottom")
+        spine.set_color(theme.faint)
+
+
+def _wrapped(query: str, longest: int = 92) -> str:
+    return f"“{query}”" if len(query) <= longest else f"“{query[: longest - 1].rstrip()}…”"
+
+
+def _figure(width: float, height: float, theme: Theme) -> Figure:
+    """An empty figure of so many inches, without any global state of matplotlib."""
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=150, facecolor=theme.paper)
+
+
+def _png(figure: Figure, colors: int | None = None) -> bytes:
+    """The figure's PNG. colors: reduce it to a palette, a third of the bytes for pictures of many colors."""
+    from PIL import Image
+
+    raw = io.BytesIO()
+    figure.savefig(raw, format="png", metadata={"Software": None})
+    if colors is None:
+        return raw.getvalue()
+    small = io.BytesIO()
+    Image.open(raw).convert("RGB").quantize(colors, dither=Image.Dither.FLOYDSTEINBERG).save(small, "png", optimize=True)
+    return small.getvalue()

@@ -1,0 +1,85 @@
+"""What every matcher keeps: its views, its folder, and one sentence for what does not fit."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+
+from visavis import spec, storage
+from visavis.errors import RunError, ShapeError, SpecError, VisavisError
+from visavis.models import CATALOG
+from visavis.models.base import load_weights, vectors
+from visavis.models.embedding import Heads, VSEInfinity, VSEPlusPlus
+from visavis.types import Encoded
+
+CONFIGS = {
+    Heads: Heads.Config(visual_width=6, text_width=3, width=4, hidden=5),
+    VSEPlusPlus: VSEPlusPlus.Config(visual_width=6, text_view="tokens", text_width=20, width=4, word_width=5),
+    VSEInfinity: VSEInfinity.Config(visual_width=6, text_view="tokens", text_width=20, width=4, word_width=5),
+}
+every_matcher = pytest.mark.parametrize("kind", CONFIGS, ids=lambda kind: kind.__name__)
+
+
+@every_matcher
+def test_a_folder_gives_the_same_matcher_back(kind, tmp_path):
+    matcher = kind(CONFIGS[kind])
+    matcher.save_pretrained(tmp_path, vocabulary=["a", "b"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert CATALOG[config["kind"]] is kind
+    assert config["vocabulary"] == ["a", "b"]
+    again = kind(spec.build(kind.Config, config["architecture"]))
+    assert again.config == matcher.config
+    load_weights(again, tmp_path)
+    assert matcher.state_dict().keys() == again.state_dict().keys()
+    assert all(torch.equal(ours, again.state_dict()[name]) for name, ours in matcher.state_dict().items())
+
+
+@every_matcher
+def test_weights_of_another_width_or_version_are_named(kind, tmp_path):
+    matcher = kind(CONFIGS[kind])
+    matcher.save_pretrained(tmp_path)
+    wider = kind(spec.build(kind.Config, vars(CONFIGS[kind]) | {"width": 8}))
+    with pytest.raises(RunError, match=r"model\.safetensors: .* is of shape \[.*\], expected \[.*\]: the folder is incomplete"):
+        load_weights(wider, tmp_path)
+    state = matcher.state_dict()
+    name = min(state)
+    storage.write_tensors(tmp_path / "less" / "model.safetensors", {key: state[key] for key in state if key != name})
+    with pytest.raises(RunError, match=rf"{re.escape(name)} is missing, expected \["):
+        load_weights(matcher, tmp_path / "less")
+    storage.write_tensors(tmp_path / "more" / "model.safetensors", state | {"a.stranger": torch.ones(2)})
+    with pytest.raises(RunError, match=r"a\.stranger is of shape \[2\], expected none of that name"):
+        load_weights(matcher, tmp_path / "more")
+
+
+def test_a_folder_without_weights_is_one_sentence(tmp_path):
+    with pytest.raises(VisavisError, match=r"model\.safetensors"):
+        load_weights(Heads(CONFIGS[Heads]), tmp_path)
+
+
+WRONG_VIEWS = {
+    "images": (Heads, {"visual_view": "grid"}, "Heads cannot read images as grid: expected pooled."),
+    "texts": (VSEPlusPlus, {"text_view": "words"}, "VSEPlusPlus cannot read texts as words: expected tokens."),
+    "pooled texts": (VSEInfinity, {"text_view": "pooled"}, "VSEInfinity cannot read texts as pooled: expected words or tokens."),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_VIEWS)
+def test_a_view_that_a_matcher_cannot_read(case):
+    kind, changes, sentence = WRONG_VIEWS[case]
+    with pytest.raises(ShapeError, match=f"^{re.escape(sentence)}$"):
+        kind(spec.build(kind.Config, vars(CONFIGS[kind]) | changes))
+
+
+def test_a_config_refuses_what_is_no_value_of_its_fields():
+    with pytest.raises(SpecError, match=r"visual_view is 'pooled', expected 'grid'"):
+        VSEInfinity.Config(visual_width=6, text_width=3, visual_view="pooled")
+    with pytest.raises(SpecError, match="width is 'wide', expected a whole number"):
+        Heads.Config(visual_width=6, text_width=3, width="wide")
+
+
+def test_named_parts_are_no_single_vectors():
+    with pytest.raises(ShapeError, match=r"^expected one tensor of vectors, found the named parts face, audio\.$"):
+        vectors(Encoded({"face": torch.eye(2), "audio": torch.eye(2)}))

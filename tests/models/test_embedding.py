@@ -1,0 +1,144 @@
+"""Matchers with one vector an item: shapes, unit rows, what falls out in training."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from visavis.models.embedding import Heads, VSEInfinity, VSEPlusPlus, linear
+from visavis.types import Encoded
+
+WORDS = 20
+
+
+def images(view: str, number: int = 4) -> Encoded:
+    if view == "pooled":
+        return Encoded(torch.randn(number, 6))
+    mask = torch.arange(5) < torch.randint(1, 6, (number, 1))
+    return Encoded(torch.randn(number, 5, 6), mask if view == "ragged" else None)
+
+
+def texts(view: str, number: int = 4) -> Encoded:
+    mask = torch.arange(7) < torch.randint(1, 8, (number, 1))
+    if view == "pooled":
+        return Encoded(torch.randn(number, 3))
+    return Encoded(torch.randint(1, WORDS, (number, 7)) if view == "tokens" else torch.randn(number, 7, 3), mask)
+
+
+def without_padding(item: Encoded) -> Encoded:
+    return item if item.mask is None else Encoded(item.vectors[:, : item.mask.sum()])
+
+
+WIDTHS = {"visual_width": 6, "text_width": 3}
+TOKENS = {"visual_width": 6, "text_width": WORDS, "text_view": "tokens", "width": 8, "word_width": 5}
+MATCHERS = {
+    "linear heads": (Heads(Heads.Config(**WIDTHS, width=8, depth=0)), "pooled", "pooled"),
+    "heads": (Heads(Heads.Config(**WIDTHS, width=8, hidden=10)), "pooled", "pooled"),
+    "deep heads": (Heads(Heads.Config(**WIDTHS, width=8, depth=3, hidden=10, input_dropout=0.1)), "pooled", "pooled"),
+    "bilinear": (Heads(Heads.Config(**WIDTHS, depth=0, bilinear=True)), "pooled", "pooled"),
+    "vse++": (VSEPlusPlus(VSEPlusPlus.Config(**TOKENS)), "pooled", "tokens"),
+    "vse++ on regions": (
+        VSEPlusPlus(VSEPlusPlus.Config(**TOKENS, visual_view="grid", bidirectional=True, word_pool="mean")),
+        "grid",
+        "tokens",
+    ),
+    "vse++ on ragged regions": (VSEPlusPlus(VSEPlusPlus.Config(**TOKENS, visual_view="grid")), "ragged", "tokens"),
+    "vse++ on mean regions": (
+        VSEPlusPlus(VSEPlusPlus.Config(**TOKENS, visual_view="grid", region_pool="mean", word_pool="max")),
+        "grid",
+        "tokens",
+    ),
+    "vse-infinity on tokens": (VSEInfinity(VSEInfinity.Config(**TOKENS)), "grid", "tokens"),
+    "vse-infinity on words": (VSEInfinity(VSEInfinity.Config(**WIDTHS, text_view="words", width=8)), "ragged", "words"),
+}
+
+
+@pytest.mark.parametrize("name", MATCHERS)
+@pytest.mark.parametrize("training", [True, False], ids=["training", "at rest"])
+def test_both_sides_become_unit_rows_that_score_by_cosine(name, training):
+    matcher, visual_view, text_view = MATCHERS[name]
+    visual = matcher.train(training).encode_visual(images(visual_view))
+    text = matcher.encode_text(texts(text_view))
+    for side in (visual, text):
+        assert side.vectors.shape == (4, 6 if name == "bilinear" else 8)
+        torch.testing.assert_close(side.vectors.norm(dim=1), torch.ones(4))
+    scores = matcher.score(visual, text)
+    torch.testing.assert_close(matcher.score_pairs(visual, text), scores.diagonal())
+    torch.testing.assert_close(matcher.score(visual[1:3], text[torch.tensor([3, 0])]), scores[1:3][:, [3, 0]])
+    assert scores.abs().max() <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("name", MATCHERS)
+def test_every_parameter_learns_and_belongs_to_a_side(name):
+    matcher, visual_view, text_view = MATCHERS[name]
+    matcher.train().zero_grad()
+    images_in, texts_in = images(visual_view, 8), texts(text_view, 8)
+    matcher.score(matcher.encode_visual(images_in), matcher.encode_text(texts_in)).square().sum().backward()
+    sides = {part for part, _, _ in matcher.parts()}
+    assert sides == ({"text"} if name == "bilinear" else {"visual", "text"})
+    for part, parameter_name, parameter in matcher.parts():
+        assert parameter.grad is not None, parameter_name
+        assert parameter_name.startswith(part)
+
+
+@pytest.mark.parametrize("name", MATCHERS)
+def test_at_rest_a_block_is_the_sum_of_its_items(name):
+    matcher, visual_view, text_view = MATCHERS[name]
+    matcher.eval()
+    visual, text = images(visual_view), texts(text_view)
+    for encode, items in ((matcher.encode_visual, visual), (matcher.encode_text, text)):
+        alone = torch.cat([encode(without_padding(items[i : i + 1])).vectors for i in range(4)])
+        torch.testing.assert_close(encode(items).vectors, alone)
+
+
+def test_layers_of_heads():
+    assert [type(layer) for layer in Heads(Heads.Config(**WIDTHS, depth=0)).text] == [nn.Linear]
+    assert [type(layer) for layer in Heads(Heads.Config(**WIDTHS, depth=1)).text] == [nn.Linear, nn.ReLU, nn.Dropout, nn.Linear]
+    assert isinstance(Heads(Heads.Config(**WIDTHS, depth=1, input_dropout=0.3)).visual[0], nn.Dropout)
+
+
+def test_bilinear_leaves_the_image_as_it_is():
+    matcher = Heads(Heads.Config(**WIDTHS, depth=0, bilinear=True))
+    given = images("pooled")
+    torch.testing.assert_close(matcher.encode_visual(given).vectors, nn.functional.normalize(given.vectors))
+    assert matcher.text[0].weight.shape == (6, 3)
+
+
+def test_half_precision_rows_are_normalised_in_float32():
+    matcher = Heads(Heads.Config(**WIDTHS, depth=0, width=8)).bfloat16()
+    rows = matcher.encode_visual(Encoded(torch.randn(4, 6).bfloat16())).vectors
+    assert rows.dtype == torch.float32
+    torch.testing.assert_close(rows.norm(dim=1), torch.ones(4))
+
+
+def test_regions_are_mapped_and_then_pooled():
+    matcher = VSEPlusPlus(VSEPlusPlus.Config(**TOKENS, visual_view="grid"))
+    given = images("grid")
+    expected = nn.functional.normalize(matcher.visual(given.vectors).amax(1))
+    torch.testing.assert_close(matcher.encode_visual(given).vectors, expected)
+
+
+def test_linear_maps_begin_within_glorots_bound():
+    layer = linear(30, 20)
+    assert layer.weight.abs().max() <= (6 / 50) ** 0.5
+    assert not layer.bias.any()
+
+
+@pytest.mark.parametrize("share", [0.2, 0.999])
+def test_what_falls_out_in_training_leaves_at_least_one(share):
+    matcher = VSEInfinity(VSEInfinity.Config(**TOKENS, size_augmentation=share))
+    given = images("ragged", 400)
+    kept = matcher._left_in(given)
+    assert not (kept & ~given.mask).any()
+    assert kept.any(1).all()
+    long = given.mask.sum(1) == 5
+    expected = 1 - share + (share**5) / 5  # of five, all fall out with chance share^5, and then one stays
+    assert kept[long].float().mean().item() == pytest.approx(expected, abs=0.06)
+    assert matcher._left_in(images("grid")).shape == (4, 5)
+
+
+def test_nothing_falls_out_at_rest_or_at_rate_zero():
+    given = images("ragged")
+    assert VSEInfinity(VSEInfinity.Config(**TOKENS)).eval()._left_in(given) is given.mask
+    assert VSEInfinity(VSEInfinity.Config(**TOKENS, size_augmentation=0.0)).train()._left_in(given) is given.mask

@@ -1,0 +1,120 @@
+"""Pooling: the generalised operator, its special cases, and what padding must not change."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from visavis.models.pooling import GeneralizedPooling, max_pool, mean_pool, sinusoids
+
+GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "golden"
+
+
+def lengths_mask(lengths: list[int], longest: int) -> torch.Tensor:
+    return torch.arange(longest) < torch.tensor(lengths)[:, None]
+
+
+@pytest.mark.data
+def test_the_released_operator_gives_the_same_vectors_and_weights():
+    if not GOLDEN.is_dir():
+        pytest.skip("the golden files are absent: ../shared/golden")
+    (entry,) = (entry for entry in json.loads((GOLDEN / "models_manifest.json").read_text())["entries"] if entry["name"] == "gpo")
+    with np.load(GOLDEN / "models.npz", allow_pickle=False) as arrays:
+        given = {
+            key: torch.from_numpy(arrays[key]) for key in (*entry["inputs"].values(), *entry["outputs"].values(), *entry["state"].values())
+        }
+    params = entry["params"]
+    pooling = GeneralizedPooling(params["d_pe"], params["d_hidden"], params["softmax_temperature"]).double()
+    pooling.load_state_dict({name: given[key] for name, key in entry["state"].items()})
+    regions, lengths = given[entry["inputs"]["regions"]], given[entry["inputs"]["region_lengths"]]
+    pooled = pooling(regions, lengths_mask(lengths.tolist(), regions.shape[1]))
+    torch.testing.assert_close(pooled, given[entry["outputs"]["pooled"]], rtol=1e-9, atol=1e-11)
+    weights = pooling.weights(lengths, regions.shape[1])
+    torch.testing.assert_close(weights, given[entry["outputs"]["weights"]].reshape(weights.shape), rtol=1e-9, atol=1e-11)
+
+
+@pytest.fixture
+def pooling() -> GeneralizedPooling:
+    return GeneralizedPooling(8, 8)
+
+
+def test_without_a_preference_it_is_the_mean(pooling):
+    torch.nn.init.zeros_(pooling.linear.weight)
+    items, mask = torch.randn(3, 5, 4), lengths_mask([5, 2, 1], 5)
+    torch.testing.assert_close(pooling(items, mask), mean_pool(items, mask))
+    torch.testing.assert_close(pooling(items), items.mean(1))
+
+
+def test_with_all_weight_on_the_first_it_is_the_maximum(pooling, monkeypatch):
+    first = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0])
+    monkeypatch.setattr(pooling, "weights", lambda lengths, longest: first.expand(len(lengths), -1))
+    items, mask = torch.randn(3, 5, 4), lengths_mask([5, 2, 1], 5)
+    torch.testing.assert_close(pooling(items, mask), max_pool(items, mask))
+    torch.testing.assert_close(pooling(items), max_pool(items, None))
+
+
+def test_one_item_is_itself(pooling):
+    items = torch.randn(3, 1, 4)
+    torch.testing.assert_close(pooling(items), items[:, 0])
+
+
+@pytest.mark.parametrize("pool", ["generalised", "max", "mean"])
+def test_a_mask_is_the_same_as_a_shorter_set(pooling, pool):
+    operator = {"generalised": pooling, "max": max_pool, "mean": mean_pool}[pool]
+    items, lengths = torch.randn(4, 6, 3), [6, 1, 3, 3]
+    mask = lengths_mask(lengths, 6)
+    expected = torch.stack([operator(row[None, :length], None)[0] for row, length in zip(items, lengths, strict=True)])
+    torch.testing.assert_close(operator(items, mask), expected)
+    for rubbish in (1e4, -1e4):
+        torch.testing.assert_close(operator(items.masked_fill(~mask[..., None], rubbish), mask), expected)
+
+
+@pytest.mark.parametrize("pool", ["generalised", "max", "mean"])
+def test_padding_gets_no_gradient_and_order_does_not_matter(pooling, pool):
+    operator = {"generalised": pooling, "max": max_pool, "mean": mean_pool}[pool]
+    items, mask = torch.randn(2, 5, 3, requires_grad=True), lengths_mask([5, 2], 5)
+    order = torch.randperm(5)
+    torch.testing.assert_close(operator(items[:, order], mask[:, order]), operator(items, mask))
+    operator(items, mask).square().sum().backward()
+    assert not items.grad[~mask].any()
+    assert items.grad[mask].any()
+
+
+def test_weights_depend_on_the_size_alone_and_sum_to_one(pooling):
+    weights = pooling.weights(torch.tensor([5, 2, 5, 1]), 5)
+    assert torch.equal(weights[0], weights[2])
+    torch.testing.assert_close(weights.sum(1), torch.ones(4))
+    assert not weights[1, 2:].any()
+    assert weights[3, 0] == 1
+
+
+def test_gradients_are_those_of_the_value():
+    pooling = GeneralizedPooling(4, 4, temperature=1.0).double()
+    items = torch.randn(2, 3, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda items: pooling(items, lengths_mask([3, 2], 3)), items)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_stays_finite_and_close(pooling, dtype):
+    items, mask = torch.randn(3, 5, 4), lengths_mask([5, 2, 1], 5)
+    with torch.autocast("cpu", dtype):
+        found = pooling(items.to(dtype), mask)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), pooling(items, mask), rtol=0.05, atol=0.05)
+
+
+def test_a_whole_model_in_half_precision(pooling):
+    items, mask = torch.randn(3, 5, 4), lengths_mask([5, 2, 1], 5)
+    exact = pooling(items, mask)
+    torch.testing.assert_close(pooling.bfloat16()(items.bfloat16(), mask).float(), exact, rtol=0.05, atol=0.05)
+
+
+def test_sinusoids_by_hand():
+    table = sinusoids(3, 4)
+    expected = [[math.sin(p), math.cos(p), math.sin(p / 100), math.cos(p / 100)] for p in range(3)]
+    torch.testing.assert_close(table, torch.tensor(expected))

@@ -1,0 +1,126 @@
+"""Every value of the family by hand: loops over plain floats, for many relations, margins, weights and ignored pairs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from visavis import Targets
+from visavis.objectives import VLC, NTXent, Triplet, TripletHN, Unified
+from visavis.targets import Factors
+
+# One term by its formula: the positive, the negatives (at least one), the margin of the anchor.
+TERMS = {
+    Triplet(): lambda p, negatives, m: sum(max(0.0, m + s - p) for s in negatives),
+    TripletHN(): lambda p, negatives, m: max(0.0, m + max(negatives) - p),
+    VLC(gamma=7.0): lambda p, negatives, m: math.log(1 + sum(math.exp(7 * (s - p)) for s in negatives)),
+    NTXent(tau=0.2): lambda p, negatives, m: -math.log(math.exp(p / 0.2) / (math.exp(p / 0.2) + sum(math.exp(s / 0.2) for s in negatives))),
+    NTXent(tau=0.2, denominator="negatives"): lambda p, negatives, m: math.log(sum(math.exp(s / 0.2) for s in negatives)) - p / 0.2,
+    Unified(gamma=7.0): lambda p, negatives, m: math.log(1 + sum(math.exp(7 * (s - p + m)) for s in negatives)) / 7,
+}
+every_objective = pytest.mark.parametrize("objective", TERMS, ids=str)
+
+
+def terms_by_loops(objective, scores, positive, ignored, margins):
+    """The terms of one direction over all positive pairs, in the order of rows."""
+    terms = []
+    for i, row in enumerate(scores):
+        negatives = [s for j, s in enumerate(row) if not positive[i][j] and not ignored[i][j]]
+        for j, s in enumerate(row):
+            if positive[i][j] and not ignored[i][j]:
+                terms.append(TERMS[objective](s, negatives, margins[i]) if negatives else 0.0)
+    return terms
+
+
+def by_loops(objective, scores, positive, ignored=None, margins=None):
+    ignored = torch.zeros_like(positive) if ignored is None else ignored
+    margins = margins or ([getattr(objective, "margin", None)] * len(scores), [getattr(objective, "margin", None)] * scores.shape[1])
+    forth, back = (
+        terms_by_loops(objective, *(part.tolist() for part in parts), margin)
+        for parts, margin in zip(((scores, positive, ignored), (scores.T, positive.T, ignored.T)), margins, strict=True)
+    )
+    if objective.reduction == "sum":
+        return sum(forth) + sum(back)
+    mean = sum(forth) / max(len(forth), 1) + sum(back) / max(len(back), 1)
+    return mean if objective.reduction == "mean" else mean / 2
+
+
+RELATIONS = {
+    "pairs in order": ([0, 1, 2, 3], [0, 1, 2, 3]),
+    "pairs in another order": ([5, 3, 9, 1], [9, 1, 3, 5]),
+    "captions of an image": ([7, -8, 9], [7, 7, 7, -8, -8, 9]),
+    "an image twice, with captions": ([7, 7, 8], [7, 8, 7, 8, 8]),
+    "one caption of everything": ([1, 1, 1], [1]),
+    "all belong together": ([1, 1], [1, 1, 1]),
+    "nothing belongs together": ([1, 2], [3, 4, 5]),
+    "items without a partner": ([1, 2, 3], [2, 4, 4, 2]),
+}
+
+
+def scores_for(targets):
+    return torch.rand(targets.shape, dtype=torch.float64) * 2 - 1
+
+
+@every_objective
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("reduction", ["sum", "mean", "half_mean"])
+def test_relations_by_ids(objective, relation, reduction):
+    targets = Targets(query_ids=RELATIONS[relation][0], candidate_ids=RELATIONS[relation][1])
+    scores = scores_for(targets)
+    reduced = replace(objective, reduction=reduction)
+    TERMS[reduced] = TERMS[objective]
+    assert reduced(scores, targets).item() == pytest.approx(by_loops(reduced, scores, targets.positive), rel=1e-12, abs=1e-12)
+
+
+@every_objective
+def test_overlapping_relations(objective):
+    targets = Targets.from_pairs([0, 0, 1, 1, 2], [0, 1, 1, 2, 0], 4, 3)
+    scores = scores_for(targets)
+    assert objective(scores, targets).item() == pytest.approx(by_loops(objective, scores, targets.positive), rel=1e-12)
+
+
+@every_objective
+def test_ignored_pairs_are_neither(objective):
+    ignored = torch.tensor([[False, True, False, False], [True, True, False, False], [False, False, True, True]])
+    ids = {"query_ids": [1, 2, 3], "candidate_ids": [1, 2, 3, 1]}
+    together = Targets(**ids).positive
+    scores = scores_for(Targets(**ids))
+    expected = by_loops(objective, scores, together, ignored)
+    for fact in (ignored, ignored.float(), lambda rows, columns: ignored[rows][:, columns]):
+        assert objective(scores, Targets(**ids, ignore=fact)).item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("objective", [objective for objective in TERMS if hasattr(objective, "margin")], ids=str)
+def test_adaptive_margins_are_those_of_the_anchor(objective):
+    forth, back = torch.rand(3, dtype=torch.float64), torch.rand(5, dtype=torch.float64)
+    targets = Targets(query_ids=[7, 7, 8], candidate_ids=[7, 8, 7, 8, 8], query_margin=forth, candidate_margin=back)
+    scores = scores_for(targets)
+    expected = by_loops(objective, scores, targets.positive, margins=(forth.tolist(), back.tolist()))
+    assert objective(scores, targets).item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_weights_multiply_the_scores_of_their_pairs():
+    left, right = torch.rand(3, 2, dtype=torch.float64), torch.rand(5, 2, dtype=torch.float64)
+    ids = {"query_ids": [7, 7, 8], "candidate_ids": [7, 8, 7, 8, 8]}
+    weight = left @ right.T
+    scores, objective = scores_for(Targets(**ids)), Unified(gamma=7.0)
+    expected = by_loops(objective, weight * scores, Targets(**ids).positive)
+    for fact in (weight, Factors(left, right), lambda rows, columns: weight[rows][:, columns]):
+        assert objective(scores, Targets(**ids, weight=fact)).item() == pytest.approx(expected, rel=1e-12)
+        turned = objective(scores.T, Targets(**ids, weight=fact).T).item()
+        assert turned == pytest.approx(expected, rel=1e-12)
+        sliced = objective.one_way(scores[1:], Targets(**ids, weight=fact)[1:])
+        torch.testing.assert_close(sliced, objective.one_way(scores, Targets(**ids, weight=weight))[2:], rtol=1e-12, atol=0)
+
+
+def test_three_numbers_on_paper():
+    scores = torch.tensor([[0.5, 0.25], [0.75, 0.5]], dtype=torch.float64)
+    pairs = Targets.paired(2)
+    assert Triplet(margin=0.5)(scores, pairs).item() == pytest.approx(0.25 + 0.75 + 0.75 + 0.25)
+    assert TripletHN(margin=0.25)(scores, pairs).item() == pytest.approx(0.0 + 0.5 + 0.5 + 0.0)
+    assert VLC(gamma=4.0)(scores, pairs).item() == pytest.approx(2 * math.log(1 + math.e**-1) + 2 * math.log(1 + math.e))
+    assert NTXent(tau=0.25)(scores, pairs).item() == pytest.approx((math.log(1 + math.e**-1) + math.log(1 + math.e)) / 2)
+    assert Unified(margin=0.25, gamma=4.0)(scores, pairs).item() == pytest.approx((math.log(2) + math.log(1 + math.e**2)) / 2)

@@ -1,0 +1,347 @@
+"""The command line: one JSON object or a table, one sentence for what is wrong, exit codes."""
+
+import contextlib
+import json
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import visavis
+from visavis import cli
+from visavis.data.scenes import write_scenes
+
+RECIPE = """
+name = "tiny"
+vision = { tower = "scenes", view = "pooled" }
+text = { tower = "vocabulary", min_count = 1 }
+model = { kind = "VSE++", width = 8, word_width = 4 }
+training = { batch_size = 8, probe_batches = 1, threads = 1 }
+
+[[phases]]
+epochs = 1
+objective = "VLC()"
+
+[[phases]]
+epochs = 1
+objective = "VLC()"
+"""
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    return write_scenes(tmp_path_factory.mktemp("world") / "scenes", num_train=12, num_val=4, num_test=4, captions_per_image=2, size=32)
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "tiny.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.fixture
+def call(monkeypatch, capfd, tmp_path):
+    """``visavis ARGUMENTS`` in an empty folder: exit code, stdout, stderr. An error that is no sentence fails the test."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["visavis", *map(str, arguments)])
+        capfd.readouterr()
+        try:
+            cli.main()
+        except SystemExit as end:
+            return (end.code or 0, *capfd.readouterr())
+        return (0, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def run(scenes, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "tiny.toml").write_text(RECIPE)
+    visavis.train(folder / "tiny.toml", data=scenes, out=folder / "run")
+    return folder / "run"
+
+
+OVERRIDES = [
+    # unknown keys, at every level, name the nearest right one
+    ("sed=1", r"sed is not a key of recipes: did you mean seed\?"),
+    ("data.paht='x'", r"data\.paht is not a key of recipes: did you mean path\?"),
+    ("vision.towr='x'", r"vision\.towr is not a key of recipes: did you mean tower\?"),
+    ("text.mincount=1", r"text\.mincount is not a key of recipes: did you mean min_count\?"),
+    ("training.batchsize=4", r"training\.batchsize is not a key of recipes: did you mean batch_size\?"),
+    ("evaluation.protocl='plain'", r"evaluation\.protocl is not a key of recipes: did you mean protocol\?"),
+    ("phases.0.epoch=4", r"phases\.0\.epoch is not a key of recipes: did you mean epochs\?"),
+    ("phases.1.optimizer.rat=4", r"phases\.1\.optimizer\.rat is not a key of recipes: did you mean rate"),
+    ("phases.0.schedule.warm_up=0.1", r"phases\.0\.schedule\.warm_up is not a key of recipes: did you mean warmup\?"),
+    ("model.widht=4", r"has no field 'widht': did you mean width\?"),
+    ("wholly.other=1", r"wholly is not a key of recipes: known: about, data"),
+    # wrong types and values out of range
+    ("training.batch_size=many", r"training\.batch_size is 'many'"),
+    ("training.batch_size=1", r"training\.batch_size is 1: input should be greater than 1"),
+    ("training.captions_per_image=0", r"training\.captions_per_image is 0: input should be greater than 0"),
+    ("training.clip_norm=-1", r"training\.clip_norm is -1"),
+    ("training.device=gpu", r"training\.device is 'gpu': input should be 'auto', 'cpu' or 'cuda'"),
+    ("training.checkpoint_s=1e999", r"training\.checkpoint_s is inf: input should be a finite number"),
+    ("seed=-1", r"seed is -1: input should be greater than or equal to 0"),
+    ("seed=None", r"seed is None"),
+    ("name=a/b", r"name is 'a/b'"),
+    ("phases.0.epochs=0", r"phases\.0\.epochs is 0: input should be greater than 0"),
+    ("phases.0.optimizer.rate=0", r"phases\.0\.optimizer\.rate is 0"),
+    ("phases.0.schedule.warmup=1", r"phases\.0\.schedule\.warmup is 1"),
+    ("phases.0.start_from=first", r"phases\.0\.start_from is 'first': input should be 'last' or 'best'"),
+    ("phases=3", r"phases is 3"),
+    ("training=3", r"training is 3"),
+    ("model.width=wide", r"width is 'wide', expected a whole number"),
+    ("model.width=-3", r"cannot be built"),
+    ("model.dropout=2.0", r"cannot be built"),
+    ("model.region_pool=min", r"region_pool is 'min', expected 'max' or 'mean'"),
+    # overrides that name nothing
+    ("training.batch_size", r"'training\.batch_size' is not of the form key=value"),
+    ("=3", r"is not of the form key=value"),
+    ("phases.2.epochs=3", r"phases\.2\.epochs names no phase; there are 2, the first is 0"),
+    ("phases.x.epochs=3", r"phases\.x\.epochs names no phase"),
+    ("phases.0=3", r"phases\.0 names a whole list|phases\.0 is 3"),
+    ("name.x=3", r"name\.x goes into name, which is a plain value"),
+    ("epochs=3", r"epochs= is for recipes of one phase, and this one has 2: write phases\.0\.epochs="),
+    # names that do not exist
+    ("objective=Unifid()", r"'Unifid' in 'Unifid\(\)' is not in the catalog: did you mean Unified\?"),
+    ("objective='VLC(gama=3)'", r"VLC has no field 'gama': did you mean gamma\?"),
+    ("objective='VLC(gamma=-3)'", r"gamma is -3"),
+    ("objective=import os", r"is not of the form Name\(field=value"),
+    ("phases.0.supervision=PairSupervison()", r"did you mean PairSupervision\?"),
+    ("phases.0.optimizer.name=Adamax", r"phases\.0\.optimizer\.name is 'Adamax': input should be 'Adam', 'AdamW' or 'SGD'"),
+    ("phases.1.trainable=['txt']", r"txt is not a part of VSEPlusPlus: did you mean text\?"),
+    ("phases.1.optimizer.rates={'visuals': 2}", r"visuals is not a part of VSEPlusPlus: did you mean visual\?"),
+    ("model.kind=VSE+", r"model\.kind is 'VSE\+', which is no model: did you mean VSE\+\+\?"),
+    ("model.kind=[1]", r"model\.kind is '\[1\]', which is no model"),
+    ("evaluation.protocol=flickr8", r"there is no protocol 'flickr8': did you mean flickr8k\?"),
+    ("evaluation.protocol=flickr8k", r"protocol flickr8k is defined on 1000 images, here are 4"),
+    ("evaluation.validation=dev", r"data set scenes has no split dev"),
+    ("evaluation.test=tset", r"data set scenes has no split tset: did you mean test\?"),
+    ("vision.tower=no-such-tower", r"no-such-tower is no folder with a config\.json"),
+    ("vision.crops=3", r"cannot take 3 crops"),
+    ("vision.features=gone.npy", r"gone\.npy does not exist"),
+    ("data.path=gone", r"gone does not exist"),
+]
+
+
+def check_failed_start(result, sentence, folder, before):
+    code, out, err = result
+    assert code == 1, err
+    assert out == ""
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("visavis: ")
+    assert re.search(sentence, last), last
+    assert "Traceback" not in err
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(("override", "sentence"), OVERRIDES, ids=[override for override, _ in OVERRIDES])
+def test_a_wrong_recipe_is_one_sentence_and_leaves_nothing_behind(call, recipe, scenes, tmp_path, override, sentence):
+    data = () if override.startswith("data.path") else ("--data", scenes)
+    check_failed_start(call("train", recipe, override, *data), sentence, tmp_path, ["tiny.toml"])
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("name = ", r"tiny\.toml is not TOML: Invalid value"),
+        ("name = 'a'\nname = 'b'", r"tiny\.toml is not TOML: Cannot overwrite a value"),
+        ("name = '\xff'", r"tiny\.toml is not UTF-8"),
+        ("", r"tiny\.toml: name is missing"),
+        ("name = 'x'\nvision = { tower = 'scenes' }\nmodel = { kind = 'VSE++' }\nphases = []", r"phases is \[\]"),
+        (RECIPE.replace("VLC()", "VLC("), r"'VLC\(' is not of the form"),
+        (RECIPE + "\n[trainig]\nx = 1", r"trainig is not a key of recipes: did you mean training\?"),
+        (RECIPE.replace("epochs = 1", "epochs = 1979-05-27"), r"phases\.0\.epochs is datetime\.date"),
+    ],
+)
+def test_a_wrong_file_is_one_sentence(call, recipe, scenes, tmp_path, content, sentence):
+    recipe.write_bytes(content.encode("latin-1"))
+    check_failed_start(call("train", recipe, "--data", scenes), sentence, tmp_path, ["tiny.toml"])
+
+
+def test_a_recipe_that_is_nowhere_names_those_that_are(call, tmp_path):
+    check_failed_start(
+        call("train", "heads-flickr8"), r"neither a TOML file nor a recipe that ships: did you mean heads-flickr8k\?", tmp_path, []
+    )
+    check_failed_start(call("train", "gone.toml"), r"gone\.toml cannot be read: No such file", tmp_path, [])
+
+
+def test_a_recipe_without_data_says_how_to_give_them(call, recipe, tmp_path):
+    check_failed_start(call("train", recipe), "the recipe names no data: give data.path, or --data", tmp_path, ["tiny.toml"])
+
+
+def test_features_that_are_no_numbers_leave_no_run_folder(call, recipe, scenes, tmp_path):
+    np.save(tmp_path / "features.npy", np.full((20, 6), np.nan, np.float32))
+    for out in ((), ("--out", tmp_path / "run")):
+        result = call("train", recipe, "vision.features=features.npy", "--data", scenes, *out)
+        check_failed_start(result, "not numbers|NaN|nan", tmp_path, ["features.npy", *(["runs"] if not out else []), "tiny.toml"])
+        if not out:
+            assert list((tmp_path / "runs").iterdir()) == []
+            (tmp_path / "runs").rmdir()
+
+
+def test_features_of_other_images_are_refused(call, recipe, scenes, tmp_path):
+    np.save(tmp_path / "features.npy", np.zeros((7, 6), np.float32))
+    result = call("train", recipe, "vision.features=features.npy", "--data", scenes)
+    check_failed_start(result, r"features\.npy is of shape \(7, 6\), expected 20 rows", tmp_path, ["features.npy", "tiny.toml"])
+
+
+def test_a_batch_larger_than_the_data_is_one_batch(call, recipe, scenes, tmp_path):
+    code, _, err = call("train", recipe, "training.batch_size=1000", "--data", scenes, "--out", tmp_path / "run", "--json")
+    assert code == 0, err
+    log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in log] == [0, 1, 2]
+
+
+def test_something_of_the_users_is_never_overwritten(call, recipe, scenes, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    result = call("train", recipe, "--data", scenes, "--out", tmp_path / "mine")
+    check_failed_start(result, "already exists and is not an empty folder; nothing was changed", tmp_path, ["mine", "tiny.toml"])
+    assert (tmp_path / "mine" / "letter.txt").read_text() == "dear"
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["letter.txt"]
+
+
+def test_where_nothing_can_be_written_a_sentence_says_so(call, recipe, scenes, tmp_path):
+    code, out, err = call("train", recipe, "--data", scenes, "--out", "/proc/nowhere/run")
+    assert (code, out) == (1, "")
+    assert err.strip().splitlines()[-1].startswith("visavis: /proc/nowhere")
+
+
+def test_a_damaged_data_set_is_refused_until_told_otherwise(call, recipe, scenes, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(scenes, data)
+    lines = (data / "captions.jsonl").read_text().splitlines()
+    (data / "captions.jsonl").write_text("\n".join([lines[0].replace('"captions": [', '"captions": ["", '), *lines[1:]]) + "\n")
+    check_failed_start(
+        call("train", recipe, "--data", data), r"would lose something \(1 x empty caption\)", tmp_path, ["data", "tiny.toml"]
+    )
+    code, out, err = call("train", recipe, "--data", data, "--skip-bad", "--out", tmp_path / "run", "--json")
+    assert code == 0
+    assert json.loads(out)["run"] == str(tmp_path / "run")
+    assert "left out 0 of 20 images and 1 of 41 captions" in err
+
+
+COMMANDS = {
+    "doctor": "doctor",
+    "check": "data check {scenes}",
+    "features": "features {scenes} --vision scenes --out stores",
+    "train": "train tiny.toml --data {scenes} --out new",
+    "resume": "train --resume {run}",
+    "evaluate": "evaluate {run}",
+    "search": "search {run} red",
+    "catalog": "catalog",
+    "recipes": "catalog recipes",
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_json_is_one_object_and_nothing_else(call, recipe, run, scenes, name):
+    code, out, err = call(*COMMANDS[name].format(run=run, scenes=scenes).split(), "--json")
+    assert code == 0 or name == "doctor", err
+    assert out.count("\n") == 1
+    assert isinstance(json.loads(out), dict)
+
+
+@pytest.mark.parametrize("name", ["check", "evaluate", "search", "features", "resume", "catalog"])
+def test_without_json_people_read_a_text(call, run, scenes, name):
+    code, out, err = call(*COMMANDS[name].format(run=run, scenes=scenes).split())
+    assert code == 0, err
+    assert out.strip()
+    assert not out.startswith("{")
+
+
+def test_a_run_folder_is_told_in_one_piece_however_long(call, run):
+    code, out, _ = call("train", "--resume", run)
+    assert code == 0
+    assert f"Run folder: {run}\n" in out
+    assert "RSUM" in out
+
+
+def test_json_stays_alone_on_stdout_while_a_terminal_shows_bars(scenes, tmp_path):
+    """stderr is a terminal here, so that bars are really drawn; stdout is not."""
+    (tmp_path / "tiny.toml").write_text(RECIPE)
+    shown, terminal = pty.openpty()
+    command = [sys.executable, "-m", "visavis", "train", "tiny.toml", "--data", str(scenes), "--out", "run", "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm-256color", "COLUMNS": "100"}
+    seen = []
+
+    def look():
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while piece := os.read(shown, 65536):
+                seen.append(piece)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    out = subprocess.run(command, stdout=subprocess.PIPE, stderr=terminal, env=environment, cwd=tmp_path, check=True).stdout
+    os.close(terminal)
+    looking.join()
+    os.close(shown)
+    assert b"epoch" in b"".join(seen), "a bar was drawn"
+    assert out.count(b"\n") == 1
+    assert json.loads(out)["run"] == "run"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["evaluate", "gone"], r"gone is no run folder: expected run\.toml"),
+        (["search", "gone", "a dog"], "gone is no run or model folder"),
+        (["train", "--resume", "gone"], "gone is no run folder"),
+        (["features", "gone", "--vision", "scenes"], "gone does not exist"),
+        (["data", "check", "gone"], "gone does not exist"),
+        (["catalog", "recipies"], r"there is no catalog of recipies: did you mean recipes\?"),
+    ],
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_every_command_says_in_one_sentence_what_is_wrong(call, tmp_path, arguments, sentence, as_json):
+    check_failed_start(call(*arguments, *["--json"] * as_json), sentence, tmp_path, [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["evaluate", "--protocol", "flickr8"], r"there is no protocol 'flickr8': did you mean flickr8k\?"),
+        (["evaluate", "--protocol", "flickr30k"], "protocol flickr30k is defined on 1000 images, here are 4"),
+        (["evaluate", "--split", "tset"], r"has no split tset: did you mean test\?"),
+        (["evaluate", "--data", "gone"], "gone does not exist"),
+    ],
+)
+def test_an_evaluation_that_cannot_be_is_a_sentence(call, run, tmp_path, arguments, sentence):
+    check_failed_start(call(arguments[0], run, *arguments[1:]), sentence, tmp_path, [])
+
+
+def test_features_need_an_encoder(call, scenes, tmp_path):
+    check_failed_start(call("features", scenes), "name an encoder with --vision, with --text, or both", tmp_path, [])
+
+
+def test_a_run_without_a_model_yet_says_so(call, run, tmp_path):
+    (tmp_path / "young").mkdir()
+    (tmp_path / "young" / "run.toml").write_text((run / "run.toml").read_text())
+    check_failed_start(call("evaluate", tmp_path / "young"), "holds no model yet", tmp_path, ["young"])
+
+
+def test_an_image_that_cannot_be_read_is_said_in_a_search(call, run, tmp_path):
+    Image.new("RGB", (40, 40), "red").save(tmp_path / "red.png")
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG broken")
+    code, out, err = call("search", run, "something red", "--in", tmp_path, "--json")
+    assert code == 0
+    assert [hit["name"] for hit in json.loads(out)["hits"]] == ["red.png"]
+    assert "broken.png" in err
+
+
+def test_a_wrong_option_is_told_by_the_parser(call):
+    code, _, err = call("train", "heads-flickr8k", "--ressume")
+    assert code == 2
+    assert "Traceback" not in err

@@ -1,0 +1,18 @@
+"""What the README promises is run."""
+
+import re
+from pathlib import Path
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def test_the_python_of_the_readme_runs(capsys):
+    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(compile(block, "README.md", "exec"), {})
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_every_file_the_readme_links_to_is_there():
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        if not target.startswith("http"):
+            assert (Path(__file__).parents[1] / target).exists(), target

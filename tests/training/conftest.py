@@ -1,0 +1,139 @@
+"""A small drawn world and a recipe on it with everything a checkpoint must hold: dropout, phases, accumulation, patience."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+import visavis
+from visavis.data.scenes import write_scenes
+
+RECIPE = """
+name = "tiny"
+seed = 7
+vision = { tower = "scenes", view = "grid" }
+text = { tower = "vocabulary", min_count = 1 }
+model = { kind = "VSE++", width = 16, word_width = 8, dropout = 0.2 }
+
+[training]
+batch_size = 16
+accumulate = 2
+evaluate_every = 7
+patience = 4
+checkpoint_s = 0
+probe_batches = 1
+threads = 1
+
+[[phases]]
+epochs = 2
+objective = "Triplet()"
+optimizer = { name = "AdamW", rate = 0.01, weight_decay = 1e-4 }
+schedule = { kind = "cosine", warmup = 0.1 }
+
+[[phases]]
+epochs = 3
+objective = "Unified(gamma=20)"
+trainable = ["text"]
+optimizer = { rate = 0.02, rates = { text = 0.5 } }
+schedule = { kind = "step", milestones = [1] }
+start_from = "best"
+keep_optimizer = true
+"""
+
+
+@pytest.fixture(scope="session")
+def scenes(tmp_path_factory) -> Path:
+    """60 + 12 + 12 drawn images with 3 captions each; their features are cached before any test."""
+    folder = write_scenes(
+        tmp_path_factory.mktemp("world") / "scenes", num_train=60, num_val=12, num_test=12, captions_per_image=3, size=48, seed=1
+    )
+    visavis.features(folder, vision="scenes", view="grid")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def recipe(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("recipe") / "tiny.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+class Command:
+    """A training in a process of its own, to be killed at a step of one's choice."""
+
+    def __init__(self, folder: Path, *arguments: object):
+        self.folder, self.output = folder, folder.with_name(f"{folder.name}.output")
+        with open(self.output, "w") as output:
+            command = [sys.executable, "-m", "visavis", "train", *map(str, arguments)]
+            self.process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+    @property
+    def step(self) -> int:
+        """The step of the newest complete checkpoint; -1 before the first."""
+        return max((int(path.name[5:13]) for path in (self.folder / "checkpoint").glob("step-*")), default=-1)
+
+    @property
+    def writing(self) -> bool:
+        """Whether a checkpoint is being written this moment."""
+        return any((self.folder / "checkpoint").glob(".step-*.part"))
+
+    def end(self, signal_number: int, when: Callable[[Command], bool]) -> int:
+        """Wait for a moment, send a signal, give the exit code; nothing is sent to a process that ended before."""
+        while self.process.poll() is None and not when(self):
+            time.sleep(0.0005)
+        if self.process.poll() is None:
+            self.process.send_signal(signal_number)
+        return self.process.wait(60)
+
+    def kill(self, when: Callable[[Command], bool]) -> bool:
+        """Whether SIGKILL came before the end of the training."""
+        code = self.end(signal.SIGKILL, when)
+        assert code in (0, -signal.SIGKILL), self.said
+        return code != 0
+
+    def wait(self) -> str:
+        assert self.process.wait(120) == 0, self.said
+        return self.said
+
+    @property
+    def said(self) -> str:
+        return self.output.read_text()
+
+
+@pytest.fixture
+def command() -> type[Command]:
+    return Command
+
+
+def _outcome(run: Path) -> dict[str, object]:
+    """All that a run ended with, its seconds left out."""
+    (last,) = (run / "checkpoint").glob("step-*")
+    log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    place = json.loads((last / "place.json").read_text())
+    result = json.loads((run / "result.json").read_text())
+    return {
+        "model": (run / "model" / "model.safetensors").read_bytes(),
+        "config": (run / "model" / "config.json").read_bytes(),
+        **{
+            part: {name: tensor.tolist() for name, tensor in load_file(last / f"{part}.safetensors").items()}
+            for part in ("weights", "best", "optimizer")
+        },
+        "place": {key: value for key, value in place.items() if key != "seconds"},
+        "log": [{key: value for key, value in row.items() if key != "time"} for row in log],
+        "result": {key: value for key, value in result.items() if key not in ("run", "seconds", "cache_seconds")},
+        "left over": [path.name for path in run.rglob(".*.part")],
+    }
+
+
+@pytest.fixture
+def outcome() -> Callable[[Path], dict[str, object]]:
+    return _outcome

@@ -1,0 +1,67 @@
+"""The watched curves on one batch of three images and three captions, by hand."""
+
+import pytest
+import torch
+
+from visavis.errors import MissingSupervision
+from visavis.objectives import CATALOG, TripletHN, Unified
+from visavis.targets import Targets
+from visavis.training.curves import has_gradient, similarities, summarize
+
+SCORES = torch.tensor([[0.9, 0.2, 0.6], [0.1, 0.5, 0.7], [0.3, 0.4, 0.8]])
+
+
+def test_positives_and_hardest_negatives_of_pairs():
+    found = similarities(SCORES, Targets.paired(3))
+    assert found["positive"].tolist() == pytest.approx([0.9, 0.5, 0.8])
+    assert found["hardest_i2t"].tolist() == pytest.approx([0.6, 0.7, 0.4])
+    assert found["hardest_t2i"].tolist() == pytest.approx([0.3, 0.4, 0.7])
+
+
+def test_captions_of_the_same_image_are_no_negatives():
+    """Captions 0 and 2 belong to image 0, caption 1 to image 1; image 2 has none."""
+    targets = Targets(query_ids=torch.tensor([0, 1, 2]), candidate_ids=torch.tensor([0, 1, 0]))
+    found = similarities(SCORES, targets)
+    assert sorted(found["positive"].tolist()) == pytest.approx([0.5, 0.6, 0.9])
+    assert found["hardest_i2t"].tolist() == pytest.approx([0.2, 0.7, 0.8])
+    assert found["hardest_t2i"].tolist() == pytest.approx([0.3, 0.4, 0.8])
+
+
+def test_queries_without_a_negative_are_left_out():
+    same = Targets(query_ids=torch.zeros(3, dtype=torch.long), candidate_ids=torch.zeros(3, dtype=torch.long))
+    assert len(similarities(SCORES, same)["hardest_i2t"]) == 0
+    assert len(has_gradient(TripletHN(), SCORES, same)["gradient_i2t"]) == 0
+    assert summarize([{**similarities(SCORES, same), **has_gradient(TripletHN(), SCORES, same)}])["gradient_i2t"] == 0.0
+
+
+def test_the_hardest_triplet_gives_a_gradient_where_its_hinge_is_open():
+    """Images: 0.2 + 0.6 - 0.9 < 0, 0.2 + 0.7 - 0.5 > 0, 0.2 + 0.4 - 0.8 < 0. Captions: open but for the first, 0.2 + 0.3 - 0.9."""
+    found = has_gradient(TripletHN(margin=0.2), SCORES, Targets.paired(3))
+    assert found["gradient_i2t"].tolist() == [0, 1, 0]
+    assert found["gradient_t2i"].tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("kind", CATALOG, ids=lambda kind: kind.__name__)
+def test_the_share_is_that_of_autograd_and_leaves_scores_alone(kind):
+    scores = SCORES.clone().requires_grad_()
+    objective = kind()
+    try:
+        found = has_gradient(objective, scores, Targets.paired(3))
+    except MissingSupervision:
+        pytest.skip("needs facts beyond ids")
+    assert scores.grad is None
+    assert set(found["gradient_i2t"].tolist()) <= {0.0, 1.0}
+    assert found["gradient_i2t"].shape == (3,)
+
+
+def test_a_soft_objective_gives_everyone_a_gradient_unless_it_is_hard():
+    assert has_gradient(Unified(margin=0.2, gamma=5.0), SCORES, Targets.paired(3))["gradient_i2t"].tolist() == [1, 1, 1]
+    hard = has_gradient(Unified(margin=0.2, gamma=1000.0), SCORES, Targets.paired(3))
+    assert hard["gradient_i2t"].tolist() == [0, 1, 0]
+
+
+def test_the_summary_pools_queries_of_all_batches():
+    batches = [{"loss": torch.tensor(1.0), "positive": torch.tensor([0.0, 1.0]), "gradient_i2t": torch.tensor([1.0])}] * 2
+    batches.append({"loss": torch.tensor(4.0), "positive": torch.tensor([0.5]), "gradient_i2t": torch.tensor([0.0, 0.0])})
+    found = summarize(batches)
+    assert found == {"loss": 2.0, "positive_mean": 0.5, "positive_std": pytest.approx((0.25 * 4 / 5) ** 0.5), "gradient_i2t": 0.5}

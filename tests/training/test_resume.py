@@ -1,0 +1,209 @@
+"""Stopped anywhere, a run goes on to the very same end."""
+
+import json
+import random
+import re
+import shutil
+import signal
+
+import pytest
+import torch
+
+import visavis
+from visavis.errors import RunError
+from visavis.training.trainer import Stopped, Trainer
+from visavis.watch import Silent
+
+
+class Listener(Silent):
+    def __init__(self):
+        self.said, self.steps = [], 0
+
+    def say(self, sentence):
+        self.said.append(sentence)
+
+    def step(self, moment):
+        self.steps += 1
+
+
+class StopAt(Listener):
+    """Presses Ctrl-C after so many steps."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.last = step
+
+    def step(self, moment):
+        super().step(moment)
+        if self.steps == self.last:
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(scenes, recipe, tmp_path_factory):
+    """A finished run without any stop, by precision of the towers."""
+    done = {}
+
+    def run(autocast):
+        if autocast not in done:
+            done[autocast] = tmp_path_factory.mktemp("runs") / f"whole-{autocast}"
+            visavis.train(recipe, data=scenes, out=done[autocast], overrides={"training.autocast": autocast})
+        return done[autocast]
+
+    return run
+
+
+def test_the_uninterrupted_run_is_worth_interrupting(uninterrupted, outcome):
+    """It has two phases, learns, validates within epochs, and its best model is not its last one."""
+    log = outcome(uninterrupted(False))["log"]
+    assert {row["phase"] for row in log} == {0, 1}
+    assert max(row["rsum"] for row in log) > log[0]["rsum"] + 50
+    assert outcome(uninterrupted(False))["model"] == outcome(uninterrupted(False))["model"]
+
+
+def killed_again_and_again(command, recipe, scenes, run, moments, *overrides):
+    """Train with a SIGKILL at each moment; the number of kills that came in time."""
+    process = command(run, recipe, *overrides, "--data", scenes, "--out", run)
+    kills = 0
+    for moment in moments:
+        if not process.kill(moment):
+            break
+        kills += 1
+        process = command(run, "--resume", run)
+    process.wait()
+    return kills
+
+
+def at_step(step):
+    """Just after the checkpoint of a step."""
+    return lambda process: process.step >= step
+
+
+def while_writing(step):
+    """While a checkpoint after a step is being written."""
+    return lambda process: process.step >= step and process.writing
+
+
+def test_a_killed_run_ends_as_the_uninterrupted_one(command, recipe, scenes, uninterrupted, outcome, tmp_path):
+    """Killed before the first checkpoint, while one is written, at the same step again, and in the second phase."""
+    run = tmp_path / "run"
+    moments = [lambda process: (run / "run.toml").exists(), while_writing(8), at_step(8), at_step(30)]
+    assert killed_again_and_again(command, recipe, scenes, run, moments) == len(moments)
+    assert outcome(run) == outcome(uninterrupted(False))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("autocast", [False, True])
+def test_ten_kills_at_random_moments_change_nothing(command, recipe, scenes, uninterrupted, outcome, tmp_path, autocast):
+    run, chance = tmp_path / "run", random.Random(autocast)
+    last = outcome(uninterrupted(autocast))["place"]["step"]
+    steps = sorted(chance.sample(range(last - 1), 10))
+    moments = [while_writing(step) if number in (3, 7) else at_step(step) for number, step in enumerate(steps)]
+    assert killed_again_and_again(command, recipe, scenes, run, moments, f"training.autocast={autocast}") == 10
+    assert outcome(run) == outcome(uninterrupted(autocast))
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(command, recipe, scenes, uninterrupted, outcome, tmp_path):
+    run = tmp_path / "run"
+    process = command(run, recipe, "--data", scenes, "--out", run)
+    assert process.end(signal.SIGINT, at_step(4)) == 130
+    assert f"Stopped; everything is saved. Go on with: visavis train --resume {run}" in process.said
+    assert "Traceback" not in process.said
+    visavis.train(run, resume=True)
+    assert outcome(run) == outcome(uninterrupted(False))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_run_stopped_after_every_few_steps_ends_as_the_uninterrupted_one(recipe, scenes, uninterrupted, outcome, tmp_path, autocast):
+    """Also within groups of accumulated batches, right after validations, and at the change of phases."""
+    run, stops = tmp_path / "run", 0
+    given = {"data": scenes, "out": run, "overrides": {"training.autocast": autocast, "training.checkpoint_s": 1e6}}
+    with pytest.raises(Stopped, match=re.escape(str(run))):
+        visavis.train(recipe, watch=StopAt(1), **given)
+    while not (run / "result.json").exists():
+        stops += 1
+        try:
+            visavis.train(run, resume=True, watch=StopAt(stops % 4 + 1))
+        except Stopped:
+            continue
+    assert stops > 10
+    assert outcome(run) == outcome(uninterrupted(autocast))
+
+
+def test_a_finished_run_gives_its_result_without_training(uninterrupted, outcome):
+    run, watch = uninterrupted(False), Listener()
+    before = outcome(run)
+    trained = visavis.train(run, resume=True, watch=watch)
+    assert watch.steps == 0
+    assert outcome(run) == before
+    assert trained.test.metrics["rsum"] == before["result"]["rsum"]
+
+
+def test_another_number_of_threads_is_said(uninterrupted, tmp_path):
+    run, watch = tmp_path / "run", Listener()
+    shutil.copytree(uninterrupted(False), run)
+    recorded = json.loads((run / "environment.json").read_text())
+    (run / "environment.json").write_text(json.dumps({**recorded, "threads": 3}))
+    visavis.train(run, resume=True, watch=watch)
+    assert any("trained with 3 threads and goes on with 1" in sentence for sentence in watch.said)
+
+
+def test_changed_data_are_refused(uninterrupted, scenes, tmp_path):
+    run, data = tmp_path / "run", tmp_path / "scenes"
+    shutil.copytree(uninterrupted(False), run)
+    shutil.copytree(scenes, data)
+    (run / "run.toml").write_text((run / "run.toml").read_text().replace(str(scenes), str(data)))
+    text = (data / "captions.jsonl").read_text()
+    (data / "captions.jsonl").write_text(text.replace("the ", "a ", 1))
+    with pytest.raises(RunError, match=r"the data at .* have changed"):
+        visavis.train(run, resume=True)
+
+
+def test_a_run_can_be_resumed_from_another_folder(recipe, scenes, outcome, tmp_path, monkeypatch, uninterrupted):
+    monkeypatch.chdir(scenes.parent)
+    with pytest.raises(Stopped):
+        visavis.train(recipe, data="scenes", out=tmp_path / "run", watch=StopAt(3))
+    monkeypatch.chdir(tmp_path)
+    visavis.train("run", resume=True)
+    assert outcome(tmp_path / "run") == outcome(uninterrupted(False))
+
+
+@pytest.mark.parametrize("given", [{"overrides": ["seed=3"]}, {"data": "elsewhere"}, {"out": "elsewhere"}])
+def test_a_resumed_run_keeps_what_it_is(uninterrupted, given):
+    with pytest.raises(RunError, match="give --resume with the run folder alone"):
+        visavis.train(uninterrupted(False), resume=True, **given)
+
+
+def test_only_a_run_can_be_resumed_and_none_is_overwritten(uninterrupted, recipe, scenes, tmp_path):
+    with pytest.raises(RunError, match=r"is no run folder: expected run\.toml"):
+        visavis.train(tmp_path, resume=True)
+    with pytest.raises(RunError, match="holds a run already: go on with it by --resume"):
+        visavis.train(recipe, data=scenes, out=uninterrupted(False))
+
+
+def test_a_second_ctrl_c_ends_at_once(recipe, scenes, tmp_path):
+    class Impatient(Listener):
+        def step(self, moment):
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        visavis.train(recipe, data=scenes, out=tmp_path / "run", watch=Impatient())
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_loss_that_is_no_number_stops_with_a_sentence(recipe, scenes, tmp_path, monkeypatch):
+    """The last checkpoint stays, so that the run can be looked at."""
+    step = Trainer._step
+
+    def poisoned(self, batch, steps):
+        if self.place.step == 5:
+            with torch.no_grad():
+                next(self.matcher.parameters()).fill_(float("nan"))
+        step(self, batch, steps)
+
+    monkeypatch.setattr(Trainer, "_step", poisoned)
+    with pytest.raises(RunError, match="the loss is nan at step 5: lower the rate"):
+        visavis.train(recipe, data=scenes, out=tmp_path / "run")
+    assert (tmp_path / "run" / "checkpoint" / "step-00000004").is_dir()

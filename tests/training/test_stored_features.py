@@ -1,0 +1,63 @@
+"""Training on features that the data set itself stores, without any tower of images."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import visavis
+from visavis.errors import RunError
+
+WORDS = ["dog", "cat", "boat", "tree", "kite", "car", "lamp", "moon"]
+
+
+@pytest.fixture
+def precomp(tmp_path):
+    """Images whose features are the one-hot code of the word in their captions: easy to learn."""
+    random = np.random.default_rng(0)
+    for split, per_word in (("train", 8), ("dev", 2), ("test", 2)):
+        words = np.repeat(np.arange(len(WORDS)), per_word)
+        features = np.eye(len(WORDS), dtype=np.float32)[words] + 0.05 * random.standard_normal((len(words), len(WORDS)), np.float32)
+        np.save(tmp_path / f"{split}_ims.npy", features)
+        captions = [
+            f"{opening} {WORDS[word]} number {i}" for i, word in enumerate(words) for opening in ("a", "one", "the", "this", "some")
+        ]
+        (tmp_path / f"{split}_caps.txt").write_text("\n".join(captions) + "\n")
+    return tmp_path
+
+
+def test_a_model_learns_from_stored_features_and_says_that_it_cannot_read_pictures(precomp, tmp_path):
+    recipe = tmp_path / "tiny.toml"
+    recipe.write_text(
+        f"""
+        name = "tiny"
+        data = {{ path = "{precomp}" }}
+        vision = {{ features = "precomp" }}
+        text = {{ tower = "vocabulary", min_count = 1 }}
+        model = {{ kind = "VSE++", width = 16, word_width = 8 }}
+        training = {{ batch_size = 16 }}
+        [[phases]]
+        epochs = 4
+        objective = "Unified(gamma=20)"
+        optimizer = {{ rate = 0.02 }}
+        """
+    )
+    trained = visavis.train(recipe, out=tmp_path / "run")
+    log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert trained.test is not None
+    assert trained.test.num_images == 16
+    assert trained.validation_rsum > log[0]["rsum"] + 100
+    assert visavis.evaluate(tmp_path / "run").metrics == trained.test.metrics
+    assert visavis.load(tmp_path / "run").encode_texts(["a dog number 3"]).norm().item() == pytest.approx(1)
+    with pytest.raises(RunError, match="without a vision tower"):
+        visavis.load(tmp_path / "run").encode_images([Image.new("RGB", (8, 8))])
+    assert visavis.search(tmp_path / "run", "a dog", top=3)[0].name in {f"train-{i}" for i in range(8)} | {
+        "val-0",
+        "val-1",
+        "test-0",
+        "test-1",
+    }
+    Image.new("RGB", (8, 8)).save(tmp_path / "photo.png")
+    with pytest.raises(RunError, match="without a vision tower"):
+        visavis.search(tmp_path / "run", "a dog", inside=tmp_path)
