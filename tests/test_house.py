@@ -22,9 +22,6 @@ PACKAGE = PROJECT / "src" / "visavis"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 VERBS = {"catalog", "compare", "demo", "diagnose", "doctor", "evaluate", "features", "index", "load", "search", "serve", "train"}
 
-needs_cli = pytest.mark.skipif(not (PACKAGE / "cli.py").exists(), reason="the command line is not written yet")
-
-
 def named(path: Path) -> str:
     return str(path.relative_to(PACKAGE))
 
@@ -117,7 +114,6 @@ def test_importing_costs_little_beside_torch():
     assert statistics.median(float(run.stdout) for run in runs) <= 0.2
 
 
-@needs_cli
 @pytest.mark.parametrize(
     "command", [["-m", "visavis", "--help"], [str(Path(sys.executable).with_name("visavis")), "--help"]], ids=["module", "script"]
 )
@@ -125,7 +121,6 @@ def test_help_answers_at_once(command):
     assert statistics.median(seconds(*command) for _ in range(5)) <= 0.5
 
 
-@needs_cli
 def test_help_never_imports_torch():
     program = "import sys; sys.argv = ['visavis', '--help']\ntry:\n import visavis.cli; visavis.cli.main()\nfinally:\n assert 'torch' not in sys.modules"
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

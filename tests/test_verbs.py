@@ -22,7 +22,7 @@ RECIPE = """
 name = "tiny"
 vision = { tower = "scenes", view = "grid" }
 text = { tower = "vocabulary", min_count = 1 }
-model = { kind = "VSEInfinity", width = 8, word_width = 4, dropout = 0.1 }
+model = { kind = "VSEInfinity", width = 8, word_width = 4, word_dropout = 0.1 }
 training = { batch_size = 8, probe_batches = 1, threads = 1 }
 
 [[phases]]
@@ -109,7 +109,7 @@ def test_the_log_watches_what_the_papers_figures_show(trained):
     assert [row["step"] for row in log] == [0, 5, 10]
     assert log[0]["running_loss"] is None
     for row in log:
-        assert row.keys() >= {entry.key for entry in METRICS} if hasattr(METRICS[0], "key") else row.keys() >= {"rsum", "i2t_r1", "t2i_r10"}
+        assert row.keys() >= {metric.name for metric in METRICS}
         for split in ("train", "val"):
             curves = {"loss", "gradient_i2t", "gradient_t2i"}
             curves |= {f"{name}_{what}" for name in ("positive", "hardest_i2t", "hardest_t2i") for what in ("mean", "std")}
@@ -131,7 +131,8 @@ def test_a_training_depends_on_its_seed_alone(trained, recipe, scenes, tmp_path)
 def test_overrides_are_a_dict_or_a_list_of_texts(recipe, scenes, tmp_path):
     one = visavis.train(recipe, data=scenes, out=tmp_path / "a", overrides={"objective": "VLC(gamma=10)", "epochs": 1})
     two = visavis.train(recipe, data=scenes, out=tmp_path / "b", overrides=["objective=VLC(gamma=10)", "epochs=1"])
-    assert one.objective == two.objective == "VLC(gamma=10.0, reduction='mean')" or one.objective == two.objective
+    assert one.objective == two.objective
+    assert one.objective.startswith("VLC(gamma=10.0")
     assert weights(one.folder) == weights(two.folder)
 
 

@@ -14,8 +14,8 @@ from visavis.report.demonstration import Plan, run_demo
 from visavis.watch import Silent
 
 SMALL = Plan(
-    num_train=60,
-    num_val=20,
+    num_train=50,
+    num_val=10,
     num_test=30,
     objectives=("TripletHN()", "Unified()"),
     overrides={"epochs": 1, "training.batch_size": 32, "training.evaluate_every": 0, "model.width": 16, "model.word_width": 8},

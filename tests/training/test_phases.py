@@ -164,6 +164,7 @@ def test_the_newest_of_several_checkpoints_of_one_step_is_taken(tmp_path):
             leftover.rmdir()
     Checkpoint(Place(step=4), {}, {}, {}, {}, []).write(tmp_path)
     assert Checkpoint.latest(tmp_path).place.step == 4
+    assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["step-00000004"]
 
 
 TWO_STEPS = [

@@ -113,7 +113,8 @@ class VSEInfinity(GlobalMatcher):
     Images: regions (grid), ``Linear(x) + MLP(x)`` with one hidden layer of ``width / 2``, batch norm and ReLU, then the
     pooling operator. Texts: token ids through a bidirectional GRU, or cached word vectors through a linear map, then a
     pooling operator of their own. In training each region, and each word, is left out with probability
-    ``size_augmentation``; ``region_dropout`` falls on the regions' features, ``word_dropout`` on word vectors and states. Source: Chen et al. (2021); VSE-infinity with Bi-GRU as in the Unified paper's tables.
+    ``size_augmentation``; ``region_dropout`` falls on the regions' features, ``word_dropout`` on word vectors and states.
+    Source: Chen et al. (2021); VSE-infinity with Bi-GRU as in the Unified paper's tables.
     Differs from: the released code, whose words are masked or replaced as well as left out (only words of its trainable
     BERT can be), and which at least one region or word always survives here.
     """

@@ -19,7 +19,7 @@ from visavis.environment import versions
 from visavis.report import page
 from visavis.report.figures import DARK, LIGHT, Curve, curves_picture, retrieval_picture
 from visavis.report.page import Section, Shades
-from visavis.report.retrievals import Retrieval
+from visavis.report.retrievals import Found, Retrieval
 from visavis.report.table import Table
 from visavis.training.running import Trained
 
@@ -92,7 +92,7 @@ def _what_was_done(account: Account) -> str:
         (f"{account.table.best().mean('rsum'):.0f}", f"of 600: the best RSUM ({account.table.best().name})"),
         (f"{sum(account.seconds.values()):.0f} s", f"to draw, look and train, on {_threads()}"),
     ]
-    return page.paragraph(text) + "\n" + page.figures(facts)
+    return page.paragraph(text) + "\n" + page.numbers(facts)
 
 
 def _comparison(account: Account) -> str:
@@ -109,7 +109,8 @@ def _reading(table: Table) -> str:
         if spread
         else "One seed says nothing about differences."
     )
-    return f"By RSUM: {', then '.join(parts)}. {worth}"
+    short = "A training as short as this one shows which objective learns fast, not how far each would come."
+    return f"By RSUM: {', then '.join(parts)}. {worth} {short}"
 
 
 def _search(search: Retrieval) -> str:
@@ -117,9 +118,9 @@ def _search(search: Retrieval) -> str:
     return page.strip(search.query, f"{search.num_fitting} of {len(search.found)} fit", images)
 
 
-def _jpeg(found: Any) -> bytes:
+def _jpeg(found: Found) -> bytes:
     raw = io.BytesIO()
-    found.picture().save(raw, "jpeg", quality=88)
+    found.picture.save(raw, "jpeg", quality=88)
     return raw.getvalue()
 
 
@@ -141,9 +142,8 @@ def _lot(account: Account) -> str:
 
 
 _SEARCHED = (
-    "Sentences chosen beforehand, answered by the same run; a green frame means that everything said is true of the picture, by the "
-    "program's own record of what it drew. The number is the cosine similarity. No training picture shows a yellow square: the model "
-    "puts together what it learned of yellow things and of squares."
+    "The sentences are fixed, short ones that this small model can answer; the same run answers them. A green frame means that everything "
+    "said is true of the picture, by the program's own record of what it drew. The number is the cosine similarity."
 )
 _CURVES = (
     "On the validation scenes, after each half epoch: thin lines are single seeds, thick ones their mean. A good objective lifts the "

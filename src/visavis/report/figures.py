@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -49,17 +50,16 @@ def require_matplotlib() -> None:
 def retrieval_picture(retrievals: Sequence[Retrieval], theme: Theme = LIGHT) -> bytes:
     """Each query above the scenes that came first, best on the left; right ones framed and ticked."""
     width, columns = 8.6, max(len(retrieval.found) for retrieval in retrievals)
-    side, gap, head = (width - 0.3) / columns - 0.12, 0.12, 0.36
-    height = len(retrievals) * (head + side + 0.14) + 0.42
+    side, gap, head = (width - 0.24) / columns - 0.12, 0.12, 0.4
+    height = len(retrievals) * (head + side + 0.16) + 0.42
     figure = _figure(width, height, theme)
     for row, retrieval in enumerate(retrievals):
-        top = height - 0.08 - row * (head + side + 0.14)
-        words = _wrapped(retrieval.query)
-        figure.text(0.18 / width, (top - 0.3) / height, words, size=12.5, color=theme.ink, va="baseline")
+        top = height - 0.08 - row * (head + side + 0.16)
+        figure.text(0.18 / width, (top - 0.27) / height, _quoted(retrieval.query), size=12.5, color=theme.ink, va="baseline")
         for column, found in enumerate(retrieval.found):
             left, bottom = 0.18 + column * (side + gap), top - head - side
             axes = figure.add_axes((left / width, bottom / height, side / width, side / height))
-            axes.imshow(found.picture(), interpolation="lanczos")
+            axes.imshow(found.picture, interpolation="lanczos")
             axes.set(xticks=[], yticks=[])
             color = theme.right if found.own or found.fits else theme.faint
             for spine in axes.spines.values():
@@ -98,7 +98,9 @@ def curves_picture(curves: Sequence[Curve], theme: Theme = LIGHT) -> bytes:
     loss.set_ylim(bottom=0)
     similarity.plot([], [], color=theme.ink, label="positive pairs")
     similarity.plot([], [], color=theme.ink, linestyle=(0, (2, 1.4)), label="hardest negatives")
-    for panel, place in ((rsum, "lower right"), (similarity, "best")):
+    bottom, top = similarity.get_ylim()
+    similarity.set_ylim(bottom, top + 0.28 * (top - bottom))
+    for panel, place in ((rsum, "lower right"), (similarity, "upper left")):
         panel.legend(loc=place, fontsize=8.5, frameon=False, labelcolor=theme.ink, handlelength=1.8)
     return _png(figure)
 
@@ -124,8 +126,9 @@ def _dress(axes: Any, title: str, theme: Theme) -> None:
         spine.set_color(theme.faint)
 
 
-def _wrapped(query: str, longest: int = 92) -> str:
-    return f"“{query}”" if len(query) <= longest else f"“{query[: longest - 1].rstrip()}…”"
+def _quoted(query: str, longest: int = 84) -> str:
+    """In quotation marks, cut between words where it is too long for a line; a dollar sign is only a dollar sign."""
+    return f"“{textwrap.shorten(query, longest, placeholder=' …')}”".replace("$", r"\$")
 
 
 def _figure(width: float, height: float, theme: Theme) -> Figure:

@@ -64,7 +64,7 @@ def paragraph(text: str, kind: str = "") -> str:
     return f"<p{_class(kind)}>{escape(text)}</p>"
 
 
-def figures(facts: Iterable[tuple[str, str]]) -> str:
+def numbers(facts: Iterable[tuple[str, str]]) -> str:
     """A few large numbers with what they are: (number, meaning)."""
     items = "".join(f"<div><dd>{escape(number)}</dd><dt>{escape(meaning)}</dt></div>" for number, meaning in facts)
     return f'<dl class="figures">{items}</dl>'
@@ -94,7 +94,7 @@ def strip(query: str, note: str, images: Iterable[tuple[bytes, str, float, bool]
     for image, alt, score, right in images:
         mark = '<b title="fits">✓<span class="hidden"> fits</span></b>' if right else '<span class="hidden">does not fit</span>'
         seen = f'<img src="{data_uri(image, "jpeg")}" alt="{escape(alt)}" title="{escape(alt)}" width="192" height="192">'
-        items.append(f"<li{_class('right' if right else '')}>{seen}<small>{score:.2f} {mark}</small></li>")
+        items.append(f"<li{_class('right' if right else '')}>{seen}<small>{mark} {score:.2f}</small></li>")
     return f'<h3><q>{escape(query)}</q> <span class="note">{escape(note)}</span></h3>\n<ol class="strip">{"".join(items)}</ol>'
 
 
@@ -152,7 +152,7 @@ h3 { font-size: 1.05rem; margin: 1.75rem 0 .6rem; }
 p, dd { max-width: 46rem; }
 .lead { font-size: 1.15rem; color: var(--soft); margin: 0; }
 .note, figcaption, caption, footer { color: var(--soft); font-size: .875rem; font-weight: 400; }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .75rem; margin: 1.5rem 0; }
+.figures { display: grid; grid-template-columns: repeat(4, 1fr); gap: .75rem; margin: 1.5rem 0; }
 .figures div { display: flex; flex-direction: column; background: var(--card); border-radius: .75rem; padding: .9rem 1.1rem; }
 .figures dd { order: -1; margin: 0; font-size: 1.75rem; line-height: 1.2; font-weight: 650; letter-spacing: -.02em; }
 .figures dt { font-size: .875rem; line-height: 1.35; font-weight: 400; color: var(--soft); margin: .2rem 0 0; }
@@ -177,7 +177,7 @@ figcaption { margin-top: .5rem; max-width: 46rem; }
 .strip .right img { outline: 3px solid var(--right); outline-offset: -1px; }
 .strip b { color: var(--right); }
 q { font-style: italic; }
-.note { margin-left: .4rem; }
+h3 .note { margin-left: .4rem; }
 dl dt { font-weight: 600; margin-top: .8rem; }
 dl dd { margin: 0; }
 .commands { padding-left: 1.25rem; }
@@ -189,6 +189,7 @@ footer { margin-top: 3rem; border-top: 1px solid var(--line); padding-top: .5rem
 @media (max-width: 34rem) {
   body { padding: 1.5rem 1rem 2rem; font-size: 1rem; }
   .strip { grid-template-columns: repeat(3, 1fr); }
+  .figures { grid-template-columns: repeat(2, 1fr); }
 }
 @media print { body { max-width: none; } .wide { overflow: visible; } }
 """

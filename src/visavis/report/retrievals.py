@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,8 +30,10 @@ class Found:
     fits: bool
     own: bool = False
 
-    def picture(self, size: int = SHOWN) -> Picture:
-        return draw(self.scene, size)
+    @cached_property
+    def picture(self) -> Picture:
+        """The scene, drawn again at ``SHOWN`` pixels a side."""
+        return draw(self.scene, SHOWN)
 
     def describe(self) -> str:
         """What is to be seen, in words."""

@@ -55,13 +55,13 @@ class Checkpoint:
     def write(self, run: Path) -> None:
         """Write as ``checkpoint/step-<n>`` of a run folder, then remove the older ones."""
         folder = run / "checkpoint"
-        target = folder / f"step-{self.place.step:08d}"
-        with storage.replacing_folder(_free(target)) as part:
+        newest = _free(folder / f"step-{self.place.step:08d}")
+        with storage.replacing_folder(newest) as part:
             for name in ("weights", "best", "optimizer", "supervision"):
                 storage.write_tensors(part / f"{name}.safetensors", getattr(self, name))
             storage.write_json_lines(part / "metrics.jsonl", self.log)
             storage.write_json(part / "place.json", asdict(self.place))
-        for older in _complete(run)[:-1]:
+        for older in set(folder.glob("step-*")) - {newest}:
             storage.remove_folder(older)
 
     @classmethod

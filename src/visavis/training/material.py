@@ -111,14 +111,13 @@ def prepare(recipe: Recipe, watch: Watch | None = None) -> tuple[Material, Match
         raise RecipeError(f"model.kind is {kind!r}, which is no model: {nearest(kind, CATALOG)}")
     material = open_material(recipe, watch)
     _check_splits(recipe, material.data)
-    config = build(CATALOG[kind].Config, _architecture(recipe, material))
     torch.manual_seed(recipe.seed)
     try:
-        return material, CATALOG[kind](config)
-    except VisavisError:
-        raise
+        return material, CATALOG[kind](build(CATALOG[kind].Config, _architecture(recipe, material)))
+    except VisavisError as error:
+        raise RecipeError(f"model {kind}: {error}") from None
     except (ValueError, RuntimeError) as error:
-        raise RecipeError(f"the model {config!r} cannot be built: {str(error).splitlines()[0]}.") from None
+        raise RecipeError(f"model {kind} cannot be built: {str(error).splitlines()[0]}.") from None
 
 
 def open_material(recipe: Recipe, watch: Watch | None = None, vocabulary: Vocabulary | None = None) -> Material:
