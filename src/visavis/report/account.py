@@ -102,15 +102,17 @@ def _comparison(account: Account) -> str:
 def _reading(table: Table) -> str:
     """The order of the rows in a sentence, with what it is worth."""
     rows = sorted(table.rows, key=lambda row: -row.mean("rsum"))
-    parts = [f"{row.name} {row.mean('rsum'):.1f}" for row in rows]
-    spread = [deviation for row in rows if (deviation := row.deviation("rsum")) is not None]
-    worth = (
-        f"Seeds alone move RSUM by up to ± {max(spread):.1f} here, and two seeds are few: take smaller differences for no difference."
-        if spread
-        else "One seed says nothing about differences."
+    order = ", then ".join(f"{row.name} {row.mean('rsum'):.1f}" for row in rows)
+    spread = sorted((deviation, row.name) for row in rows if (deviation := row.deviation("rsum")) is not None)
+    worth = "One seed says nothing about differences."
+    if spread:
+        (least, calm), (most, wild) = spread[0], spread[-1]
+        worth = f"Seeds alone move it by ± {least:.1f} ({calm}) to ± {most:.1f} ({wild}); so few seeds show luck, they do not measure it."
+    short = (
+        "All share one learning rate, which was chosen with Unified, and a training as short as this one shows "
+        "which objective learns fast, not how far each would come."
     )
-    short = "A training as short as this one shows which objective learns fast, not how far each would come."
-    return f"By RSUM: {', then '.join(parts)}. {worth} {short}"
+    return f"By RSUM: {order}. {worth} {short}"
 
 
 def _search(search: Retrieval) -> str:

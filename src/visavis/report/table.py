@@ -62,9 +62,14 @@ class Row:
         """The sample standard deviation over runs (n - 1 in the denominator); None for a single run."""
         return statistics.stdev(run[metric] for run in self.metrics) if len(self.metrics) > 1 else None
 
-    def cell(self, metric: str, between: str = " ± ") -> str:
+    def cell(self, metric: str) -> str:
         deviation = self.deviation(metric)
-        return f"{self.mean(metric):.1f}" + ("" if deviation is None else f"{between}{deviation:.1f}")
+        return f"{self.mean(metric):.1f}" + ("" if deviation is None else f" ± {deviation:.1f}")
+
+    def short(self, metric: str) -> str:
+        """The cell in as few characters as a terminal needs."""
+        deviation = self.deviation(metric)
+        return f"{self.mean(metric):.1f}" + ("" if deviation is None else f"±{deviation:.{1 if deviation < 9.95 else 0}f}")
 
 
 @dataclass(frozen=True)
@@ -94,13 +99,15 @@ class Table:
         return f"Recalls in percent, {spread}; {self.rules}."
 
     def text(self) -> str:
-        """For a terminal, at most 80 columns for short names."""
-        wide = max(len("chance"), *(len(row.name) for row in self.rows))
-        head = f"{'':{wide}}" + "".join(f"{title:>29}" for _, title in WAYS)
-        lines = [_line("", ["R@1", "R@5", "R@10"] * 2 + ["RSUM"], wide)]
-        lines += [_line(row.name, [row.cell(metric, "±") for metric in METRICS], wide) for row in self.rows]
-        lines += [_line("chance", [f"{self.rules.chance(metric):.1f}" for metric in METRICS], wide)]
-        return "\n".join([head, *lines])
+        """For a terminal, about 80 columns for short names; a deviation of 10 or more stands without decimals."""
+        lines = [["", *["R@1", "R@5", "R@10"] * 2, "RSUM"]]
+        lines += [[row.name, *(row.short(metric) for metric in METRICS)] for row in self.rows]
+        lines += [["chance", *(f"{self.rules.chance(metric):.1f}" for metric in METRICS)]]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        gaps = ["", "   ", " ", " ", "   ", " ", " ", "   "]
+        head = f"{'':{widths[0]}}" + "".join(f"{title:>{sum(widths[i : i + 3]) + 5}}" for (_, title), i in zip(WAYS, (1, 4), strict=True))
+        body = ["".join(f"{gap}{cell:{'>' if gap else '<'}{w}}" for gap, cell, w in zip(gaps, line, widths, strict=True)) for line in lines]
+        return "\n".join([head, *body])
 
     def markdown(self) -> str:
         """A Markdown table, the best mean of each column in bold, with its caption."""
@@ -125,8 +132,3 @@ class Table:
             for row in self.rows
         ]
         return {"rules": asdict(self.rules), "chance": {metric: self.rules.chance(metric) for metric in METRICS}, "rows": rows}
-
-
-def _line(name: str, cells: Sequence[str], wide: int) -> str:
-    widths = (11, 9, 9, 11, 9, 9, 11)
-    return f"{name:{wide}}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
