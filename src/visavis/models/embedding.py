@@ -110,13 +110,13 @@ class VSEPlusPlus(GlobalMatcher):
 class VSEInfinity(GlobalMatcher):
     """VSE-infinity: generalised pooling over regions and over words.
 
-    Images: regions (grid), ``Linear(x) + MLP(x)`` with one hidden layer of ``width / 2``, batch norm and ReLU, then the
-    pooling operator. Texts: token ids through a bidirectional GRU, or cached word vectors through a linear map, then a
-    pooling operator of their own. In training each region, and each word, is left out with probability
-    ``size_augmentation``; ``region_dropout`` falls on the regions' features, ``word_dropout`` on word vectors and states.
+    Images: regions (grid) through a ResidualMap, then the pooling operator. Texts: token ids through a bidirectional GRU, or
+    word vectors of a frozen encoder through a ResidualMap, then a pooling operator of their own. In training each region,
+    and each word, is left out with probability ``size_augmentation``; ``dropout`` falls on hidden layers,
+    ``region_dropout`` on the regions' features, ``word_dropout`` on word vectors and states.
     Source: Chen et al. (2021); VSE-infinity with Bi-GRU as in the Unified paper's tables.
     Differs from: the released code, whose words are masked or replaced as well as left out (only words of its trainable
-    BERT can be), and which at least one region or word always survives here.
+    BERT can be), has no dropout, and maps BERT's words by one linear layer; at least one region or word always survives here.
     """
 
     name = "VSEInfinity"
@@ -126,6 +126,7 @@ class VSEInfinity(GlobalMatcher):
         visual_view: Literal["grid"] = "grid"
         width: int = 1024
         word_width: int = 300
+        dropout: float = 0.0
         region_dropout: float = 0.0
         word_dropout: float = 0.0
         size_augmentation: float = 0.2
@@ -136,18 +137,12 @@ class VSEInfinity(GlobalMatcher):
     def __init__(self, config: Config):
         super().__init__(config)
         self.region_dropout, self.word_dropout = nn.Dropout(config.region_dropout), nn.Dropout(config.word_dropout)
-        self.visual = linear(config.visual_width, config.width)
-        self.visual_mlp = nn.Sequential(
-            nn.Linear(config.visual_width, config.width // 2),
-            nn.BatchNorm1d(config.width // 2),
-            nn.ReLU(),
-            nn.Linear(config.width // 2, config.width),
-        )
+        self.visual = ResidualMap(config.visual_width, config.width, config.dropout)
         self.visual_pool = GeneralizedPooling()
         self.text: nn.Module = (
             RecurrentWords(config.text_width, config.word_width, config.width, bidirectional=True, dropout=config.word_dropout)
             if config.text_view == "tokens"
-            else nn.Sequential(nn.Dropout(config.word_dropout), linear(config.text_width, config.width))
+            else ResidualMap(config.text_width, config.width, config.dropout)
         )
         self.text_pool = GeneralizedPooling()
 
@@ -155,13 +150,11 @@ class VSEInfinity(GlobalMatcher):
         return "text" if parameter_name.startswith("text") else "visual"
 
     def encode_visual(self, items: Encoded) -> Encoded:
-        regions, mask = vectors(items), self._left_in(items)
-        flat = self.region_dropout(regions).flatten(0, 1)
-        mapped = (self.visual(flat) + self.visual_mlp(flat)).unflatten(0, regions.shape[:2])
-        return unit(self.visual_pool(mapped, mask))
+        regions = self.visual(self.region_dropout(vectors(items)))
+        return unit(self.visual_pool(regions, self._left_in(items)))
 
     def encode_text(self, items: Encoded) -> Encoded:
-        words = self.text(items if self.config.text_view == "tokens" else vectors(items))
+        words = self.text(items) if self.config.text_view == "tokens" else self.text(self.word_dropout(vectors(items)))
         return unit(self.text_pool(self.word_dropout(words), self._left_in(items)))
 
     def _left_in(self, items: Encoded) -> Tensor | None:
@@ -174,6 +167,25 @@ class VSEInfinity(GlobalMatcher):
         valid = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device) if items.mask is None else items.mask
         chance = torch.rand(valid.shape, device=valid.device).masked_fill(~valid, 0.0)
         return (chance > config.size_augmentation) | (valid & (chance == chance.amax(1, keepdim=True)))
+
+
+class ResidualMap(nn.Module):
+    """``Linear(x) + MLP(x)`` on every region or word, the MLP with one hidden layer of half the width, batch norm and ReLU.
+
+    Shapes: ``[N, L, inputs] -> [N, L, outputs]``. Source: Chen et al. (2021), section 4, for features of frozen encoders.
+    """
+
+    def __init__(self, inputs: int, outputs: int, dropout: float):
+        super().__init__()
+        self.linear = linear(inputs, outputs)
+        hidden = outputs // 2
+        self.mlp = nn.Sequential(
+            nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, outputs)
+        )
+
+    def forward(self, items: Tensor) -> Tensor:
+        flat = items.flatten(0, 1)
+        return (self.linear(flat) + self.mlp(flat)).unflatten(0, items.shape[:2])
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:

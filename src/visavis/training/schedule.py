@@ -48,7 +48,7 @@ def make_optimizer(matcher: Matcher, phase: Phase) -> Optimizer:
         if trainable:
             groups.append({"params": parameters, "base_rate": phase.optimizer.rate * phase.optimizer.rates.get(part, 1.0)})
     kind = getattr(torch.optim, phase.optimizer.name)
-    optimizer: Optimizer = kind(groups, lr=phase.optimizer.rate, weight_decay=phase.optimizer.weight_decay)
+    optimizer: Optimizer = kind(groups, lr=phase.optimizer.rate, weight_decay=phase.optimizer.weight_decay, fused=True)
     return optimizer
 
 
