@@ -22,6 +22,7 @@ PACKAGE = PROJECT / "src" / "visavis"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 VERBS = {"catalog", "compare", "demo", "diagnose", "doctor", "evaluate", "features", "index", "load", "search", "serve", "train"}
 
+
 def named(path: Path) -> str:
     return str(path.relative_to(PACKAGE))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import os
 import sys
 
 import numpy as np
@@ -275,7 +276,7 @@ def test_the_default_store_is_found_again_without_its_tower(folders, dataset, mo
     spec = TowerSpec("text", str(folders / "bert"))
     store = cache_features(dataset, spec)
     assert store.folder == store_folder(dataset, spec)
-    assert store.folder.name == f"tiny-{dataset.fingerprint}-bert-pooled"
+    assert store.folder.name.startswith(f"tiny-{dataset.fingerprint}-bert-pooled-")
     assert store.description.precision == "bfloat16"
     monkeypatch.setattr(TowerSpec, "open", None)
     assert cache_features(dataset, spec).keys == store.keys
@@ -311,3 +312,15 @@ def test_a_store_of_another_tower_or_data_set_is_refused(folders, dataset, tmp_p
     with pytest.raises(RefusedOverwrite, match=r"its count is 4, not 2"):
         cache_features(dataset.take(np.array([0, 1])), TowerSpec("text", str(folders / "bert")), tmp_path / "store")
     assert len(FeatureStore.open(tmp_path / "store")) == 4
+
+
+def test_a_replaced_picture_and_a_retrained_tower_have_stores_of_their_own(folders, dataset):
+    images, texts = TowerSpec("vision", "scenes", "grid"), TowerSpec("text", str(folders / "bert"))
+    before = store_folder(dataset, images), store_folder(dataset, texts)
+    picture = dataset.images[0].bytes.path
+    picture.write_bytes(picture.read_bytes() + b" ")
+    assert store_folder(dataset, images) != before[0]
+    assert store_folder(dataset, texts) == before[1]
+    weights = next((folders / "bert").glob("*.safetensors"))
+    os.utime(weights, (1, 1))
+    assert store_folder(dataset, texts) != before[1]

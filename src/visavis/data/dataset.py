@@ -28,6 +28,10 @@ class Bytes:
     offset: int = 0
     size: int | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        return self.path.stat().st_size if self.size is None else self.size
+
     def read(self) -> bytes:
         with open(self.path, "rb") as file:
             file.seek(self.offset)

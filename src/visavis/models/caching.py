@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ import torch
 from visavis import storage
 from visavis.data.dataset import Dataset
 from visavis.data.features import Description, FeatureStore, FeatureWriter, read_description
-from visavis.models.towers import TextTower, TowerSpec, VisionTower, weights_checksum
+from visavis.models.towers import TextTower, TowerSpec, VisionTower, weights_checksum, weights_mark
 
 Progress = Callable[[int, int, float], None]
 """Called with items done, items in all, and items a second since the start."""
@@ -27,10 +28,16 @@ SAVE_EVERY_S = 1.0
 
 
 def store_folder(dataset: Dataset, spec: TowerSpec) -> Path:
-    """Where the features of a data set lie unless another folder is named."""
+    """Where the features of a data set lie unless another folder is named.
+
+    The name changes with the images' sizes in bytes and with the tower's weights, so that neither a replaced picture nor
+    a retrained tower ever meets features of the old one.
+    """
     tower = Path(spec.name).resolve().name if Path(spec.name).exists() else spec.name.replace("/", "--")
     crops = "" if spec.crops == 1 else f"-{spec.crops}crops"
-    return storage.cache_folder() / "features" / f"{dataset.name}-{dataset.fingerprint}-{tower}-{spec.view}{crops}"
+    sizes = [image.bytes.num_bytes for image in dataset.images if image.bytes is not None] if spec.side == "vision" else []
+    mark = hashlib.sha256(f"{sizes} {weights_mark(spec.name)}".encode()).hexdigest()[:8]
+    return storage.cache_folder() / "features" / f"{dataset.name}-{dataset.fingerprint}-{tower}-{spec.view}{crops}-{mark}"
 
 
 def cache_features(

@@ -173,6 +173,18 @@ def weights_checksum(model: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
+def weights_mark(name: str) -> str:
+    """Changes when the weights of a local tower do; empty for a tower of the hub.
+
+    Those that ship are known by their content, those of a folder by the names, sizes and times of their files.
+    """
+    if name == "scenes":
+        return hashlib.sha256(Path(__file__).with_name("weights").joinpath("scene_encoder.safetensors").read_bytes()).hexdigest()
+    folders = (Path(name), storage.cache_folder() / "backbones" / name)
+    files = sorted(file for folder in folders for file in folder.glob("*.safetensors"))
+    return " ".join(f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files)
+
+
 def model_folder(name: str) -> Path:
     """The local folder of a model's name; fetches a hub model that is not here yet."""
     if name == "minilm":
