@@ -230,7 +230,7 @@ def test_a_damaged_data_set_is_refused_until_told_otherwise(call, recipe, scenes
     code, out, err = call("train", recipe, "--data", data, "--skip-bad", "--out", tmp_path / "run", "--json")
     assert code == 0
     assert json.loads(out)["run"] == str(tmp_path / "run")
-    assert "left out 0 of 20 images and 1 of 41 captions" in err
+    assert "left out: 0 of 20 images and 1 of 41 captions" in err
 
 
 COMMANDS = {

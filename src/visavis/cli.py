@@ -30,12 +30,14 @@ SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Go on without what is
 
 
 @app.command()
-def demo(out: Annotated[Path | None, typer.Option(help="A new folder; default runs/demo-<n>.")] = None) -> None:
+def demo(out: Annotated[Path | None, typer.Option(help="A new folder; default runs/demo-<n>.")] = None, json: Json = False) -> None:
     """Draw a captioned world, train three objectives on it, compare them and search: offline, about two minutes."""
-    from visavis import verbs
+    from visavis import storage, verbs
 
     with _bars() as watch:
-        verbs.demo(out=out, watch=watch)
+        folder = verbs.demo(out=out, watch=watch)
+    if json:
+        _print_json({"folder": str(folder), "report": str(folder / "report.html"), **storage.read_json(folder / "table.json")})
 
 
 @app.command()
@@ -198,12 +200,6 @@ def main() -> None:
     except VisavisError as error:
         typer.echo(f"visavis: {error}", err=True)
         sys.exit(1)
-    except KeyboardInterrupt:
-        typer.echo("visavis: stopped.", err=True)
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(141)
     except OSError as error:
         if error.filename is None and error.errno is None:
             raise

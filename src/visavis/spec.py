@@ -11,7 +11,7 @@ import sys
 import types
 import typing
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from visavis.errors import SpecError, nearest
@@ -50,6 +50,9 @@ def build(kind: type[T], values: dict[str, Any]) -> T:
     for name in values:
         if name not in known:
             raise SpecError(f"{kind.__name__} has no field {name!r}: {nearest(name, known)}")
+    for field in fields(kind):  # type: ignore[arg-type]
+        if field.init and field.name not in values and field.default is MISSING and field.default_factory is MISSING:
+            raise SpecError(f"{kind.__name__} needs a value for its field {field.name}.")
     return kind(**values)
 
 

@@ -82,7 +82,7 @@ class Listing:
     def finish(self) -> None:
         """Settle the splits, then find what any layout can suffer from: broken texts, images without captions, empty splits."""
         self._settle_splits()
-        self._check_texts()
+        self.check_texts()
         described = {self.image_of[i] for i in range(len(self.captions)) if i not in self.lost_captions}
         listed = set(self.image_of)
         for index, entry in enumerate(self.entries):
@@ -103,7 +103,8 @@ class Listing:
                 self.lose("image without split", entry.name, "the image has no split, although others have one", image=index)
             entry.split = entry.split or deal(entry.name)
 
-    def _check_texts(self) -> None:
+    def check_texts(self) -> None:
+        """Find names and captions that are not UTF-8, and captions that are empty or stand twice."""
         for index, entry in enumerate(self.entries):
             if index not in self.lost_images and not _is_unicode(entry.name):
                 self.lose("broken UTF-8", entry.name, "the image's name is not UTF-8", image=index)
@@ -146,7 +147,7 @@ class Listing:
     def _skipped(self, images: int, captions: int) -> tuple[str, ...]:
         if not self.losses:
             return ()
-        total = f"left out {len(self.entries) - images} of {len(self.entries)} images and "
+        total = f"{len(self.entries) - images} of {len(self.entries)} images and "
         total += f"{len(self.captions) - captions} of {len(self.captions)} captions of {self.source.name} ({count_kinds(self.losses)})"
         return (total, *map(str, self.losses))
 
@@ -179,7 +180,11 @@ def decode(content: bytes) -> str:
 
 def printable(text: str) -> str:
     """On one line, lone surrogates shown as the bytes they stand for."""
-    return " ".join(text.encode(errors="surrogatepass").decode(errors="backslashreplace").splitlines())
+    try:
+        content = text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:  # a surrogate that stands for no byte, as JSON can spell it
+        content = text.encode(errors="surrogatepass")
+    return " ".join(content.decode(errors="backslashreplace").splitlines())
 
 
 def _is_unicode(text: str) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.errors import ShapeError
+from visavis.errors import DataError, ShapeError
 from visavis.evaluation.blocks import Score, places_by_tiles
 from visavis.evaluation.protocols import Protocol, named
 from visavis.metrics.ranking import Ties, best
@@ -89,6 +89,8 @@ def rank_scores(
     """``evaluate`` for a full matrix ``[V, T]`` of scores, such as the mean of two models' matrices. Raises as it does."""
     if scores.shape != (len(image_ids), len(text_ids)):
         raise ShapeError(f"scores have shape {list(scores.shape)}, expected {[len(image_ids), len(text_ids)]}: images x texts.")
+    for image, text in scores.isnan().nonzero()[:1].tolist():
+        raise DataError(f"the score of image {image} and text {text} is NaN: the model or its features are broken.")
 
     def score(visual: Encoded, text: Encoded) -> Tensor:
         return scores[visual.vectors][:, text.vectors]  # type: ignore[index]

@@ -17,7 +17,7 @@ from visavis.data.captions import Vocabulary
 from visavis.data.dataset import Dataset
 from visavis.data.pictures import open_picture
 from visavis.data.transforms import random_flip, random_resized_crop
-from visavis.errors import RunError, ShapeError, nearest
+from visavis.errors import RunError, ShapeError, VisavisError, nearest
 from visavis.models.base import Matcher, load_weights
 from visavis.models.towers import TextTower, TowerSpec, VisionTower
 from visavis.spec import build
@@ -102,7 +102,10 @@ class Retriever:
             words, architecture = config["vocabulary"], config["architecture"]
         except (KeyError, TypeError) as missing:
             raise RunError(f"{folder / 'config.json'} is incomplete or of another version: {missing}.") from None
-        matcher = kind(build(kind.Config, architecture))
+        try:
+            matcher = kind(build(kind.Config, architecture))
+        except VisavisError as error:
+            raise RunError(f"{folder / 'config.json'} does not describe a model of this version: {error}") from None
         load_weights(matcher, folder)
         return cls(matcher, Front(*front, Vocabulary(tuple(words)) if words else None))
 

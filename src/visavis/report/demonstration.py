@@ -108,7 +108,9 @@ class _Demo:
         def progress(done: int, total: int) -> None:
             self.watch.work("scenes", done, total, done / (time.perf_counter() - started))
 
-        write_scenes(self.scenes, num_train=plan.num_train, num_val=plan.num_val, num_test=plan.num_test, seed=plan.world, progress=progress)
+        write_scenes(
+            self.scenes, num_train=plan.num_train, num_val=plan.num_val, num_test=plan.num_test, seed=plan.world, progress=progress
+        )
 
     def _cache(self) -> None:
         tower = TowerSpec("vision", "scenes", read_recipe("demo", dict(self.plan.overrides)).vision.view)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from visavis.data import Dataset, Image, open_dataset
+from visavis.data.archives import IMAGE_SUFFIXES
 from visavis.data.dataset import Bytes
 from visavis.data.listing import Entry, Listing
 from visavis.data.loader import Features, Rows, Source
@@ -21,7 +22,6 @@ from visavis.models.retriever import PixelSource, Retriever
 from visavis.types import concatenate
 from visavis.watch import Watch
 
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif"})
 BATCH = 256
 
 
@@ -47,11 +47,11 @@ def search_images(run: Path, query: str, inside: Path | None, top: int, watch: W
     model = Retriever.load(run)
     if inside is not None:
         return rank(model, collection(inside), query, top, watch)
-    from visavis.training.material import visual_features
+    from visavis.training.material import open_data, visual_features
     from visavis.training.running import recipe_of
 
     recipe = recipe_of(run)
-    place = open_dataset(recipe.data.path, skip_bad=True)
+    place = open_data(recipe, watch, skip_bad=True)
     return rank(model, place, query, top, watch, visual_features(recipe, place, watch)[0])
 
 
@@ -90,10 +90,13 @@ def collection(path: Path) -> Dataset:
     except DataError:
         if not path.is_dir():
             raise
-    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
     if not files:
         raise DataError(f"{path} holds no images and no data set: name a folder with pictures in it.")
     listing = Listing(path, "images", [Entry(str(file.relative_to(path)), "all", bytes=Bytes(file)) for file in files])
+    listing.check_texts()
     check_pixels(listing)
-    digest = hashlib.sha256("".join(f"{file}{file.stat().st_size}{file.stat().st_mtime_ns}" for file in files).encode())
+    digest = hashlib.sha256(
+        "".join(f"{file}{file.stat().st_size}{file.stat().st_mtime_ns}" for file in files).encode(errors="surrogateescape")
+    )
     return replace(listing.dataset(), name=f"{path.resolve().name}-{digest.hexdigest()[:8]}")

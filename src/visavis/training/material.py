@@ -23,7 +23,7 @@ from visavis.models.caching import cache_features
 from visavis.models.retriever import Front, PixelSource
 from visavis.models.towers import TowerSpec
 from visavis.spec import build
-from visavis.training.recipe import Recipe
+from visavis.training.recipe import Recipe, Vision
 from visavis.types import Encoded, concatenate
 from visavis.watch import Silent, Watch
 
@@ -123,15 +123,23 @@ def prepare(recipe: Recipe, watch: Watch | None = None) -> tuple[Material, Match
 def open_material(recipe: Recipe, watch: Watch | None = None, vocabulary: Vocabulary | None = None) -> Material:
     """The data and features of a recipe. vocabulary: that of a trained model, instead of one of the training captions."""
     watch = watch or Silent()
-    if not recipe.data.path:
-        raise RecipeError("the recipe names no data: give data.path, or --data on the command line.")
-    data = open_dataset(recipe.data.path, skip_bad=recipe.data.skip_bad, pixels=recipe.vision.view == "pixels")
+    data = open_data(recipe, watch, skip_bad=recipe.data.skip_bad)
     visual, visual_tower = visual_features(recipe, data, watch)
     text, words = _text(recipe, data, watch, vocabulary)
     front = Front(visual_tower, None if words else TowerSpec("text", recipe.text.tower, recipe.text.view), words)  # type: ignore[arg-type]
     for sentence in data.skipped:
         watch.say(f"left out: {sentence}")
     return Material(recipe, data, front, visual, text)
+
+
+def open_data(recipe: Recipe, watch: Watch, *, skip_bad: bool) -> Dataset:
+    """The data set of a recipe, every image looked at once unless stored features stand for the images."""
+    if not recipe.data.path:
+        raise RecipeError("the recipe names no data: give data.path, or --data on the command line.")
+    pixels = recipe.vision.view == "pixels" or not recipe.vision.features
+    return open_dataset(
+        recipe.data.path, skip_bad=skip_bad, pixels=pixels, progress=lambda done, total: watch.work("checking images", done, total, 0.0)
+    )
 
 
 def _check_splits(recipe: Recipe, data: Dataset) -> None:
@@ -153,11 +161,20 @@ def visual_features(recipe: Recipe, data: Dataset, watch: Watch) -> tuple[Featur
     if vision.view == "pixels":
         return None, tower
     if vision.features == PRECOMP:
-        return PrecompFeatures(find_source(recipe.data.path)), tower
+        return _fitting(PrecompFeatures(find_source(recipe.data.path)), vision), tower
     if vision.features:
-        return ArrayFeatures.open(find_file(vision.features), data), tower
+        return _fitting(ArrayFeatures.open(find_file(vision.features), data), vision), tower
     assert tower is not None
     return cache_features(data, tower, progress=_told(watch, "image features")), tower
+
+
+def _fitting(stored: Features, vision: Vision) -> Features:
+    """Stored features, if an image's have the axes that the recipe's view and crops say. Raises RecipeError."""
+    axes = [*(["crops"] if vision.crops > 1 else []), *(["regions"] if vision.view == "grid" else []), "width"]
+    found = list(stored.read(np.arange(1)).vectors.shape[1:])  # type: ignore[union-attr]
+    if len(found) != len(axes):
+        raise RecipeError(f"{vision.features} holds features of shape {found} an image, expected {' x '.join(axes)}: see vision.view.")
+    return stored
 
 
 def _text(recipe: Recipe, data: Dataset, watch: Watch, vocabulary: Vocabulary | None) -> tuple[Features | None, Vocabulary | None]:

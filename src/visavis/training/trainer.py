@@ -74,8 +74,8 @@ class Trainer:
         place, phase = self.place, self.phase
         steps = self.train.batches_in(self._epoch_number)
         self.supervision.begin_epoch(self._epoch_number, self.matcher, self.train.data)
+        started = time.perf_counter()  # waiting for a batch counts as training
         for batch in self.train.epoch(self._epoch_number, start=place.batch):
-            started = time.perf_counter()
             self._step(batch.to(self.device), steps)
             place.batch, place.seconds = batch.number + 1, place.seconds + time.perf_counter() - started
             self._tell(steps)
@@ -88,6 +88,7 @@ class Trainer:
                     self._checkpoint()
                     raise Stopped(str(self.folder))
                 self._checkpoint_if_due()
+            started = time.perf_counter()
         place.epoch, place.batch = place.epoch + 1, 0
         if self._validate() or place.epoch == phase.epochs:
             self._next_phase()
