@@ -139,7 +139,8 @@ def main() -> None:
         for name, value in check(out, backbone, options.data or _default("flickr8k")).items():
             print(f"{name}: {value:.4f}" if isinstance(value, float) else f"{name}: {value}")
         print(
-            "The stored features are of the pictures before their last JPEG encoding, and a median cosine of 0.95 was measured on Flickr8k; re-encoding explains only a part of the difference."
+            "The stored features are of the pictures before their last JPEG encoding, and a median cosine of 0.95 was measured "
+            "on Flickr8k; re-encoding explains only a part of the difference."
         )
     except VisavisError as error:
         sys.exit(str(error))
