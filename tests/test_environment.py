@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from visavis import environment
-from visavis.environment import Finding, find_datasets, git_hash, inspect, installed, versions
+from visavis.environment import Fact, find_datasets, git_hash, inspect, installed, versions
 
 
-def finding(name: str) -> Finding:
+def finding(name: str) -> Fact:
     return next(found for found in inspect() if found.name == name)
 
 
@@ -57,7 +57,7 @@ def test_data_sets_are_found_by_their_captions(tmp_path, monkeypatch):
         (tmp_path / name / file).write_text("")
     assert find_datasets(tmp_path) == ["karpathy", "own", "precomp"]
     monkeypatch.setenv("VISAVIS_DATA", str(tmp_path))
-    assert finding("VISAVIS_DATA") == Finding("VISAVIS_DATA", f"{tmp_path}: karpathy, own, precomp")
+    assert finding("VISAVIS_DATA") == Fact("VISAVIS_DATA", f"{tmp_path}: karpathy, own, precomp")
 
 
 @pytest.mark.parametrize(("place", "ok"), [("", True), ("missing", False), ("empty", False)])
@@ -75,7 +75,7 @@ def test_the_cache_is_measured_and_refused_when_it_is_a_file(tmp_path, monkeypat
     (tmp_path / "cache" / "a.npy").write_bytes(b"\0" * 2**25)
     assert "0.03 GiB kept" in finding("VISAVIS_CACHE").value
     monkeypatch.setenv("VISAVIS_CACHE", str(tmp_path / "cache" / "a.npy"))
-    assert finding("VISAVIS_CACHE") == Finding(
+    assert finding("VISAVIS_CACHE") == Fact(
         "VISAVIS_CACHE",
         f"{tmp_path / 'cache' / 'a.npy'} cannot be written",
         ok=False,
@@ -94,7 +94,7 @@ def test_a_torchvision_that_does_not_import_is_called_wrong(tmp_path, monkeypatc
     assert not found.ok
     assert found.value.startswith("0.28.0, installed but not importable")
     (tmp_path / "torchvision" / "__init__.py").write_text("")
-    assert finding("torchvision") == Finding("torchvision", "0.28.0 (not needed)")
+    assert finding("torchvision") == Fact("torchvision", "0.28.0 (not needed)")
 
 
 def test_more_threads_than_cores_is_called_wrong(monkeypatch):
@@ -107,13 +107,11 @@ def test_more_threads_than_cores_is_called_wrong(monkeypatch):
 def test_offline_flags_are_named(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("TRANSFORMERS_OFFLINE", "0")
-    assert finding("model hub") == Finding(
-        "model hub", "offline (HF_HUB_OFFLINE)", remedy="unset HF_HUB_OFFLINE to download models by name"
-    )
+    assert finding("model hub") == Fact("model hub", "offline (HF_HUB_OFFLINE)", remedy="unset HF_HUB_OFFLINE to download models by name")
 
 
 def test_a_missing_extra_is_no_fault_but_says_how_to_have_it(monkeypatch):
     monkeypatch.setattr(environment, "installed", lambda name: None)
-    assert finding("extra search") == Finding(
+    assert finding("extra search") == Fact(
         "extra search", "lancedb not installed, pymilvus not installed", remedy="pip install 'visavis[search]'"
     )

@@ -61,12 +61,12 @@ def data_check(
 ) -> None:
     """List exactly what is wrong with a data set; exit code 1 if training would lose something."""
     from visavis import verbs
-    from visavis.terminal import check_to_json, print_check
+    from visavis.terminal import print_check
 
     with _bars() as watch:
         report = verbs.check_data(path, watch=watch)
     if json:
-        _print_json(check_to_json(report))
+        _print_json(report.to_json())
     else:
         print_check(report)
     if not report.ok:
@@ -113,6 +113,7 @@ def train(
 ) -> None:
     """Train by a recipe into a run folder; Ctrl-C saves, --resume goes on exactly."""
     from visavis import verbs
+    from visavis.environment import program
     from visavis.terminal import print_trained
     from visavis.training.trainer import Stopped
 
@@ -120,7 +121,7 @@ def train(
         with _bars() as watch:
             trained = verbs.train(recipe, data=data, out=out, overrides=overrides or [], resume=resume, skip_bad=skip_bad, watch=watch)
     except Stopped as stopped:
-        typer.echo(f"Stopped; everything is saved. Go on with: visavis train --resume {stopped}", err=True)
+        typer.echo(f"Stopped; everything is saved. Go on with: {program()} train --resume {stopped}", err=True)
         raise typer.Exit(130) from None
     if json:
         _print_json(trained.to_json())

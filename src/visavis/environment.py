@@ -9,6 +9,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ _CPU_FEATURES = {"amx_tile": "AMX", "amx_bf16": "AMX bf16", "avx512f": "AVX-512"
 
 
 @dataclass(frozen=True)
-class Finding:
+class Fact:
     """One fact. ok: nothing is wrong. remedy: what to do about it, or how to have more of it; may be empty."""
 
     name: str
@@ -31,12 +32,20 @@ class Finding:
     remedy: str = ""
 
 
-def inspect() -> list[Finding]:
+def program() -> str:
+    """How this program is called from the current folder: by its name where that is on the PATH, else by its path."""
+    beside = Path(sys.prefix) / "bin" / "visavis"
+    if shutil.which("visavis") is not None or not beside.exists():
+        return "visavis"
+    return shlex.quote(os.path.relpath(beside))
+
+
+def inspect() -> list[Fact]:
     """Everything worth knowing before a run or in a report of a problem, most general first."""
     return [
         _python(),
-        *(Finding(name, version) for name, version in versions().items() if name != "python"),
-        Finding("git", git_hash() or "not a checkout"),
+        *(Fact(name, version) for name, version in versions().items() if name != "python"),
+        Fact("git", git_hash() or "not a checkout"),
         *_extras(),
         _torchvision(),
         _threads(),
@@ -85,9 +94,9 @@ def find_datasets(folder: Path) -> list[str]:
     return sorted(child.name for child in folder.iterdir() if child.is_dir() and any(next(child.glob(p), None) for p in known))
 
 
-def _python() -> Finding:
+def _python() -> Fact:
     place = sys.prefix if sys.prefix != sys.base_prefix else "no virtual environment"
-    return Finding("python", f"{platform.python_version()} ({platform.system()} {platform.machine()}, {place})")
+    return Fact("python", f"{platform.python_version()} ({platform.system()} {platform.machine()}, {place})")
 
 
 def _requirements() -> list[tuple[str, str | None]]:
@@ -99,7 +108,7 @@ def _requirements() -> list[tuple[str, str | None]]:
     return found
 
 
-def _extras() -> list[Finding]:
+def _extras() -> list[Fact]:
     packages: dict[str, list[str]] = {}
     for package, extra in _requirements():
         if extra not in (None, "all"):
@@ -107,21 +116,21 @@ def _extras() -> list[Finding]:
     return [_extra(extra, names) for extra, names in packages.items()]
 
 
-def _extra(extra: str, names: list[str]) -> Finding:
+def _extra(extra: str, names: list[str]) -> Fact:
     found = {name: installed(name) for name in names}
     value = ", ".join(f"{name} {version or 'not installed'}" for name, version in found.items())
-    return Finding(f"extra {extra}", value, remedy="" if all(found.values()) else f"pip install 'visavis[{extra}]'")
+    return Fact(f"extra {extra}", value, remedy="" if all(found.values()) else f"pip install 'visavis[{extra}]'")
 
 
-def _torchvision() -> Finding:
+def _torchvision() -> Fact:
     """torchvision is never used here, but a build that does not fit torch breaks other packages on import."""
     version = installed("torchvision")
     if version is None:
-        return Finding("torchvision", "not installed (not needed)")
+        return Fact("torchvision", "not installed (not needed)")
     importing = subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True, check=False)
     if importing.returncode == 0:
-        return Finding("torchvision", f"{version} (not needed)")
-    return Finding(
+        return Fact("torchvision", f"{version} (not needed)")
+    return Fact(
         "torchvision",
         f"{version}, installed but not importable: it breaks timm, open_clip and others on import",
         ok=False,
@@ -129,78 +138,76 @@ def _torchvision() -> Finding:
     )
 
 
-def _threads() -> Finding:
+def _threads() -> Fact:
     import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = torch.get_num_threads()
     value = f"torch uses {threads} of {cores} cores, OMP_NUM_THREADS is {os.environ.get('OMP_NUM_THREADS', 'not set')}"
-    return Finding("threads", value, threads <= cores, "" if threads <= cores else f"export OMP_NUM_THREADS={cores}")
+    return Fact("threads", value, threads <= cores, "" if threads <= cores else f"export OMP_NUM_THREADS={cores}")
 
 
-def _cpu() -> Finding:
+def _cpu() -> Fact:
     import torch
 
     try:
         flags = set(re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[1].split())  # type: ignore[index]
     except (OSError, TypeError):
-        return Finding("cpu", torch.backends.cpu.get_cpu_capability())
-    return Finding("cpu", ", ".join(name for flag, name in _CPU_FEATURES.items() if flag in flags) or "no vector extension found")
+        return Fact("cpu", torch.backends.cpu.get_cpu_capability())
+    return Fact("cpu", ", ".join(name for flag, name in _CPU_FEATURES.items() if flag in flags) or "no vector extension found")
 
 
-def _cuda() -> Finding:
+def _cuda() -> Fact:
     import torch
 
     if torch.cuda.is_available():
         devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-        return Finding("cuda", ", ".join(f"{device.name} ({device.total_memory / _GIB:.0f} GiB)" for device in devices))
-    return Finding("cuda", f"torch is built for CUDA {torch.version.cuda}, no device found" if torch.version.cuda else "none (not needed)")
+        return Fact("cuda", ", ".join(f"{device.name} ({device.total_memory / _GIB:.0f} GiB)" for device in devices))
+    return Fact("cuda", f"torch is built for CUDA {torch.version.cuda}, no device found" if torch.version.cuda else "none (not needed)")
 
 
-def _memory() -> Finding:
+def _memory() -> Fact:
     try:
         free = int(re.search(r"^MemAvailable:\s*(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)[1]) * 1024  # type: ignore[index]
     except (OSError, TypeError):
-        return Finding("memory", "unknown")
+        return Fact("memory", "unknown")
     enough = free >= 2 * _GIB
-    return Finding("memory", f"{free / _GIB:.1f} GiB free", enough, "" if enough else "close other programs: training needs about 2 GiB")
+    return Fact("memory", f"{free / _GIB:.1f} GiB free", enough, "" if enough else "close other programs: training needs about 2 GiB")
 
 
-def _data() -> Finding:
+def _data() -> Fact:
     folder = data_folder()
     if folder is None:
-        return Finding("VISAVIS_DATA", "not set", remedy="export VISAVIS_DATA=FOLDER, which holds flickr8k/ and others")
+        return Fact("VISAVIS_DATA", "not set", remedy="export VISAVIS_DATA=FOLDER, which holds flickr8k/ and others")
     if not folder.is_dir():
-        return Finding(
+        return Fact(
             "VISAVIS_DATA", f"{folder} is not a folder", ok=False, remedy="export VISAVIS_DATA=FOLDER, which holds flickr8k/ and others"
         )
     names = find_datasets(folder)
     missing = "" if names else "put a data set into a folder of its own there"
-    return Finding("VISAVIS_DATA", f"{folder}: {', '.join(names) or 'no data set found'}", bool(names), missing)
+    return Fact("VISAVIS_DATA", f"{folder}: {', '.join(names) or 'no data set found'}", bool(names), missing)
 
 
-def _cache() -> Finding:
+def _cache() -> Fact:
     folder = cache_folder()
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free = shutil.disk_usage(existing).free
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     value = f"{folder}: {size / _GIB:.2f} GiB kept, {free / _GIB:.0f} GiB free on that disk"
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        return Finding(
-            "VISAVIS_CACHE", f"{folder} cannot be written", ok=False, remedy="export VISAVIS_CACHE=FOLDER, one that you may write"
-        )
+        return Fact("VISAVIS_CACHE", f"{folder} cannot be written", ok=False, remedy="export VISAVIS_CACHE=FOLDER, one that you may write")
     if free < _GIB:
-        return Finding(
+        return Fact(
             "VISAVIS_CACHE", value, ok=False, remedy=f"free some space, or export VISAVIS_CACHE=FOLDER on another disk than {existing}"
         )
-    return Finding("VISAVIS_CACHE", value)
+    return Fact("VISAVIS_CACHE", value)
 
 
-def _hub() -> Finding:
+def _hub() -> Fact:
     flags = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if os.environ.get(name, "").lower() in {"1", "true", "yes", "on"}]
     if not flags:
-        return Finding("model hub", "online: a model that is not in the cache is downloaded when named")
-    return Finding("model hub", f"offline ({', '.join(flags)})", remedy=f"unset {' '.join(flags)} to download models by name")
+        return Fact("model hub", "online: a model that is not in the cache is downloaded when named")
+    return Fact("model hub", f"offline ({', '.join(flags)})", remedy=f"unset {' '.join(flags)} to download models by name")
 
 
 def _output(*command: str) -> str:

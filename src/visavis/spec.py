@@ -25,6 +25,8 @@ def parse(text: str, catalog: Iterable[type[T]]) -> T:
     Raises SpecError for an unknown name or field, a value that is no literal, or one that the class refuses.
     """
     by_name = {entry.__name__: entry for entry in catalog}
+    if not isinstance(text, str):
+        raise SpecError(f"{text!r} is no text: expected one of the form Name(field=value, ...).")
     try:
         node = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -47,12 +49,13 @@ def parse(text: str, catalog: Iterable[type[T]]) -> T:
 def build(kind: type[T], values: dict[str, Any]) -> T:
     """``kind(**values)``; raises SpecError naming the unknown or missing field and the nearest right one."""
     known = [field.name for field in fields(kind) if field.init]  # type: ignore[arg-type]
+    title = kind.__qualname__.rpartition("<locals>.")[2].removesuffix(".Config")
     for name in values:
         if name not in known:
-            raise SpecError(f"{kind.__name__} has no field {name!r}: {nearest(name, known)}")
+            raise SpecError(f"{title} has no field {name!r}: {nearest(name, known)}")
     for field in fields(kind):  # type: ignore[arg-type]
         if field.init and field.name not in values and field.default is MISSING and field.default_factory is MISSING:
-            raise SpecError(f"{kind.__name__} needs a value for its field {field.name}.")
+            raise SpecError(f"{title} needs a value for its field {field.name}.")
     return kind(**values)
 
 

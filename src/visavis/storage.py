@@ -56,6 +56,27 @@ def numbered_folder(stem: str | Path) -> Path:
 
 
 @contextmanager
+def alone(path: str | Path, *, wait: bool) -> Iterator[None]:
+    """The only process at work on ``path``; a lock beside it that its end releases, a crash included.
+
+    wait: until the other process is done. Else raises RunError at once.
+    """
+    from filelock import FileLock, Timeout
+
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path.parent / f".{path.name}.lock", timeout=-1 if wait else 0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise RunError(f"another process is at work on {path}: wait for its end, or stop it first.") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
     """A temporary name beside ``path``; on success it becomes ``path`` in one step, on failure it vanishes."""
     path = Path(path)

@@ -15,7 +15,7 @@ from visavis.watch import Moment
 
 if TYPE_CHECKING:
     from visavis.data.check import CheckReport
-    from visavis.environment import Finding
+    from visavis.environment import Fact
     from visavis.evaluation import Evaluation
     from visavis.retrieval.query import Hit
     from visavis.training.running import Trained
@@ -66,7 +66,7 @@ def print_trained(trained: Trained) -> None:
         print_evaluation(trained.test)
     console.print(
         f"{escape(trained.objective)}, positives by {trained.targets}: "
-        f"best validation RSUM {trained.validation_rsum:.1f} at step {trained.best_step:,}; "
+        f"best RSUM {trained.validation_rsum:.1f} on the validation split (all its images against all its captions), at step {trained.best_step:,}; "
         f"training {trained.seconds:.0f} s, data and features {trained.cache_seconds:.0f} s.",
         soft_wrap=True,
     )
@@ -118,20 +118,7 @@ def print_check(report: CheckReport) -> None:
     console.print(f"{verdict} ({report.layout}, {report.seconds:.1f} s)")
 
 
-def check_to_json(report: CheckReport) -> dict[str, Any]:
-    return {
-        "path": str(report.path),
-        "ok": report.ok,
-        "findings": [{"kind": f.kind, "where": f.where, "what": f.what, "loses": f.loses} for f in report.findings],
-        "splits": {name: {"images": count.images, "captions": count.captions} for name, count in report.splits.items()},
-        "captions_per_image": list(report.captions_per_image),
-        "image_sizes": report.image_sizes,
-        "duplicate_captions": report.duplicate_captions,
-        "seconds": report.seconds,
-    }
-
-
-def print_findings(findings: Iterable[Finding]) -> None:
+def print_findings(findings: Iterable[Fact]) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     for finding in findings:
         mark = "[green]ok[/green]" if finding.ok else "[red]![/red]"

@@ -17,7 +17,7 @@ from visavis.watch import Silent, Watch
 if TYPE_CHECKING:
     from visavis.data.check import CheckReport
     from visavis.data.features import FeatureStore
-    from visavis.environment import Finding
+    from visavis.environment import Fact
     from visavis.evaluation import Evaluation
     from visavis.models.retriever import Retriever
     from visavis.retrieval.query import Hit
@@ -138,7 +138,7 @@ def check_data(path: str | Path, *, watch: Watch | None = None) -> CheckReport:
     return check_dataset(path, progress=lambda done, total: watch.work("images", done, total, 0.0))
 
 
-def doctor() -> list[Finding]:
+def doctor() -> list[Fact]:
     """Versions, threads, accelerators, data, caches: what is wrong, and how to mend it."""
     from visavis.environment import inspect
 

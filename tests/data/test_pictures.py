@@ -13,7 +13,6 @@ from PIL import Image
 
 from visavis.data import transforms
 from visavis.data.pictures import BrokenPicture, open_picture, picture_size
-from visavis.errors import ShapeError
 
 
 def saved(picture: Image.Image, kind: str = "PNG", **options: object) -> bytes:
@@ -112,27 +111,6 @@ def test_a_photo_with_a_preview_is_no_animation():
     assert open_picture(content, "x").size == (64, 48)
 
 
-@pytest.mark.parametrize(("width", "height"), [(400, 300), (300, 400), (50, 500), (256, 256), (3, 1000)])
-def test_resize_keeps_the_shape_and_crops_fit(width, height):
-    resized = transforms.resize_shorter(noise(width, height), 256)
-    assert min(resized.size) == 256
-    assert max(resized.size) == pytest.approx(256 * max(width, height) / min(width, height), abs=1)
-    assert transforms.center_crop(resized, 224).size == (224, 224)
-
-
-def test_ten_crop_is_corners_middle_and_their_mirrors():
-    picture = noise(10, 8)
-    pixels = np.asarray(picture)
-    crops = [np.asarray(crop) for crop in transforms.ten_crop(picture, 4)]
-    for crop, (top, left) in zip(crops, [(0, 0), (0, 6), (4, 0), (4, 6), (2, 3)], strict=False):
-        np.testing.assert_array_equal(crop, pixels[top : top + 4, left : left + 4])
-    for crop, mirror in zip(transforms.ten_crop(picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT), 4), crops[5:] + crops[:5], strict=True):
-        np.testing.assert_array_equal(np.asarray(crop), mirror)
-    np.testing.assert_array_equal(np.asarray(transforms.center_crop(picture, 4)), crops[4])
-    with pytest.raises(ShapeError, match="a crop of 9 pixels does not fit in a picture of 10 x 8"):
-        transforms.ten_crop(picture, 9)
-
-
 def test_random_crops_stay_inside_and_follow_the_generator(generator):
     picture = noise(100, 60)
     for size in [(100, 60), (2, 300), (1, 1)]:
@@ -147,14 +125,3 @@ def test_flip_is_half_and_half(generator):
     picture = noise(4, 4)
     flips = sum(transforms.random_flip(picture, generator) is not picture for _ in range(1000))
     assert 440 < flips < 560
-
-
-def test_tensors_are_channels_first_in_zero_to_one():
-    picture = Image.new("RGB", (5, 3), (255, 0, 51))
-    pixels = transforms.to_tensor(picture)
-    assert pixels.shape == (3, 3, 5)
-    assert pixels.dtype == torch.float32
-    torch.testing.assert_close(pixels[:, 0, 0], torch.tensor([1.0, 0.0, 0.2]))
-    normalized = transforms.normalize(pixels, (0.5, 0.5, 0.2), (0.5, 0.25, 1.0))
-    torch.testing.assert_close(normalized[:, 1, 2], torch.tensor([1.0, -2.0, 0.0]))
-    assert transforms.normalize(pixels[None]).shape == (1, 3, 3, 5)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from visavis.data import open_dataset
+from visavis.data import dataset, open_dataset
 from visavis.data.listing import deal
 from visavis.data.precomp import precomp_features
 from visavis.errors import DataError
@@ -226,6 +226,23 @@ def test_precomp_layouts(tmp_path, shape, stored):
     assert isinstance(kept, np.memmap)
     np.testing.assert_array_equal(kept, features)
     assert open_dataset(tmp_path / "train_ims.npy").fingerprint == data.fingerprint
+
+
+def test_two_validation_splits_are_refused(tmp_path):
+    for stem in ("dev", "val"):
+        np.save(tmp_path / f"{stem}_ims.npy", np.zeros((1, 2), np.float32))
+        (tmp_path / f"{stem}_caps.txt").write_text("a dog\n")
+    with pytest.raises(DataError, match=r"dev_ims\.npy and val_ims\.npy, two names of the validation split"):
+        open_dataset(tmp_path)
+
+
+def test_the_first_captions_of_each_image_in_order():
+    data = dataset.Dataset("d", tuple(dataset.Image(name, "test") for name in "abc"), tuple("uvwxyz"), np.array([0, 1, 0, 2, 0, 1]))
+    first = data.first_captions(2)
+    assert first.captions == ("u", "v", "w", "x", "z")
+    assert first.image_of.tolist() == [0, 1, 0, 2, 1]
+    assert first.caption_rows.tolist() == [0, 1, 2, 3, 5]
+    assert data.take(np.array([2, 0])).first_captions(1).caption_rows.tolist() == [3, 0]
 
 
 def test_precomp_features_of_an_unknown_split(tmp_path):

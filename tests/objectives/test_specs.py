@@ -68,6 +68,7 @@ def test_whole_numbers_are_the_same_values():
 
 REFUSED = {
     "Unifed()": "'Unifed' in 'Unifed()' is not in the catalog: did you mean Unified?",
+    3: "3 is no text: expected one of the form Name(field=value, ...).",
     "Unified(marjin=1)": "Unified has no field 'marjin': did you mean margin?",
     "Unified(gamma=0)": "Unified: gamma is 0.0, expected a number above 0.",
     "Unified(gamma=-1)": "Unified: gamma is -1.0, expected a number above 0.",

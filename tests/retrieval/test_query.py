@@ -204,3 +204,11 @@ def test_a_damaged_model_folder_is_a_sentence(run, tmp_path, damage):
         (model / "config.json").write_text(config.replace('"vocabulary"', '"vocabluary"'))
     with pytest.raises((RunError, DataError), match=r"config\.json|model\.safetensors"):
         visavis.load(model)
+
+
+def test_words_that_the_model_never_learned_are_said(run):
+    listener = Listener()
+    visavis.search(run, "a red zeppelin", watch=listener)
+    assert listener.said == ["words that this model has not learned: zeppelin"]
+    with pytest.raises(VisavisError, match="no word of 'zeppelin gramophone' is among the"):
+        visavis.search(run, "zeppelin gramophone")

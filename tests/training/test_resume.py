@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import visavis
+from visavis import storage
 from visavis.errors import RunError
 from visavis.training.trainer import Stopped, Trainer
 from visavis.watch import Silent
@@ -107,7 +108,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(command, recipe, scenes, uninterrupt
     run = tmp_path / "run"
     process = command(run, recipe, "--data", scenes, "--out", run)
     assert process.end(signal.SIGINT, at_step(4)) == 130
-    assert f"Stopped; everything is saved. Go on with: visavis train --resume {run}" in process.said
+    assert re.search(rf"Stopped; everything is saved\. Go on with: \S*visavis train --resume {re.escape(str(run))}\n", process.said)
     assert "Traceback" not in process.said
     visavis.train(run, resume=True)
     assert outcome(run) == outcome(uninterrupted(False))
@@ -146,6 +147,22 @@ def test_another_number_of_threads_is_said(uninterrupted, tmp_path):
     (run / "environment.json").write_text(json.dumps({**recorded, "threads": 3}))
     visavis.train(run, resume=True, watch=watch)
     assert any("trained with 3 threads and goes on with 1" in sentence for sentence in watch.said)
+
+
+def test_one_process_at_a_time(uninterrupted, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(uninterrupted(False), run)
+    with storage.alone(run / "run", wait=False), pytest.raises(RunError, match="another process is at work on"):
+        visavis.train(run, resume=True)
+    visavis.train(run, resume=True)
+
+
+def test_a_damaged_environment_is_a_sentence(uninterrupted, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(uninterrupted(False), run)
+    (run / "environment.json").write_text("{}")
+    with pytest.raises(RunError, match=r"environment\.json is damaged"):
+        visavis.train(run, resume=True)
 
 
 def test_changed_data_are_refused(uninterrupted, scenes, tmp_path):

@@ -7,7 +7,8 @@ import pytest
 from PIL import Image
 
 import visavis
-from visavis.errors import RunError
+from visavis.errors import RecipeError, RunError
+from visavis.evaluation import Protocol, protocols
 
 WORDS = ["dog", "cat", "boat", "tree", "kite", "car", "lamp", "moon"]
 
@@ -27,9 +28,10 @@ def precomp(tmp_path):
     return tmp_path
 
 
-def test_a_model_learns_from_stored_features_and_says_that_it_cannot_read_pictures(precomp, tmp_path):
-    recipe = tmp_path / "tiny.toml"
-    recipe.write_text(
+@pytest.fixture
+def recipe(precomp):
+    path = precomp / "tiny.toml"
+    path.write_text(
         f"""
         name = "tiny"
         data = {{ path = "{precomp}" }}
@@ -43,6 +45,28 @@ def test_a_model_learns_from_stored_features_and_says_that_it_cannot_read_pictur
         optimizer = {{ rate = 0.02 }}
         """
     )
+    return path
+
+
+def test_features_that_are_no_numbers_stop_the_training_before_it_begins(precomp, recipe, tmp_path):
+    features = np.load(precomp / "dev_ims.npy")
+    features[3, 2] = np.nan
+    np.save(precomp / "dev_ims.npy", features)
+    with pytest.raises(RecipeError, match="precomp: row 67 holds features that are not finite"):
+        visavis.train(recipe, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_protocol_takes_the_first_captions(precomp, recipe, tmp_path, monkeypatch):
+    three = Protocol(name="three", description="the first three captions", captions_per_image=3)
+    monkeypatch.setattr(protocols, "CATALOG", (*protocols.CATALOG, three))
+    trained = visavis.train(recipe, out=tmp_path / "run", overrides={"evaluation.protocol": "three", "epochs": 1})
+    assert trained.test is not None
+    assert (trained.test.num_images, trained.test.num_texts) == (16, 48)
+    assert visavis.evaluate(tmp_path / "run", protocol="plain").num_texts == 80
+
+
+def test_a_model_learns_from_stored_features_and_says_that_it_cannot_read_pictures(recipe, tmp_path):
     trained = visavis.train(recipe, out=tmp_path / "run")
     log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert trained.test is not None

@@ -47,6 +47,10 @@ class Vocabulary:
     def _number(self) -> dict[str, int]:
         return {word: number for number, word in enumerate(self.words)}
 
+    def unknown(self, caption: str) -> list[str]:
+        """The words of a caption that are not known, in order."""
+        return [word for word in tokenize(caption) if word not in self._number]
+
     def numbers(self, caption: str) -> list[int]:
         """A caption as numbers, between start and end."""
         unknown = self._number[UNKNOWN]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +45,10 @@ class CheckReport:
     def ok(self) -> bool:
         """Whether training would lose nothing."""
         return not any(finding.loses for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field under its name, and ``ok``."""
+        return {**asdict(self), "path": str(self.path), "ok": self.ok}
 
 
 def check_dataset(path: str | Path, *, progress: Callable[[int, int], None] | None = None) -> CheckReport:

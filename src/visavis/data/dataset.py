@@ -115,6 +115,16 @@ class Dataset:
             caption_origin=self.caption_rows[captions],
         )
 
+    def first_captions(self, count: int) -> Dataset:
+        """All images, each with its first ``count`` captions, or with all where it has fewer."""
+        kept = np.sort(np.concatenate([captions[:count] for captions in self.captions_of]))
+        return replace(
+            self,
+            captions=tuple(self.captions[i] for i in kept),
+            image_of=self.image_of[kept],
+            caption_origin=self.caption_rows[kept],
+        )
+
     @cached_property
     def fingerprint(self) -> str:
         """A short hash of names, splits, captions and who describes what; pixels are not read."""

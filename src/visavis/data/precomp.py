@@ -68,6 +68,8 @@ def find_broken_features(folder: Path, split: str) -> list[int]:
 def _stems(folder: Path) -> list[str]:
     order = ["train", "dev", "val", "test"]
     stems = {path.name.removesuffix("_ims.npy") for path in folder.glob("*_ims.npy")}
+    if {"dev", "val"} <= stems:
+        raise DataError(f"{folder} has dev_ims.npy and val_ims.npy, two names of the validation split: take one of them away.")
     return sorted(stems, key=lambda stem: (order.index(stem) if stem in order else len(order), stem))
 
 

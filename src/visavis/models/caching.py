@@ -30,8 +30,8 @@ SAVE_EVERY_S = 1.0
 def store_folder(dataset: Dataset, spec: TowerSpec) -> Path:
     """Where the features of a data set lie unless another folder is named.
 
-    The name changes with the images' sizes in bytes and with the tower's weights, so that neither a replaced picture nor
-    a retrained tower ever meets features of the old one.
+    The name changes with the images' sizes in bytes and with the tower's weights, so that a replaced picture (unless it is
+    exactly as large) or a retrained tower does not meet features of the old one.
     """
     tower = Path(spec.name).resolve().name if Path(spec.name).exists() else spec.name.replace("/", "--")
     crops = "" if spec.crops == 1 else f"-{spec.crops}crops"
@@ -51,7 +51,8 @@ def cache_features(
 ) -> FeatureStore:
     """The store of a tower's features of all images, or of all different captions; computes what is missing of it.
 
-    A finished store in the default folder is opened without loading the tower. A killed call goes on where it ended.
+    A finished store in the default folder is opened without loading the tower. A killed call goes on where it ended;
+    one that another process is computing is waited for.
     batch_size: default 4 pictures (more are slower on CPUs) or 64 texts. bfloat16: for products; default: for texts.
     Raises RefusedOverwrite if other features stand in ``folder``.
     """
@@ -60,7 +61,20 @@ def cache_features(
         folder = store_folder(dataset, spec)
         if isinstance(tower, TowerSpec) and (folder / "features.json").exists() and read_description(folder).complete:
             return FeatureStore.open(folder)
-    encoder = tower.open() if isinstance(tower, TowerSpec) else tower
+    with storage.alone(folder, wait=True):
+        return _compute(dataset, tower.open() if isinstance(tower, TowerSpec) else tower, Path(folder), batch_size, bfloat16, progress)
+
+
+def _compute(
+    dataset: Dataset,
+    encoder: VisionTower | TextTower,
+    folder: Path,
+    batch_size: int | None,
+    bfloat16: bool | None,
+    progress: Progress | None,
+) -> FeatureStore:
+    """What is missing of a store, computed and written."""
+    spec = encoder.spec
     bfloat16 = spec.side == "text" if bfloat16 is None else bfloat16
     batch_size = batch_size or (4 if spec.side == "vision" else 64)
     keys, lengths = _keys(dataset, encoder)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
 import shlex
-import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +12,7 @@ from typing import Any
 import torch
 
 from visavis import storage
-from visavis.environment import versions
+from visavis.environment import program, versions
 from visavis.report import page
 from visavis.report.figures import DARK, LIGHT, Curve, curves_picture, retrieval_picture
 from visavis.report.page import Section, Shades
@@ -180,19 +177,17 @@ def _glossary(account: Account) -> list[tuple[str, str]]:
 def _next(account: Account) -> list[tuple[str, str]]:
     """Commands that work as they stand, from the folder in which the demo was started."""
     run, scenes = shlex.quote(str(account.best.folder)), shlex.quote(str(account.scenes))
-    steps = [
-        ("Search the pictures in your own words:", f"visavis search {run} 'two stars in the snow'"),
-        ("See all metrics of a run:", f"visavis evaluate {run}"),
-        ("Train with another objective on the same scenes:", f"visavis train demo --data {scenes} objective='NTXent(tau=0.05)'"),
-        ("See which objectives there are:", "visavis catalog objectives"),
+    visavis = program()
+    return [
+        ("Search the pictures in your own words:", f"{visavis} search {run} 'two stars in the snow'"),
+        ("See all metrics of a run:", f"{visavis} evaluate {run}"),
+        ("Train with another objective on the same scenes:", f"{visavis} train demo --data {scenes} objective='NTXent(tau=0.05)'"),
+        ("See which objectives there are:", f"{visavis} catalog objectives"),
         (
             "Bring your own pictures: a folder with captions.csv (filename,caption) in it. What is wrong with it?",
-            "visavis data check your-folder",
+            f"{visavis} data check your-folder",
         ),
     ]
-    if shutil.which("visavis") is None:
-        steps.insert(0, ("First, in this terminal:", f"source {shlex.quote(os.path.relpath(Path(sys.prefix) / 'bin' / 'activate'))}"))
-    return steps
 
 
 def _facts(account: Account) -> dict[str, Any]:

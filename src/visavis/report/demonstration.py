@@ -16,6 +16,7 @@ from typing import Any
 from visavis import storage
 from visavis.data import open_dataset
 from visavis.data.scenes import Facts, write_scenes
+from visavis.environment import program
 from visavis.models.caching import cache_features
 from visavis.models.towers import TowerSpec
 from visavis.objectives import parse
@@ -139,7 +140,7 @@ class _Demo:
         for search in account.searches:
             self.watch.say(f"        “{search.query}”: {search.num_fitting} of the first {len(search.found)} pictures fit")
         self.watch.say(f"\nReport: {self.folder / 'report.html'}  ({sum(self.seconds.values()):.0f} s in all)")
-        self.watch.say(f"Now search yourself: visavis search {account.best.folder} 'two stars in the snow'")
+        self.watch.say(f"Now search yourself: {program()} search {account.best.folder} 'two stars in the snow'")
 
 
 def _name(objective: str) -> str:

@@ -12,6 +12,7 @@ import torch
 
 from visavis.data import Dataset, Image, open_dataset
 from visavis.data.archives import IMAGE_SUFFIXES
+from visavis.data.captions import tokenize
 from visavis.data.dataset import Bytes
 from visavis.data.listing import Entry, Listing
 from visavis.data.loader import Features, Rows, Source
@@ -19,6 +20,8 @@ from visavis.data.pixels import check_pixels
 from visavis.errors import DataError, VisavisError
 from visavis.models.caching import cache_features
 from visavis.models.retriever import PixelSource, Retriever
+from visavis.training.material import open_data, visual_features
+from visavis.training.running import recipe_of
 from visavis.types import concatenate
 from visavis.watch import Watch
 
@@ -47,9 +50,6 @@ def search_images(run: Path, query: str, inside: Path | None, top: int, watch: W
     model = Retriever.load(run)
     if inside is not None:
         return rank(model, collection(inside), query, top, watch)
-    from visavis.training.material import open_data, visual_features
-    from visavis.training.running import recipe_of
-
     recipe = recipe_of(run)
     place = open_data(recipe, watch, skip_bad=True)
     return rank(model, place, query, top, watch, visual_features(recipe, place, watch)[0])
@@ -61,6 +61,10 @@ def rank(model: Retriever, place: Dataset, query: str, top: int, watch: Watch, s
     stored: the features of its images, where they need not be computed.
     """
     matcher, front = model.matcher, model.front
+    if front.vocabulary is not None and (unknown := front.vocabulary.unknown(query)):
+        if len(unknown) == len(tokenize(query)):
+            raise VisavisError(f"no word of {query!r} is among the {len(front.vocabulary):,} that this model has learned: try other words.")
+        watch.say(f"words that this model has not learned: {', '.join(unknown)}")
     for sentence in place.skipped:
         watch.say(f"left out: {sentence}")
     source: Source

@@ -17,8 +17,9 @@ from visavis.data.loader import Features, Loader, Plan, Rows, Source, Tokens
 from visavis.data.reading import find_file, find_source, open_dataset
 from visavis.errors import RecipeError, VisavisError, nearest
 from visavis.evaluation import Evaluation, evaluate
-from visavis.evaluation.protocols import named
+from visavis.evaluation.protocols import Protocol, named
 from visavis.models import CATALOG, Matcher
+from visavis.models.base import vectors
 from visavis.models.caching import cache_features
 from visavis.models.retriever import Front, PixelSource
 from visavis.models.towers import TowerSpec
@@ -27,7 +28,7 @@ from visavis.training.recipe import Recipe, Vision
 from visavis.types import Encoded, concatenate
 from visavis.watch import Silent, Watch
 
-ENCODE_IMAGES, ENCODE_TEXTS = 256, 512
+ENCODE_IMAGES, ENCODE_TEXTS, FINITE_ROWS = 256, 512, 1024
 PRECOMP = "precomp"
 """``vision.features`` of this name: those that the data set itself stores, in the layout of the VSE++ family."""
 
@@ -93,7 +94,7 @@ class Material:
 
     def evaluate(self, matcher: Matcher, split: str, protocol: str = "plain") -> Evaluation:
         """The metrics of a matcher on a split. Raises DataError for an unknown split, SpecError if the protocol does not fit."""
-        data = self.data.split(split)
+        data = of_protocol(self.data.split(split), named(protocol))
         visual, text = self.encode(matcher, data)
         device = next(matcher.parameters()).device
 
@@ -145,11 +146,17 @@ def open_data(recipe: Recipe, watch: Watch, *, skip_bad: bool) -> Dataset:
 def _check_splits(recipe: Recipe, data: Dataset) -> None:
     """Refuse splits that are not there, and a protocol that the test split does not fit, before anything is trained."""
     protocol, name = named(recipe.evaluation.protocol), recipe.evaluation.test
-    for split in ("train", recipe.evaluation.validation):
-        data.split(split)
+    data.split(recipe.evaluation.validation)
+    if len(data.split("train").images) < 2:
+        raise RecipeError(f"the training split of {data.name} has one image: there is nothing to tell it from; expected at least 2.")
     if name in data.splits or name != "test":
-        test = data.split(name)
+        test = of_protocol(data.split(name), protocol)
         protocol.check(torch.arange(len(test.images)), torch.from_numpy(test.image_of))
+
+
+def of_protocol(split: Dataset, protocol: Protocol) -> Dataset:
+    """What a protocol ranks of a split: all images, each with as many of its captions, the first ones, as the protocol has."""
+    return split if protocol.captions_per_image is None else split.first_captions(protocol.captions_per_image)
 
 
 def visual_features(recipe: Recipe, data: Dataset, watch: Watch) -> tuple[Features | None, TowerSpec | None]:
@@ -171,9 +178,13 @@ def visual_features(recipe: Recipe, data: Dataset, watch: Watch) -> tuple[Featur
 def _fitting(stored: Features, vision: Vision) -> Features:
     """Stored features, if an image's have the axes that the recipe's view and crops say. Raises RecipeError."""
     axes = [*(["crops"] if vision.crops > 1 else []), *(["regions"] if vision.view == "grid" else []), "width"]
-    found = list(stored.read(np.arange(1)).vectors.shape[1:])  # type: ignore[union-attr]
+    found = list(vectors(stored.read(np.arange(1))).shape[1:])
     if len(found) != len(axes):
         raise RecipeError(f"{vision.features} holds features of shape {found} an image, expected {' x '.join(axes)}: see vision.view.")
+    for start in range(0, len(stored), FINITE_ROWS):
+        read = vectors(stored.read(np.arange(start, min(start + FINITE_ROWS, len(stored)))))
+        for row in (~read.flatten(1).isfinite().all(1)).nonzero()[:1, 0].tolist():
+            raise RecipeError(f"{vision.features}: row {start + row} holds features that are not finite: compute them again.")
     return stored
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import ast
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from visavis import objectives, spec, storage, supervision
 from visavis.errors import RecipeError, SpecError, nearest
@@ -39,8 +39,19 @@ class Vision(Section):
     tower: str = ""
     view: Literal["pooled", "grid", "pixels"] = "pooled"
     features: str = ""
-    crops: int = 1
+    crops: Literal[1, 10] = 1
     augment: bool = False
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        pixels = self.view == "pixels"
+        if pixels and (self.features or self.crops > 1):
+            raise ValueError(
+                'vision.features and vision.crops are for frozen features: vision.view is "pixels", where the model reads pictures.'
+            )
+        if self.augment and not pixels:
+            raise ValueError(f'vision.augment is for vision.view = "pixels"; features of the view {self.view} are computed once.')
+        return self
 
 
 class Text(Section):
@@ -51,7 +62,14 @@ class Text(Section):
 
     tower: str = "vocabulary"
     view: Literal["pooled", "words", "tokens"] = "tokens"
-    min_count: int = 4
+    min_count: int = Field(4, gt=0)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if (self.tower == "vocabulary") != (self.view == "tokens"):
+            expected = '"tokens"' if self.tower == "vocabulary" else '"pooled" or "words"'
+            raise ValueError(f"text.view is {self.view!r}, expected {expected} for text.tower = {self.tower!r}.")
+        return self
 
 
 class Optimizer(Section):

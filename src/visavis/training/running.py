@@ -61,7 +61,8 @@ def begin_run(name: str | Path, overrides: dict[str, Any], out: str | Path | Non
         storage.write_toml(part / "run.toml", recipe.to_dict())
         storage.write_json(part / "environment.json", environment(material, matcher))
     try:
-        return finish(material, matcher, folder, cache_seconds, watch)
+        with storage.alone(folder / "run", wait=False):
+            return finish(material, matcher, folder, cache_seconds, watch)
     except VisavisError:
         if Checkpoint.latest(folder) is None:
             storage.remove_folder(folder)
@@ -71,19 +72,24 @@ def begin_run(name: str | Path, overrides: dict[str, Any], out: str | Path | Non
 def continue_run(folder: Path, watch: Watch) -> Trained:
     """Go on with a stopped run. Raises RunError if the folder is no run, or if its data have changed."""
     recipe = recipe_of(folder)
-    storage.remove_parts(folder)
-    recorded = storage.read_json(folder / "environment.json")
-    threads(recipe)
-    if recorded["threads"] != torch.get_num_threads():
-        watch.say(
-            f"this run was trained with {recorded['threads']} threads and goes on with {torch.get_num_threads()}: "
-            f"the result will differ in the last digits; set training.threads or OMP_NUM_THREADS={recorded['threads']} for the very same."
-        )
-    started = time.perf_counter()
-    material, matcher = prepare(recipe, watch)
-    if recorded["data_fingerprint"] != material.data.fingerprint:
-        raise RunError(f"the data at {recipe.data.path} have changed since {folder} began: start a new run, or bring the old data back.")
-    return finish(material, matcher, folder, time.perf_counter() - started, watch)
+    with storage.alone(folder / "run", wait=False):
+        storage.remove_parts(folder)
+        recorded = storage.read_json(folder / "environment.json")
+        if not isinstance(recorded, dict) or not {"threads", "data_fingerprint"} <= recorded.keys():
+            raise RunError(f"{folder / 'environment.json'} is damaged: start a new run, or bring the old file back.")
+        threads(recipe)
+        if recorded["threads"] != torch.get_num_threads():
+            watch.say(
+                f"this run was trained with {recorded['threads']} threads and goes on with {torch.get_num_threads()}: "
+                f"the result will differ in the last digits; set training.threads or OMP_NUM_THREADS={recorded['threads']} for the very same."
+            )
+        started = time.perf_counter()
+        material, matcher = prepare(recipe, watch)
+        if recorded["data_fingerprint"] != material.data.fingerprint:
+            raise RunError(
+                f"the data at {recipe.data.path} have changed since {folder} began: start a new run, or bring the old data back."
+            )
+        return finish(material, matcher, folder, time.perf_counter() - started, watch)
 
 
 def finish(material: Material, matcher: Matcher, folder: Path, cache_seconds: float, watch: Watch) -> Trained:

@@ -137,7 +137,7 @@ class Trainer:
             "running_loss": place.loss_sum / place.loss_steps if place.loss_steps else None,
             "train": self._probe(self.train),
             "val": self._probe(self.val),
-            **result.metrics,
+            **result.to_json(),
             "time": {
                 "training_s": round(place.seconds, 3),
                 "validation_s": round(time.perf_counter() - started, 3),
