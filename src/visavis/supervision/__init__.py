@@ -1,7 +1,7 @@
 """What objectives are told beyond scores."""
 
-from visavis.supervision.base import PairSupervision, Supervision
+from visavis.supervision.base import PairSupervision, Setting, Supervision
 
 CATALOG: tuple[type[Supervision], ...] = (PairSupervision,)
 
-__all__ = ["CATALOG", "PairSupervision", "Supervision"]
+__all__ = ["CATALOG", "PairSupervision", "Setting", "Supervision"]

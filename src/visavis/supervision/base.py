@@ -7,38 +7,61 @@ begins. It may own a bank, a second matcher, an optimizer; whatever it must reme
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from visavis.data.dataset import Dataset
-from visavis.data.loader import Batch
+from visavis.data.loader import Batch, Loader
+from visavis.engine import PairLoss
 from visavis.models.base import Matcher
 from visavis.spec import check_fields
 from visavis.targets import Targets
 from visavis.types import Encoded
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What a supervision may use of the training that it is part of.
+
+    train, validation: the batches of the two splits. optimizer: of the matcher, in this phase. make_optimizer: another of
+    its kind for a matcher of one's own. seed: of the run; with ``loader.seed_of(seed, epoch, batch)`` all is repeatable.
+    """
+
+    matcher: Matcher
+    loss: PairLoss
+    optimizer: Optimizer
+    make_optimizer: Callable[[Matcher], Optimizer]
+    train: Loader
+    validation: Loader
+    seed: int
+    device: torch.device
+
+
 class Supervision(ABC):
     """The source of targets; the base class of all that trains with more than ids."""
 
-    def begin_epoch(self, epoch: int, matcher: Matcher, data: Dataset) -> None:  # noqa: B027 - most have nothing to do
-        """Called before the first batch of an epoch (again with the same epoch when a stopped run goes on)."""
+    def begin_phase(self, setting: Setting, state: dict[str, Tensor]) -> None:  # noqa: B027 - most have nothing to do
+        """Called once before a phase. state: what ``state_dict`` gave, where a stopped run or a phase of the same supervision
+        goes on; else empty.
+        """
+
+    def begin_epoch(self, epoch: int) -> None:  # noqa: B027
+        """Called before the first batch of an epoch, never in the middle of one."""
 
     @abstractmethod
     def targets(self, visual: Encoded, text: Encoded, batch: Batch) -> Targets:
-        """The targets of a batch whose items are encoded as ``visual`` and ``text``."""
+        """The targets of a batch whose items are encoded as ``visual`` and ``text``; in training and when losses are watched."""
 
     def observe(self, batch: Batch, loss: float) -> None:  # noqa: B027
-        """Called after every step of training with the value of its loss."""
+        """Called after every batch of training with the value of its loss."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that is needed to go on exactly; tensors by name."""
         return {}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:  # noqa: B027
-        """Take back what ``state_dict`` gave."""
 
 
 @dataclass(frozen=True, kw_only=True)

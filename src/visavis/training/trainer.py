@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from visavis.data.loader import Batch, Loader, seed_of
 from visavis.engine import PairLoss
 from visavis.errors import RunError
 from visavis.models import Matcher
+from visavis.supervision import Setting
 from visavis.training.checkpoint import Checkpoint, Place, optimizer_tensors, restore_optimizer
 from visavis.training.curves import has_gradient, similarities, summarize
 from visavis.training.material import Material
@@ -53,10 +55,10 @@ class Trainer:
         self.place, self.log = Place(), list[dict[str, Any]]()
         self.best = self._weights()
         self.last_checkpoint, self.stop_asked = time.monotonic(), False
-        self._begin_phase()
         if (checkpoint := Checkpoint.latest(folder)) is not None:
             self._restore(checkpoint)
         else:
+            self._begin_phase({})
             storage.write_json_lines(folder / "metrics.jsonl", [])
 
     def run(self) -> Place:
@@ -73,7 +75,8 @@ class Trainer:
         """The rest of the current epoch, then the next place in the run."""
         place, phase = self.place, self.phase
         steps = self.train.batches_in(self._epoch_number)
-        self.supervision.begin_epoch(self._epoch_number, self.matcher, self.train.data)
+        if place.batch == 0:
+            self.supervision.begin_epoch(self._epoch_number)
         started = time.perf_counter()  # waiting for a batch counts as training
         for batch in self.train.epoch(self._epoch_number, start=place.batch):
             self._step(batch.to(self.device), steps)
@@ -171,8 +174,8 @@ class Trainer:
                 break
         return summarize(found)
 
-    def _begin_phase(self, before: Optimizer | None = None) -> None:
-        """The objective, supervision and optimizer of the current phase; ``before``: the optimizer to take over from."""
+    def _begin_phase(self, state: dict[str, Tensor], before: Optimizer | None = None) -> None:
+        """The objective, supervision (with its state) and optimizer of the current phase; ``before``: the optimizer to take over from."""
         self.phase = self.recipe.phases[self.place.phase]
         self.objective = objectives.parse(self.phase.objective)
         self.loss = PairLoss(self.objective, score=self.matcher.score)
@@ -181,6 +184,9 @@ class Trainer:
         self.matcher.zero_grad(set_to_none=True)
         if before is not None and self.phase.keep_optimizer:
             restore_optimizer(self.optimizer, optimizer_tensors(before))
+        make = partial(make_optimizer, phase=self.phase)
+        setting = Setting(self.matcher, self.loss, self.optimizer, make, self.train, self.val, self.recipe.seed, self.device)
+        self.supervision.begin_phase(setting, state)
 
     def _next_phase(self) -> None:
         place = self.place
@@ -188,9 +194,10 @@ class Trainer:
             place.done = True
         else:
             self.place = replace(place, phase=place.phase + 1, epoch=0, batch=0, phase_step=0, stale=0)
-            if self.recipe.phases[self.place.phase].start_from == "best":
+            following = self.recipe.phases[self.place.phase]
+            if following.start_from == "best":
                 self.matcher.load_state_dict(self.best)
-            self._begin_phase(self.optimizer)
+            self._begin_phase(self.supervision.state_dict() if following.supervision == self.phase.supervision else {}, self.optimizer)
         self._checkpoint()
 
     @property
@@ -226,9 +233,8 @@ class Trainer:
         self.matcher.load_state_dict(self.best)
         self.material.front.save(self.matcher, self.folder / "model")
         self.matcher.load_state_dict(checkpoint.weights)
-        self._begin_phase()
+        self._begin_phase(checkpoint.supervision)
         restore_optimizer(self.optimizer, checkpoint.optimizer)
-        self.supervision.load_state_dict(checkpoint.supervision)
 
     def _tell(self, steps: int) -> None:
         place, phases = self.place, self.recipe.phases
