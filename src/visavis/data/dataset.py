@@ -125,6 +125,18 @@ class Dataset:
             caption_origin=self.caption_rows[kept],
         )
 
+    def misplaced(self, share: float, seed: int, split: str = "train") -> Dataset:
+        """A share of a split's captions moved to other images of it, as in a collection that nobody checked; for studies of noise.
+
+        The chosen captions exchange their images; ``image_of`` differs from before exactly at those that stand wrong now.
+        """
+        random = np.random.default_rng([seed, len(self.captions)])
+        inside = np.array([i for i, image in enumerate(self.image_of) if self.images[image].split == split])
+        chosen = np.sort(random.choice(inside, round(share * len(inside)), replace=False))
+        image_of = self.image_of.copy()
+        image_of[chosen] = random.permutation(image_of[chosen])
+        return replace(self, image_of=image_of)
+
     @cached_property
     def fingerprint(self) -> str:
         """A short hash of names, splits, captions and who describes what; pixels are not read."""

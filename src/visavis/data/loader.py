@@ -60,7 +60,7 @@ class Batch:
     """What meets in one step.
 
     images ``[V]``, captions ``[T]``: indices in the split. image_ids ``[V]``, text_ids ``[T]``: equal where they belong
-    together. visual, text: what the model reads. epoch, number: the place in the run.
+    together. visual, text: what the model reads. epoch, number: the place in the run. loader: where it comes from.
     """
 
     images: np.ndarray
@@ -71,6 +71,7 @@ class Batch:
     text: Encoded
     epoch: int
     number: int
+    loader: Loader
 
     def to(self, device: torch.device | str) -> Batch:
         return replace(
@@ -172,6 +173,7 @@ class Loader:
             self.text.read(captions, generator),
             epoch,
             number,
+            self,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -101,6 +102,17 @@ class GlobalMatcher(Matcher):
 
     def score_pairs(self, visual: Encoded, text: Encoded) -> Tensor:
         return (vectors(visual) * vectors(text)).sum(-1)
+
+
+@contextmanager
+def evaluating(matcher: nn.Module) -> Iterator[None]:
+    """The matcher in evaluation mode, for a while."""
+    training = matcher.training
+    matcher.eval()
+    try:
+        yield
+    finally:
+        matcher.train(training)
 
 
 def vectors(encoded: Encoded) -> Tensor:

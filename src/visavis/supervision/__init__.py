@@ -1,7 +1,20 @@
 """What objectives are told beyond scores."""
 
-from visavis.supervision.base import PairSupervision, Setting, Supervision
+from visavis.supervision.bank import BankSupervision
+from visavis.supervision.base import PairSupervision, SecondNetwork, Setting, Supervision
+from visavis.supervision.learned import LearnedWeights
+from visavis.supervision.noisy import NoisySupervision, soft_margin
 
-CATALOG: tuple[type[Supervision], ...] = (PairSupervision,)
+CATALOG: tuple[type[Supervision], ...] = (PairSupervision, BankSupervision, NoisySupervision, LearnedWeights)
 
-__all__ = ["CATALOG", "PairSupervision", "Setting", "Supervision"]
+__all__ = [
+    "CATALOG",
+    "BankSupervision",
+    "LearnedWeights",
+    "NoisySupervision",
+    "PairSupervision",
+    "SecondNetwork",
+    "Setting",
+    "Supervision",
+    "soft_margin",
+]

@@ -9,32 +9,45 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from visavis.data.loader import Batch, Loader
-from visavis.engine import PairLoss
 from visavis.models.base import Matcher
+from visavis.objectives import Objective
 from visavis.spec import check_fields
 from visavis.targets import Targets
 from visavis.types import Encoded
+
+
+class SecondNetwork(Protocol):
+    """A network beside the first, of the same architecture, trained with the same optimizer, rates and precision."""
+
+    matcher: Matcher
+
+    def step(self, loss: Callable[[Matcher], Tensor]) -> None:
+        """One step down ``loss(matcher)``."""
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
 
 
 @dataclass(frozen=True)
 class Setting:
     """What a supervision may use of the training that it is part of.
 
-    train, validation: the batches of the two splits. optimizer: of the matcher, in this phase. make_optimizer: another of
-    its kind for a matcher of one's own. seed: of the run; with ``loader.seed_of(seed, epoch, batch)`` all is repeatable.
+    train, validation: the batches of the two splits. optimizer: of the matcher, in this phase. second_network: a new one, from
+    a seed. seed: of the run; with ``loader.seed_of(seed, epoch, batch)`` everything is repeatable.
     """
 
     matcher: Matcher
-    loss: PairLoss
+    objective: Objective
     optimizer: Optimizer
-    make_optimizer: Callable[[Matcher], Optimizer]
+    second_network: Callable[[int], SecondNetwork]
     train: Loader
     validation: Loader
     seed: int

@@ -19,7 +19,7 @@ from visavis.errors import RecipeError, VisavisError, nearest
 from visavis.evaluation import Evaluation, evaluate
 from visavis.evaluation.protocols import Protocol, named
 from visavis.models import CATALOG, Matcher
-from visavis.models.base import vectors
+from visavis.models.base import evaluating, vectors
 from visavis.models.caching import cache_features
 from visavis.models.retriever import Front, PixelSource
 from visavis.models.towers import TowerSpec
@@ -76,19 +76,16 @@ class Material:
         """All images and all captions of a split, in order, encoded in evaluation mode."""
         visual, text = self.sources(split)
         device = next(matcher.parameters()).device
-        was_training = matcher.training
-        matcher.eval()
-        with torch.inference_mode():
+        by_length = np.argsort([len(caption) for caption in split.captions], kind="stable")
+        with torch.inference_mode(), evaluating(matcher):
             images = [
                 matcher.encode_visual(visual.read(rows).to(device)).to("cpu")
                 for rows in np.array_split(np.arange(len(split.images)), max(1, len(split.images) // ENCODE_IMAGES))
             ]
-            by_length = np.argsort([len(caption) for caption in split.captions], kind="stable")
             texts = [
                 matcher.encode_text(text.read(rows).to(device)).to("cpu")
                 for rows in np.array_split(by_length, max(1, len(split.captions) // ENCODE_TEXTS))
             ]
-        matcher.train(was_training)
         back = torch.from_numpy(np.argsort(by_length, kind="stable"))
         return concatenate(images), concatenate(texts)[back]
 
@@ -130,6 +127,8 @@ def open_material(recipe: Recipe, watch: Watch | None = None, vocabulary: Vocabu
     front = Front(visual_tower, None if words else TowerSpec("text", recipe.text.tower, recipe.text.view), words)  # type: ignore[arg-type]
     for sentence in data.skipped:
         watch.say(f"left out: {sentence}")
+    if recipe.data.misplaced:
+        data = data.misplaced(recipe.data.misplaced, recipe.seed)
     return Material(recipe, data, front, visual, text)
 
 

@@ -22,10 +22,14 @@ class Section(BaseModel):
 
 
 class Data(Section):
-    """path: a data set (a folder, a file, or a name under VISAVIS_DATA). skip_bad: go on without what is broken."""
+    """path: a data set (a folder, a file, or a name under VISAVIS_DATA). skip_bad: go on without what is broken.
+
+    misplaced: the share of training captions that are moved to wrong images, drawn by the run's seed; to study noise.
+    """
 
     path: str = ""
     skip_bad: bool = False
+    misplaced: float = Field(0.0, ge=0, le=1)
 
 
 class Vision(Section):

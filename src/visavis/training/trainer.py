@@ -30,6 +30,7 @@ from visavis.supervision import Setting
 from visavis.training.checkpoint import Checkpoint, Place, optimizer_tensors, restore_optimizer
 from visavis.training.curves import has_gradient, similarities, summarize
 from visavis.training.material import Material
+from visavis.training.pupil import Pupil
 from visavis.training.schedule import factor, make_optimizer, set_rates
 from visavis.watch import Moment, Silent, Watch
 
@@ -184,8 +185,8 @@ class Trainer:
         self.matcher.zero_grad(set_to_none=True)
         if before is not None and self.phase.keep_optimizer:
             restore_optimizer(self.optimizer, optimizer_tensors(before))
-        make = partial(make_optimizer, phase=self.phase)
-        setting = Setting(self.matcher, self.loss, self.optimizer, make, self.train, self.val, self.recipe.seed, self.device)
+        second = partial(Pupil, self.matcher, self.optimizer, self.phase, self.recipe.training)
+        setting = Setting(self.matcher, self.objective, self.optimizer, second, self.train, self.val, self.recipe.seed, self.device)
         self.supervision.begin_phase(setting, state)
 
     def _next_phase(self) -> None:

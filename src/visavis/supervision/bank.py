@@ -1,0 +1,99 @@
+"""Offline negatives: for each item the hardest wrong ones of the whole split, found once with the model of the round before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visavis.data.loader import Batch, Loader, seed_of
+from visavis.models.base import evaluating
+from visavis.spec import check_fields, require
+from visavis.supervision.base import Setting, Supervision
+from visavis.targets import Targets
+from visavis.types import Encoded, concatenate
+
+ENCODED_AT_ONCE = 512
+
+
+@dataclass(kw_only=True, eq=False)
+class BankSupervision(Supervision):
+    """What AOQ reads: scores of offline negatives, drawn from each item's hardest wrong ones in the whole split.
+
+    The lists are made at the beginning of the phase, by the model as it then is, and kept: the first round, with another
+    objective, is the phase before. For an image v: a caption t_o of its list with v, and an image of the list of one of v's own
+    captions with that t_o; for a caption likewise with the roles exchanged. All four are encoded anew, with gradient.
+    size: how many of the hardest are kept for each item.
+    Source: Chen et al., AOQ (2020): lists of 300.
+    Differs from: the released code, which reads lists from files, and whose second pair of items is drawn once for both directions.
+    """
+
+    size: int = 300
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        require(self.size > 0, self, "size", "at least 1")
+
+    def begin_phase(self, setting: Setting, state: dict[str, Tensor]) -> None:
+        self._setting = setting
+        self._lists = {
+            split: (state[f"{split}.texts"], state[f"{split}.images"]) if state else self._hardest(loader)
+            for split, loader in (("train", setting.train), ("validation", setting.validation))
+        }
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {
+            f"{split}.{side}": part for split, lists in self._lists.items() for side, part in zip(("texts", "images"), lists, strict=True)
+        }
+
+    def targets(self, visual: Encoded, text: Encoded, batch: Batch) -> Targets:
+        loader, matcher = batch.loader, self._setting.matcher
+        texts, images = self._lists["train" if loader is self._setting.train else "validation"]
+        random = np.random.default_rng(seed_of(self._setting.seed, batch.epoch, batch.number))
+
+        def drawn(lists: Tensor, items: np.ndarray) -> np.ndarray:
+            return lists[items, random.integers(lists.shape[1], size=len(items))].numpy()
+
+        captions_of = loader.data.captions_of
+        own = np.array([random.choice(captions_of[image]) for image in batch.images])
+        t_off, t_far = drawn(texts, batch.images), drawn(texts, loader.data.image_of[batch.captions])
+        v_off, v_far = drawn(images, batch.captions), drawn(images, own)
+        far, off = self._visual(loader, v_far), self._visual(loader, v_off)
+        near, wide = self._text(loader, t_off), self._text(loader, t_far)
+        return Targets(
+            query_ids=batch.image_ids,
+            candidate_ids=batch.text_ids,
+            query_offline_scores=torch.stack([matcher.score_pairs(visual, near), matcher.score_pairs(far, near)], 1),
+            candidate_offline_scores=torch.stack([matcher.score_pairs(off, text), matcher.score_pairs(off, wide)], 1),
+        )
+
+    def _visual(self, loader: Loader, items: np.ndarray) -> Encoded:
+        return self._setting.matcher.encode_visual(loader.visual.read(items).to(self._setting.device))
+
+    def _text(self, loader: Loader, items: np.ndarray) -> Encoded:
+        return self._setting.matcher.encode_text(loader.text.read(items).to(self._setting.device))
+
+    @torch.no_grad()
+    def _hardest(self, loader: Loader) -> tuple[Tensor, Tensor]:
+        """For each image the captions ``[V, size]``, for each caption the images ``[T, size]``, that score highest and are wrong."""
+        matcher, data = self._setting.matcher, loader.data
+        every = np.arange(max(len(data.images), len(data.captions)))
+        with evaluating(matcher):
+            visual = concatenate([self._visual(loader, every[rows]) for rows in blocks(len(data.images))])
+            text = concatenate([self._text(loader, every[rows]) for rows in blocks(len(data.captions))])
+            image_of = torch.from_numpy(data.image_of).to(self._setting.device)
+            image = torch.arange(len(data.images), device=self._setting.device)
+            texts = [self._first(matcher.score(visual[rows], text), image[rows, None] == image_of) for rows in blocks(len(image))]
+            images = [self._first(matcher.score(visual, text[rows]).T, image_of[rows, None] == image) for rows in blocks(len(image_of))]
+        return torch.cat(texts), torch.cat(images)
+
+    def _first(self, scores: Tensor, own: Tensor) -> Tensor:
+        count = min(self.size, int((~own).sum(1).min()))
+        return scores.masked_fill(own, float("-inf")).topk(count).indices.int().cpu()
+
+
+def blocks(count: int) -> list[slice]:
+    """All of ``count`` items, in order, in blocks."""
+    return [slice(start, min(start + ENCODED_AT_ONCE, count)) for start in range(0, count, ENCODED_AT_ONCE)]

@@ -1,0 +1,48 @@
+"""A second network, trained beside the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from visavis.models import Matcher
+from visavis.training.checkpoint import optimizer_tensors, restore_optimizer
+from visavis.training.recipe import Phase, Training
+from visavis.training.schedule import make_optimizer
+
+
+class Pupil:
+    """A network of the same architecture as the first, with weights of its own, trained as the phase trains the first."""
+
+    def __init__(self, first: Matcher, beside: Optimizer, phase: Phase, training: Training, seed: int):
+        self.device = next(first.parameters()).device
+        torch.manual_seed(seed)
+        self.matcher = type(first)(first.config).to(self.device)
+        self.optimizer, self.beside, self.training = make_optimizer(self.matcher, phase), beside, training
+
+    def step(self, loss: Callable[[Matcher], Tensor]) -> None:
+        """One step down ``loss(matcher)``, at the rates that the first network has now."""
+        self.matcher.train()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.training.autocast):
+            value = loss(self.matcher)
+        value.backward()
+        if self.training.clip_norm:
+            torch.nn.utils.clip_grad_norm_(self.matcher.parameters(), self.training.clip_norm)
+        for group, first in zip(self.optimizer.param_groups, self.beside.param_groups, strict=True):
+            group["lr"] = first["lr"]
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        weights = {f"weights.{name}": tensor.detach().cpu().clone() for name, tensor in self.matcher.state_dict().items()}
+        return weights | {f"optimizer.{name}": tensor for name, tensor in optimizer_tensors(self.optimizer).items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        def of(kind: str) -> dict[str, Tensor]:
+            return {name.removeprefix(f"{kind}."): tensor for name, tensor in state.items() if name.startswith(f"{kind}.")}
+
+        self.matcher.load_state_dict(of("weights"))
+        restore_optimizer(self.optimizer, of("optimizer"))
