@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from visavis import Targets
-from visavis.objectives import VLC, NTXent, Objective, TripletHN, Unified
+from visavis.objectives import VLC, Goal, NTXent, Objective, SmoothAP, TripletHN, Unified
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -52,7 +52,7 @@ class Folder:
         value = ours(image @ text.T, Targets.paired(len(image), **(facts or {})))
         gradients = dict(zip(("grad_img", "grad_txt"), torch.autograd.grad(value, (image, text)), strict=True))
         outputs = {"loss": value.item() + error} | {name: gradient.numpy() for name, gradient in gradients.items()}
-        self.add("losses", {"img": image.detach(), "txt": text.detach()}, outputs, variant="any", **entry)
+        self.add("losses", {"img": image.detach(), "txt": text.detach()}, outputs, **{"variant": "any", **entry})
 
     def write(self) -> Path:
         for manifest, entries in self.entries.items():
@@ -107,6 +107,24 @@ def test_other_parameters_under_any_of_their_names(golden: ModuleType, folder: F
     folder.arrays["margins"] = margins.numpy()
     folder.entries["losses"][-1]["inputs"]["margins"] = "margins"
     assert last_line(golden, capsys, folder.write()) == ("replayed 7 of 7, 0 mismatches", 0)
+
+
+def test_goal_is_told_by_its_variant_and_weights(golden: ModuleType, folder: Folder, sides: Any, capsys: Any) -> None:
+    weights = {"triplet_weight": "cir", "pair_weight": "lin_ms", "eps": 0.3, "temp": 4.0}
+    for semantics, variant in (("reference", "code_anything"), ("paper", "paper_anything"), ("paper", "any")):
+        goal = Goal(triplet="cir", pair="lin_ms", epsilon=0.3, tau=4, semantics=semantics)
+        folder.loss(goal, *sides, objective="goal", variant=variant, params=weights)
+    folder.loss(Goal(), *sides, objective="goal", params={"logit_scale": 0.1, "alpha": 2, "margin": 0.2})
+    assert last_line(golden, capsys, folder.write()) == ("replayed 4 of 4, 0 mismatches", 0)
+
+
+def test_several_captions_of_an_image_lie_side_by_side(golden: ModuleType, folder: Folder, sides: Any, capsys: Any) -> None:
+    image, text = sides[0][:2], sides[1]
+    value = SmoothAP(tau=0.2)(image @ text.T, Targets(query_ids=[0, 1], candidate_ids=[0, 0, 0, 1, 1, 1])).item()
+    for error in (0.0, 1e-6):
+        params = {"tau": 0.2, "captions_per_image": 3}
+        folder.add("losses", {"img": image, "txt": text}, {"loss": value + error}, objective="smooth_ap", params=params)
+    assert last_line(golden, capsys, folder.write()) == ("replayed 2 of 2, 1 mismatches", 1)
 
 
 def test_a_wrong_value_is_a_mismatch_and_an_unknown_objective_is_named(golden: ModuleType, folder: Folder, sides: Any, capsys: Any) -> None:

@@ -27,7 +27,7 @@ from visavis import spec, storage
 from visavis.errors import VisavisError
 from visavis.evaluation import Evaluation, Protocol, rank_scores
 from visavis.metrics import average_precision_at_r, coherent_scores, places, r_precision, ranks, recall_at
-from visavis.objectives import VLC, NTXent, Objective, Triplet, TripletHN, Unified
+from visavis.objectives import VLC, Goal, NTXent, Objective, SmoothAP, Triplet, TripletHN, Unified
 from visavis.targets import Targets
 
 Arrays = dict[str, np.ndarray]
@@ -45,12 +45,15 @@ class Row:
     """How entries of one objective become a call.
 
     kind: the class. renamed: parameters that bear another name here or need a change.
-    facts: facts of the targets -> the input that holds each.
+    facts: facts of the targets -> the input that holds each. variants: how a variant's name begins -> fields it stands for.
+    told: parameters that the shapes of the inputs tell, too.
     """
 
     kind: type[Objective]
     renamed: Renamed = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
+    variants: dict[str, dict[str, Any]] = field(default_factory=dict)
+    told: tuple[str, ...] = ()
 
 
 def inverse(value: float) -> float:
@@ -63,6 +66,8 @@ def denominator(words: str) -> str:
 
 TEMPERATURE: Renamed = {"temp": ("tau", float), "logit_scale": ("tau", inverse)}
 SCALE: Renamed = {"logit_scale": ("gamma", float), "tau": ("gamma", inverse), "temp": ("gamma", inverse)}
+WEIGHTS: Renamed = {"triplet_weight": ("triplet", str), "pair_weight": ("pair", str), "eps": ("epsilon", float)}
+SEMANTICS = {"code": {"semantics": "reference"}, "paper": {"semantics": "paper"}}
 MARGINS = {"query_margin": "margins", "candidate_margin": "margins"}
 
 OBJECTIVES = {
@@ -74,6 +79,8 @@ OBJECTIVES = {
     "unified": Row(Unified, SCALE),
     "unified_adaptive_margin": Row(Unified, SCALE, MARGINS),
     "unified_weighted": Row(Unified, SCALE, {"weight": "weights"}),
+    "goal": Row(Goal, TEMPERATURE | WEIGHTS, variants=SEMANTICS),
+    "smooth_ap": Row(SmoothAP, TEMPERATURE, told=("captions_per_image",)),
 }
 
 
@@ -82,14 +89,18 @@ def replay_loss(entry: dict[str, Any], inputs: Arrays) -> Arrays:
     row = OBJECTIVES.get(entry["objective"])
     if row is None:
         raise NotReplayed("no such objective here")
-    fields = {}
+    variant = entry.get("variant", "")
+    fields = {name: value for start, more in row.variants.items() if variant.startswith(start) for name, value in more.items()}
     for name, value in entry["params"].items():
+        if name in row.told:
+            continue
         known, change = row.renamed.get(name, (name, lambda same: same))
         fields[known] = change(value)
     objective = spec.build(row.kind, fields)
     image, text = (torch.tensor(inputs[side], requires_grad=True) for side in ("img", "txt"))
     facts = {fact: torch.tensor(inputs[name]) for fact, name in row.facts.items()}
-    loss = objective(image @ text.T, Targets.paired(len(image), **facts))
+    image_ids, text_ids = ids(len(image), len(text))
+    loss = objective(image @ text.T, Targets(query_ids=image_ids, candidate_ids=text_ids, **facts))
     gradients = torch.autograd.grad(loss, (image, text))
     return {"loss": loss.detach().numpy()} | {
         f"grad_{side}": gradient.numpy() for side, gradient in zip(("img", "txt"), gradients, strict=True)

@@ -9,7 +9,18 @@ import pytest
 import torch
 
 from visavis import Targets
-from visavis.objectives import VLC, NTXent, Triplet, TripletHN, Unified
+from visavis.objectives import (
+    VLC,
+    BinomialDeviance,
+    Circle,
+    Goal,
+    MultiSimilarity,
+    NTXent,
+    SmoothAP,
+    Triplet,
+    TripletHN,
+    Unified,
+)
 from visavis.targets import Factors
 
 # One term by its formula: the positive, the negatives (at least one), the margin of the anchor.
@@ -20,18 +31,53 @@ TERMS = {
     NTXent(tau=0.2): lambda p, negatives, m: -math.log(math.exp(p / 0.2) / (math.exp(p / 0.2) + sum(math.exp(s / 0.2) for s in negatives))),
     NTXent(tau=0.2, denominator="negatives"): lambda p, negatives, m: math.log(sum(math.exp(s / 0.2) for s in negatives)) - p / 0.2,
     Unified(gamma=7.0): lambda p, negatives, m: math.log(1 + sum(math.exp(7 * (s - p + m)) for s in negatives)) / 7,
+    BinomialDeviance(): lambda p, negatives, m: softplus(-2 * (p - 0.5)) / 2 + softplus(10 * (max(negatives) - 0.5)) / 10,
+    BinomialDeviance(negatives="all"): lambda p, negatives, m: (
+        softplus(-2 * (p - 0.5)) / 2 + sum(softplus(10 * (s - 0.5)) for s in negatives) / 10
+    ),
+    Goal(): lambda p, negatives, m: max(negatives) - p,  # the monitor
 }
-every_objective = pytest.mark.parametrize("objective", TERMS, ids=str)
+
+
+def softplus(x: float) -> float:
+    return math.log(1 + math.exp(x))
+
+
+def multi_similarity(positives: list[float], negatives: list[float]) -> float:
+    pulled = [s for s in positives if s < max(negatives) + 0.1]
+    pushed = [s for s in negatives if s > min(positives) - 0.1]
+    pull = math.log(1 + sum(math.exp(-2 * (s - 0.5)) for s in pulled)) / 2
+    return pull + math.log(1 + sum(math.exp(50 * (s - 0.5)) for s in pushed)) / 50
+
+
+def circle(positives: list[float], negatives: list[float]) -> float:
+    push = sum(math.exp(8 * max(0, s + 0.25) * (s - 0.25)) for s in negatives)
+    return math.log(1 + push * sum(math.exp(-8 * max(0, 1.25 - s) * (s - 0.75)) for s in positives))
+
+
+def smooth_ap(positives: list[float], negatives: list[float]) -> float:
+    precisions = []
+    for i, p in enumerate(positives):
+        rivals = 1 + sum(1 / (1 + math.exp((p - s) / 0.1)) for j, s in enumerate(positives) if j != i)
+        precisions.append(rivals / (rivals + sum(1 / (1 + math.exp((p - s) / 0.1)) for s in negatives)))
+    return 1 - sum(precisions) / len(precisions)
+
+
+# One term a query by its formula: its positives, its negatives (at least one of each).
+QUERY_TERMS = {MultiSimilarity(): multi_similarity, Circle(gamma=8.0): circle, SmoothAP(tau=0.1): smooth_ap}
+every_objective = pytest.mark.parametrize("objective", [*TERMS, *QUERY_TERMS], ids=str)
 
 
 def terms_by_loops(objective, scores, positive, ignored, margins):
-    """The terms of one direction over all positive pairs, in the order of rows."""
+    """The terms of one direction over all positive pairs, or over all queries that have one, in the order of rows."""
     terms = []
     for i, row in enumerate(scores):
         negatives = [s for j, s in enumerate(row) if not positive[i][j] and not ignored[i][j]]
-        for j, s in enumerate(row):
-            if positive[i][j] and not ignored[i][j]:
-                terms.append(TERMS[objective](s, negatives, margins[i]) if negatives else 0.0)
+        positives = [s for j, s in enumerate(row) if positive[i][j] and not ignored[i][j]]
+        if objective in TERMS:
+            terms += [TERMS[objective](s, negatives, margins[i]) if negatives else 0.0 for s in positives]
+        elif positives:
+            terms.append(QUERY_TERMS[objective](positives, negatives) if negatives else 0.0)
     return terms
 
 
@@ -71,7 +117,8 @@ def test_relations_by_ids(objective, relation, reduction):
     targets = Targets(query_ids=RELATIONS[relation][0], candidate_ids=RELATIONS[relation][1])
     scores = scores_for(targets)
     reduced = replace(objective, reduction=reduction)
-    TERMS[reduced] = TERMS[objective]
+    known = TERMS if objective in TERMS else QUERY_TERMS
+    known[reduced] = known[objective]
     assert reduced(scores, targets).item() == pytest.approx(by_loops(reduced, scores, targets.positive), rel=1e-12, abs=1e-12)
 
 
@@ -93,7 +140,9 @@ def test_ignored_pairs_are_neither(objective):
         assert objective(scores, Targets(**ids, ignore=fact)).item() == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("objective", [objective for objective in TERMS if hasattr(objective, "margin")], ids=str)
+@pytest.mark.parametrize(
+    "objective", [objective for objective in TERMS if hasattr(objective, "margin") and not isinstance(objective, Goal)], ids=str
+)
 def test_adaptive_margins_are_those_of_the_anchor(objective):
     forth, back = torch.rand(3, dtype=torch.float64), torch.rand(5, dtype=torch.float64)
     targets = Targets(query_ids=[7, 7, 8], candidate_ids=[7, 8, 7, 8, 8], query_margin=forth, candidate_margin=back)
@@ -124,3 +173,10 @@ def test_three_numbers_on_paper():
     assert VLC(gamma=4.0)(scores, pairs).item() == pytest.approx(2 * math.log(1 + math.e**-1) + 2 * math.log(1 + math.e))
     assert NTXent(tau=0.25)(scores, pairs).item() == pytest.approx((math.log(1 + math.e**-1) + math.log(1 + math.e)) / 2)
     assert Unified(margin=0.25, gamma=4.0)(scores, pairs).item() == pytest.approx((math.log(2) + math.log(1 + math.e**2)) / 2)
+    assert Goal()(scores, pairs).item() == -0.25 + 0.25 + 0.25 - 0.25
+    deviance = 2 * math.log(2) + (math.log(1 + math.e**-1) + math.log(1 + math.e)) / 2
+    assert BinomialDeviance(beta=4.0)(scores, pairs).item() == pytest.approx(deviance)
+    assert MultiSimilarity(beta=4.0)(scores, pairs).item() == pytest.approx(math.log(2) + math.log(1 + math.e) / 2)
+    assert Circle(gamma=4.0)(scores, pairs).item() == pytest.approx(2 * math.log(1 + math.e**0.75) + 2 * math.log(1 + math.e**2.75))
+    one, other = 1 + 1 / (1 + math.e), 1 + 1 / (1 + math.e**-1)
+    assert SmoothAP(tau=0.25)(scores, pairs).item() == pytest.approx(1 - (1 / one + 1 / other) / 2)

@@ -11,13 +11,41 @@ True
 
 from visavis import spec
 from visavis.objectives.base import Objective
+from visavis.objectives.goal import Goal
+from visavis.objectives.metric_learning import BinomialDeviance, Circle, MultiSimilarity
+from visavis.objectives.smooth_ap import SmoothAP
 from visavis.objectives.softmax import VLC, NTXent
 from visavis.objectives.triplet import Triplet, TripletHN
 from visavis.objectives.unified import Unified
 
-CATALOG: tuple[type[Objective], ...] = (Triplet, TripletHN, NTXent, VLC, Unified)
+CATALOG: tuple[type[Objective], ...] = (
+    Triplet,
+    TripletHN,
+    NTXent,
+    VLC,
+    Unified,
+    SmoothAP,
+    Goal,
+    BinomialDeviance,
+    MultiSimilarity,
+    Circle,
+)
 
-__all__ = ["CATALOG", "NTXent", "Objective", "Triplet", "TripletHN", "Unified", "VLC", "parse"]
+__all__ = [
+    "CATALOG",
+    "BinomialDeviance",
+    "Circle",
+    "Goal",
+    "MultiSimilarity",
+    "NTXent",
+    "Objective",
+    "SmoothAP",
+    "Triplet",
+    "TripletHN",
+    "Unified",
+    "VLC",
+    "parse",
+]
 
 
 def parse(text: str) -> Objective:

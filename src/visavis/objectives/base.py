@@ -34,13 +34,16 @@ class Objective(ABC):
     """
 
     integrable: ClassVar[bool] = True
-    needs_positive_scores: ClassVar[bool] = False
     scalable: ClassVar[bool] = False
 
     reduction: Reduction
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @property
+    def needs_positive_scores(self) -> bool:
+        return False
 
     @abstractmethod
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:

@@ -1,0 +1,202 @@
+"""GOAL: a gradient put together from a weight of the triplet and a weight of each of its two pairs.
+
+Three triplet weights by five pair weights. Each weight is a small function of scores that carry no gradient; some of
+the fifteen products are gradients of a known loss, the others of none.
+
+>>> import torch
+>>> scores = torch.tensor([[0.75, 0.5], [0.25, 0.75]], requires_grad=True)
+>>> value = Goal(triplet="con", pair="lin", margin=1.0)(scores, Targets.paired(2))
+>>> value.backward()
+>>> value.item(), scores.grad.tolist()          # the monitor; (1 - s_p) pulls, s_n pushes, once in each direction
+(-1.5, [[-0.5, 1.0], [0.5, -0.5]])
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from visavis.objectives.base import Objective, Reduction, with_positive_scores
+from visavis.objectives.pairs import NEVER, Pairs, pairs
+from visavis.spec import require
+from visavis.targets import Targets
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal(Objective):
+    r"""Gradient-based objective analysis (GOAL): prescribes the gradient of a positive and its hardest negative.
+
+    Formula: with s_p a positive and s_n the hardest negative of its query, dL/ds_n = T P_n and dL/ds_p = -T P_p.
+    T is "con": 1 where margin + s_n - s_p > 0; "nca": 1 / (1 + e^(tau (s_p - s_n))); "cir":
+    1 / (1 + e^(tau (s_p (2 - s_p) - s_n^2))). (P_p, P_n) is "con": (1, 1); "lin": (1 - s_p, s_n); "sig":
+    1 / (1 + e^(alpha (s_p - lam))), 1 / (1 + e^(-beta (s_n - lam))); "lin_ms": those of lin, times (1 - m_p) and (1 + m_n);
+    "sig_ms": those of sig, with m_p and m_n in place of 1. m_p is the mean of s_p - R ("sig_ms": e^(alpha (s_p - R))) over
+    the other positives R <= s_n + epsilon of the batch, whosoever's; m_n that of s_n - R (e^(-beta (s_n - R))) over the
+    query's other negatives R >= (least positive of the batch) - epsilon; over nothing it is 0.
+    The value is a monitor, s_n - s_p: no loss, and not to be compared between objectives.
+    Source: Li et al., GOAL (2022), eqs. 3 to 13.
+    Special cases: as gradients, (con, con) is TripletHN; (nca, con) hard-mined NT-Xent (eq. 6) / tau; (con, sig), where every
+    hinge is open, BinomialDeviance; (cir, lin) that of softplus(tau (s_n^2 - s_p (2 - s_p))) / (2 tau). (cir, lin) is
+    not Circle and (con, sig_ms) is not MultiSimilarity, whatever table 1 says. (nca, lin), (nca, sig), (cir, con) and
+    (cir, sig) belong to no loss at all.
+    Differs from: the printed eqs. 3 and 4, which leave the mined negative where it is; it is pushed, as the released
+    code does. ``semantics="reference"`` takes that code's weights: T_con is 1 without a margin, T_cir has s_n^2 + 0.5, the
+    means of lin_ms do not count differences of exactly 0. There tau is 1 unless given, and the scale of a loss is lost.
+    """
+
+    integrable: ClassVar[bool] = False
+
+    triplet: Literal["con", "nca", "cir"] = "cir"
+    pair: Literal["con", "lin", "sig", "lin_ms", "sig_ms"] = "sig_ms"
+    tau: float = 10.0
+    margin: float = 0.2
+    alpha: float = 2.0
+    beta: float = 10.0
+    lam: float = 0.5
+    epsilon: float = 0.1
+    semantics: Literal["paper", "reference"] = "paper"
+    reduction: Reduction = "sum"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("tau", "alpha", "beta"):
+            require(getattr(self, name) > 0, self, name, "a number above 0")
+
+    @classmethod
+    def all(cls, **fields: Any) -> tuple[Goal, ...]:
+        """The fifteen combinations, each with these fields."""
+        return tuple(cls(triplet=triplet, pair=pair, **fields) for triplet in TRIPLET_WEIGHTS for pair in PAIR_WEIGHTS)  # type: ignore[arg-type]
+
+    @property
+    def needs_positive_scores(self) -> bool:
+        return self.pair in ("lin_ms", "sig_ms")
+
+    @property
+    def as_released(self) -> bool:
+        return self.semantics == "reference"
+
+    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
+        found = pairs(scores, targets)
+        hardest = torch.where(found.has_negative, found.hardest, found.positive)
+        everyones = with_positive_scores(self, scores, targets).positive_scores
+        seen = Seen(found.positive.detach(), hardest.detach(), found._replace(scores=scores.detach()), everyones)
+        weight = TRIPLET_WEIGHTS[self.triplet](self, seen) * found.has_negative
+        pull, push = PAIR_WEIGHTS[self.pair](self, seen)
+        return prescribe(hardest - found.positive, weight * (push * hardest - pull * found.positive))
+
+
+def prescribe(value: Tensor, pull: Tensor) -> Tensor:
+    """A tensor with this value and the gradient of ``pull``."""
+    return value.detach() + (pull - pull.detach())
+
+
+class Seen(NamedTuple):
+    """What weights are made of, without gradient: with it, ``s_n`` as a weight of s_n would be a square.
+
+    positive, hardest ``[P]``: s_p and s_n of each positive pair (s_p twice, where there is no negative). pairs: the
+    negatives they are taken from. everyones: the positives of the batch, in any order; only for weights that read them.
+    """
+
+    positive: Tensor
+    hardest: Tensor
+    pairs: Pairs
+    everyones: Tensor | None
+
+
+def triplet_con(goal: Goal, seen: Seen) -> Tensor:
+    """Eq. 5."""
+    if goal.as_released:
+        return torch.ones_like(seen.positive)
+    return (goal.margin + seen.hardest - seen.positive > 0).to(seen.positive)
+
+
+def triplet_nca(goal: Goal, seen: Seen) -> Tensor:
+    """Eq. 7."""
+    return (goal.tau * (seen.hardest - seen.positive)).sigmoid()
+
+
+def triplet_cir(goal: Goal, seen: Seen) -> Tensor:
+    """Eq. 8."""
+    shift = 0.5 if goal.as_released else 0.0
+    return (goal.tau * (seen.hardest**2 + shift - seen.positive * (2 - seen.positive))).sigmoid()
+
+
+def pair_con(_goal: Goal, seen: Seen) -> tuple[Tensor, Tensor]:
+    """Eq. 9."""
+    return torch.ones_like(seen.positive), torch.ones_like(seen.hardest)
+
+
+def pair_lin(_goal: Goal, seen: Seen) -> tuple[Tensor, Tensor]:
+    """Eq. 10."""
+    return 1 - seen.positive, seen.hardest
+
+
+def pair_sig(goal: Goal, seen: Seen) -> tuple[Tensor, Tensor]:
+    """Eq. 11."""
+    return (goal.alpha * (goal.lam - seen.positive)).sigmoid(), (goal.beta * (seen.hardest - goal.lam)).sigmoid()
+
+
+def pair_lin_ms(goal: Goal, seen: Seen) -> tuple[Tensor, Tensor]:
+    """Eq. 13."""
+    ordered, kept, own = other_positives(goal, seen)
+    lead = kept * seen.positive - pad(ordered.cumsum(0), (1, 0))[kept]
+    distance = behind_hardest(goal, seen)
+    counted = distance.isfinite()
+    if goal.as_released:  # differences of exactly 0 are not counted
+        equal = torch.searchsorted(ordered, seen.positive, right=True) - torch.searchsorted(ordered, seen.positive)
+        own = own * equal.clamp(min=1)
+        counted &= distance > 0
+    m_p = mean(lead, kept - own)
+    m_n = mean(torch.where(counted, distance, 0.0).sum(-1), counted.sum(-1))[seen.pairs.query]
+    return (1 - m_p) * (1 - seen.positive), (1 + m_n) * seen.hardest
+
+
+def pair_sig_ms(goal: Goal, seen: Seen) -> tuple[Tensor, Tensor]:
+    """Eq. 12."""
+    ordered, kept, own = other_positives(goal, seen)
+    log_sums = pad((-goal.alpha * ordered).logcumsumexp(0), (1, 0), value=NEVER)
+    m_p = mean((goal.alpha * seen.positive + log_sums[kept]).exp() - own, kept - own).clamp(min=0)
+    distance = behind_hardest(goal, seen)
+    m_n = mean((-goal.beta * distance).exp().sum(-1), distance.isfinite().sum(-1))[seen.pairs.query]
+    return 1 / (m_p + (goal.alpha * (seen.positive - goal.lam)).exp()), 1 / (m_n + (goal.beta * (goal.lam - seen.hardest)).exp())
+
+
+def other_positives(goal: Goal, seen: Seen) -> tuple[Tensor, Tensor, Tensor]:
+    """All positives in ascending order ``[M]``, how many of them each pair reads ``[P]``, and whether it is one of these itself.
+
+    Sums over what a pair reads are prefix sums, and the pair's own part leaves them by its value.
+    """
+    assert seen.everyones is not None
+    ordered, ceiling = seen.everyones.sort().values, seen.hardest + goal.epsilon
+    return ordered, torch.searchsorted(ordered, ceiling, right=True), (seen.positive <= ceiling).long()
+
+
+def behind_hardest(goal: Goal, seen: Seen) -> Tensor:
+    """``s_n - s_ij`` of each of a query's other negatives that counts, else inf: ``[Q, C]``."""
+    assert seen.everyones is not None
+    negatives = seen.pairs.negatives()
+    hardest, place = negatives.max(-1, keepdim=True)
+    others = negatives.scatter(-1, place, NEVER)
+    floor = pad(seen.everyones, (0, 1), value=math.inf).min() - goal.epsilon
+    return torch.where(others >= floor, hardest - others, math.inf)
+
+
+def mean(total: Tensor, number: Tensor) -> Tensor:
+    """``total / number``, and 0 of nothing."""
+    return torch.where(number > 0, total / number.clamp(min=1), 0.0)
+
+
+TRIPLET_WEIGHTS: dict[str, Callable[[Goal, Seen], Tensor]] = {"con": triplet_con, "nca": triplet_nca, "cir": triplet_cir}
+PAIR_WEIGHTS: dict[str, Callable[[Goal, Seen], tuple[Tensor, Tensor]]] = {
+    "con": pair_con,
+    "lin": pair_lin,
+    "sig": pair_sig,
+    "lin_ms": pair_lin_ms,
+    "sig_ms": pair_sig_ms,
+}

@@ -1,0 +1,117 @@
+"""Losses of metric learning that weights of GOAL come from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from visavis.objectives.base import Objective, Reduction
+from visavis.objectives.pairs import NEVER, log1p_exp, pairs
+from visavis.spec import require
+from visavis.targets import Targets
+
+
+@dataclass(frozen=True, kw_only=True)
+class BinomialDeviance(Objective):
+    r"""Binomial deviance: each score for itself, positives above and negatives below a threshold.
+
+    Formula: ``sum_p log(1 + e^(-alpha (s_ip - lam))) / alpha + max_j log(1 + e^(beta (s_ij - lam))) / beta`` over positive
+    pairs, both directions; with ``negatives="all"`` the sum over j. A query without negatives adds nothing.
+    dL/ds_ip = -1 / (1 + e^(alpha (s_ip - lam))), dL/ds_ij = 1 / (1 + e^(-beta (s_ij - lam))).
+    Source: Yi et al. (2014); in this form GOAL, eq. 11.
+    Special cases: the gradient is that of Goal(con, sig) where every hinge is open.
+    Differs from: Yi et al., who have one slope for both kinds of pairs and means over each.
+    """
+
+    alpha: float = 2.0
+    beta: float = 10.0
+    lam: float = 0.5
+    negatives: Literal["hardest", "all"] = "hardest"
+    reduction: Reduction = "sum"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_slopes(self)
+
+    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
+        found = pairs(scores, targets)
+        pushed = found.negatives() if self.negatives == "all" else found.negatives().max(-1, keepdim=True).values
+        push = log1p_exp(self.beta * (pushed - self.lam)).sum(-1)[found.query] / self.beta
+        pull = log1p_exp(self.alpha * (self.lam - found.positive)) / self.alpha
+        return torch.where(found.has_negative, pull + push, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiSimilarity(Objective):
+    r"""Multi-similarity loss: binomial deviance over the pairs of a query that are not yet told apart.
+
+    Formula: ``log(1 + sum_p e^(-alpha (s_p - lam))) / alpha + log(1 + sum_n e^(beta (s_n - lam))) / beta``, one term for each
+    query with a positive, over its positives s_p < max_n s_n + epsilon and its negatives s_n > min_p s_p - epsilon.
+    dL/ds_p = -e_p / (1 + sum_p e_p) with e_p = e^(-alpha (s_p - lam)); dL/ds_n likewise, with the other sign.
+    Source: Wang et al., Multi-Similarity Loss (2019).
+    Special cases: with one positive and one negative, both read, the gradient of Goal(con, sig).
+    Positives of a query share a term, as published.
+    Differs from: the released code, which leaves out positives of 1 and takes the mean over queries.
+    """
+
+    alpha: float = 2.0
+    beta: float = 50.0
+    lam: float = 0.5
+    epsilon: float = 0.1
+    reduction: Reduction = "sum"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_slopes(self)
+
+    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
+        positive, negative = targets.positive, targets.negative
+        hardest = scores.masked_fill(~negative, NEVER).amax(-1, keepdim=True)
+        furthest = scores.masked_fill(~positive, math.inf).amin(-1, keepdim=True)
+        easy_positive, easy_negative = scores >= hardest + self.epsilon, scores <= furthest - self.epsilon
+        pulled = (self.alpha * (self.lam - scores)).masked_fill(~positive | easy_positive, NEVER)
+        pushed = (self.beta * (scores - self.lam)).masked_fill(~negative | easy_negative, NEVER)
+        terms = log1p_exp(pulled.logsumexp(-1)) / self.alpha + log1p_exp(pushed.logsumexp(-1)) / self.beta
+        return terms[positive.any(-1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Circle(Objective):
+    r"""Circle loss: every score is weighted by how far it is from where it should be.
+
+    Formula: ``log(1 + sum_n e^(gamma a_n (s_n - margin)) sum_p e^(-gamma a_p (s_p - 1 + margin)))``, one term for each query
+    with a positive, with a_n = [s_n + margin]_+ and a_p = [1 + margin - s_p]_+ taken as constants.
+    dL/ds_n = Z gamma a_n q_n, dL/ds_p = -Z gamma a_p q_p; q are softmax weights among a query's negatives and among its
+    positives, Z = 1 - e^(-L). As a_n and a_p are constants, it is not the gradient of the value.
+    Source: Sun et al., Circle Loss (2020).
+    Special cases: not Goal(cir, lin), whose weights have no margin; see there.
+    Positives of a query share a term, as published.
+    Differs from: the released code in nothing but the reduction: here the sum over queries.
+    """
+
+    integrable: ClassVar[bool] = False
+
+    margin: float = 0.25
+    gamma: float = 64.0
+    reduction: Reduction = "sum"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.gamma > 0, self, "gamma", "a number above 0")
+
+    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
+        positive, seen = targets.positive, scores.detach()
+        pushed = self.gamma * (seen + self.margin).relu() * (scores - self.margin)
+        pulled = self.gamma * (1 + self.margin - seen).relu() * (1 - self.margin - scores)
+        push = pushed.masked_fill(~targets.negative, NEVER).logsumexp(-1)
+        pull = pulled.masked_fill(~positive, NEVER).logsumexp(-1)
+        return log1p_exp(push + pull)[positive.any(-1)]
+
+
+def _require_slopes(objective: BinomialDeviance | MultiSimilarity) -> None:
+    for name in ("alpha", "beta"):
+        require(getattr(objective, name) > 0, objective, name, "a number above 0")

@@ -1,0 +1,45 @@
+"""Smooth average precision: the metric with a sigmoid for its steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from visavis.objectives.base import Objective, Reduction
+from visavis.spec import require
+from visavis.targets import Targets
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmoothAP(Objective):
+    r"""One minus the average precision of a query, smoothed: made for many positives a query.
+
+    Formula: ``1 - (1 / |P|) sum_{i in P} R_P(i) / R(i)``, one term for each query with a positive, where
+    ``R(i) = 1 + sum_{j != i} sigmoid((s_j - s_i) / tau)`` is the smoothed rank among all candidates, R_P(i) among positives.
+    dL/ds has the factor ``sigmoid (1 - sigmoid) / tau`` of each pair of scores: nothing, where no two are within a few tau.
+    Source: Brown et al. (2020); COCOS, eqs. 5 to 8.
+    Special cases: tau -> 0 is 1 - AP; with one positive, 1 - 1 / rank. Without a negative, AP is 1.
+    Positives of a query compete with each other, as published. Memory: ``[pairs x candidates]``.
+    Differs from: COCOS as printed, whose D_ij = s_i - s_j counts the candidates below; Brown et al., where the query is one
+    of its own positives; the code, which clamps exponents at 50, where a sigmoid is 2e-22.
+    """
+
+    tau: float = 0.01
+    reduction: Reduction = "half_mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.tau > 0, self, "tau", "a number above 0")
+
+    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
+        positive = targets.positive
+        query, candidate = positive.nonzero(as_tuple=True)
+        above = ((scores[query] - scores[query, candidate][:, None]) / self.tau).sigmoid()
+        others = positive[query].scatter(1, candidate[:, None], False)
+        positives = 1 + torch.where(others, above, 0.0).sum(-1)
+        negatives = torch.where(targets.negative[query], above, 0.0).sum(-1)
+        lost = scores.new_zeros(len(scores)).index_add(0, query, negatives / (positives + negatives))
+        number = positive.sum(-1)
+        return (lost / number.clamp(min=1))[number > 0]

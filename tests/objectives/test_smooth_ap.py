@@ -1,0 +1,137 @@
+"""Laws of smooth average precision: the metric it tends to, loops over plain floats, and what it costs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from visavis import Targets
+from visavis.metrics import places, ranks
+from visavis.metrics.ranking import average_precision
+from visavis.objectives import SmoothAP
+
+RELATIONS = {
+    "pairs": Targets.paired(6),
+    "captions": Targets(query_ids=[3, 1, 2], candidate_ids=[1, 1, 2, 2, 3, 3, 3]),
+    "duplicates": Targets(query_ids=[1, 1, 2, 3], candidate_ids=[1, 2, 2, 3, 1]),
+    "overlapping": Targets.from_pairs([0, 0, 1, 1, 2, 3], [0, 1, 1, 2, 0, 4], 4, 5),
+    "without partners": Targets(query_ids=[1, 2, 3], candidate_ids=[2, 4, 4, 2]),
+    "ignored": Targets(query_ids=[1, 2], candidate_ids=[1, 1, 2, 2, 3], ignore=torch.tensor([[0, 0, 1, 0, 0], [1, 0, 0, 1, 0]])),
+}
+every_relation = pytest.mark.parametrize("relation", RELATIONS)
+
+
+def scores_for(targets: Targets) -> torch.Tensor:
+    return torch.rand(targets.shape, dtype=torch.float64) * 2 - 1
+
+
+def gradient(objective, scores: torch.Tensor, targets: Targets) -> torch.Tensor:
+    scores = scores.detach().clone().requires_grad_()
+    return torch.autograd.grad(objective(scores, targets), scores)[0]
+
+
+def close(ours, theirs, **tolerance) -> None:
+    torch.testing.assert_close(ours, theirs, **({"rtol": 1e-11, "atol": 1e-12} | tolerance))
+
+
+def step(x: float) -> float:
+    return 1 / (1 + math.exp(-x)) if x > -700 else 0.0
+
+
+def lost_by_hand(row: list[float], positives: list[int], candidates: list[int], tau: float) -> float:
+    """1 - AP of a query."""
+    precision = 0.0
+    for i in positives:
+        above = {j: step((row[j] - row[i]) / tau) for j in candidates if j != i}
+        precision += (1 + sum(above[j] for j in positives if j != i)) / (1 + sum(above.values()))
+    return 1 - precision / len(positives)
+
+
+@every_relation
+@pytest.mark.parametrize("tau", [0.01, 0.1, 1.0])
+def test_terms_by_hand(relation, tau):
+    targets = RELATIONS[relation]
+    scores = scores_for(targets)
+    for each, turned in ((scores, targets), (scores.T, targets.T)):
+        expected = []
+        for row, positive, negative in zip(each.tolist(), turned.positive.tolist(), turned.negative.tolist(), strict=True):
+            positives = [j for j, is_one in enumerate(positive) if is_one]
+            candidates = [j for j in range(len(row)) if positive[j] or negative[j]]
+            expected += [lost_by_hand(row, positives, candidates, tau)] if positives else []
+        close(SmoothAP(tau=tau).one_way(each, turned), torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("relation", ["pairs", "captions", "duplicates"])
+def test_it_tends_to_one_minus_average_precision(relation):
+    targets = RELATIONS[relation]
+    scores = scores_for(targets)
+    exact = 1 - average_precision(places(scores, targets))
+    gaps = [(SmoothAP(tau=tau).one_way(scores, targets) - exact).abs().max() for tau in (0.1, 0.01, 1e-3, 1e-6)]
+    assert gaps[-1] < 1e-12 < gaps[0]
+
+
+def test_with_one_positive_it_is_one_minus_one_over_the_rank():
+    targets = Targets.paired(9)
+    scores = scores_for(targets)
+    close(SmoothAP(tau=1e-6).one_way(scores, targets), 1 - 1 / ranks(scores, targets).double(), atol=1e-9)
+
+
+def test_ties_cost_half_a_place():
+    for negatives in (1, 3):
+        scores = torch.full((1, 1 + negatives), 0.25, dtype=torch.float64)
+        targets = Targets(query_ids=[0], candidate_ids=range(1 + negatives))
+        assert SmoothAP().one_way(scores, targets).item() == pytest.approx(1 - 1 / (1 + negatives / 2))
+
+
+@every_relation
+def test_the_value_is_half_of_the_two_means(relation):
+    targets = RELATIONS[relation]
+    scores = scores_for(targets)
+    forth, back = SmoothAP().one_way(scores, targets), SmoothAP().one_way(scores.T, targets.T)
+    assert len(forth) == targets.positive.any(1).sum()
+    assert len(back) == targets.positive.any(0).sum()
+    close(SmoothAP()(scores, targets), (forth.mean() + back.mean()) / 2)
+
+
+def test_without_negatives_average_precision_is_one():
+    scores = torch.rand(1, 5, dtype=torch.float64, requires_grad=True)
+    value = SmoothAP()(scores, Targets(query_ids=[0], candidate_ids=[0] * 5))
+    assert value == 0
+    value.backward()
+    assert not scores.grad.any()
+
+
+def test_the_gradient_of_one_positive_by_formula():
+    targets, tau = Targets.paired(7), 0.2
+    scores = scores_for(targets).requires_grad_()
+    (found,) = torch.autograd.grad(SmoothAP(tau=tau).one_way(scores, targets).sum(), scores)
+    sigmoid = ((scores - scores.diagonal()[:, None]) / tau).sigmoid().detach()
+    rank = 1 + (sigmoid * targets.negative).sum(1, keepdim=True)
+    pushed = sigmoid * (1 - sigmoid) / tau / rank**2 * targets.negative
+    close(found, pushed - pushed.sum(1).diag())
+
+
+def test_exponents_beyond_50_are_nothing_and_finite():
+    targets = Targets(query_ids=[0, 1], candidate_ids=[0, 0, 1, 1])
+    for scores in (
+        torch.ones(2, 4),
+        -torch.ones(2, 4),
+        torch.tensor([[1.0, 1, -1, -1], [-1, -1, 1, 1]]),
+        torch.tensor([[-1.0, 1, 1, -1]] * 2),
+    ):
+        for tau in (1e-2, 1e-3):
+            for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+                assert SmoothAP(tau=tau)(scores.to(dtype), targets).isfinite()
+                assert gradient(SmoothAP(tau=tau), scores.to(dtype), targets).isfinite().all()
+    perfect = torch.tensor([[1.0, 1, -1, -1], [-1, -1, 1, 1]], dtype=torch.float64)
+    assert SmoothAP()(perfect, targets) < 1e-80
+    assert SmoothAP()(-perfect, targets).item() == pytest.approx((1 - 1.5 / 3.5) / 2 + (1 - 1 / 2) / 2)
+
+
+def test_memory_is_positives_by_candidates(largest):
+    targets = Targets(query_ids=range(8), candidate_ids=torch.arange(8).repeat_interleave(5))
+    with largest:
+        gradient(SmoothAP(), scores_for(targets), targets)
+    assert largest.numel == 40 * 40
