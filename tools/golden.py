@@ -27,11 +27,14 @@ from visavis import spec, storage
 from visavis.errors import VisavisError
 from visavis.evaluation import Evaluation, Protocol, rank_scores
 from visavis.metrics import average_precision_at_r, coherent_scores, places, r_precision, ranks, recall_at
-from visavis.objectives import VLC, NTXent, Objective, Triplet, TripletHN, Unified
+from visavis.objectives import VLC, InfoNCE, NTXent, Objective, Triplet, TripletHN, Unified
 from visavis.targets import Targets
 
 Arrays = dict[str, np.ndarray]
+Entry = dict[str, Any]
+Given = dict[str, Tensor]  # the inputs of an entry
 Renamed = dict[str, tuple[str, Callable[[Any], Any]]]  # a parameter -> the field it fills, and how it changes
+Fact = str | Callable[[Entry, Given], Tensor | None]  # the input that holds a fact, or how it is made of them
 MANIFESTS = ("losses", "metrics", "analysis", "models")
 LOOSE_FROM = 1e3  # a sharpness (gamma, 1 / tau, logit scale) that costs digits
 
@@ -44,13 +47,30 @@ class NotReplayed(Exception):
 class Row:
     """How entries of one objective become a call.
 
-    kind: the class. renamed: parameters that bear another name here or need a change.
-    facts: facts of the targets -> the input that holds each.
+    kind: the class. renamed: parameters that bear another name here or need a change. facts: the facts of the targets.
+    fields: what the variant says, or several parameters together. dropped: parameters that are no field.
+    ids: the input that says who belongs together; pairs in order where an entry has none.
     """
 
     kind: type[Objective]
     renamed: Renamed = field(default_factory=dict)
-    facts: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, Fact] = field(default_factory=dict)
+    fields: Callable[[Entry], dict[str, Any]] = lambda _entry: {}
+    dropped: tuple[str, ...] = ()
+    ids: str = ""
+
+    def objective(self, entry: Entry) -> Objective:
+        found = self.fields(entry)
+        for name, value in entry["params"].items():
+            known, change = self.renamed.get(name, (name, lambda same: same))
+            if name not in self.dropped:
+                found[known] = change(value)
+        return spec.build(self.kind, found)
+
+    def targets(self, entry: Entry, given: Given) -> Targets:
+        ids = given.get(self.ids, torch.arange(len(given["img"])))
+        facts = {name: given[fact] if isinstance(fact, str) else fact(entry, given) for name, fact in self.facts.items()}
+        return Targets(query_ids=ids, candidate_ids=ids, **facts)  # type: ignore[arg-type]
 
 
 def inverse(value: float) -> float:
@@ -59,6 +79,14 @@ def inverse(value: float) -> float:
 
 def denominator(words: str) -> str:
     return "negatives" if "negatives" in words else "all"
+
+
+def words(entry: Entry) -> list[str]:
+    return str(entry.get("variant", "")).split("_")
+
+
+def of_info_nce(entry: Entry) -> dict[str, Any]:
+    return {"reduction": "mean"} if "mmt" in words(entry) else {}
 
 
 TEMPERATURE: Renamed = {"temp": ("tau", float), "logit_scale": ("tau", inverse)}
@@ -70,6 +98,8 @@ OBJECTIVES = {
     "triplet_hn": Row(TripletHN),
     "triplet_hn_adaptive_margin": Row(TripletHN, facts=MARGINS),
     "nt_xent": Row(NTXent, TEMPERATURE | {"denominator": ("denominator", denominator)}),
+    "info_nce": Row(InfoNCE, TEMPERATURE, fields=of_info_nce, ids="idx"),
+    "info_nce_multi_positive": Row(InfoNCE, TEMPERATURE, ids="idx"),
     "vlc": Row(VLC, SCALE),
     "unified": Row(Unified, SCALE),
     "unified_adaptive_margin": Row(Unified, SCALE, MARGINS),
@@ -82,14 +112,9 @@ def replay_loss(entry: dict[str, Any], inputs: Arrays) -> Arrays:
     row = OBJECTIVES.get(entry["objective"])
     if row is None:
         raise NotReplayed("no such objective here")
-    fields = {}
-    for name, value in entry["params"].items():
-        known, change = row.renamed.get(name, (name, lambda same: same))
-        fields[known] = change(value)
-    objective = spec.build(row.kind, fields)
-    image, text = (torch.tensor(inputs[side], requires_grad=True) for side in ("img", "txt"))
-    facts = {fact: torch.tensor(inputs[name]) for fact, name in row.facts.items()}
-    loss = objective(image @ text.T, Targets.paired(len(image), **facts))
+    given = {name: torch.tensor(value) for name, value in inputs.items()}
+    image, text = (given[side].requires_grad_() for side in ("img", "txt"))
+    loss = row.objective(entry)(image @ text.T, row.targets(entry, given))
     gradients = torch.autograd.grad(loss, (image, text))
     return {"loss": loss.detach().numpy()} | {
         f"grad_{side}": gradient.numpy() for side, gradient in zip(("img", "txt"), gradients, strict=True)

@@ -11,13 +11,13 @@ True
 
 from visavis import spec
 from visavis.objectives.base import Objective
-from visavis.objectives.softmax import VLC, NTXent
+from visavis.objectives.softmax import VLC, InfoNCE, NTXent
 from visavis.objectives.triplet import Triplet, TripletHN
 from visavis.objectives.unified import Unified
 
-CATALOG: tuple[type[Objective], ...] = (Triplet, TripletHN, NTXent, VLC, Unified)
+CATALOG: tuple[type[Objective], ...] = (Triplet, TripletHN, NTXent, VLC, InfoNCE, Unified)
 
-__all__ = ["CATALOG", "NTXent", "Objective", "Triplet", "TripletHN", "Unified", "VLC", "parse"]
+__all__ = ["CATALOG", "InfoNCE", "NTXent", "Objective", "Triplet", "TripletHN", "Unified", "VLC", "parse"]
 
 
 def parse(text: str) -> Objective:
