@@ -27,7 +27,7 @@ from visavis import spec, storage
 from visavis.errors import VisavisError
 from visavis.evaluation import Evaluation, Protocol, rank_scores
 from visavis.metrics import average_precision_at_r, coherent_scores, places, r_precision, ranks, recall_at
-from visavis.objectives import VLC, InfoNCE, NTXent, Objective, Triplet, TripletHN, Unified
+from visavis.objectives import RSP, SSP, VLC, InfoNCE, MaxMargin, NTXent, Objective, Triplet, TripletHN, Unified
 from visavis.targets import Targets
 
 Arrays = dict[str, np.ndarray]
@@ -103,6 +103,9 @@ OBJECTIVES = {
     "vlc": Row(VLC, SCALE),
     "unified": Row(Unified, SCALE),
     "unified_adaptive_margin": Row(Unified, SCALE, MARGINS),
+    "max_margin": Row(MaxMargin),
+    "ssp": Row(SSP, {"pos": ("positive", tuple), "neg": ("negative", tuple)}),
+    "rsp": Row(RSP, SCALE),
     "unified_weighted": Row(Unified, SCALE, {"weight": "weights"}),
 }
 

@@ -12,10 +12,10 @@ from torch.nn.functional import cross_entropy, normalize
 
 from visavis import PairLoss, Targets
 from visavis.errors import MissingSupervision, ShapeError
-from visavis.objectives import CATALOG, VLC, InfoNCE, NTXent, Triplet, TripletHN, Unified
+from visavis.objectives import CATALOG, RSP, SSP, VLC, InfoNCE, MaxMargin, NTXent, Triplet, TripletHN, Unified
 
 every_objective = pytest.mark.parametrize("kind", CATALOG, ids=lambda kind: kind.__name__)
-every_with_margins = pytest.mark.parametrize("kind", [Triplet, TripletHN, Unified], ids=lambda kind: kind.__name__)
+every_with_margins = pytest.mark.parametrize("kind", [Triplet, TripletHN, Unified, MaxMargin, SSP, RSP], ids=lambda kind: kind.__name__)
 
 # Exceptions of the laws below, by name; an objective that is not listed keeps the law.
 NOT_OF_DIFFERENCES = {"SSP", "AOQ", "Goal"}  # a constant on a whole row changes them

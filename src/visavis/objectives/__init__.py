@@ -11,13 +11,15 @@ True
 
 from visavis import spec
 from visavis.objectives.base import Objective
+from visavis.objectives.max_margin import MaxMargin
+from visavis.objectives.polynomial import RSP, SSP
 from visavis.objectives.softmax import VLC, InfoNCE, NTXent
 from visavis.objectives.triplet import Triplet, TripletHN
 from visavis.objectives.unified import Unified
 
-CATALOG: tuple[type[Objective], ...] = (Triplet, TripletHN, NTXent, VLC, InfoNCE, Unified)
+CATALOG: tuple[type[Objective], ...] = (Triplet, TripletHN, NTXent, VLC, InfoNCE, Unified, MaxMargin, SSP, RSP)
 
-__all__ = ["CATALOG", "InfoNCE", "NTXent", "Objective", "Triplet", "TripletHN", "Unified", "VLC", "parse"]
+__all__ = ["CATALOG", "InfoNCE", "MaxMargin", "NTXent", "Objective", "RSP", "SSP", "Triplet", "TripletHN", "Unified", "VLC", "parse"]
 
 
 def parse(text: str) -> Objective:
