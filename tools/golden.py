@@ -27,7 +27,7 @@ from visavis import spec, storage
 from visavis.errors import VisavisError
 from visavis.evaluation import Evaluation, Protocol, rank_scores
 from visavis.metrics import average_precision_at_r, coherent_scores, places, r_precision, ranks, recall_at
-from visavis.objectives import RSP, SSP, VLC, InfoNCE, MaxMargin, NTXent, Objective, Triplet, TripletHN, Unified
+from visavis.objectives import AOQ, NCR, RSP, SSP, VLC, InfoNCE, MaxMargin, NTXent, Objective, Triplet, TripletHN, Unified
 from visavis.targets import Targets
 
 Arrays = dict[str, np.ndarray]
@@ -89,6 +89,37 @@ def of_info_nce(entry: Entry) -> dict[str, Any]:
     return {"reduction": "mean"} if "mmt" in words(entry) else {}
 
 
+def of_ncr(entry: Entry) -> dict[str, Any]:
+    params = entry["params"]
+    warmup = str(params.get("mode", "")).startswith("warm") or not params.get("hard_negative", True)
+    return {"warmup": warmup, "semantics": "paper" if {"paper", "anchor"} & {*words(entry)} else "reference"}
+
+
+SOFTENED: dict[str, Callable[[Tensor], Tensor]] = {  # how far a pair is trusted -> the part of the margin it keeps
+    "linear": lambda label: label,
+    "exponential": lambda label: (10**label - 1) / 9,
+    "sin": lambda label: torch.sin(torch.pi * label - torch.pi / 2) / 2 + 0.5,
+}
+
+
+def soft_margin(entry: Entry, given: Given) -> Tensor | None:
+    """The margin of each cell: a column of labels is the row's, in both directions."""
+    if "labels" not in given:
+        return None
+    params, number = entry["params"], len(given["img"])
+    return params.get("margin", 0.2) * SOFTENED[params.get("soft_margin", "exponential")](given["labels"]).expand(number, number)
+
+
+def anchor_margin(entry: Entry, given: Given) -> Tensor | None:
+    cells = soft_margin(entry, given)
+    return None if cells is None else cells.diagonal()
+
+
+def with_offline(*pairs: tuple[str, str]) -> Callable[[Entry, Given], Tensor]:
+    """Scores of items with their offline partners, a column for each pair of inputs."""
+    return lambda _entry, given: torch.stack([(given[image] * given[text]).sum(1) for image, text in pairs], 1)
+
+
 TEMPERATURE: Renamed = {"temp": ("tau", float), "logit_scale": ("tau", inverse)}
 SCALE: Renamed = {"logit_scale": ("gamma", float), "tau": ("gamma", inverse), "temp": ("gamma", inverse)}
 MARGINS = {"query_margin": "margins", "candidate_margin": "margins"}
@@ -106,6 +137,20 @@ OBJECTIVES = {
     "max_margin": Row(MaxMargin),
     "ssp": Row(SSP, {"pos": ("positive", tuple), "neg": ("negative", tuple)}),
     "rsp": Row(RSP, SCALE),
+    "ncr": Row(
+        NCR,
+        fields=of_ncr,
+        facts={"query_margin": anchor_margin, "candidate_margin": anchor_margin, "pair_margin": soft_margin},
+        dropped=("mode", "hard_negative", "soft_margin"),
+    ),
+    "aoq": Row(
+        AOQ,
+        {"margin_online": ("margin", float), "margin_offline": ("offline_margin", float)},
+        {
+            "query_offline_scores": with_offline(("img", "txt_off"), ("img_off", "txt_off")),
+            "candidate_offline_scores": with_offline(("img_off", "txt"), ("img_off2", "txt_off2")),
+        },
+    ),
     "unified_weighted": Row(Unified, SCALE, {"weight": "weights"}),
 }
 

@@ -12,14 +12,31 @@ True
 from visavis import spec
 from visavis.objectives.base import Objective
 from visavis.objectives.max_margin import MaxMargin
+from visavis.objectives.noisy import NCR
 from visavis.objectives.polynomial import RSP, SSP
+from visavis.objectives.quintuplet import AOQ
 from visavis.objectives.softmax import VLC, InfoNCE, NTXent
 from visavis.objectives.triplet import Triplet, TripletHN
 from visavis.objectives.unified import Unified
 
-CATALOG: tuple[type[Objective], ...] = (Triplet, TripletHN, NTXent, VLC, InfoNCE, Unified, MaxMargin, SSP, RSP)
+CATALOG: tuple[type[Objective], ...] = (Triplet, TripletHN, NTXent, VLC, InfoNCE, Unified, MaxMargin, SSP, RSP, NCR, AOQ)
 
-__all__ = ["CATALOG", "InfoNCE", "MaxMargin", "NTXent", "Objective", "RSP", "SSP", "Triplet", "TripletHN", "Unified", "VLC", "parse"]
+__all__ = [
+    "AOQ",
+    "CATALOG",
+    "InfoNCE",
+    "MaxMargin",
+    "NCR",
+    "NTXent",
+    "Objective",
+    "RSP",
+    "SSP",
+    "Triplet",
+    "TripletHN",
+    "Unified",
+    "VLC",
+    "parse",
+]
 
 
 def parse(text: str) -> Objective:
