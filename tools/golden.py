@@ -27,7 +27,7 @@ from visavis import spec, storage
 from visavis.errors import VisavisError
 from visavis.evaluation import Evaluation, Protocol, rank_scores
 from visavis.metrics import average_precision_at_r, coherent_scores, places, r_precision, ranks, recall_at
-from visavis.objectives import AOQ, NCR, RSP, SSP, VLC, InfoNCE, MaxMargin, NTXent, Objective, Triplet, TripletHN, Unified
+from visavis.objectives import AOQ, NCR, RSP, SSP, VLC, InfoNCE, Ladder, MaxMargin, NTXent, Objective, Triplet, TripletHN, Unified
 from visavis.targets import Targets
 
 Arrays = dict[str, np.ndarray]
@@ -68,7 +68,7 @@ class Row:
         return spec.build(self.kind, found)
 
     def targets(self, entry: Entry, given: Given) -> Targets:
-        ids = given.get(self.ids, torch.arange(len(given["img"])))
+        ids = given.get(self.ids, torch.arange(len(given["img"]))).flatten()
         facts = {name: given[fact] if isinstance(fact, str) else fact(entry, given) for name, fact in self.facts.items()}
         return Targets(query_ids=ids, candidate_ids=ids, **facts)  # type: ignore[arg-type]
 
@@ -120,6 +120,12 @@ def with_offline(*pairs: tuple[str, str]) -> Callable[[Entry, Given], Tensor]:
     return lambda _entry, given: torch.stack([(given[image] * given[text]).sum(1) for image, text in pairs], 1)
 
 
+def of_ladder(entry: Entry) -> dict[str, Any]:
+    said = words(entry)
+    semantics = "reference" if "code" in said or "reference" in said else "paper"
+    return {"semantics": semantics, "sampling": "sum" if "sum" in said else "hard", "cumulative": "cumulative" in said}
+
+
 TEMPERATURE: Renamed = {"temp": ("tau", float), "logit_scale": ("tau", inverse)}
 SCALE: Renamed = {"logit_scale": ("gamma", float), "tau": ("gamma", inverse), "temp": ("gamma", inverse)}
 MARGINS = {"query_margin": "margins", "candidate_margin": "margins"}
@@ -150,6 +156,12 @@ OBJECTIVES = {
             "query_offline_scores": with_offline(("img", "txt_off"), ("img_off", "txt_off")),
             "candidate_offline_scores": with_offline(("img_off", "txt"), ("img_off2", "txt_off2")),
         },
+    ),
+    "ladder": Row(
+        Ladder,
+        {"alphas": ("margins", tuple), "thetas": ("thresholds", tuple)},
+        {"relevance": lambda _entry, given: given.get("relevance")},
+        of_ladder,
     ),
     "unified_weighted": Row(Unified, SCALE, {"weight": "weights"}),
 }

@@ -20,7 +20,7 @@ every_with_margins = pytest.mark.parametrize("kind", [Triplet, TripletHN, Unifie
 # Exceptions of the laws below, by name; an objective that is not listed keeps the law.
 NOT_OF_DIFFERENCES = {"SSP", "AOQ", "Goal"}  # a constant on a whole row changes them
 OWN_POSITIVES_COMPETE = {"InfoNCE", "SmoothAP"}  # as published: soft targets, average precision
-TERMS_NOT_OF_PAIRS = {"SmoothAP", "Ladder"}
+TERMS_NOT_OF_PAIRS = {"SmoothAP"}
 BEYOND_NEGATIVES = {"AOQ", "InfoNCE"}  # offline negatives, competing positives: a term where the batch has no negative
 
 

@@ -11,6 +11,7 @@ True
 
 from visavis import spec
 from visavis.objectives.base import Objective
+from visavis.objectives.ladder import Ladder
 from visavis.objectives.max_margin import MaxMargin
 from visavis.objectives.noisy import NCR
 from visavis.objectives.polynomial import RSP, SSP
@@ -19,12 +20,13 @@ from visavis.objectives.softmax import VLC, InfoNCE, NTXent
 from visavis.objectives.triplet import Triplet, TripletHN
 from visavis.objectives.unified import Unified
 
-CATALOG: tuple[type[Objective], ...] = (Triplet, TripletHN, NTXent, VLC, InfoNCE, Unified, MaxMargin, SSP, RSP, NCR, AOQ)
+CATALOG: tuple[type[Objective], ...] = (Triplet, TripletHN, NTXent, VLC, InfoNCE, Unified, MaxMargin, SSP, RSP, NCR, AOQ, Ladder)
 
 __all__ = [
     "AOQ",
     "CATALOG",
     "InfoNCE",
+    "Ladder",
     "MaxMargin",
     "NCR",
     "NTXent",
