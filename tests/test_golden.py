@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from visavis import Targets
-from visavis.objectives import VLC, Goal, NTXent, Objective, SmoothAP, TripletHN, Unified
+from visavis.objectives import AOQ, NCR, SSP, VLC, Goal, InfoNCE, Ladder, MaxMargin, NTXent, Objective, SmoothAP, TripletHN, Unified
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -84,7 +84,7 @@ def test_the_golden_set_is_replayed_without_a_mismatch(golden: ModuleType, tmp_p
     computed, lines, (replayed, total, wrong) = golden.replay(shared)
     assert wrong == 0, [line for line in lines if line.startswith("MISMATCH")]
     assert total == 284
-    assert replayed >= 56 + 12
+    assert replayed >= 124 + 12
     golden.main([str(shared), "--out", str(tmp_path / "out.npz")])
     assert f"replayed {replayed} of {total}, 0 mismatches" in capsys.readouterr().out
     with np.load(tmp_path / "out.npz", allow_pickle=False) as out, np.load(shared / "losses.npz", allow_pickle=False) as right:
@@ -125,6 +125,56 @@ def test_several_captions_of_an_image_lie_side_by_side(golden: ModuleType, folde
         params = {"tau": 0.2, "captions_per_image": 3}
         folder.add("losses", {"img": image, "txt": text}, {"loss": value + error}, objective="smooth_ap", params=params)
     assert last_line(golden, capsys, folder.write()) == ("replayed 2 of 2, 1 mismatches", 1)
+
+
+def test_variants_and_inputs_say_the_form(golden: ModuleType, folder: Folder, sides: Any, capsys: Any) -> None:
+    def add(ours: Objective, objective: str, variant: str, params: dict[str, Any], facts: Any = None, **inputs: Any) -> None:
+        folder.loss(ours, *sides, objective=objective, params=params, facts=facts)
+        entry = folder.entries["losses"][-1]
+        entry["variant"] = variant
+        entry["inputs"] |= {name: f"{entry['case']}/{name}" for name in inputs}
+        folder.arrays |= {f"{entry['case']}/{name}": np.asarray(value) for name, value in inputs.items()}
+
+    add(InfoNCE(tau=0.05), "info_nce", "clip_any", {"tau": 0.05})
+    add(InfoNCE(tau=0.5, reduction="mean"), "info_nce", "mmt_any", {"logit_scale": 2.0})
+    add(InfoNCE(tau=0.1), "info_nce_multi_positive", "xvlm", {"temp": 0.1}, idx=[[5], [2], [9], [1], [0], [3]])
+    add(MaxMargin(margin=0.05, fix_norm=False), "max_margin", "mmt", {"margin": 0.05, "fix_norm": False})
+    add(
+        SSP(margin=0.3, positive=(0.4, -0.2), negative=(0.1, 0.0, 1.0)),
+        "ssp",
+        "any",
+        {"margin": 0.3, "pos": [0.4, -0.2], "neg": [0.1, 0, 1]},
+    )
+    labels = torch.rand(6, dtype=torch.float64)
+    cells = 0.3 * (10 ** labels[:, None].expand(6, 6) - 1) / 9
+    params = {"margin": 0.3, "soft_margin": "exponential", "hard_negative": True}
+    add(NCR(semantics="reference"), "ncr", "hard", params, {"pair_margin": cells}, labels=labels[:, None])
+    add(NCR(semantics="reference"), "ncr", "hard", params, {"pair_margin": cells.T}, labels=labels)
+    add(NCR(warmup=True), "ncr", "mean", params | {"hard_negative": False}, {"pair_margin": cells}, labels=labels[:, None])
+    add(NCR(warmup=True, margin=0.1), "ncr", "warmup", {"margin": 0.1, "mode": "warmup"})
+    anchors = dict.fromkeys(("query_margin", "candidate_margin"), cells[:, 0])
+    add(TripletHN(), "ncr", "paper_anchor", params, anchors, labels=labels)
+    off = {name: torch.randn(6, 8, dtype=torch.float64) for name in ("img_off", "txt_off", "img_off2", "txt_off2")}
+    fixed = (off["img_off"] * off["txt_off"]).sum(1), (off["img_off2"] * off["txt_off2"]).sum(1)
+    scores = {
+        f"{name}_offline_scores": torch.stack([torch.zeros(6), part], 1) for name, part in zip(("query", "candidate"), fixed, strict=True)
+    }
+    zeros = {name: torch.zeros(6, 8, dtype=torch.float64) for name in ("img_off", "txt_off")}
+    scores["query_offline_scores"][:, 1] = 0
+    fields = {"margin_online": 0.1, "margin_offline": 0.05, "alpha": 0.5, "beta": 2.0}
+    add(AOQ(margin=0.1, offline_margin=0.05, alpha=0.5, beta=2.0), "aoq", "bfan", fields, scores, **(off | zeros))
+    relevance = torch.rand(6, 6, dtype=torch.float64)
+    steps = {"alphas": [0.3, 0.1, 0.2], "thetas": [0.7, 0.4], "betas": [1.0, 0.5, 0.5]}
+    own = {"margins": (0.3, 0.1, 0.2), "thresholds": (0.7, 0.4), "betas": (1.0, 0.5, 0.5)}
+    for variant, form in {
+        "code_hc_L3": {"semantics": "reference"},
+        "paper_hc_L3": {},
+        "paper_sum_L3": {"sampling": "sum"},
+        "cumulative_code_L3": {"semantics": "reference", "cumulative": True},
+    }.items():
+        add(Ladder(**own, **form), "ladder", variant, steps, {"relevance": relevance}, relevance=relevance)
+    add(TripletHN(), "ladder", "code_hc_L1", {"alphas": [0.2], "thetas": [], "betas": [1.0]})
+    assert last_line(golden, capsys, folder.write()) == ("replayed 16 of 16, 0 mismatches", 0)
 
 
 def test_a_wrong_value_is_a_mismatch_and_an_unknown_objective_is_named(golden: ModuleType, folder: Folder, sides: Any, capsys: Any) -> None:

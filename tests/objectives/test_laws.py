@@ -12,16 +12,16 @@ from torch.nn.functional import cross_entropy, normalize
 
 from visavis import PairLoss, Targets
 from visavis.errors import MissingSupervision, ShapeError
-from visavis.objectives import CATALOG, VLC, NTXent, Triplet, TripletHN, Unified
+from visavis.objectives import CATALOG, RSP, SSP, VLC, InfoNCE, MaxMargin, NTXent, Triplet, TripletHN, Unified
 
 every_objective = pytest.mark.parametrize("kind", CATALOG, ids=lambda kind: kind.__name__)
-every_with_margins = pytest.mark.parametrize("kind", [Triplet, TripletHN, Unified], ids=lambda kind: kind.__name__)
+every_with_margins = pytest.mark.parametrize("kind", [Triplet, TripletHN, Unified, MaxMargin, SSP, RSP], ids=lambda kind: kind.__name__)
 
 # Exceptions of the laws below, by name; an objective that is not listed keeps the law.
 NOT_OF_DIFFERENCES = {"SSP", "AOQ", "Goal", "BinomialDeviance", "MultiSimilarity", "Circle"}  # a constant on a whole row changes them
 OWN_POSITIVES_COMPETE = {"InfoNCE", "SmoothAP"}  # as published: soft targets, average precision
-TERMS_NOT_OF_PAIRS = {"SmoothAP", "Ladder", "MultiSimilarity", "Circle"}
-BEYOND_NEGATIVES = {"AOQ"}  # has offline negatives where the batch has none
+TERMS_NOT_OF_PAIRS = {"SmoothAP", "MultiSimilarity", "Circle"}
+BEYOND_NEGATIVES = {"AOQ", "InfoNCE"}  # offline negatives, competing positives: a term where the batch has no negative
 
 
 def cosines(height: int, width: int | None = None) -> torch.Tensor:
@@ -64,6 +64,24 @@ def test_unified_without_margin_is_vlc_is_the_loss_of_clip(gamma):
     close(gamma * Unified(margin=0, gamma=gamma)(scores, pairs), VLC(gamma=gamma)(scores, pairs))
     close(NTXent(tau=1 / gamma)(scores, pairs), VLC(gamma=gamma, reduction="half_mean")(scores, pairs))
     close(gamma * gradient(Unified(margin=0, gamma=gamma), scores, pairs), gradient(VLC(gamma=gamma), scores, pairs))
+
+
+@widths
+def test_info_nce_of_pairs_is_the_loss_of_clip(gamma):
+    scores, pairs, labels = cosines(8), Targets.paired(8), torch.arange(8)
+    forth, back = cross_entropy(gamma * scores, labels), cross_entropy(gamma * scores.T, labels)
+    close(InfoNCE(tau=1 / gamma)(scores, pairs), (forth + back) / 2, rtol=1e-10)
+    close(InfoNCE(tau=1 / gamma, reduction="mean")(scores, pairs), forth + back, rtol=1e-10)  # MMT
+    close(gradient(InfoNCE(tau=1 / gamma), scores, pairs), gradient(NTXent(tau=1 / gamma), scores, pairs), rtol=1e-9)
+
+
+def test_info_nce_shares_its_target_among_equal_ids():
+    ids = torch.tensor([4, 7, 4, 9, 7, 4])
+    scores, targets = cosines(6), Targets(query_ids=ids, candidate_ids=ids)
+    shared = (ids[:, None] == ids).double()
+    shared /= shared.sum(1, keepdim=True)
+    forth, back = cross_entropy(scores / 0.1, shared), cross_entropy(scores.T / 0.1, shared)
+    close(InfoNCE(tau=0.1)(scores, targets), (forth + back) / 2)
 
 
 @pytest.mark.parametrize("size", [2, 8, 32])

@@ -10,10 +10,14 @@ import torch
 
 from visavis import Targets
 from visavis.objectives import (
+    RSP,
+    SSP,
     VLC,
     BinomialDeviance,
     Circle,
     Goal,
+    InfoNCE,
+    MaxMargin,
     MultiSimilarity,
     NTXent,
     SmoothAP,
@@ -30,6 +34,18 @@ TERMS = {
     VLC(gamma=7.0): lambda p, negatives, m: math.log(1 + sum(math.exp(7 * (s - p)) for s in negatives)),
     NTXent(tau=0.2): lambda p, negatives, m: -math.log(math.exp(p / 0.2) / (math.exp(p / 0.2) + sum(math.exp(s / 0.2) for s in negatives))),
     NTXent(tau=0.2, denominator="negatives"): lambda p, negatives, m: math.log(sum(math.exp(s / 0.2) for s in negatives)) - p / 0.2,
+    MaxMargin(margin=0.3): lambda p, negatives, m: sum(max(0.0, m + s - p) for s in negatives) / len(negatives),
+    SSP(reduction="sum"): lambda p, negatives, m: (
+        max(0.0, 0.5 - 0.7 * p + 0.2 * p**2) + max(0.0, 0.03 - 0.4 * max(negatives) + 0.9 * max(negatives) ** 2)
+        if max(negatives) + m > p
+        else 0.0
+    ),
+    RSP(coefficients=(0.1, -0.5, 2.0)): lambda p, negatives, m: max(
+        0.0, m + 0.1 - 0.5 * (max(negatives) - p) + 2 * (max(negatives) - p) ** 2
+    ),
+    RSP(coefficients=(0.1, -0.5, 2.0), gamma=7.0): lambda p, negatives, m: (
+        math.log(1 + sum(math.exp(7 * (0.1 - 0.5 * (s - p) + 2 * (s - p) ** 2 + m)) for s in negatives)) / 7
+    ),
     Unified(gamma=7.0): lambda p, negatives, m: math.log(1 + sum(math.exp(7 * (s - p + m)) for s in negatives)) / 7,
     BinomialDeviance(): lambda p, negatives, m: softplus(-2 * (p - 0.5)) / 2 + softplus(10 * (max(negatives) - 0.5)) / 10,
     BinomialDeviance(negatives="all"): lambda p, negatives, m: (
@@ -165,6 +181,23 @@ def test_weights_multiply_the_scores_of_their_pairs():
         torch.testing.assert_close(sliced, objective.one_way(scores, Targets(**ids, weight=weight))[2:], rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_info_nce_is_a_term_for_each_query_with_a_positive(relation):
+    targets = Targets(query_ids=RELATIONS[relation][0], candidate_ids=RELATIONS[relation][1])
+    scores = scores_for(targets)
+
+    def term(row, together):
+        total = math.log(sum(math.exp(s / 0.2) for s in row))
+        return sum(total - s / 0.2 for s, own in zip(row, together, strict=True) if own) / sum(together)
+
+    expected = 0.0
+    for rows, positive in ((scores, targets.positive), (scores.T, targets.positive.T)):
+        terms = [term(row, together) for row, together in zip(rows.tolist(), positive.tolist(), strict=True) if any(together)]
+        expected += sum(terms) / max(len(terms), 1)
+    assert InfoNCE(tau=0.2, reduction="mean")(scores, targets).item() == pytest.approx(expected, rel=1e-12, abs=1e-12)
+    assert InfoNCE(tau=0.2)(scores, targets).item() == pytest.approx(expected / 2, rel=1e-12, abs=1e-12)
+
+
 def test_three_numbers_on_paper():
     scores = torch.tensor([[0.5, 0.25], [0.75, 0.5]], dtype=torch.float64)
     pairs = Targets.paired(2)
@@ -172,6 +205,14 @@ def test_three_numbers_on_paper():
     assert TripletHN(margin=0.25)(scores, pairs).item() == pytest.approx(0.0 + 0.5 + 0.5 + 0.0)
     assert VLC(gamma=4.0)(scores, pairs).item() == pytest.approx(2 * math.log(1 + math.e**-1) + 2 * math.log(1 + math.e))
     assert NTXent(tau=0.25)(scores, pairs).item() == pytest.approx((math.log(1 + math.e**-1) + math.log(1 + math.e)) / 2)
+    assert InfoNCE(tau=0.25)(scores, pairs).item() == pytest.approx((math.log(1 + math.e**-1) + math.log(1 + math.e)) / 2)
+    assert MaxMargin(margin=0.5)(scores, pairs).item() == pytest.approx((0.25 + 0.75 + 0.75 + 0.25) / 4)
+    assert MaxMargin(margin=0.5, fix_norm=False)(scores, pairs).item() == pytest.approx((0.25 + 0.75 + 0.75 + 0.25 + 4 * 0.5) / 8)
+    one, other = 0.5 - 0.35 + 0.05, 0.03 - 0.3 + 0.9 * 0.5625  # of the positives at 0.5, of the negatives at 0.75; 0.25 is idle or at 0
+    assert SSP(margin=0.25)(scores, pairs).item() == pytest.approx((2 * one + 2 * other) / 2)
+    assert RSP(coefficients=(0, 1, 2), margin=0.25)(scores, pairs).item() == pytest.approx(
+        2 * (0.25 - 0.25 + 0.125) + 2 * (0.25 + 0.25 + 0.125)
+    )
     assert Unified(margin=0.25, gamma=4.0)(scores, pairs).item() == pytest.approx((math.log(2) + math.log(1 + math.e**2)) / 2)
     assert Goal()(scores, pairs).item() == -0.25 + 0.25 + 0.25 - 0.25
     deviance = 2 * math.log(2) + (math.log(1 + math.e**-1) + math.log(1 + math.e)) / 2

@@ -12,9 +12,14 @@ True
 from visavis import spec
 from visavis.objectives.base import Objective
 from visavis.objectives.goal import Goal
+from visavis.objectives.ladder import Ladder
+from visavis.objectives.max_margin import MaxMargin
 from visavis.objectives.metric_learning import BinomialDeviance, Circle, MultiSimilarity
+from visavis.objectives.noisy import NCR
+from visavis.objectives.polynomial import RSP, SSP
+from visavis.objectives.quintuplet import AOQ
 from visavis.objectives.smooth_ap import SmoothAP
-from visavis.objectives.softmax import VLC, NTXent
+from visavis.objectives.softmax import VLC, InfoNCE, NTXent
 from visavis.objectives.triplet import Triplet, TripletHN
 from visavis.objectives.unified import Unified
 
@@ -23,7 +28,14 @@ CATALOG: tuple[type[Objective], ...] = (
     TripletHN,
     NTXent,
     VLC,
+    InfoNCE,
     Unified,
+    MaxMargin,
+    SSP,
+    RSP,
+    NCR,
+    AOQ,
+    Ladder,
     SmoothAP,
     Goal,
     BinomialDeviance,
@@ -32,13 +44,20 @@ CATALOG: tuple[type[Objective], ...] = (
 )
 
 __all__ = [
+    "AOQ",
     "CATALOG",
     "BinomialDeviance",
     "Circle",
     "Goal",
+    "InfoNCE",
+    "Ladder",
+    "MaxMargin",
     "MultiSimilarity",
+    "NCR",
     "NTXent",
     "Objective",
+    "RSP",
+    "SSP",
     "SmoothAP",
     "Triplet",
     "TripletHN",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from visavis.objectives.base import Objective, Reduction
-from visavis.objectives.pairs import log1p_exp, pairs
+from visavis.objectives.pairs import NEVER, log1p_exp, pairs
 from visavis.spec import require
 from visavis.targets import Targets
 
@@ -42,6 +42,36 @@ class NTXent(Objective):
         if self.denominator == "all":
             return log1p_exp(log_odds)
         return torch.where(found.has_negative, log_odds, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InfoNCE(Objective):
+    r"""Softmax cross entropy whose target is shared among all positives of a query: the loss of CLIP and X-VLM.
+
+    Formula: ``-(1 / |P_i|) sum_{p in P_i} log( e^(s_ip / tau) / sum_j e^(s_ij / tau) )``, j over positives and negatives.
+    dL/ds_ij = softmax_j / tau, less 1 / (|P_i| tau) at a positive. One term for each query that has a positive.
+    Source: Radford et al., CLIP (2021); with several positives: Zeng et al., X-VLM (2022), image-text contrast.
+    Special cases: NTXent where each query has one positive. MMT's convention is ``reduction="mean"``, without the half.
+    With ``PairLoss(scale=)`` the temperature is learned.
+    Differs from: the rest of this family in that the positives of a query compete, so that a query of positives alone
+    has a term too: the softmax is asked to be flat.
+    """
+
+    scalable: ClassVar[bool] = True
+
+    tau: float = 0.07
+    reduction: Reduction = "half_mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.tau > 0, self, "tau", "a number above 0")
+
+    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
+        positive = targets.positive
+        log_softmax = (scores / self.tau).masked_fill(~(positive | targets.negative), NEVER).log_softmax(-1)
+        number = positive.sum(-1)
+        terms = -log_softmax.masked_fill(~positive, 0.0).sum(-1) / number.clamp(min=1)
+        return terms[number > 0]
 
 
 @dataclass(frozen=True, kw_only=True)

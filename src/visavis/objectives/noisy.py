@@ -1,0 +1,55 @@
+"""Triplet loss for pairs of doubtful truth: a margin for each, as large as the pair is trusted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from visavis.errors import MissingSupervision
+from visavis.objectives.base import Objective, Reduction
+from visavis.objectives.pairs import pairs
+from visavis.targets import SUPPLIERS, Targets
+
+
+@dataclass(frozen=True, kw_only=True)
+class NCR(Objective):
+    r"""Triplet loss of noisy correspondence rectifying: the hardest negative, under a soft margin.
+
+    Formula: ``sum_p [max_j (m_ij + s_ij) - s_ip]_+`` over positive pairs p = (i, p), both directions; m_ij = m_i, the margin of
+    the anchor (``query_margin``), or a margin of its own for each cell (``pair_margin``). With ``warmup``
+    ``sum_p (1 / n_i) sum_j [m_ij + s_ij - s_ip]_+`` over the n_i negatives and the pair itself, whose hinge is 0.
+    dL/ds is 1 at the hardest negative and -1 at the positive where the hinge is open, else 0; in the warm-up 1 / n_i.
+    Source: Huang et al., NCR (2021); Unified loss, eq. 27.
+    Special cases: TripletHN where all margins are equal, and TripletHN with ``query_margin``. ``semantics="paper"`` reads the
+    margins of anchors, or ``pair_margin`` where only these are given; "reference" reads ``pair_margin``. Only the
+    warm-up, which precedes all margins, has one of its own: ``margin``, where none are given.
+    Memory: ``[pairs x candidates]`` with ``warmup``.
+    Differs from: the released code, which takes the image's margin in both directions, also for a text as the anchor:
+    ``semantics="reference"`` with ``pair_margin = margins[:, None].expand(B, B)``.
+    """
+
+    margin: float = 0.2
+    warmup: bool = False
+    semantics: Literal["paper", "reference"] = "paper"
+    reduction: Reduction = "sum"
+
+    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
+        found = pairs(scores, targets)
+        raised = found._replace(scores=scores + self.margins(targets))
+        if not self.warmup:
+            return (raised.hardest - found.positive).relu()
+        return raised.gap.relu().sum(-1) / (1 + found.negative.sum(-1)[found.query])
+
+    def margins(self, targets: Targets) -> Tensor | float:
+        """The margin of each cell: ``[Q, C]``, ``[Q, 1]`` or one number. Raises MissingSupervision."""
+        anchor = targets.margin_or(self.margin, "NCR") if self.semantics == "paper" else self.margin
+        if isinstance(anchor, Tensor):
+            return anchor[:, None]
+        if targets.pair_margin is not None:
+            return targets.pairwise("pair_margin", "NCR")
+        if self.warmup:
+            return anchor
+        facts = "query_margin and candidate_margin, or pair_margin" if self.semantics == "paper" else "pair_margin"
+        raise MissingSupervision(f"NCR needs {facts}: give Targets(..., pair_margin=...) or train with {SUPPLIERS['pair_margin']}.")

@@ -1,0 +1,52 @@
+"""Adaptive offline quintuplets: hinges on negatives of the batch, and on negatives sought in the whole training set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from visavis.errors import MissingSupervision
+from visavis.objectives.base import Objective, Reduction
+from visavis.objectives.pairs import of_pair, pairs
+from visavis.spec import require
+from visavis.targets import SUPPLIERS, Targets
+
+
+@dataclass(frozen=True, kw_only=True)
+class AOQ(Objective):
+    r"""Adaptive offline quintuplet loss: a triplet loss weighted by how hard the batch is beside the offline negatives.
+
+    Formula: ``sum_p w_i [margin + max_j s_ij - s_ip]_+ + sum_k [offline_margin + o_ik - s_ip]_+`` over positive pairs, both
+    directions, with ``w_i = beta - (o_i0 - max_j s_ij) / alpha``. o ``[Q, K]`` are ``query_offline_scores``: column 0 is the anchor
+    with its offline negative, which enters the weight; every column has a hinge.
+    dL/ds_ij = w_i + hinge / alpha at the hardest negative and dL/ds_ip = -w_i where the online hinge is open, less 1 for each
+    open offline hinge; dL/do_ik is 1 where its hinge is open, less hinge / alpha for column 0.
+    Source: Chen et al., AOQ (2020), and its code.
+    Special cases: TripletHN times w where w is constant and no offline hinge is open. A query without negatives keeps its offline
+    hinges. Reads ``query_margin`` (adaptive margins).
+    Differs from: nothing; as in the released code the weight has a gradient of its own and may be negative.
+    """
+
+    margin: float = 0.2
+    offline_margin: float = 0.0
+    alpha: float = 0.3
+    beta: float = 1.5
+    reduction: Reduction = "sum"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.alpha > 0, self, "alpha", "a number above 0")
+
+    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
+        if targets.query_offline_scores is None or not targets.query_offline_scores.shape[1]:
+            raise MissingSupervision(
+                "AOQ needs query_offline_scores and candidate_offline_scores, at least one for each item: "
+                f"give them to Targets(...) or train with {SUPPLIERS['query_offline_scores']}."
+            )
+        found = pairs(scores, targets)
+        offline = targets.query_offline_scores[found.query]
+        hardest = found.hardest
+        online = (of_pair(targets.margin_or(self.margin, "AOQ"), found.query) + hardest - found.positive).relu()
+        weight = self.beta - (offline[:, 0] - hardest.masked_fill(~found.has_negative, 0.0)) / self.alpha
+        return weight * online + (self.offline_margin + offline - found.positive[:, None]).relu().sum(-1)

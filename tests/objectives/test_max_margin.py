@@ -1,0 +1,40 @@
+"""Laws of the max-margin loss: which hinges its mean is over."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from visavis import Targets
+from visavis.objectives import MaxMargin, Triplet
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 24])
+def test_pairs_are_the_mean_of_all_hinges(size):
+    scores = 2 * torch.rand(size, size, dtype=torch.float64) - 1
+    hinges, own = [], []
+    for i in range(size):
+        for j in range(size):
+            kept = own if i == j else hinges
+            kept += [max(0.0, 0.3 - scores[i, i].item() + s.item()) for s in (scores[i, j], scores[j, i])]
+    assert len(hinges) == 2 * size * (size - 1)
+    expected = sum(hinges) / max(len(hinges), 1)
+    assert MaxMargin(margin=0.3)(scores, Targets.paired(size)).item() == pytest.approx(expected)
+    expected = (sum(hinges) + sum(own)) / (2 * size**2)
+    assert MaxMargin(margin=0.3, fix_norm=False)(scores, Targets.paired(size)).item() == pytest.approx(expected)
+
+
+def test_one_pair_has_its_own_hinge_alone():
+    scores = torch.tensor([[0.5]], dtype=torch.float64, requires_grad=True)
+    assert MaxMargin(margin=0.25)(scores, Targets.paired(1)) == 0
+    value = MaxMargin(margin=0.25, fix_norm=False)(scores, Targets.paired(1))
+    assert value == 0.25
+    assert torch.autograd.grad(value, scores)[0] == 0
+    assert MaxMargin(margin=-0.25, fix_norm=False)(scores.detach(), Targets.paired(1)) == 0
+
+
+def test_the_same_hinges_as_the_triplet_loss():
+    targets = Targets(query_ids=[1, 2, 3], candidate_ids=[1, 1, 2, 2, 3, 3])  # every query has the same number of negatives
+    scores = torch.rand(3, 6, dtype=torch.float64)
+    terms = MaxMargin(margin=0.2).one_way(scores, targets)
+    torch.testing.assert_close(terms, Triplet(margin=0.2).one_way(scores, targets) / 4)
