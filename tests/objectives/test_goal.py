@@ -299,6 +299,8 @@ def test_the_positives_of_the_batch_have_no_order(goal):
     scores, targets = left @ right.T, Targets.paired(6)
     shuffled = replace(targets, positive_scores=scores.diagonal()[torch.randperm(6)])
     close(gradient(goal, scores, shuffled), gradient(goal, scores, targets))
+    rounded = replace(shuffled, positive_scores=shuffled.positive_scores * (1 + 2**-51))  # as another order of additions leaves them
+    close(gradient(goal, scores, rounded), gradient(goal, scores, targets))
 
 
 @pytest.mark.parametrize("goal", [goal for goal in ALL if goal.pair.endswith("_ms")], ids=str)
@@ -379,6 +381,9 @@ def test_what_stands_at_the_edge_of_a_set_is_in_it():
     assert pair_weights("lin_ms", scores, **near)[0] == pytest.approx(((1 - lead) * 0.5, (1 + 0.5) * 0.25))
     scores[1][1], scores[0][2] = 0.75 + 2**-20, -0.25 - 2**-20
     assert pair_weights("lin_ms", scores, **near)[0] == pytest.approx(((1 - 0.25) * 0.5, 0.25))
+    scores[0][0], scores[1][1] = 0.75, 0.5  # the pair itself stands at the edge, and is left out
+    lead = ((0.75 - 0.5) + (0.75 - 0.25)) / 2
+    assert pair_weights("lin_ms", scores, **near)[0] == pytest.approx(((1 - lead) * 0.25, 0.25))
 
 
 def test_the_released_code_does_not_count_differences_of_zero():

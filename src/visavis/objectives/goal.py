@@ -40,7 +40,7 @@ class Goal(Objective):
     the other positives R <= s_n + epsilon of the batch, whosoever's; m_n that of s_n - R (e^(-beta (s_n - R))) over the
     query's other negatives R >= (least positive of the batch) - epsilon; over nothing it is 0.
     The value is a monitor, s_n - s_p: no loss, and not to be compared between objectives.
-    Source: Li et al., GOAL (2022), eqs. 3 to 13.
+    Source: Xuan and Chen, Dissecting Deep Metric Learning Losses for Image-Text Retrieval (GOAL, 2023), eqs. 3 to 13.
     Special cases: as gradients, (con, con) is TripletHN; (nca, con) hard-mined NT-Xent (eq. 6) / tau; (con, sig), where every
     hinge is open, BinomialDeviance; (cir, lin) that of softplus(tau (s_n^2 - s_p (2 - s_p))) / (2 tau). (cir, lin) is
     not Circle and (con, sig_ms) is not MultiSimilarity, whatever table 1 says. (nca, lin), (nca, sig), (cir, con) and
@@ -84,8 +84,8 @@ class Goal(Objective):
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         found = pairs(scores, targets)
         hardest = torch.where(found.has_negative, found.hardest, found.positive)
-        everyones = with_positive_scores(self, scores, targets).positive_scores
-        seen = Seen(found.positive.detach(), hardest.detach(), found._replace(scores=scores.detach()), everyones)
+        all_positives = with_positive_scores(self, scores, targets).positive_scores
+        seen = Seen(found.positive.detach(), hardest.detach(), found._replace(scores=scores.detach()), all_positives)
         weight = TRIPLET_WEIGHTS[self.triplet](self, seen) * found.has_negative
         pull, push = PAIR_WEIGHTS[self.pair](self, seen)
         return prescribe(hardest - found.positive, weight * (push * hardest - pull * found.positive))
@@ -100,13 +100,13 @@ class Seen(NamedTuple):
     """What weights are made of, without gradient: with it, ``s_n`` as a weight of s_n would be a square.
 
     positive, hardest ``[P]``: s_p and s_n of each positive pair (s_p twice, where there is no negative). pairs: the
-    negatives they are taken from. everyones: the positives of the batch, in any order; only for weights that read them.
+    negatives they are taken from. all_positives: the positives of the batch, in any order; only for weights that read them.
     """
 
     positive: Tensor
     hardest: Tensor
     pairs: Pairs
-    everyones: Tensor | None
+    all_positives: Tensor | None
 
 
 def triplet_con(goal: Goal, seen: Seen) -> Tensor:
@@ -172,18 +172,18 @@ def other_positives(goal: Goal, seen: Seen) -> tuple[Tensor, Tensor, Tensor]:
 
     Sums over what a pair reads are prefix sums, and the pair's own part leaves them by its value.
     """
-    assert seen.everyones is not None
-    ordered, ceiling = seen.everyones.sort().values, seen.hardest + goal.epsilon
+    assert seen.all_positives is not None
+    ordered, ceiling = seen.all_positives.sort().values, seen.hardest + goal.epsilon
     return ordered, torch.searchsorted(ordered, ceiling, right=True), (seen.positive <= ceiling).long()
 
 
 def behind_hardest(goal: Goal, seen: Seen) -> Tensor:
     """``s_n - s_ij`` of each of a query's other negatives that counts, else inf: ``[Q, C]``."""
-    assert seen.everyones is not None
+    assert seen.all_positives is not None
     negatives = seen.pairs.negatives()
     hardest, place = negatives.max(-1, keepdim=True)
     others = negatives.scatter(-1, place, NEVER)
-    floor = pad(seen.everyones, (0, 1), value=math.inf).min() - goal.epsilon
+    floor = pad(seen.all_positives, (0, 1), value=math.inf).min() - goal.epsilon
     return torch.where(others >= floor, hardest - others, math.inf)
 
 

@@ -24,7 +24,7 @@ class BinomialDeviance(Objective):
     dL/ds_ip = -1 / (1 + e^(alpha (s_ip - lam))), dL/ds_ij = 1 / (1 + e^(-beta (s_ij - lam))).
     Source: Yi et al. (2014); in this form GOAL, eq. 11.
     Special cases: the gradient is that of Goal(con, sig) where every hinge is open.
-    Differs from: Yi et al., who have one slope for both kinds of pairs and means over each.
+    Differs from: Yi et al., who take the mean over each kind of pair.
     """
 
     alpha: float = 2.0
@@ -90,7 +90,7 @@ class Circle(Objective):
     Source: Sun et al., Circle Loss (2020).
     Special cases: not Goal(cir, lin), whose weights have no margin; see there.
     Positives of a query share a term, as published.
-    Differs from: the released code in nothing but the reduction: here the sum over queries.
+    Differs from: means over queries elsewhere; here the default is their sum.
     """
 
     integrable: ClassVar[bool] = False
