@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +18,8 @@ from safetensors.torch import load_file
 
 import visavis
 from visavis.data.scenes import write_scenes
+from visavis.training.trainer import Stopped
+from visavis.watch import Moment, Silent
 
 RECIPE = """
 name = "tiny"
@@ -125,7 +129,7 @@ def _outcome(run: Path) -> dict[str, object]:
         "config": (run / "model" / "config.json").read_bytes(),
         **{
             part: {name: tensor.tolist() for name, tensor in load_file(last / f"{part}.safetensors").items()}
-            for part in ("weights", "best", "optimizer")
+            for part in ("weights", "best", "optimizer", "supervision")
         },
         "place": {key: value for key, value in place.items() if key != "seconds"},
         "log": [{key: value for key, value in row.items() if key != "time"} for row in log],
@@ -137,3 +141,37 @@ def _outcome(run: Path) -> dict[str, object]:
 @pytest.fixture
 def outcome() -> Callable[[Path], dict[str, object]]:
     return _outcome
+
+
+class StopAt(Silent):
+    """Presses Ctrl-C after so many steps."""
+
+    def __init__(self, last: int):
+        self.last, self.steps = last, 0
+
+    def step(self, moment: Moment) -> None:
+        self.steps += 1
+        if self.steps == self.last:
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture
+def stop_at() -> type[StopAt]:
+    return StopAt
+
+
+def _in_pieces(recipe: Path, run: Path, **given: object) -> int:
+    """A run that is stopped after every one to four steps and resumed, to its end; how often it was stopped."""
+    with pytest.raises(Stopped, match=re.escape(str(run))):
+        visavis.train(recipe, out=run, watch=StopAt(1), **given)
+    stops = 0
+    while not (run / "result.json").exists():
+        stops += 1
+        with contextlib.suppress(Stopped):
+            visavis.train(run, resume=True, watch=StopAt(stops % 4 + 1))
+    return stops
+
+
+@pytest.fixture
+def in_pieces() -> Callable[..., int]:
+    return _in_pieces

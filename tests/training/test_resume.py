@@ -27,19 +27,6 @@ class Listener(Silent):
         self.steps += 1
 
 
-class StopAt(Listener):
-    """Presses Ctrl-C after so many steps."""
-
-    def __init__(self, step):
-        super().__init__()
-        self.last = step
-
-    def step(self, moment):
-        super().step(moment)
-        if self.steps == self.last:
-            signal.raise_signal(signal.SIGINT)
-
-
 @pytest.fixture(scope="module")
 def uninterrupted(scenes, recipe, tmp_path_factory):
     """A finished run without any stop, by precision of the towers."""
@@ -115,19 +102,12 @@ def test_ctrl_c_saves_and_says_how_to_go_on(command, recipe, scenes, uninterrupt
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_a_run_stopped_after_every_few_steps_ends_as_the_uninterrupted_one(recipe, scenes, uninterrupted, outcome, tmp_path, autocast):
+def test_a_run_stopped_after_every_few_steps_ends_as_the_uninterrupted_one(
+    recipe, scenes, uninterrupted, outcome, in_pieces, tmp_path, autocast
+):
     """Also within groups of accumulated batches, right after validations, and at the change of phases."""
-    run, stops = tmp_path / "run", 0
-    given = {"data": scenes, "out": run, "overrides": {"training.autocast": autocast, "training.checkpoint_s": 1e6}}
-    with pytest.raises(Stopped, match=re.escape(str(run))):
-        visavis.train(recipe, watch=StopAt(1), **given)
-    while not (run / "result.json").exists():
-        stops += 1
-        try:
-            visavis.train(run, resume=True, watch=StopAt(stops % 4 + 1))
-        except Stopped:
-            continue
-    assert stops > 10
+    run = tmp_path / "run"
+    assert in_pieces(recipe, run, data=scenes, overrides={"training.autocast": autocast, "training.checkpoint_s": 1e6}) > 10
     assert outcome(run) == outcome(uninterrupted(autocast))
 
 
@@ -176,10 +156,10 @@ def test_changed_data_are_refused(uninterrupted, scenes, tmp_path):
         visavis.train(run, resume=True)
 
 
-def test_a_run_can_be_resumed_from_another_folder(recipe, scenes, outcome, tmp_path, monkeypatch, uninterrupted):
+def test_a_run_can_be_resumed_from_another_folder(recipe, scenes, outcome, stop_at, tmp_path, monkeypatch, uninterrupted):
     monkeypatch.chdir(scenes.parent)
     with pytest.raises(Stopped):
-        visavis.train(recipe, data="scenes", out=tmp_path / "run", watch=StopAt(3))
+        visavis.train(recipe, data="scenes", out=tmp_path / "run", watch=stop_at(3))
     monkeypatch.chdir(tmp_path)
     visavis.train("run", resume=True)
     assert outcome(tmp_path / "run") == outcome(uninterrupted(False))

@@ -137,14 +137,15 @@ def prediction(loss: Tensor, margin: float) -> Tensor:
 
 
 def clean_probability(losses: Tensor) -> Tensor:
-    """The probability of each pair to belong to the lower of two Gaussians fitted to the losses ``[N]``. Raises MissingExtra."""
+    """The probability of each pair to belong to the lower of two Gaussians fitted to the losses ``[N]``; 1 where all are equal. Raises MissingExtra."""
     try:
         from sklearn.mixture import GaussianMixture
     except ImportError:
         raise MissingExtra("scikit-learn", "noise", "NoisySupervision") from None
-    spread = losses.max() - losses.min()
-    scaled = ((losses - losses.min()) / spread.clamp(min=1e-12)).double().numpy()[:, None]
-    mixture = GaussianMixture(2, max_iter=10, tol=1e-2, reg_covar=5e-4, random_state=0).fit(scaled)
+    if losses.min() == losses.max():
+        return torch.ones_like(losses)
+    scaled = ((losses - losses.min()) / (losses.max() - losses.min())).double().numpy()[:, None]
+    mixture = GaussianMixture(2, max_iter=100, tol=1e-2, reg_covar=5e-4, random_state=0).fit(scaled)
     return torch.from_numpy(mixture.predict_proba(scaled)[:, mixture.means_.argmin()]).float()
 
 

@@ -1,0 +1,171 @@
+"""What objectives are told beyond pairs: banks, doubtful pairs, learned weights; each stopped and resumed exactly."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import visavis
+from visavis.data import open_dataset
+from visavis.errors import RecipeError
+from visavis.supervision import soft_margin
+from visavis.supervision.learned import WeightNetwork
+from visavis.supervision.noisy import clean_probability, prediction
+
+HEAD = """
+name = "tiny"
+seed = 3
+vision = { tower = "scenes", view = "grid" }
+text = { tower = "vocabulary", min_count = 1 }
+model = { kind = "VSE++", width = 16, word_width = 8, dropout = 0.2 }
+training = { batch_size = 16, checkpoint_s = 0, probe_batches = 1, threads = 1 }
+"""
+PHASES = {
+    "AOQ": """
+[[phases]]
+epochs = 1
+objective = "TripletHN()"
+optimizer = { rate = 0.01 }
+[[phases]]
+epochs = 1
+objective = "AOQ()"
+supervision = "BankSupervision(size=20)"
+optimizer = { rate = 0.005 }
+start_from = "best"
+""",
+    "NCR": """
+[[phases]]
+epochs = 1
+objective = "NCR(warmup=True)"
+supervision = "NoisySupervision()"
+optimizer = { rate = 0.01 }
+[[phases]]
+epochs = 2
+objective = "NCR()"
+supervision = "NoisySupervision()"
+optimizer = { rate = 0.005 }
+""",
+    "weights": """
+[[phases]]
+epochs = 1
+objective = "Unified(gamma=20)"
+supervision = "LearnedWeights(every=2, rate=0.1)"
+optimizer = { rate = 0.01 }
+""",
+}
+
+
+@pytest.fixture
+def recipes(tmp_path):
+    for name, phases in PHASES.items():
+        (tmp_path / f"{name}.toml").write_text(HEAD + phases)
+    return tmp_path
+
+
+def supervision_of(run):
+    (last,) = (run / "checkpoint").glob("step-*")
+    return load_file(last / "supervision.safetensors")
+
+
+@pytest.mark.parametrize("name", PHASES)
+def test_stopped_anywhere_it_ends_as_the_uninterrupted_one(name, recipes, scenes, outcome, in_pieces, tmp_path):
+    visavis.train(recipes / f"{name}.toml", data=scenes, out=tmp_path / "whole")
+    assert in_pieces(recipes / f"{name}.toml", tmp_path / "pieces", data=scenes) > 4
+    assert outcome(tmp_path / "pieces") == outcome(tmp_path / "whole")
+    assert supervision_of(tmp_path / "whole")
+
+
+def test_a_bank_lists_the_hardest_wrong_ones(recipes, scenes, tmp_path):
+    run = tmp_path / "run"
+    visavis.train(recipes / "AOQ.toml", data=scenes, out=run, overrides={"phases.1.epochs": 1, "phases.1.optimizer.rate": 1e-12})
+    log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["phase"] for row in log] == [0, 0, 1]
+    model, data = visavis.load(run), open_dataset(scenes).split("train")
+    lists = supervision_of(run)
+    scores = model.encode_images([image.open() for image in data.images]) @ model.encode_texts(data.captions).T
+    own = torch.arange(len(data.images))[:, None] == torch.from_numpy(data.image_of)
+    hardest = scores.masked_fill(own, -2).topk(20).indices
+    assert (lists["train.texts"].long() == hardest).float().mean() > 0.9  # as good as equal, up to rounding of near ties
+    assert not own.gather(1, lists["train.texts"].long()).any()
+    assert not own.T.gather(1, lists["train.images"].long()).any()
+    assert {name: list(part.shape) for name, part in lists.items()} == {
+        "train.texts": [60, 20],
+        "train.images": [180, 20],
+        "validation.texts": [12, 20],
+        "validation.images": [36, 11],
+    }
+
+
+def test_two_networks_doubt_the_misplaced_captions(recipes, tmp_path):
+    """Images are a noisy code of the one word that their caption has: easy to learn, and what is misplaced is plain."""
+    random = np.random.default_rng(0)
+    words = ["dog", "cat", "boat", "tree", "kite", "car", "lamp", "moon", "frog", "hat", "sun", "cup"]
+    for split, count in (("train", 240), ("val", 24)):
+        shown = np.arange(count) % len(words)
+        np.save(tmp_path / f"{split}_ims.npy", (np.eye(len(words))[shown] + 0.05 * random.standard_normal((count, 12))).astype(np.float32))
+        (tmp_path / f"{split}_caps.txt").write_text("".join(f"a {words[word]}\n" for word in shown))
+    overrides = {
+        "data.misplaced": 0.4,
+        "vision": {"features": "precomp"},
+        "phases.0.epochs": 6,
+        "phases.0.optimizer.rate": 0.02,
+        "training.batch_size": 24,
+    }
+    visavis.train(recipes / "NCR.toml", data=tmp_path, out=tmp_path / "run", overrides=overrides)
+    before = open_dataset(tmp_path)
+    moved = before.misplaced(0.4, 3).image_of
+    wrong = torch.tensor([before.captions[i] != before.captions[moved[i]] for i in range(240)])
+    clean = supervision_of(tmp_path / "run")["clean"].mean(0)
+    assert 0.3 < wrong.float().mean() < 0.4
+    assert clean[~wrong].mean() > 0.9
+    assert clean[wrong].mean() < 0.3
+
+
+def test_misplaced_captions_exchange_their_images_in_training_alone(scenes):
+    data = open_dataset(scenes)
+    noisy = data.misplaced(0.5, seed=1)
+    moved = noisy.image_of != data.image_of
+    assert moved.sum() > 0.4 * len(data.split("train").captions)
+    assert {data.images[i].split for i in data.image_of[moved]} == {"train"}
+    assert sorted(noisy.image_of) == sorted(data.image_of)
+    assert (data.misplaced(0.5, seed=1).image_of == noisy.image_of).all()
+    assert (data.misplaced(0.0, seed=1).image_of == data.image_of).all()
+
+
+def test_doubtful_pairs_come_one_caption_a_row(recipes, scenes, tmp_path):
+    with pytest.raises(RecipeError, match=r"needs one caption a row: leave training\.captions_per_image out"):
+        visavis.train(recipes / "NCR.toml", data=scenes, out=tmp_path / "run", overrides={"training.captions_per_image": 2})
+
+
+@pytest.mark.parametrize("growth", ["linear", "exponential", "sine"])
+def test_a_margin_grows_with_trust_from_nothing_to_all(growth):
+    labels = torch.linspace(0, 1, 11, dtype=torch.float64)
+    margins = soft_margin(labels, 0.2, growth)
+    assert margins[0].item() == pytest.approx(0, abs=1e-12)
+    assert margins[-1].item() == pytest.approx(0.2)
+    assert (margins.diff() > 0).all()
+    halves = {"linear": 0.1, "exponential": 0.2 * (10**0.5 - 1) / 9, "sine": 0.1}
+    assert margins[5].item() == pytest.approx(halves[growth])
+
+
+def test_a_prediction_is_relative_to_the_best_of_the_batch():
+    assert prediction(torch.tensor([0.0, 0.1, 0.2, 0.5]), 0.2).tolist() == pytest.approx([1.0, 0.5, 0.0, 0.0])
+    assert prediction(torch.full((3,), 0.5), 0.2).tolist() == [0, 0, 0]
+
+
+def test_losses_of_two_kinds_are_told_apart():
+    torch.manual_seed(0)
+    losses = torch.cat([0.1 + 0.01 * torch.randn(200), 0.4 + 0.03 * torch.randn(100)])
+    clean = clean_probability(losses)
+    assert (clean[:200] > 0.9).all()
+    assert (clean[200:] < 0.1).all()
+    assert clean_probability(torch.full((10,), 0.3)).isfinite().all()
+
+
+def test_learned_weights_begin_at_one_and_move(recipes, scenes, tmp_path):
+    scores, positive = torch.randn(4, 6), torch.rand(4, 6) > 0.5
+    assert torch.equal(WeightNetwork(8)(scores, positive), torch.ones(4, 6))
+    visavis.train(recipes / "weights.toml", data=scenes, out=tmp_path / "run")
+    assert supervision_of(tmp_path / "run")["layers.2.bias"].abs().item() > 1e-6
