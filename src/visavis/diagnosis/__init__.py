@@ -11,19 +11,21 @@ tensor([[-1.,  1.],
 1
 """
 
-from visavis.diagnosis.anatomy import Tangents, tangent_norms
+from visavis.diagnosis.anatomy import Tangents, tangent_norms, tangents_of
 from visavis.diagnosis.closed_forms import closed_weights
-from visavis.diagnosis.cocos import Cocos, contributing, count, smooth_ap_counts
+from visavis.diagnosis.cocos import Cocos, both_ways, contributing, count, smooth_ap_counts
 from visavis.diagnosis.weights import pair_weights, weights_by_blocks
 
 __all__ = [
     "Cocos",
     "Tangents",
+    "both_ways",
     "closed_weights",
     "contributing",
     "count",
     "pair_weights",
     "smooth_ap_counts",
     "tangent_norms",
+    "tangents_of",
     "weights_by_blocks",
 ]
