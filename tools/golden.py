@@ -31,7 +31,7 @@ from visavis.objectives import VLC, NTXent, Objective, Triplet, TripletHN, Unifi
 from visavis.targets import Targets
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for when this file is loaded by its path
-import golden_analysis  # noqa: E402
+import golden_analysis
 
 Arrays = dict[str, np.ndarray]
 Renamed = dict[str, tuple[str, Callable[[Any], Any]]]  # a parameter -> the field it fills, and how it changes
