@@ -27,6 +27,7 @@ from visavis.errors import RunError
 from visavis.models import Matcher
 from visavis.training.checkpoint import Checkpoint, Place, optimizer_tensors, restore_optimizer
 from visavis.training.curves import has_gradient, similarities, summarize
+from visavis.training.health import alarms, examine, news
 from visavis.training.material import Material
 from visavis.training.schedule import factor, make_optimizer, set_rates
 from visavis.watch import Moment, Silent, Watch
@@ -129,14 +130,16 @@ class Trainer:
         """One row of the log; keeps the best model. True if the phase should end early."""
         place, started = self.place, time.perf_counter()
         result = self.material.evaluate(self.matcher, self.recipe.evaluation.validation)
-        row = {
+        (train, health), (val, _) = self._probe(self.train), self._probe(self.val)
+        row: dict[str, Any] = {
             "phase": place.phase,
             "epoch": place.epoch,
             "step": place.step,
             "objective": self.phase.objective,
             "running_loss": place.loss_sum / place.loss_steps if place.loss_steps else None,
-            "train": self._probe(self.train),
-            "val": self._probe(self.val),
+            "train": train,
+            "val": val,
+            "health": health,
             **result.metrics,
             "time": {
                 "training_s": round(place.seconds, 3),
@@ -144,6 +147,10 @@ class Trainer:
                 "pairs_per_s": round(place.pairs / place.seconds, 1) if place.seconds else None,
             },
         }
+        found = alarms(row)
+        for sentence in news(found, self.log):
+            self.watch.say(sentence)
+        health["alarms"] = list(found)
         self.log.append(row)
         storage.append_json_line(self.folder / "metrics.jsonl", row)
         place.loss_sum, place.loss_steps = 0.0, 0
@@ -156,20 +163,23 @@ class Trainer:
         return bool(self.recipe.training.patience) and place.stale >= self.recipe.training.patience
 
     @torch.no_grad()
-    def _probe(self, loader: Loader) -> dict[str, float]:
-        """Loss, similarities and shares of queries with a gradient on the first batches of a fixed plan, without dropout."""
+    def _probe(self, loader: Loader) -> tuple[dict[str, float], dict[str, Any]]:
+        """Loss, similarities and shares of queries with a gradient on the first batches of a fixed plan, without dropout;
+        and the health of the first of them.
+        """
         self.matcher.eval()
-        found = []
+        found, health = [], dict[str, Any]()
         for batch in loader.epoch(0, training=False):
             moved = batch.to(self.device)
             visual, text = self.matcher.encode_visual(moved.visual), self.matcher.encode_text(moved.text)
             targets = self.supervision.targets(visual, text, moved).to(self.device)
             scores = self.matcher.score(visual, text)
             loss = self.loss(visual, text, targets=targets)
+            health = health or examine(self.objective, visual, text, scores, targets, loss)
             found.append({"loss": loss, **similarities(scores, targets), **has_gradient(self.objective, scores, targets)})
             if len(found) == self.recipe.training.probe_batches:
                 break
-        return summarize(found)
+        return summarize(found), health
 
     def _begin_phase(self, before: Optimizer | None = None) -> None:
         """The objective, supervision and optimizer of the current phase; ``before``: the optimizer to take over from."""
