@@ -37,7 +37,9 @@ def effective_rank(items: Encoded) -> float:
     (3.0, 1.0)
     """
     parts = items.vectors.values() if isinstance(items.vectors, dict) else [items.vectors]
-    rows = torch.cat([part[:LOOKED_AT].double().flatten(1, -2).mean(1) if part.dim() > 2 else part[:LOOKED_AT].double() for part in parts], 1)
+    rows = torch.cat(
+        [part[:LOOKED_AT].double().flatten(1, -2).mean(1) if part.dim() > 2 else part[:LOOKED_AT].double() for part in parts], 1
+    )
     unit = normalize(rows.cpu(), dim=1)
     eigenvalues = torch.linalg.eigvalsh(unit @ unit.T / len(unit)).clamp(min=0)
     return round(torch.special.entr(eigenvalues).sum().exp().item(), 6)
@@ -64,7 +66,7 @@ def alarms(row: dict[str, Any]) -> dict[str, str]:
         found["collapse"] = (
             f"collapse at step {step}: the images of a batch span {vital['image_rank']:.2f} dimensions and its texts {vital['text_rank']:.2f} "
             f"(effective rank), and their loss {vital['loss']:.4g} is no better than the {vital['collapsed_loss']:.4g} that {objective} "
-            f"gives identical embeddings: lower the rate, or begin with an objective that counts all negatives."
+            f"gives identical embeddings: lower the rate, warm it up, or begin with more than the hardest negatives."
         )
     shares = [row["train"][f"gradient_{way}"] for way in ("i2t", "t2i")]
     if max(shares) < DEAD:
