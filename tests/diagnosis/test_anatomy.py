@@ -101,7 +101,7 @@ def test_nothing_turns_where_all_embeddings_are_identical(kind):
     """Whatever the weights are, and for every objective: the paper's claim that Unified does not vanish needs different texts."""
     unit = normalize(torch.randn(1, 7, dtype=torch.float64), dim=1).expand(5, 7)
     facts = {name: torch.rand(5, 5, dtype=torch.float64) for name in ("relevance", "weight", "pair_margin")}
-    facts |= {f"{side}_offline_scores": torch.rand(5, 4, dtype=torch.float64) for side in ("query", "candidate")}
+    facts |= {f"{side}_offline_scores": torch.rand(5, 2, dtype=torch.float64) for side in ("query", "candidate")}
     found = tangent_norms(kind(), unit, unit, Targets.paired(5, **facts))
     assert found.anchor.max() < 1e-13
     assert found.candidate.max() < 1e-13

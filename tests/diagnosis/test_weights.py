@@ -83,7 +83,7 @@ def test_by_blocks_is_the_whole(kind, block_rows):
     images, texts = (normalize(torch.randn(n, 4, dtype=torch.float64), dim=1) for n in (7, 9))
     facts = {name: torch.rand(7, 9, dtype=torch.float64) for name in ("relevance", "weight", "pair_margin")}
     facts |= {f"{side}_margin": torch.rand(n, dtype=torch.float64) for side, n in (("query", 7), ("candidate", 9))}
-    facts |= {f"{side}_offline_scores": torch.rand(n, 4, dtype=torch.float64) for side, n in (("query", 7), ("candidate", 9))}
+    facts |= {f"{side}_offline_scores": torch.rand(n, 2, dtype=torch.float64) for side, n in (("query", 7), ("candidate", 9))}
     targets = Targets(query_ids=[0, 1, 2, 3, 4, 5, 0], candidate_ids=[0, 1, 2, 3, 4, 5, 0, 2, 8], **facts)
     whole = pair_weights(kind(), images @ texts.T, targets)
     assert whole.abs().sum() > 0

@@ -63,7 +63,7 @@ def test_the_loss_of_identical_embeddings_by_hand(objective, expected):
 def test_identical_embeddings_have_the_loss_of_identical_embeddings(kind):
     one = normalize(torch.randn(1, 8), dim=1).expand(5, 8)
     facts = {name: torch.rand(5, 5) for name in ("relevance", "weight", "pair_margin")}
-    facts |= {f"{side}_offline_scores": torch.rand(5, 4) for side in ("query", "candidate")}
+    facts |= {f"{side}_offline_scores": torch.rand(5, 2) for side in ("query", "candidate")}
     targets, scores = Targets.paired(5, **facts), one @ one.T
     vital = examine(kind(), Encoded(one), Encoded(one), scores, targets, kind()(scores, targets))
     assert vital["loss"] == pytest.approx(vital["collapsed_loss"], rel=1e-4, abs=1e-5)
@@ -87,7 +87,9 @@ def test_a_collapse_is_a_sentence_with_its_numbers():
 
 def test_dead_gradients_are_a_sentence_with_their_numbers():
     (sentence,) = alarms(row(images=9.0, i2t=0.004, t2i=0.0)).values()
-    assert sentence.startswith("dead gradients at step 7: 0.4% of the images and 0.0% of the texts of training batches get a gradient from VLC()")
+    assert sentence.startswith(
+        "dead gradients at step 7: 0.4% of the images and 0.0% of the texts of training batches get a gradient from VLC()"
+    )
     assert alarms(row(images=9.0, i2t=0.02, t2i=0.0)) == {}
     assert list(alarms(row(i2t=0.0, t2i=0.0))) == ["collapse", "dead gradients"]
 
