@@ -241,6 +241,7 @@ COMMANDS = {
     "train": "train tiny.toml --data {scenes} --out new",
     "resume": "train --resume {run}",
     "evaluate": "evaluate {run}",
+    "diagnose": "diagnose {run} --objective TripletHN --objective NTXent(tau=0.2)",
     "search": "search {run} red",
     "catalog": "catalog",
     "recipes": "catalog recipes",
@@ -255,7 +256,7 @@ def test_json_is_one_object_and_nothing_else(call, recipe, run, scenes, name):
     assert isinstance(json.loads(out), dict)
 
 
-@pytest.mark.parametrize("name", ["check", "evaluate", "search", "features", "resume", "catalog"])
+@pytest.mark.parametrize("name", ["check", "evaluate", "diagnose", "search", "features", "resume", "catalog"])
 def test_without_json_people_read_a_text(call, run, scenes, name):
     code, out, err = call(*COMMANDS[name].format(run=run, scenes=scenes).split())
     assert code == 0, err
@@ -298,6 +299,7 @@ def test_json_stays_alone_on_stdout_while_a_terminal_shows_bars(scenes, tmp_path
     ("arguments", "sentence"),
     [
         (["evaluate", "gone"], r"gone is no run folder: expected run\.toml"),
+        (["diagnose", "gone"], r"gone is no run folder: expected run\.toml"),
         (["search", "gone", "a dog"], "gone is no run or model folder"),
         (["train", "--resume", "gone"], "gone is no run folder"),
         (["features", "gone", "--vision", "scenes"], "gone does not exist"),
@@ -317,6 +319,8 @@ def test_every_command_says_in_one_sentence_what_is_wrong(call, tmp_path, argume
         (["evaluate", "--protocol", "flickr30k"], "protocol flickr30k is defined on 1000 images, here are 4"),
         (["evaluate", "--split", "tset"], r"has no split tset: did you mean test\?"),
         (["evaluate", "--data", "gone"], "gone does not exist"),
+        (["diagnose", "--batches", "0"], "a diagnosis of 0 batches says nothing"),
+        (["diagnose", "--objective", "VLC(gama=3)"], r"VLC has no field 'gama': did you mean gamma\?"),
     ],
 )
 def test_an_evaluation_that_cannot_be_is_a_sentence(call, run, tmp_path, arguments, sentence):

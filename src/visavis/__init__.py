@@ -18,6 +18,7 @@ _HOMES = {
     "features": "visavis.verbs",
     "search": "visavis.verbs",
     "demo": "visavis.verbs",
+    "diagnose": "visavis.verbs",
     "doctor": "visavis.verbs",
     "catalog": "visavis.verbs",
     "check_data": "visavis.verbs",
@@ -31,6 +32,7 @@ __all__ = [
     "catalog",
     "check_data",
     "demo",
+    "diagnose",
     "doctor",
     "evaluate",
     "features",
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from visavis.engine import PairLoss
     from visavis.objectives import parse
     from visavis.targets import Factors, Targets
-    from visavis.verbs import catalog, check_data, demo, doctor, evaluate, features, load, search, train
+    from visavis.verbs import catalog, check_data, demo, diagnose, doctor, evaluate, features, load, search, train
 
 
 def __getattr__(name: str) -> Any:

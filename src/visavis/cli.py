@@ -150,6 +150,25 @@ def evaluate(
 
 
 @app.command()
+def diagnose(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    objective: Annotated[list[str] | None, typer.Option(help="Another objective at the same point; may be given several times.")] = None,
+    batches: Annotated[int | None, typer.Option(help="At most so many batches of 128; default: the whole training set.")] = None,
+    json: Json = False,
+) -> None:
+    """Which pairs still move a run's best model: counts and weights of contributing samples over the training set."""
+    from visavis import verbs
+    from visavis.terminal import print_diagnosis
+
+    with _bars() as watch:
+        result = verbs.diagnose(run, objective=objective or [], batches=batches, watch=watch)
+    if json:
+        _print_json(result.to_json())
+    else:
+        print_diagnosis(result)
+
+
+@app.command()
 def search(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     query: Annotated[str, typer.Argument(help="What to look for, in words.")],

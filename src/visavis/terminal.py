@@ -15,6 +15,7 @@ from visavis.watch import Moment
 
 if TYPE_CHECKING:
     from visavis.data.check import CheckReport
+    from visavis.diagnosis.walk import Diagnosis
     from visavis.environment import Fact
     from visavis.evaluation import Evaluation
     from visavis.retrieval.query import Hit
@@ -84,6 +85,32 @@ def print_evaluation(result: Evaluation) -> None:
     _console().print(
         f"RSUM {m['rsum']:.1f}, average recall {m['average_recall']:.1f}  (protocol {result.protocol}: {result.num_images:,} images, "
         f"{result.num_texts:,} texts, {result.captions_per_image:g} captions an image; ties {result.ties})",
+        soft_wrap=True,
+    )
+
+
+def print_diagnosis(result: Diagnosis) -> None:
+    table = Table(box=None, pad_edge=False)
+    columns = {"per_moved": "C^q", "per_query": "C^q of all", "in_batch": "C^B", "idle": "C^0", "push": "W-", "pull": "W+"}
+    for column in ("", *columns.values()):
+        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
+    for count in result.counts:
+        released = "" if count.semantics == "paper" else ", as the released code counts"
+        table.add_row(f"[bold]{escape(count.objective.partition('(')[0])}[/bold]{released}")
+        for way, title in (("i2t", "image to text"), ("t2i", "text to image")):
+            numbers = [f"{count.mean[f'{way}_{name}']:.2f}±{count.deviation[f'{way}_{name}']:.2f}" for name in columns]
+            table.add_row(f"  {title}", *("-" if "nan" in number else number for number in numbers))
+    console = _console()
+    console.width = max(console.width, 120)  # rather too wide than cut
+    console.print(table)
+    console.print(
+        f"C^q: negatives that push a query (weight above {result.epsilon:g}), a mean over queries that have one, then over all; C^B: of all "
+        "queries of a batch; C^0: queries that none pushes; W-, W+: summed weights of those negatives and of positives.",
+        soft_wrap=True,
+    )
+    console.print(
+        f"Best model, step {result.step:,}, frozen; mean ± deviation over {result.batches:,} training batches of {result.images:,} images and "
+        f"{result.texts:,} texts; {', '.join(escape(count.objective) for count in result.counts if count.semantics == 'paper')}.",
         soft_wrap=True,
     )
 

@@ -17,6 +17,7 @@ from visavis.watch import Silent, Watch
 if TYPE_CHECKING:
     from visavis.data.check import CheckReport
     from visavis.data.features import FeatureStore
+    from visavis.diagnosis.walk import Diagnosis
     from visavis.environment import Fact
     from visavis.evaluation import Evaluation
     from visavis.models.retriever import Retriever
@@ -72,6 +73,17 @@ def evaluate(
     from visavis.training.running import evaluate_run
 
     return evaluate_run(Path(run), protocol, split, None if data is None else str(data), watch or Silent())
+
+
+def diagnose(run: str | Path, *, objective: Sequence[str] = (), batches: int | None = None, watch: Watch | None = None) -> Diagnosis:
+    """What moves the queries of a run's training set at its best point, by its own objective and by others at the same point.
+
+    Counts and weights of contributing samples as in the COCOS paper: frozen weights, no dropout, mean and deviation over
+    batches of 128. objective: specs of further ones, such as ``["TripletHN(margin=0.2)"]``. batches: at most so many.
+    """
+    from visavis.diagnosis.walk import diagnose_run
+
+    return diagnose_run(Path(run), [objective] if isinstance(objective, str) else objective, batches, watch or Silent())
 
 
 def features(
@@ -164,4 +176,4 @@ def catalog(kind: str | None = None) -> dict[str, list[dict[str, str]]]:
     return {name: entries() for name, entries in KINDS.items() if kind in (None, name)}
 
 
-__all__ = ["catalog", "check_data", "demo", "doctor", "evaluate", "features", "load", "search", "train"]
+__all__ = ["catalog", "check_data", "demo", "diagnose", "doctor", "evaluate", "features", "load", "search", "train"]

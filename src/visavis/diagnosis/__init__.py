@@ -1,0 +1,31 @@
+"""Which pairs an objective pushes and pulls, how many of them, and how strongly: the same for every objective.
+
+>>> import torch
+>>> from visavis import Targets
+>>> from visavis.objectives import TripletHN
+>>> scores = torch.tensor([[0.5, 0.4], [0.0, 0.5]])
+>>> pair_weights(TripletHN(margin=0.2), scores, Targets.paired(2))
+tensor([[-1.,  1.],
+        [ 0.,  0.]])
+>>> contributing(TripletHN(margin=0.2), scores, Targets.paired(2)).idle
+1
+"""
+
+from visavis.diagnosis.anatomy import Tangents, tangent_norms, tangents_of
+from visavis.diagnosis.closed_forms import closed_weights
+from visavis.diagnosis.cocos import Cocos, both_ways, contributing, count, smooth_ap_counts
+from visavis.diagnosis.weights import pair_weights, weights_by_blocks
+
+__all__ = [
+    "Cocos",
+    "Tangents",
+    "both_ways",
+    "closed_weights",
+    "contributing",
+    "count",
+    "pair_weights",
+    "smooth_ap_counts",
+    "tangent_norms",
+    "tangents_of",
+    "weights_by_blocks",
+]

@@ -45,6 +45,11 @@ class Objective(ABC):
     def needs_positive_scores(self) -> bool:
         return False
 
+    @property
+    def slope(self) -> float:
+        """The unit of |dL/ds|: a weight divided by it says how much of a whole step a pair gets."""
+        return 1.0
+
     @abstractmethod
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         """The terms of one direction, not reduced: one for each positive pair ``[P]`` unless the class says otherwise."""

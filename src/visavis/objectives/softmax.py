@@ -36,6 +36,10 @@ class NTXent(Objective):
         super().__post_init__()
         require(self.tau > 0, self, "tau", "a number above 0")
 
+    @property
+    def slope(self) -> float:
+        return 1 / self.tau
+
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         found = pairs(scores, targets)
         log_odds = found.log_sum_exp(1 / self.tau) - found.positive / self.tau
@@ -66,6 +70,10 @@ class InfoNCE(Objective):
         super().__post_init__()
         require(self.tau > 0, self, "tau", "a number above 0")
 
+    @property
+    def slope(self) -> float:
+        return 1 / self.tau
+
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         positive = targets.positive
         log_softmax = (scores / self.tau).masked_fill(~(positive | targets.negative), NEVER).log_softmax(-1)
@@ -91,6 +99,10 @@ class VLC(Objective):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.gamma > 0, self, "gamma", "a number above 0")
+
+    @property
+    def slope(self) -> float:
+        return self.gamma
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         found = pairs(scores, targets)

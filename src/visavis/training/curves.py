@@ -31,7 +31,7 @@ def has_gradient(objective: Objective, scores: Tensor, targets: Targets) -> dict
     for direction, block, facts in (("i2t", scores, targets), ("t2i", scores.T, targets.T)):
         with torch.enable_grad():
             leaf = block.detach().float().requires_grad_()
-            (slope,) = torch.autograd.grad(objective.terms(leaf, facts).sum(), leaf)
+            (slope,) = torch.autograd.grad(objective.terms(*objective.prepare(leaf, facts)).sum(), leaf)
         share[f"gradient_{direction}"] = (slope.abs().amax(1) > GRADIENT_FLOOR)[facts.negative.any(1)].float()
     return share
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,12 @@ from visavis.data.loader import Batch, Loader, seed_of
 from visavis.engine import PairLoss
 from visavis.errors import RunError
 from visavis.models import Matcher
-from visavis.supervision import Setting
 from visavis.training.checkpoint import Checkpoint, Place, optimizer_tensors, restore_optimizer
 from visavis.training.curves import has_gradient, similarities, summarize
+from visavis.training.health import alarms, examine, news
 from visavis.training.material import Material
-from visavis.training.pupil import Pupil
 from visavis.training.schedule import factor, make_optimizer, set_rates
+from visavis.training.setting import setting_of
 from visavis.watch import Moment, Silent, Watch
 
 
@@ -133,14 +132,16 @@ class Trainer:
         """One row of the log; keeps the best model. True if the phase should end early."""
         place, started = self.place, time.perf_counter()
         result = self.material.evaluate(self.matcher, self.recipe.evaluation.validation)
-        row = {
+        (train, health), (val, _) = self._probe(self.train), self._probe(self.val)
+        row: dict[str, Any] = {
             "phase": place.phase,
             "epoch": place.epoch,
             "step": place.step,
             "objective": self.phase.objective,
             "running_loss": place.loss_sum / place.loss_steps if place.loss_steps else None,
-            "train": self._probe(self.train),
-            "val": self._probe(self.val),
+            "train": train,
+            "val": val,
+            "health": health,
             **result.to_json(),
             "time": {
                 "training_s": round(place.seconds, 3),
@@ -148,6 +149,10 @@ class Trainer:
                 "pairs_per_s": round(place.pairs / place.seconds, 1) if place.seconds else None,
             },
         }
+        found = alarms(row)
+        for sentence in news(found, self.log):
+            self.watch.say(sentence)
+        health["alarms"] = list(found)
         self.log.append(row)
         storage.append_json_line(self.folder / "metrics.jsonl", row)
         place.loss_sum, place.loss_steps = 0.0, 0
@@ -160,20 +165,23 @@ class Trainer:
         return bool(self.recipe.training.patience) and place.stale >= self.recipe.training.patience
 
     @torch.no_grad()
-    def _probe(self, loader: Loader) -> dict[str, float]:
-        """Loss, similarities and shares of queries with a gradient on the first batches of a fixed plan, without dropout."""
+    def _probe(self, loader: Loader) -> tuple[dict[str, float], dict[str, Any]]:
+        """Loss, similarities and shares of queries with a gradient on the first batches of a fixed plan, without dropout;
+        and the health of the first of them.
+        """
         self.matcher.eval()
-        found = []
+        found, health = [], dict[str, Any]()
         for batch in loader.epoch(0, training=False):
             moved = batch.to(self.device)
             visual, text = self.matcher.encode_visual(moved.visual), self.matcher.encode_text(moved.text)
             targets = self.supervision.targets(visual, text, moved).to(self.device)
             scores = self.matcher.score(visual, text)
             loss = self.loss(visual, text, targets=targets)
+            health = health or examine(self.objective, visual, text, scores, targets, loss)
             found.append({"loss": loss, **similarities(scores, targets), **has_gradient(self.objective, scores, targets)})
             if len(found) == self.recipe.training.probe_batches:
                 break
-        return summarize(found)
+        return summarize(found), health
 
     def _begin_phase(self, state: dict[str, Tensor], before: Optimizer | None = None) -> None:
         """The objective, supervision (with its state) and optimizer of the current phase; ``before``: the optimizer to take over from."""
@@ -185,8 +193,7 @@ class Trainer:
         self.matcher.zero_grad(set_to_none=True)
         if before is not None and self.phase.keep_optimizer:
             restore_optimizer(self.optimizer, optimizer_tensors(before))
-        second = partial(Pupil, self.matcher, self.optimizer, self.phase, self.recipe.training)
-        setting = Setting(self.matcher, self.objective, self.optimizer, second, self.train, self.val, self.recipe.seed, self.device)
+        setting = setting_of(self.recipe, self.phase, self.matcher, self.optimizer, self.train, self.val)
         self.supervision.begin_phase(setting, state)
 
     def _next_phase(self) -> None:

@@ -1,17 +1,35 @@
-"""A second network, trained beside the first."""
+"""What a supervision is given of the training that it is part of, a second network among it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from visavis import objectives
+from visavis.data.loader import Loader
 from visavis.models import Matcher
+from visavis.supervision import Setting
 from visavis.training.checkpoint import optimizer_tensors, restore_optimizer
-from visavis.training.recipe import Phase, Training
+from visavis.training.recipe import Phase, Recipe, Training
 from visavis.training.schedule import make_optimizer
+
+
+def setting_of(recipe: Recipe, phase: Phase, matcher: Matcher, optimizer: Optimizer, train: Loader, validation: Loader) -> Setting:
+    """The setting of a phase."""
+    return Setting(
+        matcher=matcher,
+        objective=objectives.parse(phase.objective),
+        optimizer=optimizer,
+        second_network=partial(Pupil, matcher, optimizer, phase, recipe.training),
+        train=train,
+        validation=validation,
+        seed=recipe.seed,
+        device=next(matcher.parameters()).device,
+    )
 
 
 class Pupil:

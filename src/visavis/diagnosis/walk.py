@@ -1,0 +1,177 @@
+"""A walk over the training set at the best point of a run: what moves its queries, by several objectives.
+
+As in section 5 of the COCOS paper: the weights of the best validation, frozen, without dropout, random batches of 128,
+mean and standard deviation (of the population) over batches. Only full batches count: a smaller last one, which the
+released code keeps, is what most of the deviations of the paper's table 4 come from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visavis import objectives, spec, storage, supervision
+from visavis.data.loader import Loader
+from visavis.diagnosis.cocos import CAPTIONS, Cocos, Semantics, both_ways
+from visavis.errors import RunError, VisavisError
+from visavis.models import Matcher
+from visavis.objectives import Objective, SmoothAP, Triplet
+from visavis.supervision import Supervision
+from visavis.targets import Targets
+from visavis.training.checkpoint import Checkpoint
+from visavis.training.material import Material
+from visavis.training.recipe import Phase, Recipe
+from visavis.training.running import open_run, recipe_of
+from visavis.training.schedule import make_optimizer
+from visavis.training.setting import setting_of
+from visavis.watch import Watch
+
+BATCH = 128
+EPSILON = 0.01
+
+
+@dataclass(frozen=True)
+class Count:
+    """One objective over all batches.
+
+    mean, deviation: by ``<way>_<measure>``, NaN where no batch has a value. Measures: ``per_moved`` and ``per_query``, C^q as a
+    mean over queries that have one and over all; ``in_batch``, C^B; ``idle``, C^0; ``push`` and ``pull``, W^- and W^+ as means
+    over queries. semantics "reference": as the code released with COCOS counts.
+    """
+
+    objective: str
+    semantics: Semantics
+    mean: dict[str, float]
+    deviation: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        numbers = {f"{key}_mean": _json(self.mean[key]) for key in self.mean} | {
+            f"{key}_std": _json(self.deviation[key]) for key in self.mean
+        }
+        return {"objective": self.objective, "semantics": self.semantics, **numbers}
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What moves the queries of a run's training set at its best point. step: that of the best model. images, texts: of a batch."""
+
+    run: Path
+    step: int
+    batches: int
+    images: int
+    texts: int
+    epsilon: float
+    counts: tuple[Count, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        facts = {name: getattr(self, name) for name in ("step", "batches", "images", "texts", "epsilon")}
+        return {"run": str(self.run), **facts, "counts": [count.to_json() for count in self.counts]}
+
+
+def diagnose_run(run: Path, specs: Sequence[str], batches: int | None, watch: Watch) -> Diagnosis:
+    """Count for the run's own objective, and for others by their specs, at the same point.
+
+    Raises RunError for a folder without a model, SpecError for an unknown objective, MissingSupervision for one that needs
+    facts which this run's supervision does not give.
+    """
+    if batches is not None and batches < 1:
+        raise VisavisError(f"a diagnosis of {batches} batches says nothing: give --batches a number above 0, or leave it out for all.")
+    others = [objectives.parse(text) for text in specs]
+    recipe = recipe_of(run)
+    material, matcher = open_run(run, recipe, watch)
+    phase, step = best_phase(run, recipe)
+    counted = list(dict.fromkeys([objectives.parse(phase.objective), *others]))
+    loader = batches_of(material)
+    teacher = teacher_of(run, material, matcher, phase, loader)
+    number = min(loader.batches_in(0), batches or loader.batches_in(0))
+    found: dict[tuple[Objective, Semantics], list[dict[str, float]]] = {}
+    for done, (scores, targets) in enumerate(walk(loader, matcher, teacher, number), 1):
+        for objective in counted:
+            found.setdefault((objective, "paper"), []).append(measures(both_ways(objective, scores, targets, epsilon=EPSILON)))
+            if (paired := released_targets(objective, scores)) is not None:
+                released = both_ways(objective, scores, paired, epsilon=EPSILON, semantics="reference")
+                found.setdefault((objective, "reference"), []).append(measures(released))
+        watch.work("batches", done, number, 0.0)
+    counts = tuple(_count(objective, semantics, rows) for (objective, semantics), rows in found.items())
+    return Diagnosis(run, step, number, len(scores), scores.shape[1], EPSILON, counts)
+
+
+def best_phase(run: Path, recipe: Recipe) -> tuple[Phase, int]:
+    """The phase whose training made the run's best model, and the step. Raises RunError without a log."""
+    log = storage.read_json_lines(run / "metrics.jsonl") if (run / "metrics.jsonl").exists() else []
+    if not log:
+        raise RunError(f"{run} has no metrics.jsonl that says which phase made its best model: a diagnosis needs a run that was validated.")
+    best = max(log, key=lambda row: row["rsum"])  # the first of equals, as the trainer keeps
+    return recipe.phases[best["phase"]], best["step"]
+
+
+def teacher_of(run: Path, material: Material, matcher: Matcher, phase: Phase, train: Loader) -> Supervision:
+    """The supervision of a phase, with the state that the run's checkpoint holds of it."""
+    recipe, teacher = material.recipe, spec.parse(phase.supervision, supervision.CATALOG)
+    checkpoint = Checkpoint.latest(run)
+    held = checkpoint is not None and recipe.phases[checkpoint.place.phase] == phase
+    validation = material.loader(material.data.split(recipe.evaluation.validation))
+    setting = setting_of(recipe, phase, matcher, make_optimizer(matcher, phase), train, validation)
+    teacher.begin_phase(setting, checkpoint.supervision if checkpoint is not None and held else {})
+    return teacher
+
+
+def batches_of(material: Material) -> Loader:
+    """The training set in the batches of the diagnosis; a smaller set comes as one."""
+    loader = material.loader(material.data.split("train"))
+    items = loader.data.captions if loader.plan.captions_per_image is None else loader.data.images
+    return replace(loader, plan=replace(loader.plan, batch_size=BATCH, length_buckets=0, drop_last=len(items) > BATCH))
+
+
+@torch.no_grad()
+def walk(loader: Loader, matcher: Matcher, teacher: Supervision, number: int) -> Iterator[tuple[Tensor, Targets]]:
+    """Scores ``[V, T]`` and targets of the first batches of a fixed plan, in evaluation mode."""
+    matcher.eval()
+    for batch in loader.epoch(0, training=False):
+        visual, text = matcher.encode_visual(batch.visual), matcher.encode_text(batch.text)
+        yield matcher.score(visual, text).float(), teacher.targets(visual, text, batch)
+        if batch.number + 1 == number:
+            return
+
+
+def released_targets(objective: Objective, scores: Tensor) -> Targets | None:
+    """The targets of the code released with COCOS, which tells positives by position, where it counts otherwise than the paper.
+
+    None for other objectives, and for batches that it cannot take.
+    """
+    images, texts = scores.shape
+    counted: dict[type[Objective], int] = {Triplet: 1, SmoothAP: CAPTIONS}
+    captions = counted.get(type(objective))
+    if captions is None or texts != captions * images:
+        return None
+    ids = torch.arange(images)
+    return Targets(query_ids=ids, candidate_ids=ids.repeat_interleave(captions))
+
+
+def measures(ways: dict[str, Cocos]) -> dict[str, float]:
+    """The numbers of one batch by ``<way>_<measure>``."""
+    found: dict[str, float] = {}
+    for way, cocos in ways.items():
+        found |= {f"{way}_{name}": float(getattr(cocos, name)) for name in ("per_moved", "per_query", "in_batch", "idle")}
+        found |= {f"{way}_push": cocos.push.mean().item(), f"{way}_pull": cocos.pull.mean().item()}
+    return found
+
+
+def _count(objective: Objective, semantics: Semantics, rows: list[dict[str, float]]) -> Count:
+    """Mean and deviation over batches; one in which no query has a count has no mean per moved query and is left out of it."""
+    columns = {key: np.array([row[key] for row in rows]) for key in rows[0]}
+    columns = {key: values[~np.isnan(values)] for key, values in columns.items()}
+    mean = {key: float(values.mean()) if len(values) else math.nan for key, values in columns.items()}
+    deviation = {key: float(values.std()) if len(values) else math.nan for key, values in columns.items()}
+    return Count(repr(objective), semantics, mean, deviation)
+
+
+def _json(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,48 @@
+"""dL/dS: how much an objective pushes or pulls every pair, for any objective, by automatic differentiation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from visavis.engine import cosine
+from visavis.engine.pair_loss import Items, Score
+from visavis.objectives import Objective
+from visavis.targets import Targets
+
+
+def pair_weights(objective: Objective, scores: Tensor, targets: Targets) -> Tensor:
+    """The derivative of one direction's summed terms with respect to every score: ``[Q, C]``, above 0 where a pair is pushed apart.
+
+    It is of the sum, whatever the reduction, so it has no factor 1 / B; and it is divided by the objective's ``slope``
+    (1 / tau for NTXent, gamma for VLC), so that a weight of 1 is the largest that one positive pair can give: what the
+    COCOS paper calls the weight of a candidate. Multiply by ``objective.slope`` for the derivative itself.
+    """
+    scores, targets = objective.prepare(scores, targets)
+    with torch.enable_grad():
+        leaf = scores.detach().requires_grad_()
+        (slopes,) = torch.autograd.grad(objective.terms(leaf, targets).sum(), leaf)
+    return slopes / objective.slope
+
+
+def weights_by_blocks(
+    objective: Objective, queries: Items, candidates: Items, targets: Targets, *, score: Score = cosine, block_rows: int = 1024
+) -> Iterator[tuple[slice, Tensor]]:
+    """``pair_weights`` for embeddings, a block of queries after the other: the rows, and their weights ``[rows, C]``.
+
+    score: ``(queries, candidates) -> [Q, C]``. Memory: ``block_rows`` x candidates.
+    """
+    blocks = [slice(start, min(start + block_rows, len(queries))) for start in range(0, len(queries), block_rows)]
+    if objective.needs_positive_scores and targets.positive_scores is None:
+        own = [_scores(score, queries, candidates, rows)[targets[rows].positive] for rows in blocks]
+        targets = replace(targets, positive_scores=torch.cat(own))
+    for rows in blocks:
+        yield rows, pair_weights(objective, _scores(score, queries, candidates, rows), targets[rows])
+
+
+@torch.no_grad()
+def _scores(score: Score, queries: Items, candidates: Items, rows: slice) -> Tensor:
+    return score(queries[rows], candidates)
