@@ -78,6 +78,18 @@ REFUSED = {
     "NTXent(tau=0)": "NTXent: tau is 0.0, expected a number above 0.",
     "NTXent(denominator='some')": "NTXent: denominator is 'some', expected 'all' or 'negatives'.",
     "VLC(reduction='max')": "VLC: reduction is 'max', expected 'sum' or 'mean' or 'half_mean'.",
+    "InfoNCE(tau=0)": "InfoNCE: tau is 0.0, expected a number above 0.",
+    "RSP(gamma=0)": "RSP: gamma is 0.0, expected a number above 0, or None.",
+    "SSP(positive=0.5)": "SSP: positive is 0.5, expected a list of values.",
+    "AOQ(alpha=0)": "AOQ: alpha is 0.0, expected a number above 0.",
+    "Ladder(margins=[])": "Ladder: margins is (), expected one for each level, at least one.",
+    "Ladder(betas=[1])": "Ladder: betas is (1.0,), expected as many as margins, 2.",
+    "Ladder(thresholds=[0.6, 0.5])": "Ladder: thresholds is (0.6, 0.5), expected one fewer than margins, 1.",
+    "Ladder(margins=[1, 1, 1], betas=[1, 1, 1], thresholds=[0.5, 0.5])": "Ladder: thresholds is (0.5, 0.5), expected each below the one before.",
+    "Ladder(pairs=0)": "Ladder: pairs is 0, expected a number above 0.",
+    "Ladder(pairs=2, sampling='sum')": "Ladder: pairs is 2, expected 1 with sampling='sum', which takes all.",
+    "Ladder(semantics='reference', sampling='sum')": "Ladder: sampling is 'sum', expected 'hard' with semantics='reference'.",
+    "Ladder(semantics='reference', pairs=2)": "Ladder: pairs is 2, expected 1 with semantics='reference'.",
 }
 
 
