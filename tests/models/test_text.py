@@ -54,8 +54,22 @@ def test_one_direction_reads_forward_only_and_two_are_averaged():
     changed.vectors[0, 3] = 19 if texts.vectors[0, 3] != 19 else 18
     assert torch.equal(one(texts)[:, :3], one(changed)[:, :3])
     assert not torch.equal(two(texts)[:, 0], two(changed)[:, 0])
-    raw, _ = two.gru(two.embedding(texts.vectors))
-    torch.testing.assert_close(two(texts), (raw[..., :8] + raw[..., 8:]) / 2)
+    words = two.embedding(texts.vectors)
+    torch.testing.assert_close(two(texts), (two.forth(words)[0] + two.back(words.flip(1))[0].flip(1)) / 2)
+
+
+def test_states_and_gradients_are_those_of_packed_sequences(monkeypatch):
+    monkeypatch.setattr("visavis.models.text.TEXTS_AT_ONCE", 2)
+    ours, texts = RecurrentWords(20, 6, 8, bidirectional=True, dropout=0.0).double(), tokens(5, 1, 9, 3, 1)
+    packed = torch.nn.GRU(6, 8, batch_first=True, bidirectional=True).double()
+    packed.load_state_dict(ours.forth.state_dict() | {f"{name}_reverse": part for name, part in ours.back.state_dict().items()})
+    rows = torch.nn.utils.rnn.pack_padded_sequence(ours.embedding(texts.vectors), texts.mask.sum(1), True, enforce_sorted=False)
+    theirs = torch.nn.utils.rnn.pad_packed_sequence(packed(rows)[0], batch_first=True)[0]
+    states, expected = ours(texts)[texts.mask], ((theirs[..., :8] + theirs[..., 8:]) / 2)[texts.mask]
+    torch.testing.assert_close(states, expected)
+    weight = torch.randn_like(states)
+    (mine,), (right,) = (torch.autograd.grad((found * weight).sum(), ours.embedding.weight) for found in (states, expected))
+    torch.testing.assert_close(mine, right)
 
 
 def test_pooling_of_words_by_hand():

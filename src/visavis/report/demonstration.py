@@ -30,9 +30,9 @@ from visavis.training.trainer import Stopped
 from visavis.watch import Moment, Watch
 
 SEARCHES = (
-    ("a red heart", Facts(({"shape": "heart", "color": "red"},))),
-    ("a purple thing in the snow", Facts(({"color": "purple"},), background="snow")),
-    ("a green thing on a beach", Facts(({"color": "green"},), background="beach")),
+    ("a yellow square", Facts(({"shape": "square", "color": "yellow"},))),
+    ("a striped red shape", Facts(({"pattern": "striped", "color": "red"},))),
+    ("two stars", Facts(({"shape": "star"}, {"shape": "star"}))),
 )
 """Sentences of the demo's own, with what they state."""
 
