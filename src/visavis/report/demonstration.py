@@ -31,10 +31,10 @@ from visavis.watch import Moment, Watch
 
 SEARCHES = (
     ("a yellow square", Facts(({"shape": "square", "color": "yellow"},))),
-    ("a striped red shape", Facts(({"pattern": "striped", "color": "red"},))),
-    ("two stars", Facts(({"shape": "star"}, {"shape": "star"}))),
+    ("a checkered circle", Facts(({"pattern": "checkered", "shape": "circle"},))),
+    ("a red shape on a wooden table", Facts(({"color": "red"},), background="table")),
 )
-"""Sentences of the demo's own, with what they state."""
+"""Sentences of the demo's own, with what they state; chosen, as the recipe was, on other worlds than the one that it draws."""
 
 CAPTIONS_SHOWN = 5
 
