@@ -46,8 +46,8 @@ def code_without_heaviside() -> Shown:
     Where: ``weight_triplet_con`` against eq. 5.
     Found: ``T_con = 1`` always.
     Right: ``T_con = 1`` where ``m + s_n - s_p > 0``, else 0; only so is (con, con) the triplet loss (table 1; m = 0.2 in figure 2).
-    Matters: Every triplet pushes for ever, separated or not: another objective. All columns T_con of tables 2 to 5 may be
-        meant; section 4.2 takes (con, con) as the check that the method equals the triplet loss.
+    Matters: Every triplet pushes for ever, separated or not: another objective. Section 4.2 takes (con, con) as the check that
+        the method equals the triplet loss.
     visavis: ``Goal(triplet="con", margin=0.2)`` has the margin; ``Goal(..., semantics="reference")`` has none.
     """
     scores = leaf(scores_of(16, seed=0, noise=1.5))
@@ -150,7 +150,7 @@ def code_does_not_parse() -> None:
         and ``sig_ms_term`` reads ``ms_a`` and ``ms_b``, which are not defined there. littleredxh/VSE-Gradient, the address in the paper, is a README
         that points to this file; its training example is an absent submodule.
     Right: ``fun_rs`` from ``fun_dict``, ``ms_a`` and ``ms_b`` from ``param_dict``; nothing else keeps it from running.
-    Matters: The file is not the one that trained the models of the paper, so differences listed here need not be in its tables.
+    Matters: As it stands the file cannot have trained the models of the paper, so differences listed here need not be in its tables.
     visavis: ``Goal(semantics="reference")`` is the file with these repairs.
     """
 

@@ -61,6 +61,30 @@ def eq_12_relative_weight() -> Shown:
     )
 
 
+def table_1_binomial_deviance() -> Shown:
+    """(T_con, P_sig) is binomial deviance only with both halves rescaled, and without a margin.
+
+    Kind: claim
+    Where: Table 1; eq. 11.
+    Found: This cell is named binomial deviance.
+    Right: The gradient of ``log(1 + e^(-alpha (s_p - lam))) + log(1 + e^(beta (s_n - lam)))`` is ``-alpha P+`` and ``beta P-``. The cell is its
+        gradient after division by alpha and by beta, and where the Heaviside of T_con is 1.
+    Matters: With alpha = 2 and beta = 10 the loss pushes negatives five times as hard, beside its pull, as the cell does.
+    visavis: ``BinomialDeviance`` has the divisions, so that it is the potential of ``Goal(triplet="con", pair="sig")`` with all hinges open.
+    """
+    pair = leaf(numbers(0.6, 0.5))
+    exponents = torch.stack([-ALPHA * (pair[0] - LAM), BETA * (pair[1] - LAM)])
+    (slope,) = gradient(exponents.exp().log1p().sum(), pair)
+    (divided,) = gradient((exponents.exp().log1p() / numbers(ALPHA, BETA)).sum(), pair)
+    cell = torch.stack([-_sig(pair[0], 1.0, ALPHA), _sig(pair[1], 1.0, -BETA)]).detach()
+    ratios = [(-push / pull).item() for pull, push in (slope, cell)]
+    return Shown(
+        apart(divided, cell) < 1e-12 and abs(ratios[0] / ratios[1] - BETA / ALPHA) < 1e-9,
+        f"s_p = 0.6, s_n = 0.5: push / pull {digits(ratios[0])} of the loss, {digits(ratios[1])} of the cell; "
+        f"the divided loss apart from the cell by {digits(apart(divided, cell))}",
+    )
+
+
 def table_1_multi_similarity() -> Shown:
     """(T_con, P_sig-ms) is not the multi-similarity loss.
 

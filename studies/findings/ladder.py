@@ -106,8 +106,8 @@ def coherent_score_ties() -> Shown:
     Where: Section Coherent Score; the code calls ``scipy.stats.kendalltau``.
     Found: Concordant and discordant pairs are defined; pairs that are tied are not mentioned. Kendall (1945), which is cited, is about ties.
     Right: With ties tau-a (divide by all pairs) and tau-b (leave tied pairs out of the norm) differ; the code prints tau-b.
-    Matters: Quantized relevance, such as human ratings or the 0 below a threshold, has many ties; with real cosines there are none.
-    visavis: ``metrics.coherent`` is tau-b; a query whose relevance is constant in the top K is NaN, and how many these are is printed.
+    Matters: Quantized relevance, such as human ratings or the 0 below a threshold, has many ties; real-valued relevance has none.
+    visavis: ``metrics.coherent`` is tau-b; a query whose relevance is constant in the top K is NaN.
     """
     from scipy.stats import kendalltau
 

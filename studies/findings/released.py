@@ -93,9 +93,9 @@ def ncr_margin_matrix() -> Shown:
     Where: XLearning-SCU/2021-NeurIPS-NCR@60256ba, ``train`` in ``NCR/co_train.py``: clean probability ``[B, 1]``, prediction ``[B]``.
     Found: ``w y + (1 - w) p`` broadcasts to ``[B, B]``: entry (i, j) mixes the probability of pair i with the prediction of pair j.
     Right: One label for each pair, ``w_i + (1 - w_i) p_i``. These stand on the diagonal, which the loss sets to 0.
-    Matters: No margin of the labeled set is the intended one. They are near it where clean probabilities are near 1, as most are.
+    Matters: No margin of the labeled set is the intended one. They are near it where clean probabilities are near 1.
         That published models were trained with this line cannot be proved from here; the released script has no other.
-    visavis: ``soft_margin(labels, ...)`` takes one label a pair; anything else is a shape error.
+    visavis: Labels and margins are one number a pair.
     """
     probability, prediction = numbers(0.6, 0.8, 0.99)[:, None], numbers(0.1, 0.5, 0.9)
     code = probability * torch.ones(3, 1) + (1 - probability) * prediction
@@ -108,21 +108,26 @@ def ncr_margin_matrix() -> Shown:
 
 
 def aoq_negative_weight() -> Shown:
-    """AOQ: a weight can be negative, and then the loss pushes the wrong way.
+    """AOQ: a weight can be negative, and its term then pushes the own pair apart.
 
     Kind: behavior of the code
     Where: sunnychencool/AOQ@5bfe620, ``ContrastiveLoss.forward``: ``beta - (offline - online) / alpha``, alpha = 0.3, beta = 1.5.
-    Found: No bound: it is negative where the offline negative is more than 0.45 above the online one.
+    Found: No bound: the weight is negative where the offline negative is more than 0.45 above the online one.
     Right: Whether a bound was meant is not said; 0 would be one.
-    Matters: There a larger violation in the batch lowers the loss. Offline negatives are the hardest of the whole training set, batches may be easy.
+    Matters: The hinge of the same offline negative, which is always open there, pulls the pair together with weight 1. The sum of the two is
+        wrong where the offline negative is more than 0.75 above the online one.
     visavis: ``AOQ`` keeps the weight as released, and its docstring says so.
     """
-    own, online, offline = numbers(0.2, 0.1, 0.6)
-    weight = 1.5 - (offline - online) / 0.3
-    term = weight * (0.2 + online - own)
+    found = {}
+    for offline in (0.6, 0.9):
+        own, online = leaf(numbers(0.2)), 0.1
+        weight = 1.5 - (offline - online) / 0.3
+        loss = weight * (0.2 + online - own).clamp(min=0) + (offline - own).clamp(min=0)
+        found[offline] = (weight, gradient(loss.sum(), own)[0].item())
     return Shown(
-        bool(weight < 0) and bool(term < 0),
-        f"own pair 0.2, online negative 0.1, offline 0.6: weight {digits(weight)}, its term {digits(term)}",
+        found[0.6][0] < 0 and found[0.6][1] < 0 < found[0.9][1],
+        "own pair 0.2, online negative 0.1; "
+        + "; ".join(f"offline {o}: weight {digits(weight)}, gradient on the own pair {slope:+.3g}" for o, (weight, slope) in found.items()),
     )
 
 
@@ -134,7 +139,7 @@ def aoq_offline_pull() -> Shown:
     Found: The offline similarity has the gradient ``1 - hinge / alpha`` where its own hinge is open, and ``-hinge / alpha`` where it is not, with
         hinge the online one.
     Right: A weight that only tells how hard a batch is would be a constant.
-    Matters: Where the online hinge exceeds 0.3, and wherever the offline hinge is closed, the offline negative is drawn to the anchor.
+    Matters: Where the online hinge exceeds 0.3, or is open while the offline one is closed, the offline negative is drawn to the anchor.
     visavis: ``AOQ`` keeps the gradient as released; its docstring gives dL/ds.
     """
     found = {}
@@ -153,7 +158,7 @@ def aoq_offline_pull() -> Shown:
 
 
 def vsrn_normalization() -> Shown:
-    """VSRN: regions are normalized over the wrong dimension.
+    """VSRN: regions are normalized over the regions, not over the features.
 
     Kind: code differs from paper
     Where: KunpengLi1994/VSRN@777ae74, ``l2norm`` (``sum(dim=1)``), as in fartashf/vsepp@abe382f and sunnychencool/AOQ@5bfe620.
@@ -179,7 +184,7 @@ def vse_infinity_warm_up() -> Shown:
     Where: woodfrog/vse_infty@29df9d6, ``vse_mean_warmup_epochs`` and ``ContrastiveLoss.forward`` (``max_violation`` off).
     Found: In these epochs the hinges of all negatives are added, not averaged.
     Right: The sum; a re-creation that follows the name trains with a gradient B - 1 times smaller.
-    Matters: One epoch in both scripts, behind a gradient clip of 2; with Adam and the clip the difference is in noise and relative size.
+    Matters: One epoch in both scripts. A gradient clip of 2 follows, which takes part of the scale back.
     visavis: ``Triplet()`` is the sum, ``Triplet(reduction="mean")`` a mean.
     """
     scores = scores_of(128, seed=0, noise=2.0, dimension=64)
@@ -196,7 +201,7 @@ def ce_tied_captions() -> Shown:
     """CE, MMT: a video whose two best captions are its own and tie has no hit at rank 1.
 
     Kind: behavior of the code
-    Where: albanie/collaborative-experts@7eb3b9d and gabeur/mmt@8f53717, ``v2t_metrics``; whose comment names the degenerate case of all scores equal.
+    Where: albanie/collaborative-experts@7eb3b9d and gabeur/mmt@8f53717, ``v2t_metrics``, whose comment names the degenerate case of all scores equal.
     Found: The rank of a caption is the mean position of all that tie with it, its own siblings too; a video has the least of these; R@1 asks for 0.
     Right: Whichever of two correct captions comes first, the first is correct.
     Matters: With real scores ties are rare; a caption that a video has twice ties exactly.

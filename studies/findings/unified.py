@@ -192,7 +192,7 @@ def settings() -> None:
         given for BFAN, whose scores (a sum of two cosines) reach 2. Section 4.5 compares m and gamma by RSUM on the test set.
     Right: Cannot be known without code; a reproduction has to choose and say so.
     Matters: Numbers of those rows can be matched only approximately; hyper-parameters should be chosen on validation data.
-    visavis: Recipes choose on validation data and print what they chose.
+    visavis: Recipes state every setting; the checkpoint is chosen on validation data.
     """
 
 
