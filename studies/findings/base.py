@@ -105,8 +105,8 @@ def apart(found: Tensor, right: Tensor) -> float:
 
 
 def digits(value: float | Tensor) -> str:
-    """Three digits; what is only rounding is said to be so."""
+    """Three digits; what is only rounding, below 1e-10, is 0."""
     value = value.item() if isinstance(value, Tensor) else value
-    if 0 < abs(value) < 1e-10:
-        return "<1e-10"
+    if abs(value) < 1e-10:
+        return "0"
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"

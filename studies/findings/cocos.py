@@ -103,7 +103,7 @@ def table_2_text_queries() -> Shown:
     Where: ``Triplet.gradient_counter`` (``t2i_grads.sum(dim=1)``); table 2, the rows "Triplet loss", columns t2i.
     Found: For text queries the hinges of a caption stand in a column; the code sums rows.
     Right: Sum over columns. The count of the whole batch is the same; counts per query and queries without any are not. Triplet SH is not affected.
-    Matters: Table 2 prints 1.14 queries without a gradient for t2i beside 14.78 for i2t (VSE++, Flickr30k); the difference may be the axis.
+    Matters: Table 2 prints 1.14 queries without a gradient for t2i beside 14.78 for i2t (VSE++, Flickr30K); the difference may be the axis.
     visavis: ``diagnosis.cocos`` counts by query; ``semantics="reference"`` gives the table's count.
     """
     scores = scores_of(128, seed=0, noise=2.0, dimension=64)

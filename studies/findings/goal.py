@@ -149,9 +149,9 @@ def code_does_not_parse() -> None:
     Found: A comma is missing in each of two dictionaries, after ``fun_rs`` and after ``T_ti``. With both added, ``forward`` reads ``fun_rs``,
         and ``sig_ms_term`` reads ``ms_a`` and ``ms_b``, which are not defined there. littleredxh/VSE-Gradient, the address in the paper, is a README
         that points to this file; its training example is an absent submodule.
-    Right: ``fun_rs`` from ``fun_dict``, ``ms_a`` and ``ms_b`` from ``param_dict``; nothing else keeps it from running.
+    Right: ``fun_rs`` from ``fun_dict``, ``ms_a`` and ``ms_b`` from ``param_dict``.
     Matters: As it stands the file cannot have trained the models of the paper, so differences listed here need not be in its tables.
-    visavis: ``Goal(semantics="reference")`` is the file with these repairs.
+    visavis: ``Goal(semantics="reference")`` gives the gradients of the file with these repairs.
     """
 
 

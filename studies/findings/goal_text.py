@@ -67,9 +67,9 @@ def table_1_binomial_deviance() -> Shown:
     Kind: claim
     Where: Table 1; eq. 11.
     Found: This cell is named binomial deviance.
-    Right: The gradient of ``log(1 + e^(-alpha (s_p - lam))) + log(1 + e^(beta (s_n - lam)))`` is ``-alpha P+`` and ``beta P-``. The cell is its
-        gradient after division by alpha and by beta, and where the Heaviside of T_con is 1.
-    Matters: With alpha = 2 and beta = 10 the loss pushes negatives five times as hard, beside its pull, as the cell does.
+    Right: As the multi-similarity paper writes that loss, the gradient of ``log(1 + e^(-alpha (s_p - lam))) + log(1 + e^(beta (s_n - lam)))`` is
+        ``-alpha P+`` and ``beta P-``. The cell is its gradient after division by alpha and by beta, and where the Heaviside of T_con is 1.
+    Matters: With alpha = 2 and beta = 10 the loss pushes a negative five times as hard, relative to its pull, as the cell does.
     visavis: ``BinomialDeviance`` has the divisions, so that it is the potential of ``Goal(triplet="con", pair="sig")`` with all hinges open.
     """
     pair = leaf(numbers(0.6, 0.5))
@@ -131,21 +131,20 @@ def table_1_circle() -> Shown:
     """
     pair = leaf(numbers(0.5, 0.6))
     p, n = pair.detach()
-    weight = 1 / (1 + torch.exp(TAU * (p * (2 - p) - n**2)))
+    printed, code = (torch.sigmoid(TAU * (n**2 + shift - p * (2 - p))) for shift in (0, 0.5))
     found = {}
-    for name, margin in (("1/sqrt(2)", 0.5**0.5), ("0.25", 0.25)):
+    for name, margin, weight in (("1/sqrt(2)", 0.5**0.5, printed), ("1/2", 0.5, code)):
         lack, excess = 1 + margin - p, n + margin
         (slope,) = gradient((TAU * (excess * (pair[1] - margin) - lack * (pair[0] - 1 + margin))).exp().log1p(), pair)
-        found[name] = (slope[1] / (TAU * excess), slope[1] / TAU)
+        found[name] = (slope[1] / (TAU * excess), weight, slope[1] / TAU, weight * n)
     (potential,) = gradient((TAU * (pair[1] ** 2 - pair[0] * (2 - pair[0]))).exp().log1p() / (2 * TAU), pair)
-    cell = torch.stack([-weight * (1 - p), weight * n])
-    lines = "; ".join(f"m = {name}: weight {digits(triplet)}, push {digits(push)}" for name, (triplet, push) in found.items())
+    cell = torch.stack([-printed * (1 - p), printed * n])
     return Shown(
-        bool((found["1/sqrt(2)"][0] - weight).abs() < 1e-12)
-        and all(push > 1.5 * weight * n for _, push in found.values())
+        all(abs(circle - own) < 1e-12 and push > 1.5 * own_push for circle, own, push, own_push in found.values())
         and apart(potential, cell) < 1e-12,
-        f"s_p = 0.5, s_n = 0.6, tau = 10: the cell: weight {digits(weight)}, push {digits(weight * n)}; circle loss / tau, {lines}\n"
-        f"the cell against the gradient of its potential: apart by {digits(apart(potential, cell))}",
+        "s_p = 0.5, s_n = 0.6, tau = 10, circle loss / tau and cell: "
+        + "; ".join(f"m = {m}: weight {digits(w)}, {digits(v)}, push {digits(q)}, {digits(r)}" for m, (w, v, q, r) in found.items())
+        + f"\nthe cell against the gradient of its potential: apart by {digits(apart(potential, cell))}",
     )
 
 

@@ -227,7 +227,7 @@ def twins_in_a_batch() -> Shown:
     visavis: Ids tell what belongs together, and positives are never negatives; ``Targets.paired`` and the recipes of paper rows do as the codes do.
     """
     expected = {
-        name: 128 * 127 / 2 * 4 / (5 * images - 1) for name, images in (("Flickr8k", 6000), ("Flickr30k", 29_000), ("MS-COCO", 113_287))
+        name: 128 * 127 / 2 * 4 / (5 * images - 1) for name, images in (("Flickr8k", 6000), ("Flickr30K", 29_000), ("MS-COCO", 113_287))
     }
     drawn = torch.randint(0, 6000 * 5, (2000, 128), generator=torch.Generator().manual_seed(0)) // 5
     counted = (drawn[:, :, None] == drawn[:, None]).sum((1, 2)).sub(128).double().mean().item() / 2
