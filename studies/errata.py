@@ -29,8 +29,8 @@ HEAD = """# Errata
 What is misprinted in the papers behind visavis, and where the code released with them does something else. Everybody who
 publishes makes such slips, and the findings below take nothing from the ideas; they are listed so that nobody has to find them
 again. Each entry says what stands where, what is right, how much it matters and what visavis does, and names a command that
-shows it: a few lines of the plain formulas in float64, judged by autograd, on batches with fixed seeds;
-an error below 1e-10 is printed as 0.
+shows it: a few lines of the plain formulas in float64, judged by autograd, on batches with fixed seeds; an
+error below 1e-10 is printed as 0.
 
 `python studies/errata.py` runs all of it in seconds. This page is written by `python studies/errata.py --write`; a test fails
 where a claim no longer holds or the page is stale. A correction is welcome.
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"There is no erratum {', '.join(unknown)}; there are {', '.join(CATALOG)}.")
     torch.set_num_threads(1)
-    chosen = options.names or list(CATALOG)
+    chosen = list(CATALOG) if options.write else options.names or list(CATALOG)
     if not (options.check or options.write):
         print("\n".join(map(as_text, chosen)))
     false = [name for name in chosen if (shown := result(name)) and not shown.holds]
