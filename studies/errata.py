@@ -1,0 +1,98 @@
+"""Errata of the papers and of the code released with them, each with a computation that shows it.
+
+python studies/errata.py              show all        --check   say nothing while all is well (also of docs/errata.md)
+python studies/errata.py NAME ...     show these      --write   write docs/errata.md
+
+The exit status is 1 if a claim does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from textwrap import indent
+
+import torch
+from findings import cocos, goal, goal_text, ladder, released, unified
+from findings.base import KINDS, Erratum, Shown, errata_of
+
+PROJECT = Path(__file__).resolve().parents[1]
+PAGE = PROJECT / "docs" / "errata.md"
+MODULES = (unified, ladder, goal, goal_text, cocos, released)
+CATALOG = {erratum.name: erratum for module in MODULES for erratum in errata_of(module)}
+
+HEAD = """# Errata
+
+What is misprinted in the papers behind visavis, and where the code released with them does something else. Everybody who
+publishes makes such slips, and the findings below take nothing from the ideas; they are listed so that nobody has to find them
+again. Each entry says what stands where, what is right, how much it matters and what visavis does, and names a command that
+shows it: a few lines of the plain formulas in float64, judged by autograd, on batches with fixed seeds; an
+error below 1e-10 is printed as 0.
+
+`python studies/errata.py` runs all of it in seconds. This page is written by `python studies/errata.py --write`; a test fails
+where a claim no longer holds or the page is stale. A correction is welcome.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="an entry, for example unified.eq_15_denominator")
+    parser.add_argument("--check", action="store_true", help="print only what is wrong")
+    parser.add_argument("--write", action="store_true", help="write docs/errata.md")
+    options = parser.parse_args(arguments)
+    unknown = sorted(set(options.names) - set(CATALOG))
+    if unknown:
+        parser.error(f"There is no erratum {', '.join(unknown)}; there are {', '.join(CATALOG)}.")
+    torch.set_num_threads(1)
+    chosen = list(CATALOG) if options.write else options.names or list(CATALOG)
+    if not (options.check or options.write):
+        print("\n".join(map(as_text, chosen)))
+    false = [name for name in chosen if (shown := result(name)) and not shown.holds]
+    if false:
+        print(f"No longer true: {', '.join(false)}.", file=sys.stderr)
+        return 1
+    if options.write:
+        PAGE.write_text(page(), encoding="utf-8")
+    if options.check and not options.names and (not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page()):
+        print("docs/errata.md is stale: run python studies/errata.py --write.", file=sys.stderr)
+        return 1
+    return 0
+
+
+@cache
+def result(name: str) -> Shown | None:
+    """What the computation of an entry gives; None where there is none."""
+    show = CATALOG[name].show
+    return show() if show else None
+
+
+def as_text(name: str) -> str:
+    """One entry on the terminal."""
+    shown = result(name)
+    lines = shown.lines if shown else "(nothing to compute)"
+    return f"{name}: {CATALOG[name].title}\n" + indent(lines, "    ")
+
+
+def page() -> str:
+    """docs/errata.md."""
+    kinds = "\n".join(f"| {kind} | {meaning} | {sum(e.kind == kind for e in CATALOG.values())} |" for kind, meaning in KINDS.items())
+    parts = [HEAD.strip(), f"| kind | meaning | entries |\n|---|---|---|\n{kinds}"]
+    for module in MODULES:
+        heading, about = (module.__doc__ or "").strip().split("\n", 1)
+        parts += [f"## {heading}", " ".join(about.split()), *map(section, errata_of(module))]
+    return "\n\n".join(parts) + "\n"
+
+
+def section(erratum: Erratum) -> str:
+    """One entry of the page."""
+    said = "\n".join(f"- **{key}.** {text}" for key, text in erratum.fields.items())
+    text = f"### {erratum.title}\n\n*{erratum.kind}*\n\n{said}".replace("``", "`")
+    shown = result(erratum.name)
+    return f"{text}\n\n```\n$ python studies/errata.py {erratum.name}\n{shown.lines}\n```" if shown else text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

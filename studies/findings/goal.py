@@ -1,0 +1,168 @@
+"""GOAL: the weights and the code
+
+Xuan, Chen: "Dissecting Deep Metric Learning Losses for Image-Text Retrieval" (2022); code microsoft/VSE_Gradient@3db6c6d, one file,
+`Gradient/gradient.py`. A triplet weight T and pair weights P are prescribed as the gradient: T P- on the negative, -T P+ on the positive.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from findings.base import Shown, apart, digits, embeddings, gradient, leaf, negatives, numbers, scores_of
+
+
+def eqs_3_4_mined_negative() -> Shown:
+    """The gradient on the mined negative is not printed.
+
+    Kind: misprint
+    Where: Eqs. 3 and 4, section 3.1.
+    Found: The gradient on an image x has the terms where x is the anchor and where it is the positive of its text.
+    Right: x is also the hardest negative x' of other texts, which push it: one term ``T P- y_j`` for each text j that mined it. The code adds them.
+    Matters: Without them the gradient is not that of the triplet loss of eq. 4.
+    visavis: ``Goal`` prescribes dL/ds; the push on the mined negative follows.
+    """
+    images, texts = embeddings(16, seed=0)
+    moved = leaf(images)
+    scores = moved @ texts.T
+    hinges = [0.2 + negatives(way).amax(1) - way.diag() for way in (scores, scores.T)]
+    (true,) = gradient(sum(hinge.clamp(min=0).sum() for hinge in hinges), moved)
+    of_image, of_text = ((hinge > 0).double()[:, None] for hinge in hinges)
+    printed = of_image * (texts[negatives(scores).argmax(1)] - texts) - of_text * texts
+    right = printed.index_add(0, negatives(scores).argmax(0), of_text * texts)
+    return Shown(
+        apart(printed, true) > 0.1 and apart(right, true) < 1e-12,
+        f"gradient on 16 images, printed apart from autograd by {digits(100 * apart(printed, true))} %, "
+        f"with the mined negatives by {digits(apart(right, true))}",
+    )
+
+
+def code_without_heaviside() -> Shown:
+    """The constant triplet weight of the code has no margin.
+
+    Kind: code differs from paper
+    Where: ``weight_triplet_con`` against eq. 5.
+    Found: ``T_con = 1`` always.
+    Right: ``T_con = 1`` where ``m + s_n - s_p > 0``, else 0; only so is (con, con) the triplet loss (table 1; m = 0.2 in figure 2).
+    Matters: Every triplet pushes for ever, separated or not: another objective. Section 4.2 takes (con, con) as the check that
+        the method equals the triplet loss.
+    visavis: ``Goal(triplet="con", margin=0.2)`` has the margin; ``Goal(..., semantics="reference")`` has none.
+    """
+    scores = leaf(scores_of(16, seed=0, noise=1.5))
+    gaps = negatives(scores).amax(1) - scores.diag()
+    (true,) = gradient((0.2 + gaps).clamp(min=0).sum(), scores)
+    (code,) = gradient((negatives(scores).amax(1) - scores.diag()).sum(), scores)
+    idle = int((gaps <= -0.2).sum())
+    return Shown(
+        0 < idle < 16 and apart(code, true) > 0.1,
+        f"16 images, {idle} of them with a closed hinge: dL/ds of the code apart from the triplet loss by {digits(100 * apart(code, true))} %",
+    )
+
+
+def code_extra_half() -> Shown:
+    """The circle weight of the code has an extra 0.5 in its exponent.
+
+    Kind: code differs from paper
+    Where: ``weight_triplet_cir`` against eq. 8.
+    Found: ``1 / (1 + e^(tau (s_p (2 - s_p) - s_n^2 - 0.5)))``.
+    Right: As printed, without the 0.5; then the weight is one half on the circle ``(1 - s_p)^2 + s_n^2 = 1``, in the code on the circle with 0.5.
+    Matters: Up to ``e^(tau / 2)``, at tau = 10 a factor of 148 for well separated triplets. T_cir is the weight that the paper recommends.
+    visavis: ``Goal(triplet="cir")`` is eq. 8; ``Goal(triplet="cir", semantics="reference")`` the code.
+    """
+    positive, negative = numbers(0.9, 0.5, 0.3), numbers(0.1, 0.4, 0.5)
+    exponent = positive * (2 - positive) - negative**2
+    paper, code = (10 * -exponent).sigmoid(), (10 * (0.5 - exponent)).sigmoid()
+    ratio = code / paper
+    pairs = ", ".join(f"({p:g}, {n:g})" for p, n in zip(positive.tolist(), negative.tolist(), strict=True))
+    return Shown(
+        bool((ratio > 2).all()) and bool(ratio[0] > 140),
+        f"tau = 10, (s_p, s_n) = {pairs}: paper {', '.join(map(digits, paper))}; code {', '.join(map(digits, code))}; "
+        f"ratio {', '.join(map(digits, ratio))}",
+    )
+
+
+def code_ignores_grad_output() -> Shown:
+    """The backward pass of the code ignores what is done to the loss.
+
+    Kind: behavior of the code
+    Where: ``TripletGradFun.backward``.
+    Found: It returns the stored gradient whatever ``grad_output`` is.
+    Right: The gradient times ``grad_output``; both are the same while the loss is used alone and unscaled.
+    Matters: Dividing the loss for gradient accumulation, weighting it against another loss (X-VLM's matching loss), loss scaling of
+        mixed precision and even multiplying it by 0 have no effect on this gradient, without a warning.
+    visavis: Every objective, ``Goal`` too, obeys what is done to its value, in both semantics.
+    """
+    scores = leaf(numbers(0.5))
+    found = {scale: gradient(scale * _Prescribed.apply(scores, numbers(3.0)), scores)[0].item() for scale in (1.0, 0.25, 0.0)}
+    accumulated = sum(gradient(_Prescribed.apply(scores, numbers(3.0)) / 4, scores)[0].item() for _ in range(4))
+    return Shown(
+        set(found.values()) == {3.0} and accumulated == 12.0,
+        "a prescribed gradient of 3: "
+        + ", ".join(f"loss times {scale:g} gives {value:g}" for scale, value in found.items())
+        + f"; four steps of a quarter of the loss give {accumulated:g}",
+    )
+
+
+def code_default_tau() -> Shown:
+    """The scale tau is 10 in the figures and 1 by default in the code.
+
+    Kind: code differs from paper
+    Where: ``TripletGrad.__init__`` (``tau=1``) against figure 2 (tau = 10); the weight functions themselves default to 10.
+    Found: The module passes 1 on, unless the caller says otherwise; the training script is not released.
+    Right: Which value gave the tables is not said.
+    Matters: With tau = 1 T_nca and T_cir are almost flat.
+    visavis: ``Goal(tau=10)``, as in the figures.
+    """
+    gaps = numbers(-0.2, 0.4)
+    flat, steep = (-gaps).sigmoid(), (-10 * gaps).sigmoid()
+    return Shown(
+        bool(steep[0] / steep[1] > 20 * flat[0] / flat[1]),
+        f"T_nca at s_p - s_n = -0.2 and 0.4: tau = 10 {digits(steep[0])} and {digits(steep[1])}, tau = 1 {digits(flat[0])} and {digits(flat[1])}",
+    )
+
+
+def code_counts_nonzero() -> Shown:
+    """The means of lin-ms leave out differences of exactly 0.
+
+    Kind: code differs from paper
+    Where: ``lin_ms_term`` against the definitions after eq. 13.
+    Found: The size of P and N is counted as the number of nonzero differences (of positive ones for N).
+    Right: ``|P|`` and ``|N|`` are the sizes of the sets.
+    Matters: Only where similarities tie exactly, as for a duplicated caption. The rule is harmless for sig-ms, where a kept entry is never 0.
+    visavis: ``Goal(pair="lin_ms")`` divides by the size; ``semantics="reference"`` by the count.
+    """
+    differences = 0.5 - numbers(0.5, 0.3)
+    paper, code = differences.mean(), differences.sum() / (differences > 0).sum()
+    return Shown(
+        bool((code - paper).abs() > 0.05),
+        f"selected negative 0.5, other negatives 0.5 and 0.3: mean difference {digits(paper)} by the definition, {digits(code)} by the code",
+    )
+
+
+def code_does_not_parse() -> None:
+    """The released file does not parse.
+
+    Kind: behavior of the code
+    Where: ``Gradient/gradient.py``: in ``TripletGrad.__init__`` and at the end of ``TripletGradFun.forward``.
+    Found: A comma is missing in each of two dictionaries, after ``fun_rs`` and after ``T_ti``. With both added, ``forward`` reads ``fun_rs``,
+        and ``sig_ms_term`` reads ``ms_a`` and ``ms_b``, which are not defined there. littleredxh/VSE-Gradient, the address in the paper, is a README
+        that points to this file; its training example is an absent submodule.
+    Right: ``fun_rs`` from ``fun_dict``, ``ms_a`` and ``ms_b`` from ``param_dict``.
+    Matters: As it stands the file cannot have trained the models of the paper, so differences listed here need not be in its tables.
+    visavis: ``Goal(semantics="reference")`` gives the gradients of the file with these repairs.
+    """
+
+
+class _Prescribed(torch.autograd.Function):
+    """A value whose gradient is given, and given as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, prescribed: Tensor) -> Tensor:
+        ctx.save_for_backward(prescribed)
+        return scores.sum()
+
+    @staticmethod
+    def backward(ctx: Any, _grad_output: Tensor) -> tuple[Tensor, None]:
+        return ctx.saved_tensors[0], None

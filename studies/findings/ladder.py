@@ -1,0 +1,181 @@
+"""Ladder loss
+
+Zhou, Niu, Wang, Gao, Zhang, Hua: "Ladder Loss for Coherent Visual-Semantic Embedding" (AAAI 2020);
+code cdluminate/ladderloss@b37ad78, `Code/ladderloss.py`.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from findings.base import Shown, digits, gradient, leaf, numbers, scores_of, unit_rows
+
+MARGINS, THRESHOLDS, BETAS = (0.2, 0.01, 0.01), (0.63, 0.56), (1.0, 0.25, 0.125)
+
+
+def eq_8_margin() -> Shown:
+    """The hard-sampled second rung is printed with the margin of the first.
+
+    Kind: misprint
+    Where: Eq. 8.
+    Found: ``L^2-HC = [alpha_1 - s(v, h_i*) + s(v, h_j*)]_+``.
+    Right: ``alpha_2``, as in eq. 7 and the code: hard sampling picks one summand of eq. 7, and every summand there has ``alpha_2``.
+    Matters: With the paper's values, 0.2 against 0.01: read literally, the second rung is pushed twenty times as far.
+    visavis: ``Ladder`` uses the margin of each rung.
+    """
+    scores, relevance = scores_of(16, seed=4), _relevance(16, seed=5)
+    up, down = _level(relevance, 0.63, torch.inf), relevance < 0.63
+    both = up[:, :, None] & down[:, None, :]
+    gaps = scores[:, None, :] - scores[:, :, None]
+    largest = (MARGINS[1] + gaps).clamp(min=0).masked_fill(~both, 0).amax((1, 2))
+    hard = _hardest_gap(scores, up, down)
+    printed, right = ((margin + hard).clamp(min=0) for margin in MARGINS[:2])
+    return Shown(
+        bool((right - largest).abs().max() < 1e-12) and bool((printed - largest).abs().max() > 0.1),
+        f"largest summand of eq. 7 against eq. 8, 16 queries: with alpha_2 apart by {digits((right - largest).abs().max())}, "
+        f"with alpha_1 by up to {digits((printed - largest).abs().max())}",
+    )
+
+
+def code_upper_set() -> Shown:
+    """The released code takes the least similar item of all higher levels, the own pair too.
+
+    Kind: code differs from paper
+    Where: ``LadderLoss.forward`` (``simmask``) against eqs. 7 and 8.
+    Found: ``i* = argmin`` over all items with relevance at or above the threshold: every level up to l - 1, and the query's own pair.
+    Right: Eq. 7 pairs neighboring levels: ``i* = argmin`` over ``N_{l-1}`` alone.
+    Matters: With L = 2, the setting of most tables, only where the own pair is less similar than the whole first level. With L = 3
+        (table 4) the third rung differs often.
+    visavis: ``Ladder`` follows the paper; ``Ladder(semantics="reference")`` the code.
+    """
+    scores, relevance = scores_of(16, seed=4, noise=0.7), _relevance(16, seed=5)
+    paper = [_rungs(scores, relevance, levels, all_higher=False) for levels in (2, 3)]
+    code = [_rungs(scores, relevance, levels, all_higher=True) for levels in (2, 3)]
+    return Shown(
+        abs(paper[0] - code[0]) < 1e-12 and abs(paper[1] - code[1]) > 0.01,
+        f"one direction, B = 16, nothing else changed: L = 2 paper {digits(paper[0])}, code {digits(code[0])}; "
+        f"L = 3 paper {digits(paper[1])}, code {digits(code[1])}",
+    )
+
+
+def code_fill() -> Shown:
+    """In the released code the most similar of the lower levels is never below 0.
+
+    Kind: code differs from paper
+    Where: ``LadderLoss.forward``: ``scores * dismask``, then the maximum; ``scores * simmask + 1.0 * dismask``, then the minimum.
+    Found: Items outside a set count as similarity 1 in the minimum and 0 in the maximum.
+    Right: They do not count (eq. 8). As a cosine is at most 1, the 1 is harmless; the 0 is not: it beats every negative similarity.
+    Matters: Where all less relevant items already have negative similarity the rung keeps pulling its upper item up, with nothing
+        that it should be separated from.
+    visavis: ``Ladder`` leaves non-members out; ``Ladder(semantics="reference")`` keeps the fill.
+    """
+    scores, relevance = numbers(0.5, -0.1, -0.2, -0.4), numbers(1.0, 0.7, 0.3, 0.2)
+    code, slope = _filled(scores, relevance)
+    paper = (MARGINS[1] - scores[1] + scores[2:].max()).clamp(min=0)
+    return Shown(
+        paper.item() == 0 and code > 0.1 and slope[1].item() == -1 and bool((slope[2:] == 0).all()),
+        f"own pair 0.5, one relevant item at -0.1, others at -0.2 and -0.4: second rung {digits(paper)} by eq. 8, {digits(code)} in the code;\n"
+        f"its gradient there: {digits(slope[1])} on the relevant item, {digits(slope[2:].abs().max())} on the others",
+    )
+
+
+def code_empty_lower_set() -> Shown:
+    """In the released code an empty lower level still has a hinge.
+
+    Kind: code differs from paper
+    Where: ``LadderLoss.forward``, a query whose every item reaches the threshold.
+    Found: The maximum over nothing is the fill, 0, so ``[alpha_l - min s]_+`` is added.
+    Right: A sum over no pair is 0 (eq. 7).
+    Matters: Small batches and low thresholds only; for such a query the loss asks the least similar relevant item to reach ``alpha_l``.
+    visavis: ``Ladder`` gives 0; ``Ladder(semantics="reference")`` the code's value.
+    """
+    code, slope = _filled(numbers(0.5, -0.1, -0.2), numbers(1.0, 0.7, 0.7))
+    return Shown(
+        abs(code - 0.21) < 1e-12 and slope[2].item() == -1,
+        f"all of three items relevant, the least similar at -0.2: 0 by eq. 7, {digits(code)} in the code, gradient {digits(slope[2])} on that item",
+    )
+
+
+def coherent_score_ties() -> Shown:
+    """Ties in relevance: the definition counts them neither way, the code uses tau-b.
+
+    Kind: ambiguity
+    Where: Section Coherent Score; the code calls ``scipy.stats.kendalltau``.
+    Found: Concordant and discordant pairs are defined; pairs that are tied are not mentioned. Kendall (1945), which is cited, is about ties.
+    Right: With ties tau-a (divide by all pairs) and tau-b (leave tied pairs out of the norm) differ; the code prints tau-b.
+    Matters: Quantized relevance, such as human ratings or the 0 below a threshold, has many ties; real-valued relevance has none.
+    visavis: ``metrics.coherent`` is tau-b; a query whose relevance is constant in the top K is NaN.
+    """
+    from scipy.stats import kendalltau
+
+    scores, relevance = [4.0, 3.0, 2.0, 1.0], [1.0, 0.5, 0.5, 0.0]
+    concordant = [relevance[i] > relevance[j] for i, j in combinations(range(4), 2)]  # the scores descend
+    tau_a = sum(concordant) / len(concordant)
+    tau_b = kendalltau(scores, relevance).statistic
+    return Shown(
+        abs(tau_a - 5 / 6) < 1e-12 and abs(tau_b - 5 / 30**0.5) < 1e-12,
+        f"relevance 1, 0.5, 0.5, 0 in the best possible order: tau-a {digits(tau_a)}, tau-b {digits(tau_b)}",
+    )
+
+
+def relevance_in_code() -> None:
+    """Relevance degrees: what is described and what the configurations hold.
+
+    Kind: code differs from paper
+    Where: Section Experiments, Relevance Degree, against ``config.ladder.py``, ``config.hybrid.py`` and ``EcoSTSMatrix``.
+    Found: The paper gives every pair a CBoW value and replaces it by BERT's where it exceeds 0.8. The default configuration uses
+        CBoW alone (spaCy vectors, nouns doubled); the hybrid one sets pairs below 0.8 to 0 instead of leaving their CBoW value. Its
+        server and weights were not released. ``_wcbow_`` says that it skips stop words; its sum is over all words.
+    Right: Which relevance gave which table is not said.
+    Matters: Thresholds such as 0.63 mean something only for one relevance; under the hybrid one the level 0.63 to 0.8 holds refined pairs only.
+    visavis: Any relevance is accepted, as a matrix, as factors or as a function; recipes name theirs.
+    """
+
+
+def protocol() -> None:
+    """The protocol of "1000 Test Samples" and of CS@K is left open.
+
+    Kind: ambiguity
+    Where: Table 1; ``CS@K`` in the code.
+    Found: Whether five folds are averaged is not said. CS@K in the code ranks N images against N captions, the first of each image,
+        while R@K uses all five.
+    Right: Cannot be known from the text.
+    Matters: Recalls of one fold and of the mean of five are different numbers; so are scores over one caption and over five.
+    visavis: Protocols are named objects, printed beside every number.
+    """
+
+
+def _relevance(number: int, seed: int) -> Tensor:
+    """Symmetric degrees in [0, 1], 1 for a pair itself."""
+    topics = unit_rows(number, seed, dimension=6)
+    return (0.55 + 0.3 * topics @ topics.T).fill_diagonal_(1.0)
+
+
+def _level(relevance: Tensor, low: float, high: float) -> Tensor:
+    """The other items with low <= relevance < high."""
+    return (relevance >= low) & (relevance < high) & ~torch.eye(len(relevance), dtype=torch.bool)
+
+
+def _hardest_gap(scores: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    return scores.masked_fill(~down, -torch.inf).amax(1) - scores.masked_fill(~up, torch.inf).amin(1)
+
+
+def _rungs(scores: Tensor, relevance: Tensor, levels: int, *, all_higher: bool) -> float:
+    """Rungs 2 to L, hard-sampled, images as queries; with all_higher the upper set is that of the code."""
+    total, bounds = 0.0, (torch.inf, *THRESHOLDS)
+    for rung in range(1, levels):
+        up = relevance >= bounds[rung] if all_higher else _level(relevance, bounds[rung], bounds[rung - 1])
+        gap = _hardest_gap(scores, up, relevance < bounds[rung])
+        total += BETAS[rung] * (MARGINS[rung] + gap).clamp(min=0).sum().item()
+    return total
+
+
+def _filled(scores: Tensor, relevance: Tensor) -> tuple[float, Tensor]:
+    """The second rung of one query by the rule of the code, and its gradient."""
+    scores = leaf(scores)
+    similar = relevance >= THRESHOLDS[0]
+    rung = MARGINS[1] - torch.where(similar, scores, 1.0).min() + torch.where(similar, 0.0, scores).max()
+    return rung.item(), gradient(rung, scores)[0]

@@ -1,0 +1,220 @@
+"""Unified loss of pair similarity
+
+Li, Guo, Wang, Feng, Hwang, Du: "Unified Loss of Pair Similarity Optimization for Vision-Language Retrieval" (2022). No code was released.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from findings.base import Shown, apart, digits, embeddings, gradient, leaf, negatives, numbers, scores_of, tangent, unit_rows
+
+
+def eq_15_denominator() -> Shown:
+    """The gradient of a negative text is divided by too little.
+
+    Kind: misprint
+    Where: Eq. 15, section 3.3 (gamma = 1).
+    Found: ``dL/dt_j = v_i D_j / (1 + D_j)``, as if ``t_j`` were the only negative.
+    Right: ``dL/dt_j = v_i D_j / (1 + sum_k D_k)``, k over all negatives of the image, the denominator of eq. 14. The gradient of the
+        positive text, ``-v_i sum_j D_j / (1 + sum_k D_k)``, is not printed. Eq. 18 is right once it uses this.
+    Matters: For a batch of 12 the printed weight is about five times too large, and the larger the batch, the more. It enters the
+        paper's argument, not its experiments.
+    visavis: ``Unified`` is differentiated by autograd; ``diagnosis.anatomy.tangent_norms`` uses the right form.
+    """
+    scores = leaf(scores_of(12, seed=0))
+    excess = negatives(scores - scores.diag()[:, None] + 0.2).exp()
+    (weights,) = gradient(excess.sum(1).log1p().sum(), scores)
+    off = ~torch.eye(12, dtype=torch.bool)
+    ratio = ((excess / (1 + excess)) / weights)[off]
+    right = apart((excess / (1 + excess.sum(1, keepdim=True)))[off], weights[off])
+    return Shown(
+        bool(ratio.min() > 3) and right < 1e-12,
+        f"B = 12: printed / true weight of a negative {digits(ratio.min())} to {digits(ratio.max())}; error of the right form {digits(right)}",
+    )
+
+
+def eq_17_sum_of_norms() -> Shown:
+    """The norm of a sum is printed as a sum of norms.
+
+    Kind: misprint
+    Where: Eq. 17, section 3.3.
+    Found: ``||g(v_i)|| = sum_j w_j ||t_j - t_i|| sin(v_i, t_j - t_i)``, with the weights of eq. 14.
+    Right: ``||g(v_i)|| = ||P sum_j w_j (t_j - t_i)||``, P the projection onto the tangent plane at ``v_i``. What is printed is an
+        upper bound: the directions of different negatives partly cancel.
+    Matters: The bound stays large where the gradient itself is small, and it is the bound that the text finds not to vanish.
+    visavis: ``diagnosis.anatomy.tangent_norms`` computes the norm of the sum.
+    """
+    images, texts = embeddings(12, seed=0)
+    moved = leaf(images)
+    scores = moved @ texts.T
+    excess = negatives(scores - scores.diag()[:, None] + 0.2).exp()
+    (slope,) = gradient(excess.sum(1).log1p().sum(), moved)
+    true = tangent(slope, images).norm(dim=1)
+    weights = (excess / (1 + excess.sum(1, keepdim=True))).detach()
+    toward = tangent(texts[None] - texts[:, None], images[:, None])
+    printed = (weights * toward.norm(dim=-1)).sum(1)
+    right = (weights[..., None] * toward).sum(1).norm(dim=1)
+    return Shown(
+        bool((printed > 1.1 * true).all()) and apart(right, true) < 1e-12,
+        f"first image: printed {digits(printed[0])}, true {digits(true[0])}; over 12 images printed / true "
+        f"{digits((printed / true).min())} to {digits((printed / true).max())}; error of the right form {digits(apart(right, true))}",
+    )
+
+
+def larger_gradient() -> Shown:
+    """A gradient larger than VLC's: for one query, and without the factors 1 / gamma.
+
+    Kind: claim
+    Where: After eq. 19, section 3.3.
+    Found: Under the same conditions the unified loss contributes a larger gradient than VLC.
+    Right: For one query in one direction, both losses divided by gamma or neither, the gradient of Unified is exactly c times that
+        of VLC, ``c = e^(gamma m) (1 + sum D) / (1 + e^(gamma m) sum D)``, between 1 and ``e^(gamma m)``. It does not hold for the whole
+        batch, where an embedding adds up the pulls of several queries, each with another c; nor for the losses as eqs. 3 and 5
+        print them, of which only the second is divided by gamma.
+    Matters: Where similarities are all alike, as when training begins, c is near 1, and VLC as printed has gamma times the gradient.
+    visavis: ``diagnosis.anatomy`` compares any two objectives at the same point, with the factors as defined.
+    """
+    images, texts = embeddings(12, seed=0)
+    single = _norms(images, texts, margin=0.2, gamma=1, both=False) / _norms(images, texts, margin=0.0, gamma=1, both=False)
+    batches = [embeddings(4, seed, dimension=4) for seed in range(100)]
+    whole = torch.stack([(_norms(*few, margin=0.2, gamma=50) / _norms(*few, margin=0.0, gamma=50)).min() for few in batches])
+    alike = normalize(unit_rows(1, seed=1) + 0.02 * unit_rows(128, seed=2)), normalize(unit_rows(1, seed=1) + 0.02 * unit_rows(128, seed=3))
+    printed = (_norms(*alike, margin=0.2, gamma=50) / (50 * _norms(*alike, margin=0.0, gamma=50))).mean()
+    return Shown(
+        bool((single > 1).all() and (single < torch.tensor(0.2).exp()).all()) and bool(whole.min() < 0.9) and bool(printed < 0.1),
+        f"one query, gamma = 1: ratio {digits(single.min())} to {digits(single.max())}, below e^0.2 = 1.22\n"
+        f"whole batches of 4, gamma = 50, both / gamma: below 1 for some image in {(whole < 1).sum()} of 100, down to {digits(whole.min())}\n"
+        f"the losses as printed, 128 nearly equal embeddings: {digits(printed)}",
+    )
+
+
+def gradient_that_does_not_vanish() -> Shown:
+    """The gradient of the unified loss vanishes too where embeddings collapse.
+
+    Kind: claim
+    Where: After eq. 18, section 3.3, and section 4.4.
+    Found: Because all negatives take part, the gradient does not vanish, unlike that of Triplet-HN.
+    Right: The argument needs one negative that is not near the positive. Where all embeddings close in on one point, the tangent
+        gradient of every loss of cosines goes to 0 in proportion to their spread; the unified loss has no floor.
+    Matters: Averaging over negatives helps while some are apart; it is no escape from a full collapse.
+    visavis: ``diagnosis.anatomy.tangent_norms`` gives 0 there for every objective.
+    """
+    found = {}
+    for spread in (0.1, 0.01, 0.0):
+        images, texts = (normalize(unit_rows(1, seed=1) + spread * unit_rows(32, seed=seed)) for seed in (2, 3))
+        found[spread] = [_norms(images, texts, margin=0.2, gamma=gamma).mean().item() for gamma in (50.0, 1e6)]
+    shrunk = [found[0.01][loss] / found[0.1][loss] for loss in (0, 1)]
+    lines = "; ".join(f"spread {spread}: {digits(unified)}, {digits(hardest)}" for spread, (unified, hardest) in found.items())
+    return Shown(
+        max(shrunk) < 0.2 and max(found[0.0]) < 1e-7, "mean tangent gradient on an image, Unified (gamma = 50) and Triplet-HN:\n" + lines
+    )
+
+
+def eq_25_limit() -> Shown:
+    """The limit of the soft RSP loss is not its hinge unless the polynomial increases.
+
+    Kind: misprint
+    Where: Eq. 25, appendix A.4.1.
+    Found: ``[G(s^ - s_ii) + m]_+``, with s^ the most similar negative, is the limit gamma -> infinity of
+        ``(1/gamma) log(1 + sum_j e^(gamma (G(s_ij - s_ii) + m)))``.
+    Right: The limit is ``[max_j G(s_ij - s_ii) + m]_+``. The two are equal where G increases over the differences that occur; else
+        the limit takes the negative with the largest G, which need not be the most similar.
+    Matters: The coefficients of G are nowhere given, so which of the two was trained cannot be told from this paper.
+    visavis: ``RSP(coefficients=...)`` is the hinge, ``RSP(..., gamma=...)`` the soft form; neither stands for the other.
+    """
+    apart_from_positive = numbers(-0.1, -0.8)
+    found = {}
+    for name, polynomial in {"G(d) = d^2": lambda d: d**2, "G(d) = d + d^3": lambda d: d + d**3}.items():
+        soft = torch.cat([numbers(0), 1e4 * (polynomial(apart_from_positive) + 0.2)]).logsumexp(0) / 1e4
+        found[name] = (soft.item(), (polynomial(apart_from_positive.max()) + 0.2).clamp(min=0).item())
+    (limit, hinge), (same, as_hinge) = found.values()
+    return Shown(
+        abs(limit - 0.84) < 1e-6 and abs(hinge - 0.21) < 1e-9 and abs(same - as_hinge) < 1e-6,
+        "differences -0.1 and -0.8, m = 0.2, soft form at gamma = 1e4 and hinge:\n"
+        + "; ".join(f"{name}: {digits(soft)}, {digits(hard)}" for name, (soft, hard) in found.items()),
+    )
+
+
+def table_6_sum() -> Shown:
+    """One RSUM of table 6 is not the sum of its row.
+
+    Kind: tables disagree
+    Where: Table 6 (MS-COCO 5K), row SGRAF* + Unified.
+    Found: RSUM 429.5.
+    Right: The six recalls of the row sum to 435.8. In every other row of tables 1, 2, 5, 6 and 7 sum and RSUM agree within 0.2, which is rounding.
+    Matters: Which of the two numbers is the slip cannot be told; whoever compares with this row should carry both.
+    visavis: RSUM is always computed from the recalls that stand beside it.
+    """
+    rows = [[float(number) for number in row.split()] for row in _TABLE_6.strip().splitlines()]
+    errors = [abs(sum(row[:6]) - row[6]) for row in rows]
+    return Shown(
+        errors[-1] > 6 and max(errors[:-1]) < 0.25,
+        f"its columns sum to {sum(rows[-1][:6]):.1f}, printed {rows[-1][6]}; largest difference in the other {len(rows) - 1} rows {max(errors[:-1]):.1f}",
+    )
+
+
+def points_and_percent() -> Shown:
+    """Differences in RSUM are printed as percent.
+
+    Kind: misprint
+    Where: Sections 4.2.1, 4.2.2 and 4.3: "improves RSUM by 7.0%" and the like.
+    Found: 7.0%, 3.1%, 7.8%, 4.0%, 15.7%, 17.2%.
+    Right: These are points of RSUM, a number between 0 and 600. In percent they are a fraction of that.
+    Matters: An improvement reads several times as large as it is.
+    visavis: Differences are printed in points.
+    """
+    printed = {
+        7.0: (499.6, 506.6),
+        3.1: (524.3, 527.4),
+        7.8: (547.4, 555.2),
+        4.0: (439.5, 443.5),
+        15.7: (293.9, 309.6),
+        17.2: (191.9, 209.1),
+    }
+    points = all(abs(after - before - claimed) < 0.05 for claimed, (before, after) in printed.items())
+    percent = [100 * (after / before - 1) for before, after in printed.values()]
+    return Shown(
+        points and all(found < 0.6 * claimed for claimed, found in zip(printed, percent, strict=True)),
+        "printed as percent: " + ", ".join(map(str, printed)) + "; in percent: " + ", ".join(f"{found:.1f}" for found in percent),
+    )
+
+
+def settings() -> None:
+    """What the settings leave open.
+
+    Kind: ambiguity
+    Where: Sections 4.1 and 4.5, table 2, appendix B.
+    Found: gamma of "CLIP + VLC" is not given, nor whether CLIP's encoders are frozen. VSE++ (BUTD) has a GRU in B.1.1 and a
+        Bi-GRU in B.2.1. Flickr30K's validation set has 1,000 images in the text, 1,014 in the usual split. The same m and gamma are
+        given for BFAN, whose scores (a sum of two cosines) reach 2. Section 4.5 compares m and gamma by RSUM on the test set.
+    Right: Cannot be known without code; a reproduction has to choose and say so.
+    Matters: Numbers of those rows can be matched only approximately; hyper-parameters should be chosen on validation data.
+    visavis: Recipes state every setting; the checkpoint is chosen on validation data.
+    """
+
+
+def _norms(images: Tensor, texts: Tensor, *, margin: float, gamma: float, both: bool = True) -> Tensor:
+    """Tangent norms of the gradient on each image, of the unified loss in one or both directions; gamma = 1e6 is Triplet-HN."""
+    moved = leaf(images)
+    scores = moved @ texts.T
+    loss = scores.new_zeros(())
+    for way in (scores, scores.T)[: 1 + both]:
+        gaps = negatives(gamma * (way - way.diag()[:, None] + margin), 0.0)  # the 1 of the logarithm stands on the diagonal
+        loss = loss + gaps.logsumexp(1).sum() / gamma
+    return tangent(gradient(loss, moved)[0], images).norm(dim=1)
+
+
+_TABLE_6 = """
+50.4 82.2 90.0 38.6 69.3 80.4 410.9
+53.0 81.1 89.4 40.5 70.6 81.1 415.7
+53.7 83.2 91.0 39.7 69.1 79.8 416.5
+56.6 83.6 91.4 39.3 69.9 81.1 421.9
+49.8 79.5 88.5 36.5 66.2 77.9 398.4
+50.6 79.4 88.6 36.1 66.6 78.4 399.8
+52.9 82.8 90.6 38.3 67.8 79.3 411.7
+54.8 82.3 90.8 38.9 68.0 79.0 413.9
+59.2 85.5 92.7 43.2 72.7 82.5 429.5
+"""

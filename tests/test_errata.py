@@ -1,0 +1,52 @@
+"""Every erratum still holds, and docs/errata.md says what the computations say."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[1]
+
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(PROJECT / "studies")
+    errata = importlib.import_module("errata")
+
+
+@pytest.mark.parametrize("name", errata.CATALOG)
+def test_the_claim_holds(name):
+    assert errata.main(["--check", name]) == 0
+
+
+def test_the_page_is_current(capsys):
+    assert errata.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_a_claim_that_fails_is_named_and_never_written(monkeypatch, tmp_path, capsys):
+    right = errata.CATALOG["unified.table_6_sum"]
+    monkeypatch.setitem(errata.CATALOG, "wrong", replace(right, show=lambda: errata.Shown(holds=False, lines="1 = 2")))
+    monkeypatch.setattr(errata, "PAGE", tmp_path / "errata.md")
+    assert errata.main(["--check", "wrong"]) == errata.main(["--write"]) == 1
+    assert capsys.readouterr().err == 2 * "No longer true: wrong.\n"
+    assert not errata.PAGE.exists()
+
+
+def test_a_stale_page_is_told(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(errata, "PAGE", tmp_path / "errata.md")
+    errata.PAGE.write_text(errata.page().replace("435.8", "429.5"))
+    assert errata.main(["--check"]) == 1
+    assert "stale" in capsys.readouterr().err
+
+
+def test_without_arguments_everything_is_shown(capsys):
+    assert errata.main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"{name}: {erratum.title}" in shown for name, erratum in errata.CATALOG.items())
+
+
+def test_an_unknown_name_is_told(capsys):
+    with pytest.raises(SystemExit):
+        errata.main(["unified.eq_99"])
+    assert "There is no erratum unified.eq_99" in capsys.readouterr().err
