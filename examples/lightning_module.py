@@ -1,0 +1,33 @@
+"""A LightningModule with an objective of visavis; rows with the same label are all positives.
+
+Needs: pip install visavis lightning
+"""
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from tiny_models import captioned_images, tiny_clip
+
+from visavis import PairLoss
+from visavis.integrations.lightning import PairLossSteps
+from visavis.objectives import Unified
+
+
+class Retriever(PairLossSteps, LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.model, self.loss = tiny_clip(), PairLoss(Unified(margin=0.2, gamma=10))
+
+    def embed(self, batch):
+        found = self.model(pixel_values=batch["pixel_values"], input_ids=batch["input_ids"])
+        return found.image_embeds, found.text_embeds, batch["labels"]
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=2e-3)
+
+
+batch, module = captioned_images(), Retriever()
+quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+trainer = Trainer(accelerator="cpu", max_epochs=20, **quiet)
+first = trainer.validate(module, [batch], verbose=False)[0]["val_loss"]
+trainer.fit(module, [batch])
+print(f"loss {first:.3f} -> {trainer.validate(module, [batch], verbose=False)[0]['val_loss']:.3f}")
