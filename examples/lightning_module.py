@@ -5,7 +5,8 @@ Needs: pip install visavis lightning
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from tiny_models import captioned_images, tiny_clip
+from tiny_models import captioned_images, rows, tiny_clip
+from torch.utils.data import DataLoader
 
 from visavis import PairLoss
 from visavis.integrations.lightning import PairLossSteps
@@ -25,9 +26,15 @@ class Retriever(PairLossSteps, LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=2e-3)
 
 
-batch, module = captioned_images(), Retriever()
-quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-trainer = Trainer(accelerator="cpu", max_epochs=20, **quiet)
-first = trainer.validate(module, [batch], verbose=False)[0]["val_loss"]
-trainer.fit(module, [batch])
-print(f"loss {first:.3f} -> {trainer.validate(module, [batch], verbose=False)[0]['val_loss']:.3f}")
+loader, module = DataLoader(rows(captioned_images()), batch_size=16), Retriever()
+quiet = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "log_every_n_steps": 1,
+}
+trainer = Trainer(accelerator="cpu", max_epochs=10, **quiet)
+first = trainer.validate(module, loader, verbose=False)[0]["val_loss"]
+trainer.fit(module, loader)
+print(f"loss {first:.3f} -> {trainer.validate(module, loader, verbose=False)[0]['val_loss']:.3f}")

@@ -12,7 +12,7 @@ loss = MetricLoss(TripletHN(margin=0.2))
 optimizer = torch.optim.AdamW(tower.parameters(), lr=2e-3)
 
 losses = []
-for _ in range(20):
+for _ in range(10):
     value = loss(tower(pixel_values=images).pooler_output, labels)
     optimizer.zero_grad()
     value.backward()

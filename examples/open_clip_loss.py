@@ -15,7 +15,7 @@ loss = ClipLoss(NTXent(), local_loss=True, gather_with_grad=True, rank=0, world_
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 
 losses = []
-for _ in range(20):
+for _ in range(10):
     found = model(**batch)
     outputs = {"image_features": found.image_embeds, "text_features": found.text_embeds, "logit_scale": model.logit_scale.exp()}
     value = sum(loss(**outputs, image_ids=ids, output_dict=True).values())  # image_ids: captions of one image are no negatives

@@ -16,7 +16,7 @@ model = tiny_sentence_transformer()
 loss = VisavisLoss(model, Unified(margin=0.2, gamma=10))
 with tempfile.TemporaryDirectory() as folder:
     args = SentenceTransformerTrainingArguments(
-        folder, num_train_epochs=20, per_device_train_batch_size=16, learning_rate=5e-3, logging_steps=1, report_to=[], use_cpu=True
+        folder, num_train_epochs=10, per_device_train_batch_size=16, learning_rate=5e-3, logging_steps=1, report_to=[], use_cpu=True
     )
     trainer = SentenceTransformerTrainer(model, args, train_dataset=Dataset.from_dict(sentences()), loss=loss)
     trainer.train()

@@ -26,6 +26,11 @@ def captioned_images():
     return {"pixel_values": torch.randn(NUM_IMAGES, 3, 16, 16)[ids], "input_ids": tokens, "labels": ids}
 
 
+def rows(columns):
+    """The columns as a list of rows, the plainest data set."""
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
 def sentences():
     """Questions, answers and the id of what they speak of: two rows for each thing."""
     ask = [template.format(thing) for thing in THINGS for template in ("where is the {}", "who saw a {}")]
@@ -46,7 +51,9 @@ def tiny_sentence_transformer():
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 16}
     with tempfile.TemporaryDirectory() as folder:
-        PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", model_max_length=16).save_pretrained(folder)
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", model_max_length=16).save_pretrained(
+            folder
+        )
         BertModel(BertConfig(vocab_size=len(words), **size)).save_pretrained(folder)
         transformer = Transformer(folder)
     return SentenceTransformer(modules=[transformer, Pooling(transformer.get_embedding_dimension())], device="cpu")

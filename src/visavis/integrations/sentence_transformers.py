@@ -54,7 +54,11 @@ class VisavisLoss(nn.Module):
     def get_config_dict(self) -> dict[str, Any]:
         """What a model card says of the loss."""
         scale = self.loss.scale
-        return {"objective": repr(self.objective), "scale": scale.item() if isinstance(scale, Tensor) else scale, "similarity_fct": "cos_sim"}
+        return {
+            "objective": repr(self.objective),
+            "scale": scale.item() if isinstance(scale, Tensor) else scale,
+            "similarity_fct": "cos_sim",
+        }
 
     @property
     def citation(self) -> str:

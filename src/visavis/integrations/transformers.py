@@ -56,5 +56,7 @@ class TrainerLoss:
     def _embeddings(self, outputs: Any, name: str) -> Tensor:
         if not isinstance(outputs, Mapping) or not isinstance(found := outputs.get(name), Tensor):
             known = ", ".join(outputs) if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
-            raise ShapeError(f"the model's outputs have no {name}, but {known}: name its embeddings, TrainerLoss(image_embeds=, text_embeds=).")
+            raise ShapeError(
+                f"the model's outputs have no {name}, but {known}: name its embeddings, TrainerLoss(image_embeds=, text_embeds=)."
+            )
         return found
