@@ -36,5 +36,5 @@ quiet = {
 }
 trainer = Trainer(accelerator="cpu", max_epochs=10, **quiet)
 first = trainer.validate(module, loader, verbose=False)[0]["val_loss"]
-trainer.fit(module, loader)
+trainer.fit(module, loader, loader)
 print(f"loss {first:.3f} -> {trainer.validate(module, loader, verbose=False)[0]['val_loss']:.3f}")

@@ -3,7 +3,7 @@
 >>> import torch
 >>> from visavis.objectives import NTXent
 >>> loss = ClipLoss(NTXent())
->>> loss(torch.eye(4), torch.eye(4), torch.tensor(100.0), output_dict=True)
+>>> loss(torch.eye(4), torch.eye(4), torch.tensor(200.0), output_dict=True)
 {'contrastive_loss': tensor(0.)}
 """
 

@@ -51,7 +51,7 @@ class TrainerLoss:
         scale: Any = None if self.logit_scale is None else self.logit_scale.exp()
         loss = PairLoss(self.objective, scale=scale).train(images.requires_grad)  # processes meet in training only
         value = loss(images, texts, as_ids(labels, "labels"))
-        return value if num_items_in_batch is None else value * (len(labels) / num_items_in_batch)
+        return value if num_items_in_batch is None else value * len(labels) / num_items_in_batch
 
     def _embeddings(self, outputs: Any, name: str) -> Tensor:
         if not isinstance(outputs, Mapping) or not isinstance(found := outputs.get(name), Tensor):
