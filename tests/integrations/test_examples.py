@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NEEDED = {
@@ -30,6 +31,14 @@ def test_the_loss_of_an_example_falls(name, capsys):
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     first, last = map(float, re.search(r"loss (\d+\.\d+) -> (\d+\.\d+)\n", capsys.readouterr().out).groups())
     assert last < first / 2
+
+
+def test_the_three_lines_run():
+    (block,) = re.findall(r"```python\n(.*?)```", (EXAMPLES.parent / "docs" / "integrations.md").read_text(), re.DOTALL)
+    names = {}
+    exec(compile(block, "integrations.md", "exec"), names)
+    images, texts = torch.eye(2), torch.eye(2).repeat(3, 1)
+    assert names["loss"](images, texts, [0, 1], [0, 1] * 3) < 1e-6 < names["loss"](images, texts, [0, 1], [1, 0] * 3)
 
 
 def test_no_integration_imports_its_library():
