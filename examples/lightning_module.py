@@ -27,14 +27,8 @@ class Retriever(PairLossSteps, LightningModule):
 
 
 loader, module = DataLoader(rows(captioned_images()), batch_size=16), Retriever()
-quiet = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "log_every_n_steps": 1,
-}
-trainer = Trainer(accelerator="cpu", max_epochs=10, **quiet)
+quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+trainer = Trainer(accelerator="cpu", max_epochs=10, log_every_n_steps=1, **quiet)
 first = trainer.validate(module, loader, verbose=False)[0]["val_loss"]
 trainer.fit(module, loader, loader)
 print(f"loss {first:.3f} -> {trainer.validate(module, loader, verbose=False)[0]['val_loss']:.3f}")

@@ -13,12 +13,16 @@ from visavis.objectives import Unified
 
 with tempfile.TemporaryDirectory() as folder:
     args = TrainingArguments(
-        folder, num_train_epochs=10, per_device_train_batch_size=16, learning_rate=2e-3, logging_steps=1, label_names=["labels"], report_to=[],
+        folder,
+        num_train_epochs=10,
+        per_device_train_batch_size=16,
+        learning_rate=2e-3,
+        logging_steps=1,
+        label_names=["labels"],
         use_cpu=True,
-    )  # fmt: skip
-    trainer = Trainer(
-        tiny_clip(), args, train_dataset=rows(captioned_images()), compute_loss_func=TrainerLoss(Unified(margin=0.2, gamma=10))
     )
+    loss = TrainerLoss(Unified(margin=0.2, gamma=10))
+    trainer = Trainer(tiny_clip(), args, train_dataset=rows(captioned_images()), compute_loss_func=loss)
     trainer.train()
 losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from visavis.engine import PairLoss
@@ -49,7 +50,9 @@ class TrainerLoss:
             )
         images, texts = (self._embeddings(outputs, name) for name in self.names)
         scale: Any = None if self.logit_scale is None else self.logit_scale.exp()
-        loss = PairLoss(self.objective, scale=scale).train(images.requires_grad)  # processes meet in training only
+        loss = PairLoss(self.objective, scale=scale).train(
+            torch.is_grad_enabled()
+        )  # evaluation has no gradient, and meets no other process
         value = loss(images, texts, as_ids(labels, "labels"))
         return value if num_items_in_batch is None else value * len(labels) / num_items_in_batch
 
