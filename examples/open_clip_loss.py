@@ -1,0 +1,26 @@
+"""open_clip's training step with another objective: only the line that makes the loss changes.
+
+A tiny CLIP of transformers stands for the model here; open_clip's own gives its outputs in just this form.
+"""
+
+import torch
+from tiny_models import captioned_images, tiny_clip
+
+from visavis.integrations.open_clip import ClipLoss
+from visavis.objectives import NTXent
+
+model, batch = tiny_clip(), captioned_images()
+ids = batch.pop("labels")
+loss = ClipLoss(NTXent(), local_loss=True, gather_with_grad=True, rank=0, world_size=1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+
+losses = []
+for _ in range(10):
+    found = model(**batch)
+    outputs = {"image_features": found.image_embeds, "text_features": found.text_embeds, "logit_scale": model.logit_scale.exp()}
+    value = sum(loss(**outputs, image_ids=ids, output_dict=True).values())  # image_ids: captions of one image are no negatives
+    optimizer.zero_grad()
+    value.backward()
+    optimizer.step()
+    losses.append(value.item())
+print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")

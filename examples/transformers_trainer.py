@@ -1,0 +1,28 @@
+"""Fine-tune a CLIP of transformers by its Trainer with an objective of visavis; rows with the same label are all positives.
+
+Needs: pip install 'visavis[hf]' accelerate
+"""
+
+import tempfile
+
+from tiny_models import captioned_images, rows, tiny_clip
+from transformers import Trainer, TrainingArguments
+
+from visavis.integrations.transformers import TrainerLoss
+from visavis.objectives import Unified
+
+with tempfile.TemporaryDirectory() as folder:
+    args = TrainingArguments(
+        folder,
+        num_train_epochs=10,
+        per_device_train_batch_size=16,
+        learning_rate=2e-3,
+        logging_steps=1,
+        label_names=["labels"],
+        use_cpu=True,
+    )
+    loss = TrainerLoss(Unified(margin=0.2, gamma=10))
+    trainer = Trainer(tiny_clip(), args, train_dataset=rows(captioned_images()), compute_loss_func=loss)
+    trainer.train()
+losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")

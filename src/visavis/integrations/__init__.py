@@ -1,0 +1,10 @@
+"""The objectives inside other people's training code, one module for each library.
+
+None of them imports its library: each follows the calls that the library makes, so nothing more need be installed.
+
+- ``sentence_transformers``: ``VisavisLoss``, a loss for SentenceTransformerTrainer.
+- ``open_clip``: ``ClipLoss``, in place of the class of that name.
+- ``metric_learning``: ``MetricLoss``, called as the losses of pytorch-metric-learning are.
+- ``transformers``: ``TrainerLoss``, a ``compute_loss_func`` for Trainer.
+- ``lightning``: ``PairLossSteps``, the steps of a LightningModule.
+"""

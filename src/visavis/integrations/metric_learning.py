@@ -1,0 +1,64 @@
+"""Any objective, called as the losses of pytorch-metric-learning are.
+
+>>> import torch
+>>> from visavis.objectives import TripletHN
+>>> loss = MetricLoss(TripletHN())
+>>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item()
+1.600000023841858
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from visavis.engine import PairLoss
+from visavis.errors import ShapeError, VisavisError
+from visavis.objectives import Objective
+from visavis.targets import Ids, Targets, as_ids
+
+
+class MetricLoss(nn.Module):
+    """``loss(embeddings, labels)``, or ``loss(embeddings, labels, ref_emb=, ref_labels=)`` for two kinds of items.
+
+    objective, scale: as for PairLoss. embeddings ``[N, D]``, labels ``[N]``: equal labels belong together. Without ref_emb
+    the items are compared with each other; what an item is to itself is ignored. With ref_emb ``[M, D]`` and ref_labels ``[M]``
+    every pair counts, also where both are the same tensors. Returns a scalar. Raises ShapeError.
+    Differs from: pytorch-metric-learning, where references are never anchors: here both directions count. A miner's tuples
+    are refused, since an objective says itself which pairs it pushes.
+    """
+
+    def __init__(self, objective: Objective, scale: float | nn.Parameter | None = None) -> None:
+        super().__init__()
+        self.loss = PairLoss(objective, scale=scale)
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Ids,
+        indices_tuple: Any = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Ids | None = None,
+    ) -> Tensor:
+        if indices_tuple is not None:
+            raise VisavisError("MetricLoss got a miner's indices_tuple: leave it out, the objective itself chooses the pairs it pushes.")
+        if (ref_emb is None) != (ref_labels is None):
+            raise ShapeError("MetricLoss got one of ref_emb and ref_labels: give both, or neither to compare items with each other.")
+        labels = as_ids(labels, "labels")
+        if ref_emb is None:
+            return compared_with_each_other(self.loss, embeddings, labels)
+        assert ref_labels is not None
+        return self.loss(embeddings, ref_emb, labels, as_ids(ref_labels, "ref_labels"))
+
+
+def compared_with_each_other(loss: PairLoss, embeddings: Tensor, labels: Tensor) -> Tensor:
+    """The loss of items on both sides; an item and itself are neither positive nor negative."""
+    if len(labels) != len(embeddings):
+        raise ShapeError(f"{len(labels)} labels for {len(embeddings)} embeddings: give one label for each.")
+    return loss(embeddings, embeddings, targets=Targets(query_ids=labels, candidate_ids=labels, ignore=same_item))
+
+
+def same_item(rows: Tensor, columns: Tensor) -> Tensor:
+    """Bool ``[Q, C]``: the query is the candidate."""
+    return rows[:, None] == columns

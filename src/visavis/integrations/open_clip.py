@@ -1,0 +1,71 @@
+"""Any objective in place of open_clip's ClipLoss.
+
+>>> import torch
+>>> from visavis.objectives import NTXent
+>>> loss = ClipLoss(NTXent())
+>>> loss(torch.eye(4), torch.eye(4), torch.tensor(200.0), output_dict=True)
+{'contrastive_loss': tensor(0.)}
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from visavis.engine import PairLoss
+from visavis.errors import VisavisError
+from visavis.objectives import Objective
+from visavis.targets import Ids
+
+
+class ClipLoss(nn.Module):
+    """``loss(image_features, text_features, logit_scale)``, as open_clip calls it; with NTXent or InfoNCE it equals open_clip's.
+
+    objective: any of the catalog. One with a temperature takes logit_scale in its place; one of fixed gamma or margin
+    leaves it as it is. Features are brought to length 1, as open_clip's models do anyway.
+    world_size: above 1, queries meet the candidates of all processes in train mode, with the exact gradient under DDP's
+    averaging: what open_clip computes with local_loss and gather_with_grad. Those two, cache_labels (labels are ids here) and
+    rank (the process group knows it) are taken and change nothing. use_horovod is refused.
+
+    image_ids, text_ids: beyond open_clip; equal ids belong together, as in PairLoss. A logit_bias is refused, since it belongs
+    to the sigmoid loss. Returns a scalar, or ``{"contrastive_loss": scalar}`` with output_dict. Raises VisavisError, ShapeError.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        local_loss: bool = False,
+        gather_with_grad: bool = False,
+        cache_labels: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        use_horovod: bool = False,
+    ) -> None:
+        super().__init__()
+        if use_horovod:
+            raise VisavisError("ClipLoss got use_horovod=True, expected processes of torch.distributed: start with torchrun.")
+        self.objective = objective
+        self.gather = world_size > 1
+        self.unscaled = PairLoss(objective, gather=self.gather)
+
+    def forward(
+        self,
+        image_features: Tensor,
+        text_features: Tensor,
+        logit_scale: Tensor | float,
+        logit_bias: Tensor | float | None = None,
+        output_dict: bool = False,
+        image_ids: Ids | None = None,
+        text_ids: Ids | None = None,
+    ) -> Tensor | dict[str, Tensor]:
+        if logit_bias is not None:
+            raise VisavisError("ClipLoss got a logit_bias, which belongs to the sigmoid loss: make the model without init_logit_bias.")
+        loss = self.unscaled
+        if self.objective.scalable:
+            scale: Any = logit_scale  # a tensor on the graph, not a parameter
+            loss = PairLoss(self.objective, scale=scale, gather=self.gather).train(self.training)
+        value = loss(image_features, text_features, image_ids, text_ids)
+        if loss is self.unscaled:
+            value = value + 0 * logit_scale  # DDP waits for a gradient of every parameter
+        return {"contrastive_loss": value} if output_dict else value

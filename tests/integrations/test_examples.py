@@ -1,0 +1,53 @@
+"""Every example trains a real model, and its loss falls."""
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NEEDED = {
+    "lightning_module": ("lightning", "transformers"),
+    "metric_learning_loss": ("transformers",),
+    "open_clip_loss": ("transformers",),
+    "sentence_transformers_loss": ("sentence_transformers", "accelerate", "datasets"),
+    "transformers_trainer": ("transformers", "accelerate"),
+}
+
+
+def test_every_example_is_run_here():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} - {"tiny_models"} == set(NEEDED)
+
+
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec")  # lightning's own, of torch
+@pytest.mark.parametrize("name", NEEDED)
+def test_the_loss_of_an_example_falls(name, capsys):
+    for package in NEEDED[name]:
+        pytest.importorskip(package)
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    first, last = map(float, re.search(r"loss (\d+\.\d+) -> (\d+\.\d+)\n", capsys.readouterr().out).groups())
+    assert last < first / 2
+
+
+def test_the_three_lines_run():
+    (block,) = re.findall(r"```python\n(.*?)```", (EXAMPLES.parent / "docs" / "integrations.md").read_text(), re.DOTALL)
+    names = {}
+    exec(compile(block, "integrations.md", "exec"), names)
+    images, texts = torch.eye(2), torch.eye(2).repeat(3, 1)
+    assert names["loss"](images, texts, [0, 1], [0, 1] * 3) < 1e-6 < names["loss"](images, texts, [0, 1], [1, 0] * 3)
+
+
+def test_no_integration_imports_its_library():
+    modules = ("lightning", "metric_learning", "open_clip", "sentence_transformers", "transformers")
+    program = f"""
+import importlib, sys
+import visavis.integrations
+assert "torch" not in sys.modules
+for name in {modules}: importlib.import_module(f"visavis.integrations.{{name}}")
+assert not {{*{modules}, "pytorch_lightning", "pytorch_metric_learning"}} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,134 @@
+"""VisavisLoss: a loss of sentence-transformers, on a real BERT of random weights."""
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("sentence_transformers")
+
+from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
+from tiny_models import sentences, tiny_sentence_transformer
+
+from visavis import PairLoss
+from visavis.engine import cosine
+from visavis.errors import ShapeError
+from visavis.integrations.metric_learning import MetricLoss
+from visavis.integrations.sentence_transformers import VisavisLoss
+from visavis.objectives import VLC, NTXent, Triplet, TripletHN, Unified
+from visavis.targets import Targets
+
+FAMILY = (Triplet(), TripletHN(), NTXent(), VLC(), Unified())
+every_objective = pytest.mark.parametrize("objective", FAMILY, ids=str)
+COLUMNS = sentences()
+IDS = torch.tensor(COLUMNS["label"])
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return tiny_sentence_transformer().double().eval()
+
+
+def features(model, *columns):
+    return [model.preprocess(texts) for texts in columns]
+
+
+def embedded(model, *columns):
+    return [model(each)["sentence_embedding"] for each in features(model, *columns)]
+
+
+def equal(ours, theirs):
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-11)
+
+
+@every_objective
+def test_labels_are_ids_and_without_them_rows_are_pairs(model, objective):
+    loss, pair_loss = VisavisLoss(model, objective), PairLoss(objective)
+    sides = (COLUMNS["anchor"], COLUMNS["positive"])
+    by_ids, in_order = loss(features(model, *sides), IDS), loss(features(model, *sides), None)
+    equal(by_ids, pair_loss(*embedded(model, *sides), IDS))
+    equal(in_order, pair_loss(*embedded(model, *sides)))
+    assert not torch.isclose(by_ids, in_order)
+    reached = [
+        gradient is not None and bool(gradient.any())
+        for gradient in torch.autograd.grad(by_ids, list(model.parameters()), allow_unused=True)
+    ]
+    assert sum(reached) >= len(reached) - 2  # BERT's pooler, which the mean over words leaves out
+
+
+@every_objective
+@pytest.mark.parametrize("ids", [None, IDS[:8]], ids=["in order", "by label"])
+def test_negatives_are_candidates_of_anchors_alone(model, objective, ids):
+    columns = (COLUMNS["anchor"][:8], COLUMNS["positive"][:8], COLUMNS["positive"][8:], COLUMNS["anchor"][8:])
+    value = VisavisLoss(model, objective)(features(model, *columns), ids)
+    anchors, positives, *negatives = embedded(model, *columns)
+    own = torch.arange(8) if ids is None else ids
+    forth = objective.one_way(
+        cosine(anchors, torch.cat([positives, *negatives])), Targets(query_ids=own, candidate_ids=torch.cat([own, torch.full((16,), -1)]))
+    )
+    back = objective.one_way(cosine(positives, anchors), Targets(query_ids=own, candidate_ids=own))
+    equal(value, objective.reduce(forth, back))
+
+
+def test_one_column_with_labels_is_compared_with_itself(model):
+    value = VisavisLoss(model, Unified())(features(model, COLUMNS["anchor"]), IDS)
+    equal(value, MetricLoss(Unified())(*embedded(model, COLUMNS["anchor"]), IDS))
+    with pytest.raises(ShapeError, match=r"^VisavisLoss got one column without labels: add a column"):
+        VisavisLoss(model, Unified())(features(model, COLUMNS["anchor"]), None)
+    with pytest.raises(ShapeError, match=r"^labels has shape \[16\] and dtype torch.float32, expected one whole number"):
+        VisavisLoss(model, Unified())(features(model, COLUMNS["anchor"]), torch.rand(16))
+
+
+def test_the_scale_is_that_of_sentence_transformers(model):
+    sides = (COLUMNS["anchor"], COLUMNS["positive"])
+    value = VisavisLoss(model, NTXent(), scale=20.0)(features(model, *sides), None)
+    equal(value, PairLoss(NTXent(tau=1 / 20))(*embedded(model, *sides)))
+
+
+def test_it_stands_inside_a_loss_of_losses(model):
+    sides = (COLUMNS["anchor"], COLUMNS["positive"])
+    value = MatryoshkaLoss(model, VisavisLoss(model, Unified()), [32, 8])(features(model, *sides), IDS)
+    whole = embedded(model, *sides)
+    equal(value, sum(PairLoss(Unified())(*(side[:, :width] for side in whole), IDS) for width in (32, 8)))
+
+
+def test_it_follows_the_model_into_evaluation(model):
+    loss = VisavisLoss(model, Unified())
+    for training in (False, True, False):
+        model.train(training)
+        loss(features(model, COLUMNS["anchor"], COLUMNS["positive"]), IDS)
+        assert loss.loss.training is training
+
+
+def test_a_model_card_can_name_it(model):
+    loss = VisavisLoss(model, NTXent(tau=0.05), scale=torch.nn.Parameter(torch.tensor(20.0)))
+    config = json.loads(json.dumps(loss.get_config_dict()))
+    assert config == {"objective": repr(NTXent(tau=0.05)), "scale": 20.0, "similarity_fct": "cos_sim"}
+    model.model_card_data.set_losses([loss])
+    assert "loss:VisavisLoss" in model.model_card_data.tags
+    assert model.model_card_data.citations["VisavisLoss"] == loss.citation
+    for objective, source in {
+        NTXent(): "source: COCOS, eq. 4",
+        TripletHN(): "source: Faghri et al., VSE++ (2018), eq. 6; Unified loss",
+    }.items():
+        citation = VisavisLoss(model, objective).citation
+        assert f"Objective {objective!r}; {source}" in citation
+        assert citation.count("{") == citation.count("}")
+        assert "Special" not in citation
+
+
+def test_the_trainer_learns_the_scale_and_evaluates(tmp_path):
+    pytest.importorskip("accelerate")
+    data = pytest.importorskip("datasets").Dataset.from_dict(COLUMNS)
+    from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+
+    model, scale = tiny_sentence_transformer(), torch.nn.Parameter(torch.tensor(20.0))
+    loss = VisavisLoss(model, NTXent(), scale=scale)
+    quiet = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
+    args = SentenceTransformerTrainingArguments(tmp_path, max_steps=3, learning_rate=0.01, per_device_train_batch_size=16, **quiet)
+    trainer = SentenceTransformerTrainer(model, args, train_dataset=data, eval_dataset=data, loss=loss)
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert abs(scale.item() - 20) > 0.01
+    assert trainer.evaluate()["eval_loss"] < before
