@@ -1,4 +1,4 @@
-"""Write docs/reference from docstrings, catalogs, recipes and the command line: python tools/make_docs.py [--check].
+"""Write docs/reference and docs/objectives.md from docstrings, catalogs, recipes and the command line: python tools/make_docs.py [--check].
 
 With --check nothing is written; the exit status is 1, with one sentence, if a page is not what it would be now.
 """
@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
+
+import objectives_page
 
 PROJECT = Path(__file__).resolve().parents[1]
 REFERENCE = PROJECT / "docs" / "reference"
@@ -37,7 +39,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is stale")
     check = parser.parse_args().check
-    pages = {REFERENCE / f"{name}.md": text for name, text in all_pages().items()}
+    pages = {REFERENCE / f"{name}.md": text for name, text in all_pages().items()} | {
+        objectives_page.DOCS / "objectives.md": objectives_page.page()
+    }
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     stray = sorted(set(REFERENCE.glob("*.md")) - set(pages))
     if check:
@@ -50,7 +54,8 @@ def main() -> int:
         path.unlink()
     for path in stale:
         path.write_text(pages[path], encoding="utf-8")
-    print(f"docs/reference: {len(pages)} pages, {len(stale)} written, {len(stray)} removed.")
+    objectives_page.draw()
+    print(f"docs: {len(pages)} pages, {len(stale)} written, {len(stray)} removed.")
     return 0
 
 

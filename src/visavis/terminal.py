@@ -158,9 +158,9 @@ def print_catalog(entries: dict[str, list[dict[str, str]]]) -> None:
     for kind, rows in entries.items():
         console.print(f"[bold]{kind}[/bold]")
         for row in rows:
-            name, *rest = row.values()
+            (_, name), (_, what), *rest = row.items()
             console.print(f"  [cyan]{escape(name)}[/cyan]", soft_wrap=True)
-            for text in filter(None, rest):
+            for text in filter(None, [what, *(f"{label}: {value}" for label, value in rest if value)]):
                 console.print(f"      {escape(text)}", soft_wrap=True)
 
 

@@ -40,6 +40,7 @@ class Goal(Objective):
     the other positives R <= s_n + epsilon of the batch, whosoever's; m_n that of s_n - R (e^(-beta (s_n - R))) over the
     query's other negatives R >= (least positive of the batch) - epsilon; over nothing it is 0.
     The value is a monitor, s_n - s_p: no loss, and not to be compared between objectives.
+    Advice: to choose what is pulled and pushed, and how hard, one by one; the default is its authors' favorite.
     Source: Xuan and Chen, Dissecting Deep Metric Learning Losses for Image-Text Retrieval (GOAL, 2023), eqs. 3 to 13.
     Special cases: as gradients, (con, con) is TripletHN; (nca, con) hard-mined NT-Xent (eq. 6) / tau; (con, sig), where every
     hinge is open, BinomialDeviance; (cir, lin) that of softplus(tau (s_n^2 - s_p (2 - s_p))) / (2 tau). (cir, lin) is

@@ -27,6 +27,7 @@ class Ladder(Objective):
     least similar u with the most similar d. "sum": all, by sorting and running sums, O(Q C log C) time and O(Q C) memory.
     ``cumulative``: rung l is ``[margins[0] + ... + margins[l-1] - s_ip + s_id]_+`` for each positive pair instead.
     dL/ds is beta_l at each d and -beta_l at each u (or p) of an open hinge: middle levels are pushed and pulled.
+    Advice: where the order of the merely related matters too; train with GradedSupervision.
     Source: Zhou et al., Ladder loss (2020), eqs. 5 to 8.
     Special cases: one level, or betas (1, 0, ...), is TripletHN, and Triplet with "sum". An empty level has no hinge.
     Differs from: the printed eq. 8, whose margin of rung 2 is that of rung 1; eq. 7 and the code say otherwise. The released code,

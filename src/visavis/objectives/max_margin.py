@@ -19,6 +19,7 @@ class MaxMargin(Objective):
     Formula: ``(1 / N_i) sum_j [margin + s_ij - s_ip]_+`` over positive pairs p = (i, p) and the N_i negatives of i; for B pairs
     the mean over 2 B (B - 1) hinges. With ``fix_norm=False`` the pair's own hinge, which is the margin, is averaged in:
     2 B^2 hinges. dL/ds_ij is 1 / N_i where the hinge is open, dL/ds_ip minus their sum, each over twice the number of pairs.
+    Advice: to compare with the video papers; every open hinge pushes alike, so little is left of the mean once most are closed.
     Source: Liu et al., Collaborative Experts (2019), its margin on MSR-VTT; Gabeur et al., MMT (2020), with margin 0.05.
     Special cases: Triplet divided by the number of its hinges. Reads ``query_margin`` (adaptive margins).
     Memory: ``[pairs x candidates]``.

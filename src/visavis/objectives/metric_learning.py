@@ -22,6 +22,7 @@ class BinomialDeviance(Objective):
     Formula: ``sum_p log(1 + e^(-alpha (s_ip - lam))) / alpha + max_j log(1 + e^(beta (s_ij - lam))) / beta`` over positive
     pairs, both directions; with ``negatives="all"`` the sum over j. A query without negatives adds nothing.
     dL/ds_ip = -1 / (1 + e^(alpha (s_ip - lam))), dL/ds_ij = 1 / (1 + e^(-beta (s_ij - lam))).
+    Advice: as a baseline that asks for absolute similarities, not for differences.
     Source: Yi et al. (2014); in this form GOAL, eq. 11.
     Special cases: the gradient is that of Goal(con, sig) where every hinge is open.
     Differs from: Yi et al., who take the mean over each kind of pair.
@@ -52,6 +53,7 @@ class MultiSimilarity(Objective):
     Formula: ``log(1 + sum_p e^(-alpha (s_p - lam))) / alpha + log(1 + sum_n e^(beta (s_n - lam))) / beta``, one term for each
     query with a positive, over its positives s_p < max_n s_n + epsilon and its negatives s_n > min_p s_p - epsilon.
     dL/ds_p = -e_p / (1 + sum_p e_p) with e_p = e^(-alpha (s_p - lam)); dL/ds_n likewise, with the other sign.
+    Advice: as a baseline with many positives in a batch; its epsilon mines both sides.
     Source: Wang et al., Multi-Similarity Loss (2019).
     Special cases: with one positive and one negative, both read, the gradient of Goal(con, sig).
     Positives of a query share a term, as published.
@@ -87,6 +89,7 @@ class Circle(Objective):
     with a positive, with a_n = [s_n + margin]_+ and a_p = [1 + margin - s_p]_+ taken as constants.
     dL/ds_n = Z gamma a_n q_n, dL/ds_p = -Z gamma a_p q_p; q are softmax weights among a query's negatives and among its
     positives, Z = 1 - e^(-L). As a_n and a_p are constants, it is not the gradient of the value.
+    Advice: as a baseline that pulls the farther a positive is from 1 and pushes the farther a negative is from 0.
     Source: Sun et al., Circle Loss (2020).
     Special cases: not Goal(cir, lin), whose weights have no margin; see there.
     Positives of a query share a term, as published.

@@ -21,6 +21,7 @@ class NCR(Objective):
     the anchor (``query_margin``), or a margin of its own for each cell (``pair_margin``). With ``warmup``
     ``sum_p (1 / n_i) sum_j [m_ij + s_ij - s_ip]_+`` over the n_i negatives and the pair itself, whose hinge is 0.
     dL/ds is 1 at the hardest negative and -1 at the positive where the hinge is open, else 0; in the warm-up 1 / n_i.
+    Advice: where many captions stand beside wrong images; train with NoisySupervision.
     Source: Huang et al., NCR (2021); Unified loss, eq. 27.
     Special cases: TripletHN where all margins are equal, and TripletHN with ``query_margin``. ``semantics="paper"`` reads the
     margins of anchors, or ``pair_margin`` where only these are given; "reference" reads ``pair_margin``. Only the

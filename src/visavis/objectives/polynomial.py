@@ -36,6 +36,7 @@ class SSP(Objective):
     dL/ds_ip = F'(s_ip) and dL/ds_ij = G'(s_ij) at the hardest negative where they are above 0, each over the number of
     pairs. The loss jumps where the condition begins to hold. With the defaults G is 0 between 0.0955 and 0.3489, and below that
     its slope is negative: such a negative is pulled.
+    Advice: only with coefficients tuned to the scores of the model at hand.
     Source: Wei et al., Universal weighting metric learning (2020), with the coefficients of its code (SCAN on Flickr30K).
     Special cases: a positive of 1 - 1e-5 or more is skipped. Reads ``query_margin`` (adaptive margins).
     Differs from: the released code, which fails at such a positive.
@@ -63,6 +64,7 @@ class RSP(Objective):
     first; with ``gamma``: ``(1 / gamma) log(1 + sum_j e^(gamma (G(s_ij - s_ip) + margin)))``.
     dL/ds_ij = G'(s_ij - s_ip) at the hardest negative where the hinge is open, or times its weight in the softmax;
     dL/ds_ip is minus their sum.
+    Advice: to try another shape of a gap's price; keep the polynomial increasing.
     Source: Unified loss, eq. 25; the polynomials of Wei et al., Universal weighting metric learning (2021), are nowhere printed.
     Special cases: coefficients (0, 1) are TripletHN, with ``gamma`` Unified. Reads ``query_margin`` (adaptive margins).
     Memory: ``[pairs x candidates]`` with ``gamma``.

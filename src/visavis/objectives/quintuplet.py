@@ -22,6 +22,7 @@ class AOQ(Objective):
     with its offline negative, which enters the weight; every column has a hinge.
     dL/ds_ij = w_i + hinge / alpha at the hardest negative and dL/ds_ip = -w_i where the online hinge is open, less 1 for each
     open offline hinge; dL/do_ik is 1 where its hinge is open, less hinge / alpha for column 0.
+    Advice: a second round for a model that finds no hard negatives in its batches any more; train with BankSupervision.
     Source: Chen et al., AOQ (2020), and its code.
     Special cases: TripletHN times w where w is constant and no offline hinge is open. A query without negatives keeps its offline
     hinges. Reads ``query_margin`` (adaptive margins).

@@ -19,6 +19,7 @@ class SmoothAP(Objective):
     Formula: ``1 - (1 / |P|) sum_{i in P} R_P(i) / R(i)``, one term for each query with a positive, where
     ``R(i) = 1 + sum_{j != i} sigmoid((s_j - s_i) / tau)`` is the smoothed rank among all candidates, R_P(i) among positives.
     dL/ds has the factor ``sigmoid (1 - sigmoid) / tau`` of each pair of scores: nothing, where no two are within a few tau.
+    Advice: with several captions an image in a batch; at a small tau few queries have a gradient, so train longer.
     Source: Brown et al. (2020); COCOS, eqs. 5 to 8.
     Special cases: tau -> 0 is 1 - AP; with one positive, 1 - 1 / rank. Without a negative, AP is 1.
     Positives of a query compete with each other, as published. Memory: ``[pairs x candidates]``.

@@ -20,6 +20,7 @@ class NTXent(Objective):
 
     Formula: ``-log( e^(s_ip / tau) / (e^(s_ip / tau) + sum_j e^(s_ij / tau)) )``, the mean of both directions.
     dL/ds_ij is softmax_j / tau, dL/ds_ip = -(1 - softmax_p) / tau, each over the number of queries.
+    Advice: with large batches; the smaller tau, the more the hardest negatives count.
     Source: COCOS, eq. 4 as its code trains it; van den Oord et al. (2018).
     Special cases: VLC with gamma = 1 / tau, another reduction. tau is 1 / "scale" elsewhere.
     Differs from: the printed eq. 4 of COCOS, whose denominator has negatives only: ``denominator="negatives"``, which
@@ -54,6 +55,7 @@ class InfoNCE(Objective):
 
     Formula: ``-(1 / |P_i|) sum_{p in P_i} log( e^(s_ip / tau) / sum_j e^(s_ij / tau) )``, j over positives and negatives.
     dL/ds_ij = softmax_j / tau, less 1 / (|P_i| tau) at a positive. One term for each query that has a positive.
+    Advice: to fine-tune a model that came with a learned temperature, by ``PairLoss(scale=...)``.
     Source: Radford et al., CLIP (2021); with several positives: Zeng et al., X-VLM (2022), image-text contrast.
     Special cases: NTXent where each query has one positive. MMT's convention is ``reduction="mean"``, without the half.
     With ``PairLoss(scale=)`` the temperature is learned.
@@ -88,6 +90,7 @@ class VLC(Objective):
 
     Formula: ``sum_p log(1 + sum_j e^(gamma (s_ij - s_ip)))`` over positive pairs, both directions.
     dL/ds_ij = gamma p_ij with p_ij the softmax weight of the negative, dL/ds_ip = -gamma sum_j p_ij.
+    Advice: as NTXent, summed: choose gamma (20 to 100) together with the rate.
     Source: Unified loss, eqs. 3 and 4.
     Special cases: gamma times Unified with margin 0; for B pairs, 2 B times the loss of CLIP at scale gamma.
     Differs from: CLIP, whose scale is learned; see InfoNCE.

@@ -17,6 +17,7 @@ class Triplet(Objective):
 
     Formula: ``sum_p sum_j [margin + s_ij - s_ip]_+`` over positive pairs p = (i, p) and negatives j, both directions.
     dL/ds_ij is 1 where the hinge is open (strictly above 0), dL/ds_ip is minus their number.
+    Advice: a steady start before TripletHN; alone, it spends its gradient on many mild violations.
     Source: Faghri et al., VSE++ (2018), eq. 5; Unified loss, eq. 1; COCOS, eq. 3a.
     Special cases: equals TripletHN where each query has one negative. Reads ``query_margin`` (adaptive margins).
     Memory: ``[pairs x candidates]``.
@@ -40,6 +41,7 @@ class TripletHN(Objective):
 
     Formula: ``sum_p [margin + max_j s_ij - s_ip]_+`` over positive pairs, both directions.
     dL/ds is 1 at the hardest negative and -1 at the positive where the hinge is open, else 0.
+    Advice: the habit of the VSE++ family; from random weights it wants a small rate, a warm-up or large batches, or it collapses.
     Source: Faghri et al., VSE++ (2018), eq. 6; Unified loss, eq. 1; with ``query_margin``: its eq. 27.
     Special cases: the limit of Unified for gamma -> infinity. COCOS calls it "semi-hard"; it is the hardest.
     Differs from: the released codes, which take other captions of the same image as negatives; do so with Targets.paired.

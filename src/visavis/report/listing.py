@@ -8,6 +8,8 @@ from dataclasses import MISSING, Field, fields
 from typing import Any
 
 Row = dict[str, str]
+LABELS = ("Formula:", "dL/ds", "Advice:", "Source:", "Special cases:", "Memory:", "Differs from:")
+"""What parts of a docstring begin with."""
 
 
 def objectives() -> list[Row]:
@@ -19,6 +21,7 @@ def objectives() -> list[Row]:
             "name": kind.__name__,
             "what": sentence(kind),
             "formula": paragraph(kind, "Formula:"),
+            "advice": paragraph(kind, "Advice:"),
             "source": paragraph(kind, "Source:"),
             "defaults": repr(kind()),
         }
@@ -88,7 +91,7 @@ def paragraph(thing: Any, opening: str) -> str:
     for line in (inspect.getdoc(thing) or "").splitlines():
         if line.startswith(opening):
             taking, line = True, line.removeprefix(opening)
-        elif not line.strip() or line.startswith(("dL/ds", "Source:", "Special cases:", "Differs from:", "Memory:", "Formula:")):
+        elif not line.strip() or line.startswith(LABELS):
             taking = False
         if taking:
             taken.append(line.strip())
