@@ -43,6 +43,7 @@ def main() -> int:
         objectives_page.DOCS / "objectives.md": objectives_page.page()
     }
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    stale += [path for path in objectives_page.pictures() if check and not path.exists()]
     stray = sorted(set(REFERENCE.glob("*.md")) - set(pages))
     if check:
         changed = ", ".join(str(path.relative_to(PROJECT)) for path in [*stale, *stray])

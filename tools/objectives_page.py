@@ -33,11 +33,15 @@ the same picture. Where there is no arrow, nothing moves. Defaults throughout; w
 `visavis diagnose RUN --objective NAME` counts whom it moves on your own data."""
 
 
+def pictures() -> dict[Path, Objective]:
+    """Where the picture of each objective lies."""
+    return {PICTURES / f"{kind.__name__}.svg": kind() for kind in CATALOG}
+
+
 def draw() -> None:
     """Write a picture of every objective."""
-    PICTURES.mkdir(parents=True, exist_ok=True)
-    for kind in CATALOG:
-        storage.write_bytes(PICTURES / f"{kind.__name__}.svg", picture(kind()))
+    for path, objective in pictures().items():
+        storage.write_bytes(path, picture(objective))
 
 
 def page() -> str:

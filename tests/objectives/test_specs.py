@@ -57,7 +57,7 @@ def test_objectives_cannot_be_changed_or_given_values_without_names(kind):
 
 @every_objective
 def test_a_docstring_says_what_why_and_whence(kind):
-    for part in ("Formula:", "dL/ds", "Source:"):
+    for part in ("Formula:", "dL/ds", "Advice:", "Source:"):
         assert part in kind.__doc__
 
 

@@ -1,0 +1,76 @@
+"""Doubtful pairs: heads on Flickr8k with 40 % of the training captions beside wrong images, NCR against TripletHN and Unified.
+
+    VISAVIS_DATA=... python studies/noise.py [--seeds 3] [--share 0.4] [--out runs/noise]
+
+For each seed the same captions are misplaced for all. Printed: the test RSUM of each (images and captions of the test split are
+right), its mean and standard deviation, the differences to NCR seed by seed; and how well NCR's probabilities tell misplaced
+training captions from right ones (area under the ROC curve).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+
+import numpy as np
+from sklearn.metrics import roc_auc_score
+
+import visavis
+from visavis import storage
+from visavis.data import open_dataset
+from visavis.training.checkpoint import Checkpoint
+from visavis.training.running import Trained, recipe_of
+
+OTHERS = ("TripletHN(margin=0.2)", "Unified(margin=0.2, gamma=50)")
+
+
+def train_all(out: Path, seed: int, share: float) -> dict[str, Trained]:
+    """One run of NCR, and one of each other objective with the same data, model and number of epochs."""
+    common = {"seed": seed, "data.misplaced": share}
+    runs = {"NCR": visavis.train("ncr-heads-flickr8k", out=out / f"ncr-{seed}", overrides=common)}
+    ncr = recipe_of(runs["NCR"].folder)
+    phase = {**ncr.to_dict()["phases"][-1], "epochs": sum(one.epochs for one in ncr.phases), "supervision": "PairSupervision()"}
+    phase["schedule"] = {"kind": "cosine", "warmup": 0.1}
+    for objective in OTHERS:
+        name = objective.partition("(")[0]
+        overrides = {**common, "phases": [{**phase, "objective": objective}]}
+        runs[name] = visavis.train("ncr-heads-flickr8k", out=out / f"{name.lower()}-{seed}", overrides=overrides)
+    return runs
+
+
+def separation(run: Trained) -> float:
+    """How well a run's supervision tells right from misplaced training captions: the area under the ROC curve."""
+    recipe, checkpoint = recipe_of(run.folder), Checkpoint.latest(run.folder)
+    assert checkpoint is not None
+    data = open_dataset(recipe.data.path)
+    wrong = data.misplaced(recipe.data.misplaced, recipe.seed).image_of != data.image_of
+    return float(roc_auc_score(~wrong[data.split("train").caption_rows], checkpoint.supervision["clean"].mean(0).numpy()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--share", type=float, default=0.4)
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args()
+    out = storage.numbered_folder("runs/noise") if options.out is None else storage.new_folder(options.out)
+    rsum: dict[str, list[float]] = {}
+    areas = []
+    for seed in range(1, options.seeds + 1):
+        runs = train_all(out, seed, options.share)
+        areas.append(separation(runs["NCR"]))
+        for name, run in runs.items():
+            assert run.test is not None
+            rsum.setdefault(name, []).append(run.test.metrics["rsum"])
+        sys.stdout.write(f"seed {seed}: {', '.join(f'{name} {values[-1]:.1f}' for name, values in rsum.items())}; AUC {areas[-1]:.3f}\n")
+    for name, values in rsum.items():
+        less = np.array(rsum["NCR"]) - values
+        beside = "" if name == "NCR" else f"; NCR is {less.mean():+.1f} beside it, {less.min():+.1f} to {less.max():+.1f} by seed"
+        sys.stdout.write(f"{name}: test RSUM {statistics.mean(values):.1f} ± {np.std(values, ddof=options.seeds > 1):.1f}{beside}\n")
+    sys.stdout.write(f"NCR tells right from misplaced captions with AUC {statistics.mean(areas):.3f} (least {min(areas):.3f})\n")
+
+
+if __name__ == "__main__":
+    main()
