@@ -62,4 +62,5 @@ def test_where_a_thing_is_can_be_read_from_the_pooled_vector(encoder):
     features = torch.cat([features - features.mean(0), torch.ones(500, 1)], 1)
     learned, held = features[:400], features[400:]
     reading = torch.linalg.solve(learned.T @ learned + 0.1 * torch.eye(features.shape[1]), learned.T @ places[:400])
-    assert (held @ reading - places[400:]).abs().mean() < 0.08
+    guessed = (places[:400].mean(0) - places[400:]).abs().mean()
+    assert (held @ reading - places[400:]).abs().mean() < guessed / 2
