@@ -24,6 +24,7 @@ RECIPES = PROJECT / "src" / "visavis" / "recipes"
 # page -> (title, what stands there, module, tuple of entries in it)
 CATALOGS = {
     "objectives": ("Objectives", "What a score matrix should look like, as a number to make small.", "visavis.objectives", "CATALOG"),
+    "supervisions": ("Supervisions", "What objectives are told beyond scores.", "visavis.supervision", "CATALOG"),
     "models": ("Models", "From images and texts to scores.", "visavis.models", "CATALOG"),
     "metrics": ("Metrics", "How good a ranking is.", "visavis.metrics", "CATALOG"),
     "protocols": (

@@ -58,6 +58,15 @@ def protocols() -> list[Row]:
     return [{"name": protocol.name, "what": protocol.description} for protocol in CATALOG]
 
 
+def supervisions() -> list[Row]:
+    """Every supervision with its source and defaults."""
+    from visavis.supervision import CATALOG
+
+    return [
+        {"name": kind.__name__, "what": sentence(kind), "source": paragraph(kind, "Source:"), "defaults": repr(kind())} for kind in CATALOG
+    ]
+
+
 def recipes() -> list[Row]:
     """Every recipe that ships."""
     from visavis.training.recipe import read_recipe, shipped
@@ -75,6 +84,7 @@ KINDS: dict[str, Callable[[], list[Row]]] = {
     "objectives": objectives,
     "models": models,
     "metrics": metrics,
+    "supervisions": supervisions,
     "recipes": recipes,
     "protocols": protocols,
 }
