@@ -50,6 +50,13 @@ MATCHERS = {
         "tokens",
     ),
     "vse-infinity on tokens": (VSEInfinity(VSEInfinity.Config(**TOKENS)), "grid", "tokens"),
+    "vse-infinity, tokens, mapped after": (VSEInfinity(VSEInfinity.Config(**TOKENS, hidden=10, pooled_dropout=0.1)), "grid", "tokens"),
+    "vse-infinity, words, mapped after": (
+        VSEInfinity(VSEInfinity.Config(**WIDTHS, text_view="words", width=8, hidden=10, temperature=5.0)),
+        "ragged",
+        "words",
+    ),
+    "vse-infinity on mean regions": (VSEInfinity(VSEInfinity.Config(**TOKENS, hidden=10, region_pool="mean")), "ragged", "tokens"),
     "vse-infinity on words": (VSEInfinity(VSEInfinity.Config(**WIDTHS, text_view="words", width=8)), "ragged", "words"),
 }
 
@@ -142,3 +149,29 @@ def test_nothing_falls_out_at_rest_or_at_rate_zero():
     given = images("ragged")
     assert VSEInfinity(VSEInfinity.Config(**TOKENS)).eval()._left_in(given) is given.mask
     assert VSEInfinity(VSEInfinity.Config(**TOKENS, size_augmentation=0.0)).train()._left_in(given) is given.mask
+
+
+def test_with_a_hidden_layer_regions_and_word_vectors_are_pooled_as_they_are():
+    matcher = VSEInfinity(VSEInfinity.Config(**WIDTHS, text_view="words", width=8, hidden=10, pooled_dropout=0.5)).eval()
+    for given, pool, layers, encode in (
+        (images("ragged"), matcher.visual_pool, matcher.visual_head, matcher.encode_visual),
+        (texts("words"), matcher.text_pool, matcher.text_head, matcher.encode_text),
+    ):
+        pooled = pool(given.vectors, given.mask)
+        assert pooled.shape[1] == given.vectors.shape[2]
+        torch.testing.assert_close(encode(given).vectors, nn.functional.normalize(layers(pooled)))
+
+
+def test_with_a_temperature_without_end_and_a_hidden_layer_it_is_heads_on_means():
+    infinity = VSEInfinity(VSEInfinity.Config(**WIDTHS, text_view="words", width=8, hidden=10, pooled_dropout=0.1, temperature=1e6)).eval()
+    heads = Heads(Heads.Config(**WIDTHS, width=8, hidden=10, input_dropout=0.1)).eval()
+    heads.visual.load_state_dict(infinity.visual_head.state_dict())
+    heads.text.load_state_dict(infinity.text_head.state_dict())
+    regions, words = images("grid"), Encoded(torch.randn(4, 7, 3))
+    expected = heads.score(heads.encode_visual(Encoded(regions.vectors.mean(1))), heads.encode_text(Encoded(words.vectors.mean(1))))
+    torch.testing.assert_close(infinity.score(infinity.encode_visual(regions), infinity.encode_text(words)), expected, rtol=0, atol=1e-4)
+
+
+def test_what_the_paper_has_is_the_default():
+    config = VSEInfinity.Config(**TOKENS)
+    assert (config.temperature, config.hidden, config.pooled_dropout, config.region_pool) == (0.1, 0, 0.0, "generalized")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from visavis.models.pooling import GeneralizedPooling, max_pool, mean_pool, sinusoids
+from visavis.models.pooling import GeneralizedPooling, ascending, max_pool, mean_pool, sinusoids
 
 GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "golden"
 
@@ -91,6 +91,24 @@ def test_weights_depend_on_the_size_alone_and_sum_to_one(pooling):
     torch.testing.assert_close(weights.sum(1), torch.ones(4))
     assert not weights[1, 2:].any()
     assert weights[3, 0] == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("learns", [True, False], ids=["with a gradient", "without"])
+def test_rows_in_ascending_order_are_those_of_torch(dtype, learns):
+    values = torch.randn(3, 4, 9).to(dtype).requires_grad_(learns)
+    found = ascending(values)
+    assert found.dtype == dtype
+    assert torch.equal(found, values.sort(-1).values)
+    if learns:
+        weights = torch.rand(9, dtype=dtype)
+        (expected,) = torch.autograd.grad((values.sort(-1).values * weights).sum(), values)
+        assert torch.equal(torch.autograd.grad((found * weights).sum(), values)[0], expected)
+
+
+def test_a_high_temperature_is_close_to_the_mean():
+    items, mask = torch.randn(3, 5, 4), lengths_mask([5, 2, 1], 5)
+    torch.testing.assert_close(GeneralizedPooling(temperature=1e4)(items, mask), mean_pool(items, mask), rtol=0, atol=1e-3)
 
 
 def test_gradients_are_those_of_the_value():

@@ -39,8 +39,9 @@ class Heads(GlobalMatcher):
     def __init__(self, config: Config):
         super().__init__(config)
         width = config.visual_width if config.bilinear else config.width
-        self.visual = nn.Identity() if config.bilinear else head(config.visual_width, width, config)
-        self.text = head(config.text_width, width, config)
+        layers = {key: getattr(config, key) for key in ("depth", "hidden", "dropout", "input_dropout")}
+        self.visual = nn.Identity() if config.bilinear else head(config.visual_width, width, **layers)
+        self.text = head(config.text_width, width, **layers)
 
     def encode_visual(self, items: Encoded) -> Encoded:
         return unit(self.visual(vectors(items)))
@@ -49,12 +50,12 @@ class Heads(GlobalMatcher):
         return unit(self.text(vectors(items)))
 
 
-def head(inputs: int, outputs: int, config: Heads.Config) -> nn.Sequential:
-    """The layers of one tower of Heads."""
-    layers: list[nn.Module] = [nn.Dropout(config.input_dropout)] if config.input_dropout else []
-    for _ in range(config.depth):
-        layers += [nn.Linear(inputs, config.hidden), nn.ReLU(), nn.Dropout(config.dropout)]
-        inputs = config.hidden
+def head(inputs: int, outputs: int, *, depth: int, hidden: int, dropout: float, input_dropout: float) -> nn.Sequential:
+    """The layers of one tower on one vector an item: ``depth`` hidden ones, and a linear map."""
+    layers: list[nn.Module] = [nn.Dropout(input_dropout)] if input_dropout else []
+    for _ in range(depth):
+        layers += [nn.Linear(inputs, hidden), nn.ReLU(), nn.Dropout(dropout)]
+        inputs = hidden
     return nn.Sequential(*layers, nn.Linear(inputs, outputs))
 
 
@@ -113,10 +114,15 @@ class VSEInfinity(GlobalMatcher):
     Images: regions (grid) through a ResidualMap, then the pooling operator. Texts: token ids through a bidirectional GRU, or
     word vectors of a frozen encoder through a ResidualMap, then a pooling operator of their own. In training each region,
     and each word, is left out with probability ``size_augmentation``; ``dropout`` falls on hidden layers,
-    ``region_dropout`` on the regions' features, ``word_dropout`` on word vectors and states.
+    ``region_dropout`` on the regions' features, ``word_dropout`` on word vectors and states, ``pooled_dropout`` on what the
+    operators give. temperature: of the operators; the larger, the nearer they begin and stay to the mean. hidden: 0 maps
+    regions and word vectors before they are pooled; n pools them as they are and maps what comes of it, by one hidden layer of
+    n units with ReLU and dropout. The states of the GRU are pooled and not mapped, either way.
+    region_pool: "mean" is the control that learns nothing of how regions are pooled.
     Source: Chen et al. (2021); VSE-infinity with Bi-GRU as in the Unified paper's tables.
     Differs from: the released code, whose words are masked or replaced as well as left out (only words of its trainable
-    BERT can be), has no dropout, and maps BERT's words by one linear layer; at least one region or word always survives here.
+    BERT can be), has no dropout, temperature 0.1, nothing after the pooling (hidden = 0), and maps BERT's words by one linear
+    layer; at least one region or word always survives here.
     """
 
     name = "VSEInfinity"
@@ -129,7 +135,11 @@ class VSEInfinity(GlobalMatcher):
         dropout: float = 0.0
         region_dropout: float = 0.0
         word_dropout: float = 0.0
+        pooled_dropout: float = 0.0
         size_augmentation: float = 0.2
+        temperature: float = 0.1
+        hidden: int = 0
+        region_pool: Literal["generalized", "mean"] = "generalized"
 
     visual_views = ("grid",)
     text_views = ("words", "tokens")
@@ -137,25 +147,39 @@ class VSEInfinity(GlobalMatcher):
     def __init__(self, config: Config):
         super().__init__(config)
         self.region_dropout, self.word_dropout = nn.Dropout(config.region_dropout), nn.Dropout(config.word_dropout)
-        self.visual = ResidualMap(config.visual_width, config.width, config.dropout)
-        self.visual_pool = GeneralizedPooling()
+        self.visual = self._map(config.visual_width)
+        self.visual_pool = mean_pool if config.region_pool == "mean" else GeneralizedPooling(temperature=config.temperature)
+        self.visual_head = self._head(config.visual_width)
         self.text: nn.Module = (
             RecurrentWords(config.text_width, config.word_width, config.width, bidirectional=True, dropout=config.word_dropout)
             if config.text_view == "tokens"
-            else ResidualMap(config.text_width, config.width, config.dropout)
+            else self._map(config.text_width)
         )
-        self.text_pool = GeneralizedPooling()
+        self.text_pool = GeneralizedPooling(temperature=config.temperature)
+        self.text_head = nn.Dropout(config.pooled_dropout) if config.text_view == "tokens" else self._head(config.text_width)
+
+    def _map(self, inputs: int) -> nn.Module:
+        """What happens to regions or word vectors before they are pooled."""
+        config: VSEInfinity.Config = self.config  # type: ignore[assignment]
+        return nn.Identity() if config.hidden else ResidualMap(inputs, config.width, config.dropout)
+
+    def _head(self, inputs: int) -> nn.Module:
+        """What happens to what was pooled."""
+        config: VSEInfinity.Config = self.config  # type: ignore[assignment]
+        if not config.hidden:
+            return nn.Dropout(config.pooled_dropout)
+        return head(inputs, config.width, depth=1, hidden=config.hidden, dropout=config.dropout, input_dropout=config.pooled_dropout)
 
     def part_of(self, parameter_name: str) -> str:
         return "text" if parameter_name.startswith("text") else "visual"
 
     def encode_visual(self, items: Encoded) -> Encoded:
         regions = self.visual(self.region_dropout(vectors(items)))
-        return unit(self.visual_pool(regions, self._left_in(items)))
+        return unit(self.visual_head(self.visual_pool(regions, self._left_in(items))))
 
     def encode_text(self, items: Encoded) -> Encoded:
         words = self.text(items) if self.config.text_view == "tokens" else self.text(self.word_dropout(vectors(items)))
-        return unit(self.text_pool(self.word_dropout(words), self._left_in(items)))
+        return unit(self.text_head(self.text_pool(self.word_dropout(words), self._left_in(items))))
 
     def _left_in(self, items: Encoded) -> Tensor | None:
         """The mask of an item's positions; in training each falls out by chance, but never an item's last one."""

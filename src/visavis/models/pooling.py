@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -48,8 +49,7 @@ class GeneralizedPooling(nn.Module):
             lengths, kind = mask.sum(1).unique(return_inverse=True)
             by_value = by_value.masked_fill(~mask[:, None, :], LEFT_OUT)
         weights = self.weights(lengths, items.shape[1])[kind].to(items.dtype)
-        ordered = by_value.sort(-1, descending=True).values
-        return torch.einsum("ndl,nl->nd", ordered, weights)
+        return torch.einsum("ndl,nl->nd", ascending(by_value), weights.flip(-1))
 
     def weights(self, lengths: Tensor, longest: int) -> Tensor:
         """The weights for sets of the given sizes ``[K]``: ``[K, longest]``, rows sum to 1, 0 beyond a set's size."""
@@ -60,7 +60,17 @@ class GeneralizedPooling(nn.Module):
         logits = self.linear((forth + back) / 2).squeeze(-1)
         valid = torch.arange(longest, device=lengths.device) < lengths[:, None]
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return (logits.masked_fill(~valid, LEFT_OUT) / self.temperature).softmax(-1)
+        return (logits / self.temperature).masked_fill(~valid, float("-inf")).softmax(-1)
+
+
+def ascending(values: Tensor) -> Tensor:
+    """Every row of the last axis from smallest to largest; on a CPU by numpy, which sorts short rows many times faster."""
+    if values.device.type != "cpu":
+        return values.sort(-1).values
+    given = values.detach() if values.dtype.itemsize >= 4 else values.detach().float()
+    if not values.requires_grad:
+        return torch.from_numpy(np.sort(given.numpy(), -1)).to(values.dtype)
+    return values.gather(-1, torch.from_numpy(np.argsort(given.numpy(), -1)))
 
 
 def sinusoids(length: int, width: int, device: torch.device | None = None) -> Tensor:
