@@ -1,0 +1,332 @@
+"""Blocks of scores, and the gradient that flows back through them: for cosines, and for any function of items.
+
+Either kind scores some queries against all candidates, off the graph. The block's ``push`` takes dL/d(block) while
+everything is at hand and adds what it means for the inputs; ``gradients`` gives the sums, input by input.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+from torch.utils.checkpoint import get_device_states, set_device_states
+
+from visavis.engine.items import Items, as_leaves, parts, tensors, vectors
+from visavis.errors import ShapeError
+from visavis.objectives.base import promoted
+
+Score = Callable[[Any, Any], Tensor]
+Wanted = tuple[list[bool], list[bool]]  # which parts of images and of texts want a gradient
+SHORTEST = 1e-12  # the length that normalize divides by at least
+ROWS_AT_ONCE = 4096
+
+
+class Block(NamedTuple):
+    """Scores ``[R, C]``, float32 at least, free to be written over; ``push`` takes their gradient."""
+
+    scores: Tensor
+    push: Callable[[Tensor], None]
+
+
+class Gradients(NamedTuple):
+    """By the floating-point parts of images and of texts, and by parameters; None where none was wanted."""
+
+    images: list[Tensor | None]
+    texts: list[Tensor | None]
+    parameters: list[Tensor | None]
+
+
+class Scores(ABC):
+    """Scores of queries against candidates, scaled, in blocks of queries.
+
+    dtype: of sums. parameters: what the scores read beside items. ``T`` exchanges the roles, ``window`` lets only some items be
+    queries, ``times`` multiplies: all add to the same gradients. ``apart`` begins gradients of its own.
+    """
+
+    dtype: torch.dtype
+    parameters: list[Tensor]
+    factor: float = 1.0
+    turned: bool = False
+    queries: slice | None = None
+
+    @property
+    @abstractmethod
+    def sides(self) -> tuple[int, int]:
+        """How many images and how many texts."""
+
+    @property
+    @abstractmethod
+    def gradients(self) -> Gradients:
+        """What was pushed, once all is."""
+
+    @abstractmethod
+    def apart(self) -> Self: ...
+
+    @abstractmethod
+    def score_block(self, rows: slice) -> Block:
+        """Scores of some items against all of the other side."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        images, texts = self.sides
+        height, width = (texts, images) if self.turned else (images, texts)
+        return (height if self.queries is None else self.queries.stop - self.queries.start), width
+
+    @property
+    def T(self) -> Self:
+        return self._changed(turned=not self.turned, queries=None)
+
+    def window(self, queries: slice) -> Self:
+        return self._changed(queries=queries)
+
+    def times(self, factor: float) -> Self:
+        return self._changed(factor=self.factor * factor)
+
+    def block(self, rows: slice) -> Block:
+        """Scores of some queries against all candidates."""
+        start = self.start
+        return self.score_block(slice(rows.start + start, rows.stop + start))
+
+    @property
+    def start(self) -> int:
+        """Where the queries begin among the items of their side."""
+        return 0 if self.queries is None else self.queries.start
+
+    def of_pairs(self, query: Tensor, candidate: Tensor, blocks: Sequence[slice]) -> Tensor:
+        """Scores of single pairs ``[P]``, ordered by query, without a gradient."""
+        found = [self.block(rows).scores.detach()[query[here] - rows.start, candidate[here]] for rows, here in _by_block(query, blocks)]
+        return torch.cat(found) if found else query.new_zeros(0, dtype=self.dtype)
+
+    def push_pairs(self, query: Tensor, candidate: Tensor, gradient: Tensor, blocks: Sequence[slice]) -> None:
+        """The gradient of single pairs, those of all others being 0."""
+        for rows, here in _by_block(query, blocks):
+            if len(here):
+                block = self.block(rows)
+                place = (query[here] - rows.start, candidate[here])
+                block.push(torch.zeros_like(block.scores).index_put_(place, gradient[here], accumulate=True))
+
+    def _changed(self, **fields: Any) -> Self:
+        changed = copy(self)
+        for name, value in fields.items():
+            setattr(changed, name, value)
+        return changed
+
+
+class _Units:
+    """The vectors of one side at length 1, and the sum of their gradients."""
+
+    def __init__(self, given: Tensor, dtype: torch.dtype, product: torch.dtype, *, wanted: bool):
+        given = given.detach().to(dtype)
+        self.rows = normalize(given, dim=-1)
+        self.factors = self.rows.to(product)
+        self.length = given.norm(dim=-1).clamp_min(SHORTEST)
+        self.gradient = torch.zeros_like(self.rows) if wanted else None
+
+    def apart(self) -> _Units:
+        other = copy(self)
+        other.gradient = None if self.gradient is None else torch.zeros_like(self.gradient)
+        return other
+
+    def gradient_of_given(self) -> Tensor | None:
+        """The part of the gradient across the unit rows, over their length; in place."""
+        if self.gradient is not None:
+            for gradient, rows, length in zip(*(each.split(ROWS_AT_ONCE) for each in (self.gradient, self.rows, self.length)), strict=True):
+                gradient.sub_(torch.linalg.vecdot(gradient, rows)[:, None] * rows).div_(length[:, None])
+        return self.gradient
+
+
+class Cosines(Scores):
+    """Cosines of vectors. Products run in the precision of autocast where it is on, sums in float32 at least."""
+
+    def __init__(self, images: Items, texts: Items, scale: Tensor | float | None, wanted: Wanted):
+        visual, textual = vectors(images), vectors(texts)
+        if visual.shape[1] != textual.shape[1]:
+            raise ShapeError(f"images are {visual.shape[1]} wide and texts {textual.shape[1]}: a cosine needs equal widths.")
+        self.dtype = torch.promote_types(torch.promote_types(visual.dtype, textual.dtype), torch.float32)
+        device = visual.device.type
+        mixed = torch.is_autocast_enabled(device) and self.dtype == torch.float32
+        product = torch.get_autocast_dtype(device) if mixed else self.dtype
+        self.units = [_Units(side, self.dtype, product, wanted=want[0]) for side, want in zip((visual, textual), wanted, strict=True)]
+        self.parameters = _learning(scale)
+        self.scale = None if scale is None else float(scale.detach() if isinstance(scale, Tensor) else scale)
+        self.scale_gradient = torch.zeros((), dtype=self.dtype, device=visual.device) if self.parameters else None
+        self.room: dict[torch.dtype, Tensor] = {}
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        return len(self.units[0].rows), len(self.units[1].rows)
+
+    @property
+    def gradients(self) -> Gradients:
+        visual, textual = (side.gradient_of_given() for side in self.units)
+        return Gradients([visual], [textual], [self.scale_gradient] if self.parameters else [])
+
+    def apart(self) -> Cosines:
+        scale_gradient = None if self.scale_gradient is None else torch.zeros_like(self.scale_gradient)
+        return self._changed(units=[side.apart() for side in self.units], scale_gradient=scale_gradient)
+
+    def score_block(self, rows: slice) -> Block:
+        asking, answering = self._asking_and_answering()
+        queries = self._scaled(asking.factors[rows])
+        scores = self._empty(len(queries), len(answering.rows), queries.dtype)
+        torch.mm(queries, answering.factors.T, out=scores)
+        if scores.dtype != self.dtype:
+            scores = self._empty(*scores.shape, self.dtype).copy_(scores)
+        return Block(scores, lambda gradient: self._push(rows, queries, gradient))
+
+    def of_pairs(self, query: Tensor, candidate: Tensor, blocks: Sequence[slice]) -> Tensor:
+        asking, answering = self._asking_and_answering()
+        found = torch.empty(len(query), dtype=self.dtype, device=asking.rows.device)
+        for here, i, j in self._pairs_at_once(query, candidate):
+            found[here] = torch.linalg.vecdot(self._scaled(asking.factors[i]), answering.factors[j]).to(self.dtype)
+        return found
+
+    def push_pairs(self, query: Tensor, candidate: Tensor, gradient: Tensor, blocks: Sequence[slice]) -> None:
+        asking, answering = self._asking_and_answering()
+        for here, i, j in self._pairs_at_once(query, candidate):
+            weight, queries, candidates = gradient[here, None], asking.rows[i], answering.rows[j]
+            if self.scale_gradient is not None:
+                self.scale_gradient += (weight * queries * candidates).sum() * self.factor
+            if asking.gradient is not None:
+                asking.gradient.index_add_(0, i, candidates.mul_(self._scaled(weight)))
+            if answering.gradient is not None:
+                answering.gradient.index_add_(0, j, queries.mul_(self._scaled(weight)))
+
+    def _asking_and_answering(self) -> tuple[_Units, _Units]:
+        images, texts = self.units
+        return (texts, images) if self.turned else (images, texts)
+
+    def _scaled(self, queries: Tensor) -> Tensor:
+        factor = self.factor if self.scale is None else self.factor * self.scale
+        return queries if factor == 1 else queries * factor
+
+    def _push(self, rows: slice, queries: Tensor, gradient: Tensor) -> None:
+        asking, answering = self._asking_and_answering()
+        gradient = gradient.to(queries.dtype)
+        if asking.gradient is not None or self.scale_gradient is not None:
+            pulled = torch.mm(gradient, answering.factors).to(self.dtype)
+            if self.scale_gradient is not None:
+                self.scale_gradient += torch.linalg.vecdot(pulled, asking.rows[rows]).sum() * self.factor
+            if asking.gradient is not None:
+                asking.gradient[rows] += self._scaled(pulled)
+        if answering.gradient is not None:
+            if queries.dtype == self.dtype:
+                answering.gradient.addmm_(gradient.T, queries)
+            else:
+                answering.gradient += torch.mm(gradient.T, queries)
+
+    def _pairs_at_once(self, query: Tensor, candidate: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        for start in range(0, len(query), ROWS_AT_ONCE):
+            here = slice(start, start + ROWS_AT_ONCE)
+            yield here, query[here] + self.start, candidate[here]
+
+    def _empty(self, height: int, width: int, dtype: torch.dtype) -> Tensor:
+        """Memory that every block uses again: fresh pages cost as much as a product."""
+        if dtype not in self.room or self.room[dtype].numel() < height * width:
+            self.room[dtype] = self.units[0].rows.new_empty(height * width, dtype=dtype)
+        return self.room[dtype].detach()[: height * width].view(height, width)
+
+
+class Scored(Scores):
+    """Scores by any function of images and texts, with whatever parameters it has; computed again for every use."""
+
+    def __init__(self, score: Score, images: Items, texts: Items, scale: Tensor | float | None, wanted: Wanted):
+        self.score, self.images, self.texts, self.scale = score, images, texts, scale
+        self.parameters = [*_learning(scale), *parameters_of(score, images, texts)]
+        self.sums = Gradients(
+            [torch.zeros_like(each) if want else None for each, want in zip(parts(images), wanted[0], strict=True)],
+            [torch.zeros_like(each) if want else None for each, want in zip(parts(texts), wanted[1], strict=True)],
+            [torch.zeros_like(each) for each in self.parameters],
+        )
+        self.draws: dict[tuple[bool, int], Any] = {}
+        self.dtype = torch.float32
+        for part in (*parts(images), *parts(texts)):
+            self.dtype = torch.promote_types(self.dtype, part.dtype)
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        return len(self.images), len(self.texts)
+
+    @property
+    def gradients(self) -> Gradients:
+        return self.sums
+
+    def apart(self) -> Scored:
+        return self._changed(sums=Gradients(*([None if each is None else torch.zeros_like(each) for each in some] for some in self.sums)))
+
+    def score_block(self, rows: slice) -> Block:
+        own, other = (slice(None), rows) if self.turned else (rows, slice(None))
+        wanted = any(total is not None for some in self.sums for total in some)
+        with self._same_draws(rows), torch.set_grad_enabled(wanted):
+            images, texts = as_leaves(self.images, own), as_leaves(self.texts, other)
+            scores = scores_of(self.score, images, texts)
+            scores = scores if self.scale is None else scores * self.scale
+            scores = promoted(scores.T if self.turned else scores)
+            scores = scores if self.factor == 1 else scores * self.factor
+        leaves_and_sums = [
+            *((leaf, total[own]) for leaf, total in zip(parts(images), self.sums.images, strict=True) if total is not None),
+            *((leaf, total[other]) for leaf, total in zip(parts(texts), self.sums.texts, strict=True) if total is not None),
+            *zip(self.parameters, self.sums.parameters, strict=True),
+        ]
+
+        def push(gradient: Tensor) -> None:
+            if scores.requires_grad:
+                leaves = [leaf for leaf, _ in leaves_and_sums]
+                found = torch.autograd.grad(scores, leaves, gradient, retain_graph=True, allow_unused=True)
+                for (_, total), part in zip(leaves_and_sums, found, strict=True):
+                    if part is not None:
+                        total.add_(part)
+
+        return Block(scores.detach().clone(memory_format=torch.contiguous_format), push)
+
+    @contextmanager
+    def _same_draws(self, rows: slice) -> Iterator[None]:
+        """A block that is scored again meets the random numbers of the first time: dropout drops the same."""
+        key = (self.turned, rows.start)
+        if key not in self.draws:
+            self.draws[key] = torch.get_rng_state(), get_device_states(*tensors(self.images))
+            yield
+            return
+        state, (devices, device_states) = self.draws[key]
+        with torch.random.fork_rng(devices):
+            torch.set_rng_state(state)
+            set_device_states(devices, device_states)
+            yield
+
+
+def _learning(scale: Tensor | float | None) -> list[Tensor]:
+    return [scale] if isinstance(scale, Tensor) and scale.requires_grad and torch.is_grad_enabled() else []
+
+
+def parameters_of(score: Score, images: Items, texts: Items) -> list[Tensor]:
+    """The leaves that a score reads beside its items, wherever it keeps them: those behind the score of one pair."""
+    if not (torch.is_grad_enabled() and len(images) and len(texts)):
+        return []
+    seen, found, waiting = set(), [], [score(images[:1], texts[:1]).grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            found += [node.variable] if hasattr(node, "variable") else []
+            waiting += [following for following, _ in node.next_functions]
+    return found
+
+
+def scores_of(score: Score, images: Items, texts: Items) -> Tensor:
+    """``score(images, texts)``. Raises ShapeError unless that is images x texts."""
+    scores = score(images, texts)
+    if scores.shape != (len(images), len(texts)):
+        raise ShapeError(f"score returned shape {list(scores.shape)} for {len(images)} images and {len(texts)} texts.")
+    return scores
+
+
+def _by_block(query: Tensor, blocks: Sequence[slice]) -> Iterator[tuple[slice, Tensor]]:
+    """Each block of rows with the places in ``query`` that lie in it."""
+    for rows in blocks:
+        yield rows, ((query >= rows.start) & (query < rows.stop)).nonzero()[:, 0]
