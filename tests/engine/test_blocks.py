@@ -94,7 +94,11 @@ def test_any_relation(kind, reduction, relation):
 def kinds_of_a_fact(height: int, width: int) -> dict[str, object]:
     left, right = (torch.rand(n, 3, dtype=torch.float64, requires_grad=True) for n in (height, width))
     table = (left @ right.T).detach()
-    return {"tensor": table.clone().requires_grad_(), "factors": Factors(left, right), "function": lambda rows, columns: table[rows][:, columns]}
+    return {
+        "tensor": table.clone().requires_grad_(),
+        "factors": Factors(left, right),
+        "function": lambda rows, columns: table[rows][:, columns],
+    }
 
 
 @every_objective
@@ -113,7 +117,9 @@ def test_margins_of_items(kind):
     images, texts = vectors(5, 6)
     forth, back = (torch.rand(n, dtype=torch.float64, requires_grad=True) for n in (5, 6))
     targets = Targets(query_ids=range(5), candidate_ids=[0, 0, 1, 2, 3, 4], query_margin=forth, candidate_margin=back, **needed(5, 6))
-    same(PairLoss(kind(), block_rows=2), kind()(cosine(images, texts), targets), [images, texts, forth, back], images, texts, targets=targets)
+    same(
+        PairLoss(kind(), block_rows=2), kind()(cosine(images, texts), targets), [images, texts, forth, back], images, texts, targets=targets
+    )
 
 
 @every_objective
@@ -132,7 +138,15 @@ def test_extra_candidates(kind, reduction, sides):
         dense = PairLoss(objective)(images, texts, targets=targets, **extra)
     except VisavisError:
         pytest.skip(f"{kind.__name__} needs facts of pairs, which say nothing about extra candidates")
-    same(PairLoss(objective, block_rows=2), dense if expected is None else expected, [images, texts, more_images, more_texts], images, texts, targets=targets, **extra)
+    same(
+        PairLoss(objective, block_rows=2),
+        dense if expected is None else expected,
+        [images, texts, more_images, more_texts],
+        images,
+        texts,
+        targets=targets,
+        **extra,
+    )
 
 
 # any score
@@ -281,6 +295,17 @@ def test_what_is_no_number_is_not_hidden(kind):
     facts = {name: fact.detach().float() for name, fact in needed(4, 4).items()}
     targets = Targets(query_ids=range(4), candidate_ids=range(4), **facts)
     assert PairLoss(kind(), block_rows=2)(images, texts, targets=targets).isnan()
+
+
+@every_summary
+@pytest.mark.parametrize("broken", range(6))
+def test_a_negative_that_is_no_number_is_not_hidden(kind, broken):
+    images, texts = torch.randn(6, 5), torch.randn(6, 5)
+    texts[broken, 2] = torch.nan
+    for rows in (1, 2, 6):
+        assert PairLoss(kind(), block_rows=rows)(images, texts, range(6), [0, 1, 2, 3, 4, 5]).isnan()
+        strangers = [number if number != broken else 99 for number in range(6)]  # nobody's positive, everybody's negative
+        assert PairLoss(kind(), block_rows=rows)(images, texts, range(6), strangers).isnan()
 
 
 # precision and the graph

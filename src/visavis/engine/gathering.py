@@ -76,5 +76,7 @@ def processes(gather: bool | None, device: torch.device, *, training: bool) -> P
     """
     grouped = distributed.is_available() and distributed.is_initialized()
     if gather and training and not grouped:
-        raise VisavisError("PairLoss(gather=True) found no process group: start with torchrun and init_process_group, or leave gather=None.")
+        raise VisavisError(
+            "PairLoss(gather=True) found no process group: start with torchrun and init_process_group, or leave gather=None."
+        )
     return Processes(device, together=training and grouped and gather is not False)

@@ -18,7 +18,7 @@ def positive_pairs(targets: Targets, blocks: Sequence[slice]) -> tuple[Tensor, T
     """
     if not by_ids_alone(targets):
         found = [(targets[rows].positive.nonzero() + torch.tensor([rows.start, 0], device=targets.query_ids.device)) for rows in blocks]
-        query, candidate = torch.cat(found).unbind(1) if found else targets.query_ids.new_zeros(2, 0)
+        query, candidate = torch.cat(found).T.contiguous() if found else targets.query_ids.new_zeros(2, 0)
         return query, candidate
     ids, order = targets.candidate_ids.sort(stable=True)
     first = torch.searchsorted(ids, targets.query_ids)

@@ -49,9 +49,9 @@ def row_blocks(shape: tuple[int, int], block_rows: int | None, weights: Tensor |
     """
     height, width = shape
     most = block_rows or max(FEWEST_ROWS, SCORES_AT_ONCE // max(width, 1))
-    if weights is None:
+    if weights is None or not height:
         return [slice(start, min(start + most, height)) for start in range(0, height, most)]
-    starts, taken = [0] if height else [], 0
+    starts, taken = [0], 0
     for row, weight in enumerate(weights.tolist()):
         if taken and taken + weight > most:
             starts.append(row)
@@ -61,7 +61,14 @@ def row_blocks(shape: tuple[int, int], block_rows: int | None, weights: Tensor |
 
 
 def each_direction(
-    objective: Objective, forth: Scores, back: Scores, targets: tuple[Targets, Targets], rows: int | None, processes: Processes, *, wanted: bool
+    objective: Objective,
+    forth: Scores,
+    back: Scores,
+    targets: tuple[Targets, Targets],
+    rows: int | None,
+    processes: Processes,
+    *,
+    wanted: bool,
 ) -> Found:
     """One direction after the other; ``back`` has gradients apart from those of ``forth``, since the directions may count differently."""
     directions = [

@@ -69,8 +69,8 @@ class Scores(ABC):
     def apart(self) -> Self: ...
 
     @abstractmethod
-    def score_block(self, rows: slice) -> Block:
-        """Scores of some items against all of the other side."""
+    def score_block(self, rows: slice, columns: slice) -> Block:
+        """Scores of some items against some of the other side."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -88,10 +88,10 @@ class Scores(ABC):
     def times(self, factor: float) -> Self:
         return self._changed(factor=self.factor * factor)
 
-    def block(self, rows: slice) -> Block:
-        """Scores of some queries against all candidates."""
-        start = self.start
-        return self.score_block(slice(rows.start + start, rows.stop + start))
+    def block(self, rows: slice, columns: slice | None = None) -> Block:
+        """Scores of some queries against all candidates, or some."""
+        rows = slice(rows.start + self.start, rows.stop + self.start)
+        return self.score_block(rows, slice(0, self.shape[1]) if columns is None else columns)
 
     @property
     def start(self) -> int:
@@ -171,14 +171,14 @@ class Cosines(Scores):
         scale_gradient = None if self.scale_gradient is None else torch.zeros_like(self.scale_gradient)
         return self._changed(units=[side.apart() for side in self.units], scale_gradient=scale_gradient)
 
-    def score_block(self, rows: slice) -> Block:
+    def score_block(self, rows: slice, columns: slice) -> Block:
         asking, answering = self._asking_and_answering()
-        queries = self._scaled(asking.factors[rows])
-        scores = self._empty(len(queries), len(answering.rows), queries.dtype)
-        torch.mm(queries, answering.factors.T, out=scores)
+        queries, candidates = self._scaled(asking.factors[rows]), answering.factors[columns]
+        scores = self._empty(len(queries), len(candidates), queries.dtype)
+        torch.mm(queries, candidates.T, out=scores)
         if scores.dtype != self.dtype:
-            scores = self._empty(*scores.shape, self.dtype).copy_(scores)
-        return Block(scores, lambda gradient: self._push(rows, queries, gradient))
+            scores = self._empty(len(queries), len(candidates), self.dtype).copy_(scores)
+        return Block(scores, lambda gradient: self._push(rows, columns, queries, gradient))
 
     def of_pairs(self, query: Tensor, candidate: Tensor, blocks: Sequence[slice]) -> Tensor:
         asking, answering = self._asking_and_answering()
@@ -206,20 +206,20 @@ class Cosines(Scores):
         factor = self.factor if self.scale is None else self.factor * self.scale
         return queries if factor == 1 else queries * factor
 
-    def _push(self, rows: slice, queries: Tensor, gradient: Tensor) -> None:
+    def _push(self, rows: slice, columns: slice, queries: Tensor, gradient: Tensor) -> None:
         asking, answering = self._asking_and_answering()
         gradient = gradient.to(queries.dtype)
         if asking.gradient is not None or self.scale_gradient is not None:
-            pulled = torch.mm(gradient, answering.factors).to(self.dtype)
+            pulled = torch.mm(gradient, answering.factors[columns]).to(self.dtype)
             if self.scale_gradient is not None:
                 self.scale_gradient += torch.linalg.vecdot(pulled, asking.rows[rows]).sum() * self.factor
             if asking.gradient is not None:
                 asking.gradient[rows] += self._scaled(pulled)
         if answering.gradient is not None:
             if queries.dtype == self.dtype:
-                answering.gradient.addmm_(gradient.T, queries)
+                answering.gradient[columns].addmm_(gradient.T, queries)
             else:
-                answering.gradient += torch.mm(gradient.T, queries)
+                answering.gradient[columns] += torch.mm(gradient.T, queries)
 
     def _pairs_at_once(self, query: Tensor, candidate: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
         for start in range(0, len(query), ROWS_AT_ONCE):
@@ -244,7 +244,7 @@ class Scored(Scores):
             [torch.zeros_like(each) if want else None for each, want in zip(parts(texts), wanted[1], strict=True)],
             [torch.zeros_like(each) for each in self.parameters],
         )
-        self.draws: dict[tuple[bool, int], Any] = {}
+        self.draws: dict[tuple[bool, int, int], Any] = {}
         self.dtype = torch.float32
         for part in (*parts(images), *parts(texts)):
             self.dtype = torch.promote_types(self.dtype, part.dtype)
@@ -260,10 +260,10 @@ class Scored(Scores):
     def apart(self) -> Scored:
         return self._changed(sums=Gradients(*([None if each is None else torch.zeros_like(each) for each in some] for some in self.sums)))
 
-    def score_block(self, rows: slice) -> Block:
-        own, other = (slice(None), rows) if self.turned else (rows, slice(None))
+    def score_block(self, rows: slice, columns: slice) -> Block:
+        own, other = (columns, rows) if self.turned else (rows, columns)
         wanted = any(total is not None for some in self.sums for total in some)
-        with self._same_draws(rows), torch.set_grad_enabled(wanted):
+        with self._same_draws(own, other), torch.set_grad_enabled(wanted):
             images, texts = as_leaves(self.images, own), as_leaves(self.texts, other)
             scores = scores_of(self.score, images, texts)
             scores = scores if self.scale is None else scores * self.scale
@@ -286,9 +286,9 @@ class Scored(Scores):
         return Block(scores.detach().clone(memory_format=torch.contiguous_format), push)
 
     @contextmanager
-    def _same_draws(self, rows: slice) -> Iterator[None]:
+    def _same_draws(self, images: slice, texts: slice) -> Iterator[None]:
         """A block that is scored again meets the random numbers of the first time: dropout drops the same."""
-        key = (self.turned, rows.start)
+        key = (self.turned, images.start, texts.start)
         if key not in self.draws:
             self.draws[key] = torch.get_rng_state(), get_device_states(*tensors(self.images))
             yield
