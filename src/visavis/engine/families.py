@@ -73,7 +73,7 @@ def _meet(
 def _log_sum_exp(objective: SummaryObjective, scale: float, tiles: Tiles, processes: Processes, *, wanted: bool) -> Found:
     scores, exponentials = tiles.scores.times(scale), Exponentials()
     positive, in_rows, in_columns = (tiles.new(length) for length in (len(tiles.query), *scores.shape))
-    for tile in tiles(scores):
+    for tile in tiles(scores, keep=wanted):
         positive[tile.pairs] = tile.positive / scale
         for sums, here, further in zip((in_rows, in_columns), (tile.rows, tile.columns), exponentials.log_sums(tile.scores), strict=True):
             sums[here] = torch.logaddexp(sums[here], further)

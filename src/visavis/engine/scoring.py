@@ -45,12 +45,13 @@ class Gradients(NamedTuple):
 class Scores(ABC):
     """Scores of queries against candidates, scaled, in blocks of queries.
 
-    dtype: of sums. parameters: what the scores read beside items. ``T`` exchanges the roles, ``window`` lets only some items be
+    dtype: of sums. parameters: what the scores read beside items. light: a block is no more than its numbers. ``T`` exchanges the roles, ``window`` lets only some items be
     queries, ``times`` multiplies: all add to the same gradients. ``apart`` begins gradients of its own.
     """
 
     dtype: torch.dtype
     parameters: list[Tensor]
+    light: bool = False
     factor: float = 1.0
     turned: bool = False
     queries: slice | None = None
@@ -143,6 +144,8 @@ class _Units:
 
 class Cosines(Scores):
     """Cosines of vectors. Products run in the precision of autocast where it is on, sums in float32 at least."""
+
+    light = True
 
     def __init__(self, images: Items, texts: Items, scale: Tensor | float | None, wanted: Wanted):
         visual, textual = vectors(images), vectors(texts)
