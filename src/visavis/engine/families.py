@@ -1,13 +1,13 @@
-"""Objectives of one number per query: one block of scores serves both directions.
+"""Objectives of one number per query: one tile of scores serves both directions.
 
-A first pass over blocks of images finishes the summary of each image and gathers that of each text. Then the terms,
-and their gradient by summaries and positive scores, are a matter of pairs. The hardest negatives need no more: their
-gradient touches one pair a query. A log-sum-exp spreads over all pairs, in a second pass over the same blocks.
+A first time through the tiles gives the summary of each row and each column. The terms of pairs then tell what summaries
+and positive scores weigh. The hardest negatives need no more: their gradient touches one pair a query. A log-sum-exp
+spreads over all pairs, a second time through the tiles.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeGuard
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from visavis.engine.scoring import Scores
 from visavis.engine.tiles import Tiles
 from visavis.objectives.base import Objective
 from visavis.objectives.pairs import NEVER
-from visavis.objectives.summary import Hardest, LogSumExp, SummaryObjective
+from visavis.objectives.summary import LogSumExp, SummaryObjective
 from visavis.targets import Targets
 
 
@@ -34,79 +34,97 @@ def both_directions(
 ) -> Found:
     """Both directions of the objective; with ``wanted``, their gradient is pushed into ``scores``."""
     if isinstance(objective.summary, LogSumExp):
-        return _log_sum_exp(objective, objective.summary.scale, Tiles(scores, targets, block_rows), processes, wanted=wanted)
-    assert isinstance(objective.summary, Hardest)
-    return _hardest(objective, Tiles(scores, targets, block_rows), processes, wanted=wanted)
+        return _log_sum_exp(objective, objective.summary.scale, scores, targets, block_rows, processes, wanted=wanted)
+    return _hardest(objective, scores, targets, block_rows, processes, wanted=wanted)
 
 
-class _Meeting(NamedTuple):
-    """The value, and its gradient by the summaries of rows and of columns, by positive scores and by facts."""
+class _Meeting:
+    """Positive pairs as they meet the summaries of their rows and columns: the value, and what everything weighs in it."""
 
-    value: Tensor
-    rows: Tensor
-    columns: Tensor
-    positive: Tensor
-    facts: list[tuple[Tensor, Tensor]]
+    def __init__(self, objective: SummaryObjective, tiles: Tiles, processes: Processes, *, wanted: bool):
+        self.objective, self.tiles, self.processes, self.wanted = objective, tiles, processes, wanted
+        self.share = objective.share(int(processes.sum(torch.tensor(len(tiles.query), device=tiles.query.device))))
+        self.names = list(learning(tiles.targets)) if wanted else []
+        self.facts = [(fact, torch.zeros_like(fact)) for fact in (tensor_of(tiles.targets, name) for name in self.names)]
+        self.value = tiles.new(value=0.0)
+        self.positive, self.to_positive = tiles.new(len(tiles.query)), tiles.new(len(tiles.query), value=0.0)
+        self.rows, self.columns = (tiles.new(length) for length in tiles.scores.shape)
+        self.to_rows, self.to_columns = (tiles.new(length, value=0.0) for length in tiles.scores.shape)
+
+    def meet(self, rows: slice, columns: slice) -> None:
+        """The pairs of some rows, and those of some columns, whose summaries are complete."""
+        for summaries, weights, own, here, turned in (
+            (self.rows, self.to_rows, self.tiles.query, rows, False),
+            (self.columns, self.to_columns, self.tiles.candidate, columns, True),
+        ):
+            pairs = ((own >= here.start) & (own < here.stop)).nonzero()[:, 0]
+            with torch.set_grad_enabled(self.wanted):
+                inputs = [summaries[here].requires_grad_(self.wanted), self.positive[pairs].requires_grad_(self.wanted)]
+                facts = leaves(self.tiles.targets, self.names)
+                targets = with_tensors(self.tiles.targets, facts)
+                query = own[pairs]
+                terms = self.objective.pair_terms(inputs[0][query - here.start], inputs[1], query, targets.T if turned else targets)
+                value = terms.sum() * self.share
+            self.value += value.detach()
+            if value.requires_grad:
+                found = torch.autograd.grad(value, [*inputs, *facts.values()], allow_unused=True, materialize_grads=True)
+                weights[here] = found[0]
+                self.to_positive[pairs] += found[1]
+                for (_, total), gradient in zip(self.facts, found[2:], strict=True):
+                    total += gradient
+
+    def found(self) -> Found:
+        return Found(self.processes.sum(self.value), self.tiles.scores.gradients, self.facts)
 
 
-def _meet(
-    objective: SummaryObjective, tiles: Tiles, positive: Tensor, rows: Tensor, columns: Tensor, processes: Processes, *, wanted: bool
-) -> _Meeting:
-    """Every positive pair meets the summaries of its row and of its column."""
-    names = list(learning(tiles.targets)) if wanted else []
-    with torch.set_grad_enabled(wanted):
-        inputs = [each.requires_grad_(wanted) for each in (rows, columns, positive)]
-        facts = leaves(tiles.targets, names)
-        targets = with_tensors(tiles.targets, facts)
-        forth = objective.pair_terms(rows[tiles.query], positive, tiles.query, targets)
-        back = objective.pair_terms(columns[tiles.candidate], positive, tiles.candidate, targets.T)
-        share = objective.share(int(processes.sum(torch.tensor(len(tiles.query), device=positive.device))))
-        value = torch.stack([forth.sum() * share, back.sum() * share]).sum()
-    leaf = [*inputs, *facts.values()]
-    gradients = torch.autograd.grad(value, leaf, allow_unused=True, materialize_grads=True) if value.requires_grad else leaf
-    given = [tensor_of(tiles.targets, name) for name in names]
-    return _Meeting(
-        processes.sum(value.detach()), gradients[0], processes.sum(gradients[1]), gradients[2], list(zip(given, gradients[3:], strict=True))
-    )
-
-
-def _log_sum_exp(objective: SummaryObjective, scale: float, tiles: Tiles, processes: Processes, *, wanted: bool) -> Found:
-    scores, exponentials = tiles.scores.times(scale), Exponentials()
-    positive, in_rows, in_columns = (tiles.new(length) for length in (len(tiles.query), *scores.shape))
-    for tile in tiles(scores, keep=wanted):
-        positive[tile.pairs] = tile.positive / scale
-        for sums, here, further in zip((in_rows, in_columns), (tile.rows, tile.columns), exponentials.log_sums(tile.scores), strict=True):
-            sums[here] = torch.logaddexp(sums[here], further)
-    in_columns = processes.stack(in_columns).logsumexp(0)
-    meeting = _meet(objective, tiles, positive, in_rows, in_columns, processes, wanted=wanted)
-    if wanted:
-        in_rows, in_columns = (sums.detach().masked_fill(sums == NEVER, -NEVER) for sums in (in_rows, in_columns))
-        for tile in tiles(scores):
-            sums = in_rows[tile.rows], in_columns[tile.columns]
-            weights = exponentials.weights(tile.scores, *sums, meeting.rows[tile.rows], meeting.columns[tile.columns])
-            weights[tile.place] = meeting.positive[tile.pairs] / scale
+def _log_sum_exp(
+    objective: SummaryObjective, scale: float, scores: Scores, targets: Targets, rows: int | None, processes: Processes, *, wanted: bool
+) -> Found:
+    tiles = Tiles(scores.times(scale), targets, rows, in_steps=processes.number == 1, keep=wanted)
+    met, exponentials = _Meeting(objective, tiles, processes, wanted=wanted), Exponentials()
+    for step in range(tiles.number):
+        for tile in tiles.first_time(step):
+            met.positive[tile.pairs] = tile.positive / scale
+            sums = exponentials.log_sums(tile.scores)
+            for totals, here, further in zip((met.rows, met.columns), (tile.rows, tile.columns), sums, strict=True):
+                totals[here] = torch.logaddexp(totals[here], further)
+        complete = tiles.completed(step)
+        met.columns[complete[1]] = processes.stack(met.columns[complete[1]]).logsumexp(0)
+        met.meet(*complete)
+        met.to_columns[complete[1]] = processes.sum(met.to_columns[complete[1]])
+        for tile in tiles.second_time(step) if wanted else ():
+            sums = _or_never(met.rows[tile.rows]), _or_never(met.columns[tile.columns])
+            weights = exponentials.weights(tile.scores, *sums, met.to_rows[tile.rows], met.to_columns[tile.columns])
+            weights[tile.place] = met.to_positive[tile.pairs] / scale
             tile.block.push(weights)
-    return Found(meeting.value, scores.gradients, meeting.facts)
+    return met.found()
 
 
-def _hardest(objective: SummaryObjective, tiles: Tiles, processes: Processes, *, wanted: bool) -> Found:
-    scores = tiles.scores
-    positive, in_rows, in_columns = (tiles.new(length) for length in (len(tiles.query), *scores.shape))
+def _or_never(sums: Tensor) -> Tensor:
+    """A sum of nothing weighs nothing: nothing is left of any score beside +inf."""
+    return sums.masked_fill(sums == NEVER, -NEVER)
+
+
+def _hardest(
+    objective: SummaryObjective, scores: Scores, targets: Targets, rows: int | None, processes: Processes, *, wanted: bool
+) -> Found:
+    tiles = Tiles(scores, targets, rows, in_steps=False, keep=False)
+    met = _Meeting(objective, tiles, processes, wanted=wanted)
     row_at, column_at = (tiles.query.new_zeros(length) for length in scores.shape)
-    for tile in tiles(scores):
-        positive[tile.pairs] = tile.positive
-        _keep_best(in_rows, row_at, tile.rows, tile.columns.start, tile.scores)
-        _keep_best(in_columns, column_at, tile.columns, tile.rows.start, tile.scores.T)
-    in_columns, owner = processes.stack(in_columns).max(0)
-    meeting = _meet(objective, tiles, positive, in_rows, in_columns, processes, wanted=wanted)
+    for tile in tiles.first_time(0):
+        met.positive[tile.pairs] = tile.positive
+        _keep_best(met.rows, row_at, tile.rows, tile.columns.start, tile.scores)
+        _keep_best(met.columns, column_at, tile.columns, tile.rows.start, tile.scores.T)
+    met.columns, owner = processes.stack(met.columns).max(0)
+    met.meet(*tiles.completed(0))
     if wanted:
-        rows, columns = (torch.arange(length, device=owner.device) for length in scores.shape)
-        query, candidate = torch.cat([rows, column_at, tiles.query]), torch.cat([row_at, columns, tiles.candidate])
-        to_columns = meeting.columns.where(owner == processes.rank, 0.0)
-        gradient = torch.cat([meeting.rows, to_columns, meeting.positive])
+        own_rows, own_columns = (torch.arange(length, device=owner.device) for length in scores.shape)
+        query, candidate = torch.cat([own_rows, column_at, tiles.query]), torch.cat([row_at, own_columns, tiles.candidate])
+        to_columns = processes.sum(met.to_columns).where(owner == processes.rank, 0.0)
+        gradient = torch.cat([met.to_rows, to_columns, met.to_positive])
         pushed = gradient.nonzero()[:, 0]
         scores.push_pairs(query[pushed], candidate[pushed], gradient[pushed], tiles.blocks)
-    return Found(meeting.value, scores.gradients, meeting.facts)
+    return met.found()
 
 
 def _keep_best(best: Tensor, at: Tensor, rows: slice, first: int, scores: Tensor) -> None:

@@ -24,7 +24,7 @@ from visavis.objectives.base import promoted
 Score = Callable[[Any, Any], Tensor]
 Wanted = tuple[list[bool], list[bool]]  # which parts of images and of texts want a gradient
 SHORTEST = 1e-12  # the length that normalize divides by at least
-ROWS_AT_ONCE = 4096
+ROWS_AT_ONCE = 1024
 
 
 class Block(NamedTuple):
