@@ -181,7 +181,7 @@ class Cosines(Scores):
         torch.mm(queries, candidates.T, out=scores)
         if scores.dtype != self.dtype:
             scores = self._empty(len(queries), len(candidates), self.dtype).copy_(scores)
-        return Block(scores, lambda gradient: self._push(rows, columns, queries, gradient))
+        return Block(scores, lambda gradient: self._push(rows, columns, gradient))
 
     def of_pairs(self, query: Tensor, candidate: Tensor, blocks: Sequence[slice]) -> Tensor:
         asking, answering = self._asking_and_answering()
@@ -209,9 +209,9 @@ class Cosines(Scores):
         factor = self.factor if self.scale is None else self.factor * self.scale
         return queries if factor == 1 else queries * factor
 
-    def _push(self, rows: slice, columns: slice, queries: Tensor, gradient: Tensor) -> None:
+    def _push(self, rows: slice, columns: slice, gradient: Tensor) -> None:
         asking, answering = self._asking_and_answering()
-        gradient = gradient.to(queries.dtype)
+        gradient = gradient.to(asking.factors.dtype)
         if asking.gradient is not None or self.scale_gradient is not None:
             pulled = torch.mm(gradient, answering.factors[columns]).to(self.dtype)
             if self.scale_gradient is not None:
@@ -219,6 +219,7 @@ class Cosines(Scores):
             if asking.gradient is not None:
                 asking.gradient[rows] += self._scaled(pulled)
         if answering.gradient is not None:
+            queries = self._scaled(asking.factors[rows])
             if queries.dtype == self.dtype:
                 answering.gradient[columns].addmm_(gradient.T, queries)
             else:
