@@ -1,6 +1,6 @@
 """One process of a group: every case on its part of the items, the answers saved for the test that started it.
 
-    python on_processes.py RANK NUMBER FOLDER
+python on_processes.py RANK NUMBER FOLDER
 """
 
 from __future__ import annotations

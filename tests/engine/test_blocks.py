@@ -370,3 +370,13 @@ def test_a_function_with_a_gradient_is_not_dropped_in_silence():
     targets = Targets.paired(4, weight=lambda rows, columns: table[rows][:, columns])
     with pytest.raises(VisavisError, match=r"^the function given for weight returns numbers with a gradient"):
         PairLoss(Unified(), block_rows=2)(images, texts, targets=targets)
+
+
+@every_objective
+def test_a_compiler_sees_through_the_matrix(kind):
+    images, texts = vectors(6, 6)
+    facts = {name: fact.detach() for name, fact in needed(6, 6).items()}
+    targets = Targets(query_ids=range(6), candidate_ids=[0, 0, 1, 2, 3, 4], **facts)
+    torch._dynamo.reset()
+    compiled = torch.compile(PairLoss(kind()), fullgraph=True, backend="eager")
+    same(compiled, kind()(cosine(images, texts), targets), [images, texts], images, texts, targets=targets)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,7 +80,7 @@ def across(targets: Targets, processes: Processes) -> Targets:
     if any("_vectors" in name for name in learning(targets)):
         raise ShapeError("Factors with a gradient cannot be gathered over processes: detach them, or give gather=False.")
     starts = [processes.sum_before(length) for length in targets.shape]
-    changes = {}
+    changes: dict[str, Any] = {}
     for names in (("query_ids", "candidate_ids"), ("rows", "columns")):
         both = [getattr(targets, name) for name in names]
         if not processes.any(any(not torch.equal(each, torch.arange(len(each), device=each.device)) for each in both)):

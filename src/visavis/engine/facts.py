@@ -16,7 +16,7 @@ NAMES = (*PAIR_FACTS, *QUERY_FACTS, *QUERY_FACTS.values())
 
 def learning(targets: Targets) -> dict[str, Tensor]:
     """The tensors among the facts that want a gradient, by name. Raises VisavisError for a function that wants one."""
-    found = {}
+    found: dict[str, Tensor] = {}
     for name in NAMES:
         fact = getattr(targets, name)
         if isinstance(fact, Factors):

@@ -11,7 +11,7 @@ from torch import Tensor, distributed
 
 from visavis.engine.items import Items, rebuilt, tensors
 from visavis.errors import VisavisError
-from visavis.types import Encoded, concatenate
+from visavis.types import concatenate
 
 
 class Processes:

@@ -9,6 +9,7 @@ tensor(True)
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -17,19 +18,22 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from visavis.engine.candidates import Side, across, with_extra
+from visavis.engine.chunks import in_chunks
 from visavis.engine.facts import has_facts, learning
 from visavis.engine.families import both_directions, is_summary
 from visavis.engine.gathering import Processes, processes
 from visavis.engine.items import Items, join, tensors, vectors
 from visavis.engine.positives import positive_counts
 from visavis.engine.row_blocks import each_direction, prescribed, row_blocks
-from visavis.engine.scoring import Cosines, Score, Scored, Scores, scores_of
+from visavis.engine.scored import Score, Scored, scores_of
+from visavis.engine.scoring import Cosines, Scores
 from visavis.errors import ShapeError, SpecError
 from visavis.objectives.base import Objective, check_targets
 from visavis.objectives.summary import SummaryObjective
 from visavis.targets import Ids, Targets, as_ids
 from visavis.types import Encoded
 
+Encode = Callable[[Any], Items]
 LARGEST_SCALE = 100.0
 DENSE_SCORES = 2**22  # up to so many scores, one matrix is as fast as blocks
 
@@ -126,6 +130,15 @@ class PairLoss(nn.Module):
         sides = Side(images, extra_images, "extra_images", together), Side(texts, extra_texts, "extra_texts", together)
         return self._by_blocks(*sides, forth, back, together, alike=alike)
 
+    def step(
+        self, encode_images: Encode, encode_texts: Encode, image_chunks: Iterable[Any], text_chunks: Iterable[Any], *ids: Ids, **facts: Any
+    ) -> Tensor:
+        """The loss of items that are encoded in chunks, each chunk again in the backward pass: see ``in_chunks``.
+
+        ids and facts: what the loss itself takes, for the items of all chunks.
+        """
+        return self(in_chunks(encode_images, image_chunks), in_chunks(encode_texts, text_chunks), *ids, **facts)
+
     def extra_repr(self) -> str:
         return repr(self.objective)
 
@@ -155,10 +168,11 @@ class PairLoss(nn.Module):
                 found = each_direction(self.objective, *ways, (forth, back), self.block_rows, together, wanted=wanted)
             if not wanted:
                 return found.value
+            parameters = zip(scores.parameters, found.gradients.parameters, strict=True)
             gradients = [
                 *images.gradients(found.gradients.images, together),
                 *texts.gradients(found.gradients.texts, together),
-                *((given, together.sum(gradient)) for given, gradient in zip(scores.parameters, found.gradients.parameters, strict=True)),
+                *((given, together.sum(gradient)) for given, gradient in parameters if gradient is not None),
                 *((given, gradient * together.number) for given, gradient in found.facts),
             ]
         return prescribed(found.value, gradients)

@@ -37,11 +37,11 @@ class Direction(NamedTuple):
     """The sum of a direction's terms, their number, and what the sum says to facts that want a gradient."""
 
     total: Tensor
-    count: int
+    number: int
     facts: list[tuple[Tensor, Tensor]]
 
 
-def row_blocks(shape: tuple[int, int], block_rows: int | None, weights: Tensor | None = None) -> list[slice]:
+def row_blocks(shape: Sequence[int], block_rows: int | None, weights: Tensor | None = None) -> list[slice]:
     """Consecutive rows, some at a time; ``weights``: what each row counts for, if not 1.
 
     >>> row_blocks((5, 9), 2), row_blocks((3, 9), 4, torch.tensor([3, 3, 1]))
@@ -74,17 +74,20 @@ def each_direction(
     directions = [
         _direction(objective, scores, each, rows, processes, wanted=wanted) for scores, each in zip((forth, back), targets, strict=True)
     ]
-    counts = processes.sum(torch.tensor([each.count for each in directions], device=processes.device)).tolist()
+    counts = processes.sum(torch.tensor([each.number for each in directions], device=processes.device)).tolist()
     shares = [objective.share(count) for count in counts]
     value = processes.sum(torch.stack([each.total * share for each, share in zip(directions, shares, strict=True)]).sum())
-    gradients = Gradients(
-        *(
-            [None if first is None else first.mul_(shares[0]).add_(second, alpha=shares[1]) for first, second in zip(*some, strict=True)]
-            for some in zip(forth.gradients, back.gradients, strict=True)
-        )
-    )
+    gradients = Gradients(*(_shared(shares, *both) for both in zip(forth.gradients, back.gradients, strict=True)))
     facts = [(fact, gradient * share) for each, share in zip(directions, shares, strict=True) for fact, gradient in each.facts]
     return Found(value, gradients, facts)
+
+
+def _shared(shares: list[float], forth: list[Tensor | None], back: list[Tensor | None]) -> list[Tensor | None]:
+    """Gradients of two directions as one, in the memory of the first."""
+    return [
+        None if first is None or second is None else first.mul_(shares[0]).add_(second, alpha=shares[1])
+        for first, second in zip(forth, back, strict=True)
+    ]
 
 
 def _direction(
@@ -122,7 +125,7 @@ def _direction(
 
 class _Prescribed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: Tensor, gradients: Sequence[Tensor], *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, value: Tensor, gradients: Sequence[Tensor], *_inputs: Tensor) -> Tensor:
         ctx.gradients = gradients
         return value.clone()
 
