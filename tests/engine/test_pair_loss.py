@@ -276,7 +276,7 @@ REFUSED = {
     ),
     "extra with targets of others": (
         ((2, 2), {"targets": Targets.paired(3), "extra_texts": torch.eye(1, 5), "extra_text_ids": [7]}),
-        "scores have shape [2, 3], but the targets speak of 3 queries and 4 candidates.",
+        "scores have shape [2, 2], but the targets speak of 3 queries and 3 candidates.",
     ),
 }
 
@@ -308,11 +308,17 @@ def test_what_is_no_embedding_is_refused(case):
         PairLoss(Unified())(*items)
 
 
-def test_what_is_not_built_yet_says_so():
-    with refused("PairLoss cannot work by row blocks yet: leave block_rows=None", VisavisError):
-        PairLoss(Unified(), block_rows=128)
-    with refused("PairLoss cannot gather over processes yet: leave gather=None", VisavisError):
-        PairLoss(Unified(), gather=True)
+@pytest.mark.parametrize("rows", [0, -1, 2.0, True, "many"])
+def test_block_rows_that_are_no_number_of_rows_are_refused(rows):
+    with refused(f"PairLoss got block_rows={rows!r}, expected a whole number above 0, or None to let it choose.", SpecError):
+        PairLoss(Unified(), block_rows=rows)
+
+
+def test_gathering_needs_a_group():
+    loss = PairLoss(Unified(), gather=True)
+    with refused("PairLoss(gather=True) found no process group: start with torchrun", VisavisError):
+        loss(torch.eye(2), torch.eye(2))
+    assert loss.eval()(torch.eye(2), torch.eye(2)) >= 0
     assert PairLoss(Unified(), gather=False)(torch.eye(2), torch.eye(2)) >= 0
 
 

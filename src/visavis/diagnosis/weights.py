@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from visavis.engine import cosine
-from visavis.engine.pair_loss import Items, Score
+from visavis.engine.items import Items
+from visavis.engine.scoring import Score
 from visavis.objectives import Objective
 from visavis.targets import Targets
 

@@ -9,7 +9,7 @@ tensor(True)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -17,19 +17,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from visavis.errors import ShapeError, SpecError, VisavisError
-from visavis.objectives.base import Objective
-from visavis.targets import PAIR_FACTS, Ids, Targets, as_ids
-from visavis.types import Encoded, concatenate
+from visavis.engine.candidates import Side, across, with_extra
+from visavis.engine.chunks import in_chunks
+from visavis.engine.facts import has_facts, learning
+from visavis.engine.families import both_directions, is_summary
+from visavis.engine.gathering import Processes, processes
+from visavis.engine.items import Items, join, tensors, vectors
+from visavis.engine.positives import positive_counts
+from visavis.engine.row_blocks import each_direction, prescribed, row_blocks
+from visavis.engine.scored import Score, Scored, scores_of
+from visavis.engine.scoring import Cosines, Scores
+from visavis.errors import ShapeError, SpecError
+from visavis.objectives.base import Objective, check_targets
+from visavis.objectives.summary import SummaryObjective
+from visavis.targets import Ids, Targets, as_ids
+from visavis.types import Encoded
 
-Items = Tensor | Encoded
-Score = Callable[[Any, Any], Tensor]
+Encode = Callable[[Any], Items]
 LARGEST_SCALE = 100.0
+DENSE_SCORES = 2**22  # up to so many scores, one matrix is as fast as blocks
 
 
 def cosine(images: Items, texts: Items) -> Tensor:
     """Cosine of every image with every text: ``[V, D], [T, D] -> [V, T]``; lengths are taken in float32 at least."""
-    visual, textual = _vectors(images), _vectors(texts)
+    visual, textual = vectors(images), vectors(texts)
     if visual.shape[1] != textual.shape[1]:
         raise ShapeError(f"images are {visual.shape[1]} wide and texts {textual.shape[1]}: a cosine needs equal widths.")
     dtype = torch.promote_types(torch.promote_types(visual.dtype, textual.dtype), torch.float32)
@@ -41,13 +52,18 @@ class PairLoss(nn.Module):
 
     objective: any of the catalog. score: ``(images, texts) -> [V, T]``; default: cosine. scale: a number, or a learnable
     ``nn.Parameter`` (put back within 0..100 at each call), that multiplies the scores; only for objectives with a temperature (NTXent,
-    InfoNCE), which then run with tau = 1. block_rows, gather: row blocks and gathering over processes are not available
-    yet; asking for either says so.
+    InfoNCE), which then run with tau = 1. block_rows: how many queries are scored at once; None chooses. Value and gradient
+    are exact and the same for any number; memory is that of the items and one block. A score function is called again for
+    every use of a block. gather: None gathers over torch.distributed in train mode, where there are several processes; False never.
 
     ``loss(images, texts, image_ids, text_ids)``: images ``[V, D]``, texts ``[T, D]``; equal ids belong together. Without
     ids, image i belongs to text i and lengths must be equal. text_ids=None: image_ids for both. extra_images and
     extra_texts (a memory bank, a queue) with their ids are further candidates, never queries. targets: a Targets of
     ``[V, T]`` instead of ids, for objectives that need more than ids. Returns a scalar. Raises ShapeError.
+
+    Gathering: a process scores its own queries against the candidates of all (and its own extra ones). Ids hold over all processes;
+    numbers of items may differ, and be 0. The value is the global one everywhere; gradients of items are scaled such that
+    their mean over processes, which DistributedDataParallel forms, is the global one; those of scale and score are global already.
     """
 
     def __init__(
@@ -59,14 +75,10 @@ class PairLoss(nn.Module):
         gather: bool | None = None,
     ) -> None:
         super().__init__()
-        if block_rows is not None:
-            raise VisavisError(
-                "PairLoss cannot work by row blocks yet: leave block_rows=None, which holds the whole score matrix in memory."
-            )
-        if gather:
-            raise VisavisError("PairLoss cannot gather over processes yet: leave gather=None and train in one process.")
         if not isinstance(objective, Objective):
             raise SpecError(f"PairLoss got {objective!r}, expected an objective: such as Unified(), or visavis.parse of a text.")
+        if block_rows is not None and (isinstance(block_rows, bool) or not isinstance(block_rows, int) or block_rows < 1):
+            raise SpecError(f"PairLoss got block_rows={block_rows!r}, expected a whole number above 0, or None to let it choose.")
         if scale is not None and not objective.scalable:
             raise SpecError(
                 f"{objective!r} has a fixed gamma or margin, which a scale would change: give PairLoss(scale=) only to NTXent or InfoNCE."
@@ -74,6 +86,7 @@ class PairLoss(nn.Module):
         if not _is_scale(scale):
             raise SpecError(f"PairLoss got scale={scale!r}, expected a number above 0 or an nn.Parameter of one number.")
         self.objective = objective if scale is None else replace(objective, tau=1.0)  # type: ignore[type-var]
+        self.block_rows = block_rows
         self.score = score or cosine
         self.scale = scale
         self.gather = gather
@@ -91,7 +104,6 @@ class PairLoss(nn.Module):
         extra_text_ids: Ids | None = None,
         targets: Targets | None = None,
     ) -> Tensor:
-        self._refuse_processes()
         for name, items in {"images": images, "texts": texts, "extra_images": extra_images, "extra_texts": extra_texts}.items():
             if items is not None and not isinstance(items, Encoded) and not (isinstance(items, Tensor) and items.dim()):
                 raise ShapeError(f"PairLoss got {name} of type {type(items).__name__}, expected a tensor [N, D] or Encoded items.")
@@ -101,37 +113,85 @@ class PairLoss(nn.Module):
             raise ShapeError("PairLoss got both targets and ids: give one of them.")
         if (extra_images is None and extra_image_ids is not None) or (extra_texts is None and extra_text_ids is not None):
             raise ShapeError("PairLoss got ids of extra items without the items: give extra_images and extra_texts with their ids.")
-        if extra_images is None and extra_texts is None:
-            return self.objective(self._scores(images, texts), targets)
-        forth = self._terms(images, texts, targets, extra_texts, extra_text_ids, "extra_texts", transpose=False)
-        back = self._terms(texts, images, targets.T, extra_images, extra_image_ids, "extra_images", transpose=True)
-        return self.objective.reduce(forth, back)
+        check_targets(targets, torch.Size((len(images), len(texts))))
+        if isinstance(self.scale, nn.Parameter):  # in place: beyond a bound, a clamped copy would have no gradient to come back by
+            self.scale.data.clamp_(0, LARGEST_SCALE)
+        device = _device(images)
+        together, targets = processes(self.gather, device, training=self.training), targets.to(device)
+        forth, back = across(targets, together), across(targets.T, together)
+        if extra_texts is not None:
+            forth = with_extra(forth, len(extra_texts), extra_text_ids, "extra_texts")
+        if extra_images is not None:
+            back = with_extra(back, len(extra_images), extra_image_ids, "extra_images")
+        alike = extra_images is None and extra_texts is None and is_summary(self.objective, targets)
+        alike = alike and (together.number == 1 or not has_facts(targets))
+        if together.number == 1 and self._is_dense(forth, back, alike=alike):
+            return self._dense(images, texts, extra_images, extra_texts, forth, back)
+        sides = Side(images, extra_images, "extra_images", together), Side(texts, extra_texts, "extra_texts", together)
+        return self._by_blocks(*sides, forth, back, together, alike=alike)
+
+    def step(
+        self, encode_images: Encode, encode_texts: Encode, image_chunks: Iterable[Any], text_chunks: Iterable[Any], *ids: Ids, **facts: Any
+    ) -> Tensor:
+        """The loss of items that are encoded in chunks, each chunk again in the backward pass: see ``in_chunks``.
+
+        ids and facts: what the loss itself takes, for the items of all chunks.
+        """
+        return self(in_chunks(encode_images, image_chunks), in_chunks(encode_texts, text_chunks), *ids, **facts)
 
     def extra_repr(self) -> str:
         return repr(self.objective)
 
-    def _scores(self, images: Items, texts: Items) -> Tensor:
-        scores = self.score(images, texts)
-        if scores.shape != (len(images), len(texts)):
-            raise ShapeError(f"score returned shape {list(scores.shape)} for {len(images)} images and {len(texts)} texts.")
-        if isinstance(self.scale, nn.Parameter):  # in place: beyond a bound, a clamped copy would have no gradient to come back by
-            self.scale.data.clamp_(0, LARGEST_SCALE)
-        return scores if self.scale is None else scores * self.scale
+    def _is_dense(self, forth: Targets, back: Targets, *, alike: bool) -> bool:
+        """Whether one matrix serves as well as blocks; a compiler sees through it only."""
+        if torch.compiler.is_compiling():
+            return True
+        if self.block_rows is not None or (alike and self.score is cosine):
+            return False
+        return max(_height(self.objective, each) * each.shape[1] for each in (forth, back)) <= DENSE_SCORES
 
-    def _terms(
-        self, queries: Items, candidates: Items, targets: Targets, extra: Items | None, extra_ids: Ids | None, name: str, *, transpose: bool
+    def _by_blocks(self, images: Side, texts: Side, forth: Targets, back: Targets, together: Processes, *, alike: bool) -> Tensor:
+        """Value and gradient at once, then put on the graph. alike: one block of scores serves both directions."""
+        scores: Scores
+        if self.score is cosine:
+            scores = Cosines(images.items, texts.items, self.scale, (images.wanted, texts.wanted))
+        else:
+            scores = Scored(self.score, images.items, texts.items, self.scale, (images.wanted, texts.wanted))
+        facts = [*learning(forth), *learning(back)]
+        wanted = torch.is_grad_enabled() and (any((*images.wanted, *texts.wanted)) or bool(scores.parameters or facts))
+        with torch.no_grad():
+            if alike:
+                assert isinstance(self.objective, SummaryObjective)
+                found = both_directions(self.objective, scores.window(images.own), forth, self.block_rows, together, wanted=wanted)
+            else:
+                ways = scores.window(images.own), scores.apart().T.window(texts.own)
+                found = each_direction(self.objective, *ways, (forth, back), self.block_rows, together, wanted=wanted)
+            if not wanted:
+                return found.value
+            parameters = zip(scores.parameters, found.gradients.parameters, strict=True)
+            gradients = [
+                *images.gradients(found.gradients.images, together),
+                *texts.gradients(found.gradients.texts, together),
+                *((given, together.sum(gradient)) for given, gradient in parameters if gradient is not None),
+                *((given, gradient * together.number) for given, gradient in found.facts),
+            ]
+        return prescribed(found.value, gradients)
+
+    def _dense(
+        self, images: Items, texts: Items, extra_images: Items | None, extra_texts: Items | None, forth: Targets, back: Targets
     ) -> Tensor:
-        """One direction, with extra candidates behind the batch's own."""
-        if extra is not None:
-            targets = _with_extra(targets, len(extra), extra_ids, name)
-            candidates = _join(candidates, extra, name)
-        scores = self._scores(candidates, queries).T if transpose else self._scores(queries, candidates)
-        return self.objective.terms(*self.objective.prepare(scores, targets))
+        """All scores in one matrix."""
+        if extra_images is None and extra_texts is None:
+            return self.objective(self._scores(images, texts), forth)
+        all_texts = texts if extra_texts is None else join(texts, extra_texts, "extra_texts")
+        all_images = images if extra_images is None else join(images, extra_images, "extra_images")
+        to_texts = self.objective.prepare(self._scores(images, all_texts), forth)
+        to_images = self.objective.prepare(self._scores(all_images, texts).T, back)
+        return self.objective.reduce(self.objective.terms(*to_texts), self.objective.terms(*to_images))
 
-    def _refuse_processes(self) -> None:
-        many = torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
-        if many and self.training and self.gather is None:
-            raise VisavisError("PairLoss cannot gather over processes yet: train in one process, or give gather=False for local batches.")
+    def _scores(self, images: Items, texts: Items) -> Tensor:
+        scores = scores_of(self.score, images, texts)
+        return scores if self.scale is None else scores * self.scale
 
 
 def _targets_by_ids(num_images: int, num_texts: int, image_ids: Ids | None, text_ids: Ids | None) -> Targets:
@@ -151,42 +211,17 @@ def _targets_by_ids(num_images: int, num_texts: int, image_ids: Ids | None, text
     return Targets(query_ids=image_ids, candidate_ids=text_ids)
 
 
-def _with_extra(targets: Targets, number: int, extra_ids: Ids | None, name: str) -> Targets:
-    """The targets with further candidates; what is known of queries stays, facts of pairs would be unknown for the new ones."""
-    ids = as_ids([] if extra_ids is None else extra_ids, f"the ids of {name}")
-    if len(ids) != number:
-        found = "no ids" if extra_ids is None else f"{len(ids)} ids"
-        raise ShapeError(f"{name} has {number} items and {found}: give one id for each.")
-    for fact in ("relation", *PAIR_FACTS):
-        if getattr(targets, fact) is not None:
-            raise ShapeError(f"{name} needs targets by ids alone: their {fact} does not say what holds for an extra candidate.")
-    own = targets.candidate_ids
-    unread = {  # extras are never queries
-        fact: torch.cat([given, given.new_zeros(number, *given.shape[1:])])
-        for fact in ("candidate_margin", "candidate_offline_scores")
-        if (given := getattr(targets, fact)) is not None
-    }
-    return replace(targets, candidate_ids=torch.cat([own, ids.to(own.device)]), columns=None, **unread)
-
-
 def _is_scale(scale: Any) -> bool:
     if isinstance(scale, Tensor):
         return scale.numel() == 1 and scale.is_floating_point()
     return scale is None or (isinstance(scale, int | float) and not isinstance(scale, bool) and 0 < scale < float("inf"))
 
 
-def _vectors(items: Items) -> Tensor:
-    vectors = items.vectors if isinstance(items, Encoded) else items
-    if not isinstance(vectors, Tensor) or vectors.dim() != 2 or not vectors.is_floating_point():
-        raise ShapeError(
-            "cosine scores need one floating-point vector an item, [N, D]: give PairLoss(score=...) for regions, words or named parts."
-        )
-    return vectors
+def _height(objective: Objective, targets: Targets) -> int:
+    """How many rows of scores the objective holds."""
+    pairs = int(positive_counts(targets, row_blocks(targets.shape, None)).sum()) if objective.wide else 0
+    return max(targets.shape[0], pairs)
 
 
-def _join(items: Items, extra: Items, name: str) -> Items:
-    if isinstance(items, Encoded) and isinstance(extra, Encoded):
-        return concatenate([items, extra])
-    if isinstance(items, Encoded) or isinstance(extra, Encoded) or items.shape[1:] != extra.shape[1:]:
-        raise ShapeError(f"{name} must be of the same kind and width as the batch's own: both tensors [N, D], or both Encoded.")
-    return torch.cat([items, extra])
+def _device(items: Items) -> torch.device:
+    return tensors(items)[0].device

@@ -30,11 +30,13 @@ class Objective(ABC):
     """An objective of cross-modal retrieval: ``objective(scores, targets)`` is a scalar over both directions.
 
     integrable: false for a prescribed gradient with no loss behind it. needs_positive_scores: reads the scores of
-    other queries' positives. scalable: its temperature may be handed to a learnable scale outside.
+    other queries' positives. scalable: its temperature may be handed to a learnable scale outside. wide: holds
+    ``[pairs x candidates]`` in memory, not ``[queries x candidates]``.
     """
 
     integrable: ClassVar[bool] = True
     scalable: ClassVar[bool] = False
+    wide: ClassVar[bool] = False
 
     reduction: Reduction
 
@@ -64,17 +66,10 @@ class Objective(ABC):
 
     def prepare(self, scores: Tensor, targets: Targets) -> tuple[Tensor, Targets]:
         """What ``terms`` takes: scores in float32 at least, targets beside them with all that the engine owes an objective."""
-        if not isinstance(targets, Targets):
-            raise ShapeError(
-                f"the targets are a {type(targets).__name__}, expected a Targets: see Targets.paired and Targets(query_ids=...)."
-            )
         if not isinstance(scores, Tensor) or not scores.is_floating_point():
             found = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
             raise ShapeError(f"the scores are of type {found}, expected a tensor of floating-point numbers: queries x candidates.")
-        if scores.shape != targets.shape:
-            raise ShapeError(
-                f"scores have shape {list(scores.shape)}, but the targets speak of {targets.shape[0]} queries and {targets.shape[1]} candidates."
-            )
+        check_targets(targets, scores.shape)
         scores = promoted(scores)
         return scores, with_positive_scores(self, scores, targets.to(scores.device))
 
@@ -84,10 +79,21 @@ class Objective(ABC):
 
     def reduce(self, *directions: Tensor) -> Tensor:
         """The terms of the directions as one scalar; a direction without terms adds 0."""
-        if self.reduction == "sum":
-            return torch.stack([terms.sum() for terms in directions]).sum()
-        means = torch.stack([terms.sum() / max(len(terms), 1) for terms in directions])
-        return means.sum() if self.reduction == "mean" else means.sum() / 2
+        return torch.stack([terms.sum() * self.share(len(terms)) for terms in directions]).sum()
+
+    def share(self, count: int) -> float:
+        """What one of ``count`` terms of a direction adds to the value."""
+        return {"sum": 1.0, "mean": 1 / max(count, 1), "half_mean": 0.5 / max(count, 1)}[self.reduction]
+
+
+def check_targets(targets: Targets, shape: torch.Size) -> None:
+    """Refuse, with a ShapeError, targets that are none or do not fit scores of this shape."""
+    if not isinstance(targets, Targets):
+        raise ShapeError(f"the targets are a {type(targets).__name__}, expected a Targets: see Targets.paired and Targets(query_ids=...).")
+    if shape != targets.shape:
+        raise ShapeError(
+            f"scores have shape {list(shape)}, but the targets speak of {targets.shape[0]} queries and {targets.shape[1]} candidates."
+        )
 
 
 def promoted(scores: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ class MaxMargin(Objective):
     Memory: ``[pairs x candidates]``.
     Differs from: the released code at a single pair: there ``fix_norm`` is 0 / 0, here 0.
     """
+
+    wide: ClassVar[bool] = True
 
     margin: float = 0.0938
     fix_norm: bool = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -30,6 +30,8 @@ class NCR(Objective):
     Differs from: the released code, which takes the image's margin in both directions, also for a text as the anchor:
     ``semantics="reference"`` with ``pair_margin = margins[:, None].expand(B, B)``.
     """
+
+    wide: ClassVar[bool] = True
 
     margin: float = 0.2
     warmup: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -71,6 +72,8 @@ class RSP(Objective):
     Differs from: eq. 25 as printed, whose two sides agree for gamma -> infinity only where G increases: the limit is
     max_j G(s_ij - s_ip), the hinge has G at the hardest negative. An extension, not a reproduction.
     """
+
+    wide: ClassVar[bool] = True
 
     coefficients: tuple[float, ...] = (0.0, 1.0)
     margin: float = 0.2

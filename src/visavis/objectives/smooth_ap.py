@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,8 @@ class SmoothAP(Objective):
     Differs from: COCOS as printed, whose D_ij = s_i - s_j counts the candidates below; Brown et al., where the query is one
     of its own positives; the code, which clamps exponents at 50, where a sigmoid is 2e-22.
     """
+
+    wide: ClassVar[bool] = True
 
     tau: float = 0.01
     reduction: Reduction = "half_mean"

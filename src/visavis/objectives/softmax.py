@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from visavis.objectives.base import Objective, Reduction
-from visavis.objectives.pairs import NEVER, log1p_exp, pairs
+from visavis.objectives.pairs import NEVER, log1p_exp
+from visavis.objectives.summary import LogSumExp, SummaryObjective
 from visavis.spec import require
 from visavis.targets import Targets
 
 
 @dataclass(frozen=True, kw_only=True)
-class NTXent(Objective):
+class NTXent(SummaryObjective):
     r"""Normalized temperature-scaled cross entropy (InfoNCE, the loss of CLIP with a fixed temperature).
 
     Formula: ``-log( e^(s_ip / tau) / (e^(s_ip / tau) + sum_j e^(s_ij / tau)) )``, the mean of both directions.
@@ -41,12 +42,15 @@ class NTXent(Objective):
     def slope(self) -> float:
         return 1 / self.tau
 
-    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        found = pairs(scores, targets)
-        log_odds = found.log_sum_exp(1 / self.tau) - found.positive / self.tau
+    @property
+    def summary(self) -> LogSumExp:
+        return LogSumExp(1 / self.tau)
+
+    def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
+        log_odds = negatives - positive / self.tau
         if self.denominator == "all":
             return log1p_exp(log_odds)
-        return torch.where(found.has_negative, log_odds, 0.0)
+        return torch.where(negatives > NEVER, log_odds, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +89,7 @@ class InfoNCE(Objective):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VLC(Objective):
+class VLC(SummaryObjective):
     r"""Vision-language contrastive loss: softmax cross entropy at a fixed scale, summed.
 
     Formula: ``sum_p log(1 + sum_j e^(gamma (s_ij - s_ip)))`` over positive pairs, both directions.
@@ -107,6 +111,9 @@ class VLC(Objective):
     def slope(self) -> float:
         return self.gamma
 
-    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        found = pairs(scores, targets)
-        return log1p_exp(found.log_sum_exp(self.gamma) - self.gamma * found.positive)
+    @property
+    def summary(self) -> LogSumExp:
+        return LogSumExp(self.gamma)
+
+    def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
+        return log1p_exp(negatives - self.gamma * positive)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from visavis.objectives.base import Objective, Reduction
 from visavis.objectives.pairs import of_pair, pairs
+from visavis.objectives.summary import Hardest, SummaryObjective
 from visavis.targets import Targets
 
 
@@ -20,9 +22,10 @@ class Triplet(Objective):
     Advice: a steady start before TripletHN; alone, it spends its gradient on many mild violations.
     Source: Faghri et al., VSE++ (2018), eq. 5; Unified loss, eq. 1; COCOS, eq. 3a.
     Special cases: equals TripletHN where each query has one negative. Reads ``query_margin`` (adaptive margins).
-    Memory: ``[pairs x candidates]``.
     Differs from: the released codes, which take other captions of the same image as negatives; do so with Targets.paired.
     """
+
+    wide: ClassVar[bool] = True
 
     margin: float = 0.2
     reduction: Reduction = "sum"
@@ -36,7 +39,7 @@ class Triplet(Objective):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TripletHN(Objective):
+class TripletHN(SummaryObjective):
     r"""Triplet loss with the hardest negative of the batch: only the best-scoring wrong candidate is pushed.
 
     Formula: ``sum_p [margin + max_j s_ij - s_ip]_+`` over positive pairs, both directions.
@@ -50,7 +53,10 @@ class TripletHN(Objective):
     margin: float = 0.2
     reduction: Reduction = "sum"
 
-    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        found = pairs(scores, targets)
-        margin = of_pair(targets.margin_or(self.margin, "TripletHN"), found.query)
-        return (margin + found.hardest - found.positive).relu()
+    @property
+    def summary(self) -> Hardest:
+        return Hardest()
+
+    def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
+        margin = of_pair(targets.margin_or(self.margin, "TripletHN"), query)
+        return (margin + negatives - positive).relu()

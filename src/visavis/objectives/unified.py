@@ -6,14 +6,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from visavis.objectives.base import Objective, Reduction
-from visavis.objectives.pairs import log1p_exp, of_pair, pairs
+from visavis.objectives.base import Reduction
+from visavis.objectives.pairs import log1p_exp, of_pair
+from visavis.objectives.summary import LogSumExp, SummaryObjective
 from visavis.spec import require
 from visavis.targets import Targets
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unified(Objective):
+class Unified(SummaryObjective):
     r"""Unified loss of pair similarity: a softmax over negatives, with the margin of a triplet.
 
     Formula: ``(1 / gamma) sum_p log(1 + sum_j e^(gamma (s_ij - s_ip + margin)))`` over positive pairs, both directions.
@@ -34,9 +35,18 @@ class Unified(Objective):
         super().__post_init__()
         require(self.gamma > 0, self, "gamma", "a number above 0")
 
+    @property
+    def summary(self) -> LogSumExp:
+        return LogSumExp(self.gamma)
+
+    def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
+        margin = of_pair(targets.margin_or(self.margin, "Unified"), query)
+        return log1p_exp(negatives + self.gamma * (margin - positive)) / self.gamma
+
+    def takes_scores_as_they_are(self, targets: Targets) -> bool:
+        return targets.weight is None
+
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         if targets.weight is not None:
             scores = targets.pairwise("weight") * scores
-        found = pairs(scores, targets)
-        margin = of_pair(targets.margin_or(self.margin, "Unified"), found.query)
-        return log1p_exp(found.log_sum_exp(self.gamma) + self.gamma * (margin - found.positive)) / self.gamma
+        return super().one_way(scores, targets)

@@ -1,0 +1,135 @@
+"""Objectives of one number per query: one tile of scores serves both directions.
+
+A first time through the tiles gives the summary of each row and each column. The terms of pairs then tell what summaries
+and positive scores weigh. The hardest negatives need no more: their gradient touches one pair a query. A log-sum-exp
+spreads over all pairs, a second time through the tiles.
+"""
+
+from __future__ import annotations
+
+from typing import TypeGuard
+
+import torch
+from torch import Tensor
+
+from visavis.engine.exponentials import Exponentials
+from visavis.engine.facts import learning, leaves, tensor_of, with_tensors
+from visavis.engine.gathering import Processes
+from visavis.engine.row_blocks import Found
+from visavis.engine.scoring import Scores
+from visavis.engine.tiles import Tiles
+from visavis.objectives.base import Objective
+from visavis.objectives.pairs import NEVER
+from visavis.objectives.summary import LogSumExp, SummaryObjective
+from visavis.targets import Targets
+
+
+def is_summary(objective: Objective, targets: Targets) -> TypeGuard[SummaryObjective]:
+    """Whether one number for each query is all that the objective needs with such targets."""
+    return isinstance(objective, SummaryObjective) and objective.takes_scores_as_they_are(targets)
+
+
+def both_directions(
+    objective: SummaryObjective, scores: Scores, targets: Targets, block_rows: int | None, processes: Processes, *, wanted: bool
+) -> Found:
+    """Both directions of the objective; with ``wanted``, their gradient is pushed into ``scores``."""
+    if isinstance(objective.summary, LogSumExp):
+        return _log_sum_exp(objective, objective.summary.scale, scores, targets, block_rows, processes, wanted=wanted)
+    return _hardest(objective, scores, targets, block_rows, processes, wanted=wanted)
+
+
+class _Meeting:
+    """Positive pairs as they meet the summaries of their rows and columns: the value, and what everything weighs in it."""
+
+    def __init__(self, objective: SummaryObjective, tiles: Tiles, processes: Processes, *, wanted: bool):
+        self.objective, self.tiles, self.processes, self.wanted = objective, tiles, processes, wanted
+        self.share = objective.share(int(processes.sum(torch.tensor(len(tiles.query), device=tiles.query.device))))
+        self.names = list(learning(tiles.targets)) if wanted else []
+        self.facts = [(fact, torch.zeros_like(fact)) for fact in (tensor_of(tiles.targets, name) for name in self.names)]
+        self.value = tiles.new(value=0.0)
+        self.positive, self.to_positive = tiles.new(len(tiles.query)), tiles.new(len(tiles.query), value=0.0)
+        self.rows, self.columns = (tiles.new(length) for length in tiles.scores.shape)
+        self.to_rows, self.to_columns = (tiles.new(length, value=0.0) for length in tiles.scores.shape)
+
+    def meet(self, rows: slice, columns: slice) -> None:
+        """The pairs of some rows, and those of some columns, whose summaries are complete."""
+        for summaries, weights, own, here, turned in (
+            (self.rows, self.to_rows, self.tiles.query, rows, False),
+            (self.columns, self.to_columns, self.tiles.candidate, columns, True),
+        ):
+            pairs = ((own >= here.start) & (own < here.stop)).nonzero()[:, 0]
+            with torch.set_grad_enabled(self.wanted):
+                inputs = [summaries[here].requires_grad_(self.wanted), self.positive[pairs].requires_grad_(self.wanted)]
+                facts = leaves(self.tiles.targets, self.names)
+                targets = with_tensors(self.tiles.targets, facts)
+                query = own[pairs]
+                terms = self.objective.pair_terms(inputs[0][query - here.start], inputs[1], query, targets.T if turned else targets)
+                value = terms.sum() * self.share
+            self.value += value.detach()
+            if value.requires_grad:
+                found = torch.autograd.grad(value, [*inputs, *facts.values()], allow_unused=True, materialize_grads=True)
+                weights[here] = found[0]
+                self.to_positive[pairs] += found[1]
+                for (_, total), gradient in zip(self.facts, found[2:], strict=True):
+                    total += gradient
+
+    def found(self) -> Found:
+        return Found(self.processes.sum(self.value), self.tiles.scores.gradients, self.facts)
+
+
+def _log_sum_exp(
+    objective: SummaryObjective, scale: float, scores: Scores, targets: Targets, rows: int | None, processes: Processes, *, wanted: bool
+) -> Found:
+    tiles = Tiles(scores.times(scale), targets, rows, in_steps=processes.number == 1, keep=wanted)
+    met, exponentials = _Meeting(objective, tiles, processes, wanted=wanted), Exponentials()
+    for step in range(tiles.number):
+        for tile in tiles.first_time(step):
+            met.positive[tile.pairs] = tile.positive / scale
+            sums = exponentials.log_sums(tile.scores)
+            for totals, here, further in zip((met.rows, met.columns), (tile.rows, tile.columns), sums, strict=True):
+                totals[here] = torch.logaddexp(totals[here], further)
+        complete = tiles.completed(step)
+        met.columns[complete[1]] = processes.stack(met.columns[complete[1]]).logsumexp(0)
+        met.meet(*complete)
+        met.to_columns[complete[1]] = processes.sum(met.to_columns[complete[1]])
+        for tile in tiles.second_time(step) if wanted else ():
+            sums = _or_never(met.rows[tile.rows]), _or_never(met.columns[tile.columns])
+            weights = exponentials.weights(tile.scores, *sums, met.to_rows[tile.rows], met.to_columns[tile.columns])
+            weights[tile.place] = met.to_positive[tile.pairs] / scale
+            tile.block.push(weights)
+    return met.found()
+
+
+def _or_never(sums: Tensor) -> Tensor:
+    """A sum of nothing weighs nothing: nothing is left of any score beside +inf."""
+    return sums.masked_fill(sums == NEVER, -NEVER)
+
+
+def _hardest(
+    objective: SummaryObjective, scores: Scores, targets: Targets, rows: int | None, processes: Processes, *, wanted: bool
+) -> Found:
+    tiles = Tiles(scores, targets, rows, in_steps=False, keep=False)
+    met = _Meeting(objective, tiles, processes, wanted=wanted)
+    row_at, column_at = (tiles.query.new_zeros(length) for length in scores.shape)
+    for tile in tiles.first_time(0):
+        met.positive[tile.pairs] = tile.positive
+        _keep_best(met.rows, row_at, tile.rows, tile.columns.start, tile.scores)
+        _keep_best(met.columns, column_at, tile.columns, tile.rows.start, tile.scores.T)
+    met.columns, owner = processes.stack(met.columns).max(0)
+    met.meet(*tiles.completed(0))
+    if wanted:
+        own_rows, own_columns = (torch.arange(length, device=owner.device) for length in scores.shape)
+        query, candidate = torch.cat([own_rows, column_at, tiles.query]), torch.cat([row_at, own_columns, tiles.candidate])
+        to_columns = processes.sum(met.to_columns).where(owner == processes.rank, 0.0)
+        gradient = torch.cat([met.to_rows, to_columns, met.to_positive])
+        pushed = gradient.nonzero()[:, 0]
+        scores.push_pairs(query[pushed], candidate[pushed], gradient[pushed], tiles.blocks)
+    return met.found()
+
+
+def _keep_best(best: Tensor, at: Tensor, rows: slice, first: int, scores: Tensor) -> None:
+    """Take over what is better in a tile than all before; a maximum is cheap, its place only looked for where it is."""
+    most = torch.maximum(best[rows], scores.amax(1))
+    better = (most != best[rows]).nonzero()[:, 0]
+    at[rows.start + better] = scores[better].argmax(1) + first
+    best[rows] = most

@@ -1,0 +1,82 @@
+"""What the processes of a training know together. The only place with collectives; alone, each is the identity.
+
+Every process scores its own queries against everybody's candidates. Sums over processes are formed in the forward
+pass, so that the backward pass needs no other process, and one without items is no exception.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, distributed
+
+from visavis.engine.items import Items, rebuilt, tensors
+from visavis.errors import VisavisError
+from visavis.types import concatenate
+
+
+class Processes:
+    """A group of processes, or, with ``together=False``, this one alone."""
+
+    def __init__(self, device: torch.device, *, together: bool) -> None:
+        self.device = device
+        self.number = distributed.get_world_size() if together else 1
+        self.rank = distributed.get_rank() if together else 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over processes of a tensor of one shape."""
+        if self.number > 1:
+            tensor = tensor.contiguous()
+            distributed.all_reduce(tensor)
+        return tensor
+
+    def any(self, condition: bool) -> bool:
+        """Whether the condition holds on any process."""
+        return condition if self.number == 1 else bool(self.sum(torch.tensor(int(condition), device=self.device)))
+
+    def sum_before(self, number: int) -> int:
+        """The sum of a number over the processes before this one."""
+        return int(sum(self.each(torch.tensor([number], device=self.device))[: self.rank]))
+
+    def each(self, tensor: Tensor) -> list[Tensor]:
+        """The tensor of every process, which may differ in lengths but not in kind; without a gradient."""
+        if self.number == 1:
+            return [tensor]
+        shape = torch.tensor(tensor.shape, device=tensor.device)
+        shapes = [torch.empty_like(shape) for _ in range(self.number)]
+        distributed.all_gather(shapes, shape)
+        sizes = [int(each.prod()) for each in shapes]
+        own = tensor.new_zeros(max(sizes))
+        own[: tensor.numel()] = tensor.detach().flatten()
+        bits = own.view(torch.uint8)
+        found = [torch.empty_like(bits) for _ in range(self.number)]
+        distributed.all_gather(found, bits)
+        return [each.view(own.dtype)[:size].view(*shape.tolist()) for each, size, shape in zip(found, sizes, shapes, strict=True)]
+
+    def joined(self, tensor: Tensor) -> Tensor:
+        return torch.cat(self.each(tensor))
+
+    def stack(self, tensor: Tensor) -> Tensor:
+        return torch.stack(self.each(tensor))
+
+    def items(self, items: Items) -> tuple[Items, slice]:
+        """Everybody's items, and which of them are this process' own."""
+        if self.number == 1:
+            return items, slice(0, len(items))
+        by_part = [self.each(part) for part in tensors(items)]
+        by_process = [rebuilt(items, [part[rank] for part in by_part]) for rank in range(self.number)]
+        start = sum(len(each) for each in by_process[: self.rank])
+        own = slice(start, start + len(items))
+        return (torch.cat(by_process) if isinstance(items, Tensor) else concatenate(by_process)), own  # type: ignore[arg-type]
+
+
+def processes(gather: bool | None, device: torch.device, *, training: bool) -> Processes:
+    """Those that a loss works with: none but its own outside train mode, or where ``gather`` is False.
+
+    Raises VisavisError if ``gather`` is True and there is no group.
+    """
+    grouped = distributed.is_available() and distributed.is_initialized()
+    if gather and training and not grouped:
+        raise VisavisError(
+            "PairLoss(gather=True) found no process group: start with torchrun and init_process_group, or leave gather=None."
+        )
+    return Processes(device, together=training and grouped and gather is not False)

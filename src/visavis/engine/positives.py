@@ -1,0 +1,37 @@
+"""Positive pairs without a matrix: found by sorting ids, or, where a relation or ignored pairs decide, by blocks of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from visavis.targets import Targets
+
+
+def positive_pairs(targets: Targets, blocks: Sequence[slice]) -> tuple[Tensor, Tensor]:
+    """``(query [P], candidate [P])``, ordered by query, then by candidate.
+
+    >>> positive_pairs(Targets(query_ids=[7, 8, 7], candidate_ids=[8, 7, 7]), [slice(0, 3)])
+    (tensor([0, 0, 1, 2, 2]), tensor([1, 2, 0, 1, 2]))
+    """
+    if not by_ids_alone(targets):
+        found = [(targets[rows].positive.nonzero() + torch.tensor([rows.start, 0], device=targets.query_ids.device)) for rows in blocks]
+        query, candidate = torch.cat(found).T.contiguous() if found else targets.query_ids.new_zeros(2, 0)
+        return query, candidate
+    ids, order = targets.candidate_ids.sort(stable=True)
+    first = torch.searchsorted(ids, targets.query_ids)
+    counts = torch.searchsorted(ids, targets.query_ids, right=True) - first
+    query = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+    place = torch.arange(len(query), device=counts.device) + (first - counts.cumsum(0) + counts)[query]
+    return query, order[place]
+
+
+def positive_counts(targets: Targets, blocks: Sequence[slice]) -> Tensor:
+    """How many positives each query has: ``[Q]``."""
+    return positive_pairs(targets, blocks)[0].bincount(minlength=targets.shape[0])
+
+
+def by_ids_alone(targets: Targets) -> bool:
+    return targets.relation is None and targets.ignore is None
