@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from visavis import PairLoss, Targets
-from visavis.engine import cosine
+from visavis.engine import cosine, row_blocks
+from visavis.engine.kept import KeptCosines
 from visavis.errors import VisavisError
 from visavis.objectives import CATALOG, VLC, NTXent, Triplet, TripletHN, Unified
 from visavis.objectives.summary import SummaryObjective
@@ -147,6 +148,25 @@ def test_extra_candidates(kind, reduction, sides):
         targets=targets,
         **extra,
     )
+
+
+@every_objective
+@every_reduction
+@pytest.mark.parametrize("ids", IDS)
+@pytest.mark.parametrize("most", [1, 20, 2**20])
+def test_few_cosines_are_kept_and_equal_the_matrix(kind, reduction, ids, most, monkeypatch):
+    monkeypatch.setattr(KeptCosines, "at_once", most)
+    monkeypatch.setattr(row_blocks, "FEWEST_ROWS", 1)
+    query_ids, candidate_ids = IDS[ids]
+    images, texts = vectors(len(query_ids), len(candidate_ids))
+    known = {name: fact.detach() for name, fact in needed(len(query_ids), len(candidate_ids)).items()}
+    targets = Targets(query_ids=query_ids, candidate_ids=candidate_ids, **known)
+    objective = kind(reduction=reduction)
+    same(PairLoss(objective), objective(cosine(images, texts), targets), [images, texts], images, texts, targets=targets)
+    if objective.scalable:
+        scale, alone = nn.Parameter(torch.tensor(3.0).double()), replace(objective, tau=1.0)
+        expected = alone(scale * cosine(images, texts), targets)
+        same(PairLoss(objective, scale=scale), expected, [images, texts, scale], images, texts, targets=targets)
 
 
 # any score

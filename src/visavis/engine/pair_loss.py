@@ -9,6 +9,7 @@ tensor(True)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -23,7 +24,8 @@ from visavis.engine.facts import has_facts, learning
 from visavis.engine.families import both_directions, is_summary
 from visavis.engine.gathering import Processes, processes
 from visavis.engine.items import Items, join, tensors, vectors
-from visavis.engine.positives import positive_counts
+from visavis.engine.kept import KeptCosines
+from visavis.engine.positives import positive_pairs
 from visavis.engine.row_blocks import each_direction, prescribed, row_blocks
 from visavis.engine.scored import Score, Scored, scores_of
 from visavis.engine.scoring import Cosines, Scores
@@ -35,7 +37,8 @@ from visavis.types import Encoded
 
 Encode = Callable[[Any], Items]
 LARGEST_SCALE = 100.0
-DENSE_SCORES = 2**22  # up to so many scores, one matrix is as fast as blocks
+DENSE_SCORES = 2**22  # up to so many scores, the graph of one matrix is as fast as blocks of any score
+KEPT_SCORES = 2**24  # up to so many cosines are kept
 
 
 def cosine(images: Items, texts: Items) -> Tensor:
@@ -123,12 +126,11 @@ class PairLoss(nn.Module):
             forth = with_extra(forth, len(extra_texts), extra_text_ids, "extra_texts")
         if extra_images is not None:
             back = with_extra(back, len(extra_images), extra_image_ids, "extra_images")
-        alike = extra_images is None and extra_texts is None and is_summary(self.objective, targets)
-        alike = alike and (together.number == 1 or not has_facts(targets))
-        if together.number == 1 and self._is_dense(forth, back, alike=alike):
+        whole = extra_images is None and extra_texts is None  # the queries of a direction are the candidates of the other
+        if together.number == 1 and self._is_dense(forth, back, whole=whole):
             return self._dense(images, texts, extra_images, extra_texts, forth, back)
         sides = Side(images, extra_images, "extra_images", together), Side(texts, extra_texts, "extra_texts", together)
-        return self._by_blocks(*sides, forth, back, together, alike=alike)
+        return self._by_blocks(*sides, forth, back, together, whole=whole)
 
     def step(
         self, encode_images: Encode, encode_texts: Encode, image_chunks: Iterable[Any], text_chunks: Iterable[Any], *ids: Ids, **facts: Any
@@ -142,21 +144,25 @@ class PairLoss(nn.Module):
     def extra_repr(self) -> str:
         return repr(self.objective)
 
-    def _is_dense(self, forth: Targets, back: Targets, *, alike: bool) -> bool:
-        """Whether one matrix serves as well as blocks; a compiler sees through it only."""
+    def _is_dense(self, forth: Targets, back: Targets, *, whole: bool) -> bool:
+        """Whether the graph of one matrix serves: under a compiler, and for few scores where blocks are not faster."""
         if torch.compiler.is_compiling():
             return True
-        if self.block_rows is not None or (alike and self.score is cosine):
+        if self.block_rows is not None or max(_num_scores(self.objective, each) for each in (forth, back)) > DENSE_SCORES:
             return False
-        return max(_height(self.objective, each) * each.shape[1] for each in (forth, back)) <= DENSE_SCORES
+        faster = self.score is cosine and whole and (is_summary(self.objective, forth) or forth.query_ids.device.type == "cpu")
+        return not faster or bool(learning(forth))
 
-    def _by_blocks(self, images: Side, texts: Side, forth: Targets, back: Targets, together: Processes, *, alike: bool) -> Tensor:
-        """Value and gradient at once, then put on the graph. alike: one block of scores serves both directions."""
+    def _by_blocks(self, images: Side, texts: Side, forth: Targets, back: Targets, together: Processes, *, whole: bool) -> Tensor:
+        """Value and gradient at once, then put on the graph."""
+        alike = whole and is_summary(self.objective, forth) and (together.number == 1 or not has_facts(forth))
+        few = whole and together.number == 1 and self.block_rows is None and math.prod(forth.shape) <= KEPT_SCORES
+        arguments = images.items, texts.items, self.scale, (images.wanted, texts.wanted)
         scores: Scores
-        if self.score is cosine:
-            scores = Cosines(images.items, texts.items, self.scale, (images.wanted, texts.wanted))
+        if self.score is not cosine:
+            scores = Scored(self.score, *arguments)
         else:
-            scores = Scored(self.score, images.items, texts.items, self.scale, (images.wanted, texts.wanted))
+            scores = KeptCosines(*arguments) if few and not alike else Cosines(*arguments)
         facts = [*learning(forth), *learning(back)]
         wanted = torch.is_grad_enabled() and (any((*images.wanted, *texts.wanted)) or bool(scores.parameters or facts))
         with torch.no_grad():
@@ -164,8 +170,8 @@ class PairLoss(nn.Module):
                 assert isinstance(self.objective, SummaryObjective)
                 found = both_directions(self.objective, scores.window(images.own), forth, self.block_rows, together, wanted=wanted)
             else:
-                ways = scores.window(images.own), scores.apart().T.window(texts.own)
-                found = each_direction(self.objective, *ways, (forth, back), self.block_rows, together, wanted=wanted)
+                windows = images.own, texts.own
+                found = each_direction(self.objective, scores, windows, (forth, back), self.block_rows, together, wanted=wanted)
             if not wanted:
                 return found.value
             parameters = zip(scores.parameters, found.gradients.parameters, strict=True)
@@ -217,10 +223,11 @@ def _is_scale(scale: Any) -> bool:
     return scale is None or (isinstance(scale, int | float) and not isinstance(scale, bool) and 0 < scale < float("inf"))
 
 
-def _height(objective: Objective, targets: Targets) -> int:
-    """How many rows of scores the objective holds."""
-    pairs = int(positive_counts(targets, row_blocks(targets.shape, None)).sum()) if objective.wide else 0
-    return max(targets.shape[0], pairs)
+def _num_scores(objective: Objective, targets: Targets) -> int:
+    """How many scores the objective holds at once, in one direction."""
+    rows = row_blocks(targets.shape[0], DENSE_SCORES)
+    pairs = len(positive_pairs(targets, rows)[0]) if objective.wide else 0
+    return max(targets.shape[0], pairs) * targets.shape[1]
 
 
 def _device(items: Items) -> torch.device:

@@ -21,8 +21,7 @@ from visavis.errors import VisavisError
 from visavis.objectives.base import Objective
 from visavis.targets import Targets
 
-SCORES_AT_ONCE = 2**21  # of a block, unless the caller says how many rows
-FEWEST_ROWS = 128  # fewer make a product slow
+FEWEST_ROWS = 64  # fewer make a product slow
 
 
 class Found(NamedTuple):
@@ -41,14 +40,12 @@ class Direction(NamedTuple):
     facts: list[tuple[Tensor, Tensor]]
 
 
-def row_blocks(shape: Sequence[int], block_rows: int | None, weights: Tensor | None = None) -> list[slice]:
-    """Consecutive rows, some at a time; ``weights``: what each row counts for, if not 1.
+def row_blocks(height: int, most: int, weights: Tensor | None = None) -> list[slice]:
+    """Consecutive rows, at most so many at a time; ``weights``: what each row counts for, if not 1.
 
-    >>> row_blocks((5, 9), 2), row_blocks((3, 9), 4, torch.tensor([3, 3, 1]))
+    >>> row_blocks(5, 2), row_blocks(3, 4, torch.tensor([3, 3, 1]))
     ([slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)], [slice(0, 1, None), slice(1, 3, None)])
     """
-    height, width = shape
-    most = block_rows or max(FEWEST_ROWS, SCORES_AT_ONCE // max(width, 1))
     if weights is None or not height:
         return [slice(start, min(start + most, height)) for start in range(0, height, most)]
     starts, taken = [0], 0
@@ -62,44 +59,39 @@ def row_blocks(shape: Sequence[int], block_rows: int | None, weights: Tensor | N
 
 def each_direction(
     objective: Objective,
-    forth: Scores,
-    back: Scores,
+    scores: Scores,
+    queries: tuple[slice, slice],
     targets: tuple[Targets, Targets],
-    rows: int | None,
+    block_rows: int | None,
     processes: Processes,
     *,
     wanted: bool,
 ) -> Found:
-    """One direction after the other; ``back`` has gradients apart from those of ``forth``, since the directions may count differently."""
+    """One direction after the other: some images as queries, then some texts, each with targets of its own."""
+    summed = objective.reduction == "sum"  # else the directions weigh differently, which only the end tells
+    forth, back = scores.window(queries[0]), (scores if summed else scores.apart()).T.window(queries[1])
     directions = [
-        _direction(objective, scores, each, rows, processes, wanted=wanted) for scores, each in zip((forth, back), targets, strict=True)
+        _direction(objective, each, known, block_rows, processes, wanted=wanted) for each, known in zip((forth, back), targets, strict=True)
     ]
     counts = processes.sum(torch.tensor([each.number for each in directions], device=processes.device)).tolist()
     shares = [objective.share(count) for count in counts]
     value = processes.sum(torch.stack([each.total * share for each, share in zip(directions, shares, strict=True)]).sum())
-    gradients = Gradients(*(_shared(shares, *both) for both in zip(forth.gradients, back.gradients, strict=True)))
     facts = [(fact, gradient * share) for each, share in zip(directions, shares, strict=True) for fact, gradient in each.facts]
-    return Found(value, gradients, facts)
-
-
-def _shared(shares: list[float], forth: list[Tensor | None], back: list[Tensor | None]) -> list[Tensor | None]:
-    """Gradients of two directions as one, in the memory of the first."""
-    return [
-        None if first is None or second is None else first.mul_(shares[0]).add_(second, alpha=shares[1])
-        for first, second in zip(forth, back, strict=True)
-    ]
+    return Found(value, forth.gradients if summed else forth.combined(back, shares), facts)
 
 
 def _direction(
     objective: Objective, scores: Scores, targets: Targets, block_rows: int | None, processes: Processes, *, wanted: bool
 ) -> Direction:
     """The terms of all queries; with ``wanted``, their gradient is pushed into ``scores``."""
-    blocks = row_blocks(scores.shape, block_rows)
+    height, width = scores.shape
+    most = block_rows or max(FEWEST_ROWS, scores.at_once // max(width, 1))
+    blocks = row_blocks(height, most)
     if objective.needs_positive_scores and targets.positive_scores is None:
         own = scores.of_pairs(*positive_pairs(targets, blocks), blocks)
         targets = replace(targets, positive_scores=processes.joined(own))
     if objective.wide:
-        blocks = row_blocks(scores.shape, block_rows, positive_counts(targets, blocks))
+        blocks = row_blocks(height, most, positive_counts(targets, blocks))
     names = list(learning(targets)) if wanted else []
     sums = zeros(targets, names)
     totals, count = [torch.zeros((), dtype=scores.dtype, device=targets.query_ids.device)], 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ class Scored(Scores):
     def gradients(self) -> Gradients:
         return self.sums
 
-    def apart(self) -> Scored:
+    def apart(self) -> Self:
         return self._changed(sums=Gradients(*([None if each is None else torch.zeros_like(each) for each in some] for some in self.sums)))
 
     def score_block(self, rows: slice, columns: slice) -> Block:

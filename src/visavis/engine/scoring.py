@@ -41,13 +41,15 @@ class Gradients(NamedTuple):
 class Scores(ABC):
     """Scores of queries against candidates, scaled, in blocks of queries.
 
-    dtype: of sums. parameters: what the scores read beside items. light: a block is no more than its numbers. ``T`` exchanges the
-    roles, ``window`` lets only some items be queries, ``times`` multiplies: all add to the same gradients. ``apart`` begins its own.
+    dtype: of sums. parameters: what the scores read beside items. light: a block is no more than its numbers. at_once: scores of a
+    block. ``T`` exchanges the roles, ``window`` lets only some items be queries, ``times`` multiplies: all add to the same
+    gradients. ``apart`` begins its own, ``combined`` weighs and adds the two.
     """
 
     dtype: torch.dtype
     parameters: list[Tensor]
     light: bool = False
+    at_once: int = 2**21
     factor: float = 1.0
     turned: bool = False
     queries: slice | None = None
@@ -64,6 +66,15 @@ class Scores(ABC):
 
     @abstractmethod
     def apart(self) -> Self: ...
+
+    def combined(self, other: Self, shares: Sequence[float]) -> Gradients:
+        """Gradients here, and apart from them, each times its share."""
+        return Gradients(
+            *(
+                [None if a is None or b is None else a.mul_(shares[0]).add_(b, alpha=shares[1]) for a, b in zip(*both, strict=True)]
+                for both in zip(self.gradients, other.gradients, strict=True)
+            )
+        )
 
     @abstractmethod
     def score_block(self, rows: slice, columns: slice) -> Block:
@@ -166,7 +177,7 @@ class Cosines(Scores):
         visual, textual = (side.gradient_of_given() for side in self.units)
         return Gradients([visual], [textual], [self.scale_gradient] if self.parameters else [])
 
-    def apart(self) -> Cosines:
+    def apart(self) -> Self:
         scale_gradient = None if self.scale_gradient is None else torch.zeros_like(self.scale_gradient)
         return self._changed(units=[side.apart() for side in self.units], scale_gradient=scale_gradient)
 
@@ -177,7 +188,7 @@ class Cosines(Scores):
         torch.mm(queries, candidates.T, out=scores)
         if scores.dtype != self.dtype:
             scores = self._empty(len(queries), len(candidates), self.dtype).copy_(scores)
-        return Block(scores, lambda gradient: self._push(rows, columns, gradient))
+        return Block(scores, lambda gradient: self._multiply_out(rows, columns, gradient))
 
     def of_pairs(self, query: Tensor, candidate: Tensor, blocks: Sequence[slice]) -> Tensor:
         asking, answering = self._asking_and_answering()
@@ -205,7 +216,7 @@ class Cosines(Scores):
         factor = self.factor if self.scale is None else self.factor * self.scale
         return queries if factor == 1 else queries * factor
 
-    def _push(self, rows: slice, columns: slice, gradient: Tensor) -> None:
+    def _multiply_out(self, rows: slice, columns: slice, gradient: Tensor) -> None:
         asking, answering = self._asking_and_answering()
         gradient = gradient.to(asking.factors.dtype)
         if asking.gradient is not None or self.scale_gradient is not None:

@@ -51,7 +51,7 @@ class Tiles:
         self.scores, self.targets = scores, targets
         side = TILE.get(targets.query_ids.device.type, LARGE_TILE)
         height, width = min(block_rows or side, side), side
-        self.blocks, self.stripes = row_blocks(scores.shape, height), row_blocks(scores.shape[::-1], width)
+        self.blocks, self.stripes = row_blocks(scores.shape[0], height), row_blocks(scores.shape[1], width)
         query, candidate = positive_pairs(targets, self.blocks)
         tile, order = (query // height * max(len(self.stripes), 1) + candidate // width).sort(stable=True)
         self.query, self.candidate = query[order], candidate[order]

@@ -1,0 +1,303 @@
+"""The row-block engine against the matrix form of the same objective, and against other packages: time and memory.
+
+Each way lives in a process of its own, on the same numbers; the processes take turns, and medians are compared. Time is
+forward and backward. Memory is the peak beyond the two embeddings and their two gradients. Shown as matrix / engine: above 1 the
+engine is faster.
+
+    python benchmarks/engine.py [--rows large small half huge others cuda] [--objectives NAME ...] [--size 8192] [--width 512]
+                                [--threads 2] [--repeats 5] [--seed 0]
+
+FULL=1 in the environment runs every objective at 65,536 in full, instead of 4,096 queries with the time scaled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize
+
+from visavis import PairLoss, Targets
+from visavis.engine import cosine
+from visavis.engine.gathering import Processes
+from visavis.engine.row_blocks import each_direction
+from visavis.engine.scoring import Cosines
+from visavis.objectives import CATALOG, Objective, parse
+from visavis.targets import Factors
+
+FAMILIES = ("Unified", "VLC", "TripletHN")
+QUERIES = 4096  # of 65,536, for objectives without a family
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    options.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    options.add_argument("--objectives", nargs="+", default=[kind.__name__ for kind in CATALOG])
+    options.add_argument("--size", type=int, default=8192)
+    options.add_argument("--huge-size", type=int, default=65536)
+    options.add_argument("--width", type=int, default=512)
+    options.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+    options.add_argument("--repeats", type=int, default=5)
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
+    chosen = options.parse_args()
+    if chosen.worker:
+        serve(chosen.worker)
+        return
+    print(f"D = {chosen.width}, {chosen.threads} threads, seed {chosen.seed}, median of {chosen.repeats}, torch {torch.__version__}")
+    for row in chosen.rows:
+        ROWS[row](chosen)
+
+
+# the rows
+
+
+def large(chosen: argparse.Namespace) -> None:
+    """Every objective at one large batch."""
+    print(f"\nB = {chosen.size}, float32: each objective against the matrix form of itself")
+    for name in chosen.objectives:
+        line(chosen, name, [work("engine", name, chosen.size), work("matrix", name, chosen.size)])
+    print("  against the cross-entropy form of open_clip (all negatives, two softmaxes)")
+    for name in ("VLC", "Unified"):
+        line(chosen, name, [work("engine", name, chosen.size), work("open_clip", name, chosen.size)])
+
+
+def half(chosen: argparse.Namespace) -> None:
+    """Products in bfloat16."""
+    amx = "with AMX" if "amx_bf16" in cpu_flags() else "without AMX"
+    print(f"\nB = {chosen.size}, autocast bfloat16 on a CPU {amx}, against the matrix form in float32")
+    for name in FAMILIES:
+        line(chosen, name, [work("engine", name, chosen.size, half=True), work("matrix", name, chosen.size)])
+
+
+def small(chosen: argparse.Namespace) -> None:
+    """Small batches must not pay."""
+    for size in (512, 1024):
+        for captions in (1, 5):
+            print(f"\nB = {size} images, {captions} caption{'s' if captions > 1 else ''} each, against the matrix form")
+            for name in chosen.objectives:
+                ways = [work(way, name, size, captions=captions, times=5) for way in ("engine", "matrix")]
+                line(chosen, name, ways)
+
+
+def huge(chosen: argparse.Namespace) -> None:
+    """A batch whose matrix would take 17 GB."""
+    full = bool(os.environ.get("FULL"))
+    print(f"\nB = {chosen.huge_size}, float32 (once)")
+    for name in chosen.objectives:
+        part = None if full or name in FAMILIES else min(QUERIES, chosen.huge_size)
+        found = Worker(chosen, work("engine", name, chosen.huge_size, queries=part)).run()
+        factor = 1 if part is None else chosen.huge_size / part
+        note = "" if part is None else f"   scaled from {part} queries each way"
+        print(f"  {name:18} {factor * found['seconds']:9.1f} s {memory(found)}{note}", flush=True)
+
+
+def others(chosen: argparse.Namespace) -> None:
+    """Other packages."""
+    print("\npytorch-metric-learning NT-Xent, B = 512, both directions")
+    if importlib.util.find_spec("pytorch_metric_learning") is None:
+        print("  not installed: pip install pytorch-metric-learning")
+        return
+    line(chosen, "NTXent", [work("engine", "NTXent", 512, times=5), work("metric_learning", "NTXent", 512)])
+
+
+def cuda(chosen: argparse.Namespace) -> None:
+    """On a GPU, against the matrix form and a compiled one."""
+    print("\nCUDA")
+    if not torch.cuda.is_available():
+        print("  no device here")
+        return
+    for size in (chosen.huge_size, 4 * chosen.huge_size):
+        for name in FAMILIES:
+            for way in ("matrix", "compiled"):
+                print(f"  B = {size} against {way}")
+                line(chosen, name, [work("engine", name, size, device="cuda"), work(way, name, size, device="cuda")])
+
+
+ROWS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "large": large,
+    "small": small,
+    "half": half,
+    "huge": huge,
+    "others": others,
+    "cuda": cuda,
+}
+
+
+def line(chosen: argparse.Namespace, name: str, works: list[dict[str, Any]]) -> None:
+    """Two ways taking turns."""
+    workers = [Worker(chosen, each) for each in works]
+    rounds = [[worker.run() for worker in workers] for _ in range(chosen.repeats)]
+    workers = [worker.close() for worker in workers]  # type: ignore[func-returns-value]
+    ours, theirs = (
+        {"seconds": statistics.median(run["seconds"] for run in runs), "bytes": max(run["bytes"] for run in runs)}
+        for runs in ([each[way] for each in rounds] for way in (0, 1))
+    )
+    ratio = statistics.median(each[1]["seconds"] / each[0]["seconds"] for each in rounds)
+    columns = [f"{each['seconds'] * 1e3:10.1f} ms {memory(each)}" for each in (ours, theirs)]
+    print(f"  {name:18} engine {columns[0]}   {works[1]['way']} {columns[1]}   {ratio:6.2f} x", flush=True)
+
+
+def memory(found: dict[str, float]) -> str:
+    return f"{found['bytes'] / 1e6:7.0f} MB"
+
+
+# the processes
+
+
+def work(way: str, objective: str, size: int, **changes: Any) -> dict[str, Any]:
+    usual = {"captions": 1, "half": False, "queries": None, "times": 1, "device": "cpu"}
+    return {"way": way, "objective": objective, "size": size} | usual | changes
+
+
+class Worker:
+    """A process that runs one way whenever it is asked to."""
+
+    def __init__(self, chosen: argparse.Namespace, work: dict[str, Any]) -> None:
+        work |= {"width": chosen.width, "threads": chosen.threads, "seed": chosen.seed}
+        environment = {**os.environ, "OMP_NUM_THREADS": str(chosen.threads)}
+        command = [sys.executable, __file__, "--worker", json.dumps(work)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+
+    def run(self) -> dict[str, float]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("run\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise SystemExit("a measuring process has died: the lines above say why")
+        return json.loads(answer)
+
+    def close(self) -> None:
+        self.process.communicate()
+
+
+def serve(work: dict[str, Any]) -> None:
+    torch.set_num_threads(work["threads"])
+    images, texts, image_ids, text_ids = batch(work)
+    value = way(work, images, texts, image_ids, text_ids)
+    device = torch.device(work["device"])
+    warm_up = torch.randn(64, 64, device=device)
+    warm_up @ warm_up
+    for _ in sys.stdin:
+        images.grad = texts.grad = None
+        before = memory_now(device)
+        start = time.perf_counter()
+        for _ in range(work["times"]):
+            images.grad = texts.grad = None
+            with torch.autocast(device.type, torch.bfloat16, enabled=work["half"]):
+                result = value()
+            if result is not None:
+                result.backward()
+        synchronize(device)
+        seconds = (time.perf_counter() - start) / work["times"]
+        extra = memory_peak(device) - before - images.nbytes - texts.nbytes
+        print(json.dumps({"seconds": seconds, "bytes": extra}), flush=True)
+
+
+def batch(work: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Texts are noisy copies of their images: cosines of positives about 0.3, of negatives about 0."""
+    torch.manual_seed(work["seed"])
+    image_ids = torch.arange(work["size"])
+    text_ids = image_ids.repeat_interleave(work["captions"])
+    images = torch.randn(len(image_ids), work["width"])
+    texts = torch.randn(len(text_ids), work["width"]).mul_(3).add_(images[text_ids])
+    device = work["device"]
+    return images.to(device).requires_grad_(), texts.to(device).requires_grad_(), image_ids.to(device), text_ids.to(device)
+
+
+def way(work: dict[str, Any], images: Tensor, texts: Tensor, image_ids: Tensor, text_ids: Tensor) -> Callable[[], Tensor | None]:
+    objective = parse(work["objective"])
+    targets = Targets(query_ids=image_ids, candidate_ids=text_ids, **facts(images, texts))
+    ways: dict[str, Callable[[], Callable[[], Tensor | None]]] = {
+        "engine": lambda: lambda: PairLoss(objective)(images, texts, targets=targets),
+        "matrix": lambda: lambda: objective(cosine(images, texts), targets),
+        "compiled": lambda: compiled(objective, images, texts, targets),
+        "open_clip": lambda: lambda: open_clip_form(images, texts),
+        "metric_learning": lambda: metric_learning_form(images, texts, image_ids, text_ids),
+    }
+    if work["queries"] is not None:
+        return lambda: some_queries(objective, images, texts, targets, work["queries"])
+    return ways[work["way"]]()
+
+
+def facts(images: Tensor, texts: Tensor) -> dict[str, Any]:
+    """What some objectives need: degrees and margins of pairs as factors, scores of offline negatives."""
+    sides = [torch.rand(len(items), 8, device=items.device) / 8**0.5 for items in (images, texts)]
+    offline = {
+        f"{side}_offline_scores": torch.rand(len(items), 2, device=items.device)
+        for side, items in zip(("query", "candidate"), (images, texts), strict=True)
+    }
+    return {"relevance": Factors(*sides), "pair_margin": Factors(*sides)} | offline
+
+
+def some_queries(objective: Objective, images: Tensor, texts: Tensor, targets: Targets, number: int) -> None:
+    """Value and gradient of some queries each way against all candidates."""
+    rows = slice(0, number)
+    with torch.no_grad():
+        scores = Cosines(images, texts, None, ([True], [True]))
+        alone = Processes(images.device, together=False)
+        each_direction(objective, scores, (rows, rows), (targets[rows], targets.T[rows]), None, alone, wanted=True)
+
+
+def compiled(objective: Objective, images: Tensor, texts: Tensor, targets: Targets) -> Callable[[], Tensor]:
+    loss = torch.compile(PairLoss(objective))
+    return lambda: loss(images, texts, targets=targets)
+
+
+def open_clip_form(images: Tensor, texts: Tensor, scale: float = 50.0) -> Tensor:
+    scores = scale * normalize(images, dim=-1) @ normalize(texts, dim=-1).T
+    labels = torch.arange(len(images), device=images.device)
+    return (cross_entropy(scores, labels) + cross_entropy(scores.T, labels)) / 2
+
+
+def metric_learning_form(images: Tensor, texts: Tensor, image_ids: Tensor, text_ids: Tensor) -> Callable[[], Tensor]:
+    from pytorch_metric_learning.losses import NTXentLoss
+
+    loss = NTXentLoss(temperature=0.1)
+    return lambda: (
+        (loss(images, image_ids, ref_emb=texts, ref_labels=text_ids) + loss(texts, text_ids, ref_emb=images, ref_labels=image_ids)) / 2
+    )
+
+
+def memory_now(device: torch.device) -> int:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+    with open("/proc/self/clear_refs", "w") as file:  # begins the peak anew
+        file.write("5")
+    return status("VmRSS")
+
+
+def memory_peak(device: torch.device) -> int:
+    return torch.cuda.max_memory_allocated() if device.type == "cuda" else status("VmHWM")
+
+
+def status(name: str) -> int:
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name))
+
+
+def cpu_flags() -> str:
+    with open("/proc/cpuinfo") as file:
+        return file.read()
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()

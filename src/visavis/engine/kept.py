@@ -1,0 +1,48 @@
+"""Cosines few enough to be kept: one product for both directions, one for each gradient, blocks that stay in cache between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from visavis.engine.items import Items
+from visavis.engine.scoring import Block, Cosines, Gradients, Wanted
+
+
+class KeptCosines(Cosines):
+    """The whole matrix, and a matrix of gradients that is multiplied out at the end."""
+
+    at_once = 2**18
+
+    def __init__(self, images: Items, texts: Items, scale: Tensor | float | None, wanted: Wanted):
+        super().__init__(images, texts, scale, wanted)
+        visual, textual = (side.factors for side in self.units)
+        self.matrix = torch.mm(self._scaled(visual), textual.T).to(self.dtype)
+        self.total = torch.zeros_like(self.matrix)
+
+    @property
+    def gradients(self) -> Gradients:
+        rows, columns = (slice(0, length) for length in self.matrix.shape)
+        self._changed(turned=False)._multiply_out(rows, columns, self.total)
+        return super().gradients
+
+    def apart(self) -> Self:
+        return self._changed(total=torch.zeros_like(self.total))
+
+    def combined(self, other: Self, shares: Sequence[float]) -> Gradients:
+        self.total.mul_(shares[0]).add_(other.total, alpha=shares[1])
+        return self.gradients
+
+    def score_block(self, rows: slice, columns: slice) -> Block:
+        total = (self.total.T if self.turned else self.total)[rows, columns]
+
+        def push(gradient: Tensor) -> None:
+            total.add_(gradient)
+
+        return Block((self.matrix.T if self.turned else self.matrix)[rows, columns].contiguous(), push)
+
+    def of_pairs(self, query: Tensor, candidate: Tensor, blocks: Sequence[slice]) -> Tensor:
+        return (self.matrix.T if self.turned else self.matrix)[query + self.start, candidate]
