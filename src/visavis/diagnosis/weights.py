@@ -10,7 +10,7 @@ from torch import Tensor
 
 from visavis.engine import cosine
 from visavis.engine.items import Items
-from visavis.engine.scoring import Score
+from visavis.engine.scored import Score
 from visavis.objectives import Objective
 from visavis.targets import Targets
 
