@@ -23,10 +23,10 @@ from visavis.watch import Moment, Silent
 
 RECIPE = """
 name = "tiny"
-seed = 7
+seed = 9
 vision = { tower = "scenes", view = "grid" }
 text = { tower = "vocabulary", min_count = 1 }
-model = { kind = "VSE++", width = 16, word_width = 8, dropout = 0.2 }
+model = { kind = "VSE++", width = 16, word_width = 8, dropout = 0.2, region_pool = "mean" }
 
 [training]
 batch_size = 16

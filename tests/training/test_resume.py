@@ -46,6 +46,7 @@ def test_the_uninterrupted_run_is_worth_interrupting(uninterrupted, outcome):
     log = outcome(uninterrupted(False))["log"]
     assert {row["phase"] for row in log} == {0, 1}
     assert max(row["rsum"] for row in log) > log[0]["rsum"] + 50
+    assert max(row["rsum"] for row in log) > log[-1]["rsum"]
     assert outcome(uninterrupted(False))["model"] == outcome(uninterrupted(False))["model"]
 
 
