@@ -179,7 +179,7 @@ class PairLoss(nn.Module):
                 *images.gradients(found.gradients.images, together),
                 *texts.gradients(found.gradients.texts, together),
                 *((given, together.sum(gradient)) for given, gradient in parameters if gradient is not None),
-                *((given, gradient * together.number) for given, gradient in found.facts),
+                *((given, together.scaled(gradient)) for given, gradient in found.facts),
             ]
         return prescribed(found.value, gradients)
 
