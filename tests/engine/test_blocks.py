@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from visavis import PairLoss, Targets
 from visavis.engine import cosine, row_blocks
 from visavis.engine.kept import KeptCosines
 from visavis.errors import VisavisError
-from visavis.objectives import CATALOG, VLC, NTXent, Triplet, TripletHN, Unified
+from visavis.objectives import CATALOG, VLC, NTXent, Objective, Triplet, TripletHN, Unified
 from visavis.objectives.summary import SummaryObjective
 from visavis.targets import Factors
 from visavis.types import Encoded
@@ -75,6 +76,27 @@ def test_blocks_of_any_size_equal_the_matrix(kind, reduction, ids, rows):
     expected = objective(cosine(images, texts), targets)
     inputs = [images, texts, targets.query_offline_scores, targets.candidate_offline_scores]
     same(PairLoss(objective, block_rows=rows), expected, inputs, images, texts, targets=targets)
+
+
+def variants() -> list[Objective]:
+    """Every objective with every other choice that one of its fields has."""
+    found = []
+    for kind in CATALOG:
+        for name, hint in get_type_hints(kind).items():
+            if get_origin(hint) is Literal and name != "reduction":
+                found += [kind(**{name: choice}) for choice in get_args(hint) if choice != kind.__dataclass_fields__[name].default]
+    return found
+
+
+@pytest.mark.parametrize("objective", variants(), ids=str)
+@pytest.mark.parametrize("ids", ["captions", "duplicates"])
+@pytest.mark.parametrize("rows", [None, 2])
+def test_every_choice_of_a_field(objective, ids, rows):
+    query_ids, candidate_ids = IDS[ids]
+    images, texts = vectors(len(query_ids), len(candidate_ids))
+    targets = Targets(query_ids=query_ids, candidate_ids=candidate_ids, **needed(len(query_ids), len(candidate_ids)))
+    expected = objective(cosine(images, texts), targets)
+    same(PairLoss(objective, block_rows=rows), expected, [images, texts], images, texts, targets=targets)
 
 
 RELATIONS = {

@@ -37,9 +37,9 @@ class Side:
         for given, extra, total in zip(self.given, self.extra, totals, strict=False):  # a cosine reads the vectors alone
             if total is None:
                 continue
-            yield given, _like(processes.sum(total[: self.shared])[self.own], given).mul_(processes.number)
+            yield given, processes.scaled(_like(processes.sum(total[: self.shared])[self.own], given))
             if extra is not None:
-                yield extra, _like(total[self.shared :], extra).mul_(processes.number)
+                yield extra, processes.scaled(_like(total[self.shared :], extra))
 
 
 def _like(gradient: Tensor, given: Tensor) -> Tensor:

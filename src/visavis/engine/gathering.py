@@ -29,6 +29,10 @@ class Processes:
             distributed.all_reduce(tensor)
         return tensor
 
+    def scaled(self, gradient: Tensor) -> Tensor:
+        """A gradient of this process' own, made so that the mean over processes is the sum."""
+        return gradient if self.number == 1 else gradient * self.number
+
     def any(self, condition: bool) -> bool:
         """Whether the condition holds on any process."""
         return condition if self.number == 1 else bool(self.sum(torch.tensor(int(condition), device=self.device)))

@@ -25,8 +25,15 @@ class KeptCosines(Cosines):
 
     @property
     def gradients(self) -> Gradients:
-        rows, columns = (slice(0, length) for length in self.matrix.shape)
-        self._changed(turned=False)._multiply_out(rows, columns, self.total)
+        visual, textual = self.units
+        total = self.total.to(visual.factors.dtype)
+        if visual.wanted or self.scale_gradient is not None:
+            visual.gradient = torch.mm(total, textual.factors).to(self.dtype)
+            if self.scale_gradient is not None:
+                self.scale_gradient += torch.linalg.vecdot(visual.gradient, visual.rows).sum()
+            visual.gradient = self._scaled(visual.gradient)
+        if textual.wanted:
+            textual.gradient = torch.mm(total.T, self._scaled(visual.factors)).to(self.dtype)
         return super().gradients
 
     def apart(self) -> Self:

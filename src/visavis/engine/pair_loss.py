@@ -25,7 +25,7 @@ from visavis.engine.families import both_directions, is_summary
 from visavis.engine.gathering import Processes, processes
 from visavis.engine.items import Items, join, tensors, vectors
 from visavis.engine.kept import KeptCosines
-from visavis.engine.positives import positive_pairs
+from visavis.engine.positives import positive_counts
 from visavis.engine.row_blocks import each_direction, prescribed, row_blocks
 from visavis.engine.scored import Score, Scored, scores_of
 from visavis.engine.scoring import Cosines, Scores
@@ -179,7 +179,7 @@ class PairLoss(nn.Module):
                 *images.gradients(found.gradients.images, together),
                 *texts.gradients(found.gradients.texts, together),
                 *((given, together.sum(gradient)) for given, gradient in parameters if gradient is not None),
-                *((given, gradient * together.number) for given, gradient in found.facts),
+                *((given, together.scaled(gradient)) for given, gradient in found.facts),
             ]
         return prescribed(found.value, gradients)
 
@@ -226,7 +226,7 @@ def _is_scale(scale: Any) -> bool:
 def _num_scores(objective: Objective, targets: Targets) -> int:
     """How many scores the objective holds at once, in one direction."""
     rows = row_blocks(targets.shape[0], DENSE_SCORES)
-    pairs = len(positive_pairs(targets, rows)[0]) if objective.wide else 0
+    pairs = int(positive_counts(targets, rows).sum()) if objective.wide else 0
     return max(targets.shape[0], pairs) * targets.shape[1]
 
 

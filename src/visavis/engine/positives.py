@@ -20,9 +20,7 @@ def positive_pairs(targets: Targets, blocks: Sequence[slice]) -> tuple[Tensor, T
         found = [(targets[rows].positive.nonzero() + torch.tensor([rows.start, 0], device=targets.query_ids.device)) for rows in blocks]
         query, candidate = torch.cat(found).T.contiguous() if found else targets.query_ids.new_zeros(2, 0)
         return query, candidate
-    ids, order = targets.candidate_ids.sort(stable=True)
-    first = torch.searchsorted(ids, targets.query_ids)
-    counts = torch.searchsorted(ids, targets.query_ids, right=True) - first
+    order, first, counts = _runs(targets)
     query = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
     place = torch.arange(len(query), device=counts.device) + (first - counts.cumsum(0) + counts)[query]
     return query, order[place]
@@ -30,7 +28,16 @@ def positive_pairs(targets: Targets, blocks: Sequence[slice]) -> tuple[Tensor, T
 
 def positive_counts(targets: Targets, blocks: Sequence[slice]) -> Tensor:
     """How many positives each query has: ``[Q]``."""
+    if by_ids_alone(targets):
+        return _runs(targets)[2]
     return positive_pairs(targets, blocks)[0].bincount(minlength=targets.shape[0])
+
+
+def _runs(targets: Targets) -> tuple[Tensor, Tensor, Tensor]:
+    """Candidates in the order of their ids, and, for each query, where its own begin there and how many they are."""
+    ids, order = targets.candidate_ids.sort(stable=True)
+    first = torch.searchsorted(ids, targets.query_ids)
+    return order, first, torch.searchsorted(ids, targets.query_ids, right=True) - first
 
 
 def by_ids_alone(targets: Targets) -> bool:

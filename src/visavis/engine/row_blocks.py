@@ -46,7 +46,7 @@ def row_blocks(height: int, most: int, weights: Tensor | None = None) -> list[sl
     >>> row_blocks(5, 2), row_blocks(3, 4, torch.tensor([3, 3, 1]))
     ([slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)], [slice(0, 1, None), slice(1, 3, None)])
     """
-    if weights is None or not height:
+    if weights is None or weights.sum() <= most:
         return [slice(start, min(start + most, height)) for start in range(0, height, most)]
     starts, taken = [0], 0
     for row, weight in enumerate(weights.tolist()):
@@ -91,7 +91,7 @@ def _direction(
         own = scores.of_pairs(*positive_pairs(targets, blocks), blocks)
         targets = replace(targets, positive_scores=processes.joined(own))
     if objective.wide:
-        blocks = row_blocks(height, most, positive_counts(targets, blocks))
+        blocks = row_blocks(height, most, positive_counts(targets, blocks).clamp(min=1))
     names = list(learning(targets)) if wanted else []
     sums = zeros(targets, names)
     totals, count = [torch.zeros((), dtype=scores.dtype, device=targets.query_ids.device)], 0

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from visavis.engine.items import Items, vectors
 from visavis.errors import ShapeError
@@ -127,25 +126,33 @@ class Scores(ABC):
 
 
 class _Units:
-    """The vectors of one side at length 1, and the sum of their gradients."""
+    """The vectors of one side at length 1, and their gradient: None while there is none, or none is wanted."""
 
     def __init__(self, given: Tensor, dtype: torch.dtype, product: torch.dtype, *, wanted: bool):
         given = given.detach().to(dtype)
-        self.rows = normalize(given, dim=-1)
+        self.wanted = wanted
+        self.length = given.norm(dim=-1, keepdim=True).clamp_min(SHORTEST)
+        self.rows = given / self.length
         self.factors = self.rows.to(product)
-        self.length = given.norm(dim=-1).clamp_min(SHORTEST)
-        self.gradient = torch.zeros_like(self.rows) if wanted else None
+        self.gradient: Tensor | None = None
+
+    def total(self) -> Tensor:
+        """The gradient, to add to."""
+        if self.gradient is None:
+            self.gradient = torch.zeros_like(self.rows)
+        return self.gradient
 
     def apart(self) -> _Units:
         other = copy(self)
-        other.gradient = None if self.gradient is None else torch.zeros_like(self.gradient)
+        other.gradient = None
         return other
 
     def gradient_of_given(self) -> Tensor | None:
         """The part of the gradient across the unit rows, over their length; in place."""
-        if self.gradient is not None:
-            for gradient, rows, length in zip(*(each.split(ROWS_AT_ONCE) for each in (self.gradient, self.rows, self.length)), strict=True):
-                gradient.sub_(torch.linalg.vecdot(gradient, rows)[:, None] * rows).div_(length[:, None])
+        if not self.wanted:
+            return None
+        for gradient, rows, length in zip(*(each.split(ROWS_AT_ONCE) for each in (self.total(), self.rows, self.length)), strict=True):
+            gradient.sub_(torch.linalg.vecdot(gradient, rows)[:, None] * rows).div_(length)
         return self.gradient
 
 
@@ -203,10 +210,10 @@ class Cosines(Scores):
             weight, queries, candidates = gradient[here, None], asking.rows[i], answering.rows[j]
             if self.scale_gradient is not None:
                 self.scale_gradient += (weight * queries * candidates).sum() * self.factor
-            if asking.gradient is not None:
-                asking.gradient.index_add_(0, i, candidates.mul_(self._scaled(weight)))
-            if answering.gradient is not None:
-                answering.gradient.index_add_(0, j, queries.mul_(self._scaled(weight)))
+            if asking.wanted:
+                asking.total().index_add_(0, i, candidates.mul_(self._scaled(weight)))
+            if answering.wanted:
+                answering.total().index_add_(0, j, queries.mul_(self._scaled(weight)))
 
     def _asking_and_answering(self) -> tuple[_Units, _Units]:
         images, texts = self.units
@@ -219,18 +226,18 @@ class Cosines(Scores):
     def _multiply_out(self, rows: slice, columns: slice, gradient: Tensor) -> None:
         asking, answering = self._asking_and_answering()
         gradient = gradient.to(asking.factors.dtype)
-        if asking.gradient is not None or self.scale_gradient is not None:
+        if asking.wanted or self.scale_gradient is not None:
             pulled = torch.mm(gradient, answering.factors[columns]).to(self.dtype)
             if self.scale_gradient is not None:
                 self.scale_gradient += torch.linalg.vecdot(pulled, asking.rows[rows]).sum() * self.factor
-            if asking.gradient is not None:
-                asking.gradient[rows] += self._scaled(pulled)
-        if answering.gradient is not None:
+            if asking.wanted:
+                asking.total()[rows] += self._scaled(pulled)
+        if answering.wanted:
             queries = self._scaled(asking.factors[rows])
             if queries.dtype == self.dtype:
-                answering.gradient[columns].addmm_(gradient.T, queries)
+                answering.total()[columns].addmm_(gradient.T, queries)
             else:
-                answering.gradient[columns] += torch.mm(gradient.T, queries)
+                answering.total()[columns] += torch.mm(gradient.T, queries)
 
     def _pairs_at_once(self, query: Tensor, candidate: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
         for start in range(0, len(query), ROWS_AT_ONCE):
