@@ -45,8 +45,9 @@ def separation(run: Trained) -> float:
     recipe, checkpoint = recipe_of(run.folder), Checkpoint.latest(run.folder)
     assert checkpoint is not None
     data = open_dataset(recipe.data.path)
-    wrong = data.misplaced(recipe.data.misplaced, recipe.seed).image_of != data.image_of
-    return float(roc_auc_score(~wrong[data.split("train").caption_rows], checkpoint.supervision["clean"].mean(0).numpy()))
+    noisy = data.misplaced(recipe.data.misplaced, recipe.seed)
+    right = (noisy.image_of == data.image_of)[noisy.split("train").caption_rows]
+    return float(roc_auc_score(right, checkpoint.supervision["clean"].mean(0).numpy()))
 
 
 def main() -> None:
