@@ -124,21 +124,15 @@ def cuda(chosen: argparse.Namespace) -> None:
                 line(chosen, name, [work("engine", name, size, device="cuda"), work(way, name, size, device="cuda")])
 
 
-ROWS: dict[str, Callable[[argparse.Namespace], None]] = {
-    "large": large,
-    "small": small,
-    "half": half,
-    "huge": huge,
-    "others": others,
-    "cuda": cuda,
-}
+ROWS: dict[str, Callable[[argparse.Namespace], None]] = {row.__name__: row for row in (large, small, half, huge, others, cuda)}
 
 
 def line(chosen: argparse.Namespace, name: str, works: list[dict[str, Any]]) -> None:
     """Two ways taking turns."""
     workers = [Worker(chosen, each) for each in works]
     rounds = [[worker.run() for worker in workers] for _ in range(chosen.repeats)]
-    workers = [worker.close() for worker in workers]  # type: ignore[func-returns-value]
+    for worker in workers:
+        worker.close()
     ours, theirs = (
         {"seconds": statistics.median(run["seconds"] for run in runs), "bytes": max(run["bytes"] for run in runs)}
         for runs in ([each[way] for each in rounds] for way in (0, 1))

@@ -422,3 +422,17 @@ def test_a_compiler_sees_through_the_matrix(kind):
     torch._dynamo.reset()
     compiled = torch.compile(PairLoss(kind()), fullgraph=True, backend="eager")
     same(compiled, kind()(cosine(images, texts), targets), [images, texts], images, texts, targets=targets)
+
+
+@pytest.mark.gpu
+@every_objective
+@pytest.mark.parametrize("rows", [None, 2])
+def test_on_a_gpu_as_on_a_cpu(kind, rows):
+    images, texts = vectors(7, 6)
+    facts = {name: fact.detach() for name, fact in needed(7, 6).items()}
+    targets = Targets(query_ids=IDS["duplicates"][0], candidate_ids=IDS["duplicates"][1], **facts)
+    expected = kind()(cosine(images, texts), targets)
+    value = PairLoss(kind(), block_rows=rows)(images.cuda(), texts.cuda(), targets=targets)
+    close(value.cpu(), expected)
+    for ours, right in zip(*(torch.autograd.grad(each, (images, texts)) for each in (value, expected)), strict=True):
+        close(ours, right, rtol=1e-10, atol=1e-11)

@@ -74,7 +74,7 @@ class _Meeting:
                     total += gradient
 
     def found(self) -> Found:
-        return Found(self.processes.sum(self.value), self.tiles.scores.gradients, self.facts)
+        return Found(self.processes.sum(self.value), self.tiles.scores.gradients(), self.facts)
 
 
 def _log_sum_exp(

@@ -23,7 +23,6 @@ class KeptCosines(Cosines):
         self.matrix = torch.mm(self._scaled(visual), textual.T).to(self.dtype)
         self.total = torch.zeros_like(self.matrix)
 
-    @property
     def gradients(self) -> Gradients:
         visual, textual = self.units
         total = self.total.to(visual.factors.dtype)
@@ -34,14 +33,14 @@ class KeptCosines(Cosines):
             visual.gradient = self._scaled(visual.gradient)
         if textual.wanted:
             textual.gradient = torch.mm(total.T, self._scaled(visual.factors)).to(self.dtype)
-        return super().gradients
+        return super().gradients()
 
     def apart(self) -> Self:
         return self._changed(total=torch.zeros_like(self.total))
 
     def combined(self, other: Self, shares: Sequence[float]) -> Gradients:
         self.total.mul_(shares[0]).add_(other.total, alpha=shares[1])
-        return self.gradients
+        return self.gradients()
 
     def score_block(self, rows: slice, columns: slice) -> Block:
         total = (self.total.T if self.turned else self.total)[rows, columns]

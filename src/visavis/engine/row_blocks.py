@@ -77,7 +77,7 @@ def each_direction(
     shares = [objective.share(count) for count in counts]
     value = processes.sum(torch.stack([each.total * share for each, share in zip(directions, shares, strict=True)]).sum())
     facts = [(fact, gradient * share) for each, share in zip(directions, shares, strict=True) for fact, gradient in each.facts]
-    return Found(value, forth.gradients if summed else forth.combined(back, shares), facts)
+    return Found(value, forth.gradients() if summed else forth.combined(back, shares), facts)
 
 
 def _direction(

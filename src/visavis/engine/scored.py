@@ -38,7 +38,6 @@ class Scored(Scores):
     def sides(self) -> tuple[int, int]:
         return len(self.images), len(self.texts)
 
-    @property
     def gradients(self) -> Gradients:
         return self.sums
 

@@ -58,10 +58,9 @@ class Scores(ABC):
     def sides(self) -> tuple[int, int]:
         """How many images and how many texts."""
 
-    @property
     @abstractmethod
     def gradients(self) -> Gradients:
-        """What was pushed, once all is."""
+        """What was pushed; asked for once, when all is."""
 
     @abstractmethod
     def apart(self) -> Self: ...
@@ -71,7 +70,7 @@ class Scores(ABC):
         return Gradients(
             *(
                 [None if a is None or b is None else a.mul_(shares[0]).add_(b, alpha=shares[1]) for a, b in zip(*both, strict=True)]
-                for both in zip(self.gradients, other.gradients, strict=True)
+                for both in zip(self.gradients(), other.gradients(), strict=True)
             )
         )
 
@@ -179,7 +178,6 @@ class Cosines(Scores):
     def sides(self) -> tuple[int, int]:
         return len(self.units[0].rows), len(self.units[1].rows)
 
-    @property
     def gradients(self) -> Gradients:
         visual, textual = (side.gradient_of_given() for side in self.units)
         return Gradients([visual], [textual], [self.scale_gradient] if self.parameters else [])
