@@ -23,6 +23,7 @@ IMAGES = {1: [7], 2: [4, 3], 4: [3, 0, 2, 2]}  # how many each process has
 TEXTS = {1: [9], 2: [2, 7], 4: [4, 1, 4, 0]}
 IMAGE_IDS = torch.tensor([1, 2, 3, 4, 5, 6, 1])
 TEXT_IDS = torch.tensor([6, 6, 1, 2, 5, 3, 1, 9, 4])
+COUNTED = torch.tensor([0, 1, 2, 3, 0, 1, 2]), torch.tensor([0, 1, 0, 1, 2, 3, 4, 5, 6])  # 0, 1, 2 ... on both of two processes
 
 
 class Words(nn.Module):
@@ -61,6 +62,7 @@ def cases(number: int, rank: int) -> Iterator[tuple[str, Callable[[], Case]]]:
             yield f"{kind.__name__} {reduction}", lambda kind=kind, reduction=reduction: by_ids(kind(reduction=reduction), number, rank)
     for objective in (Triplet(), TripletHN(), Unified(), Unified(reduction="mean")):
         yield f"{objective!r} bare", lambda objective=objective: bare(objective, number, rank)
+        yield f"{objective!r} counted", lambda objective=objective: bare(objective, number, rank, COUNTED)
         yield f"{objective!r} words", lambda objective=objective: words(objective, number, rank)
         yield f"{objective!r} extra", lambda objective=objective: with_extra(objective, number, rank)
     for rows in (None, 2):
@@ -89,10 +91,10 @@ def by_ids(objective: Any, number: int, rank: int) -> Case:
     return Case(PairLoss(objective, block_rows=2), images, texts, {"targets": targets}, inputs)
 
 
-def bare(objective: Any, number: int, rank: int) -> Case:
+def bare(objective: Any, number: int, rank: int, ids_of_all: tuple[Tensor, Tensor] = (IMAGE_IDS, TEXT_IDS)) -> Case:
     """Nothing but ids: where one tile serves both directions."""
     images, texts = (leaf(each) for each in local(number, rank, draw(7, 6), draw(9, 6)))
-    ids = dict(zip(("image_ids", "text_ids"), local(number, rank, IMAGE_IDS, TEXT_IDS), strict=True))
+    ids = dict(zip(("image_ids", "text_ids"), local(number, rank, *ids_of_all), strict=True))
     return Case(PairLoss(objective), images, texts, ids, {"images": images, "texts": texts})
 
 

@@ -65,10 +65,11 @@ def with_extra(targets: Targets, number: int, extra_ids: Ids | None, name: str) 
     return replace(targets, candidate_ids=torch.cat([own, ids.to(own.device)]), columns=None, **unread)
 
 
-def across(targets: Targets, processes: Processes) -> Targets:
+def across(targets: Targets, processes: Processes, *, ids_hold: bool) -> Targets:
     """This process' queries against the candidates of all.
 
-    Ids and positions that count 0, 1, 2, ... on every process are places in its batch, and go on from process to process.
+    Positions that count 0, 1, 2, ... on every process are places in its batch, and go on from process to process; so do ids, unless
+    they hold over all processes (``ids_hold``).
     """
     if processes.number == 1:
         return targets
@@ -81,9 +82,9 @@ def across(targets: Targets, processes: Processes) -> Targets:
         raise ShapeError("Factors with a gradient cannot be gathered over processes: detach them, or give gather=False.")
     starts = [processes.sum_before(length) for length in targets.shape]
     changes: dict[str, Any] = {}
-    for names in (("query_ids", "candidate_ids"), ("rows", "columns")):
+    for names, places in ((("query_ids", "candidate_ids"), not ids_hold), (("rows", "columns"), True)):
         both = [getattr(targets, name) for name in names]
-        if not processes.any(any(not torch.equal(each, torch.arange(len(each), device=each.device)) for each in both)):
+        if places and not processes.any(any(not torch.equal(each, torch.arange(len(each), device=each.device)) for each in both)):
             both = [each + start for each, start in zip(both, starts, strict=True)]
         changes |= {names[0]: both[0], names[1]: processes.joined(both[1])}
     for name in (*PAIR_FACTS, *QUERY_FACTS.values()):

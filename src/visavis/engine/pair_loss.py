@@ -121,7 +121,7 @@ class PairLoss(nn.Module):
             self.scale.data.clamp_(0, LARGEST_SCALE)
         device = _device(images)
         together, targets = processes(self.gather, device, training=self.training), targets.to(device)
-        forth, back = across(targets, together), across(targets.T, together)
+        forth, back = (across(each, together, ids_hold=image_ids is not None) for each in (targets, targets.T))
         if extra_texts is not None:
             forth = with_extra(forth, len(extra_texts), extra_text_ids, "extra_texts")
         if extra_images is not None:
