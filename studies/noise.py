@@ -20,10 +20,11 @@ from sklearn.metrics import roc_auc_score
 import visavis
 from visavis import storage
 from visavis.data import open_dataset
+from visavis.errors import VisavisError
 from visavis.training.checkpoint import Checkpoint
 from visavis.training.running import Trained, recipe_of
 
-RATE = 2e-4  # of the other objectives; the hardest negative alone does worse at more
+RATE = 2e-4  # of the other objectives, one for all
 OTHERS = ("TripletHN(margin=0.2)", "Unified(margin=0.2, gamma=50)")
 
 
@@ -75,4 +76,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except VisavisError as error:
+        sys.exit(f"noise: {error}")
