@@ -7,15 +7,14 @@ objective, variant and parameters, never by its name or case. All computed array
 manifest gives its outputs. What is not replayed is listed with the reason; the last line is
 ``replayed N of M, K mismatches``, and the exit code is 1 if K is not 0.
 
-A new objective is one row of OBJECTIVES, a new metric one function in METRICS.
+A new objective is one row of golden_losses.OBJECTIVES, a new metric one function in METRICS.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,38 +22,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis import spec, storage
+from visavis import storage
 from visavis.errors import VisavisError
 from visavis.evaluation import Evaluation, Protocol, rank_scores
 from visavis.metrics import average_precision_at_r, coherent_scores, places, r_precision, ranks, recall_at
-from visavis.objectives import (
-    AOQ,
-    NCR,
-    RSP,
-    SSP,
-    VLC,
-    Goal,
-    InfoNCE,
-    Ladder,
-    MaxMargin,
-    NTXent,
-    Objective,
-    SmoothAP,
-    Triplet,
-    TripletHN,
-    Unified,
-)
-from visavis.supervision.noisy import Growth, soft_margin
 from visavis.targets import Targets
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for when this file is loaded by its path
 import golden_analysis
+import golden_losses
+from golden_losses import ids
 
 Arrays = dict[str, np.ndarray]
-Entry = dict[str, Any]
-Given = dict[str, Tensor]  # the inputs of an entry
-Renamed = dict[str, tuple[str, Callable[[Any], Any]]]  # a parameter -> the field it fills, and how it changes
-Fact = str | Callable[[Entry, Given], Tensor | None]  # the input that holds a fact, or how it is made of them
 MANIFESTS = ("losses", "metrics", "analysis", "models")
 LOOSE_FROM = 1e3  # a sharpness (gamma, 1 / tau, logit scale) that costs digits
 FLOAT32_PRINTS = "_reference_code"  # the ending of analysis entries whose answers were printed in float32
@@ -64,151 +43,10 @@ class NotReplayed(Exception):
     """The reason why an entry is left out."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """How entries of one objective become a call.
-
-    kind: the class. renamed: parameters that bear another name here or need a change. facts: the facts of the targets.
-    fields: what the variant says, or several parameters together. dropped: parameters that are no field.
-    ids: the input that says who belongs together; images with their texts in order where an entry has none.
-    """
-
-    kind: type[Objective]
-    renamed: Renamed = field(default_factory=dict)
-    facts: dict[str, Fact] = field(default_factory=dict)
-    fields: Callable[[Entry], dict[str, Any]] = lambda _entry: {}
-    dropped: tuple[str, ...] = ()
-    ids: str = ""
-
-    def objective(self, entry: Entry) -> Objective:
-        found = self.fields(entry)
-        for name, value in entry["params"].items():
-            known, change = self.renamed.get(name, (name, lambda same: same))
-            if name not in self.dropped:
-                found[known] = change(value)
-        return spec.build(self.kind, found)
-
-    def targets(self, entry: Entry, given: Given) -> Targets:
-        images, texts = (given[self.ids].flatten(),) * 2 if self.ids in given else ids(len(given["img"]), len(given["txt"]))
-        facts = {name: given[fact] if isinstance(fact, str) else fact(entry, given) for name, fact in self.facts.items()}
-        return Targets(query_ids=images, candidate_ids=texts, **facts)  # type: ignore[arg-type]
-
-
-def inverse(value: float) -> float:
-    return 1 / value
-
-
-def denominator(words: str) -> str:
-    return "negatives" if "negatives" in words else "all"
-
-
-def words(entry: Entry) -> list[str]:
-    return str(entry.get("variant", "")).split("_")
-
-
-GROWTH: dict[str, Growth] = {"linear": "linear", "exponential": "exponential", "sin": "sine", "sine": "sine"}
-
-
-def of_info_nce(entry: Entry) -> dict[str, Any]:
-    return {"reduction": "mean"} if "mmt" in words(entry) else {}
-
-
-def of_ncr(entry: Entry) -> dict[str, Any]:
-    params = entry["params"]
-    warmup = str(params.get("mode", "")).startswith("warm") or not params.get("hard_negative", True)
-    return {"warmup": warmup, "semantics": "paper" if {"paper", "anchor"} & {*words(entry)} else "reference"}
-
-
-def cell_margin(entry: Entry, given: Given) -> Tensor | None:
-    """The margin of each cell: a column of labels is the row's, in both directions."""
-    if "labels" not in given:
-        return None
-    params, number = entry["params"], len(given["img"])
-    margins = soft_margin(given["labels"], params.get("margin", 0.2), GROWTH[params.get("soft_margin", "exponential")])
-    return margins.expand(number, number)
-
-
-def anchor_margin(entry: Entry, given: Given) -> Tensor | None:
-    cells = cell_margin(entry, given)
-    return None if cells is None else cells.diagonal()
-
-
-def with_offline(*pairs: tuple[str, str]) -> Callable[[Entry, Given], Tensor]:
-    """Scores of items with their offline partners, a column for each pair of inputs."""
-    return lambda _entry, given: torch.stack([(given[image] * given[text]).sum(1) for image, text in pairs], 1)
-
-
-def of_goal(entry: Entry) -> dict[str, Any]:
-    return {"semantics": "reference"} if "code" in words(entry) or "reference" in words(entry) else {}
-
-
-def of_ladder(entry: Entry) -> dict[str, Any]:
-    said = words(entry)
-    semantics = "reference" if "code" in said or "reference" in said else "paper"
-    return {"semantics": semantics, "sampling": "sum" if "sum" in said else "hard", "cumulative": "cumulative" in said}
-
-
-TEMPERATURE: Renamed = {"temp": ("tau", float), "logit_scale": ("tau", inverse)}
-SCALE: Renamed = {"logit_scale": ("gamma", float), "tau": ("gamma", inverse), "temp": ("gamma", inverse)}
-WEIGHTS: Renamed = {"triplet_weight": ("triplet", str), "pair_weight": ("pair", str), "eps": ("epsilon", float)}
-MARGINS = {"query_margin": "margins", "candidate_margin": "margins"}
-
-OBJECTIVES = {
-    "triplet": Row(Triplet),
-    "triplet_hn": Row(TripletHN),
-    "triplet_hn_adaptive_margin": Row(TripletHN, facts=MARGINS),
-    "nt_xent": Row(NTXent, TEMPERATURE | {"denominator": ("denominator", denominator)}),
-    "info_nce": Row(InfoNCE, TEMPERATURE, fields=of_info_nce, ids="idx"),
-    "info_nce_multi_positive": Row(InfoNCE, TEMPERATURE, ids="idx"),
-    "vlc": Row(VLC, SCALE),
-    "unified": Row(Unified, SCALE),
-    "unified_adaptive_margin": Row(Unified, SCALE, MARGINS),
-    "max_margin": Row(MaxMargin),
-    "ssp": Row(SSP, {"pos": ("positive", tuple), "neg": ("negative", tuple)}),
-    "rsp": Row(RSP, SCALE),
-    "ncr": Row(
-        NCR,
-        fields=of_ncr,
-        facts={"query_margin": anchor_margin, "candidate_margin": anchor_margin, "pair_margin": cell_margin},
-        dropped=("mode", "hard_negative", "soft_margin"),
-    ),
-    "aoq": Row(
-        AOQ,
-        {"margin_online": ("margin", float), "margin_offline": ("offline_margin", float)},
-        {
-            "query_offline_scores": with_offline(("img", "txt_off"), ("img_off", "txt_off")),
-            "candidate_offline_scores": with_offline(("img_off", "txt"), ("img_off2", "txt_off2")),
-        },
-    ),
-    "ladder": Row(
-        Ladder,
-        {"alphas": ("margins", tuple), "thetas": ("thresholds", tuple)},
-        {"relevance": lambda _entry, given: given.get("relevance")},
-        of_ladder,
-    ),
-    "unified_weighted": Row(Unified, SCALE, {"weight": "weights"}),
-    "goal": Row(Goal, TEMPERATURE | WEIGHTS, fields=of_goal),
-    "smooth_ap": Row(SmoothAP, TEMPERATURE, dropped=("captions_per_image",)),
-}
-
-
 def replay_loss(entry: dict[str, Any], inputs: Arrays) -> Arrays:
-    """The value of an objective and its gradients with respect to both sides' embeddings."""
-    row = OBJECTIVES.get(entry["objective"])
-    if row is None:
+    if not (found := golden_losses.replay(entry, inputs)):
         raise NotReplayed("no such objective here")
-    given = {name: torch.tensor(value) for name, value in inputs.items()}
-    image, text = (given[side].requires_grad_() for side in ("img", "txt"))
-    loss = row.objective(entry)(image @ text.T, row.targets(entry, given))
-    gradients = torch.autograd.grad(loss, (image, text))
-    return {"loss": loss.detach().numpy()} | {
-        f"grad_{side}": gradient.numpy() for side, gradient in zip(("img", "txt"), gradients, strict=True)
-    }
-
-
-def ids(num_images: int, num_texts: int) -> tuple[Tensor, Tensor]:
-    """Images and their texts, the same number for each, in order."""
-    return torch.arange(num_images), torch.arange(num_images).repeat_interleave(num_texts // num_images)
+    return found
 
 
 def similarity(inputs: Arrays) -> Tensor:
@@ -359,8 +197,9 @@ def replay(folder: Path) -> tuple[Arrays, list[str], tuple[int, int, int]]:
             for entry in entries:
                 try:
                     found = answers(manifest, entry, arrays)
-                except (NotReplayed, VisavisError) as reason:
-                    lines.append(f"not replayed: {describe(manifest, entry)}: {reason}")
+                except (NotReplayed, VisavisError, KeyError) as reason:
+                    what = f"it has no {reason}" if isinstance(reason, KeyError) else str(reason)
+                    lines.append(f"not replayed: {describe(manifest, entry)}: {what}")
                     continue
                 outputs = entry.get("outputs", {})
                 bad = mismatches(entry, found, {name: arrays[key] for name, key in outputs.items() if key in arrays})
