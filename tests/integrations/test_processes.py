@@ -7,9 +7,7 @@ import torch
 from torch import distributed, multiprocessing
 from torch.nn.functional import cross_entropy, normalize
 
-from visavis import PairLoss
 from visavis.engine import cosine
-from visavis.errors import VisavisError
 from visavis.integrations.metric_learning import MetricLoss
 from visavis.integrations.open_clip import ClipLoss
 from visavis.integrations.sentence_transformers import VisavisLoss
@@ -58,12 +56,6 @@ def trainer_loss(first, second, third, labels, scale):
 
 
 EQUAL = (clip_loss, clip_loss_by_ids, metric_loss, sentence_loss, sentence_loss_in_order, trainer_loss)
-
-
-try:
-    PairLoss(Unified(), gather=True)
-except VisavisError as reason:
-    pytest.skip(str(reason), allow_module_level=True)
 
 
 def inputs():

@@ -134,6 +134,8 @@ def test_misplaced_captions_exchange_their_images_in_training_alone(scenes):
     assert sorted(noisy.image_of) == sorted(data.image_of)
     assert (data.misplaced(0.5, seed=1).image_of == noisy.image_of).all()
     assert (data.misplaced(0.0, seed=1).image_of == data.image_of).all()
+    test = data.split("test")  # no training captions at all
+    assert (test.misplaced(0.5, seed=1).image_of == test.image_of).all()
 
 
 def test_doubtful_pairs_come_one_caption_a_row(recipes, scenes, tmp_path):

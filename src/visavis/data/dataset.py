@@ -131,7 +131,7 @@ class Dataset:
         The chosen captions exchange their images; ``image_of`` differs from before exactly at those that stand wrong now.
         """
         random = np.random.default_rng([seed, len(self.captions)])
-        inside = np.array([i for i, image in enumerate(self.image_of) if self.images[image].split == split])
+        inside = np.flatnonzero([self.images[image].split == split for image in self.image_of])
         chosen = np.sort(random.choice(inside, round(share * len(inside)), replace=False))
         image_of = self.image_of.copy()
         image_of[chosen] = random.permutation(image_of[chosen])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from visavis.data.loader import Batch, Loader, seed_of
+from visavis.engine.row_blocks import row_blocks
 from visavis.models.base import evaluating
 from visavis.spec import check_fields, require
 from visavis.supervision.base import Setting, Supervision
@@ -81,19 +82,20 @@ class BankSupervision(Supervision):
         matcher, data = self._setting.matcher, loader.data
         every = np.arange(max(len(data.images), len(data.captions)))
         with evaluating(matcher):
-            visual = concatenate([self._visual(loader, every[rows]) for rows in blocks(len(data.images))])
-            text = concatenate([self._text(loader, every[rows]) for rows in blocks(len(data.captions))])
+            visual = concatenate([self._visual(loader, every[rows]) for rows in row_blocks(len(data.images), ENCODED_AT_ONCE)])
+            text = concatenate([self._text(loader, every[rows]) for rows in row_blocks(len(data.captions), ENCODED_AT_ONCE)])
             image_of = torch.from_numpy(data.image_of).to(self._setting.device)
             image = torch.arange(len(data.images), device=self._setting.device)
-            texts = [self._first(matcher.score(visual[rows], text), image[rows, None] == image_of) for rows in blocks(len(image))]
-            images = [self._first(matcher.score(visual, text[rows]).T, image_of[rows, None] == image) for rows in blocks(len(image_of))]
+            texts = [
+                self._first(matcher.score(visual[rows], text), image[rows, None] == image_of)
+                for rows in row_blocks(len(image), ENCODED_AT_ONCE)
+            ]
+            images = [
+                self._first(matcher.score(visual, text[rows]).T, image_of[rows, None] == image)
+                for rows in row_blocks(len(image_of), ENCODED_AT_ONCE)
+            ]
         return torch.cat(texts), torch.cat(images)
 
     def _first(self, scores: Tensor, own: Tensor) -> Tensor:
         count = min(self.size, int((~own).sum(1).min()))
         return scores.masked_fill(own, float("-inf")).topk(count).indices.int().cpu()
-
-
-def blocks(count: int) -> list[slice]:
-    """All of ``count`` items, in order, in blocks."""
-    return [slice(start, min(start + ENCODED_AT_ONCE, count)) for start in range(0, count, ENCODED_AT_ONCE)]

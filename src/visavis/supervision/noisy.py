@@ -44,8 +44,9 @@ class NoisySupervision(Supervision):
     learns from the other's division: a pair with w > ``threshold`` gets the label ``w + (1 - w) P`` with P its own prediction,
     another the mean of both predictions; the label gives the margin of both its anchors. In the first epoch all labels are 1.
     P of a pair: ``margin - l_p`` within [0, margin], over the mean of the largest tenth of its batch, at most 1.
+    The second network keeps its optimizer's state from phase to phase.
     One caption a row: ``training.captions_per_image`` must be left out. Needs scikit-learn (extra ``noise``).
-    Source: Huang et al., NCR (2021), section 3; sizes as in its code.
+    Source: Huang et al., NCR (2021), section 3; threshold and mixture as in its code, but for the number of iterations.
     Differs from: the released code, which predicts anew at each batch, from networks in training mode, draws clean and
     doubtful pairs in batches of their own, and mixes two shapes of labels into a matrix of margins.
     """
@@ -91,11 +92,6 @@ class NoisySupervision(Supervision):
     def state_dict(self) -> dict[str, Tensor]:
         second = {f"second.{name}": part for name, part in self._second.state_dict().items()}
         return {"clean": self._clean, "labels": self._labels, "epochs": torch.tensor(self._epochs)} | second
-
-    @property
-    def clean(self) -> Tensor:
-        """The probability of each training caption to stand beside its own image, the mean of both networks' ``[captions]``."""
-        return self._clean.mean(0)
 
     def _margins(self, batch: Batch, network: int) -> Targets:
         """Targets with the margins that a network learns from; outside of the training split every pair is trusted."""

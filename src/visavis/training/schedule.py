@@ -56,3 +56,11 @@ def set_rates(optimizer: Optimizer, multiple: float) -> None:
     """Every group at its own rate times ``multiple``."""
     for group in optimizer.param_groups:
         group["lr"] = group["base_rate"] * multiple
+
+
+def take_step(optimizer: Optimizer, clip_norm: float) -> None:
+    """One step down the gathered gradient, its whole norm clipped first unless ``clip_norm`` is 0."""
+    if clip_norm:
+        torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip_norm)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)

@@ -15,7 +15,7 @@ from visavis.models import Matcher
 from visavis.supervision import Setting
 from visavis.training.checkpoint import optimizer_tensors, restore_optimizer
 from visavis.training.recipe import Phase, Recipe, Training
-from visavis.training.schedule import make_optimizer
+from visavis.training.schedule import make_optimizer, take_step
 
 
 def setting_of(recipe: Recipe, phase: Phase, matcher: Matcher, optimizer: Optimizer, train: Loader, validation: Loader) -> Setting:
@@ -47,12 +47,9 @@ class Pupil:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.training.autocast):
             value = loss(self.matcher)
         value.backward()
-        if self.training.clip_norm:
-            torch.nn.utils.clip_grad_norm_(self.matcher.parameters(), self.training.clip_norm)
         for group, first in zip(self.optimizer.param_groups, self.beside.param_groups, strict=True):
             group["lr"] = first["lr"]
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        take_step(self.optimizer, self.training.clip_norm)
 
     def state_dict(self) -> dict[str, Tensor]:
         weights = {f"weights.{name}": tensor.detach().cpu().clone() for name, tensor in self.matcher.state_dict().items()}

@@ -29,7 +29,7 @@ from visavis.training.checkpoint import Checkpoint, Place, optimizer_tensors, re
 from visavis.training.curves import has_gradient, similarities, summarize
 from visavis.training.health import alarms, examine, news
 from visavis.training.material import Material
-from visavis.training.schedule import factor, make_optimizer, set_rates
+from visavis.training.schedule import factor, make_optimizer, set_rates, take_step
 from visavis.training.setting import setting_of
 from visavis.watch import Moment, Silent, Watch
 
@@ -116,10 +116,7 @@ class Trainer:
         (loss / gathered).backward()
         if self._between_steps(batch.number, steps):
             set_rates(self.optimizer, factor(self.phase.schedule, place.phase_step, steps, self.phase.epochs))
-            if training.clip_norm:
-                torch.nn.utils.clip_grad_norm_([p for group in self.optimizer.param_groups for p in group["params"]], training.clip_norm)
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
+            take_step(self.optimizer, training.clip_norm)
         self.supervision.observe(batch, value)
         place.step, place.phase_step, place.pairs = place.step + 1, place.phase_step + 1, place.pairs + len(batch.captions)
         place.loss_sum, place.loss_steps = place.loss_sum + value, place.loss_steps + 1
