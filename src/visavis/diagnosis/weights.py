@@ -10,6 +10,7 @@ from torch import Tensor
 
 from visavis.engine import cosine
 from visavis.engine.items import Items
+from visavis.engine.row_blocks import row_blocks
 from visavis.engine.scored import Score
 from visavis.objectives import Objective
 from visavis.targets import Targets
@@ -36,7 +37,7 @@ def weights_by_blocks(
 
     score: ``(queries, candidates) -> [Q, C]``. Memory: ``block_rows`` x candidates.
     """
-    blocks = [slice(start, min(start + block_rows, len(queries))) for start in range(0, len(queries), block_rows)]
+    blocks = row_blocks(len(queries), block_rows)
     if objective.needs_positive_scores and targets.positive_scores is None:
         own = [_scores(score, queries, candidates, rows)[targets[rows].positive] for rows in blocks]
         targets = replace(targets, positive_scores=torch.cat(own))
