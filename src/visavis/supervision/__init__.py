@@ -2,14 +2,16 @@
 
 from visavis.supervision.bank import BankSupervision
 from visavis.supervision.base import PairSupervision, SecondNetwork, Setting, Supervision
+from visavis.supervision.graded import GradedSupervision
 from visavis.supervision.learned import LearnedWeights
 from visavis.supervision.noisy import NoisySupervision, soft_margin
 
-CATALOG: tuple[type[Supervision], ...] = (PairSupervision, BankSupervision, NoisySupervision, LearnedWeights)
+CATALOG: tuple[type[Supervision], ...] = (PairSupervision, GradedSupervision, BankSupervision, NoisySupervision, LearnedWeights)
 
 __all__ = [
     "CATALOG",
     "BankSupervision",
+    "GradedSupervision",
     "LearnedWeights",
     "NoisySupervision",
     "PairSupervision",
