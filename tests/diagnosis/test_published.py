@@ -37,7 +37,7 @@ optimizer = {{ rate = 0.003 }}
 @pytest.fixture(scope="module")
 def diagnosis(tmp_path_factory) -> Diagnosis:
     folder = tmp_path_factory.mktemp("published")
-    scenes = write_scenes(folder / "scenes", num_train=140, num_val=12, num_test=12, captions_per_image=2, size=32)
+    scenes = write_scenes(folder / "scenes", num_train=70, num_val=4, num_test=4, captions_per_image=2, size=32)
     (folder / "tiny.toml").write_text(RECIPE)
     run = visavis.train(folder / "tiny.toml", data=scenes, out=folder / "run").folder
     return visavis.diagnose(run, objective=["TripletHN(margin=0.2)", "SmoothAP(tau=0.01)", "VLC(gamma=40)"])
