@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 LISTED = 200
 """Findings of one kind that are printed before the rest is counted; ``--json`` has them all."""
+
+WAYS = {"i2t": "image to text", "t2i": "text to image"}
+MEASURES = {"per_moved": "C^q", "per_query": "C^q of all", "in_batch": "C^B", "idle": "C^0", "push": "W-", "pull": "W+"}
+"""What a diagnosis counts, and the signs of the COCOS paper for it."""
 
 
 class Bars:
@@ -79,7 +84,7 @@ def print_evaluation(result: Evaluation) -> None:
     table = Table(box=None, pad_edge=False)
     for column in ("", "R@1", "R@5", "R@10", "median rank", "mean rank"):
         table.add_column(column, justify="left" if not column else "right")
-    for way, title in (("i2t", "image to text"), ("t2i", "text to image")):
+    for way, title in WAYS.items():
         table.add_row(title, *(f"{m[f'{way}_r{k}']:.1f}" for k in (1, 5, 10)), f"{m[f'{way}_medr']:.0f}", f"{m[f'{way}_meanr']:.1f}")
     _console().print(table)
     _console().print(
@@ -91,15 +96,13 @@ def print_evaluation(result: Evaluation) -> None:
 
 def print_diagnosis(result: Diagnosis) -> None:
     table = Table(box=None, pad_edge=False)
-    columns = {"per_moved": "C^q", "per_query": "C^q of all", "in_batch": "C^B", "idle": "C^0", "push": "W-", "pull": "W+"}
-    for column in ("", *columns.values()):
+    for column in ("", *MEASURES.values()):
         table.add_column(column, justify="left" if not column else "right", no_wrap=True)
     for count in result.counts:
         released = "" if count.semantics == "paper" else ", as the released code counts"
         table.add_row(f"[bold]{escape(count.objective.partition('(')[0])}[/bold]{released}")
-        for way, title in (("i2t", "image to text"), ("t2i", "text to image")):
-            numbers = [f"{count.mean[f'{way}_{name}']:.2f}±{count.deviation[f'{way}_{name}']:.2f}" for name in columns]
-            table.add_row(f"  {title}", *("-" if "nan" in number else number for number in numbers))
+        for way, title in WAYS.items():
+            table.add_row(f"  {title}", *(_spread(count.mean[f"{way}_{name}"], count.deviation[f"{way}_{name}"]) for name in MEASURES))
     console = _console()
     console.width = max(console.width, 120)  # rather too wide than cut
     console.print(table)
@@ -113,6 +116,33 @@ def print_diagnosis(result: Diagnosis) -> None:
         f"{result.texts:,} texts; {', '.join(escape(count.objective) for count in result.counts if count.semantics == 'paper')}.",
         soft_wrap=True,
     )
+    if result.published:
+        _print_published(console, result)
+
+
+def _print_published(console: Console, result: Diagnosis) -> None:
+    """The figures of a paper beside those of the run: as the paper defines them, and as its released code counts."""
+    own, beside = result.counts[0], result.beside
+    if beside is None:
+        console.print(escape(f"{result.published} has no figures for {own.objective}."), soft_wrap=True)
+        return
+    released = next((count for count in result.counts if (count.objective, count.semantics) == (own.objective, "reference")), None)
+    table = Table(box=None, pad_edge=False)
+    for column in ("", "", "published", "reached", "reached, as the released code counts"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for key, figures in beside.values.items():
+        way, _, measure = key.partition("_")
+        otherwise = _spread(released.mean[key], released.deviation[key]) if released else "-" if beside.caution else "the same"
+        table.add_row(WAYS[way], MEASURES[measure], _spread(*figures), _spread(own.mean[key], own.deviation[key]), otherwise)
+    console.print()
+    console.print(table)
+    console.print(
+        f"Published: {beside.source}, {beside.place}: {escape(beside.model)}, {beside.data}. "
+        f"Reached: {escape(result.model)}, {escape(result.data)}.",
+        soft_wrap=True,
+    )
+    if beside.caution:
+        console.print(f"The published figures are those of the released code: {beside.caution}. Compare the last column.", soft_wrap=True)
 
 
 def print_hits(hits: Iterable[Hit]) -> None:
@@ -166,6 +196,10 @@ def print_catalog(entries: dict[str, list[dict[str, str]]]) -> None:
 
 def _console() -> Console:
     return Console(file=sys.stdout, highlight=False)
+
+
+def _spread(mean: float, deviation: float) -> str:
+    return "-" if math.isnan(mean) else f"{mean:.2f}±{deviation:.2f}"
 
 
 def _duration(seconds: float) -> str:
