@@ -203,6 +203,48 @@ def catalog(
         print_catalog(entries)
 
 
+@app.command()
+def coherence(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders that rank the same data.")],
+    degrees: Annotated[str, typer.Option(help="Who tells how relevant a caption is to an image.")] = "CBoW()",
+    image: Annotated[str, typer.Option(help="From which of its captions an image's degree comes: best, mean, or own, its first.")] = "best",
+    queries: Annotated[
+        list[str] | None,
+        typer.Option(help="How many queries to show, by lot, or a caption or an image's name; may be given several times."),
+    ] = None,
+    top: Annotated[int, typer.Option(help="How long a list is.")] = 30,
+    irrelevant: Annotated[
+        float, typer.Option(help="What is no more relevant than this share of all candidates is totally irrelevant.")
+    ] = 0.5,
+    split: Annotated[str | None, typer.Option(help="A split; default the first run's test split.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the lots.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="A new folder; default runs/coherence-<n>.")] = None,
+    json: Json = False,
+) -> None:
+    """See how coherent the lists of runs are: side by side, with what is totally irrelevant, and CS@K against K."""
+    from visavis import verbs
+    from visavis.terminal import print_coherence
+
+    asked: int | list[str] = 4 if not queries else int(queries[0]) if len(queries) == 1 and queries[0].isdecimal() else queries
+    with _bars() as watch:
+        result = verbs.coherence(
+            runs,
+            degrees=degrees,
+            image=image,  # type: ignore[arg-type]
+            queries=asked,
+            top=top,
+            irrelevant=irrelevant,
+            split=split,
+            seed=seed,
+            out=out,
+            watch=watch,
+        )
+    if json:
+        _print_json(result.to_json())
+    else:
+        print_coherence(result)
+
+
 def _bars() -> Bars:
     from visavis.terminal import Bars
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from visavis.diagnosis.walk import Diagnosis
     from visavis.environment import Fact
     from visavis.evaluation import Evaluation
+    from visavis.report.coherence.comparison import Comparison
     from visavis.retrieval.query import Hit
     from visavis.training.running import Trained
 
@@ -143,6 +144,28 @@ def _print_published(console: Console, result: Diagnosis) -> None:
     )
     if beside.caution:
         console.print(f"The published figures are those of the released code: {beside.caution}. Compare the last column.", soft_wrap=True)
+
+
+def print_coherence(result: Comparison) -> None:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("totally irrelevant")
+    for title in ("text to image", "CS", "image to text", "CS"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for place, ranker in enumerate(result.rankers):
+        measured = [result.measured[way][place] for way in ("t2i", "i2t")]
+        cells = [
+            f"{mean.mean:.{digits}f}±{mean.half:.{digits}f}" for one in measured for mean, digits in ((one.irrelevant, 2), (one.whole, 3))
+        ]
+        table.add_row(escape(ranker.name), *cells)
+    console = _console()
+    console.print(table)
+    console.print(
+        f"Of the first {result.top} of a list, means over all queries of split {result.split} with 95 % intervals; totally irrelevant: no more "
+        f"relevant than {100 * result.scale.irrelevant:.4g} % of all candidates, by {escape(repr(result.degrees))}. CS: the coherent score "
+        "of the whole list.",
+        soft_wrap=True,
+    )
+    console.print(f"Report: {escape(str(result.folder / 'report.html'))}", soft_wrap=True)
 
 
 def print_hits(hits: Iterable[Hit]) -> None:

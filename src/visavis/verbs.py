@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from visavis.environment import Fact
     from visavis.evaluation import Evaluation
     from visavis.models.retriever import Retriever
+    from visavis.report.coherence.comparison import Comparison
     from visavis.retrieval.query import Hit
+    from visavis.supervision.graded import ImageBy
     from visavis.training.running import Trained
 
 
@@ -167,6 +169,42 @@ def demo(*, out: str | Path | None = None, watch: Watch | None = None) -> Path:
     return run_demo(out, watch or Silent())
 
 
+def coherence(
+    runs: str | Path | Sequence[str | Path],
+    *,
+    degrees: str = "CBoW()",
+    image: ImageBy = "best",
+    queries: int | str | Sequence[str] = 4,
+    top: int = 30,
+    irrelevant: float = 0.5,
+    split: str | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    watch: Watch | None = None,
+) -> Comparison:
+    """How coherent the lists of runs are: their first items side by side, how many are totally irrelevant, CS@K against K.
+
+    degrees: who tells how relevant a caption is to an image, and image: from which captions of the image, as in GradedSupervision.
+    queries: how many images, and captions of them, are shown, drawn with ``seed``; or captions and names of images. irrelevant:
+    what is no more relevant to a query than this share of all candidates is totally irrelevant. split: default the first run's test split.
+    out: a new folder; default ``runs/coherence-<n>``. Raises RunError for runs of different data, DataError for constant degrees.
+    """
+    from visavis.report.coherence.comparison import compare_runs
+
+    return compare_runs(
+        [Path(run) for run in ([runs] if isinstance(runs, str | Path) else runs)],
+        degrees,
+        image=image,
+        queries=[queries] if isinstance(queries, str) else queries,
+        top=top,
+        irrelevant=irrelevant,
+        split=split,
+        seed=seed,
+        out=out,
+        watch=watch or Silent(),
+    )
+
+
 def catalog(kind: str | None = None) -> dict[str, list[dict[str, str]]]:
     """What there is: name, what it is, formula, source and defaults of objectives, models, metrics, recipes, protocols."""
     from visavis.report.listing import KINDS
@@ -176,4 +214,4 @@ def catalog(kind: str | None = None) -> dict[str, list[dict[str, str]]]:
     return {name: entries() for name, entries in KINDS.items() if kind in (None, name)}
 
 
-__all__ = ["catalog", "check_data", "demo", "diagnose", "doctor", "evaluate", "features", "load", "search", "train"]
+__all__ = ["catalog", "check_data", "coherence", "demo", "diagnose", "doctor", "evaluate", "features", "load", "search", "train"]
