@@ -209,9 +209,13 @@ def refusals(rank: int) -> list[str]:
     """What cannot be known over processes is said."""
     said = []
     table = torch.ones(2, 2)
-    facts: tuple[dict[str, Any], ...] = {"weight": table}, {"ignore": lambda rows, columns: table[rows][:, columns] > 1}
-    for targets in (*(Targets.paired(2, **each) for each in facts), Targets.from_pairs([0], [0], 2, 2)):
-        said += said_by(PairLoss(Unified()), draw(2, 3), draw(2, 3), targets=targets)
+    refused = (
+        (Unified(), Targets.paired(2, weight=table)),
+        (Ladder(), Targets.paired(2, relevance=lambda rows, columns: table[rows][:, columns])),  # of the batch alone
+        (Unified(), Targets.from_pairs([0], [0], 2, 2)),
+    )
+    for objective, targets in refused:
+        said += said_by(PairLoss(objective), draw(2, 3), draw(2, 3), targets=targets)
     bank = {"extra_texts": draw(3, 3), "extra_text_ids": [-1, rank - 1, -1]}  # a place for the second process alone
     return said + said_by(PairLoss(Unified()), draw(2, 3), draw(2, 3), **bank)
 

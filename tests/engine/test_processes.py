@@ -83,8 +83,8 @@ def test_outside_train_mode_or_without_gathering_a_process_is_alone(group):
 
 def test_what_cannot_be_known_over_processes_is_said(group):
     for each in group:
-        weight, ignore, relation, bank = each["refusals"]
+        weight, relevance, relation, bank = each["refusals"]
         for name, sentence in (("weight", weight), ("relation", relation)):
             assert sentence.startswith(f"{name} does not say what holds for the candidates of other processes: ")
-        assert ignore.startswith("the function given for ignore fails at positions of other processes: give Targets(rows=, columns=)")
+        assert relevance.startswith("the function given for relevance fails at positions of other processes: give Targets(rows=, columns=)")
         assert bank.startswith("extra_texts have ids, but the batches of several processes have none: ")
