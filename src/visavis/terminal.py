@@ -143,7 +143,7 @@ def _print_published(console: Console, result: Diagnosis) -> None:
         soft_wrap=True,
     )
     if beside.caution:
-        console.print(f"The published figures are those of the released code: {beside.caution}. Compare the last column.", soft_wrap=True)
+        console.print(f"The published figures are as the released code counts: {beside.caution}.", soft_wrap=True)
 
 
 def print_coherence(result: Comparison) -> None:
