@@ -52,6 +52,8 @@ class Trainer:
         self.matcher = matcher.to(self.device)
         self.train = material.loader(material.data.split("train"))
         self.val = material.loader(material.data.split(recipe.evaluation.validation))
+        for phase in recipe.phases:
+            spec.parse(phase.supervision, supervision.CATALOG).check(self.train, self.val)
         self.place, self.log = Place(), list[dict[str, Any]]()
         self.best = self._weights()
         self.last_checkpoint, self.stop_asked = time.monotonic(), False
