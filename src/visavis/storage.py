@@ -43,6 +43,14 @@ def new_folder(path: str | Path) -> Path:
     return path
 
 
+def new_file(path: str | Path) -> Path:
+    """A path where nothing stands yet. Raises RefusedOverwrite if something does."""
+    path = Path(path)
+    if path.exists():
+        raise RefusedOverwrite(f"{path} already exists; nothing was changed: name another file.")
+    return path
+
+
 def numbered_folder(stem: str | Path) -> Path:
     """Make the first free folder of ``stem-1``, ``stem-2``, ...: never an old one."""
     stem, number = Path(stem), 1

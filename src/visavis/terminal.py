@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from visavis.evaluation import Evaluation
     from visavis.report.coherence.comparison import Comparison
     from visavis.retrieval.query import Hit
+    from visavis.supervision.graded.agreement import Agreement
+    from visavis.supervision.graded.fitting import Fitted
+    from visavis.supervision.graded.thresholds import Distribution
     from visavis.training.running import Trained
 
 LISTED = 200
@@ -196,6 +199,49 @@ def print_check(report: CheckReport) -> None:
     )
     verdict = "All is well: training loses nothing." if report.ok else "Training would lose something: mend it, or train with --skip-bad."
     console.print(f"{verdict} ({report.layout}, {report.seconds:.1f} s)")
+
+
+def print_agreements(rows: Sequence[Agreement]) -> None:
+    from visavis.supervision.graded.agreement import PAPER
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("", *rows[0].pearson, "mean", "> 0.63", "captions/s", "s/million pairs"):
+        table.add_column(column, justify="right" if column else "left")
+    for row in rows:
+        people = ["-" if r is None else f"{r:.3f} / {row.spearman[name]:.3f}" for name, r in row.pearson.items()]
+        table.add_row(
+            escape(row.degrees), *people, f"{row.mean:.2f}", f"{row.above:.1%}", f"{row.captions_per_s:,.0f}", f"{row.million_pairs_s:.3g}"
+        )
+    console = _console()
+    console.width = max(console.width, 150)  # rather too wide than cut
+    console.print(table)
+    console.print("Pearson / Spearman with human ratings; mean and share above 0.63 of random pairs of COCO captions.", soft_wrap=True)
+    console.print("The paper's Pearson: " + "; ".join(f"{what} {value}" for what, value in PAPER.items()) + ".", soft_wrap=True)
+    for note in dict.fromkeys(f"{row.degrees}: {note}" for row in rows for note in row.notes):
+        console.print(escape(note), soft_wrap=True)
+
+
+def print_distributions(rows: Iterable[Distribution]) -> None:
+    from visavis.supervision.graded.thresholds import SHARES
+
+    console = _console()
+    for row in rows:
+        console.print(f"[bold]{escape(row.degrees)}[/bold]: {row.pairs:,} random training pairs of {escape(row.data)}", soft_wrap=True)
+        shares = ", ".join(f"{share:.0%} above {value:.3f}" for share, value in zip(SHARES, row.quantiles, strict=True))
+        console.print(f"  mean {row.mean:.3f}; {row.above:.1%} above the paper's 0.63; {shares}", soft_wrap=True)
+        for level, ladder in enumerate(row.ladders, start=2):
+            console.print(f"  L = {level}: {escape(ladder)}", soft_wrap=True)
+        if len(row.ladders) < len(SHARES):
+            console.print(f"  no thresholds for L = {len(row.ladders) + 2} and more: too many pairs have the same degree.", soft_wrap=True)
+
+
+def print_fitted(fitted: Fitted) -> None:
+    console = _console()
+    curve = ", ".join(f"{value:.3f}" for value in fitted.dev)
+    console.print(
+        f"Pearson on STS-B dev: {curve} (the first before training); of the best epoch on test {fitted.test:.3f}.", soft_wrap=True
+    )
+    console.print(escape(fitted.degrees), soft_wrap=True)
 
 
 def print_findings(findings: Iterable[Fact]) -> None:
