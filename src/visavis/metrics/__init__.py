@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from visavis.metrics.coherent import coherent_scores, ndcg_at
+from visavis.metrics.coherent import coherent_scores, ndcg, ndcg_at
 from visavis.metrics.ranking import average_precision, average_precision_at, average_precision_at_r, places, r_precision, ranks
 from visavis.metrics.recall import (
     MAPS_AT,
@@ -56,7 +56,9 @@ def _of(direction: str, query: str, candidate: str) -> tuple[Metric, ...]:
             )
             for k in MAPS_AT
         ),
-        Metric(f"{direction}_r_precision", f"share of an item's R right {candidate}s in its top R, a fraction", "mean(#{place_j <= R} / R)"),
+        Metric(
+            f"{direction}_r_precision", f"share of an item's R right {candidate}s in its top R, a fraction", "mean(#{place_j <= R} / R)"
+        ),
         Metric(
             f"{direction}_map_at_r",
             "mean average precision in the top R, R the number of right answers, a fraction",
@@ -101,6 +103,7 @@ __all__ = [
     "map_at_k_hits",
     "mean_rank",
     "median_rank",
+    "ndcg",
     "ndcg_at",
     "one_way",
     "places",

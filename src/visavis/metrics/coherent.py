@@ -41,18 +41,23 @@ def coherent_scores(scores: Tensor, relevance: Tensor, *, k: int, tau: Literal["
 
 
 def ndcg_at(scores: Tensor, relevance: Tensor, *, k: int) -> Tensor:
-    """nDCG@K ``[Q]``: the relevance of the K best-scored candidates, discounted by place, over the largest that any order reaches.
+    """nDCG@K ``[Q]``: see ``ndcg``; K above C means C."""
+    return ndcg(scores, relevance)[:, min(k, scores.shape[1]) - 1]
 
-    Formula: sum_{j <= K} r_j / log2(j + 1), over the same sum for the candidates in the order of their relevance.
-    scores, relevance: ``[Q, C]``, relevance at least 0; K above C means C. Of candidates with equal scores the least relevant comes
-    first. NaN where no candidate has any relevance. Raises as ``coherent_scores`` does.
+
+def ndcg(scores: Tensor, relevance: Tensor) -> Tensor:
+    """nDCG@1 to nDCG@C ``[Q, C]``: the relevance of the best-scored candidates, discounted by place, over the most that any order reaches.
+
+    Formula: nDCG@K = sum_{j <= K} r_j / log2(j + 1), over the same sum for the candidates in the order of their relevance.
+    scores, relevance: ``[Q, C]``, relevance at least 0. Of candidates with equal scores the least relevant comes first. NaN where no
+    candidate has any relevance. Raises as ``coherent_scores`` does.
     Source: Järvelin and Kekäläinen, Cumulated gain-based evaluation of IR techniques (2002).
     """
     _check(scores, relevance)
     gains, order = relevance.double().sort(dim=1)
-    found = gains.gather(1, scores.gather(1, order).sort(dim=1, descending=True, stable=True).indices[:, :k])
-    discount = 1 / torch.arange(2, found.shape[1] + 2, dtype=torch.float64, device=found.device).log2()
-    return ((found @ discount) / (gains.flip(1)[:, :k] @ discount)).cpu()
+    found = gains.gather(1, scores.gather(1, order).sort(dim=1, descending=True, stable=True).indices)
+    discount = torch.arange(2, scores.shape[1] + 2, dtype=torch.float64, device=scores.device).log2()
+    return ((found / discount).cumsum(1) / (gains.flip(1) / discount).cumsum(1)).cpu()
 
 
 def _tied_share(rows: Tensor) -> Tensor:
@@ -65,6 +70,9 @@ def _tied_share(rows: Tensor) -> Tensor:
 def _check(scores: Tensor, relevance: Tensor) -> None:
     if scores.shape != relevance.shape:
         raise ShapeError(f"relevance has shape {list(relevance.shape)}, expected that of the scores, {list(scores.shape)}.")
-    for what, values, remedy in (("scores", scores, "the model or its features are broken"), ("degrees", relevance, "mend what tells them")):
+    for what, values, remedy in (
+        ("scores", scores, "the model or its features are broken"),
+        ("degrees", relevance, "mend what tells them"),
+    ):
         for query in values.isnan().any(1).nonzero()[:1, 0].tolist():
             raise DataError(f"the {what} of query {query} hold NaN: {remedy}.")
