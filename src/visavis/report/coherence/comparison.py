@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from visavis import spec, storage, supervision
 from visavis.data.dataset import Dataset
@@ -94,6 +94,8 @@ def compare_runs(
     require_matplotlib()
     if top < 1:
         raise VisavisError(f"top is {top}, expected at least 1.")
+    if image not in get_args(ImageBy):
+        raise VisavisError(f"image is {image!r}, expected own, best or mean.")
     scale, estimator = Scale(irrelevant), spec.parse(degrees, CATALOG)
     recipes = [recipe_of(run) for run in runs]
     split = split or recipes[0].evaluation.test
@@ -111,7 +113,7 @@ def compare_runs(
     check(told, data)
     folder = storage.numbered_folder("runs/coherence") if out is None else storage.new_folder(out)
     ranked = tuple(ranker for ranker, _ in opened)
-    rankers: tuple[Ranker, ...] = (*ranked, Lot(data, seed))
+    rankers: tuple[Ranker, ...] = (*ranked, Lot(seed))
     comparison = Comparison(
         folder,
         data,
@@ -121,7 +123,7 @@ def compare_runs(
         scale,
         rankers,
         tuple(name for name, recipe in zip(names, recipes, strict=True) if _taught(recipe, estimator)),
-        {way: measure(rankers, way, told, data, scale, top, watch) for way in WAYS},
+        {way: measure(rankers, way, estimator, image, data, scale, top, watch) for way in WAYS},
         tuple(answer(way, index, ranked, told, data, scale, top) for way, index in chosen),
     )
     _write(comparison)

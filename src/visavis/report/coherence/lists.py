@@ -14,7 +14,7 @@ import torch
 from visavis.data.captions import tokenize
 from visavis.data.dataset import Dataset
 from visavis.errors import VisavisError
-from visavis.report.coherence.measure import Ranker, Scale, Way, in_order, relevance_of
+from visavis.report.coherence.measure import Ranker, Scale, Way, both, in_order, relevance_of
 from visavis.supervision.graded import ImageDegrees
 
 
@@ -77,13 +77,13 @@ class Query:
 
 def answer(way: Way, index: int, rankers: Sequence[Ranker], degrees: ImageDegrees, data: Dataset, scale: Scale, top: int) -> Query:
     """The first ``top`` items of every ranker for one query."""
-    query = torch.tensor([index])
-    relevance = relevance_of(degrees, data, way, query)
+    query, candidates = torch.tensor([index]), both(data)[way == "t2i"]
+    relevance = relevance_of(degrees, way, query, candidates)
     bands, bound = scale.bands(relevance)[0], scale.bounds(relevance)[0, 0].item()
     own = torch.from_numpy(np.arange(len(data.images)) == data.image_of[index] if way == "t2i" else data.image_of == index)
 
     def first(ranker: Ranker) -> TopList:
-        order = in_order(ranker.scores(way, query))[0]
+        order = in_order(ranker.scores(way, query, candidates))[0]
         items = (Item(i, relevance[0, i].item(), int(bands[i]), bool(own[i])) for i in order[:top].tolist())
         return TopList(ranker.name, tuple(items), int(own[order].nonzero()[0]) + 1)
 

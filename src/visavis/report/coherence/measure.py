@@ -7,7 +7,7 @@ to estimator and, with word vectors, from query to query: here an item is judged
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
@@ -19,7 +19,7 @@ from visavis.data.dataset import Dataset
 from visavis.errors import DataError, VisavisError
 from visavis.metrics.coherent import coherent_scores
 from visavis.models import Matcher
-from visavis.supervision.graded import ImageDegrees
+from visavis.supervision.graded import Degrees, ImageBy, ImageDegrees
 from visavis.types import Encoded
 from visavis.watch import Watch
 
@@ -92,8 +92,8 @@ class Ranker(Protocol):
     @property
     def objective(self) -> str: ...
 
-    def scores(self, way: Way, queries: Tensor) -> Tensor:
-        """The scores of some queries, by index, with all candidates: ``[Q, C]``."""
+    def scores(self, way: Way, queries: Tensor, candidates: Tensor) -> Tensor:
+        """The scores of queries with candidates, by index: ``[Q, C]``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,32 +107,31 @@ class Ranked:
     texts: Encoded
 
     @torch.inference_mode()
-    def scores(self, way: Way, queries: Tensor) -> Tensor:
+    def scores(self, way: Way, queries: Tensor, candidates: Tensor) -> Tensor:
         device = next(self.matcher.parameters()).device
-        images, texts = (self.images, self.texts[queries]) if way == "t2i" else (self.images[queries], self.texts)
-        scores = self.matcher.score(images.to(device), texts.to(device)).float().cpu()
+        images, texts = (candidates, queries) if way == "t2i" else (queries, candidates)
+        scores = self.matcher.score(self.images[images].to(device), self.texts[texts].to(device)).float().cpu()
         return scores.T if way == "t2i" else scores
 
 
 class Lot:
     """A random order."""
 
-    name, objective = "random", "the lot"
+    name, objective = "random", "by lot"
 
-    def __init__(self, data: Dataset, seed: int):
-        self.sizes: dict[Way, int] = {"t2i": len(data.images), "i2t": len(data.captions)}
+    def __init__(self, seed: int):
         self.generator = torch.Generator().manual_seed(seed)
 
-    def scores(self, way: Way, queries: Tensor) -> Tensor:
-        return torch.rand(len(queries), self.sizes[way], generator=self.generator)
+    def scores(self, way: Way, queries: Tensor, candidates: Tensor) -> Tensor:
+        return torch.rand(len(queries), len(candidates), generator=self.generator)
 
 
 @dataclass(frozen=True)
 class Coherence:
     """How coherent the lists of one ranker are, one way.
 
-    irrelevant: how many items among the first ``top`` are totally irrelevant. more: how many more than in those of the
-    first run, query by query. scores: CS@K by K.
+    irrelevant: how many items among the first are totally irrelevant. more: how many more than in the lists of the first
+    ranker, query by query. scores: CS@K by K.
     """
 
     irrelevant: Mean
@@ -150,40 +149,68 @@ class Coherence:
 
 
 def measure(
-    rankers: Sequence[Ranker], way: Way, degrees: ImageDegrees, data: Dataset, scale: Scale, top: int, watch: Watch
+    rankers: Sequence[Ranker], way: Way, degrees: Degrees, image: ImageBy, data: Dataset, scale: Scale, top: int, watch: Watch
 ) -> list[Coherence]:
-    """All queries of a data set, one way, with every ranker."""
-    candidates = len(data.images if way == "t2i" else data.captions)
+    """One way, with every ranker. Items are counted in the lists of all queries; CS@K is of the first caption of each image."""
     image_of = data.image_of if way == "t2i" else np.arange(len(data.images))
-    cuts = [*(k for k in CUTS if k < candidates), candidates]
-    counts: list[list[Tensor]] = [[] for _ in rankers]
-    scores: list[dict[int, list[Tensor]]] = [{k: [] for k in cuts} for _ in rankers]
-    for queries in _blocks(len(image_of)):
-        relevance = relevance_of(degrees, data, way, queries)
-        irrelevant = scale.bands(relevance) == 0
-        for ranker, numbers, values in zip(rankers, counts, scores, strict=True):
-            given = ranker.scores(way, queries)
-            numbers.append(irrelevant.gather(1, in_order(given)[:, :top]).sum(1).double())
-            for k in cuts:
-                values[k].append(coherent_scores(given, relevance, k=k))
-        watch.work(WAYS[way], int(queries[-1]) + 1, len(image_of), 0.0)
-    counted = [torch.cat(numbers) for numbers in counts]
+    counts = count_irrelevant(rankers, way, degrees.between(data, image), data, scale, top, watch)
+    scores = score_lists(rankers, way, degrees.between(data), data, watch)
     return [
-        Coherence(Mean.of(own, image_of), Mean.of(own - counted[0], image_of), {k: Mean.of(torch.cat(values[k]), image_of) for k in cuts})
-        for own, values in zip(counted, scores, strict=True)
+        Coherence(
+            Mean.of(own, image_of),
+            Mean.of(own - counts[0], image_of),
+            {k: Mean.of(values, np.arange(len(values))) for k, values in by_k.items()},
+        )
+        for own, by_k in zip(counts, scores, strict=True)
     ]
 
 
-def relevance_of(degrees: ImageDegrees, data: Dataset, way: Way, queries: Tensor) -> Tensor:
-    """The degrees of some queries with all candidates ``[Q, C]``."""
-    if way == "t2i":
-        return degrees(torch.arange(len(data.images)), queries).T
-    return degrees(queries, torch.arange(len(data.captions)))
+def count_irrelevant(
+    rankers: Sequence[Ranker], way: Way, degrees: ImageDegrees, data: Dataset, scale: Scale, top: int, watch: Watch
+) -> list[Tensor]:
+    """How many of the first ``top`` items are totally irrelevant, for every query ``[Q]`` of each ranker."""
+    everything = both(data)
+    asked, candidates = everything if way == "t2i" else everything[::-1]
+    counts: list[list[Tensor]] = [[] for _ in rankers]
+    for queries in asked.split(QUERIES):
+        irrelevant = scale.bands(relevance_of(degrees, way, queries, candidates)) == 0
+        for ranker, numbers in zip(rankers, counts, strict=True):
+            first = in_order(ranker.scores(way, queries, candidates))[:, :top]
+            numbers.append(irrelevant.gather(1, first).sum(1).double())
+        watch.work(f"lists, {WAYS[way]}", int(queries[-1]) + 1, len(asked), 0.0)
+    return [torch.cat(numbers) for numbers in counts]
+
+
+def score_lists(rankers: Sequence[Ranker], way: Way, degrees: ImageDegrees, data: Dataset, watch: Watch) -> list[dict[int, Tensor]]:
+    """CS@K by K, for every query ``[Q]`` of each ranker, with the first caption of each image alone, as the released code counts."""
+    firsts, images = torch.tensor([own[0] for own in data.captions_of]), torch.arange(len(data.images))
+    asked, candidates = (firsts, images) if way == "t2i" else (images, firsts)
+    cuts = [*(k for k in CUTS if k < len(images)), len(images)]
+    scores: list[dict[int, list[Tensor]]] = [{k: [] for k in cuts} for _ in rankers]
+    for number, queries in enumerate(asked.split(QUERIES), 1):
+        relevance = relevance_of(degrees, way, queries, candidates)
+        for ranker, values in zip(rankers, scores, strict=True):
+            given = ranker.scores(way, queries, candidates)
+            for k in cuts:
+                values[k].append(coherent_scores(given, relevance, k=k))
+        watch.work(f"CS@K, {WAYS[way]}", min(number * QUERIES, len(asked)), len(asked), 0.0)
+    return [{k: torch.cat(values) for k, values in by_k.items()} for by_k in scores]
+
+
+def both(data: Dataset) -> tuple[Tensor, Tensor]:
+    """The indices of all captions, and of all images."""
+    return torch.arange(len(data.captions)), torch.arange(len(data.images))
+
+
+def relevance_of(degrees: ImageDegrees, way: Way, queries: Tensor, candidates: Tensor) -> Tensor:
+    """The degrees of queries with candidates ``[Q, C]``."""
+    return degrees(candidates, queries).T if way == "t2i" else degrees(queries, candidates)
 
 
 def check(degrees: ImageDegrees, data: Dataset) -> None:
     """Raises DataError for degrees that are constant or NaN, as the first captions show."""
-    shown = relevance_of(degrees, data, "t2i", torch.arange(min(QUERIES, len(data.captions))))
+    captions, images = both(data)
+    shown = relevance_of(degrees, "t2i", captions[:QUERIES], images)
     if not shown.min() < shown.max():
         raise DataError(
             f"the degrees of images and captions of {data.name} run from {shown.min():g} to {shown.max():g}, so that nothing is "
@@ -194,7 +221,3 @@ def check(degrees: ImageDegrees, data: Dataset) -> None:
 def in_order(scores: Tensor) -> Tensor:
     """Candidates of each query, best first; equal ones in the order of the data."""
     return scores.argsort(dim=1, descending=True, stable=True)
-
-
-def _blocks(count: int) -> Iterator[Tensor]:
-    return iter(torch.arange(count).split(QUERIES))

@@ -82,16 +82,14 @@ def _warnings(comparison: Comparison) -> list[str]:
 
 
 def _scores(comparison: Comparison) -> str:
-    cuts = {
-        way: [k for k in measured[0].scores if k in TABLED or k == max(measured[0].scores)] for way, measured in comparison.measured.items()
-    }
-    cells = [[comparison.measured[way][place].scores[k] for way in WAYS for k in cuts[way]] for place in range(len(comparison.rankers))]
+    cuts = [k for k in comparison.measured["t2i"][0].scores if k in TABLED or k == len(comparison.data.images)]
+    cells = [[comparison.measured[way][place].scores[k] for way in WAYS for k in cuts] for place in range(len(comparison.rankers))]
     undefined = max(score.undefined for measured in comparison.measured.values() for one in measured for score in one.scores.values())
     left_out = (
         f"up to {undefined:,} queries of a mean have no value, as all their degrees are equal" if undefined else "every query has a value"
     )
-    note = f"Means over queries with their 95 % intervals; {left_out}. All K are in coherence.json."
-    return _table(comparison, [[f"CS@{k:,}" for k in cuts[way]] for way in WAYS], cells, 3, note)
+    note = f"Means over queries, the first caption of each image alone, with their 95 % intervals; {left_out}. All K are in coherence.json."
+    return _table(comparison, [[f"CS@{k:,}" for k in cuts]] * len(WAYS), cells, 3, note)
 
 
 def _table(comparison: Comparison, heads: Sequence[Sequence[str]], cells: Sequence[Sequence[Mean | None]], digits: int, note: str) -> str:
@@ -204,7 +202,7 @@ def _alt(comparison: Comparison) -> str:
     return f"Two charts of CS@K against K. Over the whole list, {'; '.join(told)}."
 
 
-_CURVES = "CS@K over all queries: 1 where the more relevant always scores higher, 0 as by the lot. Shaded: 95 % intervals."
+_CURVES = "CS@K over all queries: 1 where the more relevant always scores higher, 0 as by lot. Shaded: 95 % intervals."
 
 
 def _glossary(comparison: Comparison) -> list[tuple[str, str]]:
@@ -224,7 +222,8 @@ def _glossary(comparison: Comparison) -> list[tuple[str, str]]:
     )
     score = (
         "The coherent score: Kendall's tau-b between scores and degrees of the first K items; 1 where the more relevant always scores "
-        "higher, 0 as by the lot. The query's own items count, and so do all captions of an image."
+        "higher, 0 as by lot. As in the code released with the Ladder paper, and as visavis evaluate counts it: the first caption of each "
+        "image alone, and the query's own item among the candidates."
     )
     return [
         ("degree", degree),
