@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 import tempfile
 import tomllib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,6 +176,18 @@ def open_array(path: str | Path, *, shape: tuple[int, ...], dtype: str) -> np.me
         raise RefusedOverwrite(f"{path} holds {array.shape} {array.dtype}, expected {shape} {dtype}: remove it or name another folder.")
     path.parent.mkdir(parents=True, exist_ok=True)
     return np.lib.format.open_memmap(path, mode="w+", shape=shape, dtype=np.dtype(dtype))
+
+
+@contextmanager
+def database(path: str | Path) -> Iterator[sqlite3.Connection]:
+    """A database in a cache, for several processes at once; what is done inside stays as a whole, or on failure not at all."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with closing(sqlite3.connect(path, timeout=60)) as connection, connection:
+            yield connection
+    except sqlite3.DatabaseError as error:
+        raise DataError(f"{path} cannot be used: {error}; remove it, it will be made anew.") from None
 
 
 def read_bytes(path: str | Path) -> bytes:
