@@ -135,14 +135,18 @@ def evaluate(
     protocol: Annotated[str | None, typer.Option(help="A named protocol; see visavis catalog protocols.")] = None,
     split: Annotated[str | None, typer.Option(help="A split; default the recipe's test split.")] = None,
     data: Annotated[str | None, typer.Option(help="Another data set.")] = None,
+    degrees: Annotated[str | None, typer.Option(help='Who tells degrees of relevance, such as "CBoW()"; default the recipe\'s.')] = None,
+    semantics: Annotated[
+        str, typer.Option(help="Of CS@K: reference (tau-b, first captions) or paper (tau-a, all captions).")
+    ] = "reference",
     json: Json = False,
 ) -> None:
-    """R@K both ways, RSUM, ranks and mAP of a run's best model."""
+    """R@K both ways, RSUM, ranks and mAP of a run's best model; with degrees CS@K and nDCG@K."""
     from visavis import verbs
     from visavis.terminal import print_evaluation
 
     with _bars() as watch:
-        result = verbs.evaluate(run, protocol=protocol, split=split, data=data, watch=watch)
+        result = verbs.evaluate(run, protocol=protocol, split=split, data=data, degrees=degrees, semantics=semantics, watch=watch)
     if json:
         _print_json(result.to_json())
     else:

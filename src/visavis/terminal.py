@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from visavis.data.check import CheckReport
     from visavis.diagnosis.walk import Diagnosis
     from visavis.environment import Fact
-    from visavis.evaluation import Evaluation
+    from visavis.evaluation import Coherence, Evaluation
     from visavis.retrieval.query import Hit
     from visavis.training.running import Trained
 
@@ -85,6 +85,34 @@ def print_evaluation(result: Evaluation) -> None:
     _console().print(
         f"RSUM {m['rsum']:.1f}, average recall {m['average_recall']:.1f}  (protocol {result.protocol}: {result.num_images:,} images, "
         f"{result.num_texts:,} texts, {result.captions_per_image:g} captions an image; ties {result.ties})",
+        soft_wrap=True,
+    )
+    queries = len(result.image_ranks), len(result.text_ranks)
+    if queries[0] < result.num_images or queries[1] < result.num_texts:
+        _console().print(
+            f"R-Precision {m['i2t_r_precision']:.3f} and {m['t2i_r_precision']:.3f}, mAP@R {m['i2t_map_at_r']:.3f} and "
+            f"{m['t2i_map_at_r']:.3f} of {queries[0]:,} images and {queries[1]:,} texts whose right answers are listed",
+            soft_wrap=True,
+        )
+    if result.coherence is not None:
+        _print_coherence(result.coherence)
+
+
+def _print_coherence(result: Coherence) -> None:
+    measures = [(f"{key}_at_{k}", f"{name}@{k}") for key, name in (("cs", "CS"), ("ndcg", "nDCG")) for k in result.ks]
+    table = Table(box=None, pad_edge=False)
+    for column in ("", *(title for _, title in measures)):
+        table.add_column(column, justify="left" if not column else "right")
+    for way, title in (("i2t", "image to text"), ("t2i", "text to image")):
+        for name, means in ((title, result.metrics), ("  random scores", result.random)):
+            numbers = [means[f"{way}_{key}"] for key, _ in measures]
+            table.add_row(name, *("undefined" if number is None else f"{number:.3f}" for number in numbers))
+    _console().print(table)
+    tau, captions = ("tau-b", "the first caption of each image") if result.semantics == "reference" else ("tau-a", "all captions")
+    left_out = ", ".join(f"{name} {count:,}" for name, count in result.undefined.items() if count) or "none"
+    _console().print(
+        f"Degrees by {escape(result.degrees)}; CS is {tau} over the top K of {captions}: {result.candidates[0]:,} texts, {result.candidates[1]:,} images, "
+        f"which no K exceeds. Queries left out as undefined (constant in the top K): {left_out}.",
         soft_wrap=True,
     )
 

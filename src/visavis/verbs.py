@@ -64,15 +64,24 @@ def train(
 
 
 def evaluate(
-    run: str | Path, *, protocol: str | None = None, split: str | None = None, data: str | Path | None = None, watch: Watch | None = None
+    run: str | Path,
+    *,
+    protocol: str | None = None,
+    split: str | None = None,
+    data: str | Path | None = None,
+    degrees: str | None = None,
+    semantics: str = "reference",
+    watch: Watch | None = None,
 ) -> Evaluation:
-    """The metrics of a run's best model: R@K both ways, RSUM, ranks, mAP, under a named protocol.
+    """The metrics of a run's best model: R@K both ways, RSUM, ranks, mAP, under a named protocol; with degrees also CS@K and nDCG@K.
 
-    protocol, split, data: default to the recipe's; on other data or another split the protocol is "plain".
+    protocol, split, data, degrees: default to the recipe's; on other data or another split the protocol is "plain".
+    degrees: who tells degrees of relevance, such as "CBoW()". semantics: of CS@K: "reference" ranks the first caption of each image
+    and is tau-b, as the released code of the Ladder loss; "paper" ranks all captions and is tau-a, as its text.
     """
     from visavis.training.running import evaluate_run
 
-    return evaluate_run(Path(run), protocol, split, None if data is None else str(data), watch or Silent())
+    return evaluate_run(Path(run), protocol, split, None if data is None else str(data), watch or Silent(), degrees, semantics)
 
 
 def diagnose(run: str | Path, *, objective: Sequence[str] = (), batches: int | None = None, watch: Watch | None = None) -> Diagnosis:
