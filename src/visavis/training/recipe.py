@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from visavis import objectives, spec, storage, supervision
 from visavis.errors import RecipeError, SpecError, nearest
-from visavis.training.published import published
 from visavis.supervision import graded
+from visavis.training.published import published
 
 
 class Section(BaseModel):
