@@ -243,6 +243,7 @@ COMMANDS = {
     "evaluate": "evaluate {run}",
     "diagnose": "diagnose {run} --objective TripletHN --objective NTXent(tau=0.2)",
     "search": "search {run} red",
+    "coherence": "coherence {run} --degrees SceneDegrees() --queries 1 --out seen",
     "catalog": "catalog",
     "recipes": "catalog recipes",
 }
@@ -256,7 +257,7 @@ def test_json_is_one_object_and_nothing_else(call, recipe, run, scenes, name):
     assert isinstance(json.loads(out), dict)
 
 
-@pytest.mark.parametrize("name", ["check", "evaluate", "diagnose", "search", "features", "resume", "catalog"])
+@pytest.mark.parametrize("name", ["check", "evaluate", "diagnose", "search", "features", "resume", "coherence", "catalog"])
 def test_without_json_people_read_a_text(call, run, scenes, name):
     code, out, err = call(*COMMANDS[name].format(run=run, scenes=scenes).split())
     assert code == 0, err
@@ -301,6 +302,7 @@ def test_json_stays_alone_on_stdout_while_a_terminal_shows_bars(scenes, tmp_path
         (["evaluate", "gone"], r"gone is no run folder: expected run\.toml"),
         (["diagnose", "gone"], r"gone is no run folder: expected run\.toml"),
         (["search", "gone", "a dog"], "gone is no run or model folder"),
+        (["coherence", "gone"], r"gone is no run folder: expected run\.toml"),
         (["train", "--resume", "gone"], "gone is no run folder"),
         (["features", "gone", "--vision", "scenes"], "gone does not exist"),
         (["data", "check", "gone"], "gone does not exist"),

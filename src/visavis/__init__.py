@@ -22,6 +22,7 @@ _HOMES = {
     "doctor": "visavis.verbs",
     "catalog": "visavis.verbs",
     "check_data": "visavis.verbs",
+    "coherence": "visavis.verbs",
 }
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "__version__",
     "catalog",
     "check_data",
+    "coherence",
     "demo",
     "diagnose",
     "doctor",
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from visavis.engine import PairLoss
     from visavis.objectives import parse
     from visavis.targets import Factors, Targets
-    from visavis.verbs import catalog, check_data, demo, diagnose, doctor, evaluate, features, load, search, train
+    from visavis.verbs import catalog, check_data, coherence, demo, diagnose, doctor, evaluate, features, load, search, train
 
 
 def __getattr__(name: str) -> Any:

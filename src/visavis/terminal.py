@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from visavis.data.check import CheckReport
     from visavis.diagnosis.walk import Diagnosis
     from visavis.environment import Fact
-    from visavis.evaluation import Evaluation
+    from visavis.evaluation import Coherence, Evaluation
+    from visavis.report.coherence.comparison import Comparison
     from visavis.retrieval.query import Hit
+    from visavis.supervision.graded.agreement import Agreement
+    from visavis.supervision.graded.fitting import Fitted
+    from visavis.supervision.graded.thresholds import Distribution
     from visavis.training.running import Trained
 
 LISTED = 200
@@ -92,6 +96,34 @@ def print_evaluation(result: Evaluation) -> None:
         f"{result.num_texts:,} texts, {result.captions_per_image:g} captions an image; ties {result.ties})",
         soft_wrap=True,
     )
+    queries = len(result.image_ranks), len(result.text_ranks)
+    if queries[0] < result.num_images or queries[1] < result.num_texts:
+        _console().print(
+            f"R-Precision {m['i2t_r_precision']:.3f} and {m['t2i_r_precision']:.3f}, mAP@R {m['i2t_map_at_r']:.3f} and "
+            f"{m['t2i_map_at_r']:.3f} of {queries[0]:,} images and {queries[1]:,} texts whose right answers are listed",
+            soft_wrap=True,
+        )
+    if result.coherence is not None:
+        _print_coherence(result.coherence)
+
+
+def _print_coherence(result: Coherence) -> None:
+    measures = [(f"{key}_at_{k}", f"{name}@{k}") for key, name in (("cs", "CS"), ("ndcg", "nDCG")) for k in result.ks]
+    table = Table(box=None, pad_edge=False)
+    for column in ("", *(title for _, title in measures)):
+        table.add_column(column, justify="left" if not column else "right")
+    for way, title in (("i2t", "image to text"), ("t2i", "text to image")):
+        for name, means in ((title, result.metrics), ("  random scores", result.random)):
+            numbers = [means[f"{way}_{key}"] for key, _ in measures]
+            table.add_row(name, *("undefined" if number is None else f"{number:.3f}" for number in numbers))
+    _console().print(table)
+    tau, captions = ("tau-b", "the first caption of each image") if result.semantics == "reference" else ("tau-a", "all captions")
+    left_out = ", ".join(f"{name} {count:,}" for name, count in result.undefined.items() if count) or "none"
+    _console().print(
+        f"Degrees by {escape(result.degrees)}; CS is {tau} over the top K of {captions}: {result.candidates[0]:,} texts, {result.candidates[1]:,} images, "
+        f"which no K exceeds. Queries left out as undefined (constant in the top K): {left_out}.",
+        soft_wrap=True,
+    )
 
 
 def print_diagnosis(result: Diagnosis) -> None:
@@ -145,6 +177,28 @@ def _print_published(console: Console, result: Diagnosis) -> None:
         console.print(f"The published figures are as the released code counts: {beside.caution}.", soft_wrap=True)
 
 
+def print_coherence(result: Comparison) -> None:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("totally irrelevant")
+    for title in ("text to image", "CS", "image to text", "CS"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for place, ranker in enumerate(result.rankers):
+        measured = [result.measured[way][place] for way in ("t2i", "i2t")]
+        cells = [
+            f"{mean.mean:.{digits}f}±{mean.half:.{digits}f}" for one in measured for mean, digits in ((one.irrelevant, 2), (one.whole, 3))
+        ]
+        table.add_row(escape(ranker.name), *cells)
+    console = _console()
+    console.print(table)
+    console.print(
+        f"Of the first {result.top} of a list, means over all queries of split {result.split} with 95 % intervals; totally irrelevant: no more "
+        f"relevant than {100 * result.scale.irrelevant:.4g} % of all candidates, by {escape(repr(result.degrees))}. CS: the coherent score "
+        "of the whole list.",
+        soft_wrap=True,
+    )
+    console.print(f"Report: {escape(str(result.folder / 'report.html'))}", soft_wrap=True)
+
+
 def print_hits(hits: Iterable[Hit]) -> None:
     console = _console()
     for rank, hit in enumerate(hits, 1):
@@ -173,6 +227,49 @@ def print_check(report: CheckReport) -> None:
     )
     verdict = "All is well: training loses nothing." if report.ok else "Training would lose something: mend it, or train with --skip-bad."
     console.print(f"{verdict} ({report.layout}, {report.seconds:.1f} s)")
+
+
+def print_agreements(rows: Sequence[Agreement]) -> None:
+    from visavis.supervision.graded.agreement import PAPER
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("", *rows[0].pearson, "mean", "> 0.63", "captions/s", "s/million pairs"):
+        table.add_column(column, justify="right" if column else "left")
+    for row in rows:
+        people = ["-" if r is None else f"{r:.3f} / {row.spearman[name]:.3f}" for name, r in row.pearson.items()]
+        table.add_row(
+            escape(row.degrees), *people, f"{row.mean:.2f}", f"{row.above:.1%}", f"{row.captions_per_s:,.0f}", f"{row.million_pairs_s:.3g}"
+        )
+    console = _console()
+    console.width = max(console.width, 150)  # rather too wide than cut
+    console.print(table)
+    console.print("Pearson / Spearman with human ratings; mean and share above 0.63 of random pairs of COCO captions.", soft_wrap=True)
+    console.print("The paper's Pearson: " + "; ".join(f"{what} {value}" for what, value in PAPER.items()) + ".", soft_wrap=True)
+    for note in dict.fromkeys(f"{row.degrees}: {note}" for row in rows for note in row.notes):
+        console.print(escape(note), soft_wrap=True)
+
+
+def print_distributions(rows: Iterable[Distribution]) -> None:
+    from visavis.supervision.graded.thresholds import SHARES
+
+    console = _console()
+    for row in rows:
+        console.print(f"[bold]{escape(row.degrees)}[/bold]: {row.pairs:,} random training pairs of {escape(row.data)}", soft_wrap=True)
+        shares = ", ".join(f"{share:.0%} above {value:.3f}" for share, value in zip(SHARES, row.quantiles, strict=True))
+        console.print(f"  mean {row.mean:.3f}; {row.above:.1%} above the paper's 0.63; {shares}", soft_wrap=True)
+        for level, ladder in enumerate(row.ladders, start=2):
+            console.print(f"  L = {level}: {escape(ladder)}", soft_wrap=True)
+        if len(row.ladders) < len(SHARES):
+            console.print(f"  no thresholds for L = {len(row.ladders) + 2} and more: too many pairs have the same degree.", soft_wrap=True)
+
+
+def print_fitted(fitted: Fitted) -> None:
+    console = _console()
+    curve = ", ".join(f"{value:.3f}" for value in fitted.dev)
+    console.print(
+        f"Pearson on STS-B dev: {curve} (the first before training); of the best epoch on test {fitted.test:.3f}.", soft_wrap=True
+    )
+    console.print(escape(fitted.degrees), soft_wrap=True)
 
 
 def print_findings(findings: Iterable[Fact]) -> None:

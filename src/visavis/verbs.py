@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from visavis.environment import Fact
     from visavis.evaluation import Evaluation
     from visavis.models.retriever import Retriever
+    from visavis.report.coherence.comparison import Comparison
     from visavis.retrieval.query import Hit
+    from visavis.supervision.graded.agreement import Agreement
+    from visavis.supervision.graded.degrees import ImageBy
+    from visavis.supervision.graded.fitting import Fitted, Kind
+    from visavis.supervision.graded.thresholds import Distribution
     from visavis.training.running import Trained
 
 
@@ -64,15 +69,24 @@ def train(
 
 
 def evaluate(
-    run: str | Path, *, protocol: str | None = None, split: str | None = None, data: str | Path | None = None, watch: Watch | None = None
+    run: str | Path,
+    *,
+    protocol: str | None = None,
+    split: str | None = None,
+    data: str | Path | None = None,
+    degrees: str | None = None,
+    semantics: str = "reference",
+    watch: Watch | None = None,
 ) -> Evaluation:
-    """The metrics of a run's best model: R@K both ways, RSUM, ranks, mAP, under a named protocol.
+    """The metrics of a run's best model: R@K both ways, RSUM, ranks, mAP, under a named protocol; with degrees also CS@K and nDCG@K.
 
-    protocol, split, data: default to the recipe's; on other data or another split the protocol is "plain".
+    protocol, split, data, degrees: default to the recipe's; on other data or another split the protocol is "plain".
+    degrees: who tells degrees of relevance, such as "CBoW()". semantics: of CS@K: "reference" ranks the first caption of each image
+    and is tau-b, as the released code of the Ladder loss; "paper" ranks all captions and is tau-a, as its text.
     """
     from visavis.training.running import evaluate_run
 
-    return evaluate_run(Path(run), protocol, split, None if data is None else str(data), watch or Silent())
+    return evaluate_run(Path(run), protocol, split, None if data is None else str(data), watch or Silent(), degrees, semantics)
 
 
 def diagnose(run: str | Path, *, objective: Sequence[str] = (), batches: int | None = None, watch: Watch | None = None) -> Diagnosis:
@@ -142,6 +156,66 @@ def search(
     return search_images(Path(run), query, None if inside is None else Path(inside), top, watch or Silent())
 
 
+def relevance(degrees: Sequence[str] = (), *, watch: Watch | None = None) -> list[Agreement]:
+    """How far degrees of relevance agree with people (STS-B dev and test, Crisscrossed Captions), and what they cost.
+
+    degrees: specs such as ``["CBoW(common=1)"]``; default: those that need no model of the user's.
+    """
+    from visavis.supervision.graded.agreement import ESTIMATORS, judge
+
+    return judge([degrees] if isinstance(degrees, str) else degrees or ESTIMATORS, watch or Silent())
+
+
+def relevance_thresholds(
+    data: str | Path,
+    degrees: Sequence[str] = (),
+    *,
+    image: ImageBy = "own",
+    pairs: int = 100_000,
+    picture: str | Path | None = None,
+    watch: Watch | None = None,
+) -> list[Distribution]:
+    """How degrees lie over random training pairs of a data set, and thresholds for Ladder from their quantiles.
+
+    image: as in GradedSupervision. pairs: how many to look at. picture: a new PNG of the distributions.
+    """
+    from visavis import storage
+    from visavis.data import open_dataset
+    from visavis.supervision.graded.agreement import ESTIMATORS
+    from visavis.supervision.graded.thresholds import distributions
+
+    if picture is not None:
+        storage.new_file(picture)
+    specs = [degrees] if isinstance(degrees, str) else degrees or ESTIMATORS
+    rows = distributions(specs, open_dataset(data), image, pairs, watch or Silent())
+    if picture is not None:
+        from visavis.report.figures import degrees_picture
+
+        storage.write_bytes(picture, degrees_picture(rows))
+    return rows
+
+
+def relevance_fit(
+    out: str | Path,
+    *,
+    kind: Kind = "bi",
+    model: str = "minilm",
+    epochs: int = 4,
+    rate: float | None = None,
+    batch_size: int = 16,
+    seed: int = 0,
+    watch: Watch | None = None,
+) -> Fitted:
+    """Fine-tune a sentence model on the ratings of STS-B train, as the ladder paper fine-tunes BERT; the best epoch on dev is kept.
+
+    out: a new folder, for SentenceModel (kind "bi": the cosine of two vectors) or CrossEncoder (kind "cross": two captions read at
+    once). rate: default 2e-5 for "bi", 5e-5 for "cross", whose output begins untrained.
+    """
+    from visavis.supervision.graded.fitting import fit
+
+    return fit(out, kind, model, epochs=epochs, rate=rate, batch_size=batch_size, seed=seed, watch=watch or Silent())
+
+
 def check_data(path: str | Path, *, watch: Watch | None = None) -> CheckReport:
     """Everything that is wrong or odd in a data set, listed exactly (``visavis data check``)."""
     from visavis.data import check_dataset
@@ -167,6 +241,42 @@ def demo(*, out: str | Path | None = None, watch: Watch | None = None) -> Path:
     return run_demo(out, watch or Silent())
 
 
+def coherence(
+    runs: str | Path | Sequence[str | Path],
+    *,
+    degrees: str = "CBoW()",
+    image: ImageBy = "best",
+    queries: int | str | Sequence[str] = 4,
+    top: int = 30,
+    irrelevant: float = 0.5,
+    split: str | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    watch: Watch | None = None,
+) -> Comparison:
+    """How coherent the lists of runs are: their first items side by side, how many are totally irrelevant, CS@K against K.
+
+    degrees: who tells how relevant a caption is to an image, and image: from which captions of the image, as in GradedSupervision.
+    queries: how many images, and captions of them, are shown, drawn with ``seed``; or captions and names of images. irrelevant:
+    what is no more relevant to a query than this share of all candidates is totally irrelevant. split: default the first run's test split.
+    out: a new folder; default ``runs/coherence-<n>``. Raises RunError for runs of different data, DataError for constant degrees.
+    """
+    from visavis.report.coherence.comparison import compare_runs
+
+    return compare_runs(
+        [Path(run) for run in ([runs] if isinstance(runs, str | Path) else runs)],
+        degrees,
+        image=image,
+        queries=[queries] if isinstance(queries, str) else queries,
+        top=top,
+        irrelevant=irrelevant,
+        split=split,
+        seed=seed,
+        out=out,
+        watch=watch or Silent(),
+    )
+
+
 def catalog(kind: str | None = None) -> dict[str, list[dict[str, str]]]:
     """What there is: name, what it is, formula, source and defaults of objectives, models, metrics, recipes, protocols."""
     from visavis.report.listing import KINDS
@@ -176,4 +286,19 @@ def catalog(kind: str | None = None) -> dict[str, list[dict[str, str]]]:
     return {name: entries() for name, entries in KINDS.items() if kind in (None, name)}
 
 
-__all__ = ["catalog", "check_data", "demo", "diagnose", "doctor", "evaluate", "features", "load", "search", "train"]
+__all__ = [
+    "catalog",
+    "check_data",
+    "coherence",
+    "demo",
+    "diagnose",
+    "doctor",
+    "evaluate",
+    "features",
+    "load",
+    "relevance",
+    "relevance_fit",
+    "relevance_thresholds",
+    "search",
+    "train",
+]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from visavis.report.retrievals import Retrieval
+    from visavis.supervision.graded.thresholds import Distribution
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,10 @@ def retrieval_picture(retrievals: Sequence[Retrieval], theme: Theme = LIGHT) -> 
     width, columns = 8.6, max(len(retrieval.found) for retrieval in retrievals)
     side, gap, head = (width - 0.24) / columns - 0.12, 0.12, 0.4
     height = len(retrievals) * (head + side + 0.16) + 0.42
-    figure = _figure(width, height, theme)
+    figure = new_figure(width, height, theme)
     for row, retrieval in enumerate(retrievals):
         top = height - 0.08 - row * (head + side + 0.16)
-        figure.text(0.18 / width, (top - 0.27) / height, _quoted(retrieval.query), size=12.5, color=theme.ink, va="baseline")
+        figure.text(0.18 / width, (top - 0.27) / height, quoted(retrieval.query), size=12.5, color=theme.ink, va="baseline")
         for column, found in enumerate(retrieval.found):
             left, bottom = 0.18 + column * (side + gap), top - head - side
             axes = figure.add_axes((left / width, bottom / height, side / width, side / height))
@@ -75,18 +76,18 @@ def retrieval_picture(retrievals: Sequence[Retrieval], theme: Theme = LIGHT) -> 
                 axes.text(0.9, 0.1, "✓", transform=axes.transAxes, size=11, color=ink, bbox=badge, ha="center", va="center", weight="bold")
     key = "full tick: the picture the sentence was written for      open tick: another of which every word is true as well"
     figure.text(0.18 / width, 0.16 / height, key, size=9.5, color=theme.ink, alpha=0.75)
-    return _png(figure, colors=256)
+    return png(figure, colors=256)
 
 
 def curves_picture(curves: Sequence[Curve], theme: Theme = LIGHT) -> bytes:
     """Loss, RSUM and similarities of the validation split over steps; a thin line a run, a thick one the mean of a name."""
-    figure = _figure(8.6, 3.1, theme)
+    figure = new_figure(8.6, 3.1, theme)
     panels: list[Any] = [figure.add_axes((left, 0.17, 0.262, 0.64)) for left in (0.06, 0.392, 0.724)]
     titles = ("loss, untrained = 1", "RSUM", "similarity")
     names = list(dict.fromkeys(curve.name for curve in curves))
     colors = dict(zip(names, theme.lines * len(names), strict=False))
     for panel, title in zip(panels, titles, strict=True):
-        _dress(panel, title, theme)
+        dress(panel, title, theme)
     loss, rsum, similarity = panels
     for name in names:
         runs = [curve.rows for curve in curves if curve.name == name]
@@ -102,7 +103,22 @@ def curves_picture(curves: Sequence[Curve], theme: Theme = LIGHT) -> bytes:
     similarity.set_ylim(bottom, top + 0.28 * (top - bottom))
     for panel, place in ((rsum, "lower right"), (similarity, "upper left")):
         panel.legend(loc=place, fontsize=8.5, frameon=False, labelcolor=theme.ink, handlelength=1.8)
-    return _png(figure)
+    return png(figure)
+
+
+def degrees_picture(rows: Sequence[Distribution], theme: Theme = LIGHT) -> bytes:
+    """How each estimator's degrees are distributed: suggested thresholds as lines, the ladder paper's 0.63 dashed."""
+    figure = new_figure(8.6, 0.35 + 1.25 * len(rows), theme)
+    for number, (row, axes) in enumerate(zip(rows, figure.subplots(len(rows), sharex=True, squeeze=False)[:, 0], strict=True)):
+        bins = len(row.histogram)
+        axes.bar([(i + 0.5) / bins for i in range(bins)], row.histogram, 1 / bins, color=theme.lines[number % len(theme.lines)])
+        for value in row.quantiles:
+            axes.axvline(value, color=theme.ink, linewidth=0.9)
+        axes.axvline(0.63, color=theme.ink, linewidth=0.9, linestyle=(0, (2, 1.4)))
+        dress(axes, row.degrees, theme)
+        axes.set(xlim=(0, 1), yticks=[], xlabel="degree of a random pair" if number == len(rows) - 1 else "")
+    figure.tight_layout()
+    return png(figure)
 
 
 def _lines(axes: Any, runs: Sequence[Sequence[Mapping[str, Any]]], value: Any, color: str, style: Any, label: str | None = None) -> None:
@@ -115,9 +131,10 @@ def _lines(axes: Any, runs: Sequence[Sequence[Mapping[str, Any]]], value: Any, c
     axes.plot(common, mean, color=color, linestyle=style, linewidth=2.0, label=label)
 
 
-def _dress(axes: Any, title: str, theme: Theme) -> None:
+def dress(axes: Any, title: str, theme: Theme, across: str = "step") -> None:
+    """Axes in the manner of all reports. across: what the horizontal one counts."""
     axes.set_title(title, loc="left", size=11, color=theme.ink, weight="bold")
-    axes.set_xlabel("step", size=9, color=theme.ink)
+    axes.set_xlabel(across, size=9, color=theme.ink)
     axes.tick_params(colors=theme.ink, labelsize=8.5, length=0)
     axes.set_facecolor(theme.paper)
     axes.grid(color=theme.faint, linewidth=0.5, alpha=0.6)
@@ -126,12 +143,12 @@ def _dress(axes: Any, title: str, theme: Theme) -> None:
         spine.set_color(theme.faint)
 
 
-def _quoted(query: str, longest: int = 84) -> str:
+def quoted(query: str, longest: int = 84) -> str:
     """In quotation marks, cut between words where it is too long for a line; a dollar sign is only a dollar sign."""
     return f"“{textwrap.shorten(query, longest, placeholder=' …')}”".replace("$", r"\$")
 
 
-def _figure(width: float, height: float, theme: Theme) -> Figure:
+def new_figure(width: float, height: float, theme: Theme) -> Figure:
     """An empty figure of so many inches, without any global state of matplotlib."""
     require_matplotlib()
     from matplotlib.figure import Figure
@@ -139,7 +156,7 @@ def _figure(width: float, height: float, theme: Theme) -> Figure:
     return Figure(figsize=(width, height), dpi=150, facecolor=theme.paper)
 
 
-def _png(figure: Figure, colors: int | None = None) -> bytes:
+def png(figure: Figure, colors: int | None = None) -> bytes:
     """The figure's PNG. colors: reduce it to a palette, a third of the bytes for pictures of many colors."""
     from PIL import Image
 

@@ -29,8 +29,8 @@ class Shades:
     dark: bytes
 
 
-def page(title: str, lead: str, sections: Sequence[Section], footer: str) -> str:
-    """The whole page. title, lead, footer: plain text."""
+def page(title: str, lead: str, sections: Sequence[Section], footer: str, style: str = "") -> str:
+    """The whole page. title, lead, footer: plain text. style: CSS of its own, after that of all pages."""
     parts = "\n".join(f"<section>\n<h2>{escape(part.heading)}</h2>\n{part.body}\n</section>" for part in sections)
     return f"""<!doctype html>
 <html lang="en">
@@ -39,7 +39,7 @@ def page(title: str, lead: str, sections: Sequence[Section], footer: str) -> str
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>{escape(title)}</title>
-<style>{STYLE}</style>
+<style>{STYLE}{style}</style>
 </head>
 <body>
 <header>

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from visavis import objectives, spec, storage, supervision
 from visavis.errors import RecipeError, SpecError, nearest
+from visavis.supervision import graded
 from visavis.training.published import published
 
 
@@ -147,11 +148,20 @@ class Training(Section):
 
 
 class Evaluation(Section):
-    """protocol: a named protocol, applied to the test split. validation, test: names of splits."""
+    """protocol: a named protocol, applied to the test split. validation, test: names of splits.
+
+    degrees: who tells degrees of relevance, such as "CBoW()"; the test then says how well the whole order follows them.
+    """
 
     protocol: str = "plain"
     validation: str = "val"
     test: str = "test"
+    degrees: str = ""
+
+    @field_validator("degrees")
+    @classmethod
+    def _degrees(cls, text: str) -> str:
+        return text and repr(spec.parse(text, graded.CATALOG))
 
 
 class Recipe(Section):

@@ -1,0 +1,1 @@
+"""Lists of several runs beside each other: is what is more relevant higher, and how much is not relevant at all?"""
