@@ -72,7 +72,7 @@ class LearnedWeights(Supervision):
         length = torch.cat([slope.flatten() for slope in down]).norm()
         with torch.no_grad():
             for part, slope in zip(learned, down, strict=True):
-                part -= self.rate / length.clamp(min=SHORTEST) * slope
+                part.sub_(slope * self.rate / length.clamp(min=SHORTEST))
 
     def state_dict(self) -> dict[str, Tensor]:
         return {name: part.detach().cpu().clone() for name, part in self._network.state_dict().items()}
