@@ -22,6 +22,8 @@ _HOMES = {
     "doctor": "visavis.verbs",
     "catalog": "visavis.verbs",
     "check_data": "visavis.verbs",
+    "relevance": "visavis.verbs",
+    "relevance_fit": "visavis.verbs",
 }
 
 __all__ = [
@@ -38,6 +40,8 @@ __all__ = [
     "features",
     "load",
     "parse",
+    "relevance",
+    "relevance_fit",
     "search",
     "train",
 ]
@@ -46,7 +50,7 @@ if TYPE_CHECKING:
     from visavis.engine import PairLoss
     from visavis.objectives import parse
     from visavis.targets import Factors, Targets
-    from visavis.verbs import catalog, check_data, demo, diagnose, doctor, evaluate, features, load, search, train
+    from visavis.verbs import catalog, check_data, demo, diagnose, doctor, evaluate, features, load, relevance, relevance_fit, search, train
 
 
 def __getattr__(name: str) -> Any:

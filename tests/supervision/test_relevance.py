@@ -12,7 +12,7 @@ import visavis
 from visavis import verbs
 from visavis.cli import app
 from visavis.data.scenes import write_scenes
-from visavis.errors import DataError, RefusedOverwrite, SpecError
+from visavis.errors import DataError, RefusedOverwrite, SpecError, VisavisError
 from visavis.models.pair_tower import open_pairs
 from visavis.models.towers import open_text
 from visavis.objectives import CATALOG as OBJECTIVES
@@ -195,11 +195,12 @@ def scenes(tmp_path_factory):
 
 def test_thresholds_are_quantiles_of_random_training_pairs(scenes, tmp_path):
     picture = tmp_path / "degrees.png"
-    (row,) = verbs.relevance_thresholds(scenes, "SceneDegrees()", pairs=3000, picture=picture)
+    (row,) = verbs.relevance("SceneDegrees()", data=scenes, pairs=3000, picture=picture)
     from visavis.data import open_dataset
     from visavis.supervision.graded import SceneDegrees
 
-    degrees = sample(SceneDegrees(), open_dataset(scenes).split("train"), "own", 3000)
+    train = open_dataset(scenes).split("train")
+    degrees = sample(SceneDegrees().between(train), train, 3000)
     assert row.pairs == len(degrees) == 2 * 40 * 39
     assert row.mean == pytest.approx(degrees.mean())
     assert row.above == pytest.approx((degrees > 0.63).mean())
@@ -207,8 +208,10 @@ def test_thresholds_are_quantiles_of_random_training_pairs(scenes, tmp_path):
     for share, value in zip((0.01, 0.03, 0.1, 0.3), row.quantiles, strict=True):
         assert (degrees > value + 0.001).mean() <= share <= (degrees >= value - 0.001).mean()
     assert picture.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(VisavisError, match="name it with --data"):
+        verbs.relevance("SceneDegrees()", picture=picture)
     with pytest.raises(RefusedOverwrite, match="already exists; nothing was changed"):
-        verbs.relevance_thresholds(scenes, "SceneDegrees()", picture=picture)
+        verbs.relevance("SceneDegrees()", data=scenes, picture=picture)
 
 
 def test_suggested_ladders_are_objectives():
@@ -231,7 +234,7 @@ def test_one_training_image_has_no_pairs(scenes):
     from visavis.data import open_dataset
 
     with pytest.raises(DataError, match="has 1 training image, expected several"):
-        sample(FunctionDegrees(lambda *_: None), open_dataset(scenes).take(np.array([0])), "own", 10)
+        sample(lambda *_: None, open_dataset(scenes).take(np.array([0])), 10)
 
 
 def test_thresholds_on_the_command_line(scenes):
@@ -247,7 +250,7 @@ def test_thresholds_on_the_command_line(scenes):
 
 @pytest.mark.data
 def test_the_papers_threshold_means_nothing_for_short_word_vectors(data_folder):
-    word, without = verbs.relevance_thresholds("flickr8k", ["CBoW()", "CBoW(common=1)"], pairs=10_000)
+    word, without = verbs.relevance(["CBoW()", "CBoW(common=1)"], data="flickr8k", pairs=10_000)
     assert word.mean > 0.8
     assert word.above > 0.95
     assert without.above < 0.05
