@@ -99,6 +99,15 @@ def test_a_sentence_model_and_a_cross_encoder_compute_once(estimators, fresh_cac
         assert torch.equal(estimators[kind].of(CAPTIONS)(index, index), block)
 
 
+def test_half_precision_is_kept_apart(tiny_models, fresh_cache):
+    folder = str(tiny_models / "cross")
+    index, degrees = torch.arange(len(CAPTIONS)), [CrossEncoder(model=folder, bfloat16=half).of(CAPTIONS) for half in (False, True)]
+    exact, rough = (each(index, index) for each in degrees)
+    assert len(list(fresh_cache.rglob("*.sqlite"))) == 2
+    torch.testing.assert_close(rough, exact, rtol=0, atol=0.02)
+    assert not torch.equal(rough, exact)
+
+
 def test_a_cross_encoder_reads_only_the_pairs_that_are_asked_for(estimators, fresh_cache, monkeypatch):
     asked, encode = [], PairTower.encode
     monkeypatch.setattr(PairTower, "encode", lambda self, first, second: asked.extend(zip(first, second)) or encode(self, first, second))  # noqa: B905

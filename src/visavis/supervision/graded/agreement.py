@@ -40,7 +40,7 @@ PAPER = {
 THETA = 0.63
 """The first threshold of the ladder paper."""
 
-RANDOM_PAIRS = 20_000
+RANDOM_PAIRS = 5_000
 
 
 @dataclass(frozen=True)
