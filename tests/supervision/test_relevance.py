@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import visavis
 from visavis import verbs
-from visavis.cli import app
+from visavis.cli import app, main
 from visavis.data.scenes import write_scenes
 from visavis.errors import DataError, RefusedOverwrite, SpecError, VisavisError
 from visavis.models.pair_tower import open_pairs
@@ -181,9 +181,9 @@ def test_a_fitted_model_keeps_how_words_are_pooled(people, tiny_models, tmp_path
     assert open_text(str(tmp_path / "fitted")).pooling.kind == "first"
 
 
-@pytest.mark.parametrize("wrong", [{"kind": "tri"}, {"epochs": 0}, {"batch_size": 0}])
+@pytest.mark.parametrize("wrong", [{"kind": "tri"}, {"epochs": 0}, {"batch_size": 0}, {"model": "no/such"}])
 def test_impossible_fits_are_refused_before_a_folder_is_made(people, tmp_path, wrong):
-    with pytest.raises(SpecError):
+    with pytest.raises(VisavisError):
         verbs.relevance_fit(tmp_path / "fitted", **wrong)
     assert not (tmp_path / "fitted").exists()
 
@@ -228,6 +228,32 @@ def test_no_thresholds_where_too_many_degrees_are_equal():
     assert len(row.ladders) == 2
     with pytest.raises(DataError, match=r"x gives all pairs of data that were looked at the degree 0.5: no threshold tells them apart"):
         distribution("x", np.full(10, 0.5), "data")
+
+
+@pytest.mark.parametrize("wrong", [{"image": "worst"}, {"pairs": 0}])
+def test_impossible_samples_are_refused(scenes, wrong):
+    with pytest.raises(SpecError, match="expected 'own', 'best' or 'mean', and at least 1"):
+        verbs.relevance("SceneDegrees()", data=scenes, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--degrees", "SceneDegrees()"], "SceneDegrees are of pictures with captions"),
+        (["--degrees", "Bert()"], "'Bert' in 'Bert()' is not in the catalog"),
+        (["--data", "nowhere"], "nowhere does not exist"),
+        (["--picture", "x.png"], "a picture is of the degrees of a data set"),
+        (["fit", "--out", "x", "--kind", "tri"], "kind is 'tri', expected 'bi' or 'cross'"),
+    ],
+)
+def test_the_command_line_refuses_in_one_sentence(people, monkeypatch, capsys, arguments, sentence):
+    monkeypatch.setattr("sys.argv", ["visavis", "relevance", *arguments])
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    error = capsys.readouterr().err
+    assert error.startswith("visavis: ")
+    assert sentence in error
+    assert error.count("\n") == 1
 
 
 def test_one_training_image_has_no_pairs(scenes):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from typing import get_args
 
 import numpy as np
 import torch
 
 from visavis.data.dataset import Dataset
-from visavis.errors import DataError
+from visavis.errors import DataError, SpecError
 from visavis.spec import parse
 from visavis.supervision.graded.agreement import THETA
 from visavis.supervision.graded.catalog import CATALOG
@@ -48,6 +49,8 @@ class Distribution:
 
 def distributions(specs: Sequence[str], data: Dataset, image: ImageBy, pairs: int, watch: Watch) -> list[Distribution]:
     """How each estimator's degrees lie over the training pairs of a data set. Raises DataError if all degrees are equal."""
+    if image not in get_args(ImageBy) or pairs < 1:
+        raise SpecError(f"image is {image!r} and pairs is {pairs}, expected 'own', 'best' or 'mean', and at least 1.")
     estimators = [parse(spec, CATALOG) for spec in specs]
     train = data.split("train")
     rows = []
