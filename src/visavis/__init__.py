@@ -23,6 +23,8 @@ _HOMES = {
     "catalog": "visavis.verbs",
     "check_data": "visavis.verbs",
     "coherence": "visavis.verbs",
+    "relevance": "visavis.verbs",
+    "relevance_fit": "visavis.verbs",
 }
 
 __all__ = [
@@ -40,6 +42,8 @@ __all__ = [
     "features",
     "load",
     "parse",
+    "relevance",
+    "relevance_fit",
     "search",
     "train",
 ]
@@ -48,7 +52,21 @@ if TYPE_CHECKING:
     from visavis.engine import PairLoss
     from visavis.objectives import parse
     from visavis.targets import Factors, Targets
-    from visavis.verbs import catalog, check_data, coherence, demo, diagnose, doctor, evaluate, features, load, search, train
+    from visavis.verbs import (
+        catalog,
+        check_data,
+        coherence,
+        demo,
+        diagnose,
+        doctor,
+        evaluate,
+        features,
+        load,
+        relevance,
+        relevance_fit,
+        search,
+        train,
+    )
 
 
 def __getattr__(name: str) -> Any:

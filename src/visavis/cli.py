@@ -209,21 +209,16 @@ def relevance(
 ) -> None:
     """Degrees of relevance beside human ratings, with what they cost; with --data, thresholds for Ladder."""
     from visavis import verbs
-    from visavis.terminal import print_agreements, print_distributions
+    from visavis.terminal import print_relevance
 
     if context.invoked_subcommand is not None:
         return
     with _bars() as watch:
-        if data is None:
-            agreements = verbs.relevance(degrees or (), watch=watch)
-        else:
-            distributions = verbs.relevance_thresholds(data, degrees or (), image=image, pairs=pairs, picture=picture, watch=watch)  # type: ignore[arg-type]
+        rows = verbs.relevance(degrees or (), data=data, image=image, pairs=pairs, picture=picture, watch=watch)  # type: ignore[arg-type]
     if json:
-        _print_json({"degrees": [row.to_json() for row in (agreements if data is None else distributions)]})
-    elif data is None:
-        print_agreements(agreements)
+        _print_json({"degrees": [row.to_json() for row in rows]})
     else:
-        print_distributions(distributions)
+        print_relevance(rows)
 
 
 @relevance_app.command("fit")

@@ -156,41 +156,38 @@ def search(
     return search_images(Path(run), query, None if inside is None else Path(inside), top, watch or Silent())
 
 
-def relevance(degrees: Sequence[str] = (), *, watch: Watch | None = None) -> list[Agreement]:
-    """How far degrees of relevance agree with people (STS-B dev and test, Crisscrossed Captions), and what they cost.
-
-    degrees: specs such as ``["CBoW(common=1)"]``; default: those that need no model of the user's.
-    """
-    from visavis.supervision.graded.agreement import ESTIMATORS, judge
-
-    return judge([degrees] if isinstance(degrees, str) else degrees or ESTIMATORS, watch or Silent())
-
-
-def relevance_thresholds(
-    data: str | Path,
+def relevance(
     degrees: Sequence[str] = (),
     *,
+    data: str | Path | None = None,
     image: ImageBy = "own",
     pairs: int = 100_000,
     picture: str | Path | None = None,
     watch: Watch | None = None,
-) -> list[Distribution]:
-    """How degrees lie over random training pairs of a data set, and thresholds for Ladder from their quantiles.
+) -> list[Agreement] | list[Distribution]:
+    """How far degrees of relevance agree with people (STS-B dev and test, Crisscrossed Captions), and what they cost.
 
-    image: as in GradedSupervision. pairs: how many to look at. picture: a new PNG of the distributions.
+    degrees: specs such as ``["CBoW(common=1)"]``; default: those that need no model of the user's. With data instead: how degrees
+    lie over that many random training pairs of a data set, and thresholds for Ladder from their quantiles; image as in
+    GradedSupervision; picture: a new PNG of the distributions.
     """
     from visavis import storage
-    from visavis.data import open_dataset
-    from visavis.supervision.graded.agreement import ESTIMATORS
+    from visavis.supervision.graded.agreement import ESTIMATORS, judge
     from visavis.supervision.graded.thresholds import distributions
 
-    if picture is not None:
-        storage.new_file(picture)
-    specs = [degrees] if isinstance(degrees, str) else degrees or ESTIMATORS
-    rows = distributions(specs, open_dataset(data), image, pairs, watch or Silent())
-    if picture is not None:
-        from visavis.report.figures import degrees_picture
+    specs, watch = [degrees] if isinstance(degrees, str) else degrees or ESTIMATORS, watch or Silent()
+    if data is None:
+        if picture is not None:
+            raise VisavisError("a picture is of the degrees of a data set: name it with --data.")
+        return judge(specs, watch)
+    from visavis.data import open_dataset
+    from visavis.report.figures import degrees_picture, require_matplotlib
 
+    if picture is not None:
+        require_matplotlib()
+        storage.new_file(picture)
+    rows = distributions(specs, open_dataset(data), image, pairs, watch)
+    if picture is not None:
         storage.write_bytes(picture, degrees_picture(rows))
     return rows
 
@@ -298,7 +295,6 @@ __all__ = [
     "load",
     "relevance",
     "relevance_fit",
-    "relevance_thresholds",
     "search",
     "train",
 ]
