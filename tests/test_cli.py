@@ -357,9 +357,10 @@ def test_runs_and_people_are_compared_on_what_people_judged(call, run, tmp_path)
         ("crowd", True, 288),
         ("crowd", False, 264),
     ]
-    code, out, err = call("agreement", run, "--data", data)
+    code, out, err = call("agreement", run, "--data", data, "--degrees", "SceneDegrees()")
     assert code == 0, err
     assert "each expert with the mean of the other two" in out
+    assert "degrees by SceneDegrees() less the first" in out
 
 
 def test_a_recipe_says_who_tells_degrees(call, recipe, scenes, tmp_path):

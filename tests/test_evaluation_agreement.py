@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import kendalltau, spearmanr
 
 import visavis
 from visavis.data import open_dataset
 from visavis.data.dataset import Dataset, Image
 from visavis.errors import DataError, RunError
-from visavis.evaluation.agreement import FILES, Judgements, agree, correlate, read_judgements
+from visavis.evaluation.agreement import FILES, Judgements, agree, correlate, degrees_of_pairs, read_judgements
 
 IMAGES = 5
 
@@ -156,3 +158,11 @@ def test_the_judgements_of_flickr8k_are_read_whole() -> None:
     assert crowd.ratings[crowd.own].mean() > crowd.ratings[~crowd.own].mean() + 0.5
     everything, _ = agree(expert, {"the crowd": expert.ratings}, resamples=2)
     assert 0.6 < everything.people["kendall"].value < 0.9
+
+
+def test_degrees_of_pairs_are_those_of_the_block(split: Dataset) -> None:
+    said = judgements(images=IMAGES, each=6)
+    captions = np.random.default_rng(6).integers(2 * IMAGES, size=30)
+    matrix = torch.rand(IMAGES, 2 * IMAGES, dtype=torch.float64)
+    found = degrees_of_pairs(replace(said, captions=captions), lambda images, captions: matrix[images][:, captions])
+    assert found == pytest.approx(matrix[said.images, captions].numpy())

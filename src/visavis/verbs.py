@@ -85,16 +85,23 @@ def evaluate(
     return evaluate_run(Path(run), protocol, split, None if data is None else str(data), watch or Silent(), degrees, semantics)
 
 
-def agreement(runs: str | Path | Sequence[str | Path], *, data: str | Path | None = None, watch: Watch | None = None) -> list[Agreement]:
+def agreement(
+    runs: str | Path | Sequence[str | Path],
+    *,
+    data: str | Path | None = None,
+    degrees: str | None = None,
+    watch: Watch | None = None,
+) -> list[Agreement]:
     """How far runs agree with people: Kendall and Spearman between their scores of image-caption pairs and people's judgements.
 
     Of the expert and the crowd judgements of Flickr8k's test images, with all pairs and without an image's own captions; intervals by
     bootstrap over images; beside them how far single people agree with the others. data: where the judgements lie, default the runs'.
+    degrees: also how far such degrees of relevance agree, told of an image by its first caption.
     """
     from visavis.training.agreeing import agree_runs
 
     folders = [runs] if isinstance(runs, str | Path) else runs
-    return agree_runs([Path(run) for run in folders], None if data is None else str(data), watch or Silent())
+    return agree_runs([Path(run) for run in folders], None if data is None else str(data), degrees, watch or Silent())
 
 
 def diagnose(run: str | Path, *, objective: Sequence[str] = (), batches: int | None = None, watch: Watch | None = None) -> Diagnosis:

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from visavis import storage
 from visavis.data.dataset import Dataset
 from visavis.errors import DataError
+from visavis.supervision.graded import ImageDegrees
 
 RESAMPLES, SEED, COVERAGE = 1000, 0, 0.95
 FILES = {"expert": "ExpertAnnotations.txt", "crowd": "CrowdFlowerAnnotations.txt"}
@@ -131,6 +133,15 @@ def correlate(first: np.ndarray, second: np.ndarray, images: np.ndarray, resampl
         for name, measure in MEASURES.items():
             found[name].append(float(measure(first[rows], second[rows])))
     return {name: Correlation(values[0], np.array(values[1:])) for name, values in found.items()}
+
+
+def degrees_of_pairs(said: Judgements, degrees: ImageDegrees) -> np.ndarray:
+    """The degrees of the judged pairs ``[P]``, as a model's scores would be: an image's own captions speak for it."""
+    found = np.empty(len(said.images))
+    for image in np.unique(said.images):
+        pairs = said.images == image
+        found[pairs] = degrees(torch.tensor([image]), torch.from_numpy(said.captions[pairs]))[0].numpy()
+    return found
 
 
 def read_judgements(kind: str, folder: Path, data: Dataset) -> Judgements:

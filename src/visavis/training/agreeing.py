@@ -10,7 +10,9 @@ import torch
 
 from visavis.data.reading import find_source
 from visavis.errors import RunError
-from visavis.evaluation.agreement import FILES, Agreement, Judgements, agree, read_judgements
+from visavis.evaluation.agreement import FILES, Agreement, Judgements, agree, degrees_of_pairs, read_judgements
+from visavis.spec import parse
+from visavis.supervision.graded import CATALOG
 from visavis.training.recipe import build_recipe
 from visavis.training.running import open_run, recipe_of
 from visavis.watch import Watch
@@ -20,13 +22,16 @@ PAIRS = 4096
 
 
 @torch.inference_mode()
-def agree_runs(folders: Sequence[Path], data: str | None, watch: Watch) -> list[Agreement]:
+def agree_runs(folders: Sequence[Path], data: str | None, degrees: str | None, watch: Watch) -> list[Agreement]:
     """How far the best models of runs agree with the judgements that lie beside their data set, or beside ``data``.
+
+    degrees: as a last row, how far these agree, told of an image by its first caption.
 
     Raises RunError without a run, DataError without judgements or where they are of other images.
     """
     if not folders:
         raise RunError("there is no run to compare with people: name at least one run folder.")
+    told_by = parse(degrees, CATALOG) if degrees else None
     said: list[Judgements] = []
     scores: dict[str, dict[str, np.ndarray]] = {kind: {} for kind in FILES}
     for folder in folders:
@@ -42,4 +47,8 @@ def agree_runs(folders: Sequence[Path], data: str | None, watch: Watch) -> list[
             blocks = [matcher.score_pairs(visual[images], text[captions]) for images, captions in pairs]
             scores[judged.kind][str(folder)] = torch.cat(blocks).double().numpy()
         watch.say(f"{folder}: scored {sum(len(judged.images) for judged in said):,} judged pairs")
+    if told_by is not None:
+        between = told_by.between(split)
+        for judged in said:
+            scores[judged.kind][f"degrees by {told_by!r}"] = degrees_of_pairs(judged, between)
     return [found for judged in said for found in agree(judged, scores[judged.kind])]
