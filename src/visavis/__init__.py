@@ -19,6 +19,7 @@ _HOMES = {
     "search": "visavis.verbs",
     "demo": "visavis.verbs",
     "diagnose": "visavis.verbs",
+    "agreement": "visavis.verbs",
     "doctor": "visavis.verbs",
     "catalog": "visavis.verbs",
     "check_data": "visavis.verbs",
@@ -32,6 +33,7 @@ __all__ = [
     "PairLoss",
     "Targets",
     "__version__",
+    "agreement",
     "catalog",
     "check_data",
     "coherence",
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from visavis.objectives import parse
     from visavis.targets import Factors, Targets
     from visavis.verbs import (
+        agreement,
         catalog,
         check_data,
         coherence,

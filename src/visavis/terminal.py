@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from visavis.environment import Fact
     from visavis.evaluation import Coherence, Evaluation
     from visavis.report.coherence.comparison import Comparison
+    from visavis.evaluation.agreement import Agreement
     from visavis.retrieval.query import Hit
-    from visavis.supervision.graded.agreement import Agreement
+    from visavis.supervision.graded.agreement import Agreement as Judged
     from visavis.supervision.graded.fitting import Fitted
     from visavis.supervision.graded.thresholds import Distribution
     from visavis.training.running import Trained
@@ -124,6 +125,28 @@ def _print_coherence(result: Coherence) -> None:
         f"which no K exceeds. Queries left out as undefined (constant in the top K): {left_out}.",
         soft_wrap=True,
     )
+
+
+def print_agreement(found: Iterable[Agreement]) -> None:
+    console = _console()
+    console.width = max(console.width, 120)
+    for result in found:
+        table = Table(box=None, pad_edge=False)
+        for column in ("", "Kendall tau-b", "Spearman"):
+            table.add_column(column, no_wrap=True)
+        of_people = "each expert with the mean of the other two" if result.judgements == "expert" else "one answer with the others"
+        rows = [(f"people ({of_people})", result.people), *result.runs.items()]
+        rows += [(f"{run} less the first", values) for run, values in result.differences.items()]
+        for name, values in rows:
+            numbers = [values[measure] for measure in ("kendall", "spearman")]
+            table.add_row(escape(name), *(f"{number.value:.3f} [{number.interval[0]:.3f}, {number.interval[1]:.3f}]" for number in numbers))
+        own = "with" if result.own_pairs else "without"
+        console.print(
+            f"[bold]{result.judgements} judgements[/bold], {own} own captions: {result.pairs:,} pairs, {result.images:,} images",
+            soft_wrap=True,
+        )
+        console.print(table)
+    console.print("Intervals: 95 % of 1,000 resamples of the images, the same for all.", soft_wrap=True)
 
 
 def print_diagnosis(result: Diagnosis) -> None:
@@ -229,11 +252,12 @@ def print_check(report: CheckReport) -> None:
     console.print(f"{verdict} ({report.layout}, {report.seconds:.1f} s)")
 
 
-def print_relevance(rows: Sequence[Agreement] | Sequence[Distribution]) -> None:
-    from visavis.supervision.graded.agreement import PAPER, Agreement
+def print_relevance(rows: Sequence[Judged] | Sequence[Distribution]) -> None:
+    from visavis.supervision.graded.agreement import PAPER
+    from visavis.supervision.graded.agreement import Agreement as Judged
 
-    agreements = [row for row in rows if isinstance(row, Agreement)]
-    distributions = [row for row in rows if not isinstance(row, Agreement)]
+    agreements = [row for row in rows if isinstance(row, Judged)]
+    distributions = [row for row in rows if not isinstance(row, Judged)]
     for distribution in distributions:
         _print_distribution(distribution)
     if distributions:

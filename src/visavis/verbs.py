@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from visavis.diagnosis.walk import Diagnosis
     from visavis.environment import Fact
     from visavis.evaluation import Evaluation
+    from visavis.evaluation.agreement import Agreement
     from visavis.models.retriever import Retriever
     from visavis.report.coherence.comparison import Comparison
     from visavis.retrieval.query import Hit
-    from visavis.supervision.graded.agreement import Agreement
+    from visavis.supervision.graded.agreement import Agreement as Judged
     from visavis.supervision.graded.degrees import ImageBy
     from visavis.supervision.graded.fitting import Fitted, Kind
     from visavis.supervision.graded.thresholds import Distribution
@@ -87,6 +88,25 @@ def evaluate(
     from visavis.training.running import evaluate_run
 
     return evaluate_run(Path(run), protocol, split, None if data is None else str(data), watch or Silent(), degrees, semantics)
+
+
+def agreement(
+    runs: str | Path | Sequence[str | Path],
+    *,
+    data: str | Path | None = None,
+    degrees: str | None = None,
+    watch: Watch | None = None,
+) -> list[Agreement]:
+    """How far runs agree with people: Kendall and Spearman between their scores of image-caption pairs and people's judgements.
+
+    Of the expert and the crowd judgements of Flickr8k's test images, with all pairs and without an image's own captions; intervals by
+    bootstrap over images; beside them how far single people agree with the others. data: where the judgements lie, default the runs'.
+    degrees: also how far such degrees of relevance agree, told of an image by its first caption.
+    """
+    from visavis.training.agreeing import agree_runs
+
+    folders = [runs] if isinstance(runs, str | Path) else runs
+    return agree_runs([Path(run) for run in folders], None if data is None else str(data), degrees, watch or Silent())
 
 
 def diagnose(run: str | Path, *, objective: Sequence[str] = (), batches: int | None = None, watch: Watch | None = None) -> Diagnosis:
@@ -164,7 +184,7 @@ def relevance(
     pairs: int = 100_000,
     picture: str | Path | None = None,
     watch: Watch | None = None,
-) -> list[Agreement] | list[Distribution]:
+) -> list[Judged] | list[Distribution]:
     """How far degrees of relevance agree with people (STS-B dev and test, Crisscrossed Captions), and what they cost.
 
     degrees: specs such as ``["CBoW(common=1)"]``; default: those that need no model of the user's. With data instead: how degrees
@@ -284,6 +304,7 @@ def catalog(kind: str | None = None) -> dict[str, list[dict[str, str]]]:
 
 
 __all__ = [
+    "agreement",
     "catalog",
     "check_data",
     "coherence",
