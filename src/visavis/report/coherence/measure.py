@@ -79,8 +79,8 @@ class Mean:
         apart = np.bincount(images[defined], numbers[defined] - mean)
         return cls(mean, 1.96 * float(np.sqrt((apart**2).sum())) / max(int(defined.sum()), 1), int((~defined).sum()))
 
-    def __str__(self) -> str:
-        return f"{self.mean:.2f} ± {self.half:.2f}"
+    def to_json(self) -> dict[str, float | int | None]:
+        return {**asdict(self), "mean": None if math.isnan(self.mean) else self.mean}
 
 
 class Ranker(Protocol):
@@ -144,8 +144,8 @@ class Coherence:
         return self.scores[max(self.scores)]
 
     def to_json(self) -> dict[str, Any]:
-        curve = [{"k": k, **asdict(score)} for k, score in self.scores.items()]
-        return {"irrelevant": asdict(self.irrelevant), "more_than_first": asdict(self.more), "coherent_score": curve}
+        curve = [{"k": k, **score.to_json()} for k, score in self.scores.items()]
+        return {"irrelevant": self.irrelevant.to_json(), "more_than_first": self.more.to_json(), "coherent_score": curve}
 
 
 def measure(
