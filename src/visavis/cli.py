@@ -24,6 +24,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Look at data.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
+relevance_app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+app.add_typer(relevance_app, name="relevance")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Go on without what is broken, and say what was left out.")]
@@ -135,14 +137,18 @@ def evaluate(
     protocol: Annotated[str | None, typer.Option(help="A named protocol; see visavis catalog protocols.")] = None,
     split: Annotated[str | None, typer.Option(help="A split; default the recipe's test split.")] = None,
     data: Annotated[str | None, typer.Option(help="Another data set.")] = None,
+    degrees: Annotated[str | None, typer.Option(help='Who tells degrees of relevance, such as "CBoW()"; default the recipe\'s.')] = None,
+    semantics: Annotated[
+        str, typer.Option(help="Of CS@K: reference (tau-b, first captions) or paper (tau-a, all captions).")
+    ] = "reference",
     json: Json = False,
 ) -> None:
-    """R@K both ways, RSUM, ranks and mAP of a run's best model."""
+    """R@K both ways, RSUM, ranks and mAP of a run's best model; with degrees CS@K and nDCG@K."""
     from visavis import verbs
     from visavis.terminal import print_evaluation
 
     with _bars() as watch:
-        result = verbs.evaluate(run, protocol=protocol, split=split, data=data, watch=watch)
+        result = verbs.evaluate(run, protocol=protocol, split=split, data=data, degrees=degrees, semantics=semantics, watch=watch)
     if json:
         _print_json(result.to_json())
     else:
@@ -186,6 +192,62 @@ def search(
         _print_json({"query": query, "hits": [hit.to_json() for hit in hits]})
     else:
         print_hits(hits)
+
+
+@relevance_app.callback()
+def relevance(
+    context: typer.Context,
+    degrees: Annotated[
+        list[str] | None,
+        typer.Option(help="Who tells degrees, as CBoW(common=1); may be given several times; default: all but fine-tuned ones."),
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Suggest thresholds for this data set, from its random training pairs.")] = None,
+    image: Annotated[str, typer.Option(help="With --data: whose degree an image has: own, best or mean of its captions.")] = "own",
+    pairs: Annotated[int, typer.Option(help="With --data: how many pairs to look at.")] = 100_000,
+    picture: Annotated[Path | None, typer.Option(help="With --data: a new PNG of the distributions.")] = None,
+    json: Json = False,
+) -> None:
+    """Degrees of relevance beside human ratings, with what they cost; with --data, thresholds for Ladder."""
+    from visavis import verbs
+    from visavis.terminal import print_agreements, print_distributions
+
+    if context.invoked_subcommand is not None:
+        return
+    with _bars() as watch:
+        if data is None:
+            agreements = verbs.relevance(degrees or (), watch=watch)
+        else:
+            distributions = verbs.relevance_thresholds(data, degrees or (), image=image, pairs=pairs, picture=picture, watch=watch)  # type: ignore[arg-type]
+    if json:
+        _print_json({"degrees": [row.to_json() for row in (agreements if data is None else distributions)]})
+    elif data is None:
+        print_agreements(agreements)
+    else:
+        print_distributions(distributions)
+
+
+@relevance_app.command("fit")
+def relevance_fit(
+    out: Annotated[Path, typer.Option(help="A new folder for the model.")],
+    kind: Annotated[str, typer.Option(help="bi: one vector a caption; cross: two captions read at once.")] = "bi",
+    model: Annotated[str, typer.Option(help="What to begin with: minilm, a transformers folder, or a hub name.")] = "minilm",
+    epochs: Annotated[int, typer.Option(help="How often all training pairs are seen.")] = 4,
+    rate: Annotated[float | None, typer.Option(help="The learning rate; default 2e-5 for bi, 5e-5 for cross.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Pairs a step.")] = 16,
+    seed: Annotated[int, typer.Option(help="Of order, dropout and the new output.")] = 0,
+    json: Json = False,
+) -> None:
+    """Fine-tune a sentence model on the human ratings of STS-B, for SentenceModel or CrossEncoder."""
+    from visavis import verbs
+    from visavis.terminal import print_fitted
+
+    with _bars() as watch:
+        options = {"kind": kind, "model": model, "epochs": epochs, "rate": rate, "batch_size": batch_size, "seed": seed}
+        fitted = verbs.relevance_fit(out, **options, watch=watch)  # type: ignore[arg-type]
+    if json:
+        _print_json(fitted.to_json())
+    else:
+        print_fitted(fitted)
 
 
 @app.command()

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 import tempfile
 import tomllib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,14 @@ def new_folder(path: str | Path) -> Path:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise RefusedOverwrite(f"{path} already exists and is not an empty folder; nothing was changed: name another folder.")
     path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def new_file(path: str | Path) -> Path:
+    """A path where nothing stands yet. Raises RefusedOverwrite if something does."""
+    path = Path(path)
+    if path.exists():
+        raise RefusedOverwrite(f"{path} already exists; nothing was changed: name another file.")
     return path
 
 
@@ -175,6 +184,18 @@ def open_array(path: str | Path, *, shape: tuple[int, ...], dtype: str) -> np.me
         raise RefusedOverwrite(f"{path} holds {array.shape} {array.dtype}, expected {shape} {dtype}: remove it or name another folder.")
     path.parent.mkdir(parents=True, exist_ok=True)
     return np.lib.format.open_memmap(path, mode="w+", shape=shape, dtype=np.dtype(dtype))
+
+
+@contextmanager
+def database(path: str | Path) -> Iterator[sqlite3.Connection]:
+    """A database in a cache, for several processes at once; what is done inside stays as a whole, or on failure not at all."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with closing(sqlite3.connect(path, timeout=60)) as connection, connection:
+            yield connection
+    except sqlite3.DatabaseError as error:
+        raise DataError(f"{path} cannot be used: {error}; remove it, it will be made anew.") from None
 
 
 def read_bytes(path: str | Path) -> bytes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
@@ -17,13 +18,20 @@ if TYPE_CHECKING:
     from visavis.data.check import CheckReport
     from visavis.diagnosis.walk import Diagnosis
     from visavis.environment import Fact
-    from visavis.evaluation import Evaluation
+    from visavis.evaluation import Coherence, Evaluation
     from visavis.report.coherence.comparison import Comparison
     from visavis.retrieval.query import Hit
+    from visavis.supervision.graded.agreement import Agreement
+    from visavis.supervision.graded.fitting import Fitted
+    from visavis.supervision.graded.thresholds import Distribution
     from visavis.training.running import Trained
 
 LISTED = 200
 """Findings of one kind that are printed before the rest is counted; ``--json`` has them all."""
+
+WAYS = {"i2t": "image to text", "t2i": "text to image"}
+MEASURES = {"per_moved": "C^q", "per_query": "C^q of all", "in_batch": "C^B", "idle": "C^0", "push": "W-", "pull": "W+"}
+"""What a diagnosis counts, and the signs of the COCOS paper for it."""
 
 
 class Bars:
@@ -80,7 +88,7 @@ def print_evaluation(result: Evaluation) -> None:
     table = Table(box=None, pad_edge=False)
     for column in ("", "R@1", "R@5", "R@10", "median rank", "mean rank"):
         table.add_column(column, justify="left" if not column else "right")
-    for way, title in (("i2t", "image to text"), ("t2i", "text to image")):
+    for way, title in WAYS.items():
         table.add_row(title, *(f"{m[f'{way}_r{k}']:.1f}" for k in (1, 5, 10)), f"{m[f'{way}_medr']:.0f}", f"{m[f'{way}_meanr']:.1f}")
     _console().print(table)
     _console().print(
@@ -88,19 +96,45 @@ def print_evaluation(result: Evaluation) -> None:
         f"{result.num_texts:,} texts, {result.captions_per_image:g} captions an image; ties {result.ties})",
         soft_wrap=True,
     )
+    queries = len(result.image_ranks), len(result.text_ranks)
+    if queries[0] < result.num_images or queries[1] < result.num_texts:
+        _console().print(
+            f"R-Precision {m['i2t_r_precision']:.3f} and {m['t2i_r_precision']:.3f}, mAP@R {m['i2t_map_at_r']:.3f} and "
+            f"{m['t2i_map_at_r']:.3f} of {queries[0]:,} images and {queries[1]:,} texts whose right answers are listed",
+            soft_wrap=True,
+        )
+    if result.coherence is not None:
+        _print_coherence(result.coherence)
+
+
+def _print_coherence(result: Coherence) -> None:
+    measures = [(f"{key}_at_{k}", f"{name}@{k}") for key, name in (("cs", "CS"), ("ndcg", "nDCG")) for k in result.ks]
+    table = Table(box=None, pad_edge=False)
+    for column in ("", *(title for _, title in measures)):
+        table.add_column(column, justify="left" if not column else "right")
+    for way, title in (("i2t", "image to text"), ("t2i", "text to image")):
+        for name, means in ((title, result.metrics), ("  random scores", result.random)):
+            numbers = [means[f"{way}_{key}"] for key, _ in measures]
+            table.add_row(name, *("undefined" if number is None else f"{number:.3f}" for number in numbers))
+    _console().print(table)
+    tau, captions = ("tau-b", "the first caption of each image") if result.semantics == "reference" else ("tau-a", "all captions")
+    left_out = ", ".join(f"{name} {count:,}" for name, count in result.undefined.items() if count) or "none"
+    _console().print(
+        f"Degrees by {escape(result.degrees)}; CS is {tau} over the top K of {captions}: {result.candidates[0]:,} texts, {result.candidates[1]:,} images, "
+        f"which no K exceeds. Queries left out as undefined (constant in the top K): {left_out}.",
+        soft_wrap=True,
+    )
 
 
 def print_diagnosis(result: Diagnosis) -> None:
     table = Table(box=None, pad_edge=False)
-    columns = {"per_moved": "C^q", "per_query": "C^q of all", "in_batch": "C^B", "idle": "C^0", "push": "W-", "pull": "W+"}
-    for column in ("", *columns.values()):
+    for column in ("", *MEASURES.values()):
         table.add_column(column, justify="left" if not column else "right", no_wrap=True)
     for count in result.counts:
         released = "" if count.semantics == "paper" else ", as the released code counts"
         table.add_row(f"[bold]{escape(count.objective.partition('(')[0])}[/bold]{released}")
-        for way, title in (("i2t", "image to text"), ("t2i", "text to image")):
-            numbers = [f"{count.mean[f'{way}_{name}']:.2f}±{count.deviation[f'{way}_{name}']:.2f}" for name in columns]
-            table.add_row(f"  {title}", *("-" if "nan" in number else number for number in numbers))
+        for way, title in WAYS.items():
+            table.add_row(f"  {title}", *(_spread(count.mean[f"{way}_{name}"], count.deviation[f"{way}_{name}"]) for name in MEASURES))
     console = _console()
     console.width = max(console.width, 120)  # rather too wide than cut
     console.print(table)
@@ -114,6 +148,33 @@ def print_diagnosis(result: Diagnosis) -> None:
         f"{result.texts:,} texts; {', '.join(escape(count.objective) for count in result.counts if count.semantics == 'paper')}.",
         soft_wrap=True,
     )
+    if result.published:
+        _print_published(console, result)
+
+
+def _print_published(console: Console, result: Diagnosis) -> None:
+    """The figures of a paper beside those of the run: as the paper defines them, and as its released code counts."""
+    own, beside = result.counts[0], result.beside
+    if beside is None:
+        console.print(escape(f"{result.published} has no figures for {own.objective}."), soft_wrap=True)
+        return
+    released = next((count for count in result.counts if (count.objective, count.semantics) == (own.objective, "reference")), None)
+    table = Table(box=None, pad_edge=False)
+    for column in ("", "", "published", "reached", "reached, as the released code counts"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for key, figures in beside.values.items():
+        way, _, measure = key.partition("_")
+        otherwise = _spread(released.mean[key], released.deviation[key]) if released else "-" if beside.caution else "the same"
+        table.add_row(WAYS[way], MEASURES[measure], _spread(*figures), _spread(own.mean[key], own.deviation[key]), otherwise)
+    console.print()
+    console.print(table)
+    console.print(
+        f"Published: {beside.source}, {beside.place}: {escape(beside.model)}, {beside.data}. "
+        f"Reached: {escape(result.model)}, {escape(result.data)}.",
+        soft_wrap=True,
+    )
+    if beside.caution:
+        console.print(f"The published figures are as the released code counts: {beside.caution}.", soft_wrap=True)
 
 
 def print_coherence(result: Comparison) -> None:
@@ -168,6 +229,49 @@ def print_check(report: CheckReport) -> None:
     console.print(f"{verdict} ({report.layout}, {report.seconds:.1f} s)")
 
 
+def print_agreements(rows: Sequence[Agreement]) -> None:
+    from visavis.supervision.graded.agreement import PAPER
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("", *rows[0].pearson, "mean", "> 0.63", "captions/s", "s/million pairs"):
+        table.add_column(column, justify="right" if column else "left")
+    for row in rows:
+        people = ["-" if r is None else f"{r:.3f} / {row.spearman[name]:.3f}" for name, r in row.pearson.items()]
+        table.add_row(
+            escape(row.degrees), *people, f"{row.mean:.2f}", f"{row.above:.1%}", f"{row.captions_per_s:,.0f}", f"{row.million_pairs_s:.3g}"
+        )
+    console = _console()
+    console.width = max(console.width, 150)  # rather too wide than cut
+    console.print(table)
+    console.print("Pearson / Spearman with human ratings; mean and share above 0.63 of random pairs of COCO captions.", soft_wrap=True)
+    console.print("The paper's Pearson: " + "; ".join(f"{what} {value}" for what, value in PAPER.items()) + ".", soft_wrap=True)
+    for note in dict.fromkeys(f"{row.degrees}: {note}" for row in rows for note in row.notes):
+        console.print(escape(note), soft_wrap=True)
+
+
+def print_distributions(rows: Iterable[Distribution]) -> None:
+    from visavis.supervision.graded.thresholds import SHARES
+
+    console = _console()
+    for row in rows:
+        console.print(f"[bold]{escape(row.degrees)}[/bold]: {row.pairs:,} random training pairs of {escape(row.data)}", soft_wrap=True)
+        shares = ", ".join(f"{share:.0%} above {value:.3f}" for share, value in zip(SHARES, row.quantiles, strict=True))
+        console.print(f"  mean {row.mean:.3f}; {row.above:.1%} above the paper's 0.63; {shares}", soft_wrap=True)
+        for level, ladder in enumerate(row.ladders, start=2):
+            console.print(f"  L = {level}: {escape(ladder)}", soft_wrap=True)
+        if len(row.ladders) < len(SHARES):
+            console.print(f"  no thresholds for L = {len(row.ladders) + 2} and more: too many pairs have the same degree.", soft_wrap=True)
+
+
+def print_fitted(fitted: Fitted) -> None:
+    console = _console()
+    curve = ", ".join(f"{value:.3f}" for value in fitted.dev)
+    console.print(
+        f"Pearson on STS-B dev: {curve} (the first before training); of the best epoch on test {fitted.test:.3f}.", soft_wrap=True
+    )
+    console.print(escape(fitted.degrees), soft_wrap=True)
+
+
 def print_findings(findings: Iterable[Fact]) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     for finding in findings:
@@ -189,6 +293,10 @@ def print_catalog(entries: dict[str, list[dict[str, str]]]) -> None:
 
 def _console() -> Console:
     return Console(file=sys.stdout, highlight=False)
+
+
+def _spread(mean: float, deviation: float) -> str:
+    return "-" if math.isnan(mean) else f"{mean:.2f}±{deviation:.2f}"
 
 
 def _duration(seconds: float) -> str:

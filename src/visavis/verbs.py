@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from visavis.models.retriever import Retriever
     from visavis.report.coherence.comparison import Comparison
     from visavis.retrieval.query import Hit
-    from visavis.supervision.graded import ImageBy
+    from visavis.supervision.graded.agreement import Agreement
+    from visavis.supervision.graded.degrees import ImageBy
+    from visavis.supervision.graded.fitting import Fitted, Kind
+    from visavis.supervision.graded.thresholds import Distribution
     from visavis.training.running import Trained
 
 
@@ -66,15 +69,24 @@ def train(
 
 
 def evaluate(
-    run: str | Path, *, protocol: str | None = None, split: str | None = None, data: str | Path | None = None, watch: Watch | None = None
+    run: str | Path,
+    *,
+    protocol: str | None = None,
+    split: str | None = None,
+    data: str | Path | None = None,
+    degrees: str | None = None,
+    semantics: str = "reference",
+    watch: Watch | None = None,
 ) -> Evaluation:
-    """The metrics of a run's best model: R@K both ways, RSUM, ranks, mAP, under a named protocol.
+    """The metrics of a run's best model: R@K both ways, RSUM, ranks, mAP, under a named protocol; with degrees also CS@K and nDCG@K.
 
-    protocol, split, data: default to the recipe's; on other data or another split the protocol is "plain".
+    protocol, split, data, degrees: default to the recipe's; on other data or another split the protocol is "plain".
+    degrees: who tells degrees of relevance, such as "CBoW()". semantics: of CS@K: "reference" ranks the first caption of each image
+    and is tau-b, as the released code of the Ladder loss; "paper" ranks all captions and is tau-a, as its text.
     """
     from visavis.training.running import evaluate_run
 
-    return evaluate_run(Path(run), protocol, split, None if data is None else str(data), watch or Silent())
+    return evaluate_run(Path(run), protocol, split, None if data is None else str(data), watch or Silent(), degrees, semantics)
 
 
 def diagnose(run: str | Path, *, objective: Sequence[str] = (), batches: int | None = None, watch: Watch | None = None) -> Diagnosis:
@@ -142,6 +154,66 @@ def search(
     from visavis.retrieval.query import search_images
 
     return search_images(Path(run), query, None if inside is None else Path(inside), top, watch or Silent())
+
+
+def relevance(degrees: Sequence[str] = (), *, watch: Watch | None = None) -> list[Agreement]:
+    """How far degrees of relevance agree with people (STS-B dev and test, Crisscrossed Captions), and what they cost.
+
+    degrees: specs such as ``["CBoW(common=1)"]``; default: those that need no model of the user's.
+    """
+    from visavis.supervision.graded.agreement import ESTIMATORS, judge
+
+    return judge([degrees] if isinstance(degrees, str) else degrees or ESTIMATORS, watch or Silent())
+
+
+def relevance_thresholds(
+    data: str | Path,
+    degrees: Sequence[str] = (),
+    *,
+    image: ImageBy = "own",
+    pairs: int = 100_000,
+    picture: str | Path | None = None,
+    watch: Watch | None = None,
+) -> list[Distribution]:
+    """How degrees lie over random training pairs of a data set, and thresholds for Ladder from their quantiles.
+
+    image: as in GradedSupervision. pairs: how many to look at. picture: a new PNG of the distributions.
+    """
+    from visavis import storage
+    from visavis.data import open_dataset
+    from visavis.supervision.graded.agreement import ESTIMATORS
+    from visavis.supervision.graded.thresholds import distributions
+
+    if picture is not None:
+        storage.new_file(picture)
+    specs = [degrees] if isinstance(degrees, str) else degrees or ESTIMATORS
+    rows = distributions(specs, open_dataset(data), image, pairs, watch or Silent())
+    if picture is not None:
+        from visavis.report.figures import degrees_picture
+
+        storage.write_bytes(picture, degrees_picture(rows))
+    return rows
+
+
+def relevance_fit(
+    out: str | Path,
+    *,
+    kind: Kind = "bi",
+    model: str = "minilm",
+    epochs: int = 4,
+    rate: float | None = None,
+    batch_size: int = 16,
+    seed: int = 0,
+    watch: Watch | None = None,
+) -> Fitted:
+    """Fine-tune a sentence model on the ratings of STS-B train, as the ladder paper fine-tunes BERT; the best epoch on dev is kept.
+
+    out: a new folder, for SentenceModel (kind "bi": the cosine of two vectors) or CrossEncoder (kind "cross": two captions read at
+    once). rate: default 2e-5 for "bi", 5e-5 for "cross", whose output begins untrained.
+    """
+    from visavis.supervision.graded.fitting import fit
+
+    return fit(out, kind, model, epochs=epochs, rate=rate, batch_size=batch_size, seed=seed, watch=watch or Silent())
 
 
 def check_data(path: str | Path, *, watch: Watch | None = None) -> CheckReport:
@@ -214,4 +286,19 @@ def catalog(kind: str | None = None) -> dict[str, list[dict[str, str]]]:
     return {name: entries() for name, entries in KINDS.items() if kind in (None, name)}
 
 
-__all__ = ["catalog", "check_data", "coherence", "demo", "diagnose", "doctor", "evaluate", "features", "load", "search", "train"]
+__all__ = [
+    "catalog",
+    "check_data",
+    "coherence",
+    "demo",
+    "diagnose",
+    "doctor",
+    "evaluate",
+    "features",
+    "load",
+    "relevance",
+    "relevance_fit",
+    "relevance_thresholds",
+    "search",
+    "train",
+]

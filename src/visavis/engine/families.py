@@ -26,7 +26,7 @@ from visavis.targets import Targets
 
 def is_summary(objective: Objective, targets: Targets) -> TypeGuard[SummaryObjective]:
     """Whether one number for each query is all that the objective needs with such targets."""
-    return isinstance(objective, SummaryObjective) and objective.takes_scores_as_they_are(targets)
+    return isinstance(objective, SummaryObjective) and objective.knows_enough(targets)
 
 
 def both_directions(
@@ -65,7 +65,7 @@ class _Meeting:
                 query = own[pairs]
                 terms = self.objective.pair_terms(inputs[0][query - here.start], inputs[1], query, targets.T if turned else targets)
                 value = terms.sum() * self.share
-            self.value += value.detach()
+            self.value = self.value + value.detach()  # of the dtype of its facts, where that is larger
             if value.requires_grad:
                 found = torch.autograd.grad(value, [*inputs, *facts.values()], allow_unused=True, materialize_grads=True)
                 weights[here] = found[0]

@@ -56,6 +56,17 @@ class Processes:
         distributed.all_gather(found, bits)
         return [each.view(own.dtype)[:size].view(*shape.tolist()) for each, size, shape in zip(found, sizes, shapes, strict=True)]
 
+    def agree(self, tensor: Tensor) -> bool:
+        """Whether all have the same tensor, to the last bit."""
+        if self.number == 1:
+            return True
+        shape = torch.tensor(tensor.shape, device=tensor.device)
+        if self.any(any(not torch.equal(each, shape) for each in self.each(shape))):
+            return False
+        first = tensor.detach().clone(memory_format=torch.contiguous_format)
+        distributed.broadcast(first, 0)
+        return not self.any(not torch.equal(first, tensor))
+
     def joined(self, tensor: Tensor) -> Tensor:
         return torch.cat(self.each(tensor))
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from visavis.engine.candidates import Side, across, with_extra
+from visavis.engine.candidates import Side, across, are_places, extra_candidates, with_extra
 from visavis.engine.chunks import in_chunks
 from visavis.engine.facts import has_facts, learning
 from visavis.engine.families import both_directions, is_summary
@@ -53,8 +53,8 @@ def cosine(images: Items, texts: Items) -> Tensor:
 class PairLoss(nn.Module):
     """The value of an objective for images and texts, in both directions.
 
-    objective: any of the catalog. score: ``(images, texts) -> [V, T]``; default: cosine. scale: a number, or a learnable
-    ``nn.Parameter`` (put back within 0..100 at each call), that multiplies the scores; only for objectives with a temperature (NTXent,
+    objective: any of the catalog. score: ``(images, texts) -> [V, T]``; default: cosine. scale: a number or a tensor, learnable
+    as an ``nn.Parameter`` (put back within 0..100 at each call), that multiplies the scores; only for objectives with a temperature (NTXent,
     InfoNCE), which then run with tau = 1. block_rows: how many queries are scored at once; None chooses. Value and gradient
     are exact and the same for any number; memory is that of the items and one block. A score function is called again for
     every use of a block. gather: None gathers over torch.distributed in train mode, where there are several processes; False never.
@@ -64,9 +64,10 @@ class PairLoss(nn.Module):
     extra_texts (a memory bank, a queue) with their ids are further candidates, never queries. targets: a Targets of
     ``[V, T]`` instead of ids, for objectives that need more than ids. Returns a scalar. Raises ShapeError.
 
-    Gathering: a process scores its own queries against the candidates of all (and its own extra ones). Ids hold over all processes;
-    numbers of items may differ, and be 0. The value is the global one everywhere; gradients of items are scaled such that
-    their mean over processes, which DistributedDataParallel forms, is the global one; those of scale and score are global already.
+    Gathering: a process scores its own queries against the candidates of all, extra ones included; a bank that all have in
+    common counts once. Ids hold over all processes, and so do positions that are asked of functions; numbers of items may differ, and
+    be 0. The value is the global one everywhere; gradients of items are scaled such that their mean over processes, which
+    DistributedDataParallel forms, is the global one; those of scale and score are global already.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class PairLoss(nn.Module):
         objective: Objective,
         block_rows: int | None = None,
         score: Score | None = None,
-        scale: float | nn.Parameter | None = None,
+        scale: float | Tensor | None = None,
         gather: bool | None = None,
     ) -> None:
         super().__init__()
@@ -114,22 +115,20 @@ class PairLoss(nn.Module):
             targets = _targets_by_ids(len(images), len(texts), image_ids, text_ids)
         elif image_ids is not None or text_ids is not None:
             raise ShapeError("PairLoss got both targets and ids: give one of them.")
-        if (extra_images is None and extra_image_ids is not None) or (extra_texts is None and extra_text_ids is not None):
-            raise ShapeError("PairLoss got ids of extra items without the items: give extra_images and extra_texts with their ids.")
         check_targets(targets, torch.Size((len(images), len(texts))))
         if isinstance(self.scale, nn.Parameter):  # in place: beyond a bound, a clamped copy would have no gradient to come back by
             self.scale.data.clamp_(0, LARGEST_SCALE)
         device = _device(images)
         together, targets = processes(self.gather, device, training=self.training), targets.to(device)
-        forth, back = (across(each, together, ids_hold=image_ids is not None) for each in (targets, targets.T))
-        if extra_texts is not None:
-            forth = with_extra(forth, len(extra_texts), extra_text_ids, "extra_texts")
-        if extra_images is not None:
-            back = with_extra(back, len(extra_images), extra_image_ids, "extra_images")
-        whole = extra_images is None and extra_texts is None  # the queries of a direction are the candidates of the other
+        counted = image_ids is None and are_places([targets.query_ids, targets.candidate_ids], together)
+        further_images = extra_candidates("extra_images", extra_images, extra_image_ids, images, together)
+        further_texts = extra_candidates("extra_texts", extra_texts, extra_text_ids, texts, together)
+        forth = with_extra(across(targets, together, counted=counted), further_texts, counted=counted)
+        back = with_extra(across(targets.T, together, counted=counted), further_images, counted=counted)
+        whole = further_images is None and further_texts is None  # the queries of a direction are the candidates of the other
         if together.number == 1 and self._is_dense(forth, back, whole=whole):
             return self._dense(images, texts, extra_images, extra_texts, forth, back)
-        sides = Side(images, extra_images, "extra_images", together), Side(texts, extra_texts, "extra_texts", together)
+        sides = Side(images, further_images, together), Side(texts, further_texts, together)
         return self._by_blocks(*sides, forth, back, together, whole=whole)
 
     def step(

@@ -7,7 +7,8 @@
 600.0
 """
 
+from visavis.evaluation.coherence import Coherence, coherence_of
 from visavis.evaluation.protocols import CATALOG, Protocol
-from visavis.evaluation.result import Evaluation, evaluate, rank_scores
+from visavis.evaluation.result import Evaluation, evaluate, evaluate_listed, rank_scores
 
-__all__ = ["CATALOG", "Evaluation", "Protocol", "evaluate", "rank_scores"]
+__all__ = ["CATALOG", "Coherence", "Evaluation", "Protocol", "coherence_of", "evaluate", "evaluate_listed", "rank_scores"]

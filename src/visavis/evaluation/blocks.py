@@ -19,9 +19,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from visavis.errors import DataError, ShapeError
-from visavis.metrics.ranking import Ties, by_query, place, steps
+from visavis.metrics.ranking import Ties, by_query, place, places, steps
+from visavis.targets import Targets
 from visavis.types import Encoded
 
 Score = Callable[[Encoded, Encoded], Tensor]
@@ -86,6 +88,24 @@ def places_by_tiles(
         by_image.add(block, row_tile, column_tile, image[pairs], counted)
         by_text.add(block.T, column_tile, row_tile, caption[pairs], counted)
     return by_image.places(torch.bincount(image)), by_text.places(torch.bincount(caption))
+
+
+@torch.no_grad()
+def places_by_rows(
+    queries: Encoded, candidates: Encoded, score: Score, targets: Targets, *, ties: Ties = "pessimistic", block: int = 256
+) -> Tensor:
+    """Places ``[Q, M]`` of the right answers of one direction, whatever they are, by blocks of queries.
+
+    score: ``score(queries[rows], candidates[columns]) -> [rows, columns]``. Raises as ``metrics.places`` does.
+    """
+    side = _side(candidates, torch.arange(len(candidates)), len(candidates))
+    distinct = candidates[side.items]
+    found = [
+        places(score(queries[rows], distinct).cpu()[:, side.index], targets[rows], ties=ties)
+        for rows in torch.arange(len(queries)).split(block)
+    ]
+    widest = max(part.shape[1] for part in found)
+    return torch.cat([pad(part, (0, widest - part.shape[1]), value=torch.inf) for part in found])
 
 
 class _Count:

@@ -15,7 +15,8 @@ class Protocol:
     """What is ranked against what.
 
     num_images, captions_per_image: what the protocol demands (None: whatever there is). folds: consecutive blocks of
-    images with their captions, ranked apart; every metric is the mean over folds.
+    images with their captions, ranked apart; every metric is the mean over folds. positives: where the right answers are listed
+    (see evaluation.positives); None: an image and its captions belong together.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Protocol:
     num_images: int | None = None
     captions_per_image: int | None = None
     folds: int = 1
+    positives: str | None = None
 
     def check(self, image_ids: Tensor, text_ids: Tensor) -> None:
         """Raises SpecError, one sentence, where the data are not those of the protocol."""
@@ -60,6 +62,22 @@ CATALOG: tuple[Protocol, ...] = (
         description="the 5,000 test images of MS-COCO at once, the first 5 captions of each image",
         num_images=5000,
         captions_per_image=5,
+    ),
+    Protocol(
+        name="eccv-caption",
+        description="as coco-5k, with the right answers that people found for ECCV Caption (Chun et al., 2022); queries are the "
+        "1,261 images and 1,332 captions that it lists; two listed captions are not among the 25,000 and are left out",
+        num_images=5000,
+        captions_per_image=5,
+        positives="coco_5k_test_text/eccv",
+    ),
+    Protocol(
+        name="cxc",
+        description="as coco-5k, with the right answers of Crisscrossed Captions (Parekh et al., 2021), as ECCV Caption prepared "
+        "them; queries are the 5,000 images and 24,972 captions that it lists",
+        num_images=5000,
+        captions_per_image=5,
+        positives="coco_5k_test_text/cxc",
     ),
 )
 

@@ -9,8 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.errors import DataError, ShapeError
-from visavis.evaluation.blocks import Score, places_by_tiles
+from visavis.data.dataset import Dataset
+from visavis.errors import DataError, ShapeError, SpecError
+from visavis.evaluation.blocks import Score, places_by_rows, places_by_tiles
+from visavis.evaluation.coherence import Coherence
+from visavis.evaluation.positives import listed_positives
 from visavis.evaluation.protocols import Protocol, named
 from visavis.metrics.ranking import Ties, best
 from visavis.metrics.recall import both_ways
@@ -24,7 +27,8 @@ class Evaluation:
 
     protocol: its name. num_images, num_texts: the candidates of a text and of an image (of one fold). captions_per_image:
     their ratio. ties: the rule. metrics: by the keys of ``metrics.CATALOG``, recalls in percent. image_ranks ``[V]``,
-    text_ranks ``[T]``: the rank of each query's best right answer, from 1, in the order given, for paired tests.
+    text_ranks ``[T]``: the rank of each query's best right answer, from 1, in the order given, for paired tests; where a protocol
+    lists its queries, of those, in its order. coherence: how well the whole order follows degrees of relevance, where those were given.
     """
 
     protocol: str
@@ -35,11 +39,14 @@ class Evaluation:
     metrics: dict[str, float]
     image_ranks: np.ndarray
     text_ranks: np.ndarray
+    coherence: Coherence | None = None
 
     def to_json(self) -> dict[str, Any]:
         """One flat object of numbers and names: the rules, then all metrics."""
         rules = ("protocol", "num_images", "num_texts", "captions_per_image", "ties")
-        return {name: getattr(self, name) for name in rules} | self.metrics
+        queries = {"image_queries": len(self.image_ranks), "text_queries": len(self.text_ranks)}
+        graded = self.coherence.to_json() if self.coherence else {}
+        return {name: getattr(self, name) for name in rules} | queries | self.metrics | graded
 
 
 def evaluate(
@@ -63,6 +70,8 @@ def evaluate(
     targets = Targets(query_ids=image_ids, candidate_ids=text_ids).to("cpu")  # type: ignore[arg-type]  # ids as any row of numbers
     ids = targets.query_ids, targets.candidate_ids
     protocol = named(protocol) if isinstance(protocol, str) else protocol
+    if protocol.positives:
+        raise SpecError(f"protocol {protocol.name} lists its right answers by name: use evaluate_listed, or visavis evaluate RUN.")
     protocol.check(*ids)
     image_ranks, text_ranks = (torch.empty(len(side), dtype=torch.double if ties == "mean" else torch.long) for side in ids)
     rows = []
@@ -80,6 +89,31 @@ def evaluate(
         metrics={name: float(np.mean([row[name] for row in rows])) for name in rows[0]},
         image_ranks=image_ranks.numpy(),
         text_ranks=text_ranks.numpy(),
+    )
+
+
+def evaluate_listed(
+    visual: Encoded, text: Encoded, score: Score, data: Dataset, *, protocol: str | Protocol, ties: Ties = "pessimistic"
+) -> Evaluation:
+    """``evaluate`` by a protocol that lists right answers, of encoded images and captions, those of ``data`` in its order.
+
+    Only what the protocol lists is a query; all images and captions are candidates. Raises DataError for lists that are missing
+    or damaged, and for data that they are not of.
+    """
+    protocol = named(protocol) if isinstance(protocol, str) else protocol
+    protocol.check(torch.arange(len(visual)), torch.from_numpy(data.image_of))
+    of_images, of_texts = listed_positives(protocol, data)
+    image_places = places_by_rows(visual[of_images.queries], text, score, of_images.targets, ties=ties)
+    text_places = places_by_rows(text[of_texts.queries], visual, lambda texts, images: score(images, texts).T, of_texts.targets, ties=ties)
+    return Evaluation(
+        protocol=protocol.name,
+        num_images=len(visual),
+        num_texts=len(text),
+        captions_per_image=len(text) / len(visual),
+        ties=ties,
+        metrics=both_ways(image_places, text_places),
+        image_ranks=best(image_places, ties).numpy(),
+        text_ranks=best(text_places, ties).numpy(),
     )
 
 

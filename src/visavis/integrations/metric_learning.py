@@ -29,7 +29,7 @@ class MetricLoss(nn.Module):
     are refused, since an objective says itself which pairs it pushes.
     """
 
-    def __init__(self, objective: Objective, scale: float | nn.Parameter | None = None) -> None:
+    def __init__(self, objective: Objective, scale: float | Tensor | None = None) -> None:
         super().__init__()
         self.loss = PairLoss(objective, scale=scale)
 

@@ -9,8 +9,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from visavis.engine import PairLoss
@@ -63,8 +61,7 @@ class ClipLoss(nn.Module):
             raise VisavisError("ClipLoss got a logit_bias, which belongs to the sigmoid loss: make the model without init_logit_bias.")
         loss = self.unscaled
         if self.objective.scalable:
-            scale: Any = logit_scale  # a tensor on the graph, not a parameter
-            loss = PairLoss(self.objective, scale=scale, gather=self.gather).train(self.training)
+            loss = PairLoss(self.objective, scale=logit_scale, gather=self.gather).train(self.training)
         value = loss(image_features, text_features, image_ids, text_ids)
         if loss is self.unscaled:
             value = value + 0 * logit_scale  # DDP waits for a gradient of every parameter

@@ -27,12 +27,12 @@ class VisavisLoss(nn.Module):
 
     model: the SentenceTransformer. objective, scale: as for PairLoss (scale = 1 / temperature); an ``nn.Parameter`` is trained.
     The columns of the dataset, in order: (anchor, positive), then any number of columns of negatives, which are candidates
-    of every anchor of the same process and never queries; or one column alone with labels. A column ``label`` holds ids, whole
-    numbers: rows of equal id belong together. Without it, each anchor belongs to its own positive. Scores are cosines.
+    of every anchor and never queries; or one column alone with labels. A column ``label`` holds ids, whole numbers: rows of
+    equal id belong together. Without it, each anchor belongs to its own positive. Scores are cosines.
     Raises ShapeError.
     """
 
-    def __init__(self, model: nn.Module, objective: Objective, scale: float | nn.Parameter | None = None) -> None:
+    def __init__(self, model: nn.Module, objective: Objective, scale: float | Tensor | None = None) -> None:
         super().__init__()
         self.model = model
         self.objective = objective

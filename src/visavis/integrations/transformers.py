@@ -37,11 +37,10 @@ class TrainerLoss:
         image_embeds: str = "image_embeds",
         text_embeds: str = "text_embeds",
     ) -> None:
-        scale: Any = None if logit_scale is None else logit_scale.exp()
-        PairLoss(objective, scale=scale)  # refuses what does not fit before the training begins
         self.objective = objective
         self.logit_scale = logit_scale
         self.names = (image_embeds, text_embeds)
+        self._loss()  # refuses what does not fit before the training begins
 
     def __call__(self, outputs: Any, labels: Tensor | None, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         if labels is None:
@@ -49,12 +48,12 @@ class TrainerLoss:
                 "TrainerLoss got no labels: give each row an id in a column labels, and TrainingArguments(label_names=['labels'])."
             )
         images, texts = (self._embeddings(outputs, name) for name in self.names)
-        scale: Any = None if self.logit_scale is None else self.logit_scale.exp()
-        loss = PairLoss(self.objective, scale=scale).train(
-            torch.is_grad_enabled()
-        )  # evaluation has no gradient, and meets no other process
+        loss = self._loss().train(torch.is_grad_enabled())  # evaluation has no gradient, and meets no other process
         value = loss(images, texts, as_ids(labels, "labels"))
         return value if num_items_in_batch is None else value * len(labels) / num_items_in_batch
+
+    def _loss(self) -> PairLoss:
+        return PairLoss(self.objective, scale=None if self.logit_scale is None else self.logit_scale.exp())
 
     def _embeddings(self, outputs: Any, name: str) -> Tensor:
         if not isinstance(outputs, Mapping) or not isinstance(found := outputs.get(name), Tensor):

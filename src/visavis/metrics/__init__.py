@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from visavis.metrics.coherent import coherent_scores
+from visavis.metrics.coherent import coherent_scores, ndcg, ndcg_at
 from visavis.metrics.ranking import average_precision, average_precision_at, average_precision_at_r, places, r_precision, ranks
 from visavis.metrics.recall import (
     MAPS_AT,
@@ -56,6 +56,29 @@ def _of(direction: str, query: str, candidate: str) -> tuple[Metric, ...]:
             )
             for k in MAPS_AT
         ),
+        Metric(
+            f"{direction}_r_precision", f"share of an item's R right {candidate}s in its top R, a fraction", "mean(#{place_j <= R} / R)"
+        ),
+        Metric(
+            f"{direction}_map_at_r",
+            "mean average precision in the top R, R the number of right answers, a fraction",
+            "mean(sum_{place_j <= R} j/place_j / R)",
+        ),
+    )
+
+
+def _graded(direction: str, query: str) -> tuple[Metric, ...]:
+    return (
+        Metric(
+            f"{direction}_cs_at_K",
+            f"coherent score: does the order of the top K follow the degrees of relevance, a mean over the {query} for which it is defined",
+            "mean(Kendall's tau-b(scores, degrees) over the K best-scored)",
+        ),
+        Metric(
+            f"{direction}_ndcg_at_K",
+            f"how much relevance the top K hold, early ones for more, as a share of the most that can be, a mean over {query}",
+            "mean(sum_{j <= K} degree_j/log2(j + 1) / the same in the order of the degrees)",
+        ),
     )
 
 
@@ -64,6 +87,8 @@ CATALOG: tuple[Metric, ...] = (
     *_of("t2i", "texts", "image"),
     Metric("rsum", "sum of the six recalls, in percent (600 is perfect)", "i2t_r1 + i2t_r5 + i2t_r10 + t2i_r1 + t2i_r5 + t2i_r10"),
     Metric("average_recall", "mean of the six recalls, in percent", "rsum / 6"),
+    *_graded("i2t", "images"),
+    *_graded("t2i", "texts"),
 )
 
 __all__ = [
@@ -78,6 +103,8 @@ __all__ = [
     "map_at_k_hits",
     "mean_rank",
     "median_rank",
+    "ndcg",
+    "ndcg_at",
     "one_way",
     "places",
     "r_precision",

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from visavis.metrics.ranking import average_precision_at, best
+from visavis.metrics.ranking import average_precision_at, average_precision_at_r, best, r_precision
 
 RECALLS_AT = (1, 5, 10)
 MAPS_AT = (5, 10)
@@ -54,11 +54,12 @@ def one_way(places: Tensor) -> dict[str, float]:
         | {"medr": median_rank(ranks), "meanr": mean_rank(ranks)}
         | {f"map_at_{k}": map_at_k(places, k) for k in MAPS_AT}
         | {f"map_at_{k}_hits": map_at_k_hits(places, k) for k in MAPS_AT}
+        | {"r_precision": float(r_precision(places).mean()), "map_at_r": float(average_precision_at_r(places).mean())}
     )
 
 
 def both_ways(image_places: Tensor, text_places: Tensor) -> dict[str, float]:
-    """Every metric of the CATALOG, from the places of each image's texts and of each text's images."""
+    """Every metric of the CATALOG that needs no degrees, from the places of each image's texts and of each text's images."""
     named = {
         f"{direction}_{name}": value
         for direction, places in (("i2t", image_places), ("t2i", text_places))

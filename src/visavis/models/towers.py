@@ -217,8 +217,9 @@ def _transformers() -> Any:
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[Any]:
-    """Without progress bars and load reports: what they say is in ``loading``."""
+def quiet_transformers() -> Iterator[Any]:
+    """The package, without progress bars and load reports: what they say is in ``loading``."""
+    transformers = _transformers()
     logging = transformers.utils.logging
     level = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -233,7 +234,7 @@ def _quiet(transformers: Any) -> Iterator[Any]:
 def _load(folder: Path) -> nn.Module:
     """The bare model of a folder; a pooler that the folder has no weights for is removed, never left at random."""
     try:
-        with _quiet(_transformers()) as transformers:
+        with quiet_transformers() as transformers:
             model, loading = transformers.AutoModel.from_pretrained(folder, use_safetensors=True, output_loading_info=True)
     except (OSError, ValueError) as error:
         raise DataError(f"{folder} does not hold a model that transformers can read: {str(error).splitlines()[0]}") from None

@@ -22,14 +22,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from visavis.objectives.base import Objective, Reduction, with_positive_scores
+from visavis.objectives.base import Reduction, with_positive_scores
 from visavis.objectives.pairs import NEVER, Pairs, pairs
+from visavis.objectives.summary import Hardest, SummaryObjective
 from visavis.spec import require
 from visavis.targets import Targets
 
 
 @dataclass(frozen=True, kw_only=True)
-class Goal(Objective):
+class Goal(SummaryObjective):
     r"""Gradient-based objective analysis (GOAL): prescribes the gradient of a positive and its hardest negative.
 
     Formula: with s_p a positive and s_n the hardest negative of its query, dL/ds_n = T P_n and dL/ds_p = -T P_p.
@@ -82,14 +83,28 @@ class Goal(Objective):
     def as_released(self) -> bool:
         return self.semantics == "reference"
 
+    summary = Hardest()
+
+    def knows_enough(self, targets: Targets) -> bool:
+        return not self.needs_positive_scores
+
+    def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
+        return self._prescribed(negatives, positive)
+
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        found = pairs(scores, targets)
-        hardest = torch.where(found.has_negative, found.hardest, found.positive)
-        all_positives = with_positive_scores(self, scores, targets).positive_scores
-        seen = Seen(found.positive.detach(), hardest.detach(), found._replace(scores=scores.detach()), all_positives)
-        weight = TRIPLET_WEIGHTS[self.triplet](self, seen) * found.has_negative
+        if not self.needs_positive_scores:
+            return super().one_way(scores, targets)
+        found, all_positives = pairs(scores, targets), with_positive_scores(self, scores, targets).positive_scores
+        assert all_positives is not None
+        return self._prescribed(found.hardest, found.positive, Batch(found._replace(scores=scores.detach()), all_positives))
+
+    def _prescribed(self, hardest: Tensor, positive: Tensor, batch: Batch | None = None) -> Tensor:
+        has_negative = hardest != NEVER
+        hardest = torch.where(has_negative, hardest, positive)
+        seen = Seen(positive.detach(), hardest.detach(), batch)
+        weight = TRIPLET_WEIGHTS[self.triplet](self, seen) * has_negative
         pull, push = PAIR_WEIGHTS[self.pair](self, seen)
-        return prescribe(hardest - found.positive, weight * (push * hardest - pull * found.positive))
+        return prescribe(hardest - positive, weight * (push * hardest - pull * positive))
 
 
 def prescribe(value: Tensor, pull: Tensor) -> Tensor:
@@ -97,17 +112,23 @@ def prescribe(value: Tensor, pull: Tensor) -> Tensor:
     return value.detach() + (pull - pull.detach())
 
 
+class Batch(NamedTuple):
+    """The negatives of each query, and the positives of the whole batch, in any order."""
+
+    pairs: Pairs
+    all_positives: Tensor
+
+
 class Seen(NamedTuple):
     """What weights are made of, without gradient: with it, ``s_n`` as a weight of s_n would be a square.
 
-    positive, hardest ``[P]``: s_p and s_n of each positive pair (s_p twice, where there is no negative). pairs: the
-    negatives they are taken from. all_positives: the positives of the batch, in any order; only for weights that read them.
+    positive, hardest ``[P]``: s_p and s_n of each positive pair (s_p twice, where there is no negative). batch: only for
+    weights that read more.
     """
 
     positive: Tensor
     hardest: Tensor
-    pairs: Pairs
-    all_positives: Tensor | None
+    batch: Batch | None
 
 
 def triplet_con(goal: Goal, seen: Seen) -> Tensor:
@@ -147,14 +168,14 @@ def pair_lin_ms(goal: Goal, seen: Seen) -> tuple[Tensor, Tensor]:
     """Eq. 13."""
     ordered, kept, own = other_positives(goal, seen)
     lead = kept * seen.positive - pad(ordered.cumsum(0), (1, 0))[kept]
-    distance = behind_hardest(goal, seen)
+    distance, query = behind_hardest(goal, seen)
     counted = distance.isfinite()
     if goal.as_released:  # differences of exactly 0 are not counted
         equal = torch.searchsorted(ordered, seen.positive, right=True) - torch.searchsorted(ordered, seen.positive)
         own = own * equal.clamp(min=1)
         counted &= distance > 0
     m_p = mean(lead, kept - own)
-    m_n = mean(torch.where(counted, distance, 0.0).sum(-1), counted.sum(-1))[seen.pairs.query]
+    m_n = mean(torch.where(counted, distance, 0.0).sum(-1), counted.sum(-1))[query]
     return (1 - m_p) * (1 - seen.positive), (1 + m_n) * seen.hardest
 
 
@@ -163,8 +184,8 @@ def pair_sig_ms(goal: Goal, seen: Seen) -> tuple[Tensor, Tensor]:
     ordered, kept, own = other_positives(goal, seen)
     log_sums = pad((-goal.alpha * ordered).logcumsumexp(0), (1, 0), value=NEVER)
     m_p = mean((goal.alpha * seen.positive + log_sums[kept]).exp() - own, kept - own).clamp(min=0)
-    distance = behind_hardest(goal, seen)
-    m_n = mean((-goal.beta * distance).exp().sum(-1), distance.isfinite().sum(-1))[seen.pairs.query]
+    distance, query = behind_hardest(goal, seen)
+    m_n = mean((-goal.beta * distance).exp().sum(-1), distance.isfinite().sum(-1))[query]
     return 1 / (m_p + (goal.alpha * (seen.positive - goal.lam)).exp()), 1 / (m_n + (goal.beta * (goal.lam - seen.hardest)).exp())
 
 
@@ -173,19 +194,19 @@ def other_positives(goal: Goal, seen: Seen) -> tuple[Tensor, Tensor, Tensor]:
 
     Sums over what a pair reads are prefix sums, and the pair's own part leaves them by its value.
     """
-    assert seen.all_positives is not None
-    ordered, ceiling = seen.all_positives.sort().values, seen.hardest + goal.epsilon
+    assert seen.batch is not None
+    ordered, ceiling = seen.batch.all_positives.sort().values, seen.hardest + goal.epsilon
     return ordered, torch.searchsorted(ordered, ceiling, right=True), (seen.positive <= ceiling).long()
 
 
-def behind_hardest(goal: Goal, seen: Seen) -> Tensor:
-    """``s_n - s_ij`` of each of a query's other negatives that counts, else inf: ``[Q, C]``."""
-    assert seen.all_positives is not None
-    negatives = seen.pairs.negatives()
+def behind_hardest(goal: Goal, seen: Seen) -> tuple[Tensor, Tensor]:
+    """``s_n - s_ij`` of each of a query's other negatives that counts, else inf: ``[Q, C]``; and the query of each pair."""
+    assert seen.batch is not None
+    negatives = seen.batch.pairs.negatives()
     hardest, place = negatives.max(-1, keepdim=True)
     others = negatives.scatter(-1, place, NEVER)
-    floor = pad(seen.all_positives, (0, 1), value=math.inf).min() - goal.epsilon
-    return torch.where(others >= floor, hardest - others, math.inf)
+    floor = pad(seen.batch.all_positives, (0, 1), value=math.inf).min() - goal.epsilon
+    return torch.where(others >= floor, hardest - others, math.inf), seen.batch.pairs.query
 
 
 def mean(total: Tensor, number: Tensor) -> Tensor:

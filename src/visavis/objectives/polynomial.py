@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from visavis.objectives.base import Objective, Reduction
+from visavis.objectives.base import Reduction
 from visavis.objectives.pairs import NEVER, log1p_exp, of_pair, pairs
+from visavis.objectives.summary import Hardest, SummaryObjective
 from visavis.spec import require
 from visavis.targets import Targets
 
@@ -29,7 +30,7 @@ def polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SSP(Objective):
+class SSP(SummaryObjective):
     r"""Universal weighting by self-similarity polynomials: a positive and its hardest negative, each under a parabola.
 
     Formula: ``[F(s_ip)]_+ + [G(max_j s_ij)]_+`` over positive pairs with ``max_j s_ij + margin > s_ip``, else 0; F and G have
@@ -48,17 +49,17 @@ class SSP(Objective):
     negative: tuple[float, ...] = (0.03, -0.4, 0.9)
     reduction: Reduction = "mean"
 
-    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        found = pairs(scores, targets)
-        margin = of_pair(targets.margin_or(self.margin, "SSP"), found.query)
-        hardest = found.hardest
-        idle = (hardest + margin <= found.positive) | (found.positive >= SATURATED)
-        hardest = hardest.masked_fill(idle, 0.0)
-        return (polynomial(self.positive, found.positive).relu() + polynomial(self.negative, hardest).relu()).masked_fill(idle, 0.0)
+    summary = Hardest()
+
+    def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
+        margin = of_pair(targets.margin_or(self.margin, "SSP"), query)
+        idle = (negatives + margin <= positive) | (positive >= SATURATED)
+        hardest = negatives.masked_fill(idle, 0.0)
+        return (polynomial(self.positive, positive).relu() + polynomial(self.negative, hardest).relu()).masked_fill(idle, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RSP(Objective):
+class RSP(SummaryObjective):
     r"""Triplet loss under a polynomial of the relative similarity, with the hardest negative or a softmax over all.
 
     Formula: ``[margin + G(max_j s_ij - s_ip)]_+`` over positive pairs, both directions, G with ``coefficients``, lowest order
@@ -84,12 +85,23 @@ class RSP(Objective):
         super().__post_init__()
         require(self.gamma is None or self.gamma > 0, self, "gamma", "a number above 0, or None")
 
+    summary = Hardest()
+
+    def knows_enough(self, targets: Targets) -> bool:
+        return self.gamma is None
+
+    def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
+        margin = of_pair(targets.margin_or(self.margin, "RSP"), query)
+        return (margin + self._price(negatives - positive)).relu()
+
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
+        if self.gamma is None:
+            return super().one_way(scores, targets)
         found = pairs(scores, targets)
         margin = of_pair(targets.margin_or(self.margin, "RSP"), found.query)
-        gap = found.hardest - found.positive if self.gamma is None else found.gap
+        return log1p_exp((self.gamma * self._price(found.gap)).logsumexp(-1) + self.gamma * margin) / self.gamma
+
+    def _price(self, gap: Tensor) -> Tensor:
+        """G of a gap; -inf where there is no negative."""
         nobody = gap == NEVER
-        weight = polynomial(self.coefficients, gap.masked_fill(nobody, 0.0)).masked_fill(nobody, NEVER)
-        if self.gamma is None:
-            return (margin + weight).relu()
-        return log1p_exp((self.gamma * weight).logsumexp(-1) + self.gamma * margin) / self.gamma
+        return polynomial(self.coefficients, gap.masked_fill(nobody, 0.0)).masked_fill(nobody, NEVER)

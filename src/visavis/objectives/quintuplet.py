@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from visavis.errors import MissingSupervision
-from visavis.objectives.base import Objective, Reduction
-from visavis.objectives.pairs import of_pair, pairs
+from visavis.objectives.base import Reduction
+from visavis.objectives.pairs import NEVER, of_pair
+from visavis.objectives.summary import Hardest, SummaryObjective
 from visavis.spec import require
 from visavis.targets import SUPPLIERS, Targets
 
 
 @dataclass(frozen=True, kw_only=True)
-class AOQ(Objective):
+class AOQ(SummaryObjective):
     r"""Adaptive offline quintuplet loss: a triplet loss weighted by how hard the batch is beside the offline negatives.
 
     Formula: ``sum_p w_i [margin + max_j s_ij - s_ip]_+ + sum_k [offline_margin + o_ik - s_ip]_+`` over positive pairs, both
@@ -39,15 +40,15 @@ class AOQ(Objective):
         super().__post_init__()
         require(self.alpha > 0, self, "alpha", "a number above 0")
 
-    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
+    summary = Hardest()
+
+    def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
         if targets.query_offline_scores is None or not targets.query_offline_scores.shape[1]:
             raise MissingSupervision(
                 "AOQ needs query_offline_scores and candidate_offline_scores, at least one for each item: "
                 f"give them to Targets(...) or train with {SUPPLIERS['query_offline_scores']}."
             )
-        found = pairs(scores, targets)
-        offline = targets.query_offline_scores[found.query]
-        hardest = found.hardest
-        online = (of_pair(targets.margin_or(self.margin, "AOQ"), found.query) + hardest - found.positive).relu()
-        weight = self.beta - (offline[:, 0] - hardest.masked_fill(~found.has_negative, 0.0)) / self.alpha
-        return weight * online + (self.offline_margin + offline - found.positive[:, None]).relu().sum(-1)
+        offline = targets.query_offline_scores[query]
+        online = (of_pair(targets.margin_or(self.margin, "AOQ"), query) + negatives - positive).relu()
+        weight = self.beta - (offline[:, 0] - negatives.masked_fill(negatives == NEVER, 0.0)) / self.alpha
+        return weight * online + (self.offline_margin + offline - positive[:, None]).relu().sum(-1)

@@ -50,7 +50,7 @@ class NTXent(SummaryObjective):
         log_odds = negatives - positive / self.tau
         if self.denominator == "all":
             return log1p_exp(log_odds)
-        return torch.where(negatives > NEVER, log_odds, 0.0)
+        return torch.where(negatives != NEVER, log_odds, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Objectives that know the negatives of a query by one number: the hardest, or a log-sum-exp.
 
 Such an objective declares the number, and what a positive pair makes of it; ``one_way`` follows. Whoever has a faster
-way to the number than a matrix of masked scores may take it, and get the same terms.
+way to the number than a matrix of masked scores may take it, and get the same terms. Of an objective with several forms,
+some may need more: they are written in ``one_way``, and ``knows_enough`` tells which.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class SummaryObjective(Objective):
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
         """The term of each positive pair ``[P]``: the summary of its query's negatives, its own score, its row in ``targets``."""
 
-    def takes_scores_as_they_are(self, targets: Targets) -> bool:
-        """False where a fact of pairs changes every score before it is summed up."""
+    def knows_enough(self, targets: Targets) -> bool:
+        """Whether the summary is all that it needs of the negatives; else ``one_way`` is written out."""
         return True
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:

@@ -53,9 +53,7 @@ class TripletHN(SummaryObjective):
     margin: float = 0.2
     reduction: Reduction = "sum"
 
-    @property
-    def summary(self) -> Hardest:
-        return Hardest()
+    summary = Hardest()
 
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
         margin = of_pair(targets.margin_or(self.margin, "TripletHN"), query)

@@ -43,7 +43,7 @@ class Unified(SummaryObjective):
         margin = of_pair(targets.margin_or(self.margin, "Unified"), query)
         return log1p_exp(negatives + self.gamma * (margin - positive)) / self.gamma
 
-    def takes_scores_as_they_are(self, targets: Targets) -> bool:
+    def knows_enough(self, targets: Targets) -> bool:
         return targets.weight is None
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:

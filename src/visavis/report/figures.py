@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from visavis.report.retrievals import Retrieval
+    from visavis.supervision.graded.thresholds import Distribution
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,21 @@ def curves_picture(curves: Sequence[Curve], theme: Theme = LIGHT) -> bytes:
     similarity.set_ylim(bottom, top + 0.28 * (top - bottom))
     for panel, place in ((rsum, "lower right"), (similarity, "upper left")):
         panel.legend(loc=place, fontsize=8.5, frameon=False, labelcolor=theme.ink, handlelength=1.8)
+    return png(figure)
+
+
+def degrees_picture(rows: Sequence[Distribution], theme: Theme = LIGHT) -> bytes:
+    """How each estimator's degrees are distributed: suggested thresholds as lines, the ladder paper's 0.63 dashed."""
+    figure = new_figure(8.6, 0.35 + 1.25 * len(rows), theme)
+    for number, (row, axes) in enumerate(zip(rows, figure.subplots(len(rows), sharex=True, squeeze=False)[:, 0], strict=True)):
+        bins = len(row.histogram)
+        axes.bar([(i + 0.5) / bins for i in range(bins)], row.histogram, 1 / bins, color=theme.lines[number % len(theme.lines)])
+        for value in row.quantiles:
+            axes.axvline(value, color=theme.ink, linewidth=0.9)
+        axes.axvline(0.63, color=theme.ink, linewidth=0.9, linestyle=(0, (2, 1.4)))
+        dress(axes, row.degrees, theme)
+        axes.set(xlim=(0, 1), yticks=[], xlabel="degree of a random pair" if number == len(rows) - 1 else "")
+    figure.tight_layout()
     return png(figure)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from visavis.data.loader import Batch, Loader, seed_of
 from visavis.engine.row_blocks import row_blocks
+from visavis.errors import RecipeError
 from visavis.models.base import evaluating
 from visavis.spec import check_fields, require
 from visavis.supervision.base import Setting, Supervision
@@ -36,6 +37,13 @@ class BankSupervision(Supervision):
     def __post_init__(self) -> None:
         check_fields(self)
         require(self.size > 0, self, "size", "at least 1")
+
+    def check(self, train: Loader, validation: Loader) -> None:
+        for name, loader in (("training", train), ("validation", validation)):
+            if len(np.unique(loader.data.image_of)) < 2:
+                raise RecipeError(
+                    f"BankSupervision finds no wrong caption in the {name} split, where one image alone has captions: expected at least 2."
+                )
 
     def begin_phase(self, setting: Setting, state: dict[str, Tensor]) -> None:
         self._setting = setting

@@ -57,6 +57,9 @@ class Setting:
 class Supervision(ABC):
     """The source of targets; the base class of all that trains with more than ids."""
 
+    def check(self, train: Loader, validation: Loader) -> None:  # noqa: B027 - most can work with any
+        """Called for every phase before anything is trained. Raises RecipeError for batches that this cannot work with."""
+
     def begin_phase(self, setting: Setting, state: dict[str, Tensor]) -> None:  # noqa: B027 - most have nothing to do
         """Called once before a phase. state: what ``state_dict`` gave, where a stopped run or a phase of the same supervision
         goes on; else empty.

@@ -16,21 +16,27 @@ from visavis.supervision.base import PairSupervision, Setting, Supervision
 from visavis.targets import Targets
 from visavis.types import Encoded
 
+SHORTEST = 1e-12
+
 
 @dataclass(kw_only=True, eq=False)
 class LearnedWeights(Supervision):
     """The weight of every pair as ``Unified`` reads it (eq. 24), learned by a step ahead.
 
-    A network with one hidden layer sees a pair's score, and how far it lies from the best positive score of its image and of its
-    text; it gives a weight in (0, 2), 1 at the start. Every ``every`` batches: one virtual step of the matcher down the weighted
-    loss, at ``virtual_rate``; the unweighted loss of a validation batch after it; one step of the network down that.
+    A network with one hidden layer sees whether a pair belongs together, its score, and how far that lies from the best score of the
+    other kind (of negatives for a positive, of positives for a negative) of its image and of its text; it gives a weight, which is 1
+    in the mean over the positives and over the negatives of a batch, and 1 for all at the start. Every ``every`` batches: one
+    virtual step of the matcher down the weighted loss, at ``virtual_rate``; the unweighted loss of a validation batch after it;
+    one step of the network down that, of length ``rate`` whatever the slope, which two small rates would make too small to matter.
+    A large weight is no trust: it multiplies the score, so that a doubtful pair is left alone by a small weight while its score is
+    near 0, and by a large one, which closes its hinge, when its score has grown.
     Validation pairs thus teach the weights, so that a model's validation RSUM flatters it: only the test split judges.
     Source: the idea of Meta-SPN (Wei et al., 2021), whose sizes and code are not published: a re-creation, not a reproduction.
     """
 
     hidden: int = 32
-    rate: float = 1e-3
-    virtual_rate: float = 1e-3
+    rate: float = 0.05
+    virtual_rate: float = 1e-2
     every: int = 4
 
     def __post_init__(self) -> None:
@@ -42,7 +48,6 @@ class LearnedWeights(Supervision):
         self._setting, self._pairs = setting, PairSupervision()
         torch.manual_seed(seed_of(setting.seed, 0, self.hidden))
         self._network = WeightNetwork(self.hidden).to(setting.device)
-        self._optimizer = torch.optim.SGD(self._network.parameters(), lr=self.rate)
         if state:
             self._network.load_state_dict(state)
 
@@ -63,9 +68,12 @@ class LearnedWeights(Supervision):
             ahead = self._value(batch, parameters, weighted=True)
             slopes = torch.autograd.grad(ahead, list(parameters.values()), create_graph=True)
             moved = {name: part - self.virtual_rate * slope for (name, part), slope in zip(parameters.items(), slopes, strict=True)}
-            self._value(held_out, moved, weighted=False).backward(inputs=list(self._network.parameters()))
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+            learned = list(self._network.parameters())
+            down = torch.autograd.grad(self._value(held_out, moved, weighted=False), learned)
+        length = torch.cat([slope.flatten() for slope in down]).norm()
+        with torch.no_grad():
+            for part, slope in zip(learned, down, strict=True):
+                part -= self.rate / length.clamp(min=SHORTEST) * slope
 
     def state_dict(self) -> dict[str, Tensor]:
         return {name: part.detach().cpu().clone() for name, part in self._network.state_dict().items()}
@@ -82,19 +90,26 @@ class LearnedWeights(Supervision):
 
 
 class WeightNetwork(nn.Module):
-    """Scores ``[V, T]`` and who belongs to whom ``[V, T]`` to weights ``[V, T]`` in (0, 2), all 1 at the start."""
+    """Scores ``[V, T]`` and who belongs to whom ``[V, T]`` to weights ``[V, T]``: 1 in the mean over either kind, all 1 at the start."""
 
     def __init__(self, hidden: int):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(3, hidden), nn.Tanh(), nn.Linear(hidden, 1))
+        self.layers = nn.Sequential(nn.Linear(4, hidden), nn.Tanh(), nn.Linear(hidden, 1))
         nn.init.zeros_(self.layers[2].weight)  # type: ignore[arg-type]
         nn.init.zeros_(self.layers[2].bias)  # type: ignore[arg-type]
 
     def forward(self, scores: Tensor, positive: Tensor) -> Tensor:
-        own = scores.masked_fill(~positive, -1.0)
-        of_image, of_text = own.amax(1, keepdim=True), own.amax(0, keepdim=True)
-        seen = torch.stack([scores, scores - of_image, scores - of_text], -1)
-        return 2 * torch.sigmoid(self.layers(seen)).squeeze(-1)
+        best = [torch.where(positive, _best(scores, ~positive, axis), _best(scores, positive, axis)) for axis in (1, 0)]
+        seen = torch.stack([positive.to(scores), scores, *(scores - other for other in best)], -1)
+        weights = torch.sigmoid(self.layers(seen)).squeeze(-1)
+        for kind in (positive, ~positive):
+            weights = torch.where(kind, weights * kind.sum() / (weights * kind).sum().clamp(min=SHORTEST), weights)
+        return weights
+
+
+def _best(scores: Tensor, among: Tensor, axis: int) -> Tensor:
+    """The best score of each row (axis 1) or column (axis 0) among some; -1 where there is none."""
+    return scores.masked_fill(~among, -1.0).amax(axis, keepdim=True)
 
 
 class _Whole(nn.Module):

@@ -60,9 +60,11 @@ class NoisySupervision(Supervision):
         require(self.margin > 0, self, "margin", "a number above 0")
         require(0 < self.threshold < 1, self, "threshold", "a number between 0 and 1")
 
-    def begin_phase(self, setting: Setting, state: dict[str, Tensor]) -> None:
-        if setting.train.plan.captions_per_image is not None:
+    def check(self, train: Loader, validation: Loader) -> None:
+        if train.plan.captions_per_image is not None:
             raise RecipeError("NoisySupervision needs one caption a row: leave training.captions_per_image out.")
+
+    def begin_phase(self, setting: Setting, state: dict[str, Tensor]) -> None:
         self._setting = setting
         self._second = setting.second_network(seed_of(setting.seed, 0, SECOND))
         count = len(setting.train.data.captions)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from visavis.data.features import ArrayFeatures, PrecompFeatures
 from visavis.data.loader import Features, Loader, Plan, Rows, Source, Tokens
 from visavis.data.reading import find_file, find_source, open_dataset
 from visavis.errors import RecipeError, VisavisError, nearest
-from visavis.evaluation import Evaluation, evaluate
+from visavis.evaluation import Evaluation, coherence_of, evaluate, evaluate_listed
 from visavis.evaluation.protocols import Protocol, named
 from visavis.models import CATALOG, Matcher
 from visavis.models.base import evaluating, vectors
@@ -89,9 +89,15 @@ class Material:
         back = torch.from_numpy(np.argsort(by_length, kind="stable"))
         return concatenate(images), concatenate(texts)[back]
 
-    def evaluate(self, matcher: Matcher, split: str, protocol: str = "plain") -> Evaluation:
-        """The metrics of a matcher on a split. Raises DataError for an unknown split, SpecError if the protocol does not fit."""
-        data = of_protocol(self.data.split(split), named(protocol))
+    def evaluate(
+        self, matcher: Matcher, split: str, protocol: str = "plain", degrees: str = "", semantics: str = "reference"
+    ) -> Evaluation:
+        """The metrics of a matcher on a split. degrees: also how well the order follows them, with CS@K of these semantics.
+
+        Raises DataError for an unknown split, SpecError if the protocol does not fit.
+        """
+        rules = named(protocol)
+        data = of_protocol(self.data.split(split), rules)
         visual, text = self.encode(matcher, data)
         device = next(matcher.parameters()).device
 
@@ -99,7 +105,13 @@ class Material:
         def score(images: Encoded, texts: Encoded) -> Tensor:
             return matcher.score(images.to(device), texts.to(device)).cpu()
 
-        return evaluate(visual, text, score, torch.arange(len(data.images)), torch.from_numpy(data.image_of), protocol=protocol)
+        if rules.positives:
+            result = evaluate_listed(visual, text, score, data, protocol=rules)
+        else:
+            result = evaluate(visual, text, score, torch.arange(len(data.images)), torch.from_numpy(data.image_of), protocol=rules)
+        if not degrees:
+            return result
+        return replace(result, coherence=coherence_of(visual, text, score, data, degrees, semantics=semantics, protocol=rules))
 
 
 def prepare(recipe: Recipe, watch: Watch | None = None) -> tuple[Material, Matcher]:

@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from visavis import objectives, spec, storage, supervision
 from visavis.errors import RecipeError, SpecError, nearest
+from visavis.supervision import graded
+from visavis.training.published import published
 
 
 class Section(BaseModel):
@@ -146,18 +148,31 @@ class Training(Section):
 
 
 class Evaluation(Section):
-    """protocol: a named protocol, applied to the test split. validation, test: names of splits."""
+    """protocol: a named protocol, applied to the test split. validation, test: names of splits.
+
+    degrees: who tells degrees of relevance, such as "CBoW()"; the test then says how well the whole order follows them.
+    """
 
     protocol: str = "plain"
     validation: str = "val"
     test: str = "test"
+    degrees: str = ""
+
+    @field_validator("degrees")
+    @classmethod
+    def _degrees(cls, text: str) -> str:
+        return text and repr(spec.parse(text, graded.CATALOG))
 
 
 class Recipe(Section):
-    """Everything that a training is; saved resolved as ``run.toml``."""
+    """Everything that a training is; saved resolved as ``run.toml``.
+
+    published: a paper's figures, beside which a diagnosis sets those of the run, such as "COCOS/VSE++/Flickr30k".
+    """
 
     name: str = Field(pattern=r"^[^/\\]+$")
     about: str = ""
+    published: str = ""
     seed: int = Field(0, ge=0)
     data: Data = Data()
     vision: Vision
@@ -166,6 +181,13 @@ class Recipe(Section):
     training: Training = Training()
     evaluation: Evaluation = Evaluation()
     phases: tuple[Phase, ...] = Field(min_length=1)
+
+    @field_validator("published")
+    @classmethod
+    def _published(cls, name: str) -> str:
+        if name and name not in published():
+            raise ValueError(f"published is {name!r}, which names no figures of a paper: {nearest(name, published())}")
+        return name
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, without those that are None (TOML has no null)."""

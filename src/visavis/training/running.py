@@ -103,7 +103,7 @@ def finish(material: Material, matcher: Matcher, folder: Path, cache_seconds: fl
     matcher.load_state_dict(trainer.best)
     test = None
     if recipe.evaluation.test in material.data.splits:
-        test = material.evaluate(matcher, recipe.evaluation.test, recipe.evaluation.protocol)
+        test = material.evaluate(matcher, recipe.evaluation.test, recipe.evaluation.protocol, recipe.evaluation.degrees)
     seconds = place.seconds + sum(row["time"]["validation_s"] for row in trainer.log)
     trained = Trained(
         folder,
@@ -119,14 +119,24 @@ def finish(material: Material, matcher: Matcher, folder: Path, cache_seconds: fl
     return trained
 
 
-def evaluate_run(folder: Path, protocol: str | None, split: str | None, data: str | None, watch: Watch) -> Evaluation:
+def evaluate_run(
+    folder: Path,
+    protocol: str | None,
+    split: str | None,
+    data: str | None,
+    watch: Watch,
+    degrees: str | None = None,
+    semantics: str = "reference",
+) -> Evaluation:
     """The best model of a run on a split, of its own data or of others."""
     recipe = recipe_of(folder)
+    degrees = recipe.evaluation.degrees if degrees is None else degrees
     if data is not None:
         recipe = build_recipe(recipe.to_dict(), {"data.path": data, "vision.features": ""}, str(folder))
     own = data is None and split in (None, recipe.evaluation.test)
     material, matcher = open_run(folder, recipe, watch)
-    return material.evaluate(matcher, split or recipe.evaluation.test, protocol or (recipe.evaluation.protocol if own else "plain"))
+    protocol = protocol or (recipe.evaluation.protocol if own else "plain")
+    return material.evaluate(matcher, split or recipe.evaluation.test, protocol, degrees, semantics)
 
 
 def open_run(folder: Path, recipe: Recipe, watch: Watch) -> tuple[Material, Matcher]:

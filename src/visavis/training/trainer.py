@@ -24,7 +24,7 @@ from visavis import objectives, spec, storage, supervision
 from visavis.data.loader import Batch, Loader, seed_of
 from visavis.engine import PairLoss
 from visavis.errors import RunError
-from visavis.models import Matcher
+from visavis.models import GlobalMatcher, Matcher
 from visavis.training.checkpoint import Checkpoint, Place, optimizer_tensors, restore_optimizer
 from visavis.training.curves import has_gradient, similarities, summarize
 from visavis.training.health import alarms, examine, news
@@ -52,6 +52,8 @@ class Trainer:
         self.matcher = matcher.to(self.device)
         self.train = material.loader(material.data.split("train"))
         self.val = material.loader(material.data.split(recipe.evaluation.validation))
+        for phase in recipe.phases:
+            spec.parse(phase.supervision, supervision.CATALOG).check(self.train, self.val)
         self.place, self.log = Place(), list[dict[str, Any]]()
         self.best = self._weights()
         self.last_checkpoint, self.stop_asked = time.monotonic(), False
@@ -184,7 +186,7 @@ class Trainer:
         """The objective, supervision (with its state) and optimizer of the current phase; ``before``: the optimizer to take over from."""
         self.phase = self.recipe.phases[self.place.phase]
         self.objective = objectives.parse(self.phase.objective)
-        self.loss = PairLoss(self.objective, score=self.matcher.score)
+        self.loss = PairLoss(self.objective, score=None if isinstance(self.matcher, GlobalMatcher) else self.matcher.score)
         self.supervision = spec.parse(self.phase.supervision, supervision.CATALOG)
         self.optimizer = make_optimizer(self.matcher, self.phase)
         self.matcher.zero_grad(set_to_none=True)

@@ -21,7 +21,9 @@ ImageBy = Literal["own", "best", "mean"]
 
 
 class CaptionDegrees(ABC):
-    """Degrees between the captions of one list, by index."""
+    """Degrees between the captions of one list, by index. notes: sentences on captions that were treated specially, counted."""
+
+    notes: tuple[str, ...] = ()
 
     @abstractmethod
     def __call__(self, rows: Tensor, columns: Tensor) -> Tensor:
@@ -30,6 +32,10 @@ class CaptionDegrees(ABC):
     @abstractmethod
     def pairs(self, first: Tensor, second: Tensor) -> Tensor:
         """The degree of caption ``first[i]`` with caption ``second[i]`` only: ``[N]``."""
+
+    def where(self, asked: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """Of a block, only the degrees where ``asked [R, C]``, row by row: ``[asked.sum()]``."""
+        return self(rows, columns)[asked]
 
 
 class ImageDegrees(Protocol):
@@ -55,11 +61,11 @@ class Degrees(ABC):
         """Ready for the images and captions of a data set. image: whose degree is that of an image: of the caption that stands
         for it ("own", as the paper), the best of its captions, or their mean.
         """
-        return _OfCaptions(self.of(data.captions), data, image)
+        return OfCaptions(self.of(data.captions), data, image)
 
 
 @dataclass(frozen=True, eq=False)
-class _OfCaptions:
+class OfCaptions:
     """Degrees of images from those of their captions."""
 
     degrees: CaptionDegrees
@@ -73,3 +79,9 @@ class _OfCaptions:
         lengths = torch.tensor([len(each) for each in described])
         block = self.degrees(torch.from_numpy(np.concatenate(described)), captions)
         return torch.segment_reduce(block, "max" if self.image == "best" else "mean", lengths=lengths)
+
+
+def counted(captions: Sequence[str], special: Tensor, treatment: str) -> tuple[str, ...]:
+    """A note that names the first of some captions and how they are treated; none where there are none."""
+    which = special.nonzero().flatten().tolist()
+    return (f"{len(which):,} of {len(captions):,} captions are {treatment} (first: {captions[which[0]]!r}).",) if which else ()

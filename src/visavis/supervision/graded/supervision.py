@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,8 @@ from visavis.supervision.graded.degrees import ImageBy
 from visavis.targets import Targets
 from visavis.types import Encoded
 
+SAMPLED_CAPTIONS = 256
+
 
 @dataclass(kw_only=True, eq=False)
 class GradedSupervision(Supervision):
@@ -23,11 +26,15 @@ class GradedSupervision(Supervision):
 
     degrees: who tells, as "CBoW()" or "SceneDegrees()". image: from which of its captions an image's degree comes: "own", the one
     that it is paired with in the batch (with several captions an image: its first), as the paper; "best"; "mean".
+    scale: "degrees" hands them on as they are; "share" hands on the share of random wrong training pairs of a lower degree, so
+    that ``thresholds=(0.9, 0.7)`` are the best tenth and the next two, whatever the degrees' own scale. The random pairs are
+    those of 256 training images with 256 captions, drawn by the run's seed.
     by: as in PairSupervision. Degrees are computed for the blocks that are asked for.
     """
 
     degrees: str = "CBoW()"
     image: ImageBy = "own"
+    scale: Literal["degrees", "share"] = "degrees"
     by: Literal["ids", "position"] = "ids"
 
     def __post_init__(self) -> None:
@@ -40,6 +47,12 @@ class GradedSupervision(Supervision):
             "train": self._degrees.between(setting.train.data, self.image),
             "validation": self._degrees.between(setting.validation.data, self.image),
         }
+        self._usual = torch.empty(0)
+        if self.scale == "share":
+            self._usual = state["usual"] if state else self._sample()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"usual": self._usual} if self.scale == "share" else {}
 
     def targets(self, visual: Encoded, text: Encoded, batch: Batch) -> Targets:
         degrees = self._of["train" if batch.loader is self._setting.train else "validation"]
@@ -48,8 +61,20 @@ class GradedSupervision(Supervision):
 
         def relevance(rows: Tensor, columns: Tensor) -> Tensor:
             here, there = rows.cpu(), columns.cpu()
-            return degrees(images[here], captions[there], captions[here] if paired else None).to(rows.device)
+            found = degrees(images[here], captions[there], captions[here] if paired else None)
+            if self.scale == "share":
+                found = torch.searchsorted(self._usual, found) / len(self._usual)
+            return found.to(rows.device)
 
         if self.by == "position":
             return Targets.paired(len(batch.text_ids), relevance=relevance)
         return Targets(query_ids=batch.image_ids, candidate_ids=batch.text_ids, relevance=relevance)
+
+    def _sample(self) -> Tensor:
+        """The degrees of random wrong training pairs, in rising order."""
+        data = self._setting.train.data
+        random = np.random.default_rng(self._setting.seed)
+        own, others = (random.permutation(len(data.captions))[:SAMPLED_CAPTIONS] for _ in range(2))
+        images = data.image_of[own]
+        block = self._of["train"](*(torch.from_numpy(index) for index in (images, others, own)))
+        return block[torch.from_numpy(images[:, None] != data.image_of[others])].sort().values

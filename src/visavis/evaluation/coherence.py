@@ -1,0 +1,150 @@
+"""Does the order of all candidates follow the degrees of relevance? CS@K and nDCG@K of encoded items, by blocks of queries.
+
+Neither the scores nor the degrees are ever held as a whole: a block has the scores of some queries with all candidates.
+Beside each number stands that of random scores, drawn independently for every pair: CS@K is 0 for them in expectation,
+nDCG@K is not.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visavis.data.dataset import Dataset
+from visavis.errors import DataError, SpecError
+from visavis.evaluation.blocks import Score
+from visavis.evaluation.protocols import Protocol, named
+from visavis.metrics import coherent_scores, ndcg
+from visavis.spec import parse
+from visavis.supervision.graded import CATALOG, Degrees
+from visavis.types import Encoded
+
+SEMANTICS: dict[str, Literal["a", "b"]] = {"reference": "b", "paper": "a"}
+"""Each way to count CS@K with its tau."""
+FEW, MANY = (100, 200, 1000), (500, 5000)
+"""The K of the Ladder paper for 1,000 test images and for 5,000."""
+SEED = 0
+"""Of the random scores."""
+
+
+@dataclass(frozen=True, eq=False)
+class Coherence:
+    """How well the order of candidates follows degrees.
+
+    degrees: who tells them. semantics: see ``coherence_of``. ks: the K, at most the number of images. candidates: of an image and
+    of a text. per_query: by the keys of ``metrics.CATALOG`` (``i2t_cs_at_100``), a value a query, NaN where it is undefined.
+    random: the means of random scores, by the same keys.
+    """
+
+    degrees: str
+    semantics: str
+    ks: tuple[int, ...]
+    candidates: tuple[int, int]
+    per_query: dict[str, np.ndarray]
+    random: dict[str, float | None]
+
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """Means over the queries for which a metric is defined; None where it is for none."""
+        return {name: _mean(values) for name, values in self.per_query.items()}
+
+    @property
+    def undefined(self) -> dict[str, int]:
+        """How many queries are left out of each mean."""
+        return {name: int(np.isnan(values).sum()) for name, values in self.per_query.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """One flat object: each mean, with ``_undefined`` how many queries it leaves out, with ``_random`` that of random scores."""
+        return (
+            {"degrees": self.degrees, "coherence": self.semantics}
+            | self.metrics
+            | {f"{name}_undefined": count for name, count in self.undefined.items()}
+            | {f"{name}_random": mean for name, mean in self.random.items()}
+        )
+
+
+def coherence_of(
+    visual: Encoded,
+    text: Encoded,
+    score: Score,
+    data: Dataset,
+    degrees: Degrees | str,
+    *,
+    semantics: str = "reference",
+    ks: tuple[int, ...] = (),
+    protocol: str | Protocol = "plain",
+    block: int = 256,
+) -> Coherence:
+    """CS@K and nDCG@K both ways of encoded images and captions, those of ``data`` in its order.
+
+    semantics: what CS@K ranks and counts. "reference", as the released code of the Ladder loss: the first caption of each image
+    only, tau-b. "paper", as its text: all captions, tau-a. An image's degrees are those of its first caption, or the truth
+    about it where ``degrees`` knows that.
+    ks: default those of the paper for so many images. protocol: its folds; queries of all folds are one mean.
+    block: the number of queries scored at once; it sets the memory and never the result.
+    Raises SpecError for unknown degrees or semantics, DataError for scores or degrees that are not numbers.
+    """
+    if semantics not in SEMANTICS:
+        raise SpecError(f"semantics is {semantics!r}, expected reference or paper.")
+    tau = SEMANTICS[semantics]
+    degrees = parse(degrees, CATALOG) if isinstance(degrees, str) else degrees
+    protocol = named(protocol) if isinstance(protocol, str) else protocol
+    relevance = degrees.between(data)
+    image_of = torch.from_numpy(data.image_of)
+    ranked = torch.tensor([own[0] for own in data.captions_of]) if semantics == "reference" else torch.arange(len(text))
+    folds = [(images, ranked[torch.isin(image_of[ranked], images)]) for images in torch.arange(len(visual)).chunk(protocol.folds)]
+    size = len(folds[0][0])
+    ks = tuple(sorted({min(k, size) for k in ks or (FEW if size < max(MANY) else MANY)}))
+    found: dict[str, list[Tensor]] = defaultdict(list)
+    random: dict[str, list[Tensor]] = defaultdict(list)
+    for images, texts in folds:
+        for way, queries, candidates in (("i2t", images, texts), ("t2i", texts, images)):
+            for rows in queries.split(block):
+                pairs = (rows, candidates) if way == "i2t" else (candidates, rows)
+                scores, truth = score(visual[pairs[0]], text[pairs[1]]).cpu(), relevance(*pairs)
+                if way == "t2i":
+                    scores, truth = scores.T, truth.T
+                _refuse_nan({"scores": scores, "degrees": truth}, "image" if way == "i2t" else "text", rows)
+                for into, values in ((found, scores), (random, _random(rows, len(candidates), way))):
+                    for name, per_query in _measures(values, truth, ks, tau):
+                        into[f"{way}_{name}"].append(per_query)
+    return Coherence(
+        degrees=repr(degrees),
+        semantics=semantics,
+        ks=ks,
+        candidates=(len(folds[0][1]), size),
+        per_query={name: torch.cat(values).numpy() for name, values in found.items()},
+        random={name: _mean(torch.cat(values).numpy()) for name, values in random.items()},
+    )
+
+
+def _measures(scores: Tensor, truth: Tensor, ks: tuple[int, ...], tau: Literal["a", "b"]) -> Iterator[tuple[str, Tensor]]:
+    """Each metric of a block ``[R, C]`` with its values ``[R]``."""
+    top, index = scores.topk(max(ks), dim=1)
+    near, every_ndcg = truth.gather(1, index), ndcg(scores, truth)
+    for k in ks:
+        yield f"cs_at_{k}", coherent_scores(top, near, k=k, tau=tau)
+        yield f"ndcg_at_{k}", every_ndcg[:, k - 1]
+
+
+def _random(queries: Tensor, candidates: int, way: str) -> Tensor:
+    """Scores ``[R, C]`` that depend on the query's position alone, so that blocks change nothing."""
+    return torch.from_numpy(np.stack([np.random.default_rng((SEED, way == "t2i", query)).random(candidates) for query in queries.tolist()]))
+
+
+def _refuse_nan(blocks: dict[str, Tensor], kind: str, queries: Tensor) -> None:
+    for what, block in blocks.items():
+        for row in block.isnan().any(1).nonzero()[:1, 0].tolist():
+            remedy = "the model or its features are broken" if what == "scores" else "mend what tells them"
+            raise DataError(f"the {what} of {kind} {int(queries[row])} hold NaN: {remedy}.")
+
+
+def _mean(values: np.ndarray) -> float | None:
+    defined = values[~np.isnan(values)]
+    return float(defined.mean()) if len(defined) else None

@@ -1,0 +1,53 @@
+"""Encoders that read two texts at once and say one number of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from visavis.errors import DataError
+from visavis.models.towers import model_folder, quiet_transformers
+
+
+class PairTower(nn.Module):
+    """Pairs of texts to one number each: a sequence classifier of ``transformers`` with one output."""
+
+    def __init__(self, model: Any, tokenizer: Any):
+        super().__init__()
+        self.model, self.tokenizer = model, tokenizer
+        self.longest = min(model.config.max_position_embeddings, tokenizer.model_max_length)
+
+    def preprocess(self, first: Sequence[str], second: Sequence[str]) -> Any:
+        """Tokens of pairs, padded to the longest."""
+        return self.tokenizer(list(first), list(second), truncation=True, max_length=self.longest, padding=True, return_tensors="pt")
+
+    def forward(self, tokens: Any) -> Tensor:
+        """The model's number for each pair ``[N]``, float32."""
+        return self.model(**tokens).logits[:, 0].float()
+
+    @torch.no_grad()
+    def encode(self, first: Sequence[str], second: Sequence[str]) -> Tensor:
+        return self(self.preprocess(first, second).to(next(self.parameters()).device))
+
+
+def open_pairs(name: str, *, new_output: bool = False) -> PairTower:
+    """The pair encoder of a name, in evaluation mode. new_output: an untrained output on the encoder of that name, to be trained.
+
+    Raises DataError if there is no such model, or if it does not say one number.
+    """
+    folder = model_folder(name)
+    options = {"num_labels": 1} if new_output else {}
+    try:
+        with quiet_transformers() as transformers:
+            kind = transformers.AutoModelForSequenceClassification
+            model, loading = kind.from_pretrained(folder, use_safetensors=True, output_loading_info=True, **options)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder} does not hold a model that transformers can read: {str(error).splitlines()[0]}") from None
+    if model.config.num_labels != 1 or (loading["missing_keys"] and not new_output):
+        found = "no trained output" if loading["missing_keys"] else f"{model.config.num_labels} outputs"
+        raise DataError(f"{folder} has {found}, expected a cross-encoder with one output: visavis relevance fit --kind cross makes one.")
+    return PairTower(model, tokenizer).eval()

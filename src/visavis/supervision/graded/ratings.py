@@ -1,0 +1,74 @@
+"""Pairs of sentences that people rated by how much they say the same."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from visavis import storage
+from visavis.data.reading import find_file
+from visavis.errors import DataError
+
+BEST = 5.0
+"""The highest rating of both collections; the lowest is 0."""
+
+
+@dataclass(frozen=True)
+class RatedPairs:
+    """What people said of pairs: ``first[i]`` and ``second[i]`` are alike by ``ratings[i]``, from 0 to 5."""
+
+    name: str
+    first: Sequence[str]
+    second: Sequence[str]
+    ratings: np.ndarray
+
+
+def read_stsb(split: Literal["train", "dev", "test"], folder: str | Path = "stsb") -> RatedPairs:
+    """A split of the STS benchmark (Cer et al., 2017): ``sts-<split>.tsv``, as published. Raises DataError naming a bad line."""
+    path = find_file(Path(folder) / f"sts-{split}.tsv")
+    rows = list(csv.DictReader(storage.read_text(path).splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
+    ratings = _ratings(path, rows, "score", ("sentence1", "sentence2"))
+    return RatedPairs(f"STS-B {split}", [row["sentence1"] for row in rows], [row["sentence2"] for row in rows], ratings)
+
+
+def read_crisscrossed(folder: str | Path = "coco_5k_test_text") -> RatedPairs:
+    """The caption pairs of Crisscrossed Captions (Parekh et al., 2021): ``cxc_sts_test.csv``, with the captions it names by number.
+
+    Raises DataError naming a bad line, or a caption that the list of captions does not have.
+    """
+    path, listed = find_file(Path(folder) / "cxc_sts_test.csv"), find_file(Path(folder) / "dataset_coco_5k_test.json")
+    rows = list(csv.DictReader(storage.read_text(path).splitlines()))
+    ratings = _ratings(path, rows, "agg_score", ("caption1", "caption2"))
+    try:
+        captions = {
+            str(sentence["sentid"]): sentence["raw"] for image in storage.read_json(listed)["images"] for sentence in image["sentences"]
+        }
+    except (KeyError, TypeError):
+        raise DataError(f"{listed} is no list of images with their sentences, each with its sentid.") from None
+    first, second = ([row[name].rpartition(":")[2] for row in rows] for name in ("caption1", "caption2"))
+    if unknown := next((number for number in (*first, *second) if number not in captions), None):
+        raise DataError(f"{path} names the caption {unknown}, which {listed} does not have.")
+    return RatedPairs("Crisscrossed Captions", [captions[number] for number in first], [captions[number] for number in second], ratings)
+
+
+def _ratings(path: Path, rows: Sequence[Mapping[str, str | None]], column: str, texts: tuple[str, str]) -> np.ndarray:
+    """The ratings of rows that have both texts and a number from 0 to 5."""
+    ratings = np.empty(len(rows))
+    for i, row in enumerate(rows):
+        try:
+            ratings[i] = float(row[column] or "")
+        except (KeyError, ValueError):
+            ratings[i] = math.nan
+        if not 0 <= ratings[i] <= BEST or any(row.get(text) is None for text in texts):
+            raise DataError(
+                f"{path}, line {i + 2}: expected {texts[0]}, {texts[1]} and a {column} from 0 to 5, as the first line names them."
+            )
+    if not rows:
+        raise DataError(f"{path} holds no rated pairs.")
+    return ratings

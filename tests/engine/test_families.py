@@ -1,0 +1,115 @@
+"""Objectives of one number for each query: one block of scores for both directions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from visavis import PairLoss, Targets
+from visavis.engine import cosine, pair_loss
+from visavis.errors import VisavisError
+from visavis.objectives import CATALOG, RSP, VLC, Goal, NTXent, Unified
+from visavis.objectives.summary import SummaryObjective
+
+from .cases import IDS, close, every_reduction, needed, same, vectors
+
+FORMS = (
+    *(kind() for kind in CATALOG if issubclass(kind, SummaryObjective)),
+    *Goal.all(),
+    *Goal.all(semantics="reference"),
+    NTXent(denominator="negatives"),
+    RSP(coefficients=(0.1, 0.5, -1.0)),
+)
+SUMMARIES = [objective for objective in FORMS if objective.knows_enough(Targets.paired(1))]
+every_summary = pytest.mark.parametrize("objective", SUMMARIES, ids=str)
+
+
+def with_offline(query_ids, candidate_ids) -> Targets:
+    facts = {name: fact for name, fact in needed(len(query_ids), len(candidate_ids)).items() if "offline" in name}
+    return Targets(query_ids=query_ids, candidate_ids=candidate_ids, **facts)
+
+
+@pytest.fixture
+def both_at_once(monkeypatch):
+    """Whoever takes one direction after the other fails."""
+
+    def refuse(*_arguments, **_names):
+        raise VisavisError("one direction after the other")
+
+    monkeypatch.setattr(pair_loss, "each_direction", refuse)
+
+
+@every_summary
+@every_reduction
+@pytest.mark.parametrize("ids", IDS)
+def test_both_directions_at_once_equal_one_after_the_other(objective, reduction, ids, monkeypatch):
+    objective, targets = replace(objective, reduction=reduction), with_offline(*IDS[ids])
+    images, texts = vectors(*targets.shape)
+    inputs = [images, texts, targets.query_offline_scores, targets.candidate_offline_scores]
+    with monkeypatch.context() as patched:
+        patched.setattr(pair_loss, "is_summary", lambda *_: False)
+        apart = PairLoss(objective, block_rows=2)(images, texts, targets=targets)
+    same(PairLoss(objective, block_rows=2), apart, inputs, images, texts, targets=targets)
+    same(PairLoss(objective, block_rows=2), objective(cosine(images, texts), targets), inputs, images, texts, targets=targets)
+
+
+@every_summary
+def test_one_block_serves_both_directions(objective, both_at_once):
+    PairLoss(objective)(*vectors(5, 5), targets=with_offline(range(5), range(5)))
+
+
+@pytest.mark.parametrize("objective", [Goal(), Goal(pair="lin_ms"), RSP(gamma=3)], ids=str)
+def test_who_needs_more_than_one_number_takes_the_general_way(objective, both_at_once):
+    with pytest.raises(VisavisError, match="one direction after the other"):
+        PairLoss(objective, block_rows=2)(*vectors(5, 5))
+    with pytest.raises(VisavisError, match="one direction after the other"):
+        PairLoss(Unified(), block_rows=2)(*vectors(5, 5), targets=Targets.paired(5, weight=torch.rand(5, 5)))
+
+
+SPREADS = {
+    "antipodal": lambda x: torch.stack([x, -x], 1).flatten(0, 1),
+    "one far group": lambda x: torch.cat([x + 100, -x - 100]),
+    "ordinary": lambda x: torch.cat([x, torch.randn_like(x)]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("sharpness", [1.0, 50.0, 1e3, 1e5])
+@pytest.mark.parametrize("spread", SPREADS)
+def test_no_sharpness_underflows(dtype, sharpness, spread):
+    images = SPREADS[spread](torch.randn(6, 4)).to(dtype).requires_grad_()
+    texts = (-images + 0.01 * torch.randn_like(images)).detach().requires_grad_()
+    for objective in (VLC(gamma=sharpness), Unified(gamma=sharpness), NTXent(tau=1 / sharpness)):
+        expected = objective(cosine(images, texts), Targets.paired(12))
+        tolerance = {"rtol": 1e-10, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-6 * sharpness}
+        value = PairLoss(objective, block_rows=5)(images, texts)
+        close(value, expected, **tolerance)
+        for ours, right in zip(*(torch.autograd.grad(each, (images, texts)) for each in (value, expected)), strict=True):
+            scale = right.abs().max().item() + 1e-30
+            close(ours / scale, right / scale, rtol=1e-3, atol=1e-8 if dtype == torch.float64 else 3e-3 * max(1, sharpness / 1e3))
+
+
+@every_summary
+@pytest.mark.parametrize("rows", [2, 100])
+def test_edges_are_finite(objective, rows):
+    targets = with_offline(range(5), range(5))
+    for images, texts in ((torch.ones(5, 3), torch.ones(5, 3)), (torch.eye(5), -torch.eye(5)), (torch.zeros(5, 2), torch.eye(5)[:, :2])):
+        images.requires_grad_()
+        value = PairLoss(objective, block_rows=rows)(images, texts, targets=targets)
+        value.backward()
+        assert value.isfinite()
+        assert images.grad.isfinite().all()
+        close(value, objective(cosine(images, texts), targets), rtol=1e-5, atol=1e-5)
+
+
+@every_summary
+@pytest.mark.parametrize("broken", range(6))
+def test_a_negative_that_is_no_number_is_not_hidden(objective, broken):
+    images, texts = torch.randn(6, 5), torch.randn(6, 5)
+    texts[broken, 2] = torch.nan
+    for rows in (1, 2, 6):
+        assert PairLoss(objective, block_rows=rows)(images, texts, targets=with_offline(range(6), range(6))).isnan()
+        strangers = [number if number != broken else 99 for number in range(6)]  # nobody's positive, everybody's negative
+        assert PairLoss(objective, block_rows=rows)(images, texts, targets=with_offline(range(6), strangers)).isnan()

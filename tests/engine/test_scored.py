@@ -1,0 +1,72 @@
+"""Blocks of any score: functions with parameters, with dropout, with a scale."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from visavis import PairLoss, Targets
+from visavis.engine import cosine
+from visavis.errors import VisavisError
+from visavis.objectives import NTXent, Triplet, TripletHN, Unified
+from visavis.types import Encoded
+
+from .cases import WordScore, close, every_objective, every_reduction, items, needed, same, vectors
+
+
+@every_objective
+@every_reduction
+@pytest.mark.parametrize("extra", [False, True])
+def test_any_score_with_parameters_of_its_own(kind, reduction, extra):
+    score, images, texts, more = WordScore(), items(5, 3), items(6, 4), items(2, 7)
+    facts = {name: fact for name, fact in needed(5, 6).items() if not extra or "offline" in name}
+    targets = Targets(query_ids=[1, 1, 2, 3, 4], candidate_ids=[1, 2, 2, 3, 4, 4], **facts)
+    arguments = {"targets": targets} | ({"extra_texts": more, "extra_text_ids": [2, 9]} if extra else {})
+    objective = kind(reduction=reduction)
+    try:
+        expected = PairLoss(objective, score=score)(images, texts, **arguments)
+    except VisavisError:
+        pytest.skip(f"{kind.__name__} needs facts of pairs, which say nothing about extra candidates")
+    inputs = [images.vectors, texts.vectors, more.vectors, score.map.weight]
+    same(PairLoss(objective, score=score, block_rows=2), expected, inputs, images, texts, **arguments)
+
+
+def test_parameters_are_found_wherever_a_score_keeps_them():
+    module, outer = WordScore(), torch.randn(6, dtype=torch.float64, requires_grad=True)
+    weights = outer.exp()
+    images, texts = vectors(4, 4)
+    for objective in (Triplet(), Unified()):
+        expected = objective((images * weights) @ texts.T, Targets.paired(4))
+        loss = PairLoss(objective, block_rows=3, score=lambda images, texts: (images * weights) @ texts.T)
+        same(loss, expected, [images, texts, outer], images, texts)
+    regions, words = items(4, 3), items(4, 5)
+    value = PairLoss(Unified(), block_rows=3, score=module.forward)(regions, words)
+    value.backward()
+    right = torch.autograd.grad(Unified()(module(regions, words), Targets.paired(4)), module.map.weight)
+    close(module.map.weight.grad, *right)
+
+
+@pytest.mark.parametrize("objective", [Unified(gamma=3.0), TripletHN()], ids=str)
+def test_a_block_scored_twice_drops_the_same(objective):
+    score, images, texts = WordScore(dropout=0.5), items(8, 3), items(8, 4)
+    loss = PairLoss(objective, score=score, block_rows=3)
+    torch.manual_seed(1)
+    value = loss(images, texts)
+    (found,) = torch.autograd.grad(value, images.vectors)
+    step = 1e-6 * torch.randn_like(found)
+    torch.manual_seed(1)
+    moved = loss(Encoded(images.vectors.detach() + step, images.mask), texts)
+    torch.testing.assert_close((moved - value).detach(), (found * step).sum(), rtol=1e-3, atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [7.0, nn.Parameter(torch.tensor(7.0).double()), nn.Parameter(torch.tensor([7.0]).double())], ids=str)
+@pytest.mark.parametrize("score", [None, lambda images, texts: cosine(images, texts)], ids=["cosine", "function"])
+def test_a_scale(scale, score):
+    images, texts = vectors(7, 7)
+    for objective in (NTXent(), NTXent(denominator="negatives", reduction="sum")):
+        expected = replace(objective, tau=1.0)(scale * cosine(images, texts), Targets.paired(7))
+        inputs = [images, texts, *([scale] if isinstance(scale, nn.Parameter) else [])]
+        same(PairLoss(objective, scale=scale, score=score, block_rows=3), expected, inputs, images, texts)
