@@ -5,6 +5,7 @@ python studies/irrelevance.py ["CBoW()" ...]     needs flickr8k with ExpertAnnot
 One bound for all pairs, or one for each caption among all images: the median degree either way. For both: how well degrees tell
 pairs that experts rate 1 on average (not related; 1 to 4) from the others (AUC), the share of those pairs that are at most the
 bound, and the share of pairs rated 3 or more that are, too, and should not be. An image's own captions are left out.
+Then what share of all images one bound for all pairs puts below it, for short captions and for long ones.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from scipy.stats import mannwhitneyu
 
 from visavis.data import open_dataset
+from visavis.data.captions import tokenize
 from visavis.data.dataset import Dataset
 from visavis.data.reading import find_file
 from visavis.spec import parse
@@ -38,7 +40,7 @@ def main() -> None:
     images, captions, ratings = judgements(data)
     unrelated, related = ratings == 1, ratings >= 3
     print(f"{len(ratings):,} pairs of a test image and another's caption: {unrelated.sum():,} unrelated, {related.sum():,} rated 3 or more")
-    print(f"{'degrees':12}{'image':8}{'bound':14}{'AUC':>6}{'unrelated marked':>20}{'related marked':>18}")
+    print(f"{'degrees':18}{'image':8}{'bound':14}{'AUC':>6}{'unrelated marked':>20}{'related marked':>18}")
     for text in sys.argv[1:] or ["CBoW()"]:
         for image in ("own", "best", "mean"):
             degrees = parse(text, CATALOG).between(data, image)
@@ -49,7 +51,12 @@ def main() -> None:
             for bound, how, middle in (("all pairs", values, np.median(block)), ("each caption", among, 0.5)):
                 auc = mannwhitneyu(how[~unrelated], how[unrelated]).statistic / (unrelated.sum() * (~unrelated).sum())
                 marked = how <= middle
-                print(f"{text:12}{image:8}{bound:14}{auc:6.3f}{marked[unrelated].mean():20.1%}{marked[related].mean():18.1%}")
+                print(f"{text:18}{image:8}{bound:14}{auc:6.3f}{marked[unrelated].mean():20.1%}{marked[related].mean():18.1%}")
+        lengths = np.array([len(tokenize(caption)) for caption in data.captions])
+        block = parse(text, CATALOG).between(data, "best")(torch.arange(len(data.images)), torch.arange(len(data.captions))).numpy()
+        below = (block <= np.median(block)).mean(0)
+        for words, which in (("up to 4", lengths <= 4), ("15 or more", lengths >= 15)):
+            print(f"{text}, image best, all pairs: {below[which].mean():.0%} of images for the {which.sum()} captions of {words} words")
 
 
 if __name__ == "__main__":
