@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from visavis.diagnosis.walk import Diagnosis
     from visavis.environment import Fact
     from visavis.evaluation import Coherence, Evaluation
-    from visavis.report.coherence.comparison import Comparison
     from visavis.evaluation.agreement import Agreement
+    from visavis.report.coherence.comparison import Comparison
     from visavis.retrieval.query import Hit
     from visavis.supervision.graded.agreement import Agreement as Judged
     from visavis.supervision.graded.fitting import Fitted

@@ -25,11 +25,12 @@ from visavis.errors import DataError, RefusedOverwrite, RunError, SpecError, Vis
 from visavis.report.coherence import page
 from visavis.report.coherence.figures import lists_picture
 from visavis.report.coherence.lists import answer, choose
-from visavis.report.coherence.measure import Mean, Scale, measure
+from visavis.report.coherence.measure import Mean, Ranker, Scale, measure
 from visavis.report.coherence.thumbnails import Thumbnails
 from visavis.report.page import Shades
 from visavis.supervision.graded import Degrees
 from visavis.training.running import open_run, recipe_of
+from visavis.types import Encoded
 from visavis.watch import Silent
 
 RECIPE = """
@@ -46,14 +47,10 @@ supervision = "GradedSupervision(degrees='SceneDegrees()')"
 VOID = {"meta", "img", "source", "br"}
 
 
-class Given:
+def given(name, matrix):
     """A ranker that scores as it is told: a matrix of images and captions."""
-
-    def __init__(self, name, matrix):
-        self.name, self.objective, self.matrix = name, "none", torch.tensor(matrix)
-
-    def scores(self, way, queries, candidates):
-        return self.matrix[candidates][:, queries].T if way == "t2i" else self.matrix[queries][:, candidates]
+    ones = torch.eye(len(matrix))
+    return Ranker(name, "none", Encoded(ones @ torch.tensor(matrix)), Encoded(ones), lambda images, texts: images.vectors @ texts.vectors.T)
 
 
 def four(*captions):
@@ -62,8 +59,8 @@ def four(*captions):
 
 
 DEGREES = torch.tensor([[1.0, 0.1, 0.2, 0.3], [0.5, 1.0, 0.2, 0.2], [0.6, 0.3, 1.0, 0.1], [0.7, 0.4, 0.3, 1.0]])
-TRUE = Given("true", DEGREES.tolist())
-FALSE = Given("false", (1 - DEGREES).tolist())
+TRUE = given("true", DEGREES.tolist())
+FALSE = given("false", (1 - DEGREES).tolist())
 
 
 class Told(Degrees):
@@ -115,17 +112,17 @@ def test_counts_and_scores_by_hand():
     lowest degree first, are exactly these; so are they for images as queries.
     """
     for way in ("t2i", "i2t"):
-        true, false = measure([TRUE, FALSE], way, TOLD, "best", four(), Scale(), 2, Silent())
+        true, false = measure([TRUE, FALSE], TOLD, "best", four(), Scale(), 2, Silent())[way]
         assert (true.irrelevant.mean, false.irrelevant.mean) == (0, 2)
         assert (true.more.mean, false.more.mean, false.more.half) == (0, 2, 0)
         assert list(true.scores) == [4]
         assert (true.whole.mean, false.whole.mean) == (pytest.approx(1), pytest.approx(-1))
-    (three,) = measure([FALSE], "t2i", TOLD, "best", four(), Scale(), 3, Silent())
+    (three,) = measure([FALSE], TOLD, "best", four(), Scale(), 3, Silent())["t2i"]
     assert three.irrelevant.mean == 2
 
 
 def test_a_query_whose_degrees_are_all_equal_is_counted_as_undefined():
-    (found,) = measure([TRUE], "t2i", Told(torch.ones(4, 4)), "best", four(), Scale(), 2, Silent())
+    (found,) = measure([TRUE], Told(torch.ones(4, 4)), "best", four(), Scale(), 2, Silent())["t2i"]
     assert found.whole.undefined == 4
     assert found.irrelevant.mean == 0
 

@@ -16,7 +16,7 @@ from visavis.errors import RunError, VisavisError
 from visavis.report.coherence import page
 from visavis.report.coherence.figures import lists_picture, scores_picture
 from visavis.report.coherence.lists import Query, answer, choose
-from visavis.report.coherence.measure import WAYS, Coherence, Lot, Ranked, Ranker, Scale, Way, check, measure
+from visavis.report.coherence.measure import WAYS, Measured, Ranker, Scale, Way, check, measure
 from visavis.report.coherence.thumbnails import Thumbnails
 from visavis.report.figures import DARK, LIGHT, require_matplotlib
 from visavis.report.page import Shades
@@ -41,7 +41,7 @@ class Comparison:
     scale: Scale
     rankers: tuple[Ranker, ...]
     taught: tuple[str, ...]
-    measured: Mapping[Way, Sequence[Coherence]]
+    measured: Mapping[Way, Sequence[Measured]]
     queries: tuple[Query, ...]
 
     @property
@@ -113,7 +113,7 @@ def compare_runs(
     check(told, data)
     folder = storage.numbered_folder("runs/coherence") if out is None else storage.new_folder(out)
     ranked = tuple(ranker for ranker, _ in opened)
-    rankers: tuple[Ranker, ...] = (*ranked, Lot(seed))
+    rankers = (*ranked, Ranker.lot(data, seed))
     comparison = Comparison(
         folder,
         data,
@@ -123,7 +123,7 @@ def compare_runs(
         scale,
         rankers,
         tuple(name for name, recipe in zip(names, recipes, strict=True) if _taught(recipe, estimator)),
-        {way: measure(rankers, way, estimator, image, data, scale, top, watch) for way in WAYS},
+        measure(rankers, estimator, image, data, scale, top, watch),
         tuple(answer(way, index, ranked, told, data, scale, top) for way, index in chosen),
     )
     _write(comparison)
@@ -141,10 +141,10 @@ def _write(comparison: Comparison) -> None:
     storage.write_text(folder / "report.html", page.write(comparison, scores, thumbnails))
 
 
-def _open(run: Path, name: str, recipe: Recipe, split: str, watch: Watch) -> tuple[Ranked, Dataset]:
+def _open(run: Path, name: str, recipe: Recipe, split: str, watch: Watch) -> tuple[Ranker, Dataset]:
     material, matcher = open_run(run, recipe, watch)
     data = material.data.split(split)
-    return Ranked(name, recipe.phases[-1].objective, matcher, *material.encode(matcher, data)), data
+    return Ranker.of_run(name, recipe.phases[-1].objective, matcher, *material.encode(matcher, data)), data
 
 
 def _names(runs: Sequence[Path]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from visavis.data.dataset import Dataset
 from visavis.report.coherence.lists import Item, Query, TopList
-from visavis.report.coherence.measure import WAYS, Coherence, Way
+from visavis.report.coherence.measure import WAYS, Measured, Way
 from visavis.report.coherence.thumbnails import Thumbnails
 from visavis.report.figures import LIGHT, Theme, dress, new_figure, png, quoted
 
@@ -81,7 +81,7 @@ def _mark(canvas: Any, item: Item, spot: tuple[float, float, float]) -> None:
         canvas.add_patch(Rectangle((left, bottom), side, side, fill=False, edgecolor=LIGHT.right, linewidth=3.5, zorder=4))
 
 
-def scores_picture(names: Sequence[str], measured: Mapping[Way, Sequence[Coherence]], theme: Theme = LIGHT) -> bytes:
+def scores_picture(names: Sequence[str], measured: Mapping[Way, Sequence[Measured]], theme: Theme = LIGHT) -> bytes:
     """CS@K against K, both ways: a line for each ranker, its 95 % interval as a band; the last one is the random order."""
     figure = new_figure(8.6, 3.4, theme)
     for number, (way, title) in enumerate(WAYS.items()):

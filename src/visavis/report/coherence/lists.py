@@ -14,7 +14,7 @@ import torch
 from visavis.data.captions import tokenize
 from visavis.data.dataset import Dataset
 from visavis.errors import VisavisError
-from visavis.report.coherence.measure import Ranker, Scale, Way, both, in_order, relevance_of
+from visavis.report.coherence.measure import Ranker, Scale, Way, in_order, relevance_of, sides
 from visavis.supervision.graded import ImageDegrees
 
 
@@ -77,7 +77,7 @@ class Query:
 
 def answer(way: Way, index: int, rankers: Sequence[Ranker], degrees: ImageDegrees, data: Dataset, scale: Scale, top: int) -> Query:
     """The first ``top`` items of every ranker for one query."""
-    query, candidates = torch.tensor([index]), both(data)[way == "t2i"]
+    query, candidates = torch.tensor([index]), sides(data, way)[1]
     relevance = relevance_of(degrees, way, query, candidates)
     bands, bound = scale.bands(relevance)[0], scale.bounds(relevance)[0, 0].item()
     own = torch.from_numpy(np.arange(len(data.images)) == data.image_of[index] if way == "t2i" else data.image_of == index)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,7 +17,8 @@ from torch import Tensor
 
 from visavis.data.dataset import Dataset
 from visavis.errors import DataError, VisavisError
-from visavis.metrics.coherent import coherent_scores
+from visavis.evaluation.blocks import Score
+from visavis.evaluation.coherence import Coherence, coherence_of
 from visavis.models import Matcher
 from visavis.supervision.graded import Degrees, ImageBy, ImageDegrees
 from visavis.types import Encoded
@@ -26,7 +27,7 @@ from visavis.watch import Watch
 Way = Literal["t2i", "i2t"]
 WAYS: dict[Way, str] = {"t2i": "text to image", "i2t": "image to text"}
 CUTS = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
-"""Where CS@K is measured, besides the whole list."""
+"""Where CS@K is measured."""
 
 TAILS = (1.0, 0.5, 0.2, 0.02)
 """Of the candidates that are not irrelevant, how many reach each band of relevance."""
@@ -79,55 +80,49 @@ class Mean:
         apart = np.bincount(images[defined], numbers[defined] - mean)
         return cls(mean, 1.96 * float(np.sqrt((apart**2).sum())) / max(int(defined.sum()), 1), int((~defined).sum()))
 
-    def __str__(self) -> str:
-        return f"{self.mean:.2f} ± {self.half:.2f}"
-
-
-class Ranker(Protocol):
-    """What orders candidates: a run, or the lot. name: of the run's folder. objective: what it was trained with."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def objective(self) -> str: ...
-
-    def scores(self, way: Way, queries: Tensor, candidates: Tensor) -> Tensor:
-        """The scores of queries with candidates, by index: ``[Q, C]``."""
+    def to_json(self) -> dict[str, float | int | None]:
+        return {**asdict(self), "mean": None if math.isnan(self.mean) else self.mean}
 
 
 @dataclass(frozen=True, eq=False)
-class Ranked:
-    """A run's best model with all images and texts of a split, encoded."""
+class Ranker:
+    """What orders candidates: a run's best model with all images and texts of a split, encoded, or the lot.
+
+    name: of the run's folder. objective: what it was trained with.
+    """
 
     name: str
     objective: str
-    matcher: Matcher
     images: Encoded
     texts: Encoded
+    score: Score
 
-    @torch.inference_mode()
+    @classmethod
+    def of_run(cls, name: str, objective: str, matcher: Matcher, images: Encoded, texts: Encoded) -> Ranker:
+        device = next(matcher.parameters()).device
+
+        @torch.inference_mode()
+        def score(some_images: Encoded, some_texts: Encoded) -> Tensor:
+            return matcher.score(some_images.to(device), some_texts.to(device)).float().cpu()
+
+        return cls(name, objective, images, texts, score)
+
+    @classmethod
+    def lot(cls, data: Dataset, seed: int) -> Ranker:
+        """A random order."""
+        generator = torch.Generator().manual_seed(seed)
+        images, texts = (Encoded(torch.empty(len(items), 0)) for items in (data.images, data.captions))
+        return cls("random", "by lot", images, texts, lambda some, others: torch.rand(len(some), len(others), generator=generator))
+
     def scores(self, way: Way, queries: Tensor, candidates: Tensor) -> Tensor:
-        device = next(self.matcher.parameters()).device
-        images, texts = (candidates, queries) if way == "t2i" else (queries, candidates)
-        scores = self.matcher.score(self.images[images].to(device), self.texts[texts].to(device)).float().cpu()
-        return scores.T if way == "t2i" else scores
-
-
-class Lot:
-    """A random order."""
-
-    name, objective = "random", "by lot"
-
-    def __init__(self, seed: int):
-        self.generator = torch.Generator().manual_seed(seed)
-
-    def scores(self, way: Way, queries: Tensor, candidates: Tensor) -> Tensor:
-        return torch.rand(len(queries), len(candidates), generator=self.generator)
+        """The scores of queries with candidates, by index: ``[Q, C]``."""
+        if way == "t2i":
+            return self.score(self.images[candidates], self.texts[queries]).T
+        return self.score(self.images[queries], self.texts[candidates])
 
 
 @dataclass(frozen=True)
-class Coherence:
+class Measured:
     """How coherent the lists of one ranker are, one way.
 
     irrelevant: how many items among the first are totally irrelevant. more: how many more than in the lists of the first
@@ -140,37 +135,44 @@ class Coherence:
 
     @property
     def whole(self) -> Mean:
-        """CS of the whole list."""
+        """CS of the longest list."""
         return self.scores[max(self.scores)]
 
     def to_json(self) -> dict[str, Any]:
-        curve = [{"k": k, **asdict(score)} for k, score in self.scores.items()]
-        return {"irrelevant": asdict(self.irrelevant), "more_than_first": asdict(self.more), "coherent_score": curve}
+        curve = [{"k": k, **score.to_json()} for k, score in self.scores.items()]
+        return {"irrelevant": self.irrelevant.to_json(), "more_than_first": self.more.to_json(), "coherent_score": curve}
 
 
 def measure(
-    rankers: Sequence[Ranker], way: Way, degrees: Degrees, image: ImageBy, data: Dataset, scale: Scale, top: int, watch: Watch
-) -> list[Coherence]:
-    """One way, with every ranker. Items are counted in the lists of all queries; CS@K is of the first caption of each image."""
-    image_of = data.image_of if way == "t2i" else np.arange(len(data.images))
-    counts = count_irrelevant(rankers, way, degrees.between(data, image), data, scale, top, watch)
-    scores = score_lists(rankers, way, degrees.between(data), data, watch)
-    return [
-        Coherence(
-            Mean.of(own, image_of),
-            Mean.of(own - counts[0], image_of),
-            {k: Mean.of(values, np.arange(len(values))) for k, values in by_k.items()},
-        )
-        for own, by_k in zip(counts, scores, strict=True)
-    ]
+    rankers: Sequence[Ranker], degrees: Degrees, image: ImageBy, data: Dataset, scale: Scale, top: int, watch: Watch
+) -> dict[Way, list[Measured]]:
+    """Every ranker, both ways. Items are counted in the lists of all queries; CS@K is that of ``visavis evaluate``."""
+    told, scores = degrees.between(data, image), []
+    for number, ranker in enumerate(rankers, 1):
+        scores.append(coherence_of(ranker.images, ranker.texts, ranker.score, data, degrees, ks=CUTS))
+        watch.work("coherent scores", number, len(rankers), 0.0)
+
+    def one_way(way: Way) -> list[Measured]:
+        image_of = data.image_of if way == "t2i" else np.arange(len(data.images))
+        counts = count_irrelevant(rankers, way, told, data, scale, top, watch)
+        return [
+            Measured(Mean.of(own, image_of), Mean.of(own - counts[0], image_of), _curve(each, way))
+            for own, each in zip(counts, scores, strict=True)
+        ]
+
+    return {way: one_way(way) for way in WAYS}
+
+
+def _curve(found: Coherence, way: Way) -> dict[int, Mean]:
+    values = {k: found.per_query[f"{way}_cs_at_{k}"] for k in found.ks}
+    return {k: Mean.of(torch.from_numpy(each), np.arange(len(each))) for k, each in values.items()}
 
 
 def count_irrelevant(
     rankers: Sequence[Ranker], way: Way, degrees: ImageDegrees, data: Dataset, scale: Scale, top: int, watch: Watch
 ) -> list[Tensor]:
     """How many of the first ``top`` items are totally irrelevant, for every query ``[Q]`` of each ranker."""
-    everything = both(data)
-    asked, candidates = everything if way == "t2i" else everything[::-1]
+    asked, candidates = sides(data, way)
     counts: list[list[Tensor]] = [[] for _ in rankers]
     for queries in asked.split(QUERIES):
         irrelevant = scale.bands(relevance_of(degrees, way, queries, candidates)) == 0
@@ -181,25 +183,10 @@ def count_irrelevant(
     return [torch.cat(numbers) for numbers in counts]
 
 
-def score_lists(rankers: Sequence[Ranker], way: Way, degrees: ImageDegrees, data: Dataset, watch: Watch) -> list[dict[int, Tensor]]:
-    """CS@K by K, for every query ``[Q]`` of each ranker, with the first caption of each image alone, as the released code counts."""
-    firsts, images = torch.tensor([own[0] for own in data.captions_of]), torch.arange(len(data.images))
-    asked, candidates = (firsts, images) if way == "t2i" else (images, firsts)
-    cuts = [*(k for k in CUTS if k < len(images)), len(images)]
-    scores: list[dict[int, list[Tensor]]] = [{k: [] for k in cuts} for _ in rankers]
-    for number, queries in enumerate(asked.split(QUERIES), 1):
-        relevance = relevance_of(degrees, way, queries, candidates)
-        for ranker, values in zip(rankers, scores, strict=True):
-            given = ranker.scores(way, queries, candidates)
-            for k in cuts:
-                values[k].append(coherent_scores(given, relevance, k=k))
-        watch.work(f"CS@K, {WAYS[way]}", min(number * QUERIES, len(asked)), len(asked), 0.0)
-    return [{k: torch.cat(values) for k, values in by_k.items()} for by_k in scores]
-
-
-def both(data: Dataset) -> tuple[Tensor, Tensor]:
-    """The indices of all captions, and of all images."""
-    return torch.arange(len(data.captions)), torch.arange(len(data.images))
+def sides(data: Dataset, way: Way) -> tuple[Tensor, Tensor]:
+    """The indices of all queries, and of all candidates."""
+    captions, images = torch.arange(len(data.captions)), torch.arange(len(data.images))
+    return (captions, images) if way == "t2i" else (images, captions)
 
 
 def relevance_of(degrees: ImageDegrees, way: Way, queries: Tensor, candidates: Tensor) -> Tensor:
@@ -209,7 +196,7 @@ def relevance_of(degrees: ImageDegrees, way: Way, queries: Tensor, candidates: T
 
 def check(degrees: ImageDegrees, data: Dataset) -> None:
     """Raises DataError for degrees that are constant or NaN, as the first captions show."""
-    captions, images = both(data)
+    captions, images = sides(data, "t2i")
     shown = relevance_of(degrees, "t2i", captions[:QUERIES], images)
     if not shown.min() < shown.max():
         raise DataError(

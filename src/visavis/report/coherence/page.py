@@ -44,7 +44,7 @@ def write(comparison: Comparison, scores: Shades, thumbnails: Thumbnails) -> str
 def _counts(comparison: Comparison) -> str:
     measured, top = comparison.measured, comparison.top
     facts = [
-        (f"{one.irrelevant.mean:.1f}", f"of the first {top} images for a caption are totally irrelevant: {ranker.name}")
+        (f"{one.irrelevant.mean:.1f}", f"{ranker.name}: totally irrelevant of the first {top} images for a caption")
         for ranker, one in zip(comparison.rankers, measured["t2i"], strict=True)
     ]
     cells = [
@@ -86,7 +86,9 @@ def _scores(comparison: Comparison) -> str:
     cells = [[comparison.measured[way][place].scores[k] for way in WAYS for k in cuts] for place in range(len(comparison.rankers))]
     undefined = max(score.undefined for measured in comparison.measured.values() for one in measured for score in one.scores.values())
     left_out = (
-        f"up to {undefined:,} queries of a mean have no value, as all their degrees are equal" if undefined else "every query has a value"
+        f"up to {undefined:,} queries of a mean have no value, since their first K degrees are all equal"
+        if undefined
+        else "every query has a value"
     )
     note = f"Means over queries, the first caption of each image alone, with their 95 % intervals; {left_out}. All K are in coherence.json."
     return _table(comparison, [[f"CS@{k:,}" for k in cuts]] * len(WAYS), cells, 3, note)
@@ -136,7 +138,7 @@ def _query(query: Query, comparison: Comparison, thumbnails: Thumbnails) -> str:
     caption = data.captions[query.index if query.way == "t2i" else data.captions_of[image][0]]
     asked = f"<q>{escape(caption)}</q>" if query.way == "t2i" else f"an image, described as <q>{escape(caption)}</q>"
     lists = "\n".join(
-        f"<div>{_heading(one)}{_images(one, comparison, thumbnails) if query.way == 't2i' else _captions(one, comparison)}</div>"
+        f"<div>{_heading(one, query.way)}{_images(one, comparison, thumbnails) if query.way == 't2i' else _captions(one, comparison)}</div>"
         for one in query.lists
     )
     note = f'<span class="note">totally irrelevant: a degree up to {query.bound:.2f}</span>'
@@ -144,8 +146,9 @@ def _query(query: Query, comparison: Comparison, thumbnails: Thumbnails) -> str:
     return f'<article class="{query.way}">{head}\n<div class="lists">{lists}</div></article>'
 
 
-def _heading(one: TopList) -> str:
-    counted = f"{one.num_irrelevant} of {len(one.items)} totally irrelevant, the first own one at rank {one.own_rank:,}"
+def _heading(one: TopList, way: Way) -> str:
+    own = "own image" if way == "t2i" else "first own caption"
+    counted = f"{one.num_irrelevant} of {len(one.items)} totally irrelevant, {own} at rank {one.own_rank:,}"
     return f'<h4>{escape(one.run)} <span class="note">{counted}</span></h4>'
 
 

@@ -19,6 +19,7 @@ h4 { font-size: .95rem; margin: 1.1rem 0 .4rem; }
 h4 .note { margin-left: .3rem; }
 .asked { display: flex; gap: .9rem; align-items: center; }
 .asked h3 { margin: 0; }
+.asked .note { display: block; margin: .2rem 0 0; }
 .asked img, .asked .words { flex: none; width: 7rem; height: 7rem; border-radius: .5rem; outline: 3px solid var(--right); }
 .words { display: block; overflow: hidden; aspect-ratio: 1; font-size: .65rem; line-height: 1.25; background: var(--card); }
 .images { display: grid; grid-template-columns: repeat(10, 1fr); gap: .55rem .45rem; list-style: none; margin: 0; padding: 0; }
@@ -35,8 +36,8 @@ h4 .note { margin-left: .3rem; }
 .right, .wrong { color: var(--paper); font-weight: 700; border-radius: 50%; width: 1.3em; height: 1.3em; line-height: 1.3em;
   font-size: .75rem; text-align: center; }
 .right { background: var(--right); } .wrong { background: var(--band-0); }
-.images b { position: absolute; z-index: 1; top: -.3rem; right: -.3rem; }
-.images .right { right: auto; left: -.3rem; }
+.images b { position: absolute; z-index: 1; top: .15rem; right: .15rem; }
+.images .right { right: auto; left: .15rem; }
 .i2t .lists { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 0 1.5rem; }
 .captions { margin: 0; padding-left: 2rem; font-size: .875rem; line-height: 1.4; }
 .captions li { margin: .3rem 0; padding-left: .55rem; border-left: 5px solid var(--band); }

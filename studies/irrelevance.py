@@ -1,0 +1,63 @@
+"""Which items do people call irrelevant? Two rules for degrees beside the expert judgements of Flickr8k's test images.
+
+python studies/irrelevance.py ["CBoW()" ...]     needs flickr8k with ExpertAnnotations.txt under VISAVIS_DATA; half a minute
+
+One bound for all pairs, or one for each caption among all images: the median degree either way. For both: how well degrees tell
+pairs that experts rate 1 on average (not related; 1 to 4) from the others (AUC), the share of those pairs that are at most the
+bound, and the share of pairs rated 3 or more that are, too, and should not be. An image's own captions are left out.
+Then what share of all images one bound for all pairs puts below it, for short captions and for long ones.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import torch
+from scipy.stats import mannwhitneyu
+
+from visavis.data import open_dataset
+from visavis.data.captions import tokenize
+from visavis.data.dataset import Dataset
+from visavis.data.reading import find_file
+from visavis.spec import parse
+from visavis.supervision.graded import CATALOG
+
+
+def judgements(data: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The image, the caption, by index, and the mean rating of every judged pair that is no image with its own caption."""
+    image = {each.name: i for i, each in enumerate(data.images)}
+    caption = {f"{name}#{k}": c for name, i in image.items() for k, c in enumerate(data.captions_of[i])}
+    rows = [line.split() for line in find_file("flickr8k/ExpertAnnotations.txt").read_text(encoding="utf-8").splitlines()]
+    images, captions = (np.array([known[row[column]] for row in rows]) for column, known in ((0, image), (1, caption)))
+    ratings = np.array([[int(rating) for rating in row[2:]] for row in rows]).mean(1)
+    foreign = data.image_of[captions] != images
+    return images[foreign], captions[foreign], ratings[foreign]
+
+
+def main() -> None:
+    data = open_dataset("flickr8k", pixels=False).split("test")
+    images, captions, ratings = judgements(data)
+    unrelated, related = ratings == 1, ratings >= 3
+    print(f"{len(ratings):,} pairs of a test image and another's caption: {unrelated.sum():,} unrelated, {related.sum():,} rated 3 or more")
+    print(f"{'degrees':18}{'image':8}{'bound':14}{'AUC':>6}{'unrelated marked':>20}{'related marked':>18}")
+    for text in sys.argv[1:] or ["CBoW()"]:
+        for image in ("own", "best", "mean"):
+            degrees = parse(text, CATALOG).between(data, image)
+            asked, place = np.unique(captions, return_inverse=True)
+            block = degrees(torch.arange(len(data.images)), torch.from_numpy(asked)).numpy()
+            values = block[images, place]
+            among = np.array([(block[:, column] <= value).mean() for value, column in zip(values, place, strict=True)])
+            for bound, how, middle in (("all pairs", values, np.median(block)), ("each caption", among, 0.5)):
+                auc = mannwhitneyu(how[~unrelated], how[unrelated]).statistic / (unrelated.sum() * (~unrelated).sum())
+                marked = how <= middle
+                print(f"{text:18}{image:8}{bound:14}{auc:6.3f}{marked[unrelated].mean():20.1%}{marked[related].mean():18.1%}")
+        lengths = np.array([len(tokenize(caption)) for caption in data.captions])
+        block = parse(text, CATALOG).between(data, "best")(torch.arange(len(data.images)), torch.arange(len(data.captions))).numpy()
+        below = (block <= np.median(block)).mean(0)
+        for words, which in (("up to 4", lengths <= 4), ("15 or more", lengths >= 15)):
+            print(f"{text}, image best, all pairs: {below[which].mean():.0%} of images for the {which.sum()} captions of {words} words")
+
+
+if __name__ == "__main__":
+    main()
