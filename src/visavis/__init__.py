@@ -19,6 +19,7 @@ _HOMES = {
     "search": "visavis.verbs",
     "demo": "visavis.verbs",
     "diagnose": "visavis.verbs",
+    "agreement": "visavis.verbs",
     "doctor": "visavis.verbs",
     "catalog": "visavis.verbs",
     "check_data": "visavis.verbs",
@@ -29,6 +30,7 @@ __all__ = [
     "PairLoss",
     "Targets",
     "__version__",
+    "agreement",
     "catalog",
     "check_data",
     "demo",
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from visavis.engine import PairLoss
     from visavis.objectives import parse
     from visavis.targets import Factors, Targets
-    from visavis.verbs import catalog, check_data, demo, diagnose, doctor, evaluate, features, load, search, train
+    from visavis.verbs import agreement, catalog, check_data, demo, diagnose, doctor, evaluate, features, load, search, train
 
 
 def __getattr__(name: str) -> Any:

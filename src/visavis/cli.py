@@ -154,6 +154,24 @@ def evaluate(
 
 
 @app.command()
+def agreement(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; differences are to the first.")],
+    data: Annotated[str | None, typer.Option(help="A data set with people's judgements beside it; default the runs'.")] = None,
+    json: Json = False,
+) -> None:
+    """How far runs agree with people's judgements of image-caption pairs, with intervals, and how far people agree."""
+    from visavis import verbs
+    from visavis.terminal import print_agreement
+
+    with _bars() as watch:
+        found = verbs.agreement(runs, data=data, watch=watch)
+    if json:
+        _print_json({"agreement": [each.to_json() for each in found]})
+    else:
+        print_agreement(found)
+
+
+@app.command()
 def diagnose(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     objective: Annotated[list[str] | None, typer.Option(help="Another objective at the same point; may be given several times.")] = None,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from visavis.diagnosis.walk import Diagnosis
     from visavis.environment import Fact
     from visavis.evaluation import Coherence, Evaluation
+    from visavis.evaluation.agreement import Agreement
     from visavis.retrieval.query import Hit
     from visavis.training.running import Trained
 
@@ -115,6 +116,28 @@ def _print_coherence(result: Coherence) -> None:
         f"which no K exceeds. Queries left out as undefined (constant in the top K): {left_out}.",
         soft_wrap=True,
     )
+
+
+def print_agreement(found: Iterable[Agreement]) -> None:
+    console = _console()
+    console.width = max(console.width, 120)
+    for result in found:
+        table = Table(box=None, pad_edge=False)
+        for column in ("", "Kendall tau-b", "Spearman"):
+            table.add_column(column, no_wrap=True)
+        of_people = "each expert with the mean of the other two" if result.judgements == "expert" else "one answer with the others"
+        rows = [(f"people ({of_people})", result.people), *result.runs.items()]
+        rows += [(f"{run} less the first", values) for run, values in result.differences.items()]
+        for name, values in rows:
+            numbers = [values[measure] for measure in ("kendall", "spearman")]
+            table.add_row(escape(name), *(f"{number.value:.3f} [{number.interval[0]:.3f}, {number.interval[1]:.3f}]" for number in numbers))
+        own = "with" if result.own_pairs else "without"
+        console.print(
+            f"[bold]{result.judgements} judgements[/bold], {own} own captions: {result.pairs:,} pairs, {result.images:,} images",
+            soft_wrap=True,
+        )
+        console.print(table)
+    console.print("Intervals: 95 % of 1,000 resamples of the images, the same for all.", soft_wrap=True)
 
 
 def print_diagnosis(result: Diagnosis) -> None:

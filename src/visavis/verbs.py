@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from visavis.diagnosis.walk import Diagnosis
     from visavis.environment import Fact
     from visavis.evaluation import Evaluation
+    from visavis.evaluation.agreement import Agreement
     from visavis.models.retriever import Retriever
     from visavis.retrieval.query import Hit
     from visavis.training.running import Trained
@@ -82,6 +83,18 @@ def evaluate(
     from visavis.training.running import evaluate_run
 
     return evaluate_run(Path(run), protocol, split, None if data is None else str(data), watch or Silent(), degrees, semantics)
+
+
+def agreement(runs: str | Path | Sequence[str | Path], *, data: str | Path | None = None, watch: Watch | None = None) -> list[Agreement]:
+    """How far runs agree with people: Kendall and Spearman between their scores of image-caption pairs and people's judgements.
+
+    Of the expert and the crowd judgements of Flickr8k's test images, with all pairs and without an image's own captions; intervals by
+    bootstrap over images; beside them how far single people agree with the others. data: where the judgements lie, default the runs'.
+    """
+    from visavis.training.agreeing import agree_runs
+
+    folders = [runs] if isinstance(runs, str | Path) else runs
+    return agree_runs([Path(run) for run in folders], None if data is None else str(data), watch or Silent())
 
 
 def diagnose(run: str | Path, *, objective: Sequence[str] = (), batches: int | None = None, watch: Watch | None = None) -> Diagnosis:
@@ -185,4 +198,4 @@ def catalog(kind: str | None = None) -> dict[str, list[dict[str, str]]]:
     return {name: entries() for name, entries in KINDS.items() if kind in (None, name)}
 
 
-__all__ = ["catalog", "check_data", "demo", "diagnose", "doctor", "evaluate", "features", "load", "search", "train"]
+__all__ = ["agreement", "catalog", "check_data", "demo", "diagnose", "doctor", "evaluate", "features", "load", "search", "train"]
