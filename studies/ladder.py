@@ -25,10 +25,11 @@ from torch import Tensor
 import visavis
 from visavis.data.dataset import Dataset
 from visavis.data.reading import find_file
-from visavis.data.scenes import SceneGraphs, held_out_colors, held_out_relations, write_scenes
+from visavis.data.scenes import Facts, SceneGraphs, held_out_colors, held_out_relations, write_scenes
 from visavis.errors import RunError, VisavisError
-from visavis.metrics import coherent_scores
-from visavis.supervision.graded import CBoW, Degrees, SceneDegrees, SentenceModel
+from visavis.evaluation.agreement import read_judgements
+from visavis.metrics import ndcg_at
+from visavis.supervision.graded import SceneDegrees
 from visavis.training.recipe import read_recipe
 from visavis.training.running import open_run, recipe_of, with_whole_paths
 from visavis.watch import Silent
@@ -44,8 +45,9 @@ class Study:
     """Runs of a recipe, as it is and with another last objective, and what is measured of each."""
 
     recipe: str
-    data: Path | None
-    measures: Callable[[Dataset, Tensor], Measures]
+    degrees: tuple[str, ...]
+    more: Callable[[Dataset, Tensor], Measures]
+    data: Path | None = None
 
     def run(self, out: Path, seeds: int) -> dict[str, list[Measures]]:
         """For each objective the measures of its runs, by seed."""
@@ -54,22 +56,29 @@ class Study:
         for seed in range(1, seeds + 1):
             for name, objective in (("one level", {f"phases.{last}.objective": ONE_LEVEL}), ("Ladder", {})):
                 overrides = {**objective, "seed": seed} | ({"data.path": str(self.data)} if self.data else {})
-                folder = trained(self.recipe, overrides, out / f"{self.recipe}-{name.replace(' ', '-').lower()}-{seed}")
-                found.setdefault(name, []).append(self.measure(folder))
-            told = "; ".join(f"{name} {', '.join(f'{key} {value[-1][key]:.3f}' for key in value[-1])}" for name, value in found.items())
-            sys.stdout.write(f"seed {seed}: {told}\n")
+                run = trained(self.recipe, overrides, out / f"{self.recipe}-{name.replace(' ', '-').lower()}-{seed}")
+                measures = self.measure(run)
+                found.setdefault(name, []).append(measures)
+                sys.stdout.write(f"{run.name}: {', '.join(f'{key} {value:.3f}' for key, value in measures.items())}\n")
+                sys.stdout.flush()
         return found
 
-    def measure(self, folder: Path) -> Measures:
-        """RSUM and all else of a run's best model on the test split."""
-        recipe = recipe_of(folder)
-        material, matcher = open_run(folder, recipe, Silent())
+    def measure(self, run: Path) -> Measures:
+        """All about a run's best model on the test split; by the degrees CS@100 and CS@1000 over first captions."""
+        recipe = recipe_of(run)
+        material, matcher = open_run(run, recipe, Silent())
+        found: Measures = {}
+        for degrees in self.degrees:
+            result = material.evaluate(matcher, recipe.evaluation.test, recipe.evaluation.protocol, degrees)
+            assert result.coherence is not None
+            found["RSUM"] = result.metrics["rsum"]
+            for key in (f"{way}_cs_at_{k}" for k in (100, 1000) for way in ("i2t", "t2i")):
+                way, _, k = key.partition("_cs_at_")
+                found[f"CS@{k} {way} {degrees.partition('(')[0]}"] = float(result.coherence.metrics[key] or 0.0)
         data = material.data.split(recipe.evaluation.test)
         visual, text = material.encode(matcher, data)
         with torch.inference_mode():
-            scores = matcher.score(visual, text).float()
-        rsum = material.evaluate(matcher, recipe.evaluation.test, recipe.evaluation.protocol).metrics["rsum"]
-        return {"RSUM": rsum, **self.measures(data, scores)}
+            return found | self.more(data, matcher.score(visual, text).float())
 
 
 def trained(recipe: str, overrides: dict[str, Any], folder: Path) -> Path:
@@ -83,51 +92,34 @@ def trained(recipe: str, overrides: dict[str, Any], folder: Path) -> Path:
     return folder
 
 
-def coherence(data: Dataset, scores: Tensor, degrees: Degrees, name: str, ks: tuple[int, ...]) -> Measures:
-    """CS@K both ways over the first captions of the images, by some degrees; means over the queries where it is defined."""
-    images = torch.arange(len(data.images))
-    first = torch.tensor([captions[0] for captions in data.captions_of])
-    relevance, scores = degrees.between(data)(images, first), scores[:, first]
+def with_people(data: Dataset, scores: Tensor) -> Measures:
+    """Kendall's tau-b with what people said of images and captions of the test split, captions written for the image left out."""
+    found = {}
+    for kind in ("expert", "crowd"):
+        said = read_judgements(kind, find_file("flickr8k"), data)
+        rated = scores[said.images, said.captions].numpy()[~said.own]
+        found[f"tau with the {kind}s" if kind == "expert" else "tau with the crowd"] = float(
+            kendalltau(rated, said.ratings[~said.own]).statistic
+        )
+    return found
+
+
+def of_long_tail(data: Dataset, scores: Tensor) -> Measures:
+    """nDCG@10 of the scenes with a held-out combination, and of the captions that state one."""
+    truth = SceneDegrees().between(data)(torch.arange(len(data.images)), torch.arange(len(data.captions)))
+    graphs = graphs_of(data)
+    images = torch.tensor([graphs.scenes[i].held_out for i in data.image_rows])
+    captions = torch.tensor([states_held_out(graphs.facts[i]) for i in data.caption_rows])
     return {
-        f"CS@{k} {way} {name}": float(coherent_scores(one, by, k=k).nanmean())
-        for k in ks
-        for way, one, by in (("i2t", scores, relevance), ("t2i", scores.T, relevance.T))
+        "nDCG@10 i2t long tail": float(ndcg_at(scores[images], truth[images], k=10).mean()),
+        "nDCG@10 t2i long tail": float(ndcg_at(scores.T[captions], truth.T[captions], k=10).mean()),
     }
 
 
-def of_flickr8k(data: Dataset, scores: Tensor) -> Measures:
-    estimators = (("sentences", SentenceModel()), ("CBoW", CBoW()))
-    found = [coherence(data, scores, degrees, name, (100, 1000)) for name, degrees in estimators]
-    image = {entry.name: i for i, entry in enumerate(data.images)}
-    for name, file, rating in (("experts", "ExpertAnnotations.txt", mean_rating), ("crowd", "CrowdFlowerAnnotations.txt", share_of_yes)):
-        rows = [line.split("\t") for line in find_file(f"flickr8k/{file}").read_text().splitlines()]
-        pairs = [(image[row[0]], data.captions_of[image[row[1].split("#")[0]]][int(row[1].split("#")[1])]) for row in rows]
-        model = [float(scores[pair]) for pair in pairs]
-        found.append({f"tau with {name}": float(kendalltau(model, [rating(row[2:]) for row in rows]).statistic)})
-    return {key: value for part in found for key, value in part.items()}
-
-
-def mean_rating(values: list[str]) -> float:
-    return sum(map(int, values)) / len(values)
-
-
-def share_of_yes(values: list[str]) -> float:
-    return float(values[0])
-
-
-def of_scenes(data: Dataset, scores: Tensor) -> Measures:
+def graphs_of(data: Dataset) -> SceneGraphs:
     place = data.images[0].bytes
     assert place is not None
-    graphs = SceneGraphs.open(place.path.parent.parent)
-    images, captions = torch.arange(len(data.images)), torch.arange(len(data.captions))
-    truth = SceneDegrees().between(data)(images, captions)
-    rare_images = torch.tensor([graphs.scenes[i].held_out for i in data.image_rows])
-    rare_captions = torch.tensor([states_held_out(graphs.facts[i]) for i in data.caption_rows])
-    return {
-        **coherence(data, scores, SceneDegrees(), "truth", (100, 1000)),
-        "nDCG@10 i2t long tail": ndcg(scores[rare_images], truth[rare_images]),
-        "nDCG@10 t2i long tail": ndcg(scores.T[rare_captions], truth.T[rare_captions]),
-    }
+    return SceneGraphs.open(place.path.parent.parent)
 
 
 def states_held_out(facts: Facts) -> bool:
@@ -166,8 +158,8 @@ def main() -> None:
     if options.seeds < 2:
         parser.error("--seeds: differences between runs need two seeds or more")
     studies = {
-        "flickr8k": lambda: Study("ladder-heads-flickr8k", None, of_flickr8k),
-        "scenes": lambda: Study("ladder-scenes", scenes(options.out / "scenes").resolve(), of_scenes),
+        "flickr8k": lambda: Study("ladder-heads-flickr8k", ("SentenceModel()", "CBoW()"), with_people),
+        "scenes": lambda: Study("ladder-scenes", ("SceneDegrees()",), of_long_tail, scenes(options.out / "scenes").resolve()),
     }
     for name in options.data:
         study = studies[name]()
