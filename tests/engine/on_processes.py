@@ -64,10 +64,15 @@ def cases(number: int, rank: int) -> Iterator[tuple[str, Callable[[], Case]]]:
         yield f"{objective!r} bare", lambda objective=objective: bare(objective, number, rank)
         yield f"{objective!r} counted", lambda objective=objective: bare(objective, number, rank, COUNTED)
         yield f"{objective!r} words", lambda objective=objective: words(objective, number, rank)
-        yield f"{objective!r} bank", lambda objective=objective: with_extra(objective, number, rank)
+        for size in (0, 3):
+            yield f"{objective!r} bank {size}", lambda objective=objective, size=size: with_bank(objective, number, rank, size)
         yield f"{objective!r} extras", lambda objective=objective: with_own_extras(objective, number, rank)
     for objective in (Triplet(), Unified()):
-        yield f"{objective!r} extra words", lambda objective=objective: extra_words(objective, number, rank)
+        for common in (False, True):
+            yield (
+                f"{objective!r} extra words {common}",
+                lambda objective=objective, common=common: extra_words(objective, number, rank, common=common),
+            )
         yield f"{objective!r} nobody's", lambda objective=objective: nobodys(objective, number, rank)
     for numbered in (False, True):
         yield f"Ladder function {numbered}", lambda numbered=numbered: by_function(number, rank, numbered=numbered)
@@ -116,10 +121,10 @@ def words(objective: Any, number: int, rank: int) -> Case:
     return Case(PairLoss(objective, score=score, block_rows=3), images, Encoded(texts, own_mask[:, :longest]), ids, inputs)
 
 
-def with_extra(objective: Any, number: int, rank: int) -> Case:
+def with_bank(objective: Any, number: int, rank: int, size: int) -> Case:
     """The same bank on every process."""
-    case, more = bare(objective, number, rank), leaf(draw(3, 6))
-    extra = {"extra_texts": more, "extra_text_ids": [2, 9, 4]}
+    case, more = bare(objective, number, rank), leaf(draw(size, 6))
+    extra = {"extra_texts": more, "extra_text_ids": [2, 9, 4][:size]}
     return case._replace(arguments=case.arguments | extra, inputs=case.inputs | {"bank": more})
 
 
@@ -136,13 +141,14 @@ def with_own_extras(objective: Any, number: int, rank: int) -> Case:
     return case._replace(arguments=case.arguments | extra, inputs=case.inputs | own)
 
 
-def extra_words(objective: Any, number: int, rank: int) -> Case:
-    """Extra texts of other lengths than those of the batch."""
+def extra_words(objective: Any, number: int, rank: int, *, common: bool) -> Case:
+    """Extra texts of other lengths than those of the batch, the same ones on every process or to each its own."""
     case, more = words(objective, number, rank), draw(5, 6, 6)
     mask = torch.arange(6) < torch.randint(1, 7, (5, 1))
-    own, own_mask = leaf(part(more, EXTRA[number], rank)), part(mask, EXTRA[number], rank)
-    extra = {"extra_texts": Encoded(own, own_mask), "extra_text_ids": part([2, 9, 4, 4, 7], EXTRA[number], rank)}
-    return case._replace(arguments=case.arguments | extra, inputs=case.inputs | {"extra_texts": own})
+    own, own_mask, ids = (each if common else part(each, EXTRA[number], rank) for each in (more, mask, [2, 9, 4, 4, 7]))
+    own = leaf(own)
+    extra = {"extra_texts": Encoded(own, own_mask), "extra_text_ids": ids}
+    return case._replace(arguments=case.arguments | extra, inputs=case.inputs | {"bank" if common else "extra_texts": own})
 
 
 def nobodys(objective: Any, number: int, rank: int) -> Case:

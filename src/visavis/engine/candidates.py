@@ -71,11 +71,9 @@ class Side:
         for given, extra, total in zip(self.given, extras, totals, strict=False):  # a cosine reads the vectors alone
             if total is None:
                 continue
-            everyones, further = processes.sum(total).tensor_split([self.shared])
-            yield given, processes.scaled(_like(everyones[self.own], given))
-            if extra is not None:
-                assert self.extra is not None
-                own = self.extra.own
+            yield given, processes.scaled(_like(processes.sum(total[: self.shared])[self.own], given))
+            if self.extra is not None and extra is not None and processes.any(extra.requires_grad):
+                further, own = processes.sum(total[self.shared :]), self.extra.own
                 yield extra, _like(further, extra) if own is None else processes.scaled(_like(further[own], extra))
 
 

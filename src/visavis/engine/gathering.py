@@ -63,9 +63,12 @@ class Processes:
         shape = torch.tensor(tensor.shape, device=tensor.device)
         if self.any(any(not torch.equal(each, shape) for each in self.each(shape))):
             return False
-        first = tensor.detach().clone(memory_format=torch.contiguous_format)
+        if not tensor.numel():
+            return True
+        own = tensor.detach().flatten().view(torch.uint8)
+        first = own.clone()
         distributed.broadcast(first, 0)
-        return not self.any(not torch.equal(first, tensor))
+        return not self.any(not torch.equal(first, own))
 
     def joined(self, tensor: Tensor) -> Tensor:
         return torch.cat(self.each(tensor))
