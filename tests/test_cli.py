@@ -16,6 +16,7 @@ from PIL import Image
 
 import visavis
 from visavis import cli
+from visavis.data import open_dataset
 from visavis.data.scenes import write_scenes
 
 RECIPE = """
@@ -241,6 +242,7 @@ COMMANDS = {
     "train": "train tiny.toml --data {scenes} --out new",
     "resume": "train --resume {run}",
     "evaluate": "evaluate {run}",
+    "graded": "evaluate {run} --degrees SceneDegrees() --semantics paper",
     "diagnose": "diagnose {run} --objective TripletHN --objective NTXent(tau=0.2)",
     "search": "search {run} red",
     "coherence": "coherence {run} --degrees SceneDegrees() --queries 1 --out seen",
@@ -257,7 +259,7 @@ def test_json_is_one_object_and_nothing_else(call, recipe, run, scenes, name):
     assert isinstance(json.loads(out), dict)
 
 
-@pytest.mark.parametrize("name", ["check", "evaluate", "diagnose", "search", "features", "resume", "coherence", "catalog"])
+@pytest.mark.parametrize("name", ["check", "evaluate", "graded", "diagnose", "search", "features", "resume", "coherence", "catalog"])
 def test_without_json_people_read_a_text(call, run, scenes, name):
     code, out, err = call(*COMMANDS[name].format(run=run, scenes=scenes).split())
     assert code == 0, err
@@ -301,6 +303,7 @@ def test_json_stays_alone_on_stdout_while_a_terminal_shows_bars(scenes, tmp_path
     [
         (["evaluate", "gone"], r"gone is no run folder: expected run\.toml"),
         (["diagnose", "gone"], r"gone is no run folder: expected run\.toml"),
+        (["agreement", "gone"], r"gone is no run folder: expected run\.toml"),
         (["search", "gone", "a dog"], "gone is no run or model folder"),
         (["coherence", "gone"], r"gone is no run folder: expected run\.toml"),
         (["train", "--resume", "gone"], "gone is no run folder"),
@@ -321,12 +324,56 @@ def test_every_command_says_in_one_sentence_what_is_wrong(call, tmp_path, argume
         (["evaluate", "--protocol", "flickr30k"], "protocol flickr30k is defined on 1000 images, here are 4"),
         (["evaluate", "--split", "tset"], r"has no split tset: did you mean test\?"),
         (["evaluate", "--data", "gone"], "gone does not exist"),
+        (["evaluate", "--protocol", "cxc"], "protocol cxc is defined on 5000 images, here are 4"),
+        (
+            ["evaluate", "--degrees", "SceneDegres()"],
+            r"'SceneDegres' in 'SceneDegres\(\)' is not in the catalog: did you mean SceneDegrees\?",
+        ),
+        (["evaluate", "--degrees", "SceneDegrees()", "--semantics", "code"], "semantics is 'code', expected reference or paper"),
+        (["agreement"], r"ExpertAnnotations\.txt does not exist: people's judgements are of Flickr8k's test images"),
         (["diagnose", "--batches", "0"], "a diagnosis of 0 batches says nothing"),
         (["diagnose", "--objective", "VLC(gama=3)"], r"VLC has no field 'gama': did you mean gamma\?"),
     ],
 )
 def test_an_evaluation_that_cannot_be_is_a_sentence(call, run, tmp_path, arguments, sentence):
     check_failed_start(call(arguments[0], run, *arguments[1:]), sentence, tmp_path, [])
+
+
+def test_runs_and_people_are_compared_on_what_people_judged(call, run, tmp_path):
+    data = write_scenes(tmp_path / "data", num_train=2, num_val=1, num_test=12, captions_per_image=2, size=32)
+    names = [image.name for image in open_dataset(data).split("test").images]
+    pairs = [f"{image}\t{other}#{k}" for image in names for other in names for k in (0, 1)]
+    answers = [(1 + k % 4, 1 + (k + k // 5) % 4, 1 + (k + k // 7) % 4) for k in range(len(pairs))]
+    expert, crowd = (
+        "".join(f"{pair}\t{a}\t{b}\t{c}\n" for pair, (a, b, c) in zip(pairs, answers, strict=True)),
+        [f"{pair}\t0\t{k % 3}\t2\n" for k, pair in enumerate(pairs)],
+    )
+    (data / "ExpertAnnotations.txt").write_text(expert)
+    (data / "CrowdFlowerAnnotations.txt").write_text("".join(crowd))
+    code, out, err = call("agreement", run, run, "--data", data, "--json")
+    assert code == 0, err
+    found = json.loads(out)["agreement"]
+    assert [(each["judgements"], each["own_pairs"], each["pairs"]) for each in found] == [
+        ("expert", True, 288),
+        ("expert", False, 264),
+        ("crowd", True, 288),
+        ("crowd", False, 264),
+    ]
+    code, out, err = call("agreement", run, "--data", data, "--degrees", "SceneDegrees()")
+    assert code == 0, err
+    assert "each expert with the mean of the other two" in out
+    assert "degrees by SceneDegrees() less the first" in out
+
+
+def test_a_recipe_says_who_tells_degrees(call, recipe, scenes, tmp_path):
+    code, out, err = call("train", recipe, "evaluation.degrees=SceneDegrees", "--data", scenes, "--out", tmp_path / "run", "--json")
+    assert code == 0, err
+    trained = json.loads(out)
+    assert trained["degrees"] == "SceneDegrees()"
+    assert -1 <= trained["i2t_cs_at_4"] <= 1
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["i2t_cs_at_4_undefined"] == trained["i2t_cs_at_4_undefined"]
+    code, out, _ = call("evaluate", tmp_path / "run", "--json")
+    assert json.loads(out)["i2t_cs_at_4"] == trained["i2t_cs_at_4"]
 
 
 def test_features_need_an_encoder(call, scenes, tmp_path):

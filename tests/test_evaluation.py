@@ -139,7 +139,7 @@ def test_folds_are_consecutive_and_averaged() -> None:
 
 
 def test_protocols_state_their_size_and_refuse_another() -> None:
-    assert [protocol.name for protocol in CATALOG] == ["plain", "flickr8k", "flickr30k", "coco-1k-5fold", "coco-5k"]
+    assert [protocol.name for protocol in CATALOG] == ["plain", "flickr8k", "flickr30k", "coco-1k-5fold", "coco-5k", "eccv-caption", "cxc"]
     scores = torch.eye(3)
     with pytest.raises(SpecError, match=r"^protocol flickr8k is defined on 1000 images, here are 3: .* use the protocol plain\.$"):
         rank_scores(scores, range(3), range(3), protocol="flickr8k")

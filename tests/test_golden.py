@@ -85,6 +85,11 @@ def test_the_golden_set_is_replayed_without_a_mismatch(golden: ModuleType, tmp_p
     assert wrong == 0, [line for line in lines if line.startswith("MISMATCH")]
     assert total == 284
     assert replayed >= 234 + 12 + 26
+    assert [line for line in lines if "metrics" in line and not line.startswith("left out: metrics mA2_N12_ties")] == []  # no order of ties
+    with np.load(shared / "metrics.npz", allow_pickle=False) as right:
+        scored = [key for key in computed if key.startswith("cs")]
+        assert len(scored) == 33
+        assert all(np.allclose(computed[key], right[key], rtol=0, atol=1e-12, equal_nan=True) for key in scored)
     golden.main([str(shared), "--out", str(tmp_path / "out.npz")])
     assert f"replayed {replayed} of {total}, 0 mismatches" in capsys.readouterr().out
     with np.load(tmp_path / "out.npz", allow_pickle=False) as out, np.load(shared / "losses.npz", allow_pickle=False) as right:

@@ -20,7 +20,21 @@ import visavis
 PROJECT = Path(__file__).resolve().parents[1]
 PACKAGE = PROJECT / "src" / "visavis"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-VERBS = {"catalog", "compare", "demo", "diagnose", "doctor", "evaluate", "features", "index", "load", "search", "serve", "train"}
+VERBS = {
+    "agreement",
+    "catalog",
+    "compare",
+    "demo",
+    "diagnose",
+    "doctor",
+    "evaluate",
+    "features",
+    "index",
+    "load",
+    "search",
+    "serve",
+    "train",
+}
 
 
 def named(path: Path) -> str:

@@ -25,6 +25,12 @@ RECIPES = PROJECT / "src" / "visavis" / "recipes"
 CATALOGS = {
     "objectives": ("Objectives", "What a score matrix should look like, as a number to make small.", "visavis.objectives", "CATALOG"),
     "supervisions": ("Supervisions", "What objectives are told beyond scores.", "visavis.supervision", "CATALOG"),
+    "degrees": (
+        "Degrees of relevance",
+        "How well a caption fits an image it was not written for.",
+        "visavis.supervision.graded",
+        "CATALOG",
+    ),
     "models": ("Models", "From images and texts to scores.", "visavis.models", "CATALOG"),
     "metrics": ("Metrics", "How good a ranking is.", "visavis.metrics", "CATALOG"),
     "protocols": (

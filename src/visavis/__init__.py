@@ -19,10 +19,13 @@ _HOMES = {
     "search": "visavis.verbs",
     "demo": "visavis.verbs",
     "diagnose": "visavis.verbs",
+    "agreement": "visavis.verbs",
     "doctor": "visavis.verbs",
     "catalog": "visavis.verbs",
     "check_data": "visavis.verbs",
     "coherence": "visavis.verbs",
+    "relevance": "visavis.verbs",
+    "relevance_fit": "visavis.verbs",
 }
 
 __all__ = [
@@ -30,6 +33,7 @@ __all__ = [
     "PairLoss",
     "Targets",
     "__version__",
+    "agreement",
     "catalog",
     "check_data",
     "coherence",
@@ -40,6 +44,8 @@ __all__ = [
     "features",
     "load",
     "parse",
+    "relevance",
+    "relevance_fit",
     "search",
     "train",
 ]
@@ -48,7 +54,22 @@ if TYPE_CHECKING:
     from visavis.engine import PairLoss
     from visavis.objectives import parse
     from visavis.targets import Factors, Targets
-    from visavis.verbs import catalog, check_data, coherence, demo, diagnose, doctor, evaluate, features, load, search, train
+    from visavis.verbs import (
+        agreement,
+        catalog,
+        check_data,
+        coherence,
+        demo,
+        diagnose,
+        doctor,
+        evaluate,
+        features,
+        load,
+        relevance,
+        relevance_fit,
+        search,
+        train,
+    )
 
 
 def __getattr__(name: str) -> Any:

@@ -156,6 +156,25 @@ def evaluate(
 
 
 @app.command()
+def agreement(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; differences are to the first.")],
+    data: Annotated[str | None, typer.Option(help="A data set with people's judgements beside it; default the runs'.")] = None,
+    degrees: Annotated[str | None, typer.Option(help='Also how far degrees of relevance agree, such as "CBoW()".')] = None,
+    json: Json = False,
+) -> None:
+    """How far runs agree with people's judgements of image-caption pairs, with intervals, and how far people agree."""
+    from visavis import verbs
+    from visavis.terminal import print_agreement
+
+    with _bars() as watch:
+        found = verbs.agreement(runs, data=data, degrees=degrees, watch=watch)
+    if json:
+        _print_json({"agreement": [each.to_json() for each in found]})
+    else:
+        print_agreement(found)
+
+
+@app.command()
 def diagnose(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     objective: Annotated[list[str] | None, typer.Option(help="Another objective at the same point; may be given several times.")] = None,
@@ -209,21 +228,16 @@ def relevance(
 ) -> None:
     """Degrees of relevance beside human ratings, with what they cost; with --data, thresholds for Ladder."""
     from visavis import verbs
-    from visavis.terminal import print_agreements, print_distributions
+    from visavis.terminal import print_relevance
 
     if context.invoked_subcommand is not None:
         return
     with _bars() as watch:
-        if data is None:
-            agreements = verbs.relevance(degrees or (), watch=watch)
-        else:
-            distributions = verbs.relevance_thresholds(data, degrees or (), image=image, pairs=pairs, picture=picture, watch=watch)  # type: ignore[arg-type]
+        rows = verbs.relevance(degrees or (), data=data, image=image, pairs=pairs, picture=picture, watch=watch)  # type: ignore[arg-type]
     if json:
-        _print_json({"degrees": [row.to_json() for row in (agreements if data is None else distributions)]})
-    elif data is None:
-        print_agreements(agreements)
+        _print_json({"degrees": [row.to_json() for row in rows]})
     else:
-        print_distributions(distributions)
+        print_relevance(rows)
 
 
 @relevance_app.command("fit")

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from visavis.diagnosis.walk import Diagnosis
     from visavis.environment import Fact
     from visavis.evaluation import Coherence, Evaluation
+    from visavis.evaluation.agreement import Agreement
     from visavis.report.coherence.comparison import Comparison
     from visavis.retrieval.query import Hit
-    from visavis.supervision.graded.agreement import Agreement
+    from visavis.supervision.graded.agreement import Agreement as Judged
     from visavis.supervision.graded.fitting import Fitted
     from visavis.supervision.graded.thresholds import Distribution
     from visavis.training.running import Trained
@@ -124,6 +125,28 @@ def _print_coherence(result: Coherence) -> None:
         f"which no K exceeds. Queries left out as undefined (constant in the top K): {left_out}.",
         soft_wrap=True,
     )
+
+
+def print_agreement(found: Iterable[Agreement]) -> None:
+    console = _console()
+    console.width = max(console.width, 120)
+    for result in found:
+        table = Table(box=None, pad_edge=False)
+        for column in ("", "Kendall tau-b", "Spearman"):
+            table.add_column(column, no_wrap=True)
+        of_people = "each expert with the mean of the other two" if result.judgements == "expert" else "one answer with the others"
+        rows = [(f"people ({of_people})", result.people), *result.runs.items()]
+        rows += [(f"{run} less the first", values) for run, values in result.differences.items()]
+        for name, values in rows:
+            numbers = [values[measure] for measure in ("kendall", "spearman")]
+            table.add_row(escape(name), *(f"{number.value:.3f} [{number.interval[0]:.3f}, {number.interval[1]:.3f}]" for number in numbers))
+        own = "with" if result.own_pairs else "without"
+        console.print(
+            f"[bold]{result.judgements} judgements[/bold], {own} own captions: {result.pairs:,} pairs, {result.images:,} images",
+            soft_wrap=True,
+        )
+        console.print(table)
+    console.print("Intervals: 95 % of 1,000 resamples of the images, the same for all.", soft_wrap=True)
 
 
 def print_diagnosis(result: Diagnosis) -> None:
@@ -229,13 +252,21 @@ def print_check(report: CheckReport) -> None:
     console.print(f"{verdict} ({report.layout}, {report.seconds:.1f} s)")
 
 
-def print_agreements(rows: Sequence[Agreement]) -> None:
+def print_relevance(rows: Sequence[Judged] | Sequence[Distribution]) -> None:
     from visavis.supervision.graded.agreement import PAPER
+    from visavis.supervision.graded.agreement import Agreement as Judged
+
+    agreements = [row for row in rows if isinstance(row, Judged)]
+    distributions = [row for row in rows if not isinstance(row, Judged)]
+    for distribution in distributions:
+        _print_distribution(distribution)
+    if distributions:
+        return
 
     table = Table(box=None, pad_edge=False)
-    for column in ("", *rows[0].pearson, "mean", "> 0.63", "captions/s", "s/million pairs"):
+    for column in ("", *agreements[0].pearson, "mean", "> 0.63", "captions/s", "s/million pairs"):
         table.add_column(column, justify="right" if column else "left")
-    for row in rows:
+    for row in agreements:
         people = ["-" if r is None else f"{r:.3f} / {row.spearman[name]:.3f}" for name, r in row.pearson.items()]
         table.add_row(
             escape(row.degrees), *people, f"{row.mean:.2f}", f"{row.above:.1%}", f"{row.captions_per_s:,.0f}", f"{row.million_pairs_s:.3g}"
@@ -245,22 +276,24 @@ def print_agreements(rows: Sequence[Agreement]) -> None:
     console.print(table)
     console.print("Pearson / Spearman with human ratings; mean and share above 0.63 of random pairs of COCO captions.", soft_wrap=True)
     console.print("The paper's Pearson: " + "; ".join(f"{what} {value}" for what, value in PAPER.items()) + ".", soft_wrap=True)
-    for note in dict.fromkeys(f"{row.degrees}: {note}" for row in rows for note in row.notes):
+    for note in dict.fromkeys(f"{row.degrees}: {note}" for row in agreements for note in row.notes):
         console.print(escape(note), soft_wrap=True)
 
 
-def print_distributions(rows: Iterable[Distribution]) -> None:
+def _print_distribution(row: Distribution) -> None:
     from visavis.supervision.graded.thresholds import SHARES
 
-    console = _console()
-    for row in rows:
-        console.print(f"[bold]{escape(row.degrees)}[/bold]: {row.pairs:,} random training pairs of {escape(row.data)}", soft_wrap=True)
-        shares = ", ".join(f"{share:.0%} above {value:.3f}" for share, value in zip(SHARES, row.quantiles, strict=True))
-        console.print(f"  mean {row.mean:.3f}; {row.above:.1%} above the paper's 0.63; {shares}", soft_wrap=True)
-        for level, ladder in enumerate(row.ladders, start=2):
-            console.print(f"  L = {level}: {escape(ladder)}", soft_wrap=True)
-        if len(row.ladders) < len(SHARES):
-            console.print(f"  no thresholds for L = {len(row.ladders) + 2} and more: too many pairs have the same degree.", soft_wrap=True)
+    shares = ", ".join(f"{share:.0%} above {value:.3f}" for share, value in zip(SHARES, row.quantiles, strict=True))
+    lines = [
+        f"[bold]{escape(row.degrees)}[/bold]: {row.pairs:,} random training pairs of {escape(row.data)}",
+        f"  mean {row.mean:.3f}; {row.above:.1%} above the paper's 0.63; {shares}",
+        *(f"  L = {level}: {escape(ladder)}" for level, ladder in enumerate(row.ladders, start=2)),
+        *(f"  {escape(note)}" for note in row.notes),
+    ]
+    if len(row.ladders) < len(SHARES):
+        lines.append(f"  no thresholds for L = {len(row.ladders) + 2} and more: too many pairs have the same degree.")
+    for line in lines:
+        _console().print(line, soft_wrap=True)
 
 
 def print_fitted(fitted: Fitted) -> None:

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from visavis.diagnosis.walk import Diagnosis
     from visavis.environment import Fact
     from visavis.evaluation import Evaluation
+    from visavis.evaluation.agreement import Agreement
     from visavis.models.retriever import Retriever
     from visavis.report.coherence.comparison import Comparison
     from visavis.retrieval.query import Hit
-    from visavis.supervision.graded.agreement import Agreement
+    from visavis.supervision.graded.agreement import Agreement as Judged
     from visavis.supervision.graded.degrees import ImageBy
     from visavis.supervision.graded.fitting import Fitted, Kind
     from visavis.supervision.graded.thresholds import Distribution
@@ -87,6 +88,25 @@ def evaluate(
     from visavis.training.running import evaluate_run
 
     return evaluate_run(Path(run), protocol, split, None if data is None else str(data), watch or Silent(), degrees, semantics)
+
+
+def agreement(
+    runs: str | Path | Sequence[str | Path],
+    *,
+    data: str | Path | None = None,
+    degrees: str | None = None,
+    watch: Watch | None = None,
+) -> list[Agreement]:
+    """How far runs agree with people: Kendall and Spearman between their scores of image-caption pairs and people's judgements.
+
+    Of the expert and the crowd judgements of Flickr8k's test images, with all pairs and without an image's own captions; intervals by
+    bootstrap over images; beside them how far single people agree with the others. data: where the judgements lie, default the runs'.
+    degrees: also how far such degrees of relevance agree, told of an image by its first caption.
+    """
+    from visavis.training.agreeing import agree_runs
+
+    folders = [runs] if isinstance(runs, str | Path) else runs
+    return agree_runs([Path(run) for run in folders], None if data is None else str(data), degrees, watch or Silent())
 
 
 def diagnose(run: str | Path, *, objective: Sequence[str] = (), batches: int | None = None, watch: Watch | None = None) -> Diagnosis:
@@ -156,41 +176,38 @@ def search(
     return search_images(Path(run), query, None if inside is None else Path(inside), top, watch or Silent())
 
 
-def relevance(degrees: Sequence[str] = (), *, watch: Watch | None = None) -> list[Agreement]:
-    """How far degrees of relevance agree with people (STS-B dev and test, Crisscrossed Captions), and what they cost.
-
-    degrees: specs such as ``["CBoW(common=1)"]``; default: those that need no model of the user's.
-    """
-    from visavis.supervision.graded.agreement import ESTIMATORS, judge
-
-    return judge([degrees] if isinstance(degrees, str) else degrees or ESTIMATORS, watch or Silent())
-
-
-def relevance_thresholds(
-    data: str | Path,
+def relevance(
     degrees: Sequence[str] = (),
     *,
+    data: str | Path | None = None,
     image: ImageBy = "own",
     pairs: int = 100_000,
     picture: str | Path | None = None,
     watch: Watch | None = None,
-) -> list[Distribution]:
-    """How degrees lie over random training pairs of a data set, and thresholds for Ladder from their quantiles.
+) -> list[Judged] | list[Distribution]:
+    """How far degrees of relevance agree with people (STS-B dev and test, Crisscrossed Captions), and what they cost.
 
-    image: as in GradedSupervision. pairs: how many to look at. picture: a new PNG of the distributions.
+    degrees: specs such as ``["CBoW(common=1)"]``; default: those that need no model of the user's. With data instead: how degrees
+    lie over that many random training pairs of a data set, and thresholds for Ladder from their quantiles; image as in
+    GradedSupervision; picture: a new PNG of the distributions.
     """
     from visavis import storage
-    from visavis.data import open_dataset
-    from visavis.supervision.graded.agreement import ESTIMATORS
+    from visavis.supervision.graded.agreement import ESTIMATORS, judge
     from visavis.supervision.graded.thresholds import distributions
 
-    if picture is not None:
-        storage.new_file(picture)
-    specs = [degrees] if isinstance(degrees, str) else degrees or ESTIMATORS
-    rows = distributions(specs, open_dataset(data), image, pairs, watch or Silent())
-    if picture is not None:
-        from visavis.report.figures import degrees_picture
+    specs, watch = [degrees] if isinstance(degrees, str) else degrees or ESTIMATORS, watch or Silent()
+    if data is None:
+        if picture is not None:
+            raise VisavisError("a picture is of the degrees of a data set: name it with --data.")
+        return judge(specs, watch)
+    from visavis.data import open_dataset
+    from visavis.report.figures import degrees_picture, require_matplotlib
 
+    if picture is not None:
+        require_matplotlib()
+        storage.new_file(picture)
+    rows = distributions(specs, open_dataset(data), image, pairs, watch)
+    if picture is not None:
         storage.write_bytes(picture, degrees_picture(rows))
     return rows
 
@@ -287,6 +304,7 @@ def catalog(kind: str | None = None) -> dict[str, list[dict[str, str]]]:
 
 
 __all__ = [
+    "agreement",
     "catalog",
     "check_data",
     "coherence",
@@ -298,7 +316,6 @@ __all__ = [
     "load",
     "relevance",
     "relevance_fit",
-    "relevance_thresholds",
     "search",
     "train",
 ]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
 
-from visavis.objectives import CATALOG
+from visavis.errors import ShapeError, VisavisError
+from visavis.objectives import CATALOG, VLC, NTXent, Triplet, TripletHN, Unified
 from visavis.types import Encoded
 
 every_objective = pytest.mark.parametrize("kind", CATALOG, ids=lambda kind: kind.__name__)
+FAMILY = (Triplet(), TripletHN(), NTXent(), NTXent(denominator="negatives", reduction="mean"), VLC(), Unified())
+every_of_family = pytest.mark.parametrize("objective", FAMILY, ids=str)
 every_reduction = pytest.mark.parametrize("reduction", ["sum", "mean", "half_mean"])
 
 # rows of ids: one to one; captions; ids that occur on both sides several times, or on one side only
@@ -48,6 +53,10 @@ def same(loss: nn.Module, expected, inputs, *items, **arguments) -> None:
     theirs = torch.autograd.grad(expected, inputs, allow_unused=True, materialize_grads=True, retain_graph=True)
     for own, right in zip(ours, theirs, strict=True):
         close(own, 3 * right, atol=1e-12)
+
+
+def refused(sentence: str, kind: type[VisavisError] = ShapeError):
+    return pytest.raises(kind, match=f"^{re.escape(sentence)}")
 
 
 class WordScore(nn.Module):

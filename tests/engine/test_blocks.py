@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from visavis import PairLoss, Targets
-from visavis.engine import cosine, row_blocks
+from visavis.engine import cosine, pair_loss, row_blocks
 from visavis.engine.kept import KeptCosines
 from visavis.errors import VisavisError
 from visavis.objectives import CATALOG, Objective
@@ -46,7 +46,8 @@ def variants() -> list[Objective]:
 @pytest.mark.parametrize("objective", variants(), ids=str)
 @pytest.mark.parametrize("ids", ["captions", "duplicates"])
 @pytest.mark.parametrize("rows", [None, 2])
-def test_every_choice_of_a_field(objective, ids, rows):
+def test_every_choice_of_a_field(objective, ids, rows, monkeypatch):
+    monkeypatch.setattr(pair_loss, "FEW_SCORES", -1)
     query_ids, candidate_ids = IDS[ids]
     images, texts = vectors(len(query_ids), len(candidate_ids))
     targets = Targets(query_ids=query_ids, candidate_ids=candidate_ids, **needed(len(query_ids), len(candidate_ids)))
@@ -124,6 +125,7 @@ def test_extra_candidates(kind, reduction, sides):
 @pytest.mark.parametrize("ids", IDS)
 @pytest.mark.parametrize("most", [1, 20, 2**20])
 def test_few_cosines_are_kept_and_equal_the_matrix(kind, reduction, ids, most, monkeypatch):
+    monkeypatch.setattr(pair_loss, "FEW_SCORES", -1)
     monkeypatch.setattr(KeptCosines, "at_once", most)
     monkeypatch.setattr(row_blocks, "FEWEST_ROWS", 1)
     query_ids, candidate_ids = IDS[ids]

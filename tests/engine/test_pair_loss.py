@@ -1,9 +1,8 @@
-"""PairLoss: an objective on embeddings, with extra candidates, a scale and any score."""
+"""PairLoss: an objective on embeddings, with a scale and any score."""
 
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,32 +12,18 @@ from torch import nn
 
 from visavis import PairLoss, Targets
 from visavis.engine import cosine
-from visavis.errors import MissingSupervision, ShapeError, SpecError, VisavisError
+from visavis.errors import SpecError, VisavisError
 from visavis.objectives import CATALOG, VLC, NTXent, Triplet, TripletHN, Unified
 from visavis.types import Encoded
 
-FAMILY = (Triplet(), TripletHN(), NTXent(), NTXent(denominator="negatives", reduction="mean"), VLC(), Unified())
-every_objective = pytest.mark.parametrize("objective", FAMILY, ids=str)
-
-
-def embeddings(*numbers: int, width: int = 5) -> list[torch.Tensor]:
-    return [torch.randn(number, width, dtype=torch.float64, requires_grad=True) for number in numbers]
-
-
-def close(ours, theirs, **tolerance) -> None:
-    torch.testing.assert_close(ours, theirs, **({"rtol": 1e-11, "atol": 1e-12} | tolerance))
-
-
-def refused(sentence: str, kind: type[VisavisError] = ShapeError):
-    return pytest.raises(kind, match=f"^{re.escape(sentence)}")
-
+from .cases import close, every_of_family, refused, vectors
 
 # the score and the ids
 
 
-@every_objective
+@every_of_family
 def test_the_score_is_the_cosine(objective):
-    images, texts = embeddings(4, 4)
+    images, texts = vectors(4, 4)
     scores = torch.tensor([[torch.dot(v, t) / v.norm() / t.norm() for t in texts.detach()] for v in images.detach()], dtype=torch.float64)
     close(cosine(images, texts).detach(), scores)
     close(PairLoss(objective)(images, texts).detach(), objective(scores, Targets.paired(4)))
@@ -46,9 +31,9 @@ def test_the_score_is_the_cosine(objective):
     assert cosine(torch.zeros(2, 3).half(), torch.eye(3).half()).tolist() == [[0.0, 0.0, 0.0]] * 2
 
 
-@every_objective
+@every_of_family
 def test_ids_mean_the_same_as_targets(objective):
-    images, texts = embeddings(3, 5)
+    images, texts = vectors(3, 5)
     image_ids, text_ids = [7, -8, 9], np.array([7, 7, -8, 9, 9])
     by_ids = PairLoss(objective)(images, texts, image_ids, text_ids)
     targets = Targets(query_ids=image_ids, candidate_ids=text_ids)
@@ -59,7 +44,7 @@ def test_ids_mean_the_same_as_targets(objective):
 
 
 def test_image_ids_serve_both_sides():
-    images, texts = embeddings(4, 4)
+    images, texts = vectors(4, 4)
     ids = [3, 3, 1, 2]
     close(PairLoss(Unified())(images, texts, ids), PairLoss(Unified())(images, texts, ids, ids))
     close(PairLoss(Unified())(images, texts, [5, 3, 1, 2]), PairLoss(Unified())(images, texts))
@@ -87,60 +72,6 @@ def test_under_autocast_value_and_gradient_are_finite_and_close(kind):
     (ours,), (right,) = (torch.autograd.grad(each, images) for each in (value, exact))
     assert ours.isfinite().all()
     assert torch.cosine_similarity(ours.flatten(), right.flatten(), dim=0) > 0.95
-
-
-# extra candidates
-
-
-@every_objective
-@pytest.mark.parametrize("sides", ["texts", "images", "texts and images"])
-def test_extra_items_are_candidates_and_never_queries(objective, sides):
-    images, texts, more_images, more_texts = embeddings(3, 4, 2, 3)
-    image_ids, text_ids, more_image_ids, more_text_ids = (torch.tensor(ids) for ids in ([1, 2, 3], [1, 1, 2, 3], [2, 9], [8, 3, 8]))
-    extra = {"extra_texts": more_texts, "extra_text_ids": more_text_ids} if "texts" in sides else {}
-    extra |= {"extra_images": more_images, "extra_image_ids": more_image_ids} if "images" in sides else {}
-    all_texts, all_text_ids = (
-        (torch.cat([texts, more_texts]), torch.cat([text_ids, more_text_ids])) if "texts" in sides else (texts, text_ids)
-    )
-    all_images, all_image_ids = (
-        (torch.cat([images, more_images]), torch.cat([image_ids, more_image_ids])) if "images" in sides else (images, image_ids)
-    )
-    forth = objective.one_way(cosine(images, all_texts), Targets(query_ids=image_ids, candidate_ids=all_text_ids))
-    back = objective.one_way(cosine(texts, all_images), Targets(query_ids=text_ids, candidate_ids=all_image_ids))
-    expected = {"sum": forth.sum() + back.sum(), "mean": forth.mean() + back.mean(), "half_mean": (forth.mean() + back.mean()) / 2}
-    value = PairLoss(objective)(images, texts, image_ids, text_ids, **extra)
-    close(value, expected[objective.reduction])
-    for ours, right in zip(*(torch.autograd.grad(each, (images, texts)) for each in (value, expected[objective.reduction])), strict=True):
-        close(ours, right)
-
-
-@every_objective
-def test_an_empty_bank_changes_nothing(objective):
-    images, texts = embeddings(4, 4)
-    nothing = torch.zeros(0, 5, dtype=torch.float64)
-    bank = {"extra_images": nothing, "extra_image_ids": [], "extra_texts": nothing, "extra_text_ids": torch.tensor([])}
-    close(PairLoss(objective)(images, texts, **bank), PairLoss(objective)(images, texts))
-
-
-def test_margins_of_queries_hold_against_extra_candidates():
-    images, texts, more = embeddings(3, 3, 2)
-    forth, back = torch.rand(2, 3, dtype=torch.float64)
-    targets = Targets.paired(3, query_margin=forth, candidate_margin=back)
-    value = PairLoss(Triplet())(images, texts, targets=targets, extra_texts=more, extra_text_ids=[8, 9])
-    wide = Targets(query_ids=[0, 1, 2], candidate_ids=[0, 1, 2, 8, 9], query_margin=forth, candidate_margin=torch.rand(5))
-    expected = Triplet().one_way(cosine(images, torch.cat([texts, more])), wide).sum()
-    close(value, expected + Triplet().one_way(cosine(texts, images), targets.T).sum())
-    one_sided = Targets.paired(3, candidate_margin=back)
-    with pytest.raises(MissingSupervision, match="margins for one side only"):
-        PairLoss(Triplet())(images, texts, targets=one_sided, extra_texts=more, extra_text_ids=[8, 9])
-
-
-@pytest.mark.parametrize("fact", ["relation", "weight", "ignore"])
-def test_facts_of_pairs_say_nothing_about_extra_candidates(fact):
-    images, texts, more = embeddings(3, 3, 2)
-    targets = Targets.from_pairs([0], [0], 3, 3) if fact == "relation" else Targets.paired(3, **{fact: torch.ones(3, 3)})
-    with refused(f"extra_texts needs targets by ids alone: their {fact} does not say what holds for an extra candidate."):
-        PairLoss(Unified())(images, texts, targets=targets, extra_texts=more, extra_text_ids=[8, 9])
 
 
 # other scores
@@ -184,7 +115,7 @@ def test_extra_encoded_items_of_other_lengths_are_joined():
 
 
 def test_encoded_vectors_are_their_tensor():
-    images, texts = embeddings(3, 3)
+    images, texts = vectors(3, 3)
     close(PairLoss(Unified())(Encoded(images), Encoded(texts)), PairLoss(Unified())(images, texts))
 
 
@@ -200,7 +131,7 @@ def test_a_score_of_another_shape_is_refused():
     "scale", [14.3, 7, nn.Parameter(torch.tensor(14.3, dtype=torch.float64)), nn.Parameter(torch.tensor([7.0]).double())]
 )
 def test_a_scale_takes_the_place_of_the_temperature(scale):
-    images, texts = embeddings(4, 4)
+    images, texts = vectors(4, 4)
     value = PairLoss(NTXent(tau=0.5), scale=scale)(images, texts)
     number = scale.item() if isinstance(scale, nn.Parameter) else scale
     close(value, NTXent(tau=1 / number)(cosine(images, texts), Targets.paired(4)))

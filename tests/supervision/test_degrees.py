@@ -99,6 +99,15 @@ def test_a_sentence_model_and_a_cross_encoder_compute_once(estimators, fresh_cac
         assert torch.equal(estimators[kind].of(CAPTIONS)(index, index), block)
 
 
+def test_half_precision_is_kept_apart(tiny_models, fresh_cache):
+    folder = str(tiny_models / "cross")
+    index, degrees = torch.arange(len(CAPTIONS)), [CrossEncoder(model=folder, bfloat16=half).of(CAPTIONS) for half in (False, True)]
+    exact, rough = (each(index, index) for each in degrees)
+    assert len(list(fresh_cache.rglob("*.sqlite"))) == 2
+    torch.testing.assert_close(rough, exact, rtol=0, atol=0.02)
+    assert not torch.equal(rough, exact)
+
+
 def test_a_cross_encoder_reads_only_the_pairs_that_are_asked_for(estimators, fresh_cache, monkeypatch):
     asked, encode = [], PairTower.encode
     monkeypatch.setattr(PairTower, "encode", lambda self, first, second: asked.extend(zip(first, second)) or encode(self, first, second))  # noqa: B905
@@ -170,8 +179,8 @@ def test_one_word_is_enough(estimators):
     ("text", "sentence"),
     [
         ("a 1 2\nb 1\n", "line 2: 1 numbers, expected 2 as on the first line"),
-        ("a 1 2\nb 1 x\n", "line 2: 'b 1 x' is no word with its numbers"),
-        ("a 1 nan\n", "line 1: the vector of 'a' holds nan, expected numbers"),
+        ("a 1 2\nb 1 x\n", "line 2: could not convert string to float: 'x'; expected a word and its numbers, separated by blanks"),
+        ("a 1 nan\n", "line 1: a number of the word's vector is nan, expected a finite one"),
         ("", "holds no word vectors"),
         ("a\n", "line 1: 0 numbers"),
     ],
@@ -181,6 +190,17 @@ def test_broken_word_vectors_are_named_by_line(tmp_path, text, sentence):
     file.write_text(text)
     with pytest.raises(DataError, match=sentence):
         CBoW(vectors=str(file))(["a b"], ["a"])
+
+
+def test_word_vectors_that_are_no_text_are_refused(tmp_path):
+    (tmp_path / "v.bin").write_bytes(b"a \xff\xfe\n")
+    with pytest.raises(DataError, match="is not UTF-8: it holds 0xff"):
+        CBoW(vectors=str(tmp_path / "v.bin")).of(["a"])
+
+
+def test_a_word_may_hold_what_elsewhere_ends_a_line(tmp_path):
+    (tmp_path / "v.txt").write_text("\x85 1 2\na 3 4\n", encoding="utf-8")
+    assert read_vectors(tmp_path / "v.txt", {"a"})["a"].tolist() == [3, 4]
 
 
 def test_a_line_of_counts_before_the_vectors_is_passed_over(tmp_path):

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 import visavis
 from visavis import verbs
-from visavis.cli import app
+from visavis.cli import app, main
 from visavis.data.scenes import write_scenes
-from visavis.errors import DataError, RefusedOverwrite, SpecError
+from visavis.errors import DataError, RefusedOverwrite, SpecError, VisavisError
 from visavis.models.pair_tower import open_pairs
 from visavis.models.towers import open_text
 from visavis.objectives import CATALOG as OBJECTIVES
@@ -181,9 +181,9 @@ def test_a_fitted_model_keeps_how_words_are_pooled(people, tiny_models, tmp_path
     assert open_text(str(tmp_path / "fitted")).pooling.kind == "first"
 
 
-@pytest.mark.parametrize("wrong", [{"kind": "tri"}, {"epochs": 0}, {"batch_size": 0}])
+@pytest.mark.parametrize("wrong", [{"kind": "tri"}, {"epochs": 0}, {"batch_size": 0}, {"model": "no/such"}])
 def test_impossible_fits_are_refused_before_a_folder_is_made(people, tmp_path, wrong):
-    with pytest.raises(SpecError):
+    with pytest.raises(VisavisError):
         verbs.relevance_fit(tmp_path / "fitted", **wrong)
     assert not (tmp_path / "fitted").exists()
 
@@ -195,11 +195,12 @@ def scenes(tmp_path_factory):
 
 def test_thresholds_are_quantiles_of_random_training_pairs(scenes, tmp_path):
     picture = tmp_path / "degrees.png"
-    (row,) = verbs.relevance_thresholds(scenes, "SceneDegrees()", pairs=3000, picture=picture)
+    (row,) = verbs.relevance("SceneDegrees()", data=scenes, pairs=3000, picture=picture)
     from visavis.data import open_dataset
     from visavis.supervision.graded import SceneDegrees
 
-    degrees = sample(SceneDegrees(), open_dataset(scenes).split("train"), "own", 3000)
+    train = open_dataset(scenes).split("train")
+    degrees = sample(SceneDegrees().between(train), train, 3000)
     assert row.pairs == len(degrees) == 2 * 40 * 39
     assert row.mean == pytest.approx(degrees.mean())
     assert row.above == pytest.approx((degrees > 0.63).mean())
@@ -207,8 +208,10 @@ def test_thresholds_are_quantiles_of_random_training_pairs(scenes, tmp_path):
     for share, value in zip((0.01, 0.03, 0.1, 0.3), row.quantiles, strict=True):
         assert (degrees > value + 0.001).mean() <= share <= (degrees >= value - 0.001).mean()
     assert picture.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(VisavisError, match="name it with --data"):
+        verbs.relevance("SceneDegrees()", picture=picture)
     with pytest.raises(RefusedOverwrite, match="already exists; nothing was changed"):
-        verbs.relevance_thresholds(scenes, "SceneDegrees()", picture=picture)
+        verbs.relevance("SceneDegrees()", data=scenes, picture=picture)
 
 
 def test_suggested_ladders_are_objectives():
@@ -227,11 +230,37 @@ def test_no_thresholds_where_too_many_degrees_are_equal():
         distribution("x", np.full(10, 0.5), "data")
 
 
+@pytest.mark.parametrize("wrong", [{"image": "worst"}, {"pairs": 0}])
+def test_impossible_samples_are_refused(scenes, wrong):
+    with pytest.raises(SpecError, match="expected 'own', 'best' or 'mean', and at least 1"):
+        verbs.relevance("SceneDegrees()", data=scenes, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--degrees", "SceneDegrees()"], "SceneDegrees are of pictures with captions"),
+        (["--degrees", "Bert()"], "'Bert' in 'Bert()' is not in the catalog"),
+        (["--data", "nowhere"], "nowhere does not exist"),
+        (["--picture", "x.png"], "a picture is of the degrees of a data set"),
+        (["fit", "--out", "x", "--kind", "tri"], "kind is 'tri', expected 'bi' or 'cross'"),
+    ],
+)
+def test_the_command_line_refuses_in_one_sentence(people, monkeypatch, capsys, arguments, sentence):
+    monkeypatch.setattr("sys.argv", ["visavis", "relevance", *arguments])
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    error = capsys.readouterr().err
+    assert error.startswith("visavis: ")
+    assert sentence in error
+    assert error.count("\n") == 1
+
+
 def test_one_training_image_has_no_pairs(scenes):
     from visavis.data import open_dataset
 
     with pytest.raises(DataError, match="has 1 training image, expected several"):
-        sample(FunctionDegrees(lambda *_: None), open_dataset(scenes).take(np.array([0])), "own", 10)
+        sample(lambda *_: None, open_dataset(scenes).take(np.array([0])), 10)
 
 
 def test_thresholds_on_the_command_line(scenes):
@@ -247,7 +276,7 @@ def test_thresholds_on_the_command_line(scenes):
 
 @pytest.mark.data
 def test_the_papers_threshold_means_nothing_for_short_word_vectors(data_folder):
-    word, without = verbs.relevance_thresholds("flickr8k", ["CBoW()", "CBoW(common=1)"], pairs=10_000)
+    word, without = verbs.relevance(["CBoW()", "CBoW(common=1)"], data="flickr8k", pairs=10_000)
     assert word.mean > 0.8
     assert word.above > 0.95
     assert without.above < 0.05

@@ -196,8 +196,8 @@ def test_learned_weights_begin_at_one_and_move_by_their_rate(recipes, scenes, tm
 
 
 def test_learned_weights_doubt_the_misplaced_captions(recipes, tmp_path):
-    write_codes(tmp_path, train=240, val=48)
-    overrides = {"data.misplaced": 0.4, "vision": {"features": "precomp"}, "epochs": 3, "training.batch_size": 24}
+    write_codes(tmp_path, train=240, val=12)
+    overrides = {"data.misplaced": 0.4, "vision": {"features": "precomp"}, "epochs": 8, "training.batch_size": 24}
     overrides["phases.0.supervision"] = "LearnedWeights(every=1, rate=0.1)"
     visavis.train(recipes / "weights.toml", data=tmp_path, out=tmp_path / "run", overrides=overrides)
     material, matcher = prepare(recipe_of(tmp_path / "run"))

@@ -38,6 +38,7 @@ from visavis.types import Encoded
 Encode = Callable[[Any], Items]
 LARGEST_SCALE = 100.0
 DENSE_SCORES = 2**22  # up to so many scores, the graph of one matrix is as fast as blocks of any score
+FEW_SCORES = 2**18  # up to so many, also as fast as blocks of kept cosines
 KEPT_SCORES = 2**24  # up to so many cosines are kept
 
 
@@ -147,9 +148,11 @@ class PairLoss(nn.Module):
         """Whether the graph of one matrix serves: under a compiler, and for few scores where blocks are not faster."""
         if torch.compiler.is_compiling():
             return True
-        if self.block_rows is not None or max(_num_scores(self.objective, each) for each in (forth, back)) > DENSE_SCORES:
+        number = max(_num_scores(self.objective, each) for each in (forth, back))
+        if self.block_rows is not None or number > DENSE_SCORES:
             return False
-        faster = self.score is cosine and whole and (is_summary(self.objective, forth) or forth.query_ids.device.type == "cpu")
+        kept = number > FEW_SCORES and forth.query_ids.device.type == "cpu"
+        faster = self.score is cosine and whole and (kept or is_summary(self.objective, forth))
         return not faster or bool(learning(forth))
 
     def _by_blocks(self, images: Side, texts: Side, forth: Targets, back: Targets, together: Processes, *, whole: bool) -> Tensor:

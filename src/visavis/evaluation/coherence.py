@@ -130,7 +130,7 @@ def _measures(scores: Tensor, truth: Tensor, ks: tuple[int, ...], tau: Literal["
     near, every_ndcg = truth.gather(1, index), ndcg(scores, truth)
     for k in ks:
         yield f"cs_at_{k}", coherent_scores(top, near, k=k, tau=tau)
-        yield f"ndcg_at_{k}", every_ndcg[:, k - 1]
+        yield f"ndcg_at_{k}", every_ndcg[:, k - 1].clone()  # not a view that keeps the block
 
 
 def _random(queries: Tensor, candidates: int, way: str) -> Tensor:

@@ -110,13 +110,14 @@ def degrees_picture(rows: Sequence[Distribution], theme: Theme = LIGHT) -> bytes
     """How each estimator's degrees are distributed: suggested thresholds as lines, the ladder paper's 0.63 dashed."""
     figure = new_figure(8.6, 0.35 + 1.25 * len(rows), theme)
     for number, (row, axes) in enumerate(zip(rows, figure.subplots(len(rows), sharex=True, squeeze=False)[:, 0], strict=True)):
-        bins = len(row.histogram)
+        bins, least = len(row.histogram), row.histogram[0] / row.pairs
         axes.bar([(i + 0.5) / bins for i in range(bins)], row.histogram, 1 / bins, color=theme.lines[number % len(theme.lines)])
         for value in row.quantiles:
             axes.axvline(value, color=theme.ink, linewidth=0.9)
         axes.axvline(0.63, color=theme.ink, linewidth=0.9, linestyle=(0, (2, 1.4)))
-        dress(axes, row.degrees, theme)
-        axes.set(xlim=(0, 1), yticks=[], xlabel="degree of a random pair" if number == len(rows) - 1 else "")
+        dress(axes, row.degrees if least < 0.1 else f"{row.degrees}   (cut: {least:.0%} lie below 0.01)", theme)
+        top = 1.1 * max(row.histogram if least < 0.1 else row.histogram[1:])
+        axes.set(xlim=(0, 1), ylim=(0, top or 1), yticks=[], xlabel="degree of a random pair" if number == len(rows) - 1 else "")
     figure.tight_layout()
     return png(figure)
 

@@ -38,7 +38,7 @@ def models() -> list[Row]:
             "name": name,
             "what": sentence(kind),
             "reads": f"images as {' or '.join(kind.visual_views)}; texts as {' or '.join(kind.text_views)}",
-            "defaults": ", ".join(f"{field.name}={field.default!r}" for field in fields(kind.Config) if not _required(field)),
+            "defaults": _defaults(kind.Config),
         }
         for name, kind in CATALOG.items()
     ]
@@ -67,6 +67,16 @@ def supervisions() -> list[Row]:
     ]
 
 
+def degrees() -> list[Row]:
+    """Every way to tell degrees of relevance, with its source and defaults."""
+    from visavis.supervision.graded import CATALOG
+
+    return [
+        {"name": kind.__name__, "what": sentence(kind), "source": paragraph(kind, "Source:"), "defaults": _defaults(kind)}
+        for kind in CATALOG
+    ]
+
+
 def recipes() -> list[Row]:
     """Every recipe that ships."""
     from visavis.training.recipe import read_recipe, shipped
@@ -85,6 +95,7 @@ KINDS: dict[str, Callable[[], list[Row]]] = {
     "models": models,
     "metrics": metrics,
     "supervisions": supervisions,
+    "degrees": degrees,
     "recipes": recipes,
     "protocols": protocols,
 }
@@ -106,6 +117,10 @@ def paragraph(thing: Any, opening: str) -> str:
         if taking:
             taken.append(line.strip())
     return " ".join(taken)
+
+
+def _defaults(kind: Any) -> str:
+    return ", ".join(f"{field.name}={field.default!r}" for field in fields(kind) if not _required(field))
 
 
 def _required(field: Field[Any]) -> bool:

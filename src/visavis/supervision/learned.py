@@ -21,15 +21,14 @@ SHORTEST = 1e-12
 
 @dataclass(kw_only=True, eq=False)
 class LearnedWeights(Supervision):
-    """The weight of every pair as ``Unified`` reads it (eq. 24), learned by a step ahead.
+    """A weight for every pair that belongs together, as ``Unified`` reads it (eq. 24), learned by a step ahead.
 
-    A network with one hidden layer sees whether a pair belongs together, its score, and how far that lies from the best score of the
-    other kind (of negatives for a positive, of positives for a negative) of its image and of its text; it gives a weight, which is 1
-    in the mean over the positives and over the negatives of a batch, and 1 for all at the start. Every ``every`` batches: one
-    virtual step of the matcher down the weighted loss, at ``virtual_rate``; the unweighted loss of a validation batch after it;
-    one step of the network down that, of length ``rate`` whatever the slope, which two small rates would make too small to matter.
-    A large weight is no trust: it multiplies the score, so that a doubtful pair is left alone by a small weight while its score is
-    near 0, and by a large one, which closes its hinge, when its score has grown.
+    A network with one hidden layer sees the score of a pair, and how far it lies above the hardest negative of its image and of its
+    text; it gives a weight, 1 for all at the start and always 1 in the mean of a batch. Negatives have weight 1. Every ``every``
+    batches: one virtual step of the matcher down the weighted loss, at ``virtual_rate``; the unweighted loss of a validation
+    batch after it; one step of the network down that, of length ``rate`` however small the slope.
+    Negatives keep their weight because eq. 24 multiplies scores: other weights on the two sides of a hinge pull all scores
+    below 0, and less is learned.
     Validation pairs thus teach the weights, so that a model's validation RSUM flatters it: only the test split judges.
     Source: the idea of Meta-SPN (Wei et al., 2021), whose sizes and code are not published: a re-creation, not a reproduction.
     """
@@ -73,7 +72,7 @@ class LearnedWeights(Supervision):
         length = torch.cat([slope.flatten() for slope in down]).norm()
         with torch.no_grad():
             for part, slope in zip(learned, down, strict=True):
-                part -= self.rate / length.clamp(min=SHORTEST) * slope
+                part.sub_(slope * self.rate / length.clamp(min=SHORTEST))
 
     def state_dict(self) -> dict[str, Tensor]:
         return {name: part.detach().cpu().clone() for name, part in self._network.state_dict().items()}
@@ -90,26 +89,19 @@ class LearnedWeights(Supervision):
 
 
 class WeightNetwork(nn.Module):
-    """Scores ``[V, T]`` and who belongs to whom ``[V, T]`` to weights ``[V, T]``: 1 in the mean over either kind, all 1 at the start."""
+    """Scores ``[V, T]`` and who belongs to whom ``[V, T]`` to weights ``[V, T]``: 1 in the mean over positives, 1 for negatives."""
 
     def __init__(self, hidden: int):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(4, hidden), nn.Tanh(), nn.Linear(hidden, 1))
+        self.layers = nn.Sequential(nn.Linear(3, hidden), nn.Tanh(), nn.Linear(hidden, 1))
         nn.init.zeros_(self.layers[2].weight)  # type: ignore[arg-type]
         nn.init.zeros_(self.layers[2].bias)  # type: ignore[arg-type]
 
     def forward(self, scores: Tensor, positive: Tensor) -> Tensor:
-        best = [torch.where(positive, _best(scores, ~positive, axis), _best(scores, positive, axis)) for axis in (1, 0)]
-        seen = torch.stack([positive.to(scores), scores, *(scores - other for other in best)], -1)
-        weights = torch.sigmoid(self.layers(seen)).squeeze(-1)
-        for kind in (positive, ~positive):
-            weights = torch.where(kind, weights * kind.sum() / (weights * kind).sum().clamp(min=SHORTEST), weights)
-        return weights
-
-
-def _best(scores: Tensor, among: Tensor, axis: int) -> Tensor:
-    """The best score of each row (axis 1) or column (axis 0) among some; -1 where there is none."""
-    return scores.masked_fill(~among, -1.0).amax(axis, keepdim=True)
+        others = scores.masked_fill(positive, -1.0)
+        seen = torch.stack([scores, scores - others.amax(1, keepdim=True), scores - others.amax(0, keepdim=True)], -1)
+        trust = torch.sigmoid(self.layers(seen)).squeeze(-1) * positive
+        return torch.where(positive, trust * positive.sum() / trust.sum(), 1.0)
 
 
 class _Whole(nn.Module):

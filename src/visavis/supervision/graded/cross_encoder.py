@@ -29,13 +29,15 @@ class CrossEncoder(Degrees):
     model: a folder of a ``transformers`` sequence classifier, or a hub name; ``visavis relevance fit --kind cross`` makes one.
     output: "sigmoid" of the model's number, or the number itself ("identity"), cut to [0, 1]. Only pairs that are asked for are
     computed, and kept in the cache by what the captions say; both orders of a pair have one degree, that of the captions in
-    alphabetical order. Equal captions have degree 1; a caption without a word has degree 0 with everything.
+    alphabetical order. Equal captions have degree 1; a caption without a word has degree 0 with everything. bfloat16: half the time,
+    but the third digit of a degree then depends on the pairs it was first computed with.
     Source: Zhou et al., Ladder loss (2020), eq. 1, where the model is BERT fine-tuned on STS-B.
     """
 
     model: str
     output: Literal["sigmoid", "identity"] = "sigmoid"
     batch_size: int = 64
+    bfloat16: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -72,7 +74,7 @@ class CrossDegrees(CaptionDegrees):
         pairs = [tuple(sorted((self.captions[i], self.captions[j]))) for i, j in zip(first, second, strict=True)]
         different = {(one, other) for one, other in pairs if one != other}
         degrees = self._kept.read(different) if different else {}
-        if new := sorted(different - degrees.keys(), key=lambda pair: len(pair[0]) + len(pair[1])):
+        if new := sorted(different - degrees.keys(), key=lambda pair: (len(pair[0]) + len(pair[1]), pair)):
             computed = dict(zip(new, self._compute(new).tolist(), strict=True))
             self._kept.add(computed)
             degrees |= computed
@@ -81,7 +83,8 @@ class CrossDegrees(CaptionDegrees):
     def _compute(self, pairs: Sequence[Pair]) -> Tensor:
         size = self.config.batch_size
         batches = (pairs[start : start + size] for start in range(0, len(pairs), size))
-        values = torch.cat([self._tower.encode(*zip(*batch, strict=True)) for batch in batches])
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.config.bfloat16):
+            values = torch.cat([self._tower.encode(*zip(*batch, strict=True)) for batch in batches])
         if not values.isfinite().all():
             first = pairs[int(values.isfinite().int().argmin())]
             raise DataError(f"{self.config.model} gives no number for the captions {first[0]!r} and {first[1]!r}: its weights are broken.")
@@ -94,8 +97,8 @@ class CrossDegrees(CaptionDegrees):
     @cached_property
     def _kept(self) -> KeptPairs:
         name = Path(self.config.model).resolve().name if Path(self.config.model).exists() else self.config.model.replace("/", "--")
-        mark = hashlib.sha256(f"{self.config.output} {weights_mark(self.config.model)}".encode()).hexdigest()[:8]
+        mark = hashlib.sha256(f"{self.config.output} {self.config.bfloat16} {weights_mark(self.config.model)}".encode()).hexdigest()[:8]
         return KeptPairs(storage.cache_folder() / "degrees" / f"{name}-{mark}.sqlite")
 
 
-_PART = 4_096  # pairs after which new degrees are on the disk
+_PART = 1_024  # pairs after which new degrees are on the disk

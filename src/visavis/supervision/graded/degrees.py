@@ -39,7 +39,10 @@ class CaptionDegrees(ABC):
 
 
 class ImageDegrees(Protocol):
-    """Degrees between the images and the captions of one data set, by index."""
+    """Degrees between the images and the captions of one data set, by index. notes: as of CaptionDegrees."""
+
+    @property
+    def notes(self) -> tuple[str, ...]: ...
 
     def __call__(self, images: Tensor, captions: Tensor, own: Tensor | None = None) -> Tensor:
         """The block ``[V, T]``. own ``[V]``: the caption that stands for each image; default its first."""
@@ -71,6 +74,10 @@ class OfCaptions:
     degrees: CaptionDegrees
     data: Dataset
     image: ImageBy
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.degrees.notes
 
     def __call__(self, images: Tensor, captions: Tensor, own: Tensor | None = None) -> Tensor:
         described = [self.data.captions_of[i] for i in images.tolist()]

@@ -51,10 +51,9 @@ def fit(out: str | Path, kind: Kind, model: str, *, epochs: int, rate: float | N
         raise SpecError(f"kind is {kind!r}, expected 'bi' or 'cross'.")
     if epochs < 1 or batch_size < 1:
         raise SpecError(f"{epochs} epochs of batches of {batch_size} are no training: both must be at least 1.")
-    out, rate = storage.new_folder(out), rate or RATES[kind]
     torch.manual_seed(seed)
     regression: Regression = _Cosine(open_text(model)) if kind == "bi" else _Output(open_pairs(model, new_output=True))
-    tower = regression.tower
+    tower, out, rate = regression.tower, storage.new_folder(out), rate or RATES[kind]
     steps = epochs * -(-len(train.first) // batch_size)
     optimizer = torch.optim.AdamW(tower.parameters(), lr=rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / (0.1 * steps), (steps - step) / (0.9 * steps), 1))

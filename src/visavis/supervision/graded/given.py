@@ -84,6 +84,7 @@ class _OfImages:
     """Degrees of images by themselves, whichever caption stands for one."""
 
     degrees: _Matrix
+    notes: tuple[str, ...] = ()
 
     def __call__(self, images: Tensor, captions: Tensor, own: Tensor | None = None) -> Tensor:
         return self.degrees(images, captions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ class RatedPairs:
 def read_stsb(split: Literal["train", "dev", "test"], folder: str | Path = "stsb") -> RatedPairs:
     """A split of the STS benchmark (Cer et al., 2017): ``sts-<split>.tsv``, as published. Raises DataError naming a bad line."""
     path = find_file(Path(folder) / f"sts-{split}.tsv")
-    rows = list(csv.DictReader(storage.read_text(path).splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
+    rows = list(csv.DictReader(io.StringIO(storage.read_text(path)), delimiter="\t", quoting=csv.QUOTE_NONE))
     ratings = _ratings(path, rows, "score", ("sentence1", "sentence2"))
     return RatedPairs(f"STS-B {split}", [row["sentence1"] for row in rows], [row["sentence2"] for row in rows], ratings)
 
@@ -43,7 +44,7 @@ def read_crisscrossed(folder: str | Path = "coco_5k_test_text") -> RatedPairs:
     Raises DataError naming a bad line, or a caption that the list of captions does not have.
     """
     path, listed = find_file(Path(folder) / "cxc_sts_test.csv"), find_file(Path(folder) / "dataset_coco_5k_test.json")
-    rows = list(csv.DictReader(storage.read_text(path).splitlines()))
+    rows = list(csv.DictReader(io.StringIO(storage.read_text(path))))
     ratings = _ratings(path, rows, "agg_score", ("caption1", "caption2"))
     try:
         captions = {

@@ -37,6 +37,7 @@ class SceneDegrees(Degrees):
 class _Truth:
     graphs: SceneGraphs
     data: Dataset
+    notes: tuple[str, ...] = ()
 
     def __call__(self, images: Tensor, captions: Tensor, own: Tensor | None = None) -> Tensor:
         return torch.from_numpy(self.graphs.relevance(self.data.image_rows[images.numpy()], self.data.caption_rows[captions.numpy()]))

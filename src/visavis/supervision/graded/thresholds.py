@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from typing import get_args
 
 import numpy as np
 import torch
 
 from visavis.data.dataset import Dataset
-from visavis.errors import DataError
+from visavis.errors import DataError, SpecError
 from visavis.spec import parse
 from visavis.supervision.graded.agreement import THETA
 from visavis.supervision.graded.catalog import CATALOG
-from visavis.supervision.graded.degrees import Degrees, ImageBy
+from visavis.supervision.graded.degrees import ImageBy, ImageDegrees
 from visavis.watch import Watch
 
 SHARES = (0.01, 0.03, 0.1, 0.3)
@@ -29,6 +30,7 @@ class Distribution:
 
     mean, above: of all pairs, and the share above 0.63. quantiles: the degree above which each share of SHARES lies.
     ladders: specs of Ladder for 2 to 5 levels, as many as have thresholds that differ. histogram: counts in 100 equal bins of [0, 1].
+    notes: on captions that were treated specially.
     """
 
     degrees: str
@@ -39,6 +41,7 @@ class Distribution:
     quantiles: tuple[float, ...]
     ladders: tuple[str, ...]
     histogram: tuple[int, ...]
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -46,23 +49,25 @@ class Distribution:
 
 def distributions(specs: Sequence[str], data: Dataset, image: ImageBy, pairs: int, watch: Watch) -> list[Distribution]:
     """How each estimator's degrees lie over the training pairs of a data set. Raises DataError if all degrees are equal."""
+    if image not in get_args(ImageBy) or pairs < 1:
+        raise SpecError(f"image is {image!r} and pairs is {pairs}, expected 'own', 'best' or 'mean', and at least 1.")
     estimators = [parse(spec, CATALOG) for spec in specs]
     train = data.split("train")
     rows = []
     for number, (spec, estimator) in enumerate(zip(specs, estimators, strict=True)):
         watch.work("estimators", number, len(specs), 0.0)
-        rows.append(distribution(spec, sample(estimator, train, image, pairs), data.name))
+        degrees = estimator.between(train, image)
+        rows.append(replace(distribution(spec, sample(degrees, train, pairs), data.name), notes=degrees.notes))
     return rows
 
 
-def sample(estimator: Degrees, data: Dataset, image: ImageBy, pairs: int, seed: int = 0) -> np.ndarray:
+def sample(degrees: ImageDegrees, data: Dataset, pairs: int, seed: int = 0) -> np.ndarray:
     """At least so many degrees of images with captions of other images, by batches as training meets them."""
     if len(data.images) < 2:
         raise DataError(
             f"{data.name} has {len(data.images)} training image, expected several: degrees are of images with others' captions."
         )
     random = np.random.default_rng(seed)
-    degrees = estimator.between(data, image)
     found: list[np.ndarray] = []
     while sum(map(len, found)) < pairs:
         images = random.choice(len(data.images), min(BATCH, len(data.images)), replace=False)

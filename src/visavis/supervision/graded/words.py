@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from visavis import storage
 from visavis.data.captions import tokenize
 from visavis.data.reading import find_file
 from visavis.errors import DataError
@@ -87,22 +86,29 @@ def read_vectors(path: Path, wanted: Collection[str]) -> dict[str, np.ndarray]:
     """
     words: dict[str, np.ndarray] = {}
     width = 0
-    for number, line in enumerate(storage.read_text(path).splitlines(), start=1):
-        word, *values = line.rstrip().split(" ")
-        if number == 1 and len(values) == 1 and (word + values[0]).isdigit():
-            continue
-        width = width or len(values)
-        if len(values) != width or not width:
-            raise DataError(f"{path}, line {number}: {len(values)} numbers, expected {width or 'some'} as on the first line.")
-        if word in wanted:
-            try:
-                words[word] = np.array(values, np.float32)
-            except ValueError:
-                raise DataError(f"{path}, line {number}: {line[:40]!r} is no word with its numbers, separated by blanks.") from None
-            if not np.isfinite(words[word]).all():
-                raise DataError(
-                    f"{path}, line {number}: the vector of {word!r} holds {values[np.isfinite(words[word]).argmin()]}, expected numbers."
-                )
+    try:
+        with open(path, encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                word, *values = line.rstrip(" \n").split(" ")
+                if number == 1 and len(values) == 1 and word.isdigit() and values[0].isdigit():
+                    continue
+                width = width or len(values)
+                if len(values) != width or not width:
+                    raise DataError(f"{path}, line {number}: {len(values)} numbers, expected {width or 'some'} as on the first line.")
+                if word in wanted:
+                    words[word] = _vector(values, f"{path}, line {number}")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8: it holds {error.object[error.start]:#04x}; save it as UTF-8.") from None
     if not width:
         raise DataError(f"{path} holds no word vectors.")
     return words
+
+
+def _vector(values: list[str], place: str) -> np.ndarray:
+    try:
+        vector = np.array(values, np.float32)
+    except ValueError as error:
+        raise DataError(f"{place}: {error}; expected a word and its numbers, separated by blanks.") from None
+    if not np.isfinite(vector).all():
+        raise DataError(f"{place}: a number of the word's vector is {values[int(np.isfinite(vector).argmin())]}, expected a finite one.")
+    return vector

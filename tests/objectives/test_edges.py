@@ -1,0 +1,85 @@
+"""Every objective at the edges: ties, perfect and hopeless scores, empty batches, half precision, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from visavis import PairLoss, Targets
+from visavis.errors import ShapeError
+
+from .cases import close, cosines, every_objective, facts, gradient, targets_of
+
+EDGES = {
+    "ties": torch.full((4, 4), 0.25),
+    "zeros": torch.zeros(4, 4),
+    "perfect": 2 * torch.eye(4) - 1,
+    "antipodal": 1 - 2 * torch.eye(4),
+    "ones": torch.ones(4, 4),
+    "minus ones": -torch.ones(4, 4),
+    "one pair": torch.ones(1, 1),
+    "one query": torch.tensor([[0.5, -1.0, 1.0]]),
+}
+
+
+@every_objective
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_edges_are_finite_at_every_sharpness_and_precision(kind, edge, dtype):
+    scores = EDGES[edge].to(dtype)
+    targets = targets_of(*(range(n) for n in scores.shape), weight=None)
+    sharp = {"gamma": 1e3, "tau": 1e-3}
+    for fields in ({}, {name: value for name, value in sharp.items() if name in kind.__dataclass_fields__}):
+        assert kind(**fields)(scores, targets).isfinite()
+        assert gradient(kind(**fields), scores, targets).isfinite().all()
+
+
+@every_objective
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)])
+def test_an_empty_batch_is_zero(kind, shape):
+    scores = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
+    value = kind()(scores, targets_of(*(range(n) for n in shape)))
+    assert value == 0
+    value.backward()
+    assert scores.grad.shape == shape
+
+
+@every_objective
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_promoted_once(kind, dtype):
+    scores = cosines(8).to(dtype)
+    targets = Targets(query_ids=range(8), candidate_ids=range(8), **{name: fact.float() for name, fact in facts(8, 8).items()})
+    value = kind()(scores, targets)
+    assert value.dtype == torch.float32
+    assert torch.equal(value, kind()(scores.float(), targets))
+    assert gradient(kind(), scores, targets).dtype == dtype
+
+
+@every_objective
+def test_what_is_no_number_is_not_hidden(kind):
+    for place in ((0, 0), (0, 1)):
+        scores = cosines(3)
+        scores[place] = math.nan
+        assert kind()(scores, targets_of(range(3), range(3))).isnan()
+
+
+@every_objective
+def test_scores_and_targets_that_do_not_fit_are_refused(kind):
+    objective = kind()
+    with pytest.raises(ShapeError, match=r"^scores have shape \[3, 4\], but the targets speak of 3 queries and 3 candidates\.$"):
+        objective(torch.rand(3, 4), Targets.paired(3))
+    with pytest.raises(ShapeError, match=r"^the targets are a Tensor, expected a Targets"):
+        objective(torch.rand(3, 3), torch.arange(3))
+    for scores in (torch.eye(3).long(), torch.eye(3).bool(), torch.eye(3).numpy()):
+        with pytest.raises(ShapeError, match=r"^the scores are of type .*, expected a tensor of floating-point numbers"):
+            objective(scores, Targets.paired(3))
+
+
+@every_objective
+def test_collapsed_embeddings_have_no_gradient_along_the_sphere(kind):
+    images = torch.ones(4, 5, dtype=torch.float64).requires_grad_()
+    value = PairLoss(kind())(images, images.detach(), targets=targets_of(range(4), range(4), weight=None))
+    (found,) = torch.autograd.grad(value, images)
+    close(found, torch.zeros_like(found), atol=1e-9)
