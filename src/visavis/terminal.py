@@ -133,7 +133,7 @@ def print_agreement(found: Iterable[Agreement]) -> None:
     for result in found:
         table = Table(box=None, pad_edge=False)
         for column in ("", "Kendall tau-b", "Spearman"):
-            table.add_column(column, no_wrap=True)
+            table.add_column(column, no_wrap=bool(column), overflow="fold")
         of_people = "each expert with the mean of the other two" if result.judgements == "expert" else "one answer with the others"
         rows = [(f"people ({of_people})", result.people), *result.runs.items()]
         rows += [(f"{run} less the first", values) for run, values in result.differences.items()]

@@ -65,7 +65,7 @@ CATALOG: tuple[Protocol, ...] = (
     ),
     Protocol(
         name="eccv-caption",
-        description="as coco-5k, with the right answers that people found for ECCV Caption (Chun et al., 2022); queries are the "
+        description="as coco-5k, with the right answers that people confirmed for ECCV Caption (Chun et al., 2022); queries are the "
         "1,261 images and 1,332 captions that it lists; two listed captions are not among the 25,000 and are left out",
         num_images=5000,
         captions_per_image=5,
