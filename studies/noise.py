@@ -1,11 +1,12 @@
 """Doubtful pairs: heads on Flickr8k with 40 % of the training captions beside wrong images, NCR against TripletHN and Unified.
 
-    VISAVIS_DATA=... python studies/noise.py [--seeds 3] [--share 0.4] [--threads 1] [--out runs/noise]
+    VISAVIS_DATA=... python studies/noise.py [--seeds 3] [--share 0.4] [--threads 1] [--out runs/noise] [--weights]
 
-For each seed the same captions are misplaced for all, and all begin with the same warm-up by Unified. Printed, as a table: the test
+For each seed the same captions are misplaced for all; NCR and TripletHN begin with the same warm-up by Unified. Printed: the test
 RSUM of each (images and captions of the test split are right), mean and standard deviation; how far NCR lies above it, mean of the
 differences by seed and its 95 % interval; and how well NCR's probabilities tell right training captions from misplaced ones (area
-under the ROC curve).
+under the ROC curve). With --weights another question, on the same captions: learned weights against none, and how well the weights
+of pairs tell right captions from misplaced ones.
 """
 
 from __future__ import annotations
@@ -16,29 +17,49 @@ import statistics
 import sys
 from pathlib import Path
 
+import torch
 from scipy.stats import t as student
 from sklearn.metrics import roc_auc_score
+from torch import Tensor
 
 import visavis
 from visavis import storage
 from visavis.data import open_dataset
 from visavis.errors import VisavisError
+from visavis.models.base import evaluating
+from visavis.supervision.learned import WeightNetwork
+from visavis.supervision.noisy import whole_plan
 from visavis.training.checkpoint import Checkpoint
+from visavis.training.material import prepare
+from visavis.training.recipe import Recipe
 from visavis.training.running import Trained, recipe_of
 
-OTHERS = ("TripletHN(margin=0.2)", "Unified(margin=0.2, gamma=50)")
+OTHERS = {
+    "TripletHN": {"phases.1.objective": "TripletHN(margin=0.2)"},
+    "TripletHN from the first step": {"objective": "TripletHN(margin=0.2)"},
+    "Unified": {"objective": "Unified(margin=0.2, gamma=50)"},
+}
 
 
 def train_all(out: Path, seed: int, share: float, threads: int) -> dict[str, Trained]:
-    """One run of NCR, and one of each other objective after the same warm-up: the same recipe, in which every caption is trusted."""
+    """One run of NCR, and one of each other objective by the same recipe, in which every caption is trusted."""
     common = {"seed": seed, "data.misplaced": share, "training.threads": threads}
     trusting = {f"phases.{phase}.supervision": "PairSupervision()" for phase in (0, 1)}
     runs = {"NCR": visavis.train("ncr-heads-flickr8k", out=out / f"ncr-{seed}", overrides=common)}
-    for objective in OTHERS:
-        name = objective.partition("(")[0]
-        overrides = {**common, **trusting, "phases.1.objective": objective}
-        runs[name] = visavis.train("ncr-heads-flickr8k", out=out / f"{name.lower()}-{seed}", overrides=overrides)
+    for name, objective in OTHERS.items():
+        folder = out / f"{name.lower().replace(' ', '-')}-{seed}"
+        runs[name] = visavis.train("ncr-heads-flickr8k", out=folder, overrides={**common, **trusting, **objective})
     return runs
+
+
+def train_weighted(out: Path, seed: int, share: float, threads: int) -> dict[str, Trained]:
+    """One run with learned weights, and one of the same recipe without."""
+    common = {"seed": seed, "data.misplaced": share, "training.threads": threads}
+    without = {**common, "phases.0.supervision": "PairSupervision()"}
+    return {
+        "learned weights": visavis.train("learned-weights-heads-flickr8k", out=out / f"weights-{seed}", overrides=common),
+        "no weights": visavis.train("learned-weights-heads-flickr8k", out=out / f"none-{seed}", overrides=without),
+    }
 
 
 def separation(run: Trained) -> float:
@@ -48,7 +69,26 @@ def separation(run: Trained) -> float:
     data = open_dataset(recipe.data.path)
     noisy = data.misplaced(recipe.data.misplaced, recipe.seed)
     right = (noisy.image_of == data.image_of)[noisy.split("train").caption_rows]
-    return float(roc_auc_score(right, checkpoint.supervision["clean"].mean(0).numpy()))
+    state = checkpoint.supervision
+    trust = state["clean"].mean(0) if "clean" in state else weights(recipe, checkpoint)
+    return float(roc_auc_score(right, trust.numpy()))
+
+
+@torch.no_grad()
+def weights(recipe: Recipe, checkpoint: Checkpoint) -> Tensor:
+    """The weight of each training caption with its image, in batches of about the training size, by the last model."""
+    material, matcher = prepare(recipe)
+    matcher.load_state_dict(checkpoint.weights)
+    network = WeightNetwork(len(checkpoint.supervision["layers.0.bias"]))
+    network.load_state_dict(checkpoint.supervision)
+    loader = material.loader(material.data.split("train"))
+    found = torch.empty(len(loader.data.captions))
+    with evaluating(matcher):
+        for rows in whole_plan(loader):
+            images = loader.data.image_of[rows]
+            scores = matcher.score(matcher.encode_visual(loader.visual.read(images)), matcher.encode_text(loader.text.read(rows)))
+            found[rows] = network(scores, torch.from_numpy(images[:, None] == images)).diagonal()
+    return found
 
 
 def with_interval(differences: list[float]) -> str:
@@ -66,23 +106,32 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.4)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--weights", action="store_true", help="learned weights against none, instead of NCR against others")
     options = parser.parse_args()
     out = storage.numbered_folder("runs/noise") if options.out is None else storage.new_folder(options.out)
     rsum: dict[str, list[float]] = {}
     areas: list[float] = []
     for seed in range(1, options.seeds + 1):
-        runs = train_all(out, seed, options.share, options.threads)
-        areas.append(separation(runs["NCR"]))
+        runs = (train_weighted if options.weights else train_all)(out, seed, options.share, options.threads)
+        first = next(iter(runs))
+        areas.append(separation(runs[first]))
         for name, run in runs.items():
             assert run.test is not None
             rsum.setdefault(name, []).append(run.test.metrics["rsum"])
         sys.stderr.write(f"seed {seed}: {', '.join(f'{name} {values[-1]:.1f}' for name, values in rsum.items())}; AUC {areas[-1]:.3f}\n")
-    sys.stdout.write("| objective | test RSUM | NCR above it | AUC, right against misplaced |\n|---|---|---|---|\n")
+    sys.stdout.write(table(rsum, areas))
+
+
+def table(rsum: dict[str, list[float]], areas: list[float]) -> str:
+    """The test RSUM of each by seed, the first with how well it tells right captions from misplaced ones."""
+    first = next(iter(rsum))
+    lines = [f"| | test RSUM | {first} above it | AUC, right against misplaced |", "|---|---|---|---|"]
     for name, values in rsum.items():
         spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-        above = "" if name == "NCR" else with_interval([own - other for own, other in zip(rsum["NCR"], values, strict=True)])
-        area = f"{statistics.mean(areas):.3f} (least {min(areas):.3f})" if name == "NCR" else ""
-        sys.stdout.write(f"| {name} | {statistics.mean(values):.1f}{spread} | {above} | {area} |\n")
+        above = "" if name == first else with_interval([own - other for own, other in zip(rsum[first], values, strict=True)])
+        area = f"{statistics.mean(areas):.3f} (least {min(areas):.3f})" if name == first else ""
+        lines.append(f"| {name} | {statistics.mean(values):.1f}{spread} | {above} | {area} |")
+    return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":
