@@ -19,8 +19,8 @@ from visavis.objectives import CATALOG as OBJECTIVES
 from visavis.objectives import Ladder
 from visavis.spec import parse
 from visavis.supervision.graded import FunctionDegrees
-from visavis.supervision.graded.agreement import agreement, random_pairs, speed
 from visavis.supervision.graded.fitting import _Cosine, _Output, correlation
+from visavis.supervision.graded.judging import agreement, random_pairs, speed
 from visavis.supervision.graded.ratings import RatedPairs, read_crisscrossed, read_stsb
 from visavis.supervision.graded.thresholds import distribution, sample
 

@@ -13,9 +13,9 @@ import torch
 from visavis.data.dataset import Dataset
 from visavis.errors import DataError, SpecError
 from visavis.spec import parse
-from visavis.supervision.graded.agreement import THETA
 from visavis.supervision.graded.catalog import CATALOG
 from visavis.supervision.graded.degrees import ImageBy, ImageDegrees
+from visavis.supervision.graded.judging import THETA
 from visavis.watch import Watch
 
 SHARES = (0.01, 0.03, 0.1, 0.3)

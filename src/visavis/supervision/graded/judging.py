@@ -45,7 +45,7 @@ RANDOM_PAIRS = 5_000
 
 
 @dataclass(frozen=True)
-class Agreement:
+class Judged:
     """One estimator beside people. pearson, spearman: by collection, None where all degrees are equal.
 
     mean, above: the mean degree of random pairs of different captions of Crisscrossed Captions, and the share of them above 0.63.
@@ -66,7 +66,7 @@ class Agreement:
         return asdict(self)
 
 
-def judge(specs: Sequence[str], watch: Watch) -> list[Agreement]:
+def judge(specs: Sequence[str], watch: Watch) -> list[Judged]:
     """Every estimator against the ratings of STS-B dev and test and of Crisscrossed Captions. Raises DataError if these are not here."""
     estimators = [parse(spec, CATALOG) for spec in specs]
     collections = [read_stsb("dev"), read_stsb("test"), read_crisscrossed()]
@@ -77,7 +77,7 @@ def judge(specs: Sequence[str], watch: Watch) -> list[Agreement]:
     return rows
 
 
-def _judge(spec: str, estimator: Degrees, collections: Sequence[RatedPairs]) -> Agreement:
+def _judge(spec: str, estimator: Degrees, collections: Sequence[RatedPairs]) -> Judged:
     pearson, spearman, notes = {}, {}, []
     for rated in collections:
         pearson[rated.name], spearman[rated.name], special = agreement(estimator, rated)
@@ -86,7 +86,7 @@ def _judge(spec: str, estimator: Degrees, collections: Sequence[RatedPairs]) -> 
     random = estimator.of(captions).pairs(*random_pairs(len(captions), RANDOM_PAIRS))
     with _empty_cache():
         captions_per_s, million_pairs_s = speed(estimator, captions[:: max(1, len(captions) // 2000)][:2000])
-    return Agreement(
+    return Judged(
         spec, pearson, spearman, float(random.mean()), float((random > THETA).float().mean()), captions_per_s, million_pairs_s, tuple(notes)
     )
 

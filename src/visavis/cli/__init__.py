@@ -1,0 +1,54 @@
+"""The command line: parse, call the verb of the same name, print. The only part that prints."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from visavis.cli import data, graded, runs
+from visavis.errors import VisavisError
+
+app = typer.Typer(
+    name="visavis",
+    help="Train, compare, explain and serve vision-language retrieval.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(help="Look at data.", no_args_is_help=True, rich_markup_mode=None)
+data_app.command("check")(data.data_check)
+relevance_app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+relevance_app.callback()(graded.relevance)
+relevance_app.command("fit")(graded.relevance_fit)
+
+for command in (
+    data.demo,
+    data.doctor,
+    data.features,
+    runs.train,
+    runs.evaluate,
+    runs.diagnose,
+    graded.coherence,
+    graded.agreement,
+    runs.search,
+    data.catalog,
+):
+    app.command()(command)
+app.add_typer(data_app, name="data")
+app.add_typer(relevance_app, name="relevance")
+
+
+def main() -> None:
+    """Run the command line; an error of the user's is one sentence on stderr and exit code 1."""
+    try:
+        app()
+    except VisavisError as error:
+        typer.echo(f"visavis: {error}", err=True)
+        sys.exit(1)
+    except OSError as error:
+        if error.filename is None and error.errno is None:
+            raise
+        typer.echo(f"visavis: {error.filename or 'a file'} cannot be read or written: {error.strerror}.", err=True)
+        sys.exit(1)

@@ -1,0 +1,90 @@
+"""Commands before a training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from visavis.cli.shared import Json, SkipBad, bars, print_json
+
+
+def demo(out: Annotated[Path | None, typer.Option(help="A new folder; default runs/demo-<n>.")] = None, json: Json = False) -> None:
+    """Draw a captioned world, train three objectives on it, compare them and search: offline, about two minutes."""
+    from visavis import storage, verbs
+
+    with bars() as watch:
+        folder = verbs.demo(out=out, watch=watch)
+    if json:
+        print_json({"folder": str(folder), "report": str(folder / "report.html"), **storage.read_json(folder / "table.json")})
+
+
+def doctor(json: Json = False) -> None:
+    """Is all well? Versions, threads, accelerators, data and caches, and how to mend what is wrong."""
+    from visavis import verbs
+    from visavis.terminal import print_findings
+
+    findings = verbs.doctor()
+    if json:
+        print_json({finding.name: {"value": finding.value, "ok": finding.ok, "remedy": finding.remedy} for finding in findings})
+    else:
+        print_findings(findings)
+    if not all(finding.ok for finding in findings):
+        raise typer.Exit(1)
+
+
+def data_check(
+    path: Annotated[str, typer.Argument(help="A folder, a list in it, or a name under VISAVIS_DATA.")], json: Json = False
+) -> None:
+    """List exactly what is wrong with a data set; exit code 1 if training would lose something."""
+    from visavis import verbs
+    from visavis.terminal import print_check
+
+    with bars() as watch:
+        report = verbs.check_data(path, watch=watch)
+    if json:
+        print_json(report.to_json())
+    else:
+        print_check(report)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def features(
+    path: Annotated[str, typer.Argument(help="A data set: a folder, a list in it, or a name under VISAVIS_DATA.")],
+    vision: Annotated[str | None, typer.Option(help="An image encoder: scenes, a transformers folder, or a hub name.")] = None,
+    text: Annotated[str | None, typer.Option(help="A text encoder: minilm, a transformers folder, or a hub name.")] = None,
+    view: Annotated[str, typer.Option(help="Of images: pooled, or grid for regions.")] = "pooled",
+    text_view: Annotated[str, typer.Option(help="Of captions: pooled, or words.")] = "pooled",
+    crops: Annotated[int, typer.Option(help="Crops of an image: 1 or 10.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="A folder for the stores; default: the cache, where training finds them.")] = None,
+    skip_bad: SkipBad = False,
+    json: Json = False,
+) -> None:
+    """Cache what frozen encoders say of a data set; a killed call goes on where it ended."""
+    from visavis import verbs
+
+    with bars() as watch:
+        stores = verbs.features(
+            path, vision=vision, text=text, view=view, text_view=text_view, crops=crops, out=out, skip_bad=skip_bad, watch=watch
+        )
+    facts = [{"folder": str(store.folder), "rows": len(store), "width": store.width, "view": store.description.view} for store in stores]
+    if json:
+        print_json({"stores": facts})
+    for fact in () if json else facts:
+        typer.echo(f"{fact['folder']}: {fact['rows']:,} rows of {fact['view']} features, {fact['width']} wide")
+
+
+def catalog(
+    kind: Annotated[str | None, typer.Argument(help="objectives, models, metrics, recipes or protocols.")] = None, json: Json = False
+) -> None:
+    """See what there is: names, formulas, sources, defaults."""
+    from visavis import verbs
+    from visavis.terminal import print_catalog
+
+    entries = verbs.catalog(kind)
+    if json:
+        print_json(entries)
+    else:
+        print_catalog(entries)

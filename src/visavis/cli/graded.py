@@ -1,0 +1,118 @@
+"""Commands about the merely related."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from visavis.cli.shared import Json, bars, print_json
+
+
+def agreement(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; differences are to the first.")],
+    data: Annotated[str | None, typer.Option(help="A data set with people's judgements beside it; default the runs'.")] = None,
+    degrees: Annotated[str | None, typer.Option(help='Also how far degrees of relevance agree, such as "CBoW()".')] = None,
+    json: Json = False,
+) -> None:
+    """How far runs agree with people's judgements of image-caption pairs, with intervals, and how far people agree."""
+    from visavis import verbs
+    from visavis.terminal import print_agreement
+
+    with bars() as watch:
+        found = verbs.agreement(runs, data=data, degrees=degrees, watch=watch)
+    if json:
+        print_json({"agreement": [each.to_json() for each in found]})
+    else:
+        print_agreement(found)
+
+
+def coherence(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders that rank the same data.")],
+    degrees: Annotated[str, typer.Option(help="Who tells how relevant a caption is to an image.")] = "CBoW()",
+    image: Annotated[str, typer.Option(help="From which of its captions an image's degree comes: best, mean, or own, its first.")] = "best",
+    queries: Annotated[
+        list[str] | None,
+        typer.Option(help="How many queries to show, by lot, or a caption or an image's name; may be given several times."),
+    ] = None,
+    top: Annotated[int, typer.Option(help="How long a list is.")] = 30,
+    irrelevant: Annotated[
+        float, typer.Option(help="What is no more relevant than this share of all candidates is totally irrelevant.")
+    ] = 0.5,
+    split: Annotated[str | None, typer.Option(help="A split; default the first run's test split.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the lots.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="A new folder; default runs/coherence-<n>.")] = None,
+    json: Json = False,
+) -> None:
+    """See how coherent the lists of runs are: side by side, with what is totally irrelevant, and CS@K against K."""
+    from visavis import verbs
+    from visavis.terminal import print_coherence
+
+    asked: int | list[str] = 4 if not queries else int(queries[0]) if len(queries) == 1 and queries[0].isdecimal() else queries
+    with bars() as watch:
+        result = verbs.coherence(
+            runs,
+            degrees=degrees,
+            image=image,  # type: ignore[arg-type]
+            queries=asked,
+            top=top,
+            irrelevant=irrelevant,
+            split=split,
+            seed=seed,
+            out=out,
+            watch=watch,
+        )
+    if json:
+        print_json(result.to_json())
+    else:
+        print_coherence(result)
+
+
+def relevance(
+    context: typer.Context,
+    degrees: Annotated[
+        list[str] | None,
+        typer.Option(help="Who tells degrees, as CBoW(common=1); may be given several times; default: all but fine-tuned ones."),
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Suggest thresholds for this data set, from its random training pairs.")] = None,
+    image: Annotated[str, typer.Option(help="With --data: whose degree an image has: own, best or mean of its captions.")] = "own",
+    pairs: Annotated[int, typer.Option(help="With --data: how many pairs to look at.")] = 100_000,
+    picture: Annotated[Path | None, typer.Option(help="With --data: a new PNG of the distributions.")] = None,
+    json: Json = False,
+) -> None:
+    """Degrees of relevance beside human ratings, with what they cost; with --data, thresholds for Ladder."""
+    from visavis import verbs
+    from visavis.terminal import print_relevance
+
+    if context.invoked_subcommand is not None:
+        return
+    with bars() as watch:
+        rows = verbs.relevance(degrees or (), data=data, image=image, pairs=pairs, picture=picture, watch=watch)  # type: ignore[arg-type]
+    if json:
+        print_json({"degrees": [row.to_json() for row in rows]})
+    else:
+        print_relevance(rows)
+
+
+def relevance_fit(
+    out: Annotated[Path, typer.Option(help="A new folder for the model.")],
+    kind: Annotated[str, typer.Option(help="bi: one vector a caption; cross: two captions read at once.")] = "bi",
+    model: Annotated[str, typer.Option(help="What to begin with: minilm, a transformers folder, or a hub name.")] = "minilm",
+    epochs: Annotated[int, typer.Option(help="How often all training pairs are seen.")] = 4,
+    rate: Annotated[float | None, typer.Option(help="The learning rate; default 2e-5 for bi, 5e-5 for cross.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Pairs a step.")] = 16,
+    seed: Annotated[int, typer.Option(help="Of order, dropout and the new output.")] = 0,
+    json: Json = False,
+) -> None:
+    """Fine-tune a sentence model on the human ratings of STS-B, for SentenceModel or CrossEncoder."""
+    from visavis import verbs
+    from visavis.terminal import print_fitted
+
+    with bars() as watch:
+        options = {"kind": kind, "model": model, "epochs": epochs, "rate": rate, "batch_size": batch_size, "seed": seed}
+        fitted = verbs.relevance_fit(out, **options, watch=watch)  # type: ignore[arg-type]
+    if json:
+        print_json(fitted.to_json())
+    else:
+        print_fitted(fitted)

@@ -1,0 +1,99 @@
+"""Commands that make a run and use it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from visavis.cli.shared import Json, SkipBad, bars, print_json
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help="A TOML file or the name of a recipe that ships; with --resume: a run folder.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Such as objective='VLC()' training.batch_size=64.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="The data set, instead of the recipe's.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A new run folder; default runs/<recipe>-<n>.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the stopped run in this folder.")] = False,
+    skip_bad: SkipBad = False,
+    json: Json = False,
+) -> None:
+    """Train by a recipe into a run folder; Ctrl-C saves, --resume goes on exactly."""
+    from visavis import verbs
+    from visavis.environment import program
+    from visavis.terminal import print_trained
+    from visavis.training.trainer import Stopped
+
+    try:
+        with bars() as watch:
+            trained = verbs.train(recipe, data=data, out=out, overrides=overrides or [], resume=resume, skip_bad=skip_bad, watch=watch)
+    except Stopped as stopped:
+        typer.echo(f"Stopped; everything is saved. Go on with: {program()} train --resume {stopped}", err=True)
+        raise typer.Exit(130) from None
+    if json:
+        print_json(trained.to_json())
+    else:
+        print_trained(trained)
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    protocol: Annotated[str | None, typer.Option(help="A named protocol; see visavis catalog protocols.")] = None,
+    split: Annotated[str | None, typer.Option(help="A split; default the recipe's test split.")] = None,
+    data: Annotated[str | None, typer.Option(help="Another data set.")] = None,
+    degrees: Annotated[str | None, typer.Option(help='Who tells degrees of relevance, such as "CBoW()"; default the recipe\'s.')] = None,
+    semantics: Annotated[
+        str, typer.Option(help="Of CS@K: reference (tau-b, first captions) or paper (tau-a, all captions).")
+    ] = "reference",
+    json: Json = False,
+) -> None:
+    """R@K both ways, RSUM, ranks and mAP of a run's best model; with degrees CS@K and nDCG@K."""
+    from visavis import verbs
+    from visavis.terminal import print_evaluation
+
+    with bars() as watch:
+        result = verbs.evaluate(run, protocol=protocol, split=split, data=data, degrees=degrees, semantics=semantics, watch=watch)
+    if json:
+        print_json(result.to_json())
+    else:
+        print_evaluation(result)
+
+
+def diagnose(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    objective: Annotated[list[str] | None, typer.Option(help="Another objective at the same point; may be given several times.")] = None,
+    batches: Annotated[int | None, typer.Option(help="At most so many batches of 128; default: the whole training set.")] = None,
+    json: Json = False,
+) -> None:
+    """Which pairs still move a run's best model: counts and weights of contributing samples over the training set."""
+    from visavis import verbs
+    from visavis.terminal import print_diagnosis
+
+    with bars() as watch:
+        result = verbs.diagnose(run, objective=objective or [], batches=batches, watch=watch)
+    if json:
+        print_json(result.to_json())
+    else:
+        print_diagnosis(result)
+
+
+def search(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    query: Annotated[str, typer.Argument(help="What to look for, in words.")],
+    inside: Annotated[Path | None, typer.Option("--in", help="A data set or any folder of images; default: the run's own data.")] = None,
+    top: Annotated[int, typer.Option(help="How many images.")] = 5,
+    json: Json = False,
+) -> None:
+    """The images that fit a sentence best, with their scores."""
+    from visavis import verbs
+    from visavis.terminal import print_hits
+
+    with bars() as watch:
+        hits = verbs.search(run, query, inside=inside, top=top, watch=watch)
+    if json:
+        print_json({"query": query, "hits": [hit.to_json() for hit in hits]})
+    else:
+        print_hits(hits)

@@ -1,0 +1,27 @@
+"""Every verb of the command line as a function of the same name with the same arguments.
+
+>>> import visavis
+>>> run = visavis.train("heads-flickr8k")                                  # doctest: +SKIP
+>>> visavis.evaluate(run.folder).metrics["rsum"]                           # doctest: +SKIP
+"""
+
+from visavis.verbs.data import catalog, check_data, demo, doctor, features
+from visavis.verbs.graded import agreement, coherence, relevance, relevance_fit
+from visavis.verbs.runs import diagnose, evaluate, load, search, train
+
+__all__ = [
+    "agreement",
+    "catalog",
+    "check_data",
+    "coherence",
+    "demo",
+    "diagnose",
+    "doctor",
+    "evaluate",
+    "features",
+    "load",
+    "relevance",
+    "relevance_fit",
+    "search",
+    "train",
+]

@@ -1,0 +1,130 @@
+"""Verbs about the merely related: how far runs and degrees of relevance agree, with each other and with people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from visavis.errors import VisavisError
+from visavis.watch import Silent, Watch
+
+if TYPE_CHECKING:
+    from visavis.evaluation.agreement import Agreement
+    from visavis.report.coherence.comparison import Comparison
+    from visavis.supervision.graded.degrees import ImageBy
+    from visavis.supervision.graded.fitting import Fitted, Kind
+    from visavis.supervision.graded.judging import Judged
+    from visavis.supervision.graded.thresholds import Distribution
+
+
+def agreement(
+    runs: str | Path | Sequence[str | Path],
+    *,
+    data: str | Path | None = None,
+    degrees: str | None = None,
+    watch: Watch | None = None,
+) -> list[Agreement]:
+    """How far runs agree with people: Kendall and Spearman between their scores of image-caption pairs and people's judgements.
+
+    Of the expert and the crowd judgements of Flickr8k's test images, with all pairs and without an image's own captions; intervals by
+    bootstrap over images; beside them how far single people agree with the others. data: where the judgements lie, default the runs'.
+    degrees: also how far such degrees of relevance agree, told of an image by its first caption.
+    """
+    from visavis.training.agreeing import agree_runs
+
+    folders = [runs] if isinstance(runs, str | Path) else runs
+    return agree_runs([Path(run) for run in folders], None if data is None else str(data), degrees, watch or Silent())
+
+
+def coherence(
+    runs: str | Path | Sequence[str | Path],
+    *,
+    degrees: str = "CBoW()",
+    image: ImageBy = "best",
+    queries: int | str | Sequence[str] = 4,
+    top: int = 30,
+    irrelevant: float = 0.5,
+    split: str | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    watch: Watch | None = None,
+) -> Comparison:
+    """How coherent the lists of runs are: their first items side by side, how many are totally irrelevant, CS@K against K.
+
+    degrees: who tells how relevant a caption is to an image, and image: from which captions of the image, as in GradedSupervision.
+    queries: how many images, and captions of them, are shown, drawn with ``seed``; or captions and names of images. irrelevant:
+    what is no more relevant to a query than this share of all candidates is totally irrelevant. split: default the first run's test split.
+    out: a new folder; default ``runs/coherence-<n>``. Raises RunError for runs of different data, DataError for constant degrees.
+    """
+    from visavis.report.coherence.comparison import compare_runs
+
+    return compare_runs(
+        [Path(run) for run in ([runs] if isinstance(runs, str | Path) else runs)],
+        degrees,
+        image=image,
+        queries=[queries] if isinstance(queries, str) else queries,
+        top=top,
+        irrelevant=irrelevant,
+        split=split,
+        seed=seed,
+        out=out,
+        watch=watch or Silent(),
+    )
+
+
+def relevance(
+    degrees: Sequence[str] = (),
+    *,
+    data: str | Path | None = None,
+    image: ImageBy = "own",
+    pairs: int = 100_000,
+    picture: str | Path | None = None,
+    watch: Watch | None = None,
+) -> list[Judged] | list[Distribution]:
+    """How far degrees of relevance agree with people (STS-B dev and test, Crisscrossed Captions), and what they cost.
+
+    degrees: specs such as ``["CBoW(common=1)"]``; default: those that need no model of the user's. With data instead: how degrees
+    lie over that many random training pairs of a data set, and thresholds for Ladder from their quantiles; image as in
+    GradedSupervision; picture: a new PNG of the distributions.
+    """
+    from visavis import storage
+    from visavis.supervision.graded.judging import ESTIMATORS, judge
+    from visavis.supervision.graded.thresholds import distributions
+
+    specs, watch = [degrees] if isinstance(degrees, str) else degrees or ESTIMATORS, watch or Silent()
+    if data is None:
+        if picture is not None:
+            raise VisavisError("a picture is of the degrees of a data set: name it with --data.")
+        return judge(specs, watch)
+    from visavis.data import open_dataset
+    from visavis.report.figures import degrees_picture, require_matplotlib
+
+    if picture is not None:
+        require_matplotlib()
+        storage.new_file(picture)
+    rows = distributions(specs, open_dataset(data), image, pairs, watch)
+    if picture is not None:
+        storage.write_bytes(picture, degrees_picture(rows))
+    return rows
+
+
+def relevance_fit(
+    out: str | Path,
+    *,
+    kind: Kind = "bi",
+    model: str = "minilm",
+    epochs: int = 4,
+    rate: float | None = None,
+    batch_size: int = 16,
+    seed: int = 0,
+    watch: Watch | None = None,
+) -> Fitted:
+    """Fine-tune a sentence model on the ratings of STS-B train, as the ladder paper fine-tunes BERT; the best epoch on dev is kept.
+
+    out: a new folder, for SentenceModel (kind "bi": the cosine of two vectors) or CrossEncoder (kind "cross": two captions read at
+    once). rate: default 2e-5 for "bi", 5e-5 for "cross", whose output begins untrained.
+    """
+    from visavis.supervision.graded.fitting import fit
+
+    return fit(out, kind, model, epochs=epochs, rate=rate, batch_size=batch_size, seed=seed, watch=watch or Silent())

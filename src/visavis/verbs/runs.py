@@ -1,0 +1,101 @@
+"""Verbs that make a run and use it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from visavis.errors import RunError
+from visavis.watch import Silent, Watch
+
+if TYPE_CHECKING:
+    from visavis.diagnosis.walk import Diagnosis
+    from visavis.evaluation import Evaluation
+    from visavis.models.retriever import Retriever
+    from visavis.retrieval.query import Hit
+    from visavis.training.running import Trained
+
+
+def train(
+    recipe: str | Path,
+    *,
+    data: str | Path | None = None,
+    out: str | Path | None = None,
+    overrides: dict[str, Any] | Sequence[str] = (),
+    resume: bool = False,
+    skip_bad: bool = False,
+    watch: Watch | None = None,
+) -> Trained:
+    """Train by a recipe into a run folder, and evaluate the best model on the test split.
+
+    recipe: a TOML file, the name of one that ships, or with ``resume`` the folder of a run to go on with. out: a new
+    folder; default ``runs/<recipe>-<n>``. overrides: ``{"training.batch_size": 64}`` or ``["training.batch_size=64"]``.
+    Raises RecipeError, DataError, RefusedOverwrite; Stopped after Ctrl-C, when everything is saved.
+    """
+    from visavis.training.recipe import parse_override
+    from visavis.training.running import begin_run, continue_run
+
+    given = dict(parse_override(text) for text in overrides) if not isinstance(overrides, dict) else dict(overrides)
+    given |= {key: value for key, value in (("data.path", data and str(data)), ("data.skip_bad", skip_bad)) if value}
+    if not resume:
+        return begin_run(recipe, given, out, watch or Silent())
+    if given or out is not None:
+        raise RunError("a resumed run keeps its recipe, its data and its folder: give --resume with the run folder alone.")
+    return continue_run(Path(recipe), watch or Silent())
+
+
+def load(path: str | Path) -> Retriever:
+    """The trained model of a run folder: ``load(run).encode_images(paths)``, ``.encode_texts(sentences)``, unit rows.
+
+    Raises RunError if the folder holds no model.
+    """
+    from visavis.models.retriever import Retriever
+
+    return Retriever.load(path)
+
+
+def evaluate(
+    run: str | Path,
+    *,
+    protocol: str | None = None,
+    split: str | None = None,
+    data: str | Path | None = None,
+    degrees: str | None = None,
+    semantics: str = "reference",
+    watch: Watch | None = None,
+) -> Evaluation:
+    """The metrics of a run's best model: R@K both ways, RSUM, ranks, mAP, under a named protocol; with degrees also CS@K and nDCG@K.
+
+    protocol, split, data, degrees: default to the recipe's; on other data or another split the protocol is "plain".
+    degrees: who tells degrees of relevance, such as "CBoW()". semantics: of CS@K: "reference" ranks the first caption of each image
+    and is tau-b, as the released code of the Ladder loss; "paper" ranks all captions and is tau-a, as its text.
+    """
+    from visavis.training.running import evaluate_run
+
+    return evaluate_run(Path(run), protocol, split, None if data is None else str(data), watch or Silent(), degrees, semantics)
+
+
+def diagnose(run: str | Path, *, objective: Sequence[str] = (), batches: int | None = None, watch: Watch | None = None) -> Diagnosis:
+    """What moves the queries of a run's training set at its best point, by its own objective and by others at the same point.
+
+    Counts and weights of contributing samples as in the COCOS paper: frozen weights, no dropout, mean and deviation over
+    batches of 128. objective: specs of further ones, such as ``["TripletHN(margin=0.2)"]``. batches: at most so many.
+    """
+    from visavis.diagnosis.walk import diagnose_run
+
+    return diagnose_run(Path(run), [objective] if isinstance(objective, str) else objective, batches, watch or Silent())
+
+
+def search(
+    run: str | Path,
+    query: str,
+    *,
+    inside: str | Path | None = None,
+    top: int = 5,
+    watch: Watch | None = None,
+) -> list[Hit]:
+    """The images that fit a sentence best, best first. inside: a data set or any folder of images; default: the run's data."""
+    from visavis.retrieval.query import search_images
+
+    return search_images(Path(run), query, None if inside is None else Path(inside), top, watch or Silent())
