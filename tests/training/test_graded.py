@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import visavis
 from visavis.data import open_dataset
@@ -73,13 +74,19 @@ def test_stopped_anywhere_it_ends_as_the_uninterrupted_one(supervision, plan, re
 
 
 def test_ladder_teaches_what_its_first_rung_alone_does_not(recipe, scenes, tmp_path):
-    """One rung is TripletHN to the last digit; more rungs end elsewhere."""
+    """One rung is TripletHN, up to rounding over two epochs of steps; more rungs end elsewhere."""
     one = "Ladder(margins=(0.2,), thresholds=(), betas=(1.0,))"
     runs = {name: tmp_path / str(number) for number, name in enumerate((LADDER, one, "TripletHN(margin=0.2)"))}
     for objective, out in runs.items():
         visavis.train(recipe(objective), data=scenes, out=out)
-    weights = [next((out / "checkpoint").glob("step-*")) / "weights.safetensors" for out in runs.values()]
-    assert weights[1].read_bytes() == weights[2].read_bytes() != weights[0].read_bytes()
+    ladder, one_rung, triplet = (
+        torch.cat(
+            [part.flatten() for _, part in sorted(load_file(next((out / "checkpoint").glob("step-*")) / "weights.safetensors").items())]
+        )
+        for out in runs.values()
+    )
+    assert torch.allclose(one_rung, triplet, atol=1e-5)
+    assert (ladder - triplet).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("kind", CATALOG)
