@@ -12,6 +12,7 @@ True
 from visavis import spec
 from visavis.objectives.base import Objective
 from visavis.objectives.goal import Goal
+from visavis.objectives.graded import GradedVLC
 from visavis.objectives.ladder import Ladder
 from visavis.objectives.max_margin import MaxMargin
 from visavis.objectives.metric_learning import BinomialDeviance, Circle, MultiSimilarity
@@ -36,6 +37,7 @@ CATALOG: tuple[type[Objective], ...] = (
     NCR,
     AOQ,
     Ladder,
+    GradedVLC,
     SmoothAP,
     Goal,
     BinomialDeviance,
@@ -49,6 +51,7 @@ __all__ = [
     "BinomialDeviance",
     "Circle",
     "Goal",
+    "GradedVLC",
     "InfoNCE",
     "Ladder",
     "MaxMargin",

@@ -1,0 +1,61 @@
+"""Contrast and order at once: the softmax loss of pairs, and degrees of relevance as soft targets for everything else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from visavis.objectives.base import Reduction
+from visavis.objectives.pairs import NEVER, pairs
+from visavis.objectives.softmax import VLC
+from visavis.spec import require
+from visavis.targets import Targets
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradedVLC(VLC):
+    r"""VLC, and a cross entropy that orders the wrong answers of a query by their degrees of relevance.
+
+    Formula: ``sum_p log(1 + sum_j e^(gamma (s_ij - s_ip)))`` over positive pairs, and once for each query that has one
+    ``beta sum_j p_ij log(p_ij / q_ij)`` over its negatives, both directions; p_ij is the softmax of ``R_ij / tau``, q_ij that of
+    ``graded_gamma s_ij``, R being ``targets.relevance``.
+    dL/ds_ij is that of VLC plus ``beta graded_gamma (q_ij - p_ij)``: what scores higher among the wrong answers than its degree says is
+    pushed, what scores lower is pulled.
+    Advice: as Ladder, without thresholds: tau of about the spread of the best degrees; a larger beta for order, a smaller one for R@1.
+    Source: this package; the second part is the top-one form of Cao et al., ListNet (2007), taken over the negatives.
+    Special cases: beta 0 is VLC. The second part is 0 where ``R_ij / tau - graded_gamma s_ij`` is the same for all negatives.
+    Differs from: Ladder, which asks for margins between levels of degrees; here every pair of wrong answers has its own.
+    """
+
+    gamma: float = 40.0
+    beta: float = 1.5
+    tau: float = 0.1
+    graded_gamma: float = 20.0
+    reduction: Reduction = "mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.beta >= 0, self, "beta", "a number from 0 on")
+        require(self.tau > 0, self, "tau", "a number above 0")
+        require(self.graded_gamma > 0, self, "graded_gamma", "a number above 0")
+
+    def knows_enough(self, targets: Targets) -> bool:
+        return self.beta == 0
+
+    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
+        terms = super().one_way(scores, targets)
+        if self.beta == 0:
+            return terms
+        share = self.beta / targets.positive.sum(-1).clamp(min=1)  # the pairs of a query share its order
+        return terms + (share * self.divergence(scores, targets))[pairs(scores, targets).query]
+
+    def divergence(self, scores: Tensor, targets: Targets) -> Tensor:
+        """``sum_j p_ij log(p_ij / q_ij)`` over the negatives of each query: ``[Q]``; 0 where there is none."""
+        negative = targets.negative
+        outside = ~negative & negative.any(-1, keepdim=True)  # a query without negatives keeps all, and then counts none
+        wanted, given = (
+            logits.masked_fill(outside, NEVER).log_softmax(-1).masked_fill(~negative, 0.0)
+            for logits in (targets.pairwise("relevance", "GradedVLC") / self.tau, self.graded_gamma * scores)
+        )
+        return (wanted.exp() * (wanted - given)).masked_fill(~negative, 0.0).sum(-1)
