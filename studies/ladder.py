@@ -1,11 +1,12 @@
-"""Coherence by training: Ladder against its own special case of one level, on Flickr8k and on drawn scenes with true degrees.
+"""Coherence by training: Ladder against its own special case of one level, GradedVLC against VLC, on Flickr8k and on drawn scenes.
 
     VISAVIS_DATA=... python studies/ladder.py [--data flickr8k scenes] [--seeds 5] [--out runs/ladder]
 
-Both differ in the objective alone. Printed for the test split: RSUM; CS@K, first captions of the images, by the degrees
-trained with and by others; on Flickr8k Kendall's tau-b with the mean rating of three experts and with the crowd's share of yes; on scenes
-nDCG@10 of the long tail, queries with combinations of shape and color, or of two shapes and their relation, that no training scene has.
-The difference is paired by seed, with its 95 % interval and p of a t-test. Runs in the folder are used again; one that was stopped goes on.
+They differ in the objective alone, and in the scale of the degrees: shares for Ladder, whose thresholds are quantiles, as they are for
+GradedVLC. Printed for the test split: RSUM; CS@K, first captions of the images, by the degrees trained with and by others; on Flickr8k
+Kendall's tau-b with the mean rating of three experts and with the crowd's share of yes; on scenes nDCG@10 of the long tail, queries with
+combinations of shape and color, or of two shapes and their relation, that no training scene has. Differences are paired by seed, with
+their 95 % interval and p of a t-test. Runs in the folder are used again; one that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -37,14 +38,22 @@ from visavis.watch import Silent
 Measures = dict[str, float]
 WORLD = 2027  # the seed of the scenes
 NUM_SCENES = {"num_train": 1000, "num_val": 200, "num_test": 500}
-ONE_LEVEL = "Ladder(margins=(0.2,), thresholds=(), betas=(1.0,), sampling='sum', reduction='mean')"
+ONE_LEVEL, LADDER, PLAIN, GRADED = "one level", "Ladder", "VLC", "GradedVLC"
+OBJECTIVES: dict[str, str | None] = {
+    ONE_LEVEL: "Ladder(margins=(0.2,), thresholds=(), betas=(1.0,), sampling='sum', reduction='mean')",
+    LADDER: None,  # the recipe's own
+    PLAIN: "GradedVLC(beta=0.0)",
+    GRADED: "GradedVLC()",
+}
+COMPARED = ((ONE_LEVEL, LADDER), (PLAIN, GRADED), (LADDER, GRADED))
 
 
 @dataclass(frozen=True)
 class Study:
-    """Runs of a recipe, as it is and with one level of its objective alone, and what is measured of each.
+    """Runs of a recipe with each objective, and what is measured of each.
 
-    degrees: by which coherence is told. more: further measures of the test split, from it and the scores ``[V, T]``.
+    degrees: by which coherence is told, those of the training first. more: further measures of the test split, from it and the
+    scores ``[V, T]``.
     """
 
     recipe: str
@@ -59,8 +68,10 @@ class Study:
             fixed["data.path"] = str(self.data)
         found: dict[str, list[Measures]] = {}
         for seed in range(1, seeds + 1):
-            for name, objective in (("one level", {"objective": ONE_LEVEL}), ("Ladder", {})):
-                overrides = {**fixed, **objective, "seed": seed}
+            for name, objective in OBJECTIVES.items():
+                overrides = {**fixed, **({} if objective is None else {"objective": objective}), "seed": seed}
+                if name in (PLAIN, GRADED):
+                    overrides["phases.0.supervision"] = f"GradedSupervision(degrees={self.degrees[0]!r})"
                 run = trained(self.recipe, overrides, out / f"{self.recipe}-{name.replace(' ', '-').lower()}-{seed}")
                 measures = self.measure(run)
                 found.setdefault(name, []).append(measures)
@@ -141,13 +152,12 @@ def states_held_out(facts: Facts) -> bool:
     return any(thing in held_out_colors for thing in things) or any(one in held_out_relations for one in relations)
 
 
-def table(runs: dict[str, list[Measures]]) -> str:
-    """A row a measure: means and deviations over seeds, and the difference paired by seed."""
-    one, ladder = runs.values()
-    lines = ["| test | one level | Ladder | difference, 95 % interval | p |", "|---|---|---|---|---|"]
-    for name in one[0]:
+def table(runs: dict[str, list[Measures]], one: str, other: str) -> str:
+    """A row a measure: means and deviations over seeds of two objectives, and the difference paired by seed."""
+    lines = [f"| test | {one} | {other} | difference, 95 % interval | p |", "|---|---|---|---|---|"]
+    for name in runs[one][0]:
         digits = 1 if name == "RSUM" else 3
-        before, after = (np.array([run[name] for run in side]) for side in (one, ladder))
+        before, after = (np.array([run[name] for run in runs[side]]) for side in (one, other))
         cells = [f"{side.mean():.{digits}f} ± {side.std(ddof=1):.{digits}f}" for side in (before, after)]
         test = ttest_rel(after, before)
         low, high = test.confidence_interval()
@@ -176,7 +186,8 @@ def main() -> None:
     for name in options.data:
         study = studies[name]()
         runs = study.run(options.out, options.seeds)
-        sys.stdout.write(f"\n{study.recipe}, {options.seeds} seeds\n\n{table(runs)}\n\n")
+        for pair in COMPARED:
+            sys.stdout.write(f"\n{study.recipe}, {options.seeds} seeds\n\n{table(runs, *pair)}\n\n")
 
 
 if __name__ == "__main__":
