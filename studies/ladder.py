@@ -12,6 +12,7 @@ their 95 % interval and p of a t-test. Runs in the folder are used again; one th
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,14 +39,15 @@ from visavis.watch import Silent
 Measures = dict[str, float]
 WORLD = 2027  # the seed of the scenes
 NUM_SCENES = {"num_train": 1000, "num_val": 200, "num_test": 500}
-ONE_LEVEL, LADDER, PLAIN, GRADED = "one level", "Ladder", "VLC", "GradedVLC"
+ONE_LEVEL, LADDER, PLAIN, GRADED, MORE = "one level", "Ladder", "VLC", "GradedVLC", "GradedVLC, beta 3"
 OBJECTIVES: dict[str, str | None] = {
     ONE_LEVEL: "Ladder(margins=(0.2,), thresholds=(), betas=(1.0,), sampling='sum', reduction='mean')",
     LADDER: None,  # the recipe's own
     PLAIN: "GradedVLC(beta=0.0)",
     GRADED: "GradedVLC()",
+    MORE: "GradedVLC(beta=3.0)",
 }
-COMPARED = ((ONE_LEVEL, LADDER), (PLAIN, GRADED), (LADDER, GRADED))
+COMPARED = ((ONE_LEVEL, LADDER), (PLAIN, GRADED), (LADDER, MORE))
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,9 @@ class Study:
         for seed in range(1, seeds + 1):
             for name, objective in OBJECTIVES.items():
                 overrides = {**fixed, **({} if objective is None else {"objective": objective}), "seed": seed}
-                if name in (PLAIN, GRADED):
+                if name in (PLAIN, GRADED, MORE):
                     overrides["phases.0.supervision"] = f"GradedSupervision(degrees={self.degrees[0]!r})"
-                run = trained(self.recipe, overrides, out / f"{self.recipe}-{name.replace(' ', '-').lower()}-{seed}")
+                run = trained(self.recipe, overrides, out / f"{self.recipe}-{re.sub('[ ,]+', '-', name).lower()}-{seed}")
                 measures = self.measure(run)
                 found.setdefault(name, []).append(measures)
                 sys.stdout.write(f"{run.name}: {', '.join(f'{key} {value:.3f}' for key, value in measures.items())}\n")

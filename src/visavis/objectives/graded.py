@@ -29,8 +29,8 @@ class GradedVLC(VLC):
     """
 
     gamma: float = 40.0
-    beta: float = 1.5
-    tau: float = 0.1
+    beta: float = 1.0
+    tau: float = 0.15
     graded_gamma: float = 20.0
     reduction: Reduction = "mean"
 
