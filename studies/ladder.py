@@ -73,7 +73,7 @@ class Study:
             for name, objective in OBJECTIVES.items():
                 overrides = {**fixed, **({} if objective is None else {"objective": objective}), "seed": seed}
                 if name in (PLAIN, GRADED, MORE):
-                    overrides["phases.0.supervision"] = f"GradedSupervision(degrees={self.degrees[0]!r})"
+                    overrides["phases.0.supervision"] = f"GradedSupervision(degrees={repr(self.degrees[0])!r})"
                 run = trained(self.recipe, overrides, out / f"{self.recipe}-{re.sub('[ ,]+', '-', name).lower()}-{seed}")
                 measures = self.measure(run)
                 found.setdefault(name, []).append(measures)

@@ -56,19 +56,21 @@ class GradedSupervision(Supervision):
 
     def targets(self, visual: Encoded, text: Encoded, batch: Batch) -> Targets:
         degrees = self._of["train" if batch.loader is self._setting.train else "validation"]
-        images, captions = torch.from_numpy(batch.images), torch.from_numpy(batch.captions)
+        image_of, captions = torch.from_numpy(batch.loader.data.image_of), torch.from_numpy(batch.captions)
         paired = batch.loader.plan.captions_per_image is None
+        # positions are numbers in the data set, that of a paired image its caption's: they hold over all processes
+        places = {"rows": captions if paired else torch.from_numpy(batch.images), "columns": captions}
 
         def relevance(rows: Tensor, columns: Tensor) -> Tensor:
             here, there = rows.cpu(), columns.cpu()
-            found = degrees(images[here], captions[there], captions[here] if paired else None)
+            found = degrees(image_of[here], there, here) if paired else degrees(here, there)
             if self.scale == "share":
                 found = torch.searchsorted(self._usual, found) / len(self._usual)
             return found.to(rows.device)
 
         if self.by == "position":
-            return Targets.paired(len(batch.text_ids), relevance=relevance)
-        return Targets(query_ids=batch.image_ids, candidate_ids=batch.text_ids, relevance=relevance)
+            return Targets.paired(len(captions), relevance=relevance, **places)
+        return Targets(query_ids=batch.image_ids, candidate_ids=batch.text_ids, relevance=relevance, **places)
 
     def _sample(self) -> Tensor:
         """The degrees of random wrong training pairs, in rising order."""
