@@ -47,7 +47,7 @@ OBJECTIVES: dict[str, str | None] = {
     GRADED: "GradedVLC()",
     MORE: "GradedVLC(beta=3.0)",
 }
-COMPARED = ((ONE_LEVEL, LADDER), (PLAIN, GRADED), (LADDER, MORE))
+COMPARED = ((ONE_LEVEL, LADDER), (PLAIN, GRADED), (PLAIN, MORE), (LADDER, MORE))
 
 
 @dataclass(frozen=True)
