@@ -10,7 +10,7 @@ import torch
 from visavis import PairLoss, Targets
 from visavis.engine import cosine, pair_loss
 from visavis.errors import VisavisError
-from visavis.objectives import CATALOG, RSP, VLC, Goal, NTXent, Unified
+from visavis.objectives import CATALOG, NCR, RSP, VLC, Goal, NTXent, Unified
 from visavis.objectives.summary import SummaryObjective
 
 from .cases import IDS, close, every_reduction, needed, same, vectors
@@ -113,3 +113,11 @@ def test_a_negative_that_is_no_number_is_not_hidden(objective, broken):
         assert PairLoss(objective, block_rows=rows)(images, texts, targets=with_offline(range(6), range(6))).isnan()
         strangers = [number if number != broken else 99 for number in range(6)]  # nobody's positive, everybody's negative
         assert PairLoss(objective, block_rows=rows)(images, texts, targets=with_offline(range(6), strangers)).isnan()
+
+
+def test_margins_of_anchors_leave_ncr_its_one_number(both_at_once):
+    images, texts = vectors(6, 6)
+    margins = [torch.rand(6, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    targets = Targets(query_ids=range(6), candidate_ids=range(6), query_margin=margins[0], candidate_margin=margins[1])
+    matrix = NCR()(cosine(images, texts), targets)
+    same(PairLoss(NCR(), block_rows=2), matrix, [images, texts, *margins], images, texts, targets=targets)

@@ -8,13 +8,14 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from visavis.errors import MissingSupervision
-from visavis.objectives.base import Objective, Reduction
-from visavis.objectives.pairs import pairs
+from visavis.objectives.base import Reduction
+from visavis.objectives.pairs import of_pair, pairs
+from visavis.objectives.summary import Hardest, SummaryObjective
 from visavis.targets import SUPPLIERS, Targets
 
 
 @dataclass(frozen=True, kw_only=True)
-class NCR(Objective):
+class NCR(SummaryObjective):
     r"""Triplet loss of noisy correspondence rectifying: the hardest negative, under a soft margin.
 
     Formula: ``sum_p [max_j (m_ij + s_ij) - s_ip]_+`` over positive pairs p = (i, p), both directions; m_ij = m_i, the margin of
@@ -38,7 +39,18 @@ class NCR(Objective):
     semantics: Literal["paper", "reference"] = "paper"
     reduction: Reduction = "sum"
 
+    summary = Hardest()
+
+    def knows_enough(self, targets: Targets) -> bool:
+        """A margin of the anchor leaves the hardest negative what it is; one of the cell may not."""
+        return self.semantics == "paper" and not self.warmup and targets.query_margin is not None
+
+    def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
+        return (of_pair(targets.margin_or(self.margin, "NCR"), query) + negatives - positive).relu()
+
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
+        if self.knows_enough(targets):
+            return super().one_way(scores, targets)
         found = pairs(scores, targets)
         raised = found._replace(scores=scores + self.margins(targets))
         if not self.warmup:
