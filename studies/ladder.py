@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import kendalltau, ttest_rel
+from scipy.stats import ttest_rel
 from torch import Tensor
 
 import visavis
@@ -29,7 +29,7 @@ from visavis.data.dataset import Dataset
 from visavis.data.reading import find_file
 from visavis.data.scenes import Facts, SceneGraphs, held_out_colors, held_out_relations, write_scenes
 from visavis.errors import RunError, VisavisError
-from visavis.evaluation.agreement import read_judgements
+from visavis.evaluation.agreement import correlate, read_judgements
 from visavis.metrics import coherent_scores, ndcg_at
 from visavis.supervision.graded import CBoW, Degrees, SceneDegrees, SentenceModel
 from visavis.training.recipe import read_recipe
@@ -120,12 +120,11 @@ def trained(recipe: str, overrides: dict[str, Any], folder: Path) -> Path:
 def with_people(data: Dataset, scores: Tensor) -> Measures:
     """Kendall's tau-b with what people said of images and captions of the test split, captions written for the image left out."""
     found = {}
-    for kind in ("expert", "crowd"):
+    for kind, title in (("expert", "tau with the experts"), ("crowd", "tau with the crowd")):
         said = read_judgements(kind, find_file("flickr8k"), data)
-        rated = scores[said.images, said.captions].numpy()[~said.own]
-        found[f"tau with the {kind}s" if kind == "expert" else "tau with the crowd"] = float(
-            kendalltau(rated, said.ratings[~said.own]).statistic
-        )
+        others = ~said.own
+        images, captions = said.images[others], said.captions[others]
+        found[title] = correlate(scores[images, captions].numpy(), said.ratings[others], images, resamples=0)["kendall"].value
     return found
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from visavis.objectives.base import Reduction
-from visavis.objectives.pairs import NEVER, pairs
+from visavis.objectives.pairs import NEVER
 from visavis.objectives.softmax import VLC
 from visavis.spec import require
 from visavis.targets import Targets
@@ -47,8 +47,9 @@ class GradedVLC(VLC):
         terms = super().one_way(scores, targets)
         if self.beta == 0:
             return terms
-        share = self.beta / targets.positive.sum(-1).clamp(min=1)  # the pairs of a query share its order
-        return terms + (share * self.divergence(scores, targets))[pairs(scores, targets).query]
+        positive = targets.positive
+        share = self.beta / positive.sum(-1).clamp(min=1)  # the pairs of a query share its order
+        return terms + (share * self.divergence(scores, targets))[positive.nonzero()[:, 0]]
 
     def divergence(self, scores: Tensor, targets: Targets) -> Tensor:
         """``sum_j p_ij log(p_ij / q_ij)`` over the negatives of each query: ``[Q]``; 0 where there is none."""
