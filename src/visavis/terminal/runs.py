@@ -65,7 +65,7 @@ def _print_coherence(result: Coherence) -> None:
     table = Table(box=None, pad_edge=False)
     for column in ("", *(title for _, title in measures)):
         table.add_column(column, justify="left" if not column else "right")
-    for way, title in (("i2t", "image to text"), ("t2i", "text to image")):
+    for way, title in WAYS.items():
         for name, means in ((title, result.metrics), ("  random scores", result.random)):
             numbers = [means[f"{way}_{key}"] for key, _ in measures]
             table.add_row(name, *("undefined" if number is None else f"{number:.3f}" for number in numbers))
