@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -35,15 +35,40 @@ class Factors:
 
 PairFact = Tensor | Factors | Callable[[Tensor, Tensor], Tensor]
 
-PAIR_FACTS = ("relevance", "weight", "ignore", "pair_margin")
-QUERY_FACTS = {"query_margin": "candidate_margin", "query_offline_scores": "candidate_offline_scores"}
-SUPPLIERS = {
-    "relevance": "GradedSupervision",
-    "pair_margin": "NoisySupervision",
-    "query_margin": "NoisySupervision",
-    "weight": "LearnedWeights",
-    "query_offline_scores": "BankSupervision",
-}
+
+@dataclass(frozen=True)
+class Fact:
+    """Something that targets may say beside ids, declared once: slicing, turning, gathering, checks and sentences follow.
+
+    name: the field of Targets. shape: "pairwise" ``[Q, C]`` (a tensor, Factors or a function), else by item: "query" or "candidate"
+    with the axes that follow the items' own. other_side: what the fact is called when queries and candidates change roles.
+    supplier: the supervision that brings it.
+    """
+
+    name: str
+    shape: Literal["pairwise", "query", "candidate"] = "pairwise"
+    axes: tuple[str, ...] = ()
+    other_side: str = ""
+    supplier: str = ""
+
+    @property
+    def turned(self) -> str:
+        return self.other_side or self.name
+
+
+FACTS = (
+    Fact("relevance", supplier="GradedSupervision"),
+    Fact("weight", supplier="LearnedWeights"),
+    Fact("ignore"),
+    Fact("pair_margin", supplier="NoisySupervision"),
+    Fact("query_margin", "query", other_side="candidate_margin", supplier="NoisySupervision"),
+    Fact("query_offline_scores", "query", ("K",), other_side="candidate_offline_scores", supplier="BankSupervision"),
+    Fact("candidate_margin", "candidate", other_side="query_margin", supplier="NoisySupervision"),
+    Fact("candidate_offline_scores", "candidate", ("K",), other_side="query_offline_scores", supplier="BankSupervision"),
+)
+PAIR_FACTS, QUERY_FACTS, CANDIDATE_FACTS = (
+    tuple(fact.name for fact in FACTS if fact.shape == shape) for shape in ("pairwise", "query", "candidate")
+)
 
 
 @dataclass(frozen=True)
@@ -91,11 +116,12 @@ class Targets:
         for name, length in (("rows", len(self.query_ids)), ("columns", len(self.candidate_ids))):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, torch.arange(length, device=self.query_ids.device))
-        for query_fact, candidate_fact in QUERY_FACTS.items():
-            for name, ids in ((query_fact, self.query_ids), (candidate_fact, self.candidate_ids)):
-                _check_item_fact(name, getattr(self, name), len(ids))
-        for name in PAIR_FACTS:
-            _check_pair_fact(name, getattr(self, name), self.shape)
+        for fact in FACTS:
+            value = getattr(self, fact.name)
+            if fact.shape == "pairwise":
+                _check_pair_fact(fact.name, value, self.shape)
+            else:
+                _check_item_fact(fact, value, self.shape[0 if fact.shape == "query" else 1])
 
     @classmethod
     def paired(cls, n: int, **facts: Any) -> Targets:
@@ -124,9 +150,7 @@ class Targets:
     def T(self) -> Targets:
         """The same facts with the roles of queries and candidates exchanged."""
         swapped = {"query_ids": self.candidate_ids, "candidate_ids": self.query_ids, "rows": self.columns, "columns": self.rows}
-        for query_fact, candidate_fact in QUERY_FACTS.items():
-            swapped[query_fact], swapped[candidate_fact] = getattr(self, candidate_fact), getattr(self, query_fact)
-        facts = {name: _transpose(getattr(self, name)) for name in PAIR_FACTS}
+        facts = {fact.turned: _transpose(getattr(self, fact.name), fact) for fact in FACTS}
         return replace(self, relation=None if self.relation is None else self.relation.flip(1), **swapped, **facts)  # type: ignore[arg-type]
 
     def __getitem__(self, rows: slice | Tensor) -> Targets:
@@ -168,9 +192,7 @@ class Targets:
         """A fact of pairs as a block ``[Q, C]``. Raises MissingSupervision, naming the class that supplies it, if nobody did."""
         fact = getattr(self, name)
         if fact is None:
-            raise MissingSupervision(
-                f"{objective} needs {name} for every pair: give Targets(..., {name}=...) or train with {SUPPLIERS[name]}."
-            )
+            raise missing(objective, name)
         if isinstance(fact, Factors):
             return fact.query_vectors @ fact.candidate_vectors.T
         if isinstance(fact, Tensor):
@@ -203,10 +225,25 @@ def as_ids(ids: Ids, name: str) -> Tensor:
     return tensor.long()
 
 
-def _check_item_fact(name: str, fact: Any, length: int) -> None:
-    wanted = [length] if name.endswith("margin") else [length, "K"]
-    if fact is not None and (not isinstance(fact, Tensor) or fact.dim() != len(wanted) or len(fact) != length):
-        raise ShapeError(f"{name} is {_form(fact)}, expected a tensor {wanted}: one entry for each item of its side.".replace("'", ""))
+def missing(objective: str, *names: str) -> MissingSupervision:
+    """The error of an objective that needs a fact, or one of several, which nobody supplied.
+
+    >>> str(missing("Ladder", "relevance"))
+    'Ladder needs relevance for every pair: give Targets(..., relevance=...) or train with GradedSupervision.'
+    """
+    facts = [fact for name in names for fact in FACTS if fact.name == name]
+    every = [fact.name if fact.shape == "pairwise" else f"{fact.name} and {fact.other_side}" for fact in facts]
+    pairwise = {fact.shape == "pairwise" for fact in facts}
+    of = "" if len(pairwise) > 1 else " for every pair" if pairwise == {True} else " for every item"
+    suppliers = sorted({fact.supplier for fact in facts if fact.supplier})
+    train = f" or train with {' or '.join(suppliers)}" if suppliers else ""
+    return MissingSupervision(f"{objective} needs {', or '.join(every)}{of}: give Targets(..., {facts[-1].name}=...){train}.")
+
+
+def _check_item_fact(fact: Fact, value: Any, length: int) -> None:
+    if value is not None and (not isinstance(value, Tensor) or value.dim() != 1 + len(fact.axes) or len(value) != length):
+        expected = ", ".join([str(length), *fact.axes])
+        raise ShapeError(f"{fact.name} is {_form(value)}, expected a tensor [{expected}]: one entry for each item of its side.")
 
 
 def _check_pair_fact(name: str, fact: Any, shape: torch.Size) -> None:
@@ -227,12 +264,14 @@ def _form(fact: Any) -> str:
     return f"of shape {list(fact.shape)}" if isinstance(fact, Tensor) else f"of type {type(fact).__name__}"
 
 
-def _transpose(fact: PairFact | None) -> PairFact | None:
-    if fact is None or isinstance(fact, Tensor):
-        return None if fact is None else fact.T
-    if isinstance(fact, Factors):
-        return Factors(fact.candidate_vectors, fact.query_vectors)
-    return fact.fact if isinstance(fact, _Transposed) else _Transposed(fact)
+def _transpose(value: Any, fact: Fact) -> Any:
+    if value is None or fact.shape != "pairwise":
+        return value
+    if isinstance(value, Tensor):
+        return value.T
+    if isinstance(value, Factors):
+        return Factors(value.candidate_vectors, value.query_vectors)
+    return value.fact if isinstance(value, _Transposed) else _Transposed(value)
 
 
 def _slice(fact: PairFact | None, rows: slice | Tensor) -> PairFact | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
@@ -134,8 +133,9 @@ def test_few_cosines_are_kept_and_equal_the_matrix(kind, reduction, ids, most, m
     targets = Targets(query_ids=query_ids, candidate_ids=candidate_ids, **known)
     objective = kind(reduction=reduction)
     same(PairLoss(objective), objective(cosine(images, texts), targets), [images, texts], images, texts, targets=targets)
-    if objective.scalable:
-        scale, alone = nn.Parameter(torch.tensor(3.0).double()), replace(objective, tau=1.0)
+    alone = objective.for_scaled_scores()
+    if alone is not None:
+        scale = nn.Parameter(torch.tensor(3.0).double())
         expected = alone(scale * cosine(images, texts), targets)
         same(PairLoss(objective, scale=scale), expected, [images, texts, scale], images, texts, targets=targets)
 

@@ -55,7 +55,7 @@ def test_an_objective_of_fixed_scale_is_left_as_it_is(objective):
 @pytest.mark.parametrize("objective", [*FIXED, NTXent()], ids=str)
 def test_equal_ids_are_positives(objective):
     given, _ = features()
-    scale = 1 / objective.tau if objective.scalable else 14.0
+    scale = 1 / objective.tau if objective.for_scaled_scores() else 14.0
     value = ClipLoss(objective)(*given, scale, image_ids=[1, 1, 2, 2, 3, 3])
     equal(value, PairLoss(objective)(*given, [1, 1, 2, 2, 3, 3]))
     assert not torch.isclose(value, ClipLoss(objective)(*given, scale))

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from visavis import Targets
+from visavis.targets import FACTS
 
 from .cases import RELATIONS, close, cosines, every_objective, every_relation, facts, gradient, targets_of
 
@@ -139,3 +140,17 @@ def test_any_ids_give_a_finite_value_and_gradient(kind, data):
     scores = cosines(6)[: targets.shape[0], : targets.shape[1]]
     assert kind()(scores, targets).isfinite()
     assert gradient(kind(), scores, targets).isfinite().all()
+
+
+@every_objective
+@pytest.mark.parametrize(
+    "fact", [fact for fact in FACTS if fact.shape != "candidate" and fact.name != "ignore"], ids=lambda fact: fact.name
+)
+def test_it_reads_the_facts_that_it_says_and_no_others(kind, fact):
+    scores, sides = cosines(8), {fact.name, fact.turned}
+    needed = {name: value for name, value in facts(8, 8).items() if name not in sides | {"weight", "query_margin", "candidate_margin"}}
+    values = [
+        kind()(scores, Targets(query_ids=range(8), candidate_ids=range(8), **needed, **{side: facts(8, 8)[side] for side in sides}))
+        for _ in range(3)
+    ]
+    assert (len({value.item() for value in values}) > 1) == (fact.name in kind.reads)

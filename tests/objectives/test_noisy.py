@@ -107,7 +107,11 @@ def test_the_warm_up_is_a_mean_with_the_pair_itself(relation):
     ("objective", "facts", "message"),
     [
         (NCR(), {}, "NCR needs query_margin and candidate_margin, or pair_margin: give Targets(..., pair_margin=...) or train with "),
-        (NCR(semantics="reference"), anchors("pairs"), "NCR needs pair_margin: give Targets(..., pair_margin=...) or train with "),
+        (
+            NCR(semantics="reference"),
+            anchors("pairs"),
+            "NCR needs pair_margin for every pair: give Targets(..., pair_margin=...) or train with ",
+        ),
         (NCR(), {"query_margin": torch.rand(5)}, "NCR got margins for one side only: give query_margin and candidate_margin"),
         (NCR(warmup=True), {"candidate_margin": torch.rand(5)}, "NCR got margins for one side only: give "),
     ],

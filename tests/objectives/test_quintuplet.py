@@ -97,8 +97,6 @@ def test_one_pair_keeps_its_offline_hinges():
     ids=["none", "queries only", "candidates only", "no columns"],
 )
 def test_without_a_bank_it_says_who_supplies_one(facts):
-    message = (
-        "AOQ needs query_offline_scores and candidate_offline_scores, at least one for each item: give them to Targets(...) or train with "
-    )
+    message = "AOQ needs query_offline_scores and candidate_offline_scores for every item: give Targets(..., query_offline_scores=...) or train with "
     with pytest.raises(MissingSupervision, match=f"^{re.escape(message)}BankSupervision\\.$"):
         AOQ()(torch.rand(5, 5), Targets.paired(5, **facts))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from visavis.errors import SpecError
 from visavis.objectives import VLC, NTXent, Objective, Triplet, TripletHN, Unified
-from visavis.objectives.pairs import NEVER, Pairs, log1p_exp, pairs
+from visavis.objectives.pairs import NEVER, Pairs, log1p_exp, pairs_of
 from visavis.targets import Targets
 
 
@@ -29,7 +29,7 @@ def closed_weights(objective: Objective, scores: Tensor, targets: Targets) -> Te
     if type(objective) not in FORMULAS:
         known = ", ".join(kind.__name__ for kind in FORMULAS)
         raise SpecError(f"no paper prints the weights of {objective!r}: use pair_weights, or one of {known}.")
-    found = pairs(scores, targets)
+    found = pairs_of(scores, targets)
     candidate = targets.positive.nonzero()[:, 1]
     push = FORMULAS[type(objective)](objective, found, candidate)
     weights = torch.zeros_like(scores).index_add_(0, found.query, push)

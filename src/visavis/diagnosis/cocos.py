@@ -14,7 +14,7 @@ from torch import Tensor
 
 from visavis.diagnosis.weights import pair_weights
 from visavis.objectives import Objective, SmoothAP, Triplet
-from visavis.objectives.pairs import NEVER, pairs
+from visavis.objectives.pairs import NEVER, pairs_of
 from visavis.targets import Targets
 
 Semantics = Literal["paper", "reference"]
@@ -127,7 +127,7 @@ def released_triplet_counts(scores: Tensor, targets: Targets, *, margin: float =
 
     With texts as queries the hinges are added along the wrong axis: those in an image's row, not in a text's column.
     """
-    forth, back = pairs(scores, targets), pairs(scores.T, targets.T)
+    forth, back = pairs_of(scores, targets), pairs_of(scores.T, targets.T)
     opened = [(margin + of.scores[of.query] - of.positive[:, None] > 0) & of.negative[of.query] for of in (forth, back)]
     by_query = scores.new_zeros(len(scores)).index_add_(0, forth.query, opened[0].sum(1).to(scores))
     return {"i2t": by_query, "t2i": opened[1].sum(0).to(scores)}

@@ -13,7 +13,7 @@ from visavis.engine.facts import learning
 from visavis.engine.gathering import Processes
 from visavis.engine.items import Items, join, off_graph, parts, tensors
 from visavis.errors import ShapeError
-from visavis.targets import PAIR_FACTS, QUERY_FACTS, Factors, Ids, Targets, as_ids
+from visavis.targets import CANDIDATE_FACTS, PAIR_FACTS, Factors, Ids, Targets, as_ids
 
 
 class Extra(NamedTuple):
@@ -99,7 +99,7 @@ def with_extra(targets: Targets, extra: Extra | None, *, counted: bool) -> Targe
         )
     unread = {  # extras are never queries
         fact: torch.cat([given, given.new_zeros(len(extra.ids), *given.shape[1:])])
-        for fact in QUERY_FACTS.values()
+        for fact in CANDIDATE_FACTS
         if (given := getattr(targets, fact)) is not None
     }
     return replace(targets, candidate_ids=torch.cat([targets.candidate_ids, extra.ids]), columns=None, **unread)
@@ -134,7 +134,7 @@ def across(targets: Targets, processes: Processes, *, counted: bool) -> Targets:
         if counted if names[0] == "query_ids" else are_places(both, processes):
             both = [each + start for each, start in zip(both, starts, strict=True)]
         changes |= {names[0]: both[0], names[1]: processes.joined(both[1])}
-    for name in (*PAIR_FACTS, *QUERY_FACTS.values()):
+    for name in (*PAIR_FACTS, *CANDIDATE_FACTS):
         fact = getattr(targets, name)
         if isinstance(fact, Factors):
             changes[name] = Factors(fact.query_vectors, processes.joined(fact.candidate_vectors))

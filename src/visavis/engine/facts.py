@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from visavis.errors import VisavisError
-from visavis.targets import PAIR_FACTS, QUERY_FACTS, Factors, Targets
+from visavis.targets import FACTS, Factors, Targets
 
-NAMES = (*PAIR_FACTS, *QUERY_FACTS, *QUERY_FACTS.values())
+NAMES = tuple(fact.name for fact in FACTS)
 
 
 def learning(targets: Targets) -> dict[str, Tensor]:

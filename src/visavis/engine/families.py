@@ -7,8 +7,6 @@ spreads over all pairs, a second time through the tiles.
 
 from __future__ import annotations
 
-from typing import TypeGuard
-
 import torch
 from torch import Tensor
 
@@ -18,23 +16,19 @@ from visavis.engine.gathering import Processes
 from visavis.engine.row_blocks import Found
 from visavis.engine.scoring import Scores
 from visavis.engine.tiles import Tiles
-from visavis.objectives.base import Objective
+from visavis.objectives.base import SummaryObjective
 from visavis.objectives.pairs import NEVER
-from visavis.objectives.summary import LogSumExp, SummaryObjective
+from visavis.objectives.summary import LogSumExp
 from visavis.targets import Targets
-
-
-def is_summary(objective: Objective, targets: Targets) -> TypeGuard[SummaryObjective]:
-    """Whether one number for each query is all that the objective needs with such targets."""
-    return isinstance(objective, SummaryObjective) and objective.knows_enough(targets)
 
 
 def both_directions(
     objective: SummaryObjective, scores: Scores, targets: Targets, block_rows: int | None, processes: Processes, *, wanted: bool
 ) -> Found:
     """Both directions of the objective; with ``wanted``, their gradient is pushed into ``scores``."""
-    if isinstance(objective.summary, LogSumExp):
-        return _log_sum_exp(objective, objective.summary.scale, scores, targets, block_rows, processes, wanted=wanted)
+    summary = objective.summary(targets)
+    if isinstance(summary, LogSumExp):
+        return _log_sum_exp(objective, summary.scale, scores, targets, block_rows, processes, wanted=wanted)
     return _hardest(objective, scores, targets, block_rows, processes, wanted=wanted)
 
 

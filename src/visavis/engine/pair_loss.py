@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from torch.nn.functional import normalize
 from visavis.engine.candidates import Side, across, are_places, extra_candidates, with_extra
 from visavis.engine.chunks import in_chunks
 from visavis.engine.facts import has_facts, learning
-from visavis.engine.families import both_directions, is_summary
+from visavis.engine.families import both_directions
 from visavis.engine.gathering import Processes, processes
 from visavis.engine.items import Items, join, tensors, vectors
 from visavis.engine.kept import KeptCosines
@@ -30,8 +29,7 @@ from visavis.engine.row_blocks import each_direction, prescribed, row_blocks
 from visavis.engine.scored import Score, Scored, scores_of
 from visavis.engine.scoring import Cosines, Scores
 from visavis.errors import ShapeError, SpecError
-from visavis.objectives.base import Objective, check_targets
-from visavis.objectives.summary import SummaryObjective
+from visavis.objectives.base import Objective, SummaryObjective, check_targets
 from visavis.targets import Ids, Targets, as_ids
 from visavis.types import Encoded
 
@@ -84,13 +82,14 @@ class PairLoss(nn.Module):
             raise SpecError(f"PairLoss got {objective!r}, expected an objective: such as Unified(), or visavis.parse of a text.")
         if block_rows is not None and (isinstance(block_rows, bool) or not isinstance(block_rows, int) or block_rows < 1):
             raise SpecError(f"PairLoss got block_rows={block_rows!r}, expected a whole number above 0, or None to let it choose.")
-        if scale is not None and not objective.scalable:
+        unscaled = objective if scale is None else objective.for_scaled_scores()
+        if unscaled is None:
             raise SpecError(
                 f"{objective!r} has a fixed gamma or margin, which a scale would change: give PairLoss(scale=) only to NTXent or InfoNCE."
             )
         if not _is_scale(scale):
             raise SpecError(f"PairLoss got scale={scale!r}, expected a number above 0 or an nn.Parameter of one number.")
-        self.objective = objective if scale is None else replace(objective, tau=1.0)  # type: ignore[type-var]
+        self.objective = unscaled
         self.block_rows = block_rows
         self.score = score or cosine
         self.scale = scale
@@ -152,12 +151,12 @@ class PairLoss(nn.Module):
         if self.block_rows is not None or number > DENSE_SCORES:
             return False
         kept = number > FEW_SCORES and forth.query_ids.device.type == "cpu"
-        faster = self.score is cosine and whole and (kept or is_summary(self.objective, forth))
+        faster = self.score is cosine and whole and (kept or self.objective.summary(forth) is not None)
         return not faster or bool(learning(forth))
 
     def _by_blocks(self, images: Side, texts: Side, forth: Targets, back: Targets, together: Processes, *, whole: bool) -> Tensor:
         """Value and gradient at once, then put on the graph."""
-        alike = whole and is_summary(self.objective, forth) and (together.number == 1 or not has_facts(forth))
+        alike = whole and self.objective.summary(forth) is not None and (together.number == 1 or not has_facts(forth))
         few = whole and together.number == 1 and self.block_rows is None and math.prod(forth.shape) <= KEPT_SCORES
         arguments = images.items, texts.items, self.scale, (images.wanted, texts.wanted)
         scores: Scores

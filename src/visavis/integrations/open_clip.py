@@ -60,7 +60,7 @@ class ClipLoss(nn.Module):
         if logit_bias is not None:
             raise VisavisError("ClipLoss got a logit_bias, which belongs to the sigmoid loss: make the model without init_logit_bias.")
         loss = self.unscaled
-        if self.objective.scalable:
+        if self.objective.for_scaled_scores() is not None:
             loss = PairLoss(self.objective, scale=logit_scale, gather=self.gather).train(self.training)
         value = loss(image_features, text_features, image_ids, text_ids)
         if loss is self.unscaled:

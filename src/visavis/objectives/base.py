@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from visavis.errors import ShapeError
+from visavis.objectives.pairs import pairs_of
+from visavis.objectives.summary import Summary
 from visavis.spec import check_fields
 from visavis.targets import Targets
 
@@ -30,13 +32,13 @@ class Objective(ABC):
     """An objective of cross-modal retrieval: ``objective(scores, targets)`` is a scalar over both directions.
 
     integrable: false for a prescribed gradient with no loss behind it. needs_positive_scores: reads the scores of
-    other queries' positives. scalable: its temperature may be handed to a learnable scale outside. wide: holds
-    ``[pairs x candidates]`` in memory, not ``[queries x candidates]``.
+    other queries' positives. wide: holds ``[pairs x candidates]`` in memory, not ``[queries x candidates]``. reads: the facts
+    of targets beside ids that change its value, by the names of queries (``query_margin`` stands for ``candidate_margin`` too).
     """
 
     integrable: ClassVar[bool] = True
-    scalable: ClassVar[bool] = False
     wide: ClassVar[bool] = False
+    reads: ClassVar[tuple[str, ...]] = ()
 
     reduction: Reduction
 
@@ -51,6 +53,17 @@ class Objective(ABC):
     def slope(self) -> float:
         """The unit of |dL/ds|: a weight divided by it says how much of a whole step a pair gets."""
         return 1.0
+
+    def for_scaled_scores(self) -> Objective | None:
+        """The same objective with a temperature of 1, for scores that a scale outside has multiplied already.
+
+        None for objectives with a fixed gamma or margin, which such a scale would change.
+        """
+        return None
+
+    def summary(self, targets: Targets) -> Summary | None:
+        """The one number of a query's negatives that suffices with these targets; None where the scores themselves are needed."""
+        return None
 
     @abstractmethod
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
@@ -84,6 +97,32 @@ class Objective(ABC):
     def share(self, count: int) -> float:
         """What one of ``count`` terms of a direction adds to the value."""
         return {"sum": 1.0, "mean": 1 / max(count, 1), "half_mean": 0.5 / max(count, 1)}[self.reduction]
+
+
+class SummaryObjective(Objective):
+    """An objective that, with some targets at least, knows the negatives of a query by one number.
+
+    Such an objective says which number (``summary``) and what a positive pair makes of it (``pair_terms``). Where it has forms that
+    need more, ``summary`` is None for them, and ``row_terms`` are their terms.
+    """
+
+    @abstractmethod
+    def summary(self, targets: Targets) -> Summary | None: ...
+
+    @abstractmethod
+    def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
+        """The term of each positive pair ``[P]``: the summary of its query's negatives, its own score, its row in ``targets``."""
+
+    def row_terms(self, scores: Tensor, targets: Targets) -> Tensor:
+        """``one_way`` where ``summary`` is None."""
+        raise NotImplementedError(f"{type(self).__name__} has no summary with these targets and no row_terms.")
+
+    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
+        summary = self.summary(targets)
+        if summary is None:
+            return self.row_terms(scores, targets)
+        found = pairs_of(scores, targets)
+        return self.pair_terms(summary.of(found), found.positive, found.query, targets)
 
 
 def check_targets(targets: Targets, shape: torch.Size) -> None:

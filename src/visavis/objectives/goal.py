@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from visavis.objectives.base import Reduction, with_positive_scores
-from visavis.objectives.pairs import NEVER, Pairs, pairs
-from visavis.objectives.summary import Hardest, SummaryObjective
+from visavis.objectives.base import Reduction, SummaryObjective, with_positive_scores
+from visavis.objectives.pairs import NEVER, Pairs, pairs_of
+from visavis.objectives.summary import Hardest
 from visavis.spec import require
 from visavis.targets import Targets
 
@@ -83,18 +83,14 @@ class Goal(SummaryObjective):
     def as_released(self) -> bool:
         return self.semantics == "reference"
 
-    summary = Hardest()
-
-    def knows_enough(self, targets: Targets) -> bool:
-        return not self.needs_positive_scores
+    def summary(self, targets: Targets) -> Hardest | None:
+        return None if self.needs_positive_scores else Hardest()
 
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
         return self._prescribed(negatives, positive)
 
-    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        if not self.needs_positive_scores:
-            return super().one_way(scores, targets)
-        found, all_positives = pairs(scores, targets), with_positive_scores(self, scores, targets).positive_scores
+    def row_terms(self, scores: Tensor, targets: Targets) -> Tensor:
+        found, all_positives = pairs_of(scores, targets), with_positive_scores(self, scores, targets).positive_scores
         assert all_positives is not None
         return self._prescribed(found.hardest, found.positive, Batch(found._replace(scores=scores.detach()), all_positives))
 

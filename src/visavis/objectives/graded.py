@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
-from visavis.objectives.base import Reduction
-from visavis.objectives.pairs import NEVER
-from visavis.objectives.softmax import VLC
+from visavis.objectives.base import Reduction, SummaryObjective
+from visavis.objectives.pairs import NEVER, log1p_exp, pairs_of
+from visavis.objectives.summary import LogSumExp
 from visavis.spec import require
 from visavis.targets import Targets
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradedVLC(VLC):
+class GradedVLC(SummaryObjective):
     r"""VLC, and a cross entropy that orders the wrong answers of a query by their degrees of relevance.
 
     Formula: ``sum_p log(1 + sum_j e^(gamma (s_ij - s_ip)))`` over positive pairs, and once for each query that has one
@@ -28,28 +29,36 @@ class GradedVLC(VLC):
     Differs from: Ladder, which asks for margins between levels of degrees; here every pair of wrong answers has its own.
     """
 
+    reads: ClassVar[tuple[str, ...]] = ("relevance",)
+
     gamma: float = 40.0
+    reduction: Reduction = "mean"
     beta: float = 1.0
     tau: float = 0.15
     graded_gamma: float = 20.0
-    reduction: Reduction = "mean"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(self.gamma > 0, self, "gamma", "a number above 0")
         require(self.beta >= 0, self, "beta", "a number from 0 on")
         require(self.tau > 0, self, "tau", "a number above 0")
         require(self.graded_gamma > 0, self, "graded_gamma", "a number above 0")
 
-    def knows_enough(self, targets: Targets) -> bool:
-        return self.beta == 0
+    @property
+    def slope(self) -> float:
+        return self.gamma
 
-    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        terms = super().one_way(scores, targets)
-        if self.beta == 0:
-            return terms
-        positive = targets.positive
-        share = self.beta / positive.sum(-1).clamp(min=1)  # the pairs of a query share its order
-        return terms + (share * self.divergence(scores, targets))[positive.nonzero()[:, 0]]
+    def summary(self, targets: Targets) -> LogSumExp | None:
+        return LogSumExp(self.gamma) if self.beta == 0 else None
+
+    def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
+        return log1p_exp(negatives - self.gamma * positive)
+
+    def row_terms(self, scores: Tensor, targets: Targets) -> Tensor:
+        found = pairs_of(scores, targets)
+        terms = self.pair_terms(found.log_sum_exp(self.gamma), found.positive, found.query, targets)
+        share = self.beta / targets.positive.sum(-1).clamp(min=1)  # the pairs of a query share its order
+        return terms + (share * self.divergence(scores, targets))[found.query]
 
     def divergence(self, scores: Tensor, targets: Targets) -> Tensor:
         """``sum_j p_ij log(p_ij / q_ij)`` over the negatives of each query: ``[Q]``; 0 where there is none."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from visavis.objectives.base import Objective, Reduction
-from visavis.objectives.pairs import NEVER, Pairs, pairs
+from visavis.objectives.pairs import NEVER, Pairs, pairs_of
 from visavis.spec import require
 from visavis.targets import Targets
 
@@ -34,6 +34,8 @@ class Ladder(Objective):
     ``semantics="reference"``: u is of all levels R >= threshold, the pair itself too; what is not in a set counts as a similarity of 1
     in the least and of 0 in the most similar, so that an empty level has a hinge; beta_1 is 1 whatever is given.
     """
+
+    reads: ClassVar[tuple[str, ...]] = ("relevance",)
 
     margins: tuple[float, ...] = (0.2, 0.01)
     thresholds: tuple[float, ...] = (0.63,)
@@ -58,7 +60,7 @@ class Ladder(Objective):
             require(self.pairs == 1, self, "pairs", "1 with semantics='reference'")
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        found, paper = pairs(scores, targets), self.semantics == "paper"
+        found, paper = pairs_of(scores, targets), self.semantics == "paper"
         first = self.below_pairs(self.margins[0], found.negatives(), found, targets)
         terms = self.betas[0] * first if paper else first
         if not self.thresholds:

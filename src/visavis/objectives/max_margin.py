@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from visavis.objectives.base import Objective, Reduction
-from visavis.objectives.pairs import of_pair, pairs
+from visavis.objectives.pairs import of_pair, pairs_of
 from visavis.targets import Targets
 
 
@@ -28,13 +28,14 @@ class MaxMargin(Objective):
     """
 
     wide: ClassVar[bool] = True
+    reads: ClassVar[tuple[str, ...]] = ("query_margin",)
 
     margin: float = 0.0938
     fix_norm: bool = True
     reduction: Reduction = "half_mean"
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        found = pairs(scores, targets)
+        found = pairs_of(scores, targets)
         margin = of_pair(targets.margin_or(self.margin, "MaxMargin"), found.query)
         total = (found.gap.T + margin).relu().sum(0)
         number = found.negative.sum(-1)[found.query]

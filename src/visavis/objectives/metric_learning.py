@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from visavis.objectives.base import Objective, Reduction
-from visavis.objectives.pairs import NEVER, log1p_exp, pairs
+from visavis.objectives.pairs import NEVER, log1p_exp, pairs_of
 from visavis.spec import require
 from visavis.targets import Targets
 
@@ -39,7 +39,7 @@ class BinomialDeviance(Objective):
         _require_slopes(self)
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        found = pairs(scores, targets)
+        found = pairs_of(scores, targets)
         pushed = found.negatives() if self.negatives == "all" else found.negatives().max(-1, keepdim=True).values
         push = log1p_exp(self.beta * (pushed - self.lam)).sum(-1)[found.query] / self.beta
         pull = log1p_exp(self.alpha * (self.lam - found.positive)) / self.alpha

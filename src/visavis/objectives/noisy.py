@@ -7,11 +7,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from visavis.errors import MissingSupervision
-from visavis.objectives.base import Reduction
-from visavis.objectives.pairs import of_pair, pairs
-from visavis.objectives.summary import Hardest, SummaryObjective
-from visavis.targets import SUPPLIERS, Targets
+from visavis.objectives.base import Reduction, SummaryObjective
+from visavis.objectives.pairs import of_pair, pairs_of
+from visavis.objectives.summary import Hardest
+from visavis.targets import Targets, missing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,25 +32,22 @@ class NCR(SummaryObjective):
     """
 
     wide: ClassVar[bool] = True
+    reads: ClassVar[tuple[str, ...]] = ("query_margin", "pair_margin")
 
     margin: float = 0.2
     warmup: bool = False
     semantics: Literal["paper", "reference"] = "paper"
     reduction: Reduction = "sum"
 
-    summary = Hardest()
-
-    def knows_enough(self, targets: Targets) -> bool:
+    def summary(self, targets: Targets) -> Hardest | None:
         """A margin of the anchor leaves the hardest negative what it is; one of the cell may not."""
-        return self.semantics == "paper" and not self.warmup and targets.query_margin is not None
+        return Hardest() if self.semantics == "paper" and not self.warmup and targets.query_margin is not None else None
 
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
         return (of_pair(targets.margin_or(self.margin, "NCR"), query) + negatives - positive).relu()
 
-    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        if self.knows_enough(targets):
-            return super().one_way(scores, targets)
-        found = pairs(scores, targets)
+    def row_terms(self, scores: Tensor, targets: Targets) -> Tensor:
+        found = pairs_of(scores, targets)
         raised = found._replace(scores=scores + self.margins(targets))
         if not self.warmup:
             return (raised.hardest - found.positive).relu()
@@ -66,5 +62,4 @@ class NCR(SummaryObjective):
             return targets.pairwise("pair_margin", "NCR")
         if self.warmup:
             return anchor
-        facts = "query_margin and candidate_margin, or pair_margin" if self.semantics == "paper" else "pair_margin"
-        raise MissingSupervision(f"NCR needs {facts}: give Targets(..., pair_margin=...) or train with {SUPPLIERS['pair_margin']}.")
+        raise missing("NCR", *(("query_margin", "pair_margin") if self.semantics == "paper" else ("pair_margin",)))

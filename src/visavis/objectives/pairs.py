@@ -56,10 +56,10 @@ class Pairs(NamedTuple):
         return self.negative.any(-1)[self.query]
 
 
-def pairs(scores: Tensor, targets: Targets) -> Pairs:
+def pairs_of(scores: Tensor, targets: Targets) -> Pairs:
     """The positive pairs of ``scores [Q, C]`` with the negatives of their queries.
 
-    >>> found = pairs(torch.tensor([[0.9, 0.1], [0.4, 0.8]]), Targets.paired(2))
+    >>> found = pairs_of(torch.tensor([[0.9, 0.1], [0.4, 0.8]]), Targets.paired(2))
     >>> found.positive.tolist(), found.hardest.tolist()
     ([0.8999999761581421, 0.800000011920929], [0.10000000149011612, 0.4000000059604645])
     """

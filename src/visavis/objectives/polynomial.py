@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from visavis.objectives.base import Reduction
-from visavis.objectives.pairs import NEVER, log1p_exp, of_pair, pairs
-from visavis.objectives.summary import Hardest, SummaryObjective
+from visavis.objectives.base import Reduction, SummaryObjective
+from visavis.objectives.pairs import NEVER, log1p_exp, of_pair, pairs_of
+from visavis.objectives.summary import Hardest
 from visavis.spec import require
 from visavis.targets import Targets
 
@@ -44,12 +44,15 @@ class SSP(SummaryObjective):
     Differs from: the released code, which fails at such a positive.
     """
 
+    reads: ClassVar[tuple[str, ...]] = ("query_margin",)
+
     margin: float = 0.2
     positive: tuple[float, ...] = (0.5, -0.7, 0.2)
     negative: tuple[float, ...] = (0.03, -0.4, 0.9)
     reduction: Reduction = "mean"
 
-    summary = Hardest()
+    def summary(self, targets: Targets) -> Hardest:
+        return Hardest()
 
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
         margin = of_pair(targets.margin_or(self.margin, "SSP"), query)
@@ -75,6 +78,7 @@ class RSP(SummaryObjective):
     """
 
     wide: ClassVar[bool] = True
+    reads: ClassVar[tuple[str, ...]] = ("query_margin",)
 
     coefficients: tuple[float, ...] = (0.0, 1.0)
     margin: float = 0.2
@@ -85,19 +89,16 @@ class RSP(SummaryObjective):
         super().__post_init__()
         require(self.gamma is None or self.gamma > 0, self, "gamma", "a number above 0, or None")
 
-    summary = Hardest()
-
-    def knows_enough(self, targets: Targets) -> bool:
-        return self.gamma is None
+    def summary(self, targets: Targets) -> Hardest | None:
+        return Hardest() if self.gamma is None else None
 
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
         margin = of_pair(targets.margin_or(self.margin, "RSP"), query)
         return (margin + self._price(negatives - positive)).relu()
 
-    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        if self.gamma is None:
-            return super().one_way(scores, targets)
-        found = pairs(scores, targets)
+    def row_terms(self, scores: Tensor, targets: Targets) -> Tensor:
+        assert self.gamma is not None
+        found = pairs_of(scores, targets)
         margin = of_pair(targets.margin_or(self.margin, "RSP"), found.query)
         return log1p_exp((self.gamma * self._price(found.gap)).logsumexp(-1) + self.gamma * margin) / self.gamma
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
-from visavis.errors import MissingSupervision
-from visavis.objectives.base import Reduction
+from visavis.objectives.base import Reduction, SummaryObjective
 from visavis.objectives.pairs import NEVER, of_pair
-from visavis.objectives.summary import Hardest, SummaryObjective
+from visavis.objectives.summary import Hardest
 from visavis.spec import require
-from visavis.targets import SUPPLIERS, Targets
+from visavis.targets import Targets, missing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,8 @@ class AOQ(SummaryObjective):
     Differs from: nothing; as in the released code the weight has a gradient of its own and may be negative.
     """
 
+    reads: ClassVar[tuple[str, ...]] = ("query_offline_scores", "query_margin")
+
     margin: float = 0.2
     offline_margin: float = 0.0
     alpha: float = 0.3
@@ -40,14 +42,12 @@ class AOQ(SummaryObjective):
         super().__post_init__()
         require(self.alpha > 0, self, "alpha", "a number above 0")
 
-    summary = Hardest()
+    def summary(self, targets: Targets) -> Hardest:
+        return Hardest()
 
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
         if targets.query_offline_scores is None or not targets.query_offline_scores.shape[1]:
-            raise MissingSupervision(
-                "AOQ needs query_offline_scores and candidate_offline_scores, at least one for each item: "
-                f"give them to Targets(...) or train with {SUPPLIERS['query_offline_scores']}."
-            )
+            raise missing("AOQ", "query_offline_scores")
         offline = targets.query_offline_scores[query]
         online = (of_pair(targets.margin_or(self.margin, "AOQ"), query) + negatives - positive).relu()
         weight = self.beta - (offline[:, 0] - negatives.masked_fill(negatives == NEVER, 0.0)) / self.alpha

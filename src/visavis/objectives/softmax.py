@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from visavis.objectives.base import Objective, Reduction
+from visavis.objectives.base import Objective, Reduction, SummaryObjective
 from visavis.objectives.pairs import NEVER, log1p_exp
-from visavis.objectives.summary import LogSumExp, SummaryObjective
+from visavis.objectives.summary import LogSumExp
 from visavis.spec import require
 from visavis.targets import Targets
 
@@ -28,8 +28,6 @@ class NTXent(SummaryObjective):
     can be negative. Other positives of a query are left out of its denominator.
     """
 
-    scalable: ClassVar[bool] = True
-
     tau: float = 0.1
     denominator: Literal["all", "negatives"] = "all"
     reduction: Reduction = "half_mean"
@@ -42,8 +40,10 @@ class NTXent(SummaryObjective):
     def slope(self) -> float:
         return 1 / self.tau
 
-    @property
-    def summary(self) -> LogSumExp:
+    def for_scaled_scores(self) -> NTXent:
+        return replace(self, tau=1.0)
+
+    def summary(self, targets: Targets) -> LogSumExp:
         return LogSumExp(1 / self.tau)
 
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
@@ -67,8 +67,6 @@ class InfoNCE(Objective):
     has a term too: the softmax is asked to be flat.
     """
 
-    scalable: ClassVar[bool] = True
-
     tau: float = 0.07
     reduction: Reduction = "half_mean"
 
@@ -79,6 +77,9 @@ class InfoNCE(Objective):
     @property
     def slope(self) -> float:
         return 1 / self.tau
+
+    def for_scaled_scores(self) -> InfoNCE:
+        return replace(self, tau=1.0)
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         positive = targets.positive
@@ -111,8 +112,7 @@ class VLC(SummaryObjective):
     def slope(self) -> float:
         return self.gamma
 
-    @property
-    def summary(self) -> LogSumExp:
+    def summary(self, targets: Targets) -> LogSumExp:
         return LogSumExp(self.gamma)
 
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:

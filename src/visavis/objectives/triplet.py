@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from visavis.objectives.base import Objective, Reduction
-from visavis.objectives.pairs import of_pair, pairs
-from visavis.objectives.summary import Hardest, SummaryObjective
+from visavis.objectives.base import Objective, Reduction, SummaryObjective
+from visavis.objectives.pairs import of_pair, pairs_of
+from visavis.objectives.summary import Hardest
 from visavis.targets import Targets
 
 
@@ -26,12 +26,13 @@ class Triplet(Objective):
     """
 
     wide: ClassVar[bool] = True
+    reads: ClassVar[tuple[str, ...]] = ("query_margin",)
 
     margin: float = 0.2
     reduction: Reduction = "sum"
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        found = pairs(scores, targets)
+        found = pairs_of(scores, targets)
         margin = targets.margin_or(self.margin, "Triplet")
         if isinstance(margin, Tensor):
             margin = margin[found.query, None]
@@ -50,10 +51,13 @@ class TripletHN(SummaryObjective):
     Differs from: the released codes, which take other captions of the same image as negatives; do so with Targets.paired.
     """
 
+    reads: ClassVar[tuple[str, ...]] = ("query_margin",)
+
     margin: float = 0.2
     reduction: Reduction = "sum"
 
-    summary = Hardest()
+    def summary(self, targets: Targets) -> Hardest:
+        return Hardest()
 
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
         margin = of_pair(targets.margin_or(self.margin, "TripletHN"), query)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
-from visavis.objectives.base import Reduction
-from visavis.objectives.pairs import log1p_exp, of_pair
-from visavis.objectives.summary import LogSumExp, SummaryObjective
+from visavis.objectives.base import Reduction, SummaryObjective
+from visavis.objectives.pairs import log1p_exp, of_pair, pairs_of
+from visavis.objectives.summary import LogSumExp
 from visavis.spec import require
 from visavis.targets import Targets
 
@@ -27,6 +28,8 @@ class Unified(SummaryObjective):
     Differs from: nothing released; no code accompanies the paper. Weights are never detached here: who supplies them decides.
     """
 
+    reads: ClassVar[tuple[str, ...]] = ("weight", "query_margin")
+
     margin: float = 0.2
     gamma: float = 50.0
     reduction: Reduction = "sum"
@@ -35,18 +38,13 @@ class Unified(SummaryObjective):
         super().__post_init__()
         require(self.gamma > 0, self, "gamma", "a number above 0")
 
-    @property
-    def summary(self) -> LogSumExp:
-        return LogSumExp(self.gamma)
+    def summary(self, targets: Targets) -> LogSumExp | None:
+        return LogSumExp(self.gamma) if targets.weight is None else None
 
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
         margin = of_pair(targets.margin_or(self.margin, "Unified"), query)
         return log1p_exp(negatives + self.gamma * (margin - positive)) / self.gamma
 
-    def knows_enough(self, targets: Targets) -> bool:
-        return targets.weight is None
-
-    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        if targets.weight is not None:
-            scores = targets.pairwise("weight") * scores
-        return super().one_way(scores, targets)
+    def row_terms(self, scores: Tensor, targets: Targets) -> Tensor:
+        weighted = pairs_of(targets.pairwise("weight") * scores, targets)
+        return self.pair_terms(weighted.log_sum_exp(self.gamma), weighted.positive, weighted.query, targets)
