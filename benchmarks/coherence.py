@@ -25,10 +25,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from visavis.data.dataset import Dataset, Image
+from visavis.degrees import Degrees
+from visavis.degrees.words import CosineDegrees
 from visavis.evaluation import coherence_of
 from visavis.metrics import coherent_scores
-from visavis.supervision.graded import Degrees
-from visavis.supervision.graded.words import Cosines
 from visavis.types import Encoded
 
 Sides = tuple[Tensor, Tensor, Tensor]
@@ -41,7 +41,7 @@ class Known(Degrees):
     vectors: Tensor
 
     def of(self, captions):
-        return Cosines(self.vectors)
+        return CosineDegrees(self.vectors)
 
 
 def embeddings(images: int) -> Sides:

@@ -14,8 +14,8 @@ def tiny_clip():
 
     tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "projection_dim": 16}
     text = tower | {"vocab_size": 64, "max_position_embeddings": 4, "bos_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
-    vision = tower | {"image_size": 16, "patch_size": 8}
-    return CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=16))
+    visual = tower | {"image_size": 16, "patch_size": 8}
+    return CLIPModel(CLIPConfig(text_config=text, vision_config=visual, projection_dim=16))
 
 
 def captioned_images():

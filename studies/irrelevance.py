@@ -20,8 +20,8 @@ from visavis.data import open_dataset
 from visavis.data.captions import tokenize
 from visavis.data.dataset import Dataset
 from visavis.data.reading import find_file
+from visavis.degrees import CATALOG
 from visavis.spec import parse
-from visavis.supervision.graded import CATALOG
 
 
 def judgements(data: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -28,13 +28,13 @@ import visavis
 from visavis.data.dataset import Dataset
 from visavis.data.reading import find_file
 from visavis.data.scenes import Facts, SceneGraphs, held_out_colors, held_out_relations, write_scenes
+from visavis.degrees import CBoW, Degrees, SceneDegrees, SentenceModel
 from visavis.errors import RunError, VisavisError
 from visavis.evaluation.agreement import correlate, read_judgements
 from visavis.metrics import coherent_scores, ndcg_at
-from visavis.supervision.graded import CBoW, Degrees, SceneDegrees, SentenceModel
+from visavis.progress import Silent
+from visavis.runs.folder import open_run, recipe_of, with_whole_paths
 from visavis.training.recipe import read_recipe
-from visavis.training.running import open_run, recipe_of, with_whole_paths
-from visavis.watch import Silent
 
 Measures = dict[str, float]
 WORLD = 2027  # the seed of the scenes
@@ -84,12 +84,12 @@ class Study:
     def measure(self, run: Path) -> Measures:
         """All about a run's best model on the test split."""
         recipe = recipe_of(run)
-        material, matcher = open_run(run, recipe, Silent())
-        data = material.data.split(recipe.evaluation.test)
-        visual, text = material.encode(matcher, data)
+        data_module, matcher = open_run(run, recipe, Silent())
+        data = data_module.data.split(recipe.evaluation.test)
+        visual, text = data_module.encode(matcher, data)
         with torch.inference_mode():
             scores = matcher.score(visual, text).float()
-        found = {"RSUM": material.evaluate(matcher, recipe.evaluation.test, recipe.evaluation.protocol).metrics["rsum"]}
+        found = {"RSUM": data_module.evaluate(matcher, recipe.evaluation.test, recipe.evaluation.protocol).metrics["rsum"]}
         for degrees in self.degrees:
             found |= coherence(data, scores, degrees)
         return found | self.more(data, scores)

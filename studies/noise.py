@@ -27,12 +27,13 @@ from visavis import storage
 from visavis.data import open_dataset
 from visavis.errors import VisavisError
 from visavis.models.base import evaluating
+from visavis.runs.begin import Trained
+from visavis.runs.folder import recipe_of
 from visavis.supervision.learned import WeightNetwork
 from visavis.supervision.noisy import whole_plan
 from visavis.training.checkpoint import Checkpoint
-from visavis.training.material import prepare
+from visavis.training.data_module import prepare
 from visavis.training.recipe import Recipe
-from visavis.training.running import Trained, recipe_of
 
 OTHERS = {
     "TripletHN": {"phases.1.objective": "TripletHN(margin=0.2)"},
@@ -77,11 +78,11 @@ def separation(run: Trained) -> float:
 @torch.no_grad()
 def weights(recipe: Recipe, checkpoint: Checkpoint) -> Tensor:
     """The weight of each training caption with its image, in batches of about the training size, by the last model."""
-    material, matcher = prepare(recipe)
+    data_module, matcher = prepare(recipe)
     matcher.load_state_dict(checkpoint.weights)
     network = WeightNetwork(len(checkpoint.supervision["layers.0.bias"]))
     network.load_state_dict(checkpoint.supervision)
-    loader = material.loader(material.data.split("train"))
+    loader = data_module.loader(data_module.data.split("train"))
     found = torch.empty(len(loader.data.captions))
     with evaluating(matcher):
         for rows in whole_plan(loader):

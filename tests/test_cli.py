@@ -21,7 +21,7 @@ from visavis.data.scenes import write_scenes
 
 RECIPE = """
 name = "tiny"
-vision = { tower = "scenes", view = "pooled" }
+visual = { tower = "scenes", view = "pooled" }
 text = { tower = "vocabulary", min_count = 1 }
 model = { kind = "VSE++", width = 8, word_width = 4 }
 training = { batch_size = 8, probe_batches = 1, threads = 1 }
@@ -77,12 +77,12 @@ OVERRIDES = [
     # unknown keys, at every level, name the nearest right one
     ("sed=1", r"sed is not a key of recipes: did you mean seed\?"),
     ("data.paht='x'", r"data\.paht is not a key of recipes: did you mean path\?"),
-    ("vision.towr='x'", r"vision\.towr is not a key of recipes: did you mean tower\?"),
+    ("visual.towr='x'", r"visual\.towr is not a key of recipes: did you mean tower\?"),
     ("text.mincount=1", r"text\.mincount is not a key of recipes: did you mean min_count\?"),
     ("training.batchsize=4", r"training\.batchsize is not a key of recipes: did you mean batch_size\?"),
     ("evaluation.protocl='plain'", r"evaluation\.protocl is not a key of recipes: did you mean protocol\?"),
     ("phases.0.epoch=4", r"phases\.0\.epoch is not a key of recipes: did you mean epochs\?"),
-    ("phases.1.optimizer.rat=4", r"phases\.1\.optimizer\.rat is not a key of recipes: did you mean rate"),
+    ("phases.1.optimizer.l=4", r"phases\.1\.optimizer\.l is not a key of recipes: did you mean lr"),
     ("phases.0.schedule.warm_up=0.1", r"phases\.0\.schedule\.warm_up is not a key of recipes: did you mean warmup\?"),
     ("model.widht=4", r"has no field 'widht': did you mean width\?"),
     ("wholly.other=1", r"wholly is not a key of recipes: known: about, data"),
@@ -97,7 +97,7 @@ OVERRIDES = [
     ("seed=None", r"seed is None"),
     ("name=a/b", r"name is 'a/b'"),
     ("phases.0.epochs=0", r"phases\.0\.epochs is 0: input should be greater than 0"),
-    ("phases.0.optimizer.rate=0", r"phases\.0\.optimizer\.rate is 0"),
+    ("phases.0.optimizer.lr=0", r"phases\.0\.optimizer\.lr is 0"),
     ("phases.0.schedule.warmup=1", r"phases\.0\.schedule\.warmup is 1"),
     ("phases.0.start_from=first", r"phases\.0\.start_from is 'first': input should be 'last' or 'best'"),
     ("phases=3", r"phases is 3"),
@@ -122,20 +122,20 @@ OVERRIDES = [
     ("phases.0.supervision=PairSupervison()", r"did you mean PairSupervision\?"),
     ("phases.0.optimizer.name=Adamax", r"phases\.0\.optimizer\.name is 'Adamax': input should be 'Adam', 'AdamW' or 'SGD'"),
     ("phases.1.trainable=['txt']", r"txt is not a part of VSEPlusPlus: did you mean text\?"),
-    ("phases.1.optimizer.rates={'visuals': 2}", r"visuals is not a part of VSEPlusPlus: did you mean visual\?"),
+    ("phases.1.optimizer.lr_multipliers={'visuals': 2}", r"visuals is not a part of VSEPlusPlus: did you mean visual\?"),
     ("model.kind=VSE+", r"model\.kind is 'VSE\+', which is no model: did you mean VSE\+\+\?"),
     ("model.kind=[1]", r"model\.kind is '\[1\]', which is no model"),
     ("evaluation.protocol=flickr8", r"there is no protocol 'flickr8': did you mean flickr8k\?"),
     ("evaluation.protocol=flickr8k", r"protocol flickr8k is defined on 1000 images, here are 4"),
     ("evaluation.validation=dev", r"data set scenes has no split dev"),
     ("evaluation.test=tset", r"data set scenes has no split tset: did you mean test\?"),
-    ("vision.tower=no-such-tower", r"no-such-tower is no folder with a config\.json"),
-    ("vision.crops=3", r"vision\.crops is 3: input should be 1 or 10"),
-    ("vision.augment=true", r"vision\.augment is for vision\.view = \"pixels\""),
+    ("visual.tower=no-such-tower", r"no-such-tower is no folder with a config\.json"),
+    ("visual.crops=3", r"visual\.crops is 3: input should be 1 or 10"),
+    ("visual.augment=true", r"visual\.augment is for visual\.view = \"pixels\""),
     ("text.view=words", r"text\.view is 'words', expected \"tokens\" for text\.tower = 'vocabulary'"),
     ("text.tower=minilm", r"text\.view is 'tokens', expected \"pooled\" or \"words\" for text\.tower = 'minilm'"),
     ("text.min_count=0", r"text\.min_count is 0"),
-    ("vision.features=gone.npy", r"gone\.npy does not exist"),
+    ("visual.features=gone.npy", r"gone\.npy does not exist"),
     ("data.path=gone", r"gone does not exist"),
 ]
 
@@ -189,13 +189,13 @@ def test_a_recipe_without_data_says_how_to_give_them(call, recipe, tmp_path):
 def test_features_that_are_no_numbers_leave_no_run_folder(call, recipe, scenes, tmp_path):
     np.save(tmp_path / "features.npy", np.full((20, 6), np.nan, np.float32))
     for out in ((), ("--out", tmp_path / "run")):
-        result = call("train", recipe, "vision.features=features.npy", "--data", scenes, *out)
+        result = call("train", recipe, "visual.features=features.npy", "--data", scenes, *out)
         check_failed_start(result, r"row 0 holds features that are not finite", tmp_path, ["features.npy", "tiny.toml"])
 
 
 def test_features_of_other_images_are_refused(call, recipe, scenes, tmp_path):
     np.save(tmp_path / "features.npy", np.zeros((7, 6), np.float32))
-    result = call("train", recipe, "vision.features=features.npy", "--data", scenes)
+    result = call("train", recipe, "visual.features=features.npy", "--data", scenes)
     check_failed_start(result, r"features\.npy is of shape \(7, 6\), expected 20 rows", tmp_path, ["features.npy", "tiny.toml"])
 
 
@@ -238,7 +238,7 @@ def test_a_damaged_data_set_is_refused_until_told_otherwise(call, recipe, scenes
 COMMANDS = {
     "doctor": "doctor",
     "check": "data check {scenes}",
-    "features": "features {scenes} --vision scenes --out stores",
+    "features": "features {scenes} --visual scenes --out stores",
     "train": "train tiny.toml --data {scenes} --out new",
     "resume": "train --resume {run}",
     "evaluate": "evaluate {run}",
@@ -307,7 +307,7 @@ def test_json_stays_alone_on_stdout_while_a_terminal_shows_bars(scenes, tmp_path
         (["search", "gone", "a dog"], "gone is no run or model folder"),
         (["coherence", "gone"], r"gone is no run folder: expected run\.toml"),
         (["train", "--resume", "gone"], "gone is no run folder"),
-        (["features", "gone", "--vision", "scenes"], "gone does not exist"),
+        (["features", "gone", "--visual", "scenes"], "gone does not exist"),
         (["data", "check", "gone"], "gone does not exist"),
         (["catalog", "recipies"], r"there is no catalog of recipies: did you mean recipes\?"),
     ],
@@ -377,7 +377,7 @@ def test_a_recipe_says_who_tells_degrees(call, recipe, scenes, tmp_path):
 
 
 def test_features_need_an_encoder(call, scenes, tmp_path):
-    check_failed_start(call("features", scenes), "name an encoder with --vision, with --text, or both", tmp_path, [])
+    check_failed_start(call("features", scenes), "name an encoder with --visual, with --text, or both", tmp_path, [])
 
 
 def test_a_run_without_a_model_yet_says_so(call, run, tmp_path):

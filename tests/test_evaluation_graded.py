@@ -15,12 +15,12 @@ from torch import Tensor
 from visavis import Targets
 from visavis.data import open_dataset
 from visavis.data.dataset import Dataset, Image
+from visavis.degrees import Degrees
 from visavis.errors import DataError, SpecError
 from visavis.evaluation import Protocol, coherence_of, evaluate_listed, rank_scores
 from visavis.evaluation.positives import listed_positives
 from visavis.evaluation.protocols import named
 from visavis.metrics import average_precision_at_r, coherent_scores, ndcg_at, places, r_precision
-from visavis.supervision.graded import Degrees
 from visavis.types import Encoded
 
 CAPTIONS = 3

@@ -16,11 +16,11 @@ from visavis import cli, verbs
 from visavis.data.scenes import write_scenes
 from visavis.errors import RecipeError, RunError, VisavisError
 from visavis.metrics import CATALOG as METRICS
-from visavis.watch import Silent
+from visavis.progress import Silent
 
 RECIPE = """
 name = "tiny"
-vision = { tower = "scenes", view = "grid" }
+visual = { tower = "scenes", view = "grid" }
 text = { tower = "vocabulary", min_count = 1 }
 model = { kind = "VSEInfinity", width = 8, word_width = 4, word_dropout = 0.1 }
 training = { batch_size = 8, probe_batches = 1, threads = 1 }
@@ -28,7 +28,7 @@ training = { batch_size = 8, probe_batches = 1, threads = 1 }
 [[phases]]
 epochs = 2
 objective = "Unified(gamma=20)"
-optimizer = { rate = 0.01 }
+optimizer = { lr = 0.01 }
 """
 
 
@@ -39,8 +39,8 @@ class Listener(Silent):
     def work(self, what, done, total, per_s):
         self.worked.append((what, done, total))
 
-    def step(self, moment):
-        self.moments.append(moment)
+    def step(self, step):
+        self.moments.append(step)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_every_command_has_the_arguments_of_its_verb():
     commands["relevance"] = cli.relevance_app.registered_callback.callback
     assert commands.keys() == set(verbs.__all__) - {"load"}
     for name, command in commands.items():
-        verb = set(inspect.signature(getattr(verbs, name)).parameters) - {"watch"}
+        verb = set(inspect.signature(getattr(verbs, name)).parameters) - {"progress"}
         assert set(inspect.signature(command).parameters) - {"json", "context"} == verb, name
 
 
@@ -154,21 +154,21 @@ def test_an_evaluation_is_that_of_the_training_and_of_any_split(trained):
 
 
 def test_a_watch_sees_every_step_of_the_training(recipe, scenes, tmp_path):
-    watch = Listener()
-    visavis.train(recipe, data=scenes, out=tmp_path / "run", watch=watch)
-    assert [(moment.epoch, moment.step) for moment in watch.moments] == [(epoch, step) for epoch in range(2) for step in range(1, 6)]
-    assert {(moment.phase, moment.phases, moment.epochs, moment.steps) for moment in watch.moments} == {(0, 1, 2, 5)}
-    assert watch.moments[-1].seconds_left == 0
-    assert all(moment.rsum is not None and moment.pairs_per_s > 0 for moment in watch.moments)
+    progress = Listener()
+    visavis.train(recipe, data=scenes, out=tmp_path / "run", progress=progress)
+    assert [(step.epoch, step.step) for step in progress.moments] == [(epoch, step) for epoch in range(2) for step in range(1, 6)]
+    assert {(step.phase, step.phases, step.epochs, step.steps) for step in progress.moments} == {(0, 1, 2, 5)}
+    assert progress.moments[-1].seconds_left == 0
+    assert all(step.rsum is not None and step.pairs_per_s > 0 for step in progress.moments)
 
 
 def test_features_are_computed_once_and_where_one_says(scenes, tmp_path):
     first, second = Listener(), Listener()
-    (store,) = visavis.features(scenes, vision="scenes", out=tmp_path / "stores", watch=first)
-    assert store.folder == tmp_path / "stores" / "vision"
+    (store,) = visavis.features(scenes, visual="scenes", out=tmp_path / "stores", progress=first)
+    assert store.folder == tmp_path / "stores" / "visual"
     assert (len(store), store.width) == (31, 192)
     assert first.worked[-1][1:] == (31, 31)
-    visavis.features(scenes, vision="scenes", out=tmp_path / "stores", watch=second)
+    visavis.features(scenes, visual="scenes", out=tmp_path / "stores", progress=second)
     assert second.worked == []
     with pytest.raises(VisavisError, match="nothing to compute"):
         visavis.features(scenes)

@@ -28,7 +28,7 @@ CATALOGS = {
     "degrees": (
         "Degrees of relevance",
         "How well a caption fits an image it was not written for.",
-        "visavis.supervision.graded",
+        "visavis.degrees",
         "CATALOG",
     ),
     "models": ("Models", "From images and texts to scores.", "visavis.models", "CATALOG"),

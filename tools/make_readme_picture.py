@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from visavis import storage
-from visavis.report.figures import retrieval_picture
-from visavis.report.retrievals import Gallery
+from visavis.demonstration.figures import retrieval_picture
+from visavis.demonstration.retrievals import Gallery
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "retrieval.png"
 ROWS = 3

@@ -96,10 +96,10 @@ def convert(backbone: Path, out: Path, *, force: bool = False) -> Path:
 def check(folder: Path, backbone: Path, data: Path, *, count: int = 64) -> dict[str, float]:
     """The folder's pooled features of the first pictures beside the stored ones."""
     from visavis.data import open_dataset
-    from visavis.models.towers import open_vision
+    from visavis.models.towers import open_visual
 
     images = open_dataset(data).images[:count]
-    ours = open_vision(str(folder)).encode([image.open() for image in images]).vectors
+    ours = open_visual(str(folder)).encode([image.open() for image in images]).vectors
     stored = torch.from_numpy(np.load(backbone / POOLED, mmap_mode="c")[:count]).float()
     assert isinstance(ours, Tensor)
     cosine = torch.nn.functional.cosine_similarity(ours, stored)

@@ -15,8 +15,8 @@ from torch import Tensor
 from visavis import storage
 from visavis.diagnosis import pair_weights
 from visavis.objectives import CATALOG, NCR, Objective
-from visavis.report.listing import paragraph, sentence
 from visavis.targets import Targets
+from visavis.verbs.listing import paragraph, sentence
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PICTURES = DOCS / "images" / "objectives"

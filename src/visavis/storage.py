@@ -1,7 +1,7 @@
 """The one place that writes files: whole or not at all, and never over something of the user's unasked.
 
 Every file is written beside its final name, flushed to disk and then renamed, so that a process killed at any
-moment leaves the old file or the new one, never half of one.
+step leaves the old file or the new one, never half of one.
 """
 
 from __future__ import annotations

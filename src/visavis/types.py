@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 Parts = Tensor | dict[str, Tensor]
+
+Direction = Literal["i2t", "t2i"]
+DIRECTIONS: dict[str, str] = {"i2t": "image to text", "t2i": "text to image"}
+"""What is the query and what is searched, by the first part of a metric's key."""
 
 
 @dataclass(frozen=True)

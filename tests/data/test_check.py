@@ -314,13 +314,13 @@ def test_pixels_are_looked_at_once_until_a_file_changes(tmp_path):
     def progress(done: int, total: int) -> None:
         looks.append((done, total))
 
-    open_dataset(tmp_path, pixels=True, progress=progress)
+    open_dataset(tmp_path, pixels=True, on_progress=progress)
     assert looks == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    open_dataset(tmp_path, pixels=True, progress=progress)
+    open_dataset(tmp_path, pixels=True, on_progress=progress)
     assert len(looks) == 4
     (tmp_path / "images" / "b.png").write_bytes(b"gone")
     with pytest.raises(DataError, match="not an image"):
-        open_dataset(tmp_path, pixels=True, progress=progress)
+        open_dataset(tmp_path, pixels=True, on_progress=progress)
     assert len(looks) == 8
 
 

@@ -17,7 +17,7 @@ from visavis.data.features import ArrayFeatures, Description, FeatureStore, Feat
 from visavis.errors import DataError, RefusedOverwrite
 from visavis.types import Encoded
 
-POOLED = Description("vision", "pooled", "tower", "0" * 16, (3,), 4, "data")
+POOLED = Description("visual", "pooled", "tower", "0" * 16, (3,), 4, "data")
 KEYS = ["a", "b", "c", "d"]
 VALUES = torch.arange(12.0).view(4, 3)
 

@@ -224,7 +224,7 @@ def test_a_number_out_of_range_is_refused_before_anything_is_written(tmp_path, k
 
 def test_progress_counts_the_images(tmp_path):
     calls = []
-    write_scenes(tmp_path / "world", num_train=3, num_val=0, num_test=1, progress=lambda done, total: calls.append((done, total)))
+    write_scenes(tmp_path / "world", num_train=3, num_val=0, num_test=1, on_progress=lambda done, total: calls.append((done, total)))
     assert calls == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from visavis import Targets
-from visavis.diagnosis import both_ways, closed_weights, contributing, count, smooth_ap_counts
+from visavis.diagnosis import closed_weights, contributing, contributing_by_direction, count, smooth_ap_counts
 from visavis.diagnosis.cocos import released_smooth_ap_counts, released_triplet_counts
 from visavis.objectives import CATALOG, NTXent, Triplet, TripletHN, Unified
 
@@ -147,13 +147,13 @@ def test_the_released_code_looks_at_a_fifth_of_a_fifth_of_the_texts(images):
 
 def test_the_released_code_counts_texts_along_the_wrong_axis():
     scores, pairs = draw(16), Targets.paired(16)
-    released = both_ways(Triplet(), scores, pairs, semantics="reference")
-    paper = both_ways(Triplet(), scores, pairs)
+    released = contributing_by_direction(Triplet(), scores, pairs, semantics="reference")
+    paper = contributing_by_direction(Triplet(), scores, pairs)
     assert released["i2t"].count.tolist() == paper["i2t"].count.tolist()
     by_image = [sum(0.2 + scores[i, j] - scores[j, j] > 0 for j in range(16) if i != j) for i in range(16)]
     assert released["t2i"].count.tolist() == by_image
     assert released["t2i"].in_batch == paper["t2i"].in_batch
     assert paper["t2i"].count.tolist() == contributing(Triplet(), scores.T, pairs).count.tolist() != by_image
     for objective in (TripletHN(), NTXent(), Unified()):  # right in the released code, or not there
-        one, other = (both_ways(objective, scores, pairs, semantics=semantics) for semantics in ("paper", "reference"))
+        one, other = (contributing_by_direction(objective, scores, pairs, semantics=semantics) for semantics in ("paper", "reference"))
         assert all(torch.equal(one[way].count, other[way].count) for way in one)

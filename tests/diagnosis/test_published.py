@@ -8,20 +8,20 @@ from dataclasses import replace
 import pytest
 
 import visavis
+from visavis.cli.output import print_diagnosis
 from visavis.data.scenes import write_scenes
 from visavis.diagnosis.walk import Diagnosis
 from visavis.errors import RecipeError
 from visavis.objectives import CATALOG
+from visavis.runs.published import Figures, published
 from visavis.spec import parse
-from visavis.terminal import print_diagnosis
-from visavis.training.published import Figures, published
 from visavis.training.recipe import read_recipe, shipped
 
 NAME = "COCOS/VSE++/Flickr30k"
 RECIPE = f"""
 name = "tiny"
 published = "{NAME}"
-vision = {{ tower = "scenes", view = "pooled" }}
+visual = {{ tower = "scenes", view = "pooled" }}
 text = {{ tower = "vocabulary", min_count = 1 }}
 model = {{ kind = "VSE++", width = 16, word_width = 8 }}
 training = {{ batch_size = 32, probe_batches = 1, threads = 1 }}
@@ -30,7 +30,7 @@ training = {{ batch_size = 32, probe_batches = 1, threads = 1 }}
 epochs = 1
 objective = "Triplet(margin=0.2)"
 supervision = "PairSupervision(by='position')"
-optimizer = {{ rate = 0.003 }}
+optimizer = {{ lr = 0.003 }}
 """
 
 
@@ -90,7 +90,7 @@ def test_a_name_that_nobody_published_is_refused():
     with pytest.raises(
         RecipeError, match=r"published is 'COCOS/VSE\+/Flickr30k', which names no figures .* did you mean COCOS/VSE\+\+/Flickr30k\?"
     ):
-        read_recipe("demo", {"published": "COCOS/VSE+/Flickr30k"})
+        visavis.train("demo", overrides={"published": "COCOS/VSE+/Flickr30k"})
 
 
 def test_published_and_reached_stand_side_by_side_in_both_semantics(diagnosis, capsys):

@@ -17,13 +17,13 @@ from visavis.diagnosis import contributing
 from visavis.diagnosis.walk import BATCH, batches_of, best_phase, measures, released_targets, walk
 from visavis.errors import RunError, SpecError, VisavisError
 from visavis.objectives import NTXent, Triplet, TripletHN, Unified
+from visavis.progress import Silent
+from visavis.runs.folder import open_run, recipe_of
 from visavis.supervision import PairSupervision
-from visavis.training.running import open_run, recipe_of
-from visavis.watch import Silent
 
 RECIPE = """
 name = "tiny"
-vision = { tower = "scenes", view = "grid" }
+visual = { tower = "scenes", view = "grid" }
 text = { tower = "vocabulary", min_count = 1 }
 model = { kind = "VSE++", width = 16, word_width = 8, dropout = 0.5 }
 training = { batch_size = 32, probe_batches = 1, threads = 1 }
@@ -32,12 +32,12 @@ training = { batch_size = 32, probe_batches = 1, threads = 1 }
 epochs = 2
 objective = "Triplet()"
 supervision = "PairSupervision(by='position')"
-optimizer = { rate = 0.01 }
+optimizer = { lr = 0.01 }
 
 [[phases]]
 epochs = 1
 objective = "Unified(gamma=20)"
-optimizer = { rate = 1e-9 }
+optimizer = { lr = 1e-9 }
 start_from = "best"
 """
 
@@ -73,8 +73,8 @@ def test_the_numbers_are_those_of_its_batches(run):
     """Mean and deviation over the two full batches of 128 of the 280 captions, each counted here by itself."""
     result = visavis.diagnose(run, objective=["NTXent(tau=0.2)", "TripletHN()"])
     assert (result.batches, result.images, result.texts, result.epsilon) == (2, BATCH, BATCH, 0.01)
-    material, matcher = open_run(run, recipe_of(run), Silent())
-    loader = batches_of(material)
+    data_module, matcher = open_run(run, recipe_of(run), Silent())
+    loader = batches_of(data_module)
     phase, _ = best_phase(run, recipe_of(run))
     by = "position" if "position" in phase.supervision else "ids"
     found = list(walk(loader, matcher, PairSupervision(by=by), 2))
@@ -95,9 +95,9 @@ def test_the_walk_is_frozen_without_dropout_and_the_same_each_time(run):
     assert one == two
     assert one.batches == 1
     assert (run / "model" / "model.safetensors").read_bytes() == before
-    material, matcher = open_run(run, recipe_of(run), Silent())
+    data_module, matcher = open_run(run, recipe_of(run), Silent())
     matcher.train()
-    scores, targets = next(iter(walk(batches_of(material), matcher, PairSupervision(), 1)))
+    scores, targets = next(iter(walk(batches_of(data_module), matcher, PairSupervision(), 1)))
     assert not matcher.training
     assert not scores.requires_grad
     assert scores.shape == targets.shape == (BATCH, BATCH)

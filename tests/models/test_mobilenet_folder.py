@@ -13,7 +13,7 @@ from torch.nn.functional import conv2d, pad
 
 from visavis import storage
 from visavis.errors import RefusedOverwrite
-from visavis.models.towers import open_vision
+from visavis.models.towers import open_visual
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.data
@@ -55,7 +55,7 @@ def written_out(weights: dict[str, torch.Tensor], pixels: torch.Tensor) -> torch
 def test_the_folder_computes_what_the_folded_weights_describe(tool, data_folder, tmp_path):
     folder = tool.convert(data_folder / "backbone", tmp_path / "mobilenet")
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (224, 224, 3), dtype=np.uint8))
-    tower = open_vision(str(folder), "grid")
+    tower = open_visual(str(folder), "grid")
     pixels = tower.preprocess([picture])
     assert torch.allclose(pixels[0], torch.from_numpy(np.array(picture)).permute(2, 0, 1) / 127.5 - 1, atol=1e-6)
     expected = written_out(storage.read_tensors(data_folder / "backbone" / tool.WEIGHTS), pixels)

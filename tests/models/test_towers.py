@@ -19,7 +19,7 @@ from visavis.errors import DataError, MissingExtra, RefusedOverwrite, SpecError
 from visavis.models import caching
 from visavis.models.caching import cache_features, store_folder
 from visavis.models.preprocessing import Preprocessing
-from visavis.models.towers import TowerSpec, open_text, open_vision
+from visavis.models.towers import TowerSpec, open_text, open_visual
 
 transformers = pytest.importorskip("transformers")
 
@@ -75,7 +75,7 @@ def vision_models():
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """One folder for each vision model, and ``bert``."""
+    """One folder for each visual model, and ``bert``."""
     torch.manual_seed(0)
     root = tmp_path_factory.mktemp("models")
     for name, (model, *_) in vision_models().items():
@@ -117,11 +117,11 @@ def dataset(tmp_path):
 def test_vision_towers_say_what_their_models_say(folders, name):
     model, width, regions, region_width = vision_models()[name]
     model = type(model).from_pretrained(folders / name).eval()
-    tower = open_vision(str(folders / name))
+    tower = open_visual(str(folders / name))
     pixels = tower.preprocess(pictures())
     assert pixels.shape == (3, 3, 32, 32)
     pooled = tower.encode(pictures()).vectors
-    grid = open_vision(str(folders / name), "grid").encode(pictures()).vectors
+    grid = open_visual(str(folders / name), "grid").encode(pictures()).vectors
     assert pooled.shape == (3, width)
     assert grid.shape == (3, regions, region_width)
     with torch.no_grad():
@@ -142,7 +142,7 @@ def test_a_pooler_without_weights_is_never_left_at_random(folders, tmp_path):
     model = transformers.ViTForImageClassification(transformers.ViTConfig(**SMALL, image_size=32, patch_size=8))
     save(model, tmp_path)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
-    tower = open_vision(str(tmp_path))
+    tower = open_visual(str(tmp_path))
     with torch.no_grad():
         first = model.vit(tower.preprocess(pictures())).last_hidden_state[:, 0]
     assert torch.allclose(tower.encode(pictures()).vectors, first, atol=1e-5)
@@ -210,7 +210,7 @@ def test_ten_crops_are_center_corners_and_mirrors():
 
 @pytest.mark.parametrize(
     ("side", "view", "crops"),
-    [("vision", "words", 1), ("text", "grid", 1), ("text", "pooled", 10), ("vision", "pooled", 5)],
+    [("visual", "words", 1), ("text", "grid", 1), ("text", "pooled", 10), ("visual", "pooled", 5)],
 )
 def test_impossible_towers_are_refused(side, view, crops):
     with pytest.raises(SpecError, match=rf"a {side} tower"):
@@ -223,14 +223,14 @@ def test_unknown_names_and_incomplete_folders_are_sentences(folders, tmp_path):
     for file in ("config.json", "model.safetensors"):
         (tmp_path / file).write_bytes((folders / "vit" / file).read_bytes())
     with pytest.raises(DataError, match=r"has no preprocessor_config.json"):
-        open_vision(str(tmp_path))
+        open_visual(str(tmp_path))
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
     with pytest.raises(DataError, match=r"lacks weights of its own config"):
-        open_vision(str(tmp_path))
+        open_visual(str(tmp_path))
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(DataError, match=r"does not hold a model that transformers can read"):
-        open_vision(str(tmp_path))
+        open_visual(str(tmp_path))
 
 
 def test_minilm_knows_that_a_puppy_is_a_dog(monkeypatch):
@@ -252,8 +252,8 @@ def test_minilm_absent_names_the_extra(monkeypatch):
 
 @pytest.mark.parametrize(("view", "crops", "shape"), [("pooled", 1, (16,)), ("grid", 1, (16, 16)), ("pooled", 10, (10, 16))])
 def test_images_into_a_store(folders, dataset, tmp_path, view, crops, shape):
-    spec, seen = TowerSpec("vision", str(folders / "vit"), view, crops), []
-    store = cache_features(dataset, spec, tmp_path / "store", batch_size=2, progress=lambda *now: seen.append(now[:2]))
+    spec, seen = TowerSpec("visual", str(folders / "vit"), view, crops), []
+    store = cache_features(dataset, spec, tmp_path / "store", batch_size=2, on_progress=lambda *now: seen.append(now[:2]))
     assert seen == [(2, 5), (4, 5), (5, 5)]
     read = store.read(store.rows(["4.png", "1.png"])).vectors
     assert read.shape == (2, *shape)
@@ -299,7 +299,7 @@ def test_a_kill_in_the_middle_changes_nothing(folders, dataset, tmp_path, monkey
         cache_features(dataset, tower, tmp_path / "killed", batch_size=1)
     monkeypatch.setattr(FeatureWriter, "append", append)
     seen = []
-    cache_features(dataset, tower, tmp_path / "killed", batch_size=1, progress=lambda *now: seen.append(now[0]))
+    cache_features(dataset, tower, tmp_path / "killed", batch_size=1, on_progress=lambda *now: seen.append(now[0]))
     assert seen == [3, 4]
     for file in whole.folder.iterdir():
         assert file.read_bytes() == (tmp_path / "killed" / file.name).read_bytes()
@@ -315,7 +315,7 @@ def test_a_store_of_another_tower_or_data_set_is_refused(folders, dataset, tmp_p
 
 
 def test_a_replaced_picture_and_a_retrained_tower_have_stores_of_their_own(folders, dataset):
-    images, texts = TowerSpec("vision", "scenes", "grid"), TowerSpec("text", str(folders / "bert"))
+    images, texts = TowerSpec("visual", "scenes", "grid"), TowerSpec("text", str(folders / "bert"))
     before = store_folder(dataset, images), store_folder(dataset, texts)
     picture = dataset.images[0].bytes.path
     picture.write_bytes(picture.read_bytes() + b" ")

@@ -10,9 +10,10 @@ import pytest
 from PIL import Image
 
 from visavis.data.scenes import draw_scene
+from visavis.demonstration.figures import retrieval_picture
+from visavis.demonstration.retrievals import Retrieval, RetrievedScene
 from visavis.report import page
-from visavis.report.figures import DARK, LIGHT, Curve, curves_picture, retrieval_picture
-from visavis.report.retrievals import Found, Retrieval
+from visavis.report.figures import DARK, LIGHT, Curve, curves_picture
 
 NASTY = "<script>alert('x')</script> & \"quotes\""
 VOID = {"meta", "img", "source", "br"}
@@ -20,7 +21,7 @@ VOID = {"meta", "img", "source", "br"}
 
 def retrievals(rows: int) -> list[Retrieval]:
     rng = np.random.default_rng(0)
-    scenes = [[Found(draw_scene(rng, training=True), 0.5, place < 2, place == 0) for place in range(5)] for _ in range(rows)]
+    scenes = [[RetrievedScene(draw_scene(rng, training=True), 0.5, place < 2, place == 0) for place in range(5)] for _ in range(rows)]
     return [Retrieval(f"{NASTY} $x_1$ " * 4, tuple(found)) for found in scenes]
 
 

@@ -12,13 +12,13 @@ from visavis.data import open_dataset
 from visavis.data.scenes import write_scenes
 from visavis.errors import DataError, RunError, ShapeError, VisavisError
 from visavis.evaluation import evaluate
-from visavis.training.running import open_run, recipe_of
+from visavis.progress import Silent
+from visavis.runs.folder import open_run, recipe_of
 from visavis.types import Encoded
-from visavis.watch import Silent
 
 RECIPE = """
 name = "by-heart"
-vision = { tower = "scenes", view = "pooled" }
+visual = { tower = "scenes", view = "pooled" }
 text = { tower = "vocabulary", min_count = 1 }
 model = { kind = "VSE++", width = 64, word_width = 32 }
 training = { batch_size = 30, probe_batches = 1, threads = 1 }
@@ -26,7 +26,7 @@ evaluation = { validation = "train" }
 [[phases]]
 epochs = 40
 objective = "Unified(gamma=30)"
-optimizer = { rate = 0.01 }
+optimizer = { lr = 0.01 }
 """
 
 
@@ -70,8 +70,8 @@ def test_encoders_give_unit_rows_equal_to_what_evaluation_used(run, train_split)
     texts = model.encode_texts(train_split.captions)
     for rows in (images, texts):
         torch.testing.assert_close(rows.norm(dim=1), torch.ones(len(rows)))
-    material, matcher = open_run(run, recipe_of(run), Silent())
-    used = material.encode(matcher, train_split)
+    data_module, matcher = open_run(run, recipe_of(run), Silent())
+    used = data_module.encode(matcher, train_split)
     torch.testing.assert_close(images, used[0].vectors, rtol=0, atol=2e-3)
     torch.testing.assert_close(texts, used[1].vectors, rtol=0, atol=1e-5)
     ours = evaluate(Encoded(images), Encoded(texts), matcher.score, range(60), torch.from_numpy(train_split.image_of))
@@ -142,10 +142,10 @@ def test_a_changed_folder_is_looked_at_anew(run, scenes, train_split, tmp_path):
 def test_an_unreadable_image_is_left_out_and_said(run, train_split, tmp_path):
     shutil.copy(train_split.images[0].bytes.path, tmp_path / "good.png")
     (tmp_path / "bad.jpg").write_bytes(b"\xff\xd8\xff\xe0 cut")
-    watch = Listener()
-    hits = visavis.search(run, "a red thing", inside=tmp_path, watch=watch)
+    progress = Listener()
+    hits = visavis.search(run, "a red thing", inside=tmp_path, progress=progress)
     assert [hit.name for hit in hits] == ["good.png"]
-    assert any("bad.jpg" in sentence and "left out" in sentence for sentence in watch.said)
+    assert any("bad.jpg" in sentence and "left out" in sentence for sentence in progress.said)
     (tmp_path / "good.png").unlink()
     with pytest.raises(DataError, match=r"no image that can be used .*bad\.jpg"):
         visavis.search(run, "a red thing", inside=tmp_path)
@@ -208,7 +208,7 @@ def test_a_damaged_model_folder_is_a_sentence(run, tmp_path, damage):
 
 def test_words_that_the_model_never_learned_are_said(run):
     listener = Listener()
-    visavis.search(run, "a red zeppelin", watch=listener)
+    visavis.search(run, "a red zeppelin", progress=listener)
     assert listener.said == ["words that this model has not learned: zeppelin"]
     with pytest.raises(VisavisError, match="no word of 'zeppelin gramophone' is among the"):
         visavis.search(run, "zeppelin gramophone")

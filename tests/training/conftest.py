@@ -18,13 +18,13 @@ from safetensors.torch import load_file
 
 import visavis
 from visavis.data.scenes import write_scenes
+from visavis.progress import Silent, TrainingStep
 from visavis.training.trainer import Stopped
-from visavis.watch import Moment, Silent
 
 RECIPE = """
 name = "tiny"
 seed = 9
-vision = { tower = "scenes", view = "grid" }
+visual = { tower = "scenes", view = "grid" }
 text = { tower = "vocabulary", min_count = 1 }
 model = { kind = "VSE++", width = 16, word_width = 8, dropout = 0.2, region_pool = "mean" }
 
@@ -40,14 +40,14 @@ threads = 1
 [[phases]]
 epochs = 2
 objective = "Triplet()"
-optimizer = { name = "AdamW", rate = 0.01, weight_decay = 1e-4 }
+optimizer = { name = "AdamW", lr = 0.01, weight_decay = 1e-4 }
 schedule = { kind = "cosine", warmup = 0.1 }
 
 [[phases]]
 epochs = 3
 objective = "Unified(gamma=20)"
 trainable = ["text"]
-optimizer = { rate = 0.02, rates = { text = 0.5 } }
+optimizer = { lr = 0.02, lr_multipliers = { text = 0.5 } }
 schedule = { kind = "step", milestones = [1] }
 start_from = "best"
 keep_optimizer = true
@@ -60,7 +60,7 @@ def scenes(tmp_path_factory) -> Path:
     folder = write_scenes(
         tmp_path_factory.mktemp("world") / "scenes", num_train=60, num_val=12, num_test=12, captions_per_image=3, size=48, seed=1
     )
-    visavis.features(folder, vision="scenes", view="grid")
+    visavis.features(folder, visual="scenes", view="grid")
     return folder
 
 
@@ -72,7 +72,7 @@ def recipe(tmp_path_factory) -> Path:
 
 
 class Command:
-    """A training in a process of its own, to be killed at a step of one's choice."""
+    """A training in a process of its own, to be killed at a moment of one's choice."""
 
     def __init__(self, folder: Path, *arguments: object):
         self.folder, self.output = folder, folder.with_name(f"{folder.name}.output")
@@ -87,7 +87,7 @@ class Command:
 
     @property
     def writing(self) -> bool:
-        """Whether a checkpoint is being written this moment."""
+        """Whether a checkpoint is being written now."""
         return any((self.folder / "checkpoint").glob(".step-*.part"))
 
     def end(self, signal_number: int, when: Callable[[Command], bool]) -> int:
@@ -122,7 +122,7 @@ def _outcome(run: Path) -> dict[str, object]:
     """All that a run ended with, its seconds left out."""
     (last,) = (run / "checkpoint").glob("step-*")
     log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    place = json.loads((last / "place.json").read_text())
+    state = json.loads((last / "state.json").read_text())
     result = json.loads((run / "result.json").read_text())
     return {
         "model": (run / "model" / "model.safetensors").read_bytes(),
@@ -131,7 +131,7 @@ def _outcome(run: Path) -> dict[str, object]:
             part: {name: tensor.tolist() for name, tensor in load_file(last / f"{part}.safetensors").items()}
             for part in ("weights", "best", "optimizer", "supervision")
         },
-        "place": {key: value for key, value in place.items() if key != "seconds"},
+        "state": {key: value for key, value in state.items() if key != "seconds"},
         "log": [{key: value for key, value in row.items() if key != "time"} for row in log],
         "result": {key: value for key, value in result.items() if key not in ("run", "seconds", "cache_seconds")},
         "left over": [path.name for path in run.rglob(".*.part")],
@@ -149,7 +149,7 @@ class StopAt(Silent):
     def __init__(self, last: int):
         self.last, self.steps = last, 0
 
-    def step(self, moment: Moment) -> None:
+    def step(self, step: TrainingStep) -> None:
         self.steps += 1
         if self.steps == self.last:
             signal.raise_signal(signal.SIGINT)
@@ -163,12 +163,12 @@ def stop_at() -> type[StopAt]:
 def _in_pieces(recipe: Path, run: Path, **given: object) -> int:
     """A run that is stopped after every one to four steps and resumed, to its end; how often it was stopped."""
     with pytest.raises(Stopped, match=re.escape(str(run))):
-        visavis.train(recipe, out=run, watch=StopAt(1), **given)
+        visavis.train(recipe, out=run, progress=StopAt(1), **given)
     stops = 0
     while not (run / "result.json").exists():
         stops += 1
         with contextlib.suppress(Stopped):
-            visavis.train(run, resume=True, watch=StopAt(stops % 4 + 1))
+            visavis.train(run, resume=True, progress=StopAt(stops % 4 + 1))
     return stops
 
 

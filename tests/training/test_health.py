@@ -12,9 +12,9 @@ from torch.nn.functional import normalize
 import visavis
 from visavis import Targets
 from visavis.objectives import CATALOG, VLC, NTXent, Triplet, TripletHN, Unified
+from visavis.progress import Silent
 from visavis.training.health import alarms, collapsed_loss, effective_rank, examine, news
 from visavis.types import Encoded
-from visavis.watch import Silent
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 64])
@@ -111,22 +111,22 @@ class Listener(Silent):
 
 def test_a_training_that_does_not_move_says_so_once_and_logs_it_always(recipe, scenes, tmp_path):
     """A fresh recurrent network gives all captions nearly the same vector; at a rate of nothing it stays there."""
-    watch = Listener()
-    overrides = {"phases.0.optimizer.rate": 1e-12, "phases.1.optimizer.rate": 1e-12}
-    run = visavis.train(recipe, data=scenes, out=tmp_path / "run", overrides=overrides, watch=watch).folder
+    progress = Listener()
+    overrides = {"phases.0.optimizer.lr": 1e-12, "phases.1.optimizer.lr": 1e-12}
+    run = visavis.train(recipe, data=scenes, out=tmp_path / "run", overrides=overrides, progress=progress).folder
     log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert all(entry["health"]["text_rank"] < 1.5 <= entry["health"]["image_rank"] for entry in log)
     assert log[0]["health"]["alarms"] == []
     assert len(log) > 2
     assert [entry["health"]["alarms"] for entry in log[1:]] == [["collapse"]] * (len(log) - 1)
-    (sentence,) = [sentence for sentence in watch.sentences if sentence.startswith("collapse")]
+    (sentence,) = [sentence for sentence in progress.sentences if sentence.startswith("collapse")]
     assert f"at step {log[1]['step']}:" in sentence
 
 
 def test_an_objective_that_is_content_leaves_dead_gradients(recipe, scenes, tmp_path):
-    watch = Listener()
+    progress = Listener()
     objective = "TripletHN(margin=-3)"  # every hinge is closed: no cosine differs by more than 2
-    run = visavis.train(recipe, data=scenes, out=tmp_path / "run", overrides={"objective": objective}, watch=watch).folder
+    run = visavis.train(recipe, data=scenes, out=tmp_path / "run", overrides={"objective": objective}, progress=progress).folder
     log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert all("dead gradients" in entry["health"]["alarms"] for entry in log[1:])
-    assert sum(sentence.startswith("dead gradients at step") for sentence in watch.sentences) == 1
+    assert sum(sentence.startswith("dead gradients at step") for sentence in progress.sentences) == 1

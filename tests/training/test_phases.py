@@ -12,13 +12,13 @@ from torch import nn
 import visavis
 from visavis.errors import RecipeError
 from visavis.models import CATALOG
+from visavis.progress import Silent
 from visavis.spec import build
-from visavis.training.checkpoint import Checkpoint, Place, optimizer_tensors, restore_optimizer
-from visavis.training.material import prepare
-from visavis.training.recipe import Phase, Schedule, read_recipe, shipped
-from visavis.training.schedule import factor, make_optimizer, set_rates
+from visavis.training.checkpoint import Checkpoint, TrainerState, optimizer_tensors, restore_optimizer
+from visavis.training.data_module import prepare
+from visavis.training.recipe import Phase, ScheduleSettings, read_recipe, shipped
+from visavis.training.schedule import factor, make_optimizer, set_lr
 from visavis.training.trainer import Trainer
-from visavis.watch import Silent
 
 
 def phase(**given):
@@ -43,17 +43,17 @@ def trainer(recipe, scenes, tmp_path):
 
 
 def test_a_step_schedule_multiplies_after_each_milestone():
-    schedule = Schedule(kind="step", milestones=(1, 3), factor=0.5)
+    schedule = ScheduleSettings(kind="step", milestones=(1, 3), factor=0.5)
     assert [factor(schedule, step, 2, 4) for step in range(8)] == [1, 1, 0.5, 0.5, 0.5, 0.5, 0.25, 0.25]
 
 
 def test_warmup_rises_in_equal_steps_to_the_whole_rate():
-    schedule = Schedule(kind="constant", warmup=0.5)
+    schedule = ScheduleSettings(kind="constant", warmup=0.5)
     assert [factor(schedule, step, 4, 2) for step in range(8)] == [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]
 
 
 def test_a_cosine_falls_from_one_towards_zero_after_the_warmup():
-    schedule = Schedule(kind="cosine", warmup=0.2)
+    schedule = ScheduleSettings(kind="cosine", warmup=0.2)
     values = [factor(schedule, step, 5, 2) for step in range(10)]
     assert values[:3] == [0.5, 1.0, 1.0]
     assert values[6] == pytest.approx(0.5)
@@ -61,10 +61,10 @@ def test_a_cosine_falls_from_one_towards_zero_after_the_warmup():
 
 
 def test_every_part_has_its_own_rate_at_every_step(matcher):
-    optimizer = make_optimizer(matcher, phase(optimizer={"rate": 0.1, "rates": {"visual": 0.5}}))
-    set_rates(optimizer, 0.25)
-    rates = {group["param_names"][0].split(".")[0]: group["lr"] for group in optimizer.param_groups}
-    assert rates == {"visual": pytest.approx(0.0125), "text": pytest.approx(0.025)}
+    optimizer = make_optimizer(matcher, phase(optimizer={"lr": 0.1, "lr_multipliers": {"visual": 0.5}}))
+    set_lr(optimizer, 0.25)
+    multipliers = {group["param_names"][0].split(".")[0]: group["lr"] for group in optimizer.param_groups}
+    assert multipliers == {"visual": pytest.approx(0.0125), "text": pytest.approx(0.025)}
 
 
 def test_a_part_that_is_not_trained_is_in_no_optimizer_and_has_no_gradient(matcher):
@@ -75,7 +75,7 @@ def test_a_part_that_is_not_trained_is_in_no_optimizer_and_has_no_gradient(match
     assert all(parameter.requires_grad for parameter in matcher.parameters())
 
 
-@pytest.mark.parametrize("given", [{"trainable": ["txt"]}, {"optimizer": {"rates": {"txt": 0.1}}}])
+@pytest.mark.parametrize("given", [{"trainable": ["txt"]}, {"optimizer": {"lr_multipliers": {"txt": 0.1}}}])
 def test_an_unknown_part_is_named(matcher, given):
     with pytest.raises(RecipeError, match=r"txt is not a part of Heads: did you mean text\?"):
         make_optimizer(matcher, phase(**given))
@@ -141,13 +141,13 @@ def test_a_phase_begins_with_the_best_weights_or_the_last(trainer):
             nn.init.constant_(parameter, 0.5)
         run.best = {name: torch.full_like(tensor, 0.25) for name, tensor in run.best.items()}
         run._next_phase()
-        assert run.place.phase == 1
+        assert run.state.phase == 1
         assert all((parameter == expected).all() for parameter in run.matcher.parameters())
 
 
 def test_patience_ends_a_phase(recipe, scenes, tmp_path):
     """A rate too small to change anything: one validation sets the best, two more end each phase."""
-    overrides = {"training.patience": 2, "phases.0.optimizer.rate": 1e-12, "phases.1.optimizer.rate": 1e-12, "phases.1.start_from": "last"}
+    overrides = {"training.patience": 2, "phases.0.optimizer.lr": 1e-12, "phases.1.optimizer.lr": 1e-12, "phases.1.start_from": "last"}
     visavis.train(recipe, data=scenes, out=tmp_path / "run", overrides=overrides)
     log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["phase"] for row in log] == [0, 0, 0, 1, 1]
@@ -157,19 +157,19 @@ def test_the_newest_of_several_checkpoints_of_one_step_is_taken(tmp_path):
     """Whatever a kill left of the older ones."""
     leftover = tmp_path / "checkpoint" / "step-00000003"
     for epoch in range(4):
-        Checkpoint(Place(step=3, epoch=epoch), {}, {}, {}, {}, []).write(tmp_path)
-        assert Checkpoint.latest(tmp_path).place.epoch == epoch
+        Checkpoint(TrainerState(step=3, epoch=epoch), {}, {}, {}, {}, []).write(tmp_path)
+        assert Checkpoint.latest(tmp_path).state.epoch == epoch
         leftover.mkdir(exist_ok=True)
         if epoch == 2:
             leftover.rmdir()
-    Checkpoint(Place(step=4), {}, {}, {}, {}, []).write(tmp_path)
-    assert Checkpoint.latest(tmp_path).place.step == 4
+    Checkpoint(TrainerState(step=4), {}, {}, {}, {}, []).write(tmp_path)
+    assert Checkpoint.latest(tmp_path).state.step == 4
     assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["step-00000004"]
 
 
 TWO_STEPS = [
     "phases.0.epochs=1", "phases.1.epochs=1", "phases.1.start_from='last'", "training.batch_size=12", "training.probe_batches=1",
-    "model.width=8", "model.word_width=4", "training.threads=1", "training.checkpoint_s=0", "vision.augment=True",
+    "model.width=8", "model.word_width=4", "training.threads=1", "training.checkpoint_s=0", "visual.augment=True",
 ]  # fmt: skip
 
 
@@ -186,11 +186,11 @@ def test_two_step_vsepp_first_keeps_its_backbone_then_trains_it_and_resumes_in_e
     weights = {}
 
     class Keep(Silent):
-        def step(self, moment):
-            if moment.step == moment.steps - 1:
-                weights[moment.phase] = Checkpoint.latest(whole).weights
+        def step(self, step):
+            if step.step == step.steps - 1:
+                weights[step.phase] = Checkpoint.latest(whole).weights
 
-    visavis.train("vse++-two-step-scenes", data=few_scenes, out=whole, overrides=TWO_STEPS, watch=Keep())
+    visavis.train("vse++-two-step-scenes", data=few_scenes, out=whole, overrides=TWO_STEPS, progress=Keep())
     from visavis.models.scene_encoder import SceneEncoder
 
     shipped_weights = {f"backbone.model.encoder.{name}": tensor for name, tensor in SceneEncoder.load().state_dict().items()}
@@ -204,7 +204,7 @@ def test_two_step_vsepp_first_keeps_its_backbone_then_trains_it_and_resumes_in_e
     assert process.kill(lambda process: process.step >= 2)
     process = command(run, "--resume", run)
     assert process.kill(lambda process: process.step >= 5)
-    assert Checkpoint.latest(run).place.phase == 1
+    assert Checkpoint.latest(run).state.phase == 1
     visavis.train(run, resume=True)
     assert outcome(run) == outcome(whole)
 

@@ -12,8 +12,8 @@ import torch
 import visavis
 from visavis import storage
 from visavis.errors import RunError
+from visavis.progress import Silent
 from visavis.training.trainer import Stopped, Trainer
-from visavis.watch import Silent
 
 
 class Listener(Silent):
@@ -23,7 +23,7 @@ class Listener(Silent):
     def say(self, sentence):
         self.said.append(sentence)
 
-    def step(self, moment):
+    def step(self, step):
         self.steps += 1
 
 
@@ -51,7 +51,7 @@ def test_the_uninterrupted_run_is_worth_interrupting(uninterrupted, outcome):
 
 
 def killed_again_and_again(command, recipe, scenes, run, moments, *overrides):
-    """Train with a SIGKILL at each moment; the number of kills that came in time."""
+    """Train with a SIGKILL at each step; the number of kills that came in time."""
     process = command(run, recipe, *overrides, "--data", scenes, "--out", run)
     kills = 0
     for moment in moments:
@@ -85,7 +85,7 @@ def test_a_killed_run_ends_as_the_uninterrupted_one(command, recipe, scenes, uni
 @pytest.mark.parametrize("autocast", [False, True])
 def test_ten_kills_at_random_moments_change_nothing(command, recipe, scenes, uninterrupted, outcome, tmp_path, autocast):
     run, chance = tmp_path / "run", random.Random(autocast)
-    last = outcome(uninterrupted(autocast))["place"]["step"]
+    last = outcome(uninterrupted(autocast))["state"]["step"]
     steps = sorted(chance.sample(range(last - 1), 10))
     moments = [while_writing(step) if number in (3, 7) else at_step(step) for number, step in enumerate(steps)]
     assert killed_again_and_again(command, recipe, scenes, run, moments, f"training.autocast={autocast}") == 10
@@ -113,21 +113,21 @@ def test_a_run_stopped_after_every_few_steps_ends_as_the_uninterrupted_one(
 
 
 def test_a_finished_run_gives_its_result_without_training(uninterrupted, outcome):
-    run, watch = uninterrupted(False), Listener()
+    run, progress = uninterrupted(False), Listener()
     before = outcome(run)
-    trained = visavis.train(run, resume=True, watch=watch)
-    assert watch.steps == 0
+    trained = visavis.train(run, resume=True, progress=progress)
+    assert progress.steps == 0
     assert outcome(run) == before
     assert trained.test.metrics["rsum"] == before["result"]["rsum"]
 
 
 def test_another_number_of_threads_is_said(uninterrupted, tmp_path):
-    run, watch = tmp_path / "run", Listener()
+    run, progress = tmp_path / "run", Listener()
     shutil.copytree(uninterrupted(False), run)
     recorded = json.loads((run / "environment.json").read_text())
     (run / "environment.json").write_text(json.dumps({**recorded, "threads": 3}))
-    visavis.train(run, resume=True, watch=watch)
-    assert any("trained with 3 threads and goes on with 1" in sentence for sentence in watch.said)
+    visavis.train(run, resume=True, progress=progress)
+    assert any("trained with 3 threads and goes on with 1" in sentence for sentence in progress.said)
 
 
 def test_one_process_at_a_time(uninterrupted, tmp_path):
@@ -160,7 +160,7 @@ def test_changed_data_are_refused(uninterrupted, scenes, tmp_path):
 def test_a_run_can_be_resumed_from_another_folder(recipe, scenes, outcome, stop_at, tmp_path, monkeypatch, uninterrupted):
     monkeypatch.chdir(scenes.parent)
     with pytest.raises(Stopped):
-        visavis.train(recipe, data="scenes", out=tmp_path / "run", watch=stop_at(3))
+        visavis.train(recipe, data="scenes", out=tmp_path / "run", progress=stop_at(3))
     monkeypatch.chdir(tmp_path)
     visavis.train("run", resume=True)
     assert outcome(tmp_path / "run") == outcome(uninterrupted(False))
@@ -181,13 +181,13 @@ def test_only_a_run_can_be_resumed_and_none_is_overwritten(uninterrupted, recipe
 
 def test_a_second_ctrl_c_ends_at_once(recipe, scenes, tmp_path):
     class Impatient(Listener):
-        def step(self, moment):
+        def step(self, step):
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        visavis.train(recipe, data=scenes, out=tmp_path / "run", watch=Impatient())
+        visavis.train(recipe, data=scenes, out=tmp_path / "run", progress=Impatient())
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -196,12 +196,12 @@ def test_a_loss_that_is_no_number_stops_with_a_sentence(recipe, scenes, tmp_path
     step = Trainer._step
 
     def poisoned(self, batch, steps):
-        if self.place.step == 5:
+        if self.state.step == 5:
             with torch.no_grad():
                 next(self.matcher.parameters()).fill_(float("nan"))
         step(self, batch, steps)
 
     monkeypatch.setattr(Trainer, "_step", poisoned)
-    with pytest.raises(RunError, match="the loss is nan at step 5: lower the rate"):
+    with pytest.raises(RunError, match="the loss is nan at step 5: lower the learning rate"):
         visavis.train(recipe, data=scenes, out=tmp_path / "run")
     assert (tmp_path / "run" / "checkpoint" / "step-00000004").is_dir()

@@ -35,14 +35,14 @@ def recipe(precomp):
         f"""
         name = "tiny"
         data = {{ path = "{precomp}" }}
-        vision = {{ features = "precomp" }}
+        visual = {{ features = "precomp" }}
         text = {{ tower = "vocabulary", min_count = 1 }}
         model = {{ kind = "VSE++", width = 16, word_width = 8 }}
         training = {{ batch_size = 16 }}
         [[phases]]
         epochs = 4
         objective = "Unified(gamma=20)"
-        optimizer = {{ rate = 0.02 }}
+        optimizer = {{ lr = 0.02 }}
         """
     )
     return path
@@ -74,7 +74,7 @@ def test_a_model_learns_from_stored_features_and_says_that_it_cannot_read_pictur
     assert trained.validation_rsum > log[0]["rsum"] + 100
     assert visavis.evaluate(tmp_path / "run").metrics == trained.test.metrics
     assert visavis.load(tmp_path / "run").encode_texts(["a dog number 3"]).norm().item() == pytest.approx(1)
-    with pytest.raises(RunError, match="without a vision tower"):
+    with pytest.raises(RunError, match="without a visual tower"):
         visavis.load(tmp_path / "run").encode_images([Image.new("RGB", (8, 8))])
     assert visavis.search(tmp_path / "run", "a dog", top=3)[0].name in {f"train-{i}" for i in range(8)} | {
         "val-0",
@@ -83,5 +83,5 @@ def test_a_model_learns_from_stored_features_and_says_that_it_cannot_read_pictur
         "test-1",
     }
     Image.new("RGB", (8, 8)).save(tmp_path / "photo.png")
-    with pytest.raises(RunError, match="without a vision tower"):
+    with pytest.raises(RunError, match="without a visual tower"):
         visavis.search(tmp_path / "run", "a dog", inside=tmp_path)

@@ -11,16 +11,17 @@ import visavis
 from visavis.data import open_dataset
 from visavis.data.loader import seed_of
 from visavis.errors import RecipeError
+from visavis.runs.begin import prepare
+from visavis.runs.folder import recipe_of
 from visavis.supervision import soft_margin
 from visavis.supervision.learned import WeightNetwork
 from visavis.supervision.noisy import clean_probability, prediction
 from visavis.training.checkpoint import Checkpoint
-from visavis.training.running import prepare, recipe_of
 
 HEAD = """
 name = "tiny"
 seed = 3
-vision = { tower = "scenes", view = "grid" }
+visual = { tower = "scenes", view = "grid" }
 text = { tower = "vocabulary", min_count = 1 }
 model = { kind = "VSE++", width = 16, word_width = 8, dropout = 0.2 }
 training = { batch_size = 16, checkpoint_s = 0, probe_batches = 1, threads = 1 }
@@ -30,12 +31,12 @@ PHASES = {
 [[phases]]
 epochs = 1
 objective = "TripletHN()"
-optimizer = { rate = 0.01 }
+optimizer = { lr = 0.01 }
 [[phases]]
 epochs = 1
 objective = "AOQ()"
 supervision = "BankSupervision(size=20)"
-optimizer = { rate = 0.005 }
+optimizer = { lr = 0.005 }
 start_from = "best"
 """,
     "NCR": """
@@ -43,19 +44,19 @@ start_from = "best"
 epochs = 1
 objective = "NCR(warmup=True)"
 supervision = "NoisySupervision()"
-optimizer = { rate = 0.01 }
+optimizer = { lr = 0.01 }
 [[phases]]
 epochs = 2
 objective = "NCR()"
 supervision = "NoisySupervision()"
-optimizer = { rate = 0.005 }
+optimizer = { lr = 0.005 }
 """,
     "weights": """
 [[phases]]
 epochs = 1
 objective = "Unified(gamma=20)"
-supervision = "LearnedWeights(every=2, rate=0.1)"
-optimizer = { rate = 0.01 }
+supervision = "LearnedWeights(every=2, lr=0.1)"
+optimizer = { lr = 0.01 }
 """,
 }
 
@@ -99,7 +100,7 @@ def test_stopped_anywhere_it_ends_as_the_uninterrupted_one(name, recipes, scenes
 
 def test_a_bank_lists_the_hardest_wrong_ones(recipes, scenes, tmp_path):
     run = tmp_path / "run"
-    visavis.train(recipes / "AOQ.toml", data=scenes, out=run, overrides={"phases.1.epochs": 1, "phases.1.optimizer.rate": 1e-12})
+    visavis.train(recipes / "AOQ.toml", data=scenes, out=run, overrides={"phases.1.epochs": 1, "phases.1.optimizer.lr": 1e-12})
     log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["phase"] for row in log] == [0, 0, 1]
     model, data = visavis.load(run), open_dataset(scenes).split("train")
@@ -121,7 +122,7 @@ def test_a_bank_lists_the_hardest_wrong_ones(recipes, scenes, tmp_path):
 def test_a_bank_of_one_image_is_refused_before_anything_is_trained(recipes, tmp_path):
     write_codes(tmp_path, train=24, val=1)
     with pytest.raises(RecipeError, match=r"^BankSupervision finds no wrong caption in the validation split, where one image alone"):
-        visavis.train(recipes / "AOQ.toml", data=tmp_path, out=tmp_path / "run", overrides={"vision": {"features": "precomp"}})
+        visavis.train(recipes / "AOQ.toml", data=tmp_path, out=tmp_path / "run", overrides={"visual": {"features": "precomp"}})
     assert not (tmp_path / "run").exists()
 
 
@@ -129,9 +130,9 @@ def test_two_networks_doubt_the_misplaced_captions(recipes, tmp_path):
     write_codes(tmp_path, train=240, val=24)
     overrides = {
         "data.misplaced": 0.4,
-        "vision": {"features": "precomp"},
+        "visual": {"features": "precomp"},
         "phases.0.epochs": 6,
-        "phases.0.optimizer.rate": 0.02,
+        "phases.0.optimizer.lr": 0.02,
         "training.batch_size": 24,
     }
     visavis.train(recipes / "NCR.toml", data=tmp_path, out=tmp_path / "run", overrides=overrides)
@@ -197,16 +198,16 @@ def test_learned_weights_begin_at_one_and_move_by_their_rate(recipes, scenes, tm
 
 def test_learned_weights_doubt_the_misplaced_captions(recipes, tmp_path):
     write_codes(tmp_path, train=240, val=12)
-    overrides = {"data.misplaced": 0.4, "vision": {"features": "precomp"}, "epochs": 8, "training.batch_size": 24}
-    overrides["phases.0.supervision"] = "LearnedWeights(every=1, rate=0.1)"
+    overrides = {"data.misplaced": 0.4, "visual": {"features": "precomp"}, "epochs": 8, "training.batch_size": 24}
+    overrides["phases.0.supervision"] = "LearnedWeights(every=1, lr=0.1)"
     visavis.train(recipes / "weights.toml", data=tmp_path, out=tmp_path / "run", overrides=overrides)
-    material, matcher = prepare(recipe_of(tmp_path / "run"))
+    data_module, matcher = prepare(recipe_of(tmp_path / "run"))
     matcher.load_state_dict(Checkpoint.latest(tmp_path / "run").weights)
     network = WeightNetwork(32)
     network.load_state_dict(supervision_of(tmp_path / "run"))
-    train = material.data.split("train")
+    train = data_module.data.split("train")
     weights = torch.empty(len(train.captions))
-    for batch in material.loader(train).epoch(0, training=False):
+    for batch in data_module.loader(train).epoch(0, training=False):
         scores = matcher.eval().score(matcher.encode_visual(batch.visual), matcher.encode_text(batch.text))
         weights[batch.captions] = network(scores, batch.image_ids[:, None] == batch.text_ids).diagonal().detach()
     wrong = misplaced(train)

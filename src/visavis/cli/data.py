@@ -14,8 +14,8 @@ def demo(out: Annotated[Path | None, typer.Option(help="A new folder; default ru
     """Draw a captioned world, train three objectives on it, compare them and search: offline, about two minutes."""
     from visavis import storage, verbs
 
-    with bars() as watch:
-        folder = verbs.demo(out=out, watch=watch)
+    with bars() as progress:
+        folder = verbs.demo(out=out, progress=progress)
     if json:
         print_json({"folder": str(folder), "report": str(folder / "report.html"), **storage.read_json(folder / "table.json")})
 
@@ -23,7 +23,7 @@ def demo(out: Annotated[Path | None, typer.Option(help="A new folder; default ru
 def doctor(json: Json = False) -> None:
     """Is all well? Versions, threads, accelerators, data and caches, and how to mend what is wrong."""
     from visavis import verbs
-    from visavis.terminal import print_findings
+    from visavis.cli.output import print_findings
 
     findings = verbs.doctor()
     if json:
@@ -39,10 +39,10 @@ def data_check(
 ) -> None:
     """List exactly what is wrong with a data set; exit code 1 if training would lose something."""
     from visavis import verbs
-    from visavis.terminal import print_check
+    from visavis.cli.output import print_check
 
-    with bars() as watch:
-        report = verbs.check_data(path, watch=watch)
+    with bars() as progress:
+        report = verbs.check_data(path, progress=progress)
     if json:
         print_json(report.to_json())
     else:
@@ -53,7 +53,9 @@ def data_check(
 
 def features(
     path: Annotated[str, typer.Argument(help="A data set: a folder, a list in it, or a name under VISAVIS_DATA.")],
-    vision: Annotated[str | None, typer.Option(help="An image encoder: scenes, a transformers folder, or a hub name.")] = None,
+    visual: Annotated[
+        str | None, typer.Option("--visual", "--vision", help="An image encoder: scenes, a transformers folder, or a hub name.")
+    ] = None,
     text: Annotated[str | None, typer.Option(help="A text encoder: minilm, a transformers folder, or a hub name.")] = None,
     view: Annotated[str, typer.Option(help="Of images: pooled, or grid for regions.")] = "pooled",
     text_view: Annotated[str, typer.Option(help="Of captions: pooled, or words.")] = "pooled",
@@ -65,9 +67,9 @@ def features(
     """Cache what frozen encoders say of a data set; a killed call goes on where it ended."""
     from visavis import verbs
 
-    with bars() as watch:
+    with bars() as progress:
         stores = verbs.features(
-            path, vision=vision, text=text, view=view, text_view=text_view, crops=crops, out=out, skip_bad=skip_bad, watch=watch
+            path, visual=visual, text=text, view=view, text_view=text_view, crops=crops, out=out, skip_bad=skip_bad, progress=progress
         )
     facts = [{"folder": str(store.folder), "rows": len(store), "width": store.width, "view": store.description.view} for store in stores]
     if json:
@@ -81,7 +83,7 @@ def catalog(
 ) -> None:
     """See what there is: names, formulas, sources, defaults."""
     from visavis import verbs
-    from visavis.terminal import print_catalog
+    from visavis.cli.output import print_catalog
 
     entries = verbs.catalog(kind)
     if json:

@@ -18,10 +18,10 @@ def agreement(
 ) -> None:
     """How far runs agree with people's judgements of image-caption pairs, with intervals, and how far people agree."""
     from visavis import verbs
-    from visavis.terminal import print_agreement
+    from visavis.cli.output import print_agreement
 
-    with bars() as watch:
-        found = verbs.agreement(runs, data=data, degrees=degrees, watch=watch)
+    with bars() as progress:
+        found = verbs.agreement(runs, data=data, degrees=degrees, progress=progress)
     if json:
         print_json({"agreement": [each.to_json() for each in found]})
     else:
@@ -47,10 +47,10 @@ def coherence(
 ) -> None:
     """See how coherent the lists of runs are: side by side, with what is totally irrelevant, and CS@K against K."""
     from visavis import verbs
-    from visavis.terminal import print_coherence
+    from visavis.cli.output import print_coherence
 
     asked: int | list[str] = 4 if not queries else int(queries[0]) if len(queries) == 1 and queries[0].isdecimal() else queries
-    with bars() as watch:
+    with bars() as progress:
         result = verbs.coherence(
             runs,
             degrees=degrees,
@@ -61,7 +61,7 @@ def coherence(
             split=split,
             seed=seed,
             out=out,
-            watch=watch,
+            progress=progress,
         )
     if json:
         print_json(result.to_json())
@@ -83,12 +83,12 @@ def relevance(
 ) -> None:
     """Degrees of relevance beside human ratings, with what they cost; with --data, thresholds for Ladder."""
     from visavis import verbs
-    from visavis.terminal import print_relevance
+    from visavis.cli.output import print_relevance
 
     if context.invoked_subcommand is not None:
         return
-    with bars() as watch:
-        rows = verbs.relevance(degrees or (), data=data, image=image, pairs=pairs, picture=picture, watch=watch)  # type: ignore[arg-type]
+    with bars() as progress:
+        rows = verbs.relevance(degrees or (), data=data, image=image, pairs=pairs, picture=picture, progress=progress)  # type: ignore[arg-type]
     if json:
         print_json({"degrees": [row.to_json() for row in rows]})
     else:
@@ -100,18 +100,18 @@ def relevance_fit(
     kind: Annotated[str, typer.Option(help="bi: one vector a caption; cross: two captions read at once.")] = "bi",
     model: Annotated[str, typer.Option(help="What to begin with: minilm, a transformers folder, or a hub name.")] = "minilm",
     epochs: Annotated[int, typer.Option(help="How often all training pairs are seen.")] = 4,
-    rate: Annotated[float | None, typer.Option(help="The learning rate; default 2e-5 for bi, 5e-5 for cross.")] = None,
+    lr: Annotated[float | None, typer.Option(help="The learning rate; default 2e-5 for bi, 5e-5 for cross.")] = None,
     batch_size: Annotated[int, typer.Option(help="Pairs a step.")] = 16,
     seed: Annotated[int, typer.Option(help="Of order, dropout and the new output.")] = 0,
     json: Json = False,
 ) -> None:
     """Fine-tune a sentence model on the human ratings of STS-B, for SentenceModel or CrossEncoder."""
     from visavis import verbs
-    from visavis.terminal import print_fitted
+    from visavis.cli.output import print_fitted
 
-    with bars() as watch:
-        options = {"kind": kind, "model": model, "epochs": epochs, "rate": rate, "batch_size": batch_size, "seed": seed}
-        fitted = verbs.relevance_fit(out, **options, watch=watch)  # type: ignore[arg-type]
+    with bars() as progress:
+        options = {"kind": kind, "model": model, "epochs": epochs, "lr": lr, "batch_size": batch_size, "seed": seed}
+        fitted = verbs.relevance_fit(out, **options, progress=progress)  # type: ignore[arg-type]
     if json:
         print_json(fitted.to_json())
     else:

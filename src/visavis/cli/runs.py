@@ -23,13 +23,15 @@ def train(
 ) -> None:
     """Train by a recipe into a run folder; Ctrl-C saves, --resume goes on exactly."""
     from visavis import verbs
+    from visavis.cli.output import print_trained
     from visavis.environment import program
-    from visavis.terminal import print_trained
     from visavis.training.trainer import Stopped
 
     try:
-        with bars() as watch:
-            trained = verbs.train(recipe, data=data, out=out, overrides=overrides or [], resume=resume, skip_bad=skip_bad, watch=watch)
+        with bars() as progress:
+            trained = verbs.train(
+                recipe, data=data, out=out, overrides=overrides or [], resume=resume, skip_bad=skip_bad, progress=progress
+            )
     except Stopped as stopped:
         typer.echo(f"Stopped; everything is saved. Go on with: {program()} train --resume {stopped}", err=True)
         raise typer.Exit(130) from None
@@ -52,10 +54,10 @@ def evaluate(
 ) -> None:
     """R@K both ways, RSUM, ranks and mAP of a run's best model; with degrees CS@K and nDCG@K."""
     from visavis import verbs
-    from visavis.terminal import print_evaluation
+    from visavis.cli.output import print_evaluation
 
-    with bars() as watch:
-        result = verbs.evaluate(run, protocol=protocol, split=split, data=data, degrees=degrees, semantics=semantics, watch=watch)
+    with bars() as progress:
+        result = verbs.evaluate(run, protocol=protocol, split=split, data=data, degrees=degrees, semantics=semantics, progress=progress)
     if json:
         print_json(result.to_json())
     else:
@@ -70,10 +72,10 @@ def diagnose(
 ) -> None:
     """Which pairs still move a run's best model: counts and weights of contributing samples over the training set."""
     from visavis import verbs
-    from visavis.terminal import print_diagnosis
+    from visavis.cli.output import print_diagnosis
 
-    with bars() as watch:
-        result = verbs.diagnose(run, objective=objective or [], batches=batches, watch=watch)
+    with bars() as progress:
+        result = verbs.diagnose(run, objective=objective or [], batches=batches, progress=progress)
     if json:
         print_json(result.to_json())
     else:
@@ -89,10 +91,10 @@ def search(
 ) -> None:
     """The images that fit a sentence best, with their scores."""
     from visavis import verbs
-    from visavis.terminal import print_hits
+    from visavis.cli.output import print_hits
 
-    with bars() as watch:
-        hits = verbs.search(run, query, inside=inside, top=top, watch=watch)
+    with bars() as progress:
+        hits = verbs.search(run, query, inside=inside, top=top, progress=progress)
     if json:
         print_json({"query": query, "hits": [hit.to_json() for hit in hits]})
     else:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from visavis.terminal import Bars
+    from visavis.cli.output import Bars
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Go on without what is broken, and say what was left out.")]
 
 
 def bars() -> Bars:
-    from visavis.terminal import Bars
+    from visavis.cli.output import Bars
 
     return Bars()
 

@@ -51,7 +51,7 @@ class CheckReport:
         return {**asdict(self), "path": str(self.path), "ok": self.ok}
 
 
-def check_dataset(path: str | Path, *, progress: Callable[[int, int], None] | None = None) -> CheckReport:
+def check_dataset(path: str | Path, *, on_progress: Callable[[int, int], None] | None = None) -> CheckReport:
     """Read and decode everything once. Raises DataError only if there is nothing to read at ``path``."""
     from visavis.data.pixels import check_pixels
 
@@ -60,7 +60,7 @@ def check_dataset(path: str | Path, *, progress: Callable[[int, int], None] | No
         listing = list_dataset(path)
     except DataError as error:
         return CheckReport(source, "unknown", (Finding("unreadable", source.name, str(error)),), seconds=time.perf_counter() - start)
-    sizes = check_pixels(listing, progress=progress, remembered=False)
+    sizes = check_pixels(listing, on_progress=on_progress, remembered=False)
     return _summary(listing, sizes, start)
 
 

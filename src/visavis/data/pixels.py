@@ -17,7 +17,7 @@ from visavis.data.precomp import find_broken_features
 Progress = Callable[[int, int], None]
 
 
-def check_pixels(listing: Listing, *, progress: Progress | None = None, remembered: bool = True) -> dict[str, int]:
+def check_pixels(listing: Listing, *, on_progress: Progress | None = None, remembered: bool = True) -> dict[str, int]:
     """Add what is wrong with the images (or stored features) to a listing; returns how many images have each size ``"224x224"``.
 
     remembered: take the result of an earlier look if no file has changed since.
@@ -26,7 +26,7 @@ def check_pixels(listing: Listing, *, progress: Progress | None = None, remember
     if remembered and path.exists():
         seen = storage.read_json(path)
     else:
-        seen = _look(listing, progress)
+        seen = _look(listing, on_progress)
         storage.write_json(path, seen)
     for image, kind, what in seen["faults"]:
         listing.lose(kind, listing.entries[image].name, what, image=image)
@@ -35,7 +35,7 @@ def check_pixels(listing: Listing, *, progress: Progress | None = None, remember
     return seen["sizes"]
 
 
-def _look(listing: Listing, progress: Progress | None) -> dict[str, Any]:
+def _look(listing: Listing, on_progress: Progress | None) -> dict[str, Any]:
     faults: list[tuple[int, str, str]] = []
     sizes: Counter[str] = Counter()
     copies: dict[bytes, list[int]] = {}
@@ -52,8 +52,8 @@ def _look(listing: Listing, progress: Progress | None) -> dict[str, Any]:
                 faults.append((index, error.kind, f"the image {error.what}"))
             except OSError as error:
                 faults.append((index, "missing image", f"the image cannot be read: {error.strerror}"))
-        if progress:
-            progress(index + 1, len(listing.entries))
+        if on_progress:
+            on_progress(index + 1, len(listing.entries))
     notes = []
     for group in copies.values():
         first, *others = sorted(group, key=lambda index: evaluation_first(listing.entries[index].split))

@@ -15,19 +15,19 @@ from visavis.errors import DataError, nearest
 
 
 def open_dataset(
-    path: str | Path, *, skip_bad: bool = False, pixels: bool = False, progress: Callable[[int, int], None] | None = None
+    path: str | Path, *, skip_bad: bool = False, pixels: bool = False, on_progress: Callable[[int, int], None] | None = None
 ) -> Dataset:
     """The data set in a folder, or of one list in it (``.json``, ``.jsonl``, ``.csv``, ``.tsv``).
 
     path: also the name of a folder under ``VISAVIS_DATA``. skip_bad: leave out what cannot be used and say so in
     ``Dataset.skipped``, instead of raising DataError. pixels: decode every image once, too, which finds truncated and
-    animated ones and copies in two splits; remembered in the cache. progress: called with images done and images in all.
+    animated ones and copies in two splits; remembered in the cache. on_progress: called with images done and images in all.
     """
     listing = list_dataset(path)
     if pixels:
         from visavis.data.pixels import check_pixels
 
-        check_pixels(listing, progress=progress)
+        check_pixels(listing, on_progress=on_progress)
     losses = listing.losses
     if losses and not skip_bad and len(listing.lost_images) < len(listing.entries):
         named = "; ".join(map(str, losses[:3])) + ("; ..." if len(losses) > 3 else "")

@@ -74,7 +74,7 @@ def count(weights: Tensor, targets: Targets, *, epsilon: float = 0.01) -> Cocos:
     )
 
 
-def both_ways(
+def contributing_by_direction(
     objective: Objective, scores: Tensor, targets: Targets, *, epsilon: float = 0.01, semantics: Semantics = "paper"
 ) -> dict[str, Cocos]:
     """The contributing samples of images ("i2t") and of texts ("t2i") as queries. scores ``[V, T]``.

@@ -19,20 +19,20 @@ from torch import Tensor
 
 from visavis import objectives, spec, storage, supervision
 from visavis.data.loader import Loader
-from visavis.diagnosis.cocos import CAPTIONS, Cocos, Semantics, both_ways
+from visavis.diagnosis.cocos import CAPTIONS, Cocos, Semantics, contributing_by_direction
 from visavis.errors import RunError, VisavisError
 from visavis.models import Matcher
 from visavis.objectives import Objective, SmoothAP, Triplet
+from visavis.progress import Progress
+from visavis.runs.folder import open_run, recipe_of
+from visavis.runs.published import Figures, published
 from visavis.supervision import Supervision
 from visavis.targets import Targets
 from visavis.training.checkpoint import Checkpoint
-from visavis.training.material import Material
-from visavis.training.published import Figures, published
+from visavis.training.context import training_context
+from visavis.training.data_module import DataModule
 from visavis.training.recipe import Phase, Recipe
-from visavis.training.running import open_run, recipe_of
 from visavis.training.schedule import make_optimizer
-from visavis.training.setting import setting_of
-from visavis.watch import Watch
 
 BATCH = 128
 EPSILON = 0.01
@@ -90,7 +90,7 @@ class Diagnosis:
         return {"run": str(self.run), **facts, "counts": counts, "published": self.beside and self.beside.to_json()}
 
 
-def diagnose_run(run: Path, specs: Sequence[str], batches: int | None, watch: Watch) -> Diagnosis:
+def diagnose_run(run: Path, specs: Sequence[str], batches: int | None, progress: Progress) -> Diagnosis:
     """Count for the run's own objective, and for others by their specs, at the same point.
 
     Raises RunError for a folder without a model, SpecError for an unknown objective, MissingSupervision for one that needs
@@ -100,23 +100,25 @@ def diagnose_run(run: Path, specs: Sequence[str], batches: int | None, watch: Wa
         raise VisavisError(f"a diagnosis of {batches} batches says nothing: give --batches a number above 0, or leave it out for all.")
     others = [objectives.parse(text) for text in specs]
     recipe = recipe_of(run)
-    material, matcher = open_run(run, recipe, watch)
+    data_module, matcher = open_run(run, recipe, progress)
     phase, step = best_phase(run, recipe)
     counted = list(dict.fromkeys([objectives.parse(phase.objective), *others]))
-    loader = batches_of(material)
-    teacher = teacher_of(run, material, matcher, phase, loader)
+    loader = batches_of(data_module)
+    teacher = teacher_of(run, data_module, matcher, phase, loader)
     number = min(loader.batches_in(0), batches or loader.batches_in(0))
     found: dict[tuple[Objective, Semantics], list[dict[str, float]]] = {}
     for done, (scores, targets) in enumerate(walk(loader, matcher, teacher, number), 1):
         for objective in counted:
-            found.setdefault((objective, "paper"), []).append(measures(both_ways(objective, scores, targets, epsilon=EPSILON)))
+            found.setdefault((objective, "paper"), []).append(
+                measures(contributing_by_direction(objective, scores, targets, epsilon=EPSILON))
+            )
             if (paired := released_targets(objective, scores)) is not None:
-                released = both_ways(objective, scores, paired, epsilon=EPSILON, semantics="reference")
+                released = contributing_by_direction(objective, scores, paired, epsilon=EPSILON, semantics="reference")
                 found.setdefault((objective, "reference"), []).append(measures(released))
-        watch.work("batches", done, number, 0.0)
+        progress.work("batches", done, number, 0.0)
     counts = tuple(_count(objective, semantics, rows) for (objective, semantics), rows in found.items())
-    model = f"{recipe.model['kind']} on {recipe.vision.tower or recipe.vision.features}"
-    return Diagnosis(run, model, material.data.name, step, number, len(scores), scores.shape[1], EPSILON, counts, recipe.published)
+    model = f"{recipe.model['kind']} on {recipe.visual.tower or recipe.visual.features}"
+    return Diagnosis(run, model, data_module.data.name, step, number, len(scores), scores.shape[1], EPSILON, counts, recipe.published)
 
 
 def best_phase(run: Path, recipe: Recipe) -> tuple[Phase, int]:
@@ -128,20 +130,20 @@ def best_phase(run: Path, recipe: Recipe) -> tuple[Phase, int]:
     return recipe.phases[best["phase"]], best["step"]
 
 
-def teacher_of(run: Path, material: Material, matcher: Matcher, phase: Phase, train: Loader) -> Supervision:
+def teacher_of(run: Path, data_module: DataModule, matcher: Matcher, phase: Phase, train: Loader) -> Supervision:
     """The supervision of a phase, with the state that the run's checkpoint holds of it."""
-    recipe, teacher = material.recipe, spec.parse(phase.supervision, supervision.CATALOG)
+    recipe, teacher = data_module.recipe, spec.parse(phase.supervision, supervision.CATALOG)
     checkpoint = Checkpoint.latest(run)
-    held = checkpoint is not None and recipe.phases[checkpoint.place.phase] == phase
-    validation = material.loader(material.data.split(recipe.evaluation.validation))
-    setting = setting_of(recipe, phase, matcher, make_optimizer(matcher, phase), train, validation)
-    teacher.begin_phase(setting, checkpoint.supervision if checkpoint is not None and held else {})
+    held = checkpoint is not None and recipe.phases[checkpoint.state.phase] == phase
+    validation = data_module.loader(data_module.data.split(recipe.evaluation.validation))
+    context = training_context(recipe, phase, matcher, make_optimizer(matcher, phase), train, validation)
+    teacher.begin_phase(context, checkpoint.supervision if checkpoint is not None and held else {})
     return teacher
 
 
-def batches_of(material: Material) -> Loader:
+def batches_of(data_module: DataModule) -> Loader:
     """The training set in the batches of the diagnosis; a smaller set comes as one."""
-    loader = material.loader(material.data.split("train"))
+    loader = data_module.loader(data_module.data.split("train"))
     items = loader.data.captions if loader.plan.captions_per_image is None else loader.data.images
     return replace(loader, plan=replace(loader.plan, batch_size=BATCH, length_buckets=0, drop_last=len(items) > BATCH))
 

@@ -17,8 +17,8 @@ import torch
 
 from visavis import storage
 from visavis.data.dataset import Dataset
+from visavis.degrees import ImageDegrees
 from visavis.errors import DataError
-from visavis.supervision.graded import ImageDegrees
 
 RESAMPLES, SEED, COVERAGE = 1000, 0, 0.95
 FILES = {"expert": "ExpertAnnotations.txt", "crowd": "CrowdFlowerAnnotations.txt"}

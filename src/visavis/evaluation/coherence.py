@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from visavis.data.dataset import Dataset
+from visavis.degrees import CATALOG, Degrees
 from visavis.errors import DataError, SpecError
 from visavis.evaluation.blocks import Score
 from visavis.evaluation.protocols import Protocol, named
 from visavis.metrics import coherent_scores, ndcg
 from visavis.spec import parse
-from visavis.supervision.graded import CATALOG, Degrees
 from visavis.types import Encoded
 
 SEMANTICS: dict[str, Literal["a", "b"]] = {"reference": "b", "paper": "a"}

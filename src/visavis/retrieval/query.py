@@ -20,10 +20,10 @@ from visavis.data.pixels import check_pixels
 from visavis.errors import DataError, VisavisError
 from visavis.models.caching import cache_features
 from visavis.models.retriever import PixelSource, Retriever
-from visavis.training.material import open_data, visual_features
-from visavis.training.running import recipe_of
+from visavis.progress import Progress
+from visavis.runs.folder import recipe_of
+from visavis.training.data_module import open_data, visual_features
 from visavis.types import concatenate
-from visavis.watch import Watch
 
 BATCH = 256
 
@@ -41,7 +41,7 @@ class Hit:
         return {"name": self.name, "score": self.score, "path": path}
 
 
-def search_images(run: Path, query: str, inside: Path | None, top: int, watch: Watch) -> list[Hit]:
+def search_images(run: Path, query: str, inside: Path | None, top: int, progress: Progress) -> list[Hit]:
     """The ``top`` images of a place that fit a sentence best. Raises DataError where there are none."""
     if not query.strip():
         raise VisavisError("the query is empty: write what to look for, such as 'a dog runs on the beach'.")
@@ -49,34 +49,36 @@ def search_images(run: Path, query: str, inside: Path | None, top: int, watch: W
         raise VisavisError(f"top is {top}, expected at least 1.")
     model = Retriever.load(run)
     if inside is not None:
-        return rank(model, collection(inside), query, top, watch)
+        return rank(model, collection(inside), query, top, progress)
     recipe = recipe_of(run)
-    place = open_data(recipe, watch, skip_bad=True)
-    return rank(model, place, query, top, watch, visual_features(recipe, place, watch)[0])
+    place = open_data(recipe, progress, skip_bad=True)
+    return rank(model, place, query, top, progress, visual_features(recipe, place, progress)[0])
 
 
-def rank(model: Retriever, place: Dataset, query: str, top: int, watch: Watch, stored: Features | None = None) -> list[Hit]:
+def rank(model: Retriever, place: Dataset, query: str, top: int, progress: Progress, stored: Features | None = None) -> list[Hit]:
     """The best images of a collection for one sentence, best first; equal scores in the collection's order.
 
     stored: the features of its images, where they need not be computed.
     """
-    matcher, front = model.matcher, model.front
-    if front.vocabulary is not None and (unknown := front.vocabulary.unknown(query)):
+    matcher, processor = model.matcher, model.processor
+    if processor.vocabulary is not None and (unknown := processor.vocabulary.unknown(query)):
         if len(unknown) == len(tokenize(query)):
-            raise VisavisError(f"no word of {query!r} is among the {len(front.vocabulary):,} that this model has learned: try other words.")
-        watch.say(f"words that this model has not learned: {', '.join(unknown)}")
+            raise VisavisError(
+                f"no word of {query!r} is among the {len(processor.vocabulary):,} that this model has learned: try other words."
+            )
+        progress.say(f"words that this model has not learned: {', '.join(unknown)}")
     for sentence in place.skipped:
-        watch.say(f"left out: {sentence}")
+        progress.say(f"left out: {sentence}")
     source: Source
     if matcher.config.visual_view == "pixels":
-        source = PixelSource(place, front.vision_tower, augment=False)
+        source = PixelSource(place, processor.visual_tower, augment=False)
     else:
         store = stored or cache_features(
-            place, front.vision_spec, progress=lambda done, total, per_s: watch.work("images", done, total, per_s)
+            place, processor.visual_spec, on_progress=lambda done, total, per_s: progress.work("images", done, total, per_s)
         )
-        source = Rows(store, store.rows(image.name for image in place.images), front.vision.crops if front.vision else 1)
+        source = Rows(store, store.rows(image.name for image in place.images), processor.visual.crops if processor.visual else 1)
     with torch.inference_mode():
-        text = matcher.encode_text(front.texts([query]))
+        text = matcher.encode_text(processor.texts([query]))
         count = len(place.images)
         blocks = [matcher.encode_visual(source.read(np.arange(start, min(start + BATCH, count)))) for start in range(0, count, BATCH)]
         scores = matcher.score(concatenate(blocks), text)[:, 0]

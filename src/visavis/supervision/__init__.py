@@ -1,7 +1,7 @@
 """What objectives are told beyond scores."""
 
 from visavis.supervision.bank import BankSupervision
-from visavis.supervision.base import PairSupervision, SecondNetwork, Setting, Supervision
+from visavis.supervision.base import PairSupervision, Peer, Supervision, TrainingContext
 from visavis.supervision.graded import GradedSupervision
 from visavis.supervision.learned import LearnedWeights
 from visavis.supervision.noisy import NoisySupervision, soft_margin
@@ -15,8 +15,8 @@ __all__ = [
     "LearnedWeights",
     "NoisySupervision",
     "PairSupervision",
-    "SecondNetwork",
-    "Setting",
+    "Peer",
+    "TrainingContext",
     "Supervision",
     "soft_margin",
 ]

@@ -13,7 +13,7 @@ from visavis.engine.row_blocks import row_blocks
 from visavis.errors import RecipeError
 from visavis.models.base import evaluating
 from visavis.spec import check_fields, require
-from visavis.supervision.base import Setting, Supervision
+from visavis.supervision.base import Supervision, TrainingContext
 from visavis.targets import Targets
 from visavis.types import Encoded, concatenate
 
@@ -45,11 +45,11 @@ class BankSupervision(Supervision):
                     f"BankSupervision finds no wrong caption in the {name} split, where one image alone has captions: expected at least 2."
                 )
 
-    def begin_phase(self, setting: Setting, state: dict[str, Tensor]) -> None:
-        self._setting = setting
+    def begin_phase(self, context: TrainingContext, state: dict[str, Tensor]) -> None:
+        self._context = context
         self._lists = {
             split: (state[f"{split}.texts"], state[f"{split}.images"]) if state else self._hardest(loader)
-            for split, loader in (("train", setting.train), ("validation", setting.validation))
+            for split, loader in (("train", context.train), ("validation", context.validation))
         }
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -58,9 +58,9 @@ class BankSupervision(Supervision):
         }
 
     def targets(self, visual: Encoded, text: Encoded, batch: Batch) -> Targets:
-        loader, matcher = batch.loader, self._setting.matcher
-        texts, images = self._lists["train" if loader is self._setting.train else "validation"]
-        random = np.random.default_rng(seed_of(self._setting.seed, batch.epoch, batch.number))
+        loader, matcher = batch.loader, self._context.matcher
+        texts, images = self._lists["train" if loader is self._context.train else "validation"]
+        random = np.random.default_rng(seed_of(self._context.seed, batch.epoch, batch.number))
 
         def drawn(lists: Tensor, items: np.ndarray) -> np.ndarray:
             return lists[items, random.integers(lists.shape[1], size=len(items))].numpy()
@@ -79,21 +79,21 @@ class BankSupervision(Supervision):
         )
 
     def _visual(self, loader: Loader, items: np.ndarray) -> Encoded:
-        return self._setting.matcher.encode_visual(loader.visual.read(items).to(self._setting.device))
+        return self._context.matcher.encode_visual(loader.visual.read(items).to(self._context.device))
 
     def _text(self, loader: Loader, items: np.ndarray) -> Encoded:
-        return self._setting.matcher.encode_text(loader.text.read(items).to(self._setting.device))
+        return self._context.matcher.encode_text(loader.text.read(items).to(self._context.device))
 
     @torch.no_grad()
     def _hardest(self, loader: Loader) -> tuple[Tensor, Tensor]:
         """For each image the captions ``[V, size]``, for each caption the images ``[T, size]``, that score highest and are wrong."""
-        matcher, data = self._setting.matcher, loader.data
+        matcher, data = self._context.matcher, loader.data
         every = np.arange(max(len(data.images), len(data.captions)))
         with evaluating(matcher):
             visual = concatenate([self._visual(loader, every[rows]) for rows in row_blocks(len(data.images), ENCODED_AT_ONCE)])
             text = concatenate([self._text(loader, every[rows]) for rows in row_blocks(len(data.captions), ENCODED_AT_ONCE)])
-            image_of = torch.from_numpy(data.image_of).to(self._setting.device)
-            image = torch.arange(len(data.images), device=self._setting.device)
+            image_of = torch.from_numpy(data.image_of).to(self._context.device)
+            image = torch.arange(len(data.images), device=self._context.device)
             texts = [
                 self._first(matcher.score(visual[rows], text), image[rows, None] == image_of)
                 for rows in row_blocks(len(image), ENCODED_AT_ONCE)

@@ -23,7 +23,7 @@ from visavis.targets import Targets
 from visavis.types import Encoded
 
 
-class SecondNetwork(Protocol):
+class Peer(Protocol):
     """A network beside the first, of the same architecture, trained with the same optimizer, rates and precision."""
 
     matcher: Matcher
@@ -37,17 +37,17 @@ class SecondNetwork(Protocol):
 
 
 @dataclass(frozen=True)
-class Setting:
+class TrainingContext:
     """What a supervision may use of the training that it is part of.
 
-    train, validation: the batches of the two splits. optimizer: of the matcher, in this phase. second_network: a new one, from
+    train, validation: the batches of the two splits. optimizer: of the matcher, in this phase. peer_network: a new one, from
     a seed. seed: of the run; with ``loader.seed_of(seed, epoch, batch)`` everything is repeatable.
     """
 
     matcher: Matcher
     objective: Objective
     optimizer: Optimizer
-    second_network: Callable[[int], SecondNetwork]
+    peer_network: Callable[[int], Peer]
     train: Loader
     validation: Loader
     seed: int
@@ -60,7 +60,7 @@ class Supervision(ABC):
     def check(self, train: Loader, validation: Loader) -> None:  # noqa: B027 - most can work with any
         """Called for every phase before anything is trained. Raises RecipeError for batches that this cannot work with."""
 
-    def begin_phase(self, setting: Setting, state: dict[str, Tensor]) -> None:  # noqa: B027 - most have nothing to do
+    def begin_phase(self, context: TrainingContext, state: dict[str, Tensor]) -> None:  # noqa: B027 - most have nothing to do
         """Called once before a phase. state: what ``state_dict`` gave, where a stopped run or a phase of the same supervision
         goes on; else empty.
         """

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from visavis.data.loader import Batch, seed_of
 from visavis.models.base import Matcher, evaluating
 from visavis.spec import check_fields, require
-from visavis.supervision.base import PairSupervision, Setting, Supervision
+from visavis.supervision.base import PairSupervision, Supervision, TrainingContext
 from visavis.targets import Targets
 from visavis.types import Encoded
 
@@ -25,8 +25,8 @@ class LearnedWeights(Supervision):
 
     A network with one hidden layer sees the score of a pair, and how far it lies above the hardest negative of its image and of its
     text; it gives a weight, 1 for all at the start and always 1 in the mean of a batch. Negatives have weight 1. Every ``every``
-    batches: one virtual step of the matcher down the weighted loss, at ``virtual_rate``; the unweighted loss of a validation
-    batch after it; one step of the network down that, of length ``rate`` however small the slope.
+    batches: one virtual step of the matcher down the weighted loss, at ``virtual_lr``; the unweighted loss of a validation
+    batch after it; one step of the network down that, of length ``lr`` however small the slope.
     Negatives keep their weight because eq. 24 multiplies scores: other weights on the two sides of a hinge pull all scores
     below 0, and less is learned.
     Validation pairs thus teach the weights, so that a model's validation RSUM flatters it: only the test split judges.
@@ -34,45 +34,45 @@ class LearnedWeights(Supervision):
     """
 
     hidden: int = 32
-    rate: float = 0.05
-    virtual_rate: float = 1e-2
+    lr: float = 0.05
+    virtual_lr: float = 1e-2
     every: int = 4
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("hidden", "rate", "virtual_rate", "every"):
+        for name in ("hidden", "lr", "virtual_lr", "every"):
             require(getattr(self, name) > 0, self, name, "a number above 0")
 
-    def begin_phase(self, setting: Setting, state: dict[str, Tensor]) -> None:
-        self._setting, self._pairs = setting, PairSupervision()
-        torch.manual_seed(seed_of(setting.seed, 0, self.hidden))
-        self._network = WeightNetwork(self.hidden).to(setting.device)
+    def begin_phase(self, context: TrainingContext, state: dict[str, Tensor]) -> None:
+        self._context, self._pairs = context, PairSupervision()
+        torch.manual_seed(seed_of(context.seed, 0, self.hidden))
+        self._network = WeightNetwork(self.hidden).to(context.device)
         if state:
             self._network.load_state_dict(state)
 
     def targets(self, visual: Encoded, text: Encoded, batch: Batch) -> Targets:
         targets = self._pairs.targets(visual, text, batch)
         with torch.no_grad():
-            scores = self._setting.matcher.score(visual, text).float()
+            scores = self._context.matcher.score(visual, text).float()
             return replace(targets, weight=self._network(scores, targets.to(scores.device).positive))
 
     def observe(self, batch: Batch, loss: float) -> None:
         if batch.number % self.every:
             return
-        matcher, validation = self._setting.matcher, self._setting.validation
+        matcher, validation = self._context.matcher, self._context.validation
         number = batch.number // self.every % validation.batches_in(batch.epoch)
-        held_out = next(iter(validation.epoch(batch.epoch, start=number, training=False))).to(self._setting.device)
+        held_out = next(iter(validation.epoch(batch.epoch, start=number, training=False))).to(self._context.device)
         parameters = {name: part.detach().requires_grad_() for name, part in matcher.named_parameters() if part.requires_grad}
         with evaluating(matcher):
             ahead = self._value(batch, parameters, weighted=True)
             slopes = torch.autograd.grad(ahead, list(parameters.values()), create_graph=True)
-            moved = {name: part - self.virtual_rate * slope for (name, part), slope in zip(parameters.items(), slopes, strict=True)}
+            moved = {name: part - self.virtual_lr * slope for (name, part), slope in zip(parameters.items(), slopes, strict=True)}
             learned = list(self._network.parameters())
             down = torch.autograd.grad(self._value(held_out, moved, weighted=False), learned)
         length = torch.cat([slope.flatten() for slope in down]).norm()
         with torch.no_grad():
             for part, slope in zip(learned, down, strict=True):
-                part.sub_(slope * self.rate / length.clamp(min=SHORTEST))
+                part.sub_(slope * self.lr / length.clamp(min=SHORTEST))
 
     def state_dict(self) -> dict[str, Tensor]:
         return {name: part.detach().cpu().clone() for name, part in self._network.state_dict().items()}
@@ -80,12 +80,12 @@ class LearnedWeights(Supervision):
     def _value(self, batch: Batch, parameters: Mapping[str, Tensor], *, weighted: bool) -> Tensor:
         """The mean loss of a batch under other parameters of the matcher."""
         visual, text, scores = functional_call(
-            _Whole(self._setting.matcher), {f"matcher.{name}": part for name, part in parameters.items()}, (batch.visual, batch.text)
+            _Whole(self._context.matcher), {f"matcher.{name}": part for name, part in parameters.items()}, (batch.visual, batch.text)
         )
         targets = self._pairs.targets(visual, text, batch)
         if weighted:
             targets = replace(targets, weight=self._network(scores.detach(), targets.positive))
-        return self._setting.objective(scores, targets) / len(scores)
+        return self._context.objective(scores, targets) / len(scores)
 
 
 class WeightNetwork(nn.Module):

@@ -15,7 +15,7 @@ from visavis.errors import MissingExtra, RecipeError
 from visavis.models.base import Matcher, evaluating
 from visavis.objectives import Triplet
 from visavis.spec import check_fields, require
-from visavis.supervision.base import Setting, Supervision
+from visavis.supervision.base import Supervision, TrainingContext
 from visavis.targets import Targets
 from visavis.types import Encoded
 
@@ -64,10 +64,10 @@ class NoisySupervision(Supervision):
         if train.plan.captions_per_image is not None:
             raise RecipeError("NoisySupervision needs one caption a row: leave training.captions_per_image out.")
 
-    def begin_phase(self, setting: Setting, state: dict[str, Tensor]) -> None:
-        self._setting = setting
-        self._second = setting.second_network(seed_of(setting.seed, 0, SECOND))
-        count = len(setting.train.data.captions)
+    def begin_phase(self, context: TrainingContext, state: dict[str, Tensor]) -> None:
+        self._context = context
+        self._second = context.peer_network(seed_of(context.seed, 0, SECOND))
+        count = len(context.train.data.captions)
         self._clean, self._labels, self._epochs = torch.ones(2, count), torch.ones(2, count), 0
         if state:
             self._clean, self._labels, self._epochs = state["clean"], state["labels"], int(state["epochs"])
@@ -83,11 +83,11 @@ class NoisySupervision(Supervision):
 
     def observe(self, batch: Batch, loss: float) -> None:
         """One step of the second network on the same batch, with the labels that the first one's division gives."""
-        torch.manual_seed(seed_of(self._setting.seed, batch.epoch, batch.number, SECOND))
+        torch.manual_seed(seed_of(self._context.seed, batch.epoch, batch.number, SECOND))
 
         def own_loss(matcher: Matcher) -> Tensor:
             scores = matcher.score(matcher.encode_visual(batch.visual), matcher.encode_text(batch.text))
-            return self._setting.objective(scores, self._margins(batch, SECOND))
+            return self._context.objective(scores, self._margins(batch, SECOND))
 
         self._second.step(own_loss)
 
@@ -97,13 +97,13 @@ class NoisySupervision(Supervision):
 
     def _margins(self, batch: Batch, network: int) -> Targets:
         """Targets with the margins that a network learns from; outside of the training split every pair is trusted."""
-        labels = self._labels[network, batch.captions] if batch.loader is self._setting.train else torch.ones(len(batch.captions))
+        labels = self._labels[network, batch.captions] if batch.loader is self._context.train else torch.ones(len(batch.captions))
         margins = soft_margin(labels, self.margin, self.growth).to(batch.image_ids.device)
         return Targets(query_ids=batch.image_ids, candidate_ids=batch.text_ids, query_margin=margins, candidate_margin=margins)
 
     def _divide(self) -> None:
         """What each network thinks of every pair, and the labels that follow for the other."""
-        losses, predictions = zip(*(self._judge(matcher) for matcher in (self._setting.matcher, self._second.matcher)), strict=True)
+        losses, predictions = zip(*(self._judge(matcher) for matcher in (self._context.matcher, self._second.matcher)), strict=True)
         self._clean = torch.stack([clean_probability(loss) for loss in losses])
         mean = (predictions[OWN] + predictions[SECOND]) / 2
         for network, other in ((OWN, SECOND), (SECOND, OWN)):
@@ -113,7 +113,7 @@ class NoisySupervision(Supervision):
     @torch.no_grad()
     def _judge(self, matcher: Matcher) -> tuple[Tensor, Tensor]:
         """The mean hinge of each training pair with its batch, and how true it looks beside the others ``[captions]``."""
-        loader, device = self._setting.train, self._setting.device
+        loader, device = self._context.train, self._context.device
         losses, predictions = torch.zeros(2, len(loader.data.captions))
         with evaluating(matcher):
             for rows in whole_plan(loader):

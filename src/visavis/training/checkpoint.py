@@ -1,6 +1,6 @@
 """Stop anywhere, go on exactly: everything a run needs to continue, in one folder that appears whole or not at all.
 
-A checkpoint holds the place in the run, the weights, the best weights so far, the optimizer's and the supervision's
+A checkpoint holds the state in the run, the weights, the best weights so far, the optimizer's and the supervision's
 state, and the log up to here. Older ones are removed only after a newer one is complete; a process killed while one is
 written leaves the one before it. Random numbers need no state: every step draws from a seed of (run, step).
 """
@@ -17,9 +17,12 @@ from torch.optim import Optimizer
 
 from visavis import storage
 
+STATE_FILES = ("state.json", "place.json")
+"""The file that makes a checkpoint complete, and its name in older runs."""
+
 
 @dataclass
-class Place:
+class TrainerState:
     """Where a run is. phase, epoch (of the phase), batch (the next one of the epoch), step (of the run), phase_step.
 
     best_rsum, best_step: the best validation so far. stale: validations since then. seconds, pairs: of training so far.
@@ -43,9 +46,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All of a run at one moment; tensors by name."""
+    """All of a run at one time; tensors by name."""
 
-    place: Place
+    state: TrainerState
     weights: dict[str, Tensor]
     best: dict[str, Tensor]
     optimizer: dict[str, Tensor]
@@ -55,12 +58,12 @@ class Checkpoint:
     def write(self, run: Path) -> None:
         """Write as ``checkpoint/step-<n>`` of a run folder, then remove the older ones."""
         folder = run / "checkpoint"
-        newest = _free(folder / f"step-{self.place.step:08d}")
+        newest = _free(folder / f"step-{self.state.step:08d}")
         with storage.replacing_folder(newest) as part:
             for name in ("weights", "best", "optimizer", "supervision"):
                 storage.write_tensors(part / f"{name}.safetensors", getattr(self, name))
             storage.write_json_lines(part / "metrics.jsonl", self.log)
-            storage.write_json(part / "place.json", asdict(self.place))
+            storage.write_json(part / STATE_FILES[0], asdict(self.state))
         for older in set(folder.glob("step-*")) - {newest}:
             storage.remove_folder(older)
 
@@ -71,8 +74,9 @@ class Checkpoint:
         if not complete:
             return None
         folder = complete[-1]
+        state = storage.read_json(next(file for name in STATE_FILES if (file := folder / name).exists()))
         tensors = {name: storage.read_tensors(folder / f"{name}.safetensors") for name in ("weights", "best", "optimizer", "supervision")}
-        return cls(Place(**storage.read_json(folder / "place.json")), log=storage.read_json_lines(folder / "metrics.jsonl"), **tensors)
+        return cls(TrainerState(**state), log=storage.read_json_lines(folder / "metrics.jsonl"), **tensors)
 
 
 def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
@@ -103,7 +107,7 @@ def _parameter_names(optimizer: Optimizer) -> list[str]:
 
 def _complete(run: Path) -> list[Path]:
     """The complete checkpoints of a run, oldest first."""
-    return sorted(path for path in (run / "checkpoint").glob("step-*") if (path / "place.json").exists())
+    return sorted(path for path in (run / "checkpoint").glob("step-*") if any((path / name).exists() for name in STATE_FILES))
 
 
 def _free(target: Path) -> Path:

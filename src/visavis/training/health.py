@@ -66,7 +66,7 @@ def alarms(row: dict[str, Any]) -> dict[str, str]:
         found["collapse"] = (
             f"collapse at step {step}: the images of a batch span {vital['image_rank']:.2f} dimensions and its texts {vital['text_rank']:.2f} "
             f"(effective rank), and their loss {vital['loss']:.4g} is no better than the {vital['collapsed_loss']:.4g} that {objective} "
-            f"gives identical embeddings: lower the rate, warm it up, or begin with more than the hardest negatives."
+            f"gives identical embeddings: lower the learning rate, warm it up, or begin with more than the hardest negatives."
         )
     shares = [row["train"][f"gradient_{way}"] for way in ("i2t", "t2i")]
     if max(shares) < DEAD:

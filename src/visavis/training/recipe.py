@@ -13,17 +13,16 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from visavis import objectives, spec, storage, supervision
+from visavis import degrees, objectives, spec, storage, supervision
 from visavis.errors import RecipeError, SpecError, nearest
-from visavis.supervision import graded
-from visavis.training.published import published
+from visavis.training.renamed import new_name, with_new_names
 
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Data(Section):
+class DataSettings(Section):
     """path: a data set (a folder, a file, or a name under VISAVIS_DATA). skip_bad: go on without what is broken.
 
     misplaced: the share of training captions that are moved to wrong images, drawn by the run's seed; to study noise.
@@ -34,7 +33,7 @@ class Data(Section):
     misplaced: float = Field(0.0, ge=0, le=1)
 
 
-class Vision(Section):
+class VisualSettings(Section):
     """How images are read. tower: a frozen encoder, by name or folder. view: what of it; "pixels": the model trains it.
 
     features: a stored array of its features, row i of image i, instead of computing them; "precomp": those of the data set
@@ -53,14 +52,14 @@ class Vision(Section):
         pixels = self.view == "pixels"
         if pixels and (self.features or self.crops > 1):
             raise ValueError(
-                'vision.features and vision.crops are for frozen features: vision.view is "pixels", where the model reads pictures.'
+                'visual.features and visual.crops are for frozen features: visual.view is "pixels", where the model reads pictures.'
             )
         if self.augment and not pixels:
-            raise ValueError(f'vision.augment is for vision.view = "pixels"; features of the view {self.view} are computed once.')
+            raise ValueError(f'visual.augment is for visual.view = "pixels"; features of the view {self.view} are computed once.')
         return self
 
 
-class Text(Section):
+class TextSettings(Section):
     """How captions are read. tower: a frozen encoder, or "vocabulary": words learned from the training captions.
 
     view: what of a tower. min_count: how often a word must occur to be known.
@@ -78,16 +77,16 @@ class Text(Section):
         return self
 
 
-class Optimizer(Section):
-    """name: a class of torch.optim. rate: the learning rate. rates: factors for parts ("backbone", "visual", "text")."""
+class OptimizerSettings(Section):
+    """name: a class of torch.optim. lr: the learning rate. lr_multipliers: factors for parts ("backbone", "visual", "text")."""
 
     name: Literal["Adam", "AdamW", "SGD"] = "Adam"
-    rate: float = Field(5e-4, gt=0)
+    lr: float = Field(5e-4, gt=0)
     weight_decay: float = Field(0.0, ge=0)
-    rates: dict[str, float] = {}
+    lr_multipliers: dict[str, float] = {}
 
 
-class Schedule(Section):
+class ScheduleSettings(Section):
     """The rate over a phase. kind "constant"; "step": times ``factor`` after each epoch of ``milestones``; "cosine": to 0.
 
     warmup: the share of the phase over which the rate first rises from 0.
@@ -108,8 +107,8 @@ class Phase(Section):
     objective: str
     supervision: str = "PairSupervision()"
     trainable: tuple[str, ...] = ()
-    optimizer: Optimizer = Optimizer()
-    schedule: Schedule = Schedule()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
     start_from: Literal["last", "best"] = "last"
     keep_optimizer: bool = False
 
@@ -124,7 +123,7 @@ class Phase(Section):
         return repr(spec.parse(text, supervision.CATALOG))
 
 
-class Training(Section):
+class TrainingSettings(Section):
     """batch_size, captions_per_image, length_buckets: see data.loader.Plan. clip_norm: of the whole gradient; 0: not.
 
     accumulate: batches averaged in one step. autocast: products in bfloat16. patience: validations without a better RSUM
@@ -147,7 +146,7 @@ class Training(Section):
     probe_batches: int = Field(8, gt=0)
 
 
-class Evaluation(Section):
+class EvaluationSettings(Section):
     """protocol: a named protocol, applied to the test split. validation, test: names of splits.
 
     degrees: who tells degrees of relevance, such as "CBoW()"; the test then says how well the whole order follows them.
@@ -161,7 +160,7 @@ class Evaluation(Section):
     @field_validator("degrees")
     @classmethod
     def _degrees(cls, text: str) -> str:
-        return text and repr(spec.parse(text, graded.CATALOG))
+        return text and repr(spec.parse(text, degrees.CATALOG))
 
 
 class Recipe(Section):
@@ -174,20 +173,13 @@ class Recipe(Section):
     about: str = ""
     published: str = ""
     seed: int = Field(0, ge=0)
-    data: Data = Data()
-    vision: Vision
-    text: Text = Text()
+    data: DataSettings = DataSettings()
+    visual: VisualSettings
+    text: TextSettings = TextSettings()
     model: dict[str, Any]
-    training: Training = Training()
-    evaluation: Evaluation = Evaluation()
+    training: TrainingSettings = TrainingSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
     phases: tuple[Phase, ...] = Field(min_length=1)
-
-    @field_validator("published")
-    @classmethod
-    def _published(cls, name: str) -> str:
-        if name and name not in published():
-            raise ValueError(f"published is {name!r}, which names no figures of a paper: {nearest(name, published())}")
-        return name
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, without those that are None (TOML has no null)."""
@@ -215,8 +207,9 @@ def read_recipe(name: str | Path, overrides: dict[str, Any] | None = None) -> Re
 
 def build_recipe(content: dict[str, Any], overrides: dict[str, Any], where: str) -> Recipe:
     """A recipe from its values. Raises RecipeError naming the key, what was found and what is expected."""
+    content = with_new_names(content)
     for key, value in overrides.items():
-        _set(content, _short_for(key, content), value, where)
+        _set(content, _short_for(new_name(key), content), value, where)
     try:
         return Recipe.model_validate(content)
     except ValidationError as errors:

@@ -9,13 +9,13 @@ from torch.optim import Optimizer
 
 from visavis.errors import RecipeError, nearest
 from visavis.models.base import Matcher
-from visavis.training.recipe import Phase, Schedule
+from visavis.training.recipe import Phase, ScheduleSettings
 
 
-def factor(schedule: Schedule, step: int, steps_per_epoch: int, epochs: int) -> float:
-    """What the rate is multiplied by at a step of a phase (0 = its first): warm-up, then the schedule's kind.
+def factor(schedule: ScheduleSettings, step: int, steps_per_epoch: int, epochs: int) -> float:
+    """What the learning rate is multiplied by at a step of a phase (0 = its first): warm-up, then the schedule's kind.
 
-    >>> [factor(Schedule(kind="step", milestones=(1,)), step, 2, 2) for step in range(4)]
+    >>> [factor(ScheduleSettings(kind="step", milestones=(1,)), step, 2, 2) for step in range(4)]
     [1.0, 1.0, 0.1, 0.1]
     """
     total = steps_per_epoch * epochs
@@ -30,14 +30,14 @@ def factor(schedule: Schedule, step: int, steps_per_epoch: int, epochs: int) -> 
 
 
 def make_optimizer(matcher: Matcher, phase: Phase) -> Optimizer:
-    """An optimizer over the trainable parts, one group a part, each with its own rate (``base_rate``).
+    """An optimizer over the trainable parts, one group a part, each with its own learning rate (``base_lr``).
 
     Freezes the other parts. Raises RecipeError for a part that the model does not have.
     """
     by_part: dict[str, list[tuple[str, torch.nn.Parameter]]] = {}
     for part, name, parameter in matcher.parts():
         by_part.setdefault(part, []).append((name, parameter))
-    for part in (*phase.trainable, *phase.optimizer.rates):
+    for part in (*phase.trainable, *phase.optimizer.lr_multipliers):
         if part not in by_part:
             raise RecipeError(f"{part} is not a part of {type(matcher).__name__}: {nearest(part, by_part)}")
     groups = []
@@ -46,16 +46,16 @@ def make_optimizer(matcher: Matcher, phase: Phase) -> Optimizer:
         for _, parameter in parameters:
             parameter.requires_grad_(trainable)
         if trainable:
-            groups.append({"params": parameters, "base_rate": phase.optimizer.rate * phase.optimizer.rates.get(part, 1.0)})
+            groups.append({"params": parameters, "base_lr": phase.optimizer.lr * phase.optimizer.lr_multipliers.get(part, 1.0)})
     kind = getattr(torch.optim, phase.optimizer.name)
-    optimizer: Optimizer = kind(groups, lr=phase.optimizer.rate, weight_decay=phase.optimizer.weight_decay, fused=True)
+    optimizer: Optimizer = kind(groups, lr=phase.optimizer.lr, weight_decay=phase.optimizer.weight_decay, fused=True)
     return optimizer
 
 
-def set_rates(optimizer: Optimizer, multiple: float) -> None:
-    """Every group at its own rate times ``multiple``."""
+def set_lr(optimizer: Optimizer, multiple: float) -> None:
+    """Every group at its own learning rate times ``multiple``."""
     for group in optimizer.param_groups:
-        group["lr"] = group["base_rate"] * multiple
+        group["lr"] = group["base_lr"] * multiple
 
 
 def take_step(optimizer: Optimizer, clip_norm: float) -> None:

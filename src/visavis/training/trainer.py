@@ -25,13 +25,13 @@ from visavis.data.loader import Batch, Loader, seed_of
 from visavis.engine import PairLoss
 from visavis.errors import RunError
 from visavis.models import GlobalMatcher, Matcher
-from visavis.training.checkpoint import Checkpoint, Place, optimizer_tensors, restore_optimizer
+from visavis.progress import Progress, Silent, TrainingStep
+from visavis.training.checkpoint import Checkpoint, TrainerState, optimizer_tensors, restore_optimizer
+from visavis.training.context import training_context
 from visavis.training.curves import has_gradient, similarities, summarize
+from visavis.training.data_module import DataModule
 from visavis.training.health import alarms, examine, news
-from visavis.training.material import Material
-from visavis.training.schedule import factor, make_optimizer, set_rates, take_step
-from visavis.training.setting import setting_of
-from visavis.watch import Moment, Silent, Watch
+from visavis.training.schedule import factor, make_optimizer, set_lr, take_step
 
 
 class Stopped(Exception):
@@ -41,20 +41,20 @@ class Stopped(Exception):
 class Trainer:
     """Trains a matcher by a recipe into a run folder; ``run()`` goes on where the folder's last checkpoint ended."""
 
-    def __init__(self, material: Material, matcher: Matcher, folder: Path, watch: Watch | None = None):
-        recipe = material.recipe
-        self.recipe, self.material, self.folder, self.watch = recipe, material, folder, watch or Silent()
+    def __init__(self, data_module: DataModule, matcher: Matcher, folder: Path, progress: Progress | None = None):
+        recipe = data_module.recipe
+        self.recipe, self.data_module, self.folder, self.progress = recipe, data_module, folder, progress or Silent()
         if recipe.training.device == "cuda" and not torch.cuda.is_available():
             raise RunError("training.device is cuda, but torch finds no CUDA device here: set it to auto or cpu.")
         self.device = torch.device(
             ("cuda" if torch.cuda.is_available() else "cpu") if recipe.training.device == "auto" else recipe.training.device
         )
         self.matcher = matcher.to(self.device)
-        self.train = material.loader(material.data.split("train"))
-        self.val = material.loader(material.data.split(recipe.evaluation.validation))
+        self.train = data_module.loader(data_module.data.split("train"))
+        self.val = data_module.loader(data_module.data.split(recipe.evaluation.validation))
         for phase in recipe.phases:
             spec.parse(phase.supervision, supervision.CATALOG).check(self.train, self.val)
-        self.place, self.log = Place(), list[dict[str, Any]]()
+        self.state, self.log = TrainerState(), list[dict[str, Any]]()
         self.best = self._weights()
         self.last_checkpoint, self.stop_asked = time.monotonic(), False
         if (checkpoint := Checkpoint.latest(folder)) is not None:
@@ -63,29 +63,29 @@ class Trainer:
             self._begin_phase({})
             storage.write_json_lines(folder / "metrics.jsonl", [])
 
-    def run(self) -> Place:
+    def run(self) -> TrainerState:
         """Train to the end. Raises Stopped after Ctrl-C (all is saved), RunError if the loss is no longer a number."""
         with self._stoppable():
             if not self.log:
                 self._validate()
                 self._checkpoint()
-            while not self.place.done:
+            while not self.state.done:
                 self._epoch()
-        return self.place
+        return self.state
 
     def _epoch(self) -> None:
-        """The rest of the current epoch, then the next place in the run."""
-        place, phase = self.place, self.phase
+        """The rest of the current epoch, then the next state in the run."""
+        state, phase = self.state, self.phase
         steps = self.train.batches_in(self._epoch_number)
-        if place.batch == 0:
+        if state.batch == 0:
             self.supervision.begin_epoch(self._epoch_number)
         started = time.perf_counter()  # waiting for a batch counts as training
-        for batch in self.train.epoch(self._epoch_number, start=place.batch):
+        for batch in self.train.epoch(self._epoch_number, start=state.batch):
             self._step(batch.to(self.device), steps)
-            place.batch, place.seconds = batch.number + 1, place.seconds + time.perf_counter() - started
+            state.batch, state.seconds = batch.number + 1, state.seconds + time.perf_counter() - started
             self._tell(steps)
             every = self.recipe.training.evaluate_every
-            if every and place.step % every == 0 and place.batch < steps and self._validate():
+            if every and state.step % every == 0 and state.batch < steps and self._validate():
                 self._next_phase()
                 return
             if self._between_steps(batch.number, steps):
@@ -94,16 +94,16 @@ class Trainer:
                     raise Stopped(str(self.folder))
                 self._checkpoint_if_due()
             started = time.perf_counter()
-        place.epoch, place.batch = place.epoch + 1, 0
-        if self._validate() or place.epoch == phase.epochs:
+        state.epoch, state.batch = state.epoch + 1, 0
+        if self._validate() or state.epoch == phase.epochs:
             self._next_phase()
         else:
             self._checkpoint_if_due()
 
     def _step(self, batch: Batch, steps: int) -> None:
         """Forward, backward and, where enough batches are gathered, one step of the optimizer."""
-        place, training = self.place, self.recipe.training
-        torch.manual_seed(seed_of(self.recipe.seed, place.step))
+        state, training = self.state, self.recipe.training
+        torch.manual_seed(seed_of(self.recipe.seed, state.step))
         self._train_mode()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=training.autocast):
             visual, text = self.matcher.encode_visual(batch.visual), self.matcher.encode_text(batch.text)
@@ -112,16 +112,16 @@ class Trainer:
         value = loss.item()
         if not math.isfinite(value):
             raise RunError(
-                f"the loss is {value} at step {place.step}: lower the rate, or check the features for NaN; the last checkpoint is whole."
+                f"the loss is {value} at step {state.step}: lower the learning rate, or check the features for NaN; the last checkpoint is whole."
             )
         gathered = min(training.accumulate, steps - batch.number // training.accumulate * training.accumulate)
         (loss / gathered).backward()
         if self._between_steps(batch.number, steps):
-            set_rates(self.optimizer, factor(self.phase.schedule, place.phase_step, steps, self.phase.epochs))
+            set_lr(self.optimizer, factor(self.phase.schedule, state.phase_step, steps, self.phase.epochs))
             take_step(self.optimizer, training.clip_norm)
         self.supervision.observe(batch, value)
-        place.step, place.phase_step, place.pairs = place.step + 1, place.phase_step + 1, place.pairs + len(batch.captions)
-        place.loss_sum, place.loss_steps = place.loss_sum + value, place.loss_steps + 1
+        state.step, state.phase_step, state.pairs = state.step + 1, state.phase_step + 1, state.pairs + len(batch.captions)
+        state.loss_sum, state.loss_steps = state.loss_sum + value, state.loss_steps + 1
 
     def _between_steps(self, batch: int, steps: int) -> bool:
         """Whether the optimizer steps after this batch; only then is nothing but the weights and its state to be kept."""
@@ -129,39 +129,39 @@ class Trainer:
 
     def _validate(self) -> bool:
         """One row of the log; keeps the best model. True if the phase should end early."""
-        place, started = self.place, time.perf_counter()
-        result = self.material.evaluate(self.matcher, self.recipe.evaluation.validation)
+        state, started = self.state, time.perf_counter()
+        result = self.data_module.evaluate(self.matcher, self.recipe.evaluation.validation)
         (train, health), (val, _) = self._probe(self.train), self._probe(self.val)
         row: dict[str, Any] = {
-            "phase": place.phase,
-            "epoch": place.epoch,
-            "step": place.step,
+            "phase": state.phase,
+            "epoch": state.epoch,
+            "step": state.step,
             "objective": self.phase.objective,
-            "running_loss": place.loss_sum / place.loss_steps if place.loss_steps else None,
+            "running_loss": state.loss_sum / state.loss_steps if state.loss_steps else None,
             "train": train,
             "val": val,
             "health": health,
             **result.to_json(),
             "time": {
-                "training_s": round(place.seconds, 3),
+                "training_s": round(state.seconds, 3),
                 "validation_s": round(time.perf_counter() - started, 3),
-                "pairs_per_s": round(place.pairs / place.seconds, 1) if place.seconds else None,
+                "pairs_per_s": round(state.pairs / state.seconds, 1) if state.seconds else None,
             },
         }
         found = alarms(row)
         for sentence in news(found, self.log):
-            self.watch.say(sentence)
+            self.progress.say(sentence)
         health["alarms"] = list(found)
         self.log.append(row)
         storage.append_json_line(self.folder / "metrics.jsonl", row)
-        place.loss_sum, place.loss_steps = 0.0, 0
-        if (rsum := result.metrics["rsum"]) > place.best_rsum:
-            place.best_rsum, place.best_step, place.stale = rsum, place.step, 0
+        state.loss_sum, state.loss_steps = 0.0, 0
+        if (rsum := result.metrics["rsum"]) > state.best_rsum:
+            state.best_rsum, state.best_step, state.stale = rsum, state.step, 0
             self.best = self._weights()
-            self.material.front.save(self.matcher, self.folder / "model")
+            self.data_module.processor.save(self.matcher, self.folder / "model")
         else:
-            place.stale += 1
-        return bool(self.recipe.training.patience) and place.stale >= self.recipe.training.patience
+            state.stale += 1
+        return bool(self.recipe.training.patience) and state.stale >= self.recipe.training.patience
 
     @torch.no_grad()
     def _probe(self, loader: Loader) -> tuple[dict[str, float], dict[str, Any]]:
@@ -184,7 +184,7 @@ class Trainer:
 
     def _begin_phase(self, state: dict[str, Tensor], before: Optimizer | None = None) -> None:
         """The objective, supervision (with its state) and optimizer of the current phase; ``before``: the optimizer to take over from."""
-        self.phase = self.recipe.phases[self.place.phase]
+        self.phase = self.recipe.phases[self.state.phase]
         self.objective = objectives.parse(self.phase.objective)
         self.loss = PairLoss(self.objective, score=None if isinstance(self.matcher, GlobalMatcher) else self.matcher.score)
         self.supervision = spec.parse(self.phase.supervision, supervision.CATALOG)
@@ -192,16 +192,16 @@ class Trainer:
         self.matcher.zero_grad(set_to_none=True)
         if before is not None and self.phase.keep_optimizer:
             restore_optimizer(self.optimizer, optimizer_tensors(before))
-        setting = setting_of(self.recipe, self.phase, self.matcher, self.optimizer, self.train, self.val)
-        self.supervision.begin_phase(setting, state)
+        context = training_context(self.recipe, self.phase, self.matcher, self.optimizer, self.train, self.val)
+        self.supervision.begin_phase(context, state)
 
     def _next_phase(self) -> None:
-        place = self.place
-        if place.phase + 1 == len(self.recipe.phases):
-            place.done = True
+        state = self.state
+        if state.phase + 1 == len(self.recipe.phases):
+            state.done = True
         else:
-            self.place = replace(place, phase=place.phase + 1, epoch=0, batch=0, phase_step=0, stale=0)
-            following = self.recipe.phases[self.place.phase]
+            self.state = replace(state, phase=state.phase + 1, epoch=0, batch=0, phase_step=0, stale=0)
+            following = self.recipe.phases[self.state.phase]
             if following.start_from == "best":
                 self.matcher.load_state_dict(self.best)
             self._begin_phase(self.supervision.state_dict() if following.supervision == self.phase.supervision else {}, self.optimizer)
@@ -210,7 +210,7 @@ class Trainer:
     @property
     def _epoch_number(self) -> int:
         """The epoch of the run, over all phases; epoch 0 of the plan is kept for probes."""
-        return 1 + sum(phase.epochs for phase in self.recipe.phases[: self.place.phase]) + self.place.epoch
+        return 1 + sum(phase.epochs for phase in self.recipe.phases[: self.state.phase]) + self.state.epoch
 
     def _train_mode(self) -> None:
         """Training mode, but parts that are frozen keep their batch statistics."""
@@ -229,36 +229,36 @@ class Trainer:
 
     def _checkpoint(self) -> None:
         Checkpoint(
-            self.place, self._weights(), self.best, optimizer_tensors(self.optimizer), self.supervision.state_dict(), self.log
+            self.state, self._weights(), self.best, optimizer_tensors(self.optimizer), self.supervision.state_dict(), self.log
         ).write(self.folder)
         self.last_checkpoint = time.monotonic()
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         """Go back to a checkpoint; the log and the best model become what they were then."""
-        self.place, self.log, self.best = checkpoint.place, checkpoint.log, checkpoint.best
+        self.state, self.log, self.best = checkpoint.state, checkpoint.log, checkpoint.best
         storage.write_json_lines(self.folder / "metrics.jsonl", self.log)
         self.matcher.load_state_dict(self.best)
-        self.material.front.save(self.matcher, self.folder / "model")
+        self.data_module.processor.save(self.matcher, self.folder / "model")
         self.matcher.load_state_dict(checkpoint.weights)
         self._begin_phase(checkpoint.supervision)
         restore_optimizer(self.optimizer, checkpoint.optimizer)
 
     def _tell(self, steps: int) -> None:
-        place, phases = self.place, self.recipe.phases
-        ahead = steps * (sum(phase.epochs for phase in phases[place.phase :]) - place.epoch) - place.batch
-        seconds = max(place.seconds, 1e-9)
-        self.watch.step(
-            Moment(
-                phase=place.phase,
+        state, phases = self.state, self.recipe.phases
+        ahead = steps * (sum(phase.epochs for phase in phases[state.phase :]) - state.epoch) - state.batch
+        seconds = max(state.seconds, 1e-9)
+        self.progress.step(
+            TrainingStep(
+                phase=state.phase,
                 phases=len(phases),
-                epoch=place.epoch,
+                epoch=state.epoch,
                 epochs=self.phase.epochs,
-                step=place.batch,
+                step=state.batch,
                 steps=steps,
-                loss=place.loss_sum / max(place.loss_steps, 1),
+                loss=state.loss_sum / max(state.loss_steps, 1),
                 rsum=self.log[-1]["rsum"] if self.log else None,
-                pairs_per_s=place.pairs / seconds,
-                seconds_left=ahead * seconds / place.step,
+                pairs_per_s=state.pairs / seconds,
+                seconds_left=ahead * seconds / state.step,
             )
         )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from visavis.errors import VisavisError, nearest
-from visavis.watch import Silent, Watch
+from visavis.progress import Progress, Silent
 
 if TYPE_CHECKING:
     from visavis.data.check import CheckReport
@@ -14,53 +14,53 @@ if TYPE_CHECKING:
     from visavis.environment import Fact
 
 
-def check_data(path: str | Path, *, watch: Watch | None = None) -> CheckReport:
+def check_data(path: str | Path, *, progress: Progress | None = None) -> CheckReport:
     """Everything that is wrong or odd in a data set, listed exactly (``visavis data check``)."""
     from visavis.data import check_dataset
 
-    watch = watch or Silent()
-    return check_dataset(path, progress=lambda done, total: watch.work("images", done, total, 0.0))
+    progress = progress or Silent()
+    return check_dataset(path, on_progress=lambda done, total: progress.work("images", done, total, 0.0))
 
 
 def features(
     path: str | Path,
     *,
-    vision: str | None = None,
+    visual: str | None = None,
     text: str | None = None,
     view: str = "pooled",
     text_view: str = "pooled",
     crops: int = 1,
     out: str | Path | None = None,
     skip_bad: bool = False,
-    watch: Watch | None = None,
+    progress: Progress | None = None,
 ) -> list[FeatureStore]:
-    """Cache what frozen encoders say of a data set: images by ``vision``, captions by ``text``; goes on where it was killed.
+    """Cache what frozen encoders say of a data set: images by ``visual``, captions by ``text``; goes on where it was killed.
 
-    view: "pooled" or "grid". text_view: "pooled" or "words". crops: 1 or 10. out: a folder for the stores ``vision`` and
+    view: "pooled" or "grid". text_view: "pooled" or "words". crops: 1 or 10. out: a folder for the stores ``visual`` and
     ``text``; default: the cache, where training finds them.
     """
     from visavis.data import open_dataset
     from visavis.models.caching import cache_features
     from visavis.models.towers import TowerSpec
 
-    watch = watch or Silent()
-    if vision is None and text is None:
-        raise VisavisError("nothing to compute: name an encoder with --vision, with --text, or both.")
-    dataset = open_dataset(path, skip_bad=skip_bad, pixels=vision is not None)
-    towers = [TowerSpec("vision", vision, view, crops)] if vision else []  # type: ignore[arg-type]
+    progress = progress or Silent()
+    if visual is None and text is None:
+        raise VisavisError("nothing to compute: name an encoder with --visual, with --text, or both.")
+    dataset = open_dataset(path, skip_bad=skip_bad, pixels=visual is not None)
+    towers = [TowerSpec("visual", visual, view, crops)] if visual else []  # type: ignore[arg-type]
     towers += [TowerSpec("text", text, text_view)] if text else []  # type: ignore[arg-type]
 
     def cache(tower: TowerSpec) -> FeatureStore:
-        what = "images" if tower.side == "vision" else "captions"
+        what = "images" if tower.side == "visual" else "captions"
         return cache_features(
             dataset,
             tower,
             Path(out) / tower.side if out else None,
-            progress=lambda done, total, per_s: watch.work(what, done, total, per_s),
+            on_progress=lambda done, total, per_s: progress.work(what, done, total, per_s),
         )
 
     for sentence in dataset.skipped:
-        watch.say(f"left out: {sentence}")
+        progress.say(f"left out: {sentence}")
     return [cache(tower) for tower in towers]
 
 
@@ -71,19 +71,19 @@ def doctor() -> list[Fact]:
     return inspect()
 
 
-def demo(*, out: str | Path | None = None, watch: Watch | None = None) -> Path:
+def demo(*, out: str | Path | None = None, progress: Progress | None = None) -> Path:
     """Draw a captioned world, train three objectives on it, compare and search; returns the folder with the report.
 
     out: a new folder; default ``runs/demo-<n>``. Offline; about two minutes on two cores.
     """
-    from visavis.report.demonstration import run_demo
+    from visavis.demonstration.running import run_demo
 
-    return run_demo(out, watch or Silent())
+    return run_demo(out, progress or Silent())
 
 
 def catalog(kind: str | None = None) -> dict[str, list[dict[str, str]]]:
     """What there is: name, what it is, formula, source and defaults of objectives, models, metrics, recipes, protocols."""
-    from visavis.report.listing import KINDS
+    from visavis.verbs.listing import KINDS
 
     if kind is not None and kind not in KINDS:
         raise VisavisError(f"there is no catalog of {kind}: {nearest(kind, KINDS)}")

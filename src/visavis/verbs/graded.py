@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from visavis.errors import VisavisError
-from visavis.watch import Silent, Watch
+from visavis.progress import Progress, Silent
 
 if TYPE_CHECKING:
+    from visavis.comparison.coherence import Comparison
+    from visavis.degrees.base import ImageBy
+    from visavis.degrees.fitting import Fitted, Kind
+    from visavis.degrees.judging import Judged
+    from visavis.degrees.thresholds import Distribution
     from visavis.evaluation.agreement import Agreement
-    from visavis.report.coherence.comparison import Comparison
-    from visavis.supervision.graded.degrees import ImageBy
-    from visavis.supervision.graded.fitting import Fitted, Kind
-    from visavis.supervision.graded.judging import Judged
-    from visavis.supervision.graded.thresholds import Distribution
 
 
 def agreement(
@@ -23,7 +23,7 @@ def agreement(
     *,
     data: str | Path | None = None,
     degrees: str | None = None,
-    watch: Watch | None = None,
+    progress: Progress | None = None,
 ) -> list[Agreement]:
     """How far runs agree with people: Kendall and Spearman between their scores of image-caption pairs and people's judgements.
 
@@ -31,10 +31,10 @@ def agreement(
     bootstrap over images; beside them how far single people agree with the others. data: where the judgements lie, default the runs'.
     degrees: also how far such degrees of relevance agree, told of an image by its first caption.
     """
-    from visavis.training.agreeing import agree_runs
+    from visavis.runs.agreement import agree_runs
 
     folders = [runs] if isinstance(runs, str | Path) else runs
-    return agree_runs([Path(run) for run in folders], None if data is None else str(data), degrees, watch or Silent())
+    return agree_runs([Path(run) for run in folders], None if data is None else str(data), degrees, progress or Silent())
 
 
 def coherence(
@@ -48,7 +48,7 @@ def coherence(
     split: str | None = None,
     seed: int = 0,
     out: str | Path | None = None,
-    watch: Watch | None = None,
+    progress: Progress | None = None,
 ) -> Comparison:
     """How coherent the lists of runs are: their first items side by side, how many are totally irrelevant, CS@K against K.
 
@@ -57,9 +57,12 @@ def coherence(
     what is no more relevant to a query than this share of all candidates is totally irrelevant. split: default the first run's test split.
     out: a new folder; default ``runs/coherence-<n>``. Raises RunError for runs of different data, DataError for constant degrees.
     """
-    from visavis.report.coherence.comparison import compare_runs
+    from visavis.comparison.coherence import compare_runs
+    from visavis.report.coherence import write_report
+    from visavis.report.figures import require_matplotlib
 
-    return compare_runs(
+    require_matplotlib()
+    comparison = compare_runs(
         [Path(run) for run in ([runs] if isinstance(runs, str | Path) else runs)],
         degrees,
         image=image,
@@ -69,8 +72,10 @@ def coherence(
         split=split,
         seed=seed,
         out=out,
-        watch=watch or Silent(),
+        progress=progress or Silent(),
     )
+    write_report(comparison)
+    return comparison
 
 
 def relevance(
@@ -80,7 +85,7 @@ def relevance(
     image: ImageBy = "own",
     pairs: int = 100_000,
     picture: str | Path | None = None,
-    watch: Watch | None = None,
+    progress: Progress | None = None,
 ) -> list[Judged] | list[Distribution]:
     """How far degrees of relevance agree with people (STS-B dev and test, Crisscrossed Captions), and what they cost.
 
@@ -89,21 +94,21 @@ def relevance(
     GradedSupervision; picture: a new PNG of the distributions.
     """
     from visavis import storage
-    from visavis.supervision.graded.judging import ESTIMATORS, judge
-    from visavis.supervision.graded.thresholds import distributions
+    from visavis.degrees.judging import ESTIMATORS, judge
+    from visavis.degrees.thresholds import distributions
 
-    specs, watch = [degrees] if isinstance(degrees, str) else degrees or ESTIMATORS, watch or Silent()
+    specs, progress = [degrees] if isinstance(degrees, str) else degrees or ESTIMATORS, progress or Silent()
     if data is None:
         if picture is not None:
             raise VisavisError("a picture is of the degrees of a data set: name it with --data.")
-        return judge(specs, watch)
+        return judge(specs, progress)
     from visavis.data import open_dataset
     from visavis.report.figures import degrees_picture, require_matplotlib
 
     if picture is not None:
         require_matplotlib()
         storage.new_file(picture)
-    rows = distributions(specs, open_dataset(data), image, pairs, watch)
+    rows = distributions(specs, open_dataset(data), image, pairs, progress)
     if picture is not None:
         storage.write_bytes(picture, degrees_picture(rows))
     return rows
@@ -115,16 +120,16 @@ def relevance_fit(
     kind: Kind = "bi",
     model: str = "minilm",
     epochs: int = 4,
-    rate: float | None = None,
+    lr: float | None = None,
     batch_size: int = 16,
     seed: int = 0,
-    watch: Watch | None = None,
+    progress: Progress | None = None,
 ) -> Fitted:
     """Fine-tune a sentence model on the ratings of STS-B train, as the ladder paper fine-tunes BERT; the best epoch on dev is kept.
 
     out: a new folder, for SentenceModel (kind "bi": the cosine of two vectors) or CrossEncoder (kind "cross": two captions read at
-    once). rate: default 2e-5 for "bi", 5e-5 for "cross", whose output begins untrained.
+    once). lr: default 2e-5 for "bi", 5e-5 for "cross", whose output begins untrained.
     """
-    from visavis.supervision.graded.fitting import fit
+    from visavis.degrees.fitting import fit
 
-    return fit(out, kind, model, epochs=epochs, rate=rate, batch_size=batch_size, seed=seed, watch=watch or Silent())
+    return fit(out, kind, model, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed, progress=progress or Silent())

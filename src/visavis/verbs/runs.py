@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from visavis.errors import RunError
-from visavis.watch import Silent, Watch
+from visavis.progress import Progress, Silent
 
 if TYPE_CHECKING:
     from visavis.diagnosis.walk import Diagnosis
     from visavis.evaluation import Evaluation
     from visavis.models.retriever import Retriever
     from visavis.retrieval.query import Hit
-    from visavis.training.running import Trained
+    from visavis.runs.begin import Trained
 
 
 def train(
@@ -25,7 +25,7 @@ def train(
     overrides: dict[str, Any] | Sequence[str] = (),
     resume: bool = False,
     skip_bad: bool = False,
-    watch: Watch | None = None,
+    progress: Progress | None = None,
 ) -> Trained:
     """Train by a recipe into a run folder, and evaluate the best model on the test split.
 
@@ -33,16 +33,16 @@ def train(
     folder; default ``runs/<recipe>-<n>``. overrides: ``{"training.batch_size": 64}`` or ``["training.batch_size=64"]``.
     Raises RecipeError, DataError, RefusedOverwrite; Stopped after Ctrl-C, when everything is saved.
     """
+    from visavis.runs.begin import begin_run, continue_run
     from visavis.training.recipe import parse_override
-    from visavis.training.running import begin_run, continue_run
 
     given = dict(parse_override(text) for text in overrides) if not isinstance(overrides, dict) else dict(overrides)
     given |= {key: value for key, value in (("data.path", data and str(data)), ("data.skip_bad", skip_bad)) if value}
     if not resume:
-        return begin_run(recipe, given, out, watch or Silent())
+        return begin_run(recipe, given, out, progress or Silent())
     if given or out is not None:
         raise RunError("a resumed run keeps its recipe, its data and its folder: give --resume with the run folder alone.")
-    return continue_run(Path(recipe), watch or Silent())
+    return continue_run(Path(recipe), progress or Silent())
 
 
 def load(path: str | Path) -> Retriever:
@@ -63,7 +63,7 @@ def evaluate(
     data: str | Path | None = None,
     degrees: str | None = None,
     semantics: str = "reference",
-    watch: Watch | None = None,
+    progress: Progress | None = None,
 ) -> Evaluation:
     """The metrics of a run's best model: R@K both ways, RSUM, ranks, mAP, under a named protocol; with degrees also CS@K and nDCG@K.
 
@@ -71,12 +71,12 @@ def evaluate(
     degrees: who tells degrees of relevance, such as "CBoW()". semantics: of CS@K: "reference" ranks the first caption of each image
     and is tau-b, as the released code of the Ladder loss; "paper" ranks all captions and is tau-a, as its text.
     """
-    from visavis.training.running import evaluate_run
+    from visavis.runs.evaluating import evaluate_run
 
-    return evaluate_run(Path(run), protocol, split, None if data is None else str(data), watch or Silent(), degrees, semantics)
+    return evaluate_run(Path(run), protocol, split, None if data is None else str(data), progress or Silent(), degrees, semantics)
 
 
-def diagnose(run: str | Path, *, objective: Sequence[str] = (), batches: int | None = None, watch: Watch | None = None) -> Diagnosis:
+def diagnose(run: str | Path, *, objective: Sequence[str] = (), batches: int | None = None, progress: Progress | None = None) -> Diagnosis:
     """What moves the queries of a run's training set at its best point, by its own objective and by others at the same point.
 
     Counts and weights of contributing samples as in the COCOS paper: frozen weights, no dropout, mean and deviation over
@@ -84,7 +84,7 @@ def diagnose(run: str | Path, *, objective: Sequence[str] = (), batches: int | N
     """
     from visavis.diagnosis.walk import diagnose_run
 
-    return diagnose_run(Path(run), [objective] if isinstance(objective, str) else objective, batches, watch or Silent())
+    return diagnose_run(Path(run), [objective] if isinstance(objective, str) else objective, batches, progress or Silent())
 
 
 def search(
@@ -93,9 +93,9 @@ def search(
     *,
     inside: str | Path | None = None,
     top: int = 5,
-    watch: Watch | None = None,
+    progress: Progress | None = None,
 ) -> list[Hit]:
     """The images that fit a sentence best, best first. inside: a data set or any folder of images; default: the run's data."""
     from visavis.retrieval.query import search_images
 
-    return search_images(Path(run), query, None if inside is None else Path(inside), top, watch or Silent())
+    return search_images(Path(run), query, None if inside is None else Path(inside), top, progress or Silent())

@@ -33,12 +33,12 @@ def write_scenes(
     seed: int = 0,
     noise: float = 0.0,
     near_duplicates: float = 0.0,
-    progress: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Path:
     """Draw a captioned world into a new folder; the same arguments give the same bytes.
 
     size: pixels of a side. noise: share of the training captions that are moved to a wrong image. near_duplicates:
-    share of the images of each split that are slight re-drawings of an earlier one. progress: called with the
+    share of the images of each split that are slight re-drawings of an earlier one. on_progress: called with the
     numbers of images drawn and of all images. Returns the folder. Raises RefusedOverwrite if anything stands
     there, RecipeError for a number out of range.
     """
@@ -57,8 +57,8 @@ def write_scenes(
         (part / "images").mkdir()
         for number, row in enumerate(rows):
             draw(row.scene, size).save(part / row.filename, compress_level=1)
-            if progress:
-                progress(number + 1, len(rows))
+            if on_progress:
+                on_progress(number + 1, len(rows))
         storage.write_json_lines(part / "captions.jsonl", [row.captions_line() for row in rows])
         storage.write_json_lines(part / "scenes.jsonl", [row.scene_line() for row in rows])
     return folder

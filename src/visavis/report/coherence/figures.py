@@ -6,11 +6,12 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from visavis.comparison.lists import Item, Query, TopList
+from visavis.comparison.measure import SHOWN, Measured
 from visavis.data.dataset import Dataset
-from visavis.report.coherence.lists import Item, Query, TopList
-from visavis.report.coherence.measure import WAYS, Measured, Way
 from visavis.report.coherence.thumbnails import Thumbnails
 from visavis.report.figures import LIGHT, Theme, dress, new_figure, png, quoted
+from visavis.types import DIRECTIONS, Direction
 
 BANDS = {"light": ("#c22f20", "#b5d2f0", "#6fa8e0", "#2b6cd1", "#123a80"), "dark": ("#ff8a78", "#34527d", "#4679bd", "#6fabf7", "#cfe4ff")}
 """A color for each band of relevance, by the page's; the first is that of the totally irrelevant."""
@@ -81,12 +82,12 @@ def _mark(canvas: Any, item: Item, spot: tuple[float, float, float]) -> None:
         canvas.add_patch(Rectangle((left, bottom), side, side, fill=False, edgecolor=LIGHT.right, linewidth=3.5, zorder=4))
 
 
-def scores_picture(names: Sequence[str], measured: Mapping[Way, Sequence[Measured]], theme: Theme = LIGHT) -> bytes:
+def scores_picture(names: Sequence[str], measured: Mapping[Direction, Sequence[Measured]], theme: Theme = LIGHT) -> bytes:
     """CS@K against K, both ways: a line for each ranker, its 95 % interval as a band; the last one is the random order."""
     figure = new_figure(8.6, 3.4, theme)
-    for number, (way, title) in enumerate(WAYS.items()):
+    for number, way in enumerate(SHOWN):
         panel = figure.add_axes((0.07 + 0.49 * number, 0.155, 0.425, 0.7))
-        dress(panel, f"CS@K, {title}", theme, "K")
+        dress(panel, f"CS@K, {DIRECTIONS[way]}", theme, "K")
         panel.set_xscale("log")
         for place, (name, one) in enumerate(zip(names, measured[way], strict=True)):
             last = place == len(names) - 1

@@ -6,18 +6,19 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from visavis.comparison.lists import Item, Query, TopList
+from visavis.comparison.measure import SHOWN, Mean
 from visavis.environment import versions
 from visavis.report import page
-from visavis.report.coherence.lists import Item, Query, TopList
-from visavis.report.coherence.measure import WAYS, Mean, Way
 from visavis.report.coherence.style import STYLE
 from visavis.report.coherence.thumbnails import SIDE, Thumbnails
 from visavis.report.page import Section, Shades, escape
+from visavis.types import DIRECTIONS, Direction
 
 if TYPE_CHECKING:
-    from visavis.report.coherence.comparison import Comparison
+    from visavis.comparison.coherence import Comparison
 
-HEADINGS: dict[Way, str] = {"t2i": "Captions look for images", "i2t": "Images look for captions"}
+HEADINGS: dict[Direction, str] = {"t2i": "Captions look for images", "i2t": "Images look for captions"}
 TABLED = (100, 1000)
 """Where CS@K stands in the table, besides the whole list."""
 
@@ -25,7 +26,7 @@ UNFOLDED = 10
 """Captions of a list that are seen before the rest is unfolded."""
 
 
-def write(comparison: Comparison, scores: Shades, thumbnails: Thumbnails) -> str:
+def page_of(comparison: Comparison, scores: Shades, thumbnails: Thumbnails) -> str:
     """The whole page. scores: the picture of CS@K."""
     runs = len(comparison.rankers) - 1
     sections = [Section(f"How much of the first {comparison.top} is irrelevant", _counts(comparison))]
@@ -48,7 +49,7 @@ def _counts(comparison: Comparison) -> str:
         for ranker, one in zip(comparison.rankers, measured["t2i"], strict=True)
     ]
     cells = [
-        [mean for way in WAYS for mean in (measured[way][place].irrelevant, measured[way][place].more if place else None)]
+        [mean for way in SHOWN for mean in (measured[way][place].irrelevant, measured[way][place].more if place else None)]
         for place in range(len(comparison.rankers))
     ]
     note = (
@@ -83,7 +84,7 @@ def _warnings(comparison: Comparison) -> list[str]:
 
 def _scores(comparison: Comparison) -> str:
     cuts = [k for k in comparison.measured["t2i"][0].scores if k in TABLED or k == len(comparison.data.images)]
-    cells = [[comparison.measured[way][place].scores[k] for way in WAYS for k in cuts] for place in range(len(comparison.rankers))]
+    cells = [[comparison.measured[way][place].scores[k] for way in SHOWN for k in cuts] for place in range(len(comparison.rankers))]
     undefined = max(score.undefined for measured in comparison.measured.values() for one in measured for score in one.scores.values())
     left_out = (
         f"up to {undefined:,} queries of a mean have no value, since their first K degrees are all equal"
@@ -91,12 +92,12 @@ def _scores(comparison: Comparison) -> str:
         else "every query has a value"
     )
     note = f"Means over queries, the first caption of each image alone, with their 95 % intervals; {left_out}. All K are in coherence.json."
-    return _table(comparison, [[f"CS@{k:,}" for k in cuts]] * len(WAYS), cells, 3, note)
+    return _table(comparison, [[f"CS@{k:,}" for k in cuts]] * len(SHOWN), cells, 3, note)
 
 
 def _table(comparison: Comparison, heads: Sequence[Sequence[str]], cells: Sequence[Sequence[Mean | None]], digits: int, note: str) -> str:
     """A row for each ranker, a group of columns for each way."""
-    ways = "".join(f'<th colspan="{len(group)}" scope="colgroup">{title}</th>' for title, group in zip(WAYS.values(), heads, strict=True))
+    ways = "".join(f'<th colspan="{len(group)}" scope="colgroup">{DIRECTIONS[way]}</th>' for way, group in zip(SHOWN, heads, strict=True))
     names = "".join(f'<th scope="col">{escape(name)}</th>' for group in heads for name in group)
 
     def cell(mean: Mean | None) -> str:
@@ -120,7 +121,7 @@ def _table(comparison: Comparison, heads: Sequence[Sequence[str]], cells: Sequen
 {page.paragraph(note, "note")}"""
 
 
-def _legend(comparison: Comparison, way: Way) -> str:
+def _legend(comparison: Comparison, way: Direction) -> str:
     own, all_ = ("the caption's own image", "images") if way == "t2i" else ("the image's own caption", "captions")
     shares = [f"{100 * share:.4g}" for share in comparison.scale.shares]
     steps = [*(f"{low} to {high} %" for low, high in pairwise(shares)), f"over {shares[-1]} %"]
@@ -146,7 +147,7 @@ def _query(query: Query, comparison: Comparison, thumbnails: Thumbnails) -> str:
     return f'<article class="{query.way}">{head}\n<div class="lists">{lists}</div></article>'
 
 
-def _heading(one: TopList, way: Way) -> str:
+def _heading(one: TopList, way: Direction) -> str:
     own = "own image" if way == "t2i" else "first own caption"
     counted = f"{one.num_irrelevant} of {len(one.items)} totally irrelevant, {own} at rank {one.own_rank:,}"
     return f'<h4>{escape(one.run)} <span class="note">{counted}</span></h4>'
@@ -198,8 +199,9 @@ def _mark(item: Item) -> str:
 
 def _alt(comparison: Comparison) -> str:
     told = [
-        f"{title}: " + ", ".join(f"{ranker.name} {one.whole.mean:.2f}" for ranker, one in zip(comparison.rankers, measured, strict=True))
-        for (way, title) in WAYS.items()
+        f"{DIRECTIONS[way]}: "
+        + ", ".join(f"{ranker.name} {one.whole.mean:.2f}" for ranker, one in zip(comparison.rankers, measured, strict=True))
+        for way in SHOWN
         for measured in [comparison.measured[way]]
     ]
     return f"Two charts of CS@K against K. Over the whole list, {'; '.join(told)}."

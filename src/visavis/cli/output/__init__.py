@@ -1,0 +1,21 @@
+"""What the command line draws: bars while it works, tables when it is done, thumbnails where a terminal can."""
+
+from visavis.cli.output.bars import Bars
+from visavis.cli.output.data import print_catalog, print_check, print_findings
+from visavis.cli.output.graded import print_agreement, print_coherence, print_fitted, print_relevance
+from visavis.cli.output.runs import print_diagnosis, print_evaluation, print_hits, print_trained
+
+__all__ = [
+    "Bars",
+    "print_agreement",
+    "print_catalog",
+    "print_check",
+    "print_coherence",
+    "print_diagnosis",
+    "print_evaluation",
+    "print_findings",
+    "print_fitted",
+    "print_hits",
+    "print_relevance",
+    "print_trained",
+]

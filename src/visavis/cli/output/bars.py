@@ -1,0 +1,52 @@
+"""Bars on stderr while work goes on."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from visavis.progress import TrainingStep
+
+
+class Bars:
+    """A Progress that draws on stderr: one bar a kind of work, one for training, where that is a terminal."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False)
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
+        self.progress = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
+        self.tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def say(self, sentence: str) -> None:
+        self.console.print(escape(sentence), soft_wrap=True)
+
+    def work(self, what: str, done: int, total: int, per_s: float) -> None:
+        self._show(what, what, done, total, f"{done:,}/{total:,}" + (f"  {per_s:,.0f}/s" if per_s else ""))
+
+    def step(self, step: TrainingStep) -> None:
+        phase = f"phase {step.phase + 1}/{step.phases} " if step.phases > 1 else ""
+        rsum = "" if step.rsum is None else f"  RSUM {step.rsum:.1f}"
+        note = f"loss {step.loss:.4g}{rsum}  {step.pairs_per_s:,.0f} pairs/s  {_duration(step.seconds_left)} left"
+        done = step.epoch * step.steps + step.step
+        self._show("training", f"{phase}epoch {step.epoch + 1}/{step.epochs}", done, step.epochs * step.steps, note)
+
+    def _show(self, key: str, title: str, done: int, total: int, note: str) -> None:
+        if key not in self.tasks:
+            self.tasks[key] = self.progress.add_task(title, total=total, note=note)
+        task = self.tasks[key]
+        self.progress.update(task, description=title, completed=done, total=total, note=note, visible=done < total or key == "training")
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"

@@ -1,0 +1,60 @@
+"""Tables about data, machine and catalog."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from visavis.cli.output.console import standard_output
+
+if TYPE_CHECKING:
+    from visavis.data.check import CheckReport
+    from visavis.environment import Fact
+
+
+LISTED = 200
+"""Findings of one kind that are printed before the rest is counted; ``--json`` has them all."""
+
+
+def print_check(report: CheckReport) -> None:
+    console = standard_output()
+    by_kind: dict[str, list[Any]] = {}
+    for finding in sorted(report.findings, key=lambda finding: not finding.loses):
+        by_kind.setdefault(("" if finding.loses else "note: ") + finding.kind, []).append(finding)
+    for kind, findings in by_kind.items():
+        console.print(f"[bold]{escape(kind)}[/bold] ({len(findings):,})")
+        for finding in findings[:LISTED]:
+            console.print(f"  {escape(str(finding))}", soft_wrap=True)
+        if len(findings) > LISTED:
+            console.print(f"  ... and {len(findings) - LISTED:,} more: --json lists all")
+    for split, count in report.splits.items():
+        console.print(f"{split}: {count.images:,} images, {count.captions:,} captions")
+    fewest, most = report.captions_per_image
+    sizes = ", ".join(f"{size} ({count:,})" for size, count in sorted(report.image_sizes.items(), key=lambda item: -item[1])[:5])
+    console.print(
+        f"captions an image: {fewest} to {most}; duplicate captions: {report.duplicate_captions:,}; image sizes: {sizes or 'no images'}"
+    )
+    verdict = "All is well: training loses nothing." if report.ok else "Training would lose something: mend it, or train with --skip-bad."
+    console.print(f"{verdict} ({report.layout}, {report.seconds:.1f} s)")
+
+
+def print_findings(findings: Iterable[Fact]) -> None:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for finding in findings:
+        mark = "[green]ok[/green]" if finding.ok else "[red]![/red]"
+        table.add_row(mark, escape(finding.name), escape(finding.value), escape(finding.remedy))
+    standard_output().print(table)
+
+
+def print_catalog(entries: dict[str, list[dict[str, str]]]) -> None:
+    console = standard_output()
+    for kind, rows in entries.items():
+        console.print(f"[bold]{kind}[/bold]")
+        for row in rows:
+            (_, name), (_, what), *rest = row.items()
+            console.print(f"  [cyan]{escape(name)}[/cyan]", soft_wrap=True)
+            for text in filter(None, [what, *(f"{label}: {value}" for label, value in rest if value)]):
+                console.print(f"      {escape(text)}", soft_wrap=True)

@@ -1,0 +1,157 @@
+"""Tables about a run: trained, evaluated, diagnosed, searched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from visavis.cli.output.console import standard_output
+from visavis.types import DIRECTIONS
+
+if TYPE_CHECKING:
+    from visavis.diagnosis.walk import Diagnosis
+    from visavis.evaluation import Coherence, Evaluation
+    from visavis.retrieval.query import Hit
+    from visavis.runs.begin import Trained
+
+
+MEASURES = {"per_moved": "C^q", "per_query": "C^q of all", "in_batch": "C^B", "idle": "C^0", "push": "W-", "pull": "W+"}
+"""What a diagnosis counts, and the signs of the COCOS paper for it."""
+
+
+def print_trained(trained: Trained) -> None:
+    console = standard_output()
+    if trained.test is not None:
+        print_evaluation(trained.test)
+    console.print(
+        f"{escape(trained.objective)}, positives by {trained.targets}: "
+        f"best RSUM {trained.validation_rsum:.1f} on the validation split (all its images against all its captions), at step {trained.best_step:,}; "
+        f"training {trained.seconds:.0f} s, data and features {trained.cache_seconds:.0f} s.",
+        soft_wrap=True,
+    )
+    console.print(f"Run folder: {escape(str(trained.folder))}", soft_wrap=True)
+
+
+def print_evaluation(result: Evaluation) -> None:
+    m = result.metrics
+    table = Table(box=None, pad_edge=False)
+    for column in ("", "R@1", "R@5", "R@10", "median rank", "mean rank"):
+        table.add_column(column, justify="left" if not column else "right")
+    for way, title in DIRECTIONS.items():
+        table.add_row(title, *(f"{m[f'{way}_r{k}']:.1f}" for k in (1, 5, 10)), f"{m[f'{way}_medr']:.0f}", f"{m[f'{way}_meanr']:.1f}")
+    standard_output().print(table)
+    standard_output().print(
+        f"RSUM {m['rsum']:.1f}, average recall {m['average_recall']:.1f}  (protocol {result.protocol}: {result.num_images:,} images, "
+        f"{result.num_texts:,} texts, {result.captions_per_image:g} captions an image; ties {result.ties})",
+        soft_wrap=True,
+    )
+    queries = len(result.image_ranks), len(result.text_ranks)
+    if queries[0] < result.num_images or queries[1] < result.num_texts:
+        standard_output().print(
+            f"R-Precision {m['i2t_r_precision']:.3f} and {m['t2i_r_precision']:.3f}, mAP@R {m['i2t_map_at_r']:.3f} and "
+            f"{m['t2i_map_at_r']:.3f} of {queries[0]:,} images and {queries[1]:,} texts whose right answers are listed",
+            soft_wrap=True,
+        )
+    if result.coherence is not None:
+        _print_coherence(result.coherence)
+
+
+def _print_coherence(result: Coherence) -> None:
+    measures = [(f"{key}_at_{k}", f"{name}@{k}") for key, name in (("cs", "CS"), ("ndcg", "nDCG")) for k in result.ks]
+    table = Table(box=None, pad_edge=False)
+    for column in ("", *(title for _, title in measures)):
+        table.add_column(column, justify="left" if not column else "right")
+    for way, title in DIRECTIONS.items():
+        for name, means in ((title, result.metrics), ("  random scores", result.random)):
+            numbers = [means[f"{way}_{key}"] for key, _ in measures]
+            table.add_row(name, *("undefined" if number is None else f"{number:.3f}" for number in numbers))
+    standard_output().print(table)
+    tau, captions = ("tau-b", "the first caption of each image") if result.semantics == "reference" else ("tau-a", "all captions")
+    left_out = ", ".join(f"{name} {count:,}" for name, count in result.undefined.items() if count) or "none"
+    standard_output().print(
+        f"Degrees by {escape(result.degrees)}; CS is {tau} over the top K of {captions}: {result.candidates[0]:,} texts, {result.candidates[1]:,} images, "
+        f"which no K exceeds. Queries left out as undefined (constant in the top K): {left_out}.",
+        soft_wrap=True,
+    )
+
+
+def print_diagnosis(result: Diagnosis) -> None:
+    table = Table(box=None, pad_edge=False)
+    for column in ("", *MEASURES.values()):
+        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
+    for count in result.counts:
+        released = "" if count.semantics == "paper" else ", as the released code counts"
+        table.add_row(f"[bold]{escape(count.objective.partition('(')[0])}[/bold]{released}")
+        for way, title in DIRECTIONS.items():
+            table.add_row(f"  {title}", *(_spread(count.mean[f"{way}_{name}"], count.deviation[f"{way}_{name}"]) for name in MEASURES))
+    console = standard_output()
+    console.width = max(console.width, 120)  # rather too wide than cut
+    console.print(table)
+    console.print(
+        f"C^q: negatives that push a query (weight above {result.epsilon:g}), a mean over queries that have one, then over all; C^B: of all "
+        "queries of a batch; C^0: queries that none pushes; W-, W+: summed weights of those negatives and of positives.",
+        soft_wrap=True,
+    )
+    console.print(
+        f"Best model, step {result.step:,}, frozen; mean ± deviation over {result.batches:,} training batches of {result.images:,} images and "
+        f"{result.texts:,} texts; {', '.join(escape(count.objective) for count in result.counts if count.semantics == 'paper')}.",
+        soft_wrap=True,
+    )
+    if result.published:
+        _print_published(console, result)
+
+
+def _print_published(console: Console, result: Diagnosis) -> None:
+    """The figures of a paper beside those of the run: as the paper defines them, and as its released code counts."""
+    own, beside = result.counts[0], result.beside
+    if beside is None:
+        console.print(escape(f"{result.published} has no figures for {own.objective}."), soft_wrap=True)
+        return
+    released = next((count for count in result.counts if (count.objective, count.semantics) == (own.objective, "reference")), None)
+    table = Table(box=None, pad_edge=False)
+    for column in ("", "", "published", "reached", "reached, as the released code counts"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for key, figures in beside.values.items():
+        way, _, measure = key.partition("_")
+        otherwise = _spread(released.mean[key], released.deviation[key]) if released else "-" if beside.caution else "the same"
+        table.add_row(DIRECTIONS[way], MEASURES[measure], _spread(*figures), _spread(own.mean[key], own.deviation[key]), otherwise)
+    console.print()
+    console.print(table)
+    console.print(
+        f"Published: {beside.source}, {beside.place}: {escape(beside.model)}, {beside.data}. "
+        f"Reached: {escape(result.model)}, {escape(result.data)}.",
+        soft_wrap=True,
+    )
+    if beside.caution:
+        console.print(f"The published figures are as the released code counts: {beside.caution}.", soft_wrap=True)
+
+
+def _spread(mean: float, deviation: float) -> str:
+    return "-" if math.isnan(mean) else f"{mean:.2f}±{deviation:.2f}"
+
+
+def print_hits(hits: Iterable[Hit]) -> None:
+    console = standard_output()
+    for rank, hit in enumerate(hits, 1):
+        console.print(f"{rank:2d}  {hit.score:.3f}  {escape(hit.name)}", soft_wrap=True)
+        if hit.image.bytes is not None and console.is_terminal and console.color_system == "truecolor":
+            console.print(_thumbnail(hit.image.open()))
+
+
+def _thumbnail(picture: Any, width: int = 32) -> Any:
+    """A picture in half blocks: two pixels a character cell."""
+    from rich.text import Text
+
+    small = picture.convert("RGB").resize((width, max(2, width * picture.height // picture.width // 2 * 2)))
+    text = Text()
+    for y in range(0, small.height, 2):
+        for x in range(small.width):
+            upper, lower = small.getpixel((x, y)), small.getpixel((x, y + 1))
+            text.append("▀", style=f"rgb({','.join(map(str, upper))}) on rgb({','.join(map(str, lower))})")
+        text.append("\n")
+    return text

@@ -1,0 +1,210 @@
+"""How coherent the lists of runs are: how much in the top of a list is totally irrelevant, and CS@K against K.
+
+What is totally irrelevant the Ladder paper, whose figure 2 marks it, does not say. Degrees differ in scale from estimator
+to estimator and, with word vectors, from query to query: here an item is judged among all candidates of the same query.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visavis.data.dataset import Dataset
+from visavis.degrees import Degrees, ImageBy, ImageDegrees
+from visavis.errors import DataError, VisavisError
+from visavis.evaluation.blocks import Score
+from visavis.evaluation.coherence import Coherence, coherence_of
+from visavis.models import Matcher
+from visavis.progress import Progress
+from visavis.types import DIRECTIONS, Direction, Encoded
+
+SHOWN: tuple[Direction, ...] = ("t2i", "i2t")
+"""The directions in the order in which they are shown."""
+CUTS = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+"""Where CS@K is measured."""
+
+TAILS = (1.0, 0.5, 0.2, 0.02)
+"""Of the candidates that are not irrelevant, how many reach each band of relevance."""
+
+QUERIES = 128
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How relevant an item is among all candidates of its query, in bands 0 to 4; band 0 is totally irrelevant.
+
+    irrelevant: the share of its candidates that a query has in band 0. A random list has that share of them.
+    """
+
+    irrelevant: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.irrelevant < 1:
+            raise VisavisError(f"irrelevant is {self.irrelevant:g}, expected a share of the candidates above 0 and below 1, such as 0.5.")
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """An item of band i is more relevant than ``shares[i - 1]`` of the candidates."""
+        return tuple(round(1 - (1 - self.irrelevant) * tail, 6) for tail in TAILS)
+
+    def bounds(self, relevance: Tensor) -> Tensor:
+        """The highest degree below each band, query by query: ``[Q, 4]`` of ``[Q, C]``."""
+        places = [math.ceil(share * relevance.shape[1] - 1e-9) - 1 for share in self.shares]
+        return relevance.sort(dim=1).values[:, places]
+
+    def bands(self, relevance: Tensor) -> Tensor:
+        """The band of every candidate ``[Q, C]``. Equal degrees share the lower band, but the highest of a query is never irrelevant."""
+        bands = (relevance[:, :, None] > self.bounds(relevance)[:, None]).sum(2)
+        return torch.where(relevance == relevance.amax(1, keepdim=True), bands.clamp(min=1), bands)
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over queries with half its 95 % interval, and how many queries have no value and are left out."""
+
+    mean: float
+    half: float
+    undefined: int
+
+    @classmethod
+    def of(cls, values: Tensor, images: np.ndarray) -> Mean:
+        """values ``[Q]``, NaN where undefined. images ``[Q]``: captions of one image stand or fall together in the interval."""
+        numbers, defined = values.double().numpy(), ~np.isnan(values.numpy())
+        mean = float(numbers[defined].mean()) if defined.any() else float("nan")
+        apart = np.bincount(images[defined], numbers[defined] - mean)
+        return cls(mean, 1.96 * float(np.sqrt((apart**2).sum())) / max(int(defined.sum()), 1), int((~defined).sum()))
+
+    def to_json(self) -> dict[str, float | int | None]:
+        return {**asdict(self), "mean": None if math.isnan(self.mean) else self.mean}
+
+
+@dataclass(frozen=True, eq=False)
+class Ranker:
+    """What orders candidates: a run's best model with all images and texts of a split, encoded, or the lot.
+
+    name: of the run's folder. objective: what it was trained with.
+    """
+
+    name: str
+    objective: str
+    images: Encoded
+    texts: Encoded
+    score: Score
+
+    @classmethod
+    def of_run(cls, name: str, objective: str, matcher: Matcher, images: Encoded, texts: Encoded) -> Ranker:
+        device = next(matcher.parameters()).device
+
+        @torch.inference_mode()
+        def score(some_images: Encoded, some_texts: Encoded) -> Tensor:
+            return matcher.score(some_images.to(device), some_texts.to(device)).float().cpu()
+
+        return cls(name, objective, images, texts, score)
+
+    @classmethod
+    def lot(cls, data: Dataset, seed: int) -> Ranker:
+        """A random order."""
+        generator = torch.Generator().manual_seed(seed)
+        images, texts = (Encoded(torch.empty(len(items), 0)) for items in (data.images, data.captions))
+        return cls("random", "by lot", images, texts, lambda some, others: torch.rand(len(some), len(others), generator=generator))
+
+    def scores(self, way: Direction, queries: Tensor, candidates: Tensor) -> Tensor:
+        """The scores of queries with candidates, by index: ``[Q, C]``."""
+        if way == "t2i":
+            return self.score(self.images[candidates], self.texts[queries]).T
+        return self.score(self.images[queries], self.texts[candidates])
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How coherent the lists of one ranker are, one way.
+
+    irrelevant: how many items among the first are totally irrelevant. more: how many more than in the lists of the first
+    ranker, query by query. scores: CS@K by K.
+    """
+
+    irrelevant: Mean
+    more: Mean
+    scores: dict[int, Mean]
+
+    @property
+    def whole(self) -> Mean:
+        """CS of the longest list."""
+        return self.scores[max(self.scores)]
+
+    def to_json(self) -> dict[str, Any]:
+        curve = [{"k": k, **score.to_json()} for k, score in self.scores.items()]
+        return {"irrelevant": self.irrelevant.to_json(), "more_than_first": self.more.to_json(), "coherent_score": curve}
+
+
+def measure(
+    rankers: Sequence[Ranker], degrees: Degrees, image: ImageBy, data: Dataset, scale: Scale, top: int, progress: Progress
+) -> dict[Direction, list[Measured]]:
+    """Every ranker, both ways. Items are counted in the lists of all queries; CS@K is that of ``visavis evaluate``."""
+    told, scores = degrees.between(data, image), []
+    for number, ranker in enumerate(rankers, 1):
+        scores.append(coherence_of(ranker.images, ranker.texts, ranker.score, data, degrees, ks=CUTS))
+        progress.work("coherent scores", number, len(rankers), 0.0)
+
+    def one_way(way: Direction) -> list[Measured]:
+        image_of = data.image_of if way == "t2i" else np.arange(len(data.images))
+        counts = count_irrelevant(rankers, way, told, data, scale, top, progress)
+        return [
+            Measured(Mean.of(own, image_of), Mean.of(own - counts[0], image_of), _curve(each, way))
+            for own, each in zip(counts, scores, strict=True)
+        ]
+
+    return {way: one_way(way) for way in SHOWN}
+
+
+def _curve(found: Coherence, way: Direction) -> dict[int, Mean]:
+    values = {k: found.per_query[f"{way}_cs_at_{k}"] for k in found.ks}
+    return {k: Mean.of(torch.from_numpy(each), np.arange(len(each))) for k, each in values.items()}
+
+
+def count_irrelevant(
+    rankers: Sequence[Ranker], way: Direction, degrees: ImageDegrees, data: Dataset, scale: Scale, top: int, progress: Progress
+) -> list[Tensor]:
+    """How many of the first ``top`` items are totally irrelevant, for every query ``[Q]`` of each ranker."""
+    asked, candidates = sides(data, way)
+    counts: list[list[Tensor]] = [[] for _ in rankers]
+    for queries in asked.split(QUERIES):
+        irrelevant = scale.bands(relevance_of(degrees, way, queries, candidates)) == 0
+        for ranker, numbers in zip(rankers, counts, strict=True):
+            first = in_order(ranker.scores(way, queries, candidates))[:, :top]
+            numbers.append(irrelevant.gather(1, first).sum(1).double())
+        progress.work(f"lists, {DIRECTIONS[way]}", int(queries[-1]) + 1, len(asked), 0.0)
+    return [torch.cat(numbers) for numbers in counts]
+
+
+def sides(data: Dataset, way: Direction) -> tuple[Tensor, Tensor]:
+    """The indices of all queries, and of all candidates."""
+    captions, images = torch.arange(len(data.captions)), torch.arange(len(data.images))
+    return (captions, images) if way == "t2i" else (images, captions)
+
+
+def relevance_of(degrees: ImageDegrees, way: Direction, queries: Tensor, candidates: Tensor) -> Tensor:
+    """The degrees of queries with candidates ``[Q, C]``."""
+    return degrees(candidates, queries).T if way == "t2i" else degrees(queries, candidates)
+
+
+def check(degrees: ImageDegrees, data: Dataset) -> None:
+    """Raises DataError for degrees that are constant or NaN, as the first captions show."""
+    captions, images = sides(data, "t2i")
+    shown = relevance_of(degrees, "t2i", captions[:QUERIES], images)
+    if not shown.min() < shown.max():
+        raise DataError(
+            f"the degrees of images and captions of {data.name} run from {shown.min():g} to {shown.max():g}, so that nothing is "
+            "more relevant than anything else: choose other --degrees."
+        )
+
+
+def in_order(scores: Tensor) -> Tensor:
+    """Candidates of each query, best first; equal ones in the order of the data."""
+    return scores.argsort(dim=1, descending=True, stable=True)

@@ -1,0 +1,136 @@
+"""One comparison: rows of runs that differ in their seed alone, under one protocol, as text, Markdown or JSON.
+
+>>> table = Table.of({"Unified": [run.test for run in runs]})                  # doctest: +SKIP
+>>> table.rows[0].mean("rsum"), table.rows[0].deviation("rsum")                # doctest: +SKIP
+(493.0, 2.1)
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from visavis.errors import RunError
+from visavis.evaluation import Evaluation
+from visavis.metrics.recall import RECALLS_AT
+from visavis.types import DIRECTIONS
+
+METRICS = (*(f"{way}_r{k}" for way in DIRECTIONS for k in RECALLS_AT), "rsum")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Under which conditions all numbers of a table were measured; see evaluation.Evaluation."""
+
+    protocol: str
+    num_images: int
+    num_texts: int
+    captions_per_image: float
+    ties: str
+
+    @classmethod
+    def of(cls, result: Evaluation) -> Rules:
+        return cls(result.protocol, result.num_images, result.num_texts, result.captions_per_image, result.ties)
+
+    def __str__(self) -> str:
+        candidates = f"{self.num_images:,} images, {self.num_texts:,} texts, {self.captions_per_image:g} captions an image"
+        return f"protocol {self.protocol}: {candidates}; ties {self.ties}"
+
+    def chance(self, metric: str) -> float:
+        """What a random order reaches, in percent: the chance that one of the right candidates is among the first K."""
+        if metric == "rsum":
+            return sum(self.chance(name) for name in METRICS if name != "rsum")
+        way, k = metric.split("_r")
+        candidates, right = (self.num_texts, round(self.captions_per_image)) if way == "i2t" else (self.num_images, 1)
+        return 100 * (1 - math.comb(candidates - right, int(k)) / math.comb(candidates, int(k)))
+
+
+@dataclass(frozen=True)
+class Row:
+    """The runs of one setting. metrics: for each run, its metrics by the keys of ``metrics.CATALOG``."""
+
+    name: str
+    metrics: tuple[Mapping[str, float], ...]
+
+    def mean(self, metric: str) -> float:
+        return statistics.fmean(run[metric] for run in self.metrics)
+
+    def deviation(self, metric: str) -> float | None:
+        """The sample standard deviation over runs (n - 1 in the denominator); None for a single run."""
+        return statistics.stdev(run[metric] for run in self.metrics) if len(self.metrics) > 1 else None
+
+    def cell(self, metric: str) -> str:
+        deviation = self.deviation(metric)
+        return f"{self.mean(metric):.1f}" + ("" if deviation is None else f" ± {deviation:.1f}")
+
+    def short(self, metric: str) -> str:
+        """The cell in as few characters as a terminal needs."""
+        deviation = self.deviation(metric)
+        return f"{self.mean(metric):.1f}" + ("" if deviation is None else f"±{deviation:.{1 if deviation < 9.95 else 0}f}")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Settings, one a row, all measured under the same rules."""
+
+    rows: tuple[Row, ...]
+    rules: Rules
+
+    @classmethod
+    def of(cls, results: Mapping[str, Sequence[Evaluation]]) -> Table:
+        """The evaluations of each setting's runs. Raises RunError if they were not measured under the same rules."""
+        rules = list(dict.fromkeys(Rules.of(result) for runs in results.values() for result in runs))
+        if len(rules) != 1:
+            found = " / ".join(map(str, rules)) or "nothing"
+            raise RunError(f"one table needs results of one protocol on one number of candidates, found {found}: evaluate all runs alike.")
+        return cls(tuple(Row(name, tuple(run.metrics for run in runs)) for name, runs in results.items()), rules[0])
+
+    def best(self, metric: str = "rsum") -> Row:
+        """The row with the highest mean; the first of equal ones."""
+        return max(self.rows, key=lambda row: row.mean(metric))
+
+    def caption(self) -> str:
+        """What stands beside the numbers, always: units, spread and rules."""
+        runs = sorted({len(row.metrics) for row in self.rows})
+        spread = f"mean ± standard deviation over {' to '.join(map(str, runs))} seeds" if runs[-1] > 1 else "one seed"
+        return f"Recalls in percent, {spread}; {self.rules}."
+
+    def text(self) -> str:
+        """For a terminal, about 80 columns for short names; a deviation of 10 or more stands without decimals."""
+        lines = [["", *["R@1", "R@5", "R@10"] * 2, "RSUM"]]
+        lines += [[row.name, *(row.short(metric) for metric in METRICS)] for row in self.rows]
+        lines += [["chance", *(f"{self.rules.chance(metric):.1f}" for metric in METRICS)]]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        gaps = ["", "   ", " ", " ", "   ", " ", " ", "   "]
+        head = f"{'':{widths[0]}}" + "".join(
+            f"{title:>{sum(widths[i : i + 3]) + 5}}" for title, i in zip(DIRECTIONS.values(), (1, 4), strict=True)
+        )
+        body = ["".join(f"{gap}{cell:{'>' if gap else '<'}{w}}" for gap, cell, w in zip(gaps, line, widths, strict=True)) for line in lines]
+        return "\n".join([head, *body])
+
+    def markdown(self) -> str:
+        """A Markdown table, the best mean of each column in bold, with its caption."""
+        ways = [f"{title} R@{k}" for title in DIRECTIONS.values() for k in RECALLS_AT]
+        lines = [["objective", *ways, "RSUM"], ["---", *["---:"] * len(METRICS)]]
+        lines += [
+            [row.name, *(f"**{row.cell(metric)}**" if row is self.best(metric) else row.cell(metric) for metric in METRICS)]
+            for row in self.rows
+        ]
+        lines += [["chance", *(f"{self.rules.chance(metric):.1f}" for metric in METRICS)]]
+        return "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{self.caption()}\n"
+
+    def to_json(self) -> dict[str, Any]:
+        """Numbers as numbers: for each row the mean, the deviation and every run's value of each metric."""
+        rows = [
+            {
+                "name": row.name,
+                "mean": {metric: row.mean(metric) for metric in METRICS},
+                "deviation": {metric: row.deviation(metric) for metric in METRICS},
+                "runs": [dict(run) for run in row.metrics],
+            }
+            for row in self.rows
+        ]
+        return {"rules": asdict(self.rules), "chance": {metric: self.rules.chance(metric) for metric in METRICS}, "rows": rows}

@@ -1,0 +1,128 @@
+"""Degrees that the user brings: a matrix on disk, or a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visavis.data.dataset import Dataset
+from visavis.data.reading import find_file
+from visavis.degrees.base import CaptionDegrees, Degrees, ImageBy, ImageDegrees, OfCaptions
+from visavis.errors import DataError, ShapeError
+from visavis.spec import check_fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenDegrees(Degrees):
+    """A matrix of the user's: a ``.npy`` of numbers in [0, 1], read block by block from the disk.
+
+    path: of ``[captions, captions]`` or ``[images, captions]``, in the order of the whole data set, all its splits; also by its name
+    under ``VISAVIS_DATA``. A square matrix is of captions. Of a list of captions alone the matrix must be as large as the list.
+    """
+
+    path: str
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def of(self, captions: Sequence[str]) -> CaptionDegrees:
+        matrix = self._matrix()
+        if matrix.shape != (len(captions),) * 2:
+            raise ShapeError(
+                f"{self.path} is of shape {matrix.shape}, expected {(len(captions),) * 2}: a row and a column for each caption."
+            )
+        return _Matrix(self.path, matrix, np.arange(len(captions)), np.arange(len(captions)))
+
+    def between(self, data: Dataset, image: ImageBy = "own") -> ImageDegrees:
+        matrix, images, captions = self._matrix(), data.image_rows, data.caption_rows
+        rows = captions if matrix.shape[0] == matrix.shape[1] else images
+        needed = (int(rows.max()) + 1, int(captions.max()) + 1)
+        if not (matrix.shape == needed if data.origin is None else matrix.shape[0] >= needed[0] and matrix.shape[1] >= needed[1]):
+            raise ShapeError(
+                f"{self.path} is of shape {matrix.shape}, expected {'' if data.origin is None else 'at least '}{needed}: the "
+                f"{'captions' if rows is captions else 'images'} and the captions of {data.name}, in its order."
+            )
+        degrees = _Matrix(self.path, matrix, rows, captions)
+        return OfCaptions(degrees, data, image) if rows is captions else _OfImages(degrees)
+
+    def _matrix(self) -> np.ndarray:
+        path = find_file(self.path)
+        try:
+            matrix = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{path} is not a readable .npy of numbers: {error}.") from None
+        if not isinstance(matrix, np.ndarray) or matrix.ndim != 2 or matrix.dtype.kind not in "fiub":
+            found = f"{matrix.dtype} of shape {matrix.shape}" if isinstance(matrix, np.ndarray) else "several arrays"
+            raise ShapeError(f"{path} holds {found}, expected a matrix of numbers, [captions, captions] or [images, captions].")
+        return matrix
+
+
+@dataclass(frozen=True, eq=False)
+class _Matrix(CaptionDegrees):
+    """rows, columns: of the matrix, for the indices that are asked for."""
+
+    name: str
+    matrix: np.ndarray
+    rows: np.ndarray
+    columns: np.ndarray
+
+    def __call__(self, rows: Tensor, columns: Tensor) -> Tensor:
+        above, beside = self.rows[rows.numpy()], self.columns[columns.numpy()]
+        return checked(self.matrix[np.ix_(above, beside)], self.name, above[:, None], beside)
+
+    def pairs(self, first: Tensor, second: Tensor) -> Tensor:
+        above, beside = self.rows[first.numpy()], self.columns[second.numpy()]
+        return checked(self.matrix[above, beside], self.name, above, beside)
+
+
+@dataclass(frozen=True, eq=False)
+class _OfImages:
+    """Degrees of images by themselves, whichever caption stands for one."""
+
+    degrees: _Matrix
+    notes: tuple[str, ...] = ()
+
+    def __call__(self, images: Tensor, captions: Tensor, own: Tensor | None = None) -> Tensor:
+        return self.degrees(images, captions)
+
+
+@dataclass(frozen=True)
+class FunctionDegrees(Degrees):
+    """Degrees from a function of the user's: two lists of captions in, ``[A, B]`` numbers in [0, 1] out; called for each block."""
+
+    function: Callable[[list[str], list[str]], np.ndarray | Tensor]
+
+    def of(self, captions: Sequence[str]) -> CaptionDegrees:
+        return _Called(self.function, tuple(captions))
+
+
+@dataclass(frozen=True, eq=False)
+class _Called(CaptionDegrees):
+    function: Callable[[list[str], list[str]], np.ndarray | Tensor]
+    captions: tuple[str, ...]
+
+    def __call__(self, rows: Tensor, columns: Tensor) -> Tensor:
+        first, second = ([self.captions[i] for i in each.tolist()] for each in (rows, columns))
+        block, name = np.asarray(self.function(first, second)), getattr(self.function, "__name__", "the function")
+        if block.shape != (len(first), len(second)):
+            raise ShapeError(
+                f"{name} gives degrees of shape {block.shape} for {len(first)} and {len(second)} captions, expected {(len(first), len(second))}."
+            )
+        return checked(block, name, rows.numpy()[:, None], columns.numpy())
+
+    def pairs(self, first: Tensor, second: Tensor) -> Tensor:
+        return torch.cat([self(one, other)[:, 0] for one, other in zip(first.split(1), second.split(1), strict=True)])
+
+
+def checked(degrees: np.ndarray, name: str, rows: np.ndarray, columns: np.ndarray) -> Tensor:
+    """Degrees as float32. Raises DataError naming the first pair whose degree is not a number in [0, 1]."""
+    wrong = ~((degrees >= 0) & (degrees <= 1))
+    if wrong.any():
+        place = tuple(np.argwhere(wrong)[0])
+        row, column = (np.broadcast_to(each, wrong.shape)[place] for each in (rows, columns))
+        raise DataError(f"{name}: the degree of row {row} with column {column} is {degrees[place]}, expected a number from 0 to 1.")
+    return torch.from_numpy(np.asarray(degrees, np.float32))

@@ -1,0 +1,43 @@
+"""The true degrees of drawn scenes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from visavis.data.dataset import Dataset
+from visavis.data.scenes import SceneGraphs
+from visavis.degrees.base import Degrees, ImageBy
+from visavis.errors import DataError
+from visavis.spec import check_fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class SceneDegrees(Degrees):
+    """How true a caption is of a drawn picture: the weighted share of its stated facts that hold. For folders of scenes."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def of(self, captions: Sequence[str]) -> NoReturn:
+        raise DataError("SceneDegrees are of pictures with captions; of captions alone nothing is known: use CBoW or SentenceModel.")
+
+    def between(self, data: Dataset, image: ImageBy = "own") -> _Truth:
+        place = data.images[0].bytes
+        if place is None:
+            raise DataError(f"SceneDegrees needs the folder of drawn scenes that {data.name} was made as; its pictures are not here.")
+        return _Truth(SceneGraphs.open(place.path.parent.parent), data)
+
+
+@dataclass(frozen=True, eq=False)
+class _Truth:
+    graphs: SceneGraphs
+    data: Dataset
+    notes: tuple[str, ...] = ()
+
+    def __call__(self, images: Tensor, captions: Tensor, own: Tensor | None = None) -> Tensor:
+        return torch.from_numpy(self.graphs.relevance(self.data.image_rows[images.numpy()], self.data.caption_rows[captions.numpy()]))

@@ -1,0 +1,1 @@
+"""The drawn world, from its start to its report."""

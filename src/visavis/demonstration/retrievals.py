@@ -1,0 +1,84 @@
+"""What a trained run finds among the test scenes, with the truth about it from their scene graphs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from visavis.data.scenes import Facts, Scene, SceneGraphs, draw, relevance, words
+from visavis.progress import Silent
+from visavis.runs.folder import open_run, recipe_of
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
+SHOWN = 192
+"""Pixels of a side at which scenes are drawn again to be looked at."""
+
+
+@dataclass(frozen=True)
+class RetrievedScene:
+    """One scene that was found. fits: all that the query states is true of it. own: the query was written for it."""
+
+    scene: Scene
+    score: float
+    fits: bool
+    own: bool = False
+
+    @cached_property
+    def picture(self) -> Picture:
+        """The scene, drawn again at ``SHOWN`` pixels a side."""
+        return draw(self.scene, SHOWN)
+
+    def describe(self) -> str:
+        """What is to be seen, in words."""
+        things = [words.article(f"{thing.size} {thing.color} {thing.pattern} {thing.shape}") for thing in self.scene.things]
+        return f"{words.join(things)} {words.PLACES[self.scene.background][0]}"
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """A query and what came first, best first."""
+
+    query: str
+    found: tuple[RetrievedScene, ...]
+
+    @property
+    def num_fitting(self) -> int:
+        return sum(one.fits for one in self.found)
+
+
+class Gallery:
+    """The test scenes of a data set as one run sees them."""
+
+    def __init__(self, run: Path, scenes: Path):
+        data_module, self.matcher = open_run(run, recipe_of(run), Silent())
+        self.matcher.eval()
+        self.processor, self.test = data_module.processor, data_module.data.split("test")
+        self.graphs = SceneGraphs.open(scenes)
+        self.scenes = [self.graphs.scenes[i] for i in self.test.image_rows]
+        self.images, _ = data_module.encode(self.matcher, self.test)
+
+    def search(self, query: str, facts: Facts, *, top: int = 5, own: int | None = None) -> Retrieval:
+        """The first scenes for a sentence. facts: what it states. own: the index of the scene that it was written for."""
+        with torch.inference_mode():
+            scores = self.matcher.score(self.images, self.matcher.encode_text(self.processor.texts([query])))[:, 0]
+        first = torch.argsort(scores, descending=True, stable=True)[:top].tolist()
+        degrees = relevance([self.scenes[i] for i in first], [facts])[:, 0]
+        found = (
+            RetrievedScene(self.scenes[i], scores[i].item(), bool(degree == 1), i == own) for i, degree in zip(first, degrees, strict=True)
+        )
+        return Retrieval(query, tuple(found))
+
+    def captions(self, count: int, *, seed: int = 0) -> list[Retrieval]:
+        """What is found for test captions drawn by lot, each of another scene, none picked by its result."""
+        rng = np.random.default_rng(seed)
+        images = rng.choice(len(self.test.images), count, replace=False)
+        chosen = [(int(rng.choice(self.test.captions_of[i])), int(i)) for i in images]
+        facts = self.graphs.facts
+        return [self.search(self.test.captions[c], facts[self.test.caption_rows[c]], own=i) for c, i in chosen]

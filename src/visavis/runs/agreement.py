@@ -1,0 +1,54 @@
+"""Runs and people: the scores of best models on the pairs that people judged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from visavis.data.reading import find_source
+from visavis.degrees import CATALOG
+from visavis.errors import RunError
+from visavis.evaluation.agreement import FILES, Agreement, Judgements, agree, degrees_of_pairs, read_judgements
+from visavis.progress import Progress
+from visavis.runs.folder import open_run, recipe_of
+from visavis.spec import parse
+from visavis.training.recipe import build_recipe
+
+PAIRS = 4096
+"""Scored at once."""
+
+
+@torch.inference_mode()
+def agree_runs(folders: Sequence[Path], data: str | None, degrees: str | None, progress: Progress) -> list[Agreement]:
+    """How far the best models of runs agree with the judgements that lie beside their data set, or beside ``data``.
+
+    degrees: as a last row, how far these agree, told of an image by its first caption.
+
+    Raises RunError without a run, DataError without judgements or where they are of other images.
+    """
+    if not folders:
+        raise RunError("there is no run to compare with people: name at least one run folder.")
+    told_by = parse(degrees, CATALOG) if degrees else None
+    said: list[Judgements] = []
+    scores: dict[str, dict[str, np.ndarray]] = {kind: {} for kind in FILES}
+    for folder in folders:
+        recipe = recipe_of(folder)
+        if data is not None:
+            recipe = build_recipe(recipe.to_dict(), {"data.path": data, "visual.features": ""}, str(folder))
+        data_module, matcher = open_run(folder, recipe, progress)
+        split = data_module.data.split(recipe.evaluation.test)
+        said = [read_judgements(kind, find_source(recipe.data.path).parent, split) for kind in FILES]
+        visual, text = data_module.encode(matcher, split)
+        for judged in said:
+            pairs = torch.from_numpy(np.stack([judged.images, judged.captions])).split(PAIRS, dim=1)
+            blocks = [matcher.score_pairs(visual[images], text[captions]) for images, captions in pairs]
+            scores[judged.kind][str(folder)] = torch.cat(blocks).double().numpy()
+        progress.say(f"{folder}: scored {sum(len(judged.images) for judged in said):,} judged pairs")
+    if told_by is not None:
+        between = told_by.between(split)
+        for judged in said:
+            scores[judged.kind][f"degrees by {told_by!r}"] = degrees_of_pairs(judged, between)
+    return [found for judged in said for found in agree(judged, scores[judged.kind])]

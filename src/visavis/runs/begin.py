@@ -1,0 +1,126 @@
+"""A training from its recipe to its result, begun anew or gone on with."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from visavis import spec, storage, supervision
+from visavis.errors import RunError, VisavisError
+from visavis.evaluation import Evaluation
+from visavis.models.base import Matcher
+from visavis.progress import Progress
+from visavis.runs.folder import environment, recipe_of, set_threads, with_whole_paths
+from visavis.runs.published import check_published
+from visavis.training.checkpoint import Checkpoint
+from visavis.training.data_module import DataModule, prepare
+from visavis.training.recipe import Recipe, read_recipe
+from visavis.training.schedule import make_optimizer
+from visavis.training.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training ended with. targets: how positives are told ("ids", "position"). test: None without a test split.
+
+    seconds: of training steps and validations in all; cache_seconds: of opening data and computing features before.
+    """
+
+    folder: Path
+    objective: str
+    targets: str
+    best_step: int
+    validation_rsum: float
+    test: Evaluation | None
+    seconds: float
+    cache_seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """One flat object; the test metrics by their keys."""
+        facts = {name: getattr(self, name) for name in ("objective", "targets", "best_step", "validation_rsum", "seconds", "cache_seconds")}
+        return {"run": str(self.folder), **facts, **({} if self.test is None else self.test.to_json())}
+
+
+def begin_run(name: str | Path, overrides: dict[str, Any], out: str | Path | None, progress: Progress) -> Trained:
+    """A new run in a new folder; one that fails before its first checkpoint leaves no folder behind."""
+    recipe = with_whole_paths(read_recipe(name, overrides))
+    check_published(recipe.published)
+    if out is not None and (Path(out) / "run.toml").exists():
+        raise RunError(f"{out} holds a run already: go on with it by --resume {out}, or name another folder.")
+    set_threads(recipe)
+    started = time.perf_counter()
+    data_module, matcher = prepare(recipe, progress)
+    for phase in recipe.phases:
+        make_optimizer(matcher, phase)  # raises for a part that the model does not have, also in the last phase
+    cache_seconds = time.perf_counter() - started
+    folder = storage.numbered_folder(Path("runs") / recipe.name) if out is None else storage.new_folder(out)
+    with storage.replacing_folder(folder) as part:
+        storage.write_toml(part / "run.toml", recipe.to_dict())
+        storage.write_json(part / "environment.json", environment(data_module, matcher))
+    try:
+        with storage.alone(folder / "run", wait=False):
+            return finish(data_module, matcher, folder, cache_seconds, progress)
+    except VisavisError:
+        if Checkpoint.latest(folder) is None:
+            storage.remove_folder(folder)
+        raise
+
+
+def continue_run(folder: Path, progress: Progress) -> Trained:
+    """Go on with a stopped run. Raises RunError if the folder is no run, or if its data have changed."""
+    recipe = recipe_of(folder)
+    with storage.alone(folder / "run", wait=False):
+        storage.remove_parts(folder)
+        recorded = storage.read_json(folder / "environment.json")
+        if not isinstance(recorded, dict) or not {"threads", "data_fingerprint"} <= recorded.keys():
+            raise RunError(f"{folder / 'environment.json'} is damaged: start a new run, or bring the old file back.")
+        set_threads(recipe)
+        if recorded["threads"] != torch.get_num_threads():
+            progress.say(
+                f"this run was trained with {recorded['threads']} threads and goes on with {torch.get_num_threads()}: "
+                f"the result will differ in the last digits; set training.threads or OMP_NUM_THREADS={recorded['threads']} for the very same."
+            )
+        started = time.perf_counter()
+        data_module, matcher = prepare(recipe, progress)
+        if recorded["data_fingerprint"] != data_module.data.fingerprint:
+            raise RunError(
+                f"the data at {recipe.data.path} have changed since {folder} began: start a new run, or bring the old data back."
+            )
+        return finish(data_module, matcher, folder, time.perf_counter() - started, progress)
+
+
+def finish(data_module: DataModule, matcher: Matcher, folder: Path, cache_seconds: float, progress: Progress) -> Trained:
+    """Train to the end, evaluate the best weights on the test split, write ``result.json``."""
+    recipe = data_module.recipe
+    trainer = Trainer(data_module, matcher, folder, progress)
+    progress.say(
+        f"{folder}: {recipe.phases[0].objective}, positives by {targets_of(recipe)}, {len(trainer.train.data.captions):,} training captions"
+    )
+    state = trainer.run()
+    matcher.load_state_dict(trainer.best)
+    test = None
+    if recipe.evaluation.test in data_module.data.splits:
+        test = data_module.evaluate(matcher, recipe.evaluation.test, recipe.evaluation.protocol, recipe.evaluation.degrees)
+    seconds = state.seconds + sum(row["time"]["validation_s"] for row in trainer.log)
+    trained = Trained(
+        folder,
+        recipe.phases[-1].objective,
+        targets_of(recipe),
+        state.best_step,
+        state.best_rsum,
+        test,
+        round(seconds, 1),
+        round(cache_seconds, 1),
+    )
+    storage.write_json(folder / "result.json", trained.to_json())
+    return trained
+
+
+def targets_of(recipe: Recipe) -> str:
+    """How positives are told in a recipe's phases: "ids" or "position", or both."""
+    kinds = dict.fromkeys(getattr(spec.parse(phase.supervision, supervision.CATALOG), "by", "its own rule") for phase in recipe.phases)
+    return " then ".join(kinds)

@@ -1,0 +1,74 @@
+"""A run folder: what describes a run, and the way back from it to its data and its best model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from visavis import storage
+from visavis.environment import git_hash, versions
+from visavis.errors import RunError
+from visavis.models.base import Matcher
+from visavis.models.retriever import Retriever
+from visavis.progress import Progress
+from visavis.training.data_module import DataModule, open_data_module
+from visavis.training.recipe import Recipe, build_recipe
+
+
+def open_run(folder: Path, recipe: Recipe, progress: Progress) -> tuple[DataModule, Matcher]:
+    """The data of a recipe and the best weights of a run. Raises RunError if it has none yet."""
+    set_threads(recipe)
+    if not (folder / "model" / "model.safetensors").exists():
+        raise RunError(f"{folder} holds no model yet: its training has not come to the first validation.")
+    model = Retriever.load(folder)
+    return open_data_module(recipe, progress, model.processor.vocabulary), model.matcher
+
+
+def recipe_of(folder: Path) -> Recipe:
+    """The resolved recipe of a run. Raises RunError if the folder is none."""
+    if not (folder / "run.toml").exists():
+        raise RunError(f"{folder} is no run folder: expected run.toml in it, as visavis train writes it.")
+    return build_recipe(storage.read_toml(folder / "run.toml"), {}, str(folder / "run.toml"))
+
+
+def with_whole_paths(recipe: Recipe) -> Recipe:
+    """The recipe with its relative paths as absolute ones, so that its run can be used from any folder."""
+
+    def whole(name: str, found: bool) -> str:
+        return str(Path(name).resolve()) if name and found else name
+
+    data, visual, text = recipe.data, recipe.visual, recipe.text
+    features = whole(visual.features, Path(visual.features).is_file())
+    towers = [whole(side.tower, (Path(side.tower) / "config.json").is_file()) for side in (visual, text)]
+    return recipe.model_copy(
+        update={
+            "data": data.model_copy(update={"path": whole(data.path, Path(data.path).exists())}),
+            "visual": visual.model_copy(update={"features": features, "tower": towers[0]}),
+            "text": text.model_copy(update={"tower": towers[1]}),
+        }
+    )
+
+
+def set_threads(recipe: Recipe) -> None:
+    """Use as many threads as the recipe says."""
+    if recipe.training.threads:
+        torch.set_num_threads(recipe.training.threads)
+
+
+def environment(data_module: DataModule, matcher: Matcher) -> dict[str, Any]:
+    """What a run depends on besides its recipe."""
+    return {
+        "versions": versions(),
+        "git": git_hash(),
+        "threads": torch.get_num_threads(),
+        "device": data_module.recipe.training.device,
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "seed": data_module.recipe.seed,
+        "data_fingerprint": data_module.data.fingerprint,
+        "data_skipped": list(data_module.data.skipped),
+        "images": len(data_module.data.images),
+        "captions": len(data_module.data.captions),
+        "parameters": sum(parameter.numel() for parameter in matcher.parameters()),
+    }

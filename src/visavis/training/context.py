@@ -1,0 +1,65 @@
+"""What a supervision is given of the training that it is part of, a second network among it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from visavis import objectives
+from visavis.data.loader import Loader
+from visavis.models import Matcher
+from visavis.supervision import TrainingContext
+from visavis.training.checkpoint import optimizer_tensors, restore_optimizer
+from visavis.training.recipe import Phase, Recipe, TrainingSettings
+from visavis.training.schedule import make_optimizer, take_step
+
+
+def training_context(
+    recipe: Recipe, phase: Phase, matcher: Matcher, optimizer: Optimizer, train: Loader, validation: Loader
+) -> TrainingContext:
+    """The context of a phase."""
+    return TrainingContext(
+        matcher=matcher,
+        objective=objectives.parse(phase.objective),
+        optimizer=optimizer,
+        peer_network=partial(PeerNetwork, matcher, optimizer, phase, recipe.training),
+        train=train,
+        validation=validation,
+        seed=recipe.seed,
+        device=next(matcher.parameters()).device,
+    )
+
+
+class PeerNetwork:
+    """A network of the same architecture as the first, with weights of its own, trained as the phase trains the first."""
+
+    def __init__(self, first: Matcher, beside: Optimizer, phase: Phase, training: TrainingSettings, seed: int):
+        self.device = next(first.parameters()).device
+        torch.manual_seed(seed)
+        self.matcher = type(first)(first.config).to(self.device)
+        self.optimizer, self.beside, self.training = make_optimizer(self.matcher, phase), beside, training
+
+    def step(self, loss: Callable[[Matcher], Tensor]) -> None:
+        """One step down ``loss(matcher)``, at the rates that the first network has now."""
+        self.matcher.train()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.training.autocast):
+            value = loss(self.matcher)
+        value.backward()
+        for group, first in zip(self.optimizer.param_groups, self.beside.param_groups, strict=True):
+            group["lr"] = first["lr"]
+        take_step(self.optimizer, self.training.clip_norm)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        weights = {f"weights.{name}": tensor.detach().cpu().clone() for name, tensor in self.matcher.state_dict().items()}
+        return weights | {f"optimizer.{name}": tensor for name, tensor in optimizer_tensors(self.optimizer).items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        def of(kind: str) -> dict[str, Tensor]:
+            return {name.removeprefix(f"{kind}."): tensor for name, tensor in state.items() if name.startswith(f"{kind}.")}
+
+        self.matcher.load_state_dict(of("weights"))
+        restore_optimizer(self.optimizer, of("optimizer"))

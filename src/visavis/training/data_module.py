@@ -1,0 +1,227 @@
+"""What a recipe's training is made of: data, what the model reads of it, and the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visavis.data.captions import Vocabulary
+from visavis.data.dataset import Dataset
+from visavis.data.features import ArrayFeatures, PrecompFeatures
+from visavis.data.loader import Features, Loader, Plan, Rows, Source, Tokens
+from visavis.data.reading import find_file, find_source, open_dataset
+from visavis.errors import RecipeError, VisavisError, nearest
+from visavis.evaluation import Evaluation, coherence_of, evaluate, evaluate_listed
+from visavis.evaluation.protocols import Protocol, named
+from visavis.models import CATALOG, Matcher
+from visavis.models.base import evaluating, vectors
+from visavis.models.caching import cache_features
+from visavis.models.retriever import PixelSource, Processor
+from visavis.models.towers import TowerSpec
+from visavis.progress import Progress, Silent
+from visavis.spec import build
+from visavis.training.recipe import Recipe, VisualSettings
+from visavis.types import Encoded, concatenate
+
+ENCODE_IMAGES, ENCODE_TEXTS, FINITE_ROWS = 256, 512, 1024
+PRECOMP = "precomp"
+"""``visual.features`` of this name: those that the data set itself stores, in the layout of the VSE++ family."""
+
+
+@dataclass(frozen=True)
+class DataModule:
+    """A recipe's data and processors, ready to be cut into batches.
+
+    data: the whole data set. processor: how new images and texts become what the model reads. visual, text: stores, or None
+    for pixels and vocabularies.
+    """
+
+    recipe: Recipe
+    data: Dataset
+    processor: Processor
+    visual: Features | None
+    text: Features | None
+
+    def sources(self, split: Dataset) -> tuple[Source, Source]:
+        """What the model reads of a split's images and captions."""
+        settings, vocabulary = self.recipe.visual, self.processor.vocabulary
+        visual: Source
+        if self.visual is None:
+            visual = PixelSource(split, self.processor.visual_tower, augment=settings.augment)
+        else:
+            visual = Rows(self.visual, self.visual.rows(image.name for image in split.images), settings.crops)
+        if vocabulary is not None:
+            return visual, Tokens(split.captions, vocabulary)
+        assert self.text is not None
+        return visual, Rows(self.text, self.text.rows(split.captions))
+
+    def loader(self, split: Dataset) -> Loader:
+        """The batches of a split by the recipe's plan; a split smaller than a batch comes as one."""
+        training = self.recipe.training
+        items = split.captions if training.captions_per_image is None else split.images
+        plan = Plan(
+            batch_size=training.batch_size,
+            captions_per_image=training.captions_per_image,
+            length_buckets=training.length_buckets,
+            drop_last=len(items) > training.batch_size,
+        )
+        return Loader(split, *self.sources(split), plan, self.recipe.seed)
+
+    def encode(self, matcher: Matcher, split: Dataset) -> tuple[Encoded, Encoded]:
+        """All images and all captions of a split, in order, encoded in evaluation mode."""
+        visual, text = self.sources(split)
+        device = next(matcher.parameters()).device
+        by_length = np.argsort([len(caption) for caption in split.captions], kind="stable")
+        with torch.inference_mode(), evaluating(matcher):
+            images = [
+                matcher.encode_visual(visual.read(rows).to(device)).to("cpu")
+                for rows in np.array_split(np.arange(len(split.images)), max(1, len(split.images) // ENCODE_IMAGES))
+            ]
+            texts = [
+                matcher.encode_text(text.read(rows).to(device)).to("cpu")
+                for rows in np.array_split(by_length, max(1, len(split.captions) // ENCODE_TEXTS))
+            ]
+        back = torch.from_numpy(np.argsort(by_length, kind="stable"))
+        return concatenate(images), concatenate(texts)[back]
+
+    def evaluate(
+        self, matcher: Matcher, split: str, protocol: str = "plain", degrees: str = "", semantics: str = "reference"
+    ) -> Evaluation:
+        """The metrics of a matcher on a split. degrees: also how well the order follows them, with CS@K of these semantics.
+
+        Raises DataError for an unknown split, SpecError if the protocol does not fit.
+        """
+        rules = named(protocol)
+        data = of_protocol(self.data.split(split), rules)
+        visual, text = self.encode(matcher, data)
+        device = next(matcher.parameters()).device
+
+        @torch.inference_mode()
+        def score(images: Encoded, texts: Encoded) -> Tensor:
+            return matcher.score(images.to(device), texts.to(device)).cpu()
+
+        if rules.positives:
+            result = evaluate_listed(visual, text, score, data, protocol=rules)
+        else:
+            result = evaluate(visual, text, score, torch.arange(len(data.images)), torch.from_numpy(data.image_of), protocol=rules)
+        if not degrees:
+            return result
+        return replace(result, coherence=coherence_of(visual, text, score, data, degrees, semantics=semantics, protocol=rules))
+
+
+def prepare(recipe: Recipe, progress: Progress | None = None) -> tuple[DataModule, Matcher]:
+    """Open the data, compute or open the features, build the model. Raises RecipeError or DataError in one sentence."""
+    kind = str(recipe.model.get("kind"))
+    if kind not in CATALOG:
+        raise RecipeError(f"model.kind is {kind!r}, which is no model: {nearest(kind, CATALOG)}")
+    data_module = open_data_module(recipe, progress)
+    _check_splits(recipe, data_module.data)
+    torch.manual_seed(recipe.seed)
+    try:
+        return data_module, CATALOG[kind](build(CATALOG[kind].Config, _architecture(recipe, data_module)))
+    except VisavisError as error:
+        raise RecipeError(f"model {kind}: {error}") from None
+    except (ValueError, RuntimeError) as error:
+        raise RecipeError(f"model {kind} cannot be built: {str(error).splitlines()[0]}.") from None
+
+
+def open_data_module(recipe: Recipe, progress: Progress | None = None, vocabulary: Vocabulary | None = None) -> DataModule:
+    """The data and features of a recipe. vocabulary: that of a trained model, instead of one of the training captions."""
+    progress = progress or Silent()
+    data = open_data(recipe, progress, skip_bad=recipe.data.skip_bad)
+    visual, visual_tower = visual_features(recipe, data, progress)
+    text, words = _text(recipe, data, progress, vocabulary)
+    processor = Processor(visual_tower, None if words else TowerSpec("text", recipe.text.tower, recipe.text.view), words)  # type: ignore[arg-type]
+    for sentence in data.skipped:
+        progress.say(f"left out: {sentence}")
+    if recipe.data.misplaced:
+        data = data.misplaced(recipe.data.misplaced, recipe.seed)
+    return DataModule(recipe, data, processor, visual, text)
+
+
+def open_data(recipe: Recipe, progress: Progress, *, skip_bad: bool) -> Dataset:
+    """The data set of a recipe, every image looked at once unless stored features stand for the images."""
+    if not recipe.data.path:
+        raise RecipeError("the recipe names no data: give data.path, or --data on the command line.")
+    pixels = recipe.visual.view == "pixels" or not recipe.visual.features
+    return open_dataset(
+        recipe.data.path,
+        skip_bad=skip_bad,
+        pixels=pixels,
+        on_progress=lambda done, total: progress.work("checking images", done, total, 0.0),
+    )
+
+
+def _check_splits(recipe: Recipe, data: Dataset) -> None:
+    """Refuse splits that are not there, and a protocol that the test split does not fit, before anything is trained."""
+    protocol, name = named(recipe.evaluation.protocol), recipe.evaluation.test
+    data.split(recipe.evaluation.validation)
+    if len(data.split("train").images) < 2:
+        raise RecipeError(f"the training split of {data.name} has one image: there is nothing to tell it from; expected at least 2.")
+    if name in data.splits or name != "test":
+        test = of_protocol(data.split(name), protocol)
+        protocol.check(torch.arange(len(test.images)), torch.from_numpy(test.image_of))
+
+
+def of_protocol(split: Dataset, protocol: Protocol) -> Dataset:
+    """What a protocol ranks of a split: all images, each with as many of its captions, the first ones, as the protocol has."""
+    return split if protocol.captions_per_image is None else split.first_captions(protocol.captions_per_image)
+
+
+def visual_features(recipe: Recipe, data: Dataset, progress: Progress) -> tuple[Features | None, TowerSpec | None]:
+    """The features of a data set's images (None: the model reads pixels) and their tower (None: only stored ones are known)."""
+    visual = recipe.visual
+    if not visual.tower and (visual.view == "pixels" or not visual.features):
+        raise RecipeError("visual.tower is empty: name the encoder of the images, or stored features in visual.features.")
+    tower = TowerSpec("visual", visual.tower, "grid" if visual.view == "pixels" else visual.view, visual.crops) if visual.tower else None
+    if visual.view == "pixels":
+        return None, tower
+    if visual.features == PRECOMP:
+        return _fitting(PrecompFeatures(find_source(recipe.data.path)), visual), tower
+    if visual.features:
+        return _fitting(ArrayFeatures.open(find_file(visual.features), data), visual), tower
+    assert tower is not None
+    return cache_features(data, tower, on_progress=_told(progress, "image features")), tower
+
+
+def _fitting(stored: Features, visual: VisualSettings) -> Features:
+    """Stored features, if an image's have the axes that the recipe's view and crops say. Raises RecipeError."""
+    axes = [*(["crops"] if visual.crops > 1 else []), *(["regions"] if visual.view == "grid" else []), "width"]
+    found = list(vectors(stored.read(np.arange(1))).shape[1:])
+    if len(found) != len(axes):
+        raise RecipeError(f"{visual.features} holds features of shape {found} an image, expected {' x '.join(axes)}: see visual.view.")
+    for start in range(0, len(stored), FINITE_ROWS):
+        read = vectors(stored.read(np.arange(start, min(start + FINITE_ROWS, len(stored)))))
+        for row in (~read.flatten(1).isfinite().all(1)).nonzero()[:1, 0].tolist():
+            raise RecipeError(f"{visual.features}: row {start + row} holds features that are not finite: compute them again.")
+    return stored
+
+
+def _text(recipe: Recipe, data: Dataset, progress: Progress, vocabulary: Vocabulary | None) -> tuple[Features | None, Vocabulary | None]:
+    text = recipe.text
+    if text.tower == "vocabulary":
+        return None, vocabulary or Vocabulary.of(data.split("train").captions, text.min_count)
+    return cache_features(data, TowerSpec("text", text.tower, text.view), on_progress=_told(progress, "caption features")), None  # type: ignore[arg-type]
+
+
+def _told(progress: Progress, what: str) -> Callable[[int, int, float], None]:
+    return lambda done, total, per_s: progress.work(what, done, total, per_s)
+
+
+def _architecture(recipe: Recipe, data_module: DataModule) -> dict[str, Any]:
+    """The model's fields: the recipe's own, and the views and widths that the features have."""
+    fields = {key: value for key, value in recipe.model.items() if key != "kind"}
+    if recipe.visual.view == "pixels":
+        fields |= {"backbone": recipe.visual.tower, "visual_width": data_module.processor.visual_tower.width}
+    else:
+        assert data_module.visual is not None
+        fields |= {"visual_width": data_module.visual.width}
+    vocabulary = data_module.processor.vocabulary
+    text_width = len(vocabulary) if vocabulary else data_module.text.width  # type: ignore[union-attr]
+    text_view = "tokens" if vocabulary else recipe.text.view
+    return fields | {"visual_view": recipe.visual.view, "text_view": text_view, "text_width": text_width}

@@ -1,0 +1,127 @@
+"""What there is, as rows of names and sentences: the source of ``visavis catalog`` and of the reference pages."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields
+from typing import Any
+
+Row = dict[str, str]
+LABELS = ("Formula:", "dL/ds", "Advice:", "Source:", "Special cases:", "Memory:", "Differs from:")
+"""What parts of a docstring begin with."""
+
+
+def objectives() -> list[Row]:
+    """Every objective with its formula, source and defaults."""
+    from visavis.objectives import CATALOG
+
+    return [
+        {
+            "name": kind.__name__,
+            "what": sentence(kind),
+            "formula": paragraph(kind, "Formula:"),
+            "advice": paragraph(kind, "Advice:"),
+            "source": paragraph(kind, "Source:"),
+            "defaults": repr(kind()),
+        }
+        for kind in CATALOG
+    ]
+
+
+def models() -> list[Row]:
+    """Every matching model with what it reads and the defaults of its architecture."""
+    from visavis.models import CATALOG
+
+    return [
+        {
+            "name": name,
+            "what": sentence(kind),
+            "reads": f"images as {' or '.join(kind.visual_views)}; texts as {' or '.join(kind.text_views)}",
+            "defaults": _defaults(kind.Config),
+        }
+        for name, kind in CATALOG.items()
+    ]
+
+
+def metrics() -> list[Row]:
+    """Every metric by its key in results."""
+    from visavis.metrics import CATALOG
+
+    return [{"name": metric.name, "what": metric.definition, "formula": metric.formula} for metric in CATALOG]
+
+
+def protocols() -> list[Row]:
+    """Every named protocol."""
+    from visavis.evaluation import CATALOG
+
+    return [{"name": protocol.name, "what": protocol.description} for protocol in CATALOG]
+
+
+def supervisions() -> list[Row]:
+    """Every supervision with its source and defaults."""
+    from visavis.supervision import CATALOG
+
+    return [
+        {"name": kind.__name__, "what": sentence(kind), "source": paragraph(kind, "Source:"), "defaults": repr(kind())} for kind in CATALOG
+    ]
+
+
+def degrees() -> list[Row]:
+    """Every way to tell degrees of relevance, with its source and defaults."""
+    from visavis.degrees import CATALOG
+
+    return [
+        {"name": kind.__name__, "what": sentence(kind), "source": paragraph(kind, "Source:"), "defaults": _defaults(kind)}
+        for kind in CATALOG
+    ]
+
+
+def recipes() -> list[Row]:
+    """Every recipe that ships."""
+    from visavis.training.recipe import read_recipe, shipped
+
+    rows = []
+    for name in shipped():
+        recipe = read_recipe(name)
+        rows.append(
+            {"name": name, "what": recipe.about, "objective": ", then ".join(dict.fromkeys(phase.objective for phase in recipe.phases))}
+        )
+    return rows
+
+
+KINDS: dict[str, Callable[[], list[Row]]] = {
+    "objectives": objectives,
+    "models": models,
+    "metrics": metrics,
+    "supervisions": supervisions,
+    "degrees": degrees,
+    "recipes": recipes,
+    "protocols": protocols,
+}
+
+
+def sentence(thing: Any) -> str:
+    """The first paragraph of a docstring on one line."""
+    return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
+
+
+def paragraph(thing: Any, opening: str) -> str:
+    """The part of a docstring that begins with ``opening``, up to the next such label or blank line, without the label."""
+    taking, taken = False, []
+    for line in (inspect.getdoc(thing) or "").splitlines():
+        if line.startswith(opening):
+            taking, line = True, line.removeprefix(opening)
+        elif not line.strip() or line.startswith(LABELS):
+            taking = False
+        if taking:
+            taken.append(line.strip())
+    return " ".join(taken)
+
+
+def _defaults(kind: Any) -> str:
+    return ", ".join(f"{field.name}={field.default!r}" for field in fields(kind) if not _required(field))
+
+
+def _required(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING

@@ -1,0 +1,282 @@
+"""How degrees stand beside human ratings, how a sentence model learns from them, and where thresholds come from."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import visavis
+from visavis import verbs
+from visavis.cli import app, main
+from visavis.data.scenes import write_scenes
+from visavis.degrees import FunctionDegrees
+from visavis.degrees.fitting import _Cosine, _Output, correlation
+from visavis.degrees.judging import agreement, random_pairs, speed
+from visavis.degrees.ratings import RatedPairs, read_crisscrossed, read_stsb
+from visavis.degrees.thresholds import distribution, sample
+from visavis.errors import DataError, RefusedOverwrite, SpecError, VisavisError
+from visavis.models.pair_tower import open_pairs
+from visavis.models.towers import open_text
+from visavis.objectives import CATALOG as OBJECTIVES
+from visavis.objectives import Ladder
+from visavis.spec import parse
+
+HEAD = "genre\tfile\tyear\tindex\tscore\tsentence1\tsentence2\n"
+SENTENCES = ["a dog runs", "the cat sleeps", "two red dog", "a cat on the beach", 'the "beach']
+
+
+def benchmark(folder, splits=("train", "dev", "test"), pairs=40):
+    """A benchmark of the published layout: equal sentences are rated 5, others 1."""
+    (folder / "stsb").mkdir(exist_ok=True)
+    random = np.random.default_rng(0)
+    for split in splits:
+        lines = []
+        for _ in range(pairs):
+            one, other = random.choice(SENTENCES, 2) if random.random() < 0.5 else [random.choice(SENTENCES)] * 2
+            lines.append(f"g\tf\t2012\t1\t{5 if one == other else 1}.000\t{one}\t{other}\n")
+        (folder / "stsb" / f"sts-{split}.tsv").write_text(HEAD + "".join(lines))
+
+
+def crisscrossed(folder, rows):
+    place = folder / "coco_5k_test_text"
+    place.mkdir(exist_ok=True)
+    sentences = [{"sentid": 10 + i, "raw": text} for i, text in enumerate(SENTENCES)]
+    (place / "dataset_coco_5k_test.json").write_text(json.dumps({"images": [{"sentences": sentences}]}))
+    (place / "cxc_sts_test.csv").write_text("caption1,caption2,agg_score,sampling_method\n" + "".join(rows))
+
+
+@pytest.fixture
+def people(tmp_path, monkeypatch):
+    """Both collections of ratings, small, where VISAVIS_DATA points."""
+    monkeypatch.setenv("VISAVIS_DATA", str(tmp_path))
+    benchmark(tmp_path)
+    random = np.random.default_rng(1)
+    pairs = [random.integers(10, 15, 2) for _ in range(30)]
+    crisscrossed(tmp_path, [f"COCO_val2014:sentid:{a},COCO_val2014:sentid:{b},{random.random() * 5:.2f},x\n" for a, b in pairs])
+    return tmp_path
+
+
+def test_ratings_are_read_as_published(people):
+    rated = read_stsb("dev")
+    assert len(rated.first) == len(rated.second) == len(rated.ratings) == 40
+    assert set(rated.ratings) == {1, 5}
+    assert 'the "beach' in rated.first
+    rated = read_crisscrossed()
+    assert set(rated.first) <= set(SENTENCES)
+    assert len(rated.ratings) == 30
+
+
+@pytest.mark.data
+def test_the_real_collections_have_the_published_sizes():
+    assert [len(read_stsb(split).ratings) for split in ("train", "dev", "test")] == [5749, 1500, 1379]
+    assert len(read_crisscrossed().ratings) == 44_045
+
+
+@pytest.mark.parametrize(
+    ("line", "number"),
+    [("g\tf\t2012\t1\t9.0\ta\tb\n", 2), ("g\tf\t2012\t1\tx\ta\tb\n", 2), ("g\tf\t2012\t1\t3\ta\n", 2), ("g\tf\t2012\t1\tnan\ta\tb\n", 2)],
+)
+def test_a_line_without_a_rating_is_named(people, line, number):
+    (people / "stsb" / "sts-dev.tsv").write_text(HEAD + line)
+    with pytest.raises(DataError, match=rf"sts-dev.tsv, line {number}: expected sentence1, sentence2 and a score from 0 to 5"):
+        read_stsb("dev")
+
+
+def test_missing_and_foreign_files_are_sentences(people, monkeypatch):
+    (people / "stsb" / "sts-dev.tsv").write_text(HEAD)
+    with pytest.raises(DataError, match="holds no rated pairs"):
+        read_stsb("dev")
+    (people / "stsb" / "sts-dev.tsv").unlink()
+    with pytest.raises(DataError, match=r"^stsb/sts-dev.tsv does not exist, neither here nor under VISAVIS_DATA"):
+        read_stsb("dev")
+    crisscrossed(people, ["COCO_val2014:sentid:10,COCO_val2014:sentid:99,1.0,x\n"])
+    with pytest.raises(DataError, match=r"cxc_sts_test.csv names the caption 99, which .*dataset_coco_5k_test.json does not have"):
+        read_crisscrossed()
+    (people / "coco_5k_test_text" / "dataset_coco_5k_test.json").write_text("{}")
+    with pytest.raises(DataError, match="is no list of images with their sentences"):
+        read_crisscrossed()
+
+
+def test_agreement_is_the_correlation_with_people():
+    rated = RatedPairs("three", ["a", "b", "c"], ["a", "b", "c"], np.array([0.0, 1.0, 4.0]))
+    degrees = {"a": 0.1, "b": 0.2, "c": 0.3}
+    pearson, spearman, notes = agreement(FunctionDegrees(lambda one, other: np.array([[degrees[x] for _ in other] for x in one])), rated)
+    assert pearson == pytest.approx(np.corrcoef([0.1, 0.2, 0.3], [0, 1, 4])[0, 1])
+    assert spearman == pytest.approx(1)
+    assert notes == ()
+
+
+def test_equal_degrees_agree_with_nothing_and_say_so():
+    rated = RatedPairs("two", ["a", "b"], ["b", "a"], np.array([0.0, 1.0]))
+    pearson, spearman, notes = agreement(FunctionDegrees(lambda one, other: np.full((len(one), len(other)), 0.5)), rated)
+    assert (pearson, spearman, notes) == (None, None, ("every pair has the degree 0.5: no correlation.",))
+
+
+def test_random_pairs_are_of_different_items():
+    first, second = random_pairs(5, 1000)
+    assert (first != second).all()
+    assert set(second.tolist()) == set(range(5))
+
+
+def test_speed_counts_pairs(vectors_file):
+    estimator = parse(f"CBoW(vectors={str(vectors_file)!r})", visavis.degrees.CATALOG)
+    captions_per_s, seconds = speed(estimator, SENTENCES * 20)
+    assert captions_per_s > 0
+    assert 0 < seconds < 1000
+
+
+def test_every_estimator_is_put_beside_people(people, vectors_file, tiny_models, monkeypatch):
+    words = f"CBoW(vectors={str(vectors_file)!r})"
+    specs = [words, f"SentenceModel(model={str(tiny_models / 'bert')!r})", f"CrossEncoder(model={str(tiny_models / 'cross')!r})"]
+    before = dict(os.environ)
+    rows = visavis.verbs.relevance(specs)
+    assert dict(os.environ) == before
+    assert [row.degrees for row in rows] == specs
+    for row in rows:
+        assert list(row.pearson) == ["STS-B dev", "STS-B test", "Crisscrossed Captions"]
+        assert row.pearson["STS-B dev"] > 0.3  # equal sentences have the highest degree and the highest rating
+        assert 0 <= row.above <= 1
+    shown = CliRunner().invoke(
+        app, ["relevance", *(part for spec in specs for part in ("--degrees", spec)), "--json"], catch_exceptions=False
+    )
+    content = json.loads(shown.stdout)["degrees"]
+    assert [row["pearson"] for row in content] == [row.pearson for row in rows]
+    shown = CliRunner().invoke(app, ["relevance", "--degrees", words], catch_exceptions=False)
+    assert "0.79 on STS-B, split not stated" in shown.stdout
+    assert f"{rows[0].pearson['STS-B test']:.3f}" in shown.stdout
+
+
+@pytest.mark.parametrize("kind", ["bi", "cross"])
+def test_a_model_learns_from_ratings_and_is_read_back(people, tiny_models, tmp_path, kind):
+    out = tmp_path / "fitted"
+    options = {"kind": kind, "model": str(tiny_models / "bert"), "epochs": 3, "lr": 0.01 if kind == "bi" else 0.003, "batch_size": 8}
+    fitted = verbs.relevance_fit(out, **options)
+    assert len(fitted.dev) == 4
+    assert max(fitted.dev[1:]) > fitted.dev[0]
+    kept = _Cosine(open_text(str(out))) if kind == "bi" else _Output(open_pairs(str(out)))
+    assert correlation(kept, read_stsb("dev")) == pytest.approx(max(fitted.dev), abs=1e-5)
+    assert correlation(kept, read_stsb("test")) == pytest.approx(fitted.test, abs=1e-5)
+    read = parse(fitted.degrees, visavis.degrees.CATALOG)(["a dog runs"], ["the cat sleeps"])
+    assert read.item() == pytest.approx(kept.degrees(["a dog runs"], ["the cat sleeps"]).item(), abs=0.01)  # kept as float16 of bfloat16
+    again = verbs.relevance_fit(tmp_path / "again", **options)
+    assert again.dev == fitted.dev
+    assert verbs.relevance_fit(tmp_path / "other", **options, seed=1).dev != fitted.dev
+    assert json.loads((out / "fit.json").read_text())["dev"] == list(fitted.dev)
+    with pytest.raises(RefusedOverwrite):
+        verbs.relevance_fit(out, **options)
+
+
+def test_a_fitted_model_keeps_how_words_are_pooled(people, tiny_models, tmp_path):
+    base = tmp_path / "base"
+    shutil.copytree(tiny_models / "bert", base)
+    types = "sentence_transformers.models."
+    modules = [{"path": "", "type": types + "Transformer"}, {"path": "1_Pooling", "type": types + "Pooling"}]
+    (base / "modules.json").write_text(json.dumps(modules))
+    (base / "1_Pooling").mkdir()
+    (base / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
+    verbs.relevance_fit(tmp_path / "fitted", model=str(base), epochs=1)
+    assert open_text(str(tmp_path / "fitted")).pooling.kind == "first"
+
+
+@pytest.mark.parametrize("wrong", [{"kind": "tri"}, {"epochs": 0}, {"batch_size": 0}, {"model": "no/such"}])
+def test_impossible_fits_are_refused_before_a_folder_is_made(people, tmp_path, wrong):
+    with pytest.raises(VisavisError):
+        verbs.relevance_fit(tmp_path / "fitted", **wrong)
+    assert not (tmp_path / "fitted").exists()
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    return write_scenes(tmp_path_factory.mktemp("world") / "scenes", num_train=40, num_val=5, num_test=6, captions_per_image=2, size=32)
+
+
+def test_thresholds_are_quantiles_of_random_training_pairs(scenes, tmp_path):
+    picture = tmp_path / "degrees.png"
+    (row,) = verbs.relevance("SceneDegrees()", data=scenes, pairs=3000, picture=picture)
+    from visavis.data import open_dataset
+    from visavis.degrees import SceneDegrees
+
+    train = open_dataset(scenes).split("train")
+    degrees = sample(SceneDegrees().between(train), train, 3000)
+    assert row.pairs == len(degrees) == 2 * 40 * 39
+    assert row.mean == pytest.approx(degrees.mean())
+    assert row.above == pytest.approx((degrees > 0.63).mean())
+    assert sum(row.histogram) == row.pairs
+    for share, value in zip((0.01, 0.03, 0.1, 0.3), row.quantiles, strict=True):
+        assert (degrees > value + 0.001).mean() <= share <= (degrees >= value - 0.001).mean()
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(VisavisError, match="name it with --data"):
+        verbs.relevance("SceneDegrees()", picture=picture)
+    with pytest.raises(RefusedOverwrite, match="already exists; nothing was changed"):
+        verbs.relevance("SceneDegrees()", data=scenes, picture=picture)
+
+
+def test_suggested_ladders_are_objectives():
+    row = distribution("x", np.linspace(0, 1, 1001), "data")
+    ladders = [parse(text, OBJECTIVES) for text in row.ladders]
+    assert [len(ladder.margins) for ladder in ladders] == [2, 3, 4, 5]
+    assert ladders[3] == Ladder(
+        margins=(0.2, 0.01, 0.01, 0.01, 0.01), thresholds=(0.99, 0.97, 0.9, 0.7), betas=(1, 0.25, 0.125, 0.0625, 0.03125)
+    )
+
+
+def test_no_thresholds_where_too_many_degrees_are_equal():
+    row = distribution("x", np.array([0.0] * 95 + [0.5, 0.6, 0.7, 0.8, 0.9]), "data")
+    assert len(row.ladders) == 2
+    with pytest.raises(DataError, match=r"x gives all pairs of data that were looked at the degree 0.5: no threshold tells them apart"):
+        distribution("x", np.full(10, 0.5), "data")
+
+
+@pytest.mark.parametrize("wrong", [{"image": "worst"}, {"pairs": 0}])
+def test_impossible_samples_are_refused(scenes, wrong):
+    with pytest.raises(SpecError, match="expected 'own', 'best' or 'mean', and at least 1"):
+        verbs.relevance("SceneDegrees()", data=scenes, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--degrees", "SceneDegrees()"], "SceneDegrees are of pictures with captions"),
+        (["--degrees", "Bert()"], "'Bert' in 'Bert()' is not in the catalog"),
+        (["--data", "nowhere"], "nowhere does not exist"),
+        (["--picture", "x.png"], "a picture is of the degrees of a data set"),
+        (["fit", "--out", "x", "--kind", "tri"], "kind is 'tri', expected 'bi' or 'cross'"),
+    ],
+)
+def test_the_command_line_refuses_in_one_sentence(people, monkeypatch, capsys, arguments, sentence):
+    monkeypatch.setattr("sys.argv", ["visavis", "relevance", *arguments])
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    error = capsys.readouterr().err
+    assert error.startswith("visavis: ")
+    assert sentence in error
+    assert error.count("\n") == 1
+
+
+def test_one_training_image_has_no_pairs(scenes):
+    from visavis.data import open_dataset
+
+    with pytest.raises(DataError, match="has 1 training image, expected several"):
+        sample(lambda *_: None, open_dataset(scenes).take(np.array([0])), 10)
+
+
+def test_thresholds_on_the_command_line(scenes):
+    shown = CliRunner().invoke(
+        app, ["relevance", "--data", str(scenes), "--degrees", "SceneDegrees()", "--pairs", "100"], catch_exceptions=False
+    )
+    assert "L = 2: Ladder(margins=(0.2, 0.01)" in shown.stdout
+    shown = CliRunner().invoke(
+        app, ["relevance", "--data", str(scenes), "--degrees", "SceneDegrees()", "--pairs", "100", "--json"], catch_exceptions=False
+    )
+    assert len(json.loads(shown.stdout)["degrees"][0]["ladders"]) >= 1
+
+
+@pytest.mark.data
+def test_the_papers_threshold_means_nothing_for_short_word_vectors(data_folder):
+    word, without = verbs.relevance(["CBoW()", "CBoW(common=1)"], data="flickr8k", pairs=10_000)
+    assert word.mean > 0.8
+    assert word.above > 0.95
+    assert without.above < 0.05
