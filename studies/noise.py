@@ -65,7 +65,7 @@ def train_weighted(out: Path, seed: int, share: float, threads: int) -> dict[str
 
 def separation(run: Trained) -> float:
     """How well a run's supervision tells right from misplaced training captions: the area under the ROC curve."""
-    recipe, checkpoint = recipe_of(run.folder), Checkpoint.latest(run.folder)
+    recipe, checkpoint = recipe_of(run.folder), Checkpoint.latest(run.folder / "checkpoint")
     assert checkpoint is not None
     data = open_dataset(recipe.data.path)
     noisy = data.misplaced(recipe.data.misplaced, recipe.seed)

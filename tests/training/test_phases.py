@@ -17,6 +17,7 @@ from visavis.spec import build
 from visavis.training.checkpoint import Checkpoint, TrainerState, optimizer_tensors, restore_optimizer
 from visavis.training.data_module import prepare
 from visavis.training.recipe import Phase, ScheduleSettings, read_recipe, shipped
+from visavis.training.run_files import RunFiles
 from visavis.training.schedule import factor, make_optimizer, set_lr
 from visavis.training.trainer import Trainer
 
@@ -32,12 +33,16 @@ def matcher():
 
 @pytest.fixture
 def trainer(recipe, scenes, tmp_path):
-    """A trainer of the tiny recipe with some keys set; not yet run."""
+    """A trainer of the tiny recipe with some keys set; begun, not yet run."""
     number = iter(range(9))
 
     def make(**overrides):
         keys = {key.replace("__", "."): value for key, value in overrides.items()}
-        return Trainer(*prepare(read_recipe(recipe, {"data.path": str(scenes), **keys})), tmp_path / f"run-{next(number)}")
+        files = RunFiles(tmp_path / f"run-{next(number)}")
+        files.folder.mkdir()
+        begun = Trainer(*prepare(read_recipe(recipe, {"data.path": str(scenes), **keys})), files, Silent())
+        begun.begin()
+        return begun
 
     return make
 
@@ -155,7 +160,7 @@ def test_patience_ends_a_phase(recipe, scenes, tmp_path):
 
 def test_the_newest_of_several_checkpoints_of_one_step_is_taken(tmp_path):
     """Whatever a kill left of the older ones."""
-    leftover = tmp_path / "checkpoint" / "step-00000003"
+    leftover = tmp_path / "step-00000003"
     for epoch in range(4):
         Checkpoint(TrainerState(step=3, epoch=epoch), {}, {}, {}, {}, []).write(tmp_path)
         assert Checkpoint.latest(tmp_path).state.epoch == epoch
@@ -164,7 +169,7 @@ def test_the_newest_of_several_checkpoints_of_one_step_is_taken(tmp_path):
             leftover.rmdir()
     Checkpoint(TrainerState(step=4), {}, {}, {}, {}, []).write(tmp_path)
     assert Checkpoint.latest(tmp_path).state.step == 4
-    assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["step-00000004"]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
 
 
 TWO_STEPS = [
@@ -188,7 +193,7 @@ def test_two_step_vsepp_first_keeps_its_backbone_then_trains_it_and_resumes_in_e
     class Keep(Silent):
         def step(self, step):
             if step.step == step.steps - 1:
-                weights[step.phase] = Checkpoint.latest(whole).weights
+                weights[step.phase] = Checkpoint.latest(whole / "checkpoint").weights
 
     visavis.train("vse++-two-step-scenes", data=few_scenes, out=whole, overrides=TWO_STEPS, progress=Keep())
     from visavis.models.scene_encoder import SceneEncoder
@@ -204,7 +209,7 @@ def test_two_step_vsepp_first_keeps_its_backbone_then_trains_it_and_resumes_in_e
     assert process.kill(lambda process: process.step >= 2)
     process = command(run, "--resume", run)
     assert process.kill(lambda process: process.step >= 5)
-    assert Checkpoint.latest(run).state.phase == 1
+    assert Checkpoint.latest(run / "checkpoint").state.phase == 1
     visavis.train(run, resume=True)
     assert outcome(run) == outcome(whole)
 

@@ -202,7 +202,7 @@ def test_learned_weights_doubt_the_misplaced_captions(recipes, tmp_path):
     overrides["phases.0.supervision"] = "LearnedWeights(every=1, lr=0.1)"
     visavis.train(recipes / "weights.toml", data=tmp_path, out=tmp_path / "run", overrides=overrides)
     data_module, matcher = prepare(recipe_of(tmp_path / "run"))
-    matcher.load_state_dict(Checkpoint.latest(tmp_path / "run").weights)
+    matcher.load_state_dict(Checkpoint.latest(tmp_path / "run" / "checkpoint").weights)
     network = WeightNetwork(32)
     network.load_state_dict(supervision_of(tmp_path / "run"))
     train = data_module.data.split("train")

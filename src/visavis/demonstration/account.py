@@ -20,6 +20,7 @@ from visavis.report import page
 from visavis.report.figures import DARK, LIGHT, Curve, curves_picture
 from visavis.report.page import Section, Shades
 from visavis.runs.begin import Trained
+from visavis.training.run_files import RunFiles
 
 ABOUT = {
     "TripletHN": "pushes away only the hardest wrong candidate of a batch",
@@ -48,7 +49,7 @@ def write_report(account: Account, folder: Path) -> None:
     storage.write_text(folder / "table.md", account.table.markdown())
     storage.write_json(folder / "table.json", account.table.to_json())
     storage.write_json(folder / "demo.json", _facts(account))
-    curves = [Curve(name, storage.read_json_lines(run.folder / "metrics.jsonl")) for name, runs in account.runs.items() for run in runs]
+    curves = [Curve(name, RunFiles(run.folder).read_log()) for name, runs in account.runs.items() for run in runs]
     retrieval = Shades(*(retrieval_picture(account.captions, theme) for theme in (LIGHT, DARK)))
     curve = Shades(*(curves_picture(curves, theme) for theme in (LIGHT, DARK)))
     storage.write_bytes(folder / "retrieval.png", retrieval.light)

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis import objectives, spec, storage, supervision
+from visavis import objectives, spec, supervision
 from visavis.data.loader import Loader
 from visavis.diagnosis.cocos import CAPTIONS, Cocos, Semantics, contributing_by_direction
-from visavis.errors import RunError, VisavisError
+from visavis.errors import VisavisError
 from visavis.models import Matcher
 from visavis.objectives import Objective, SmoothAP, Triplet
 from visavis.progress import Progress
@@ -32,6 +32,7 @@ from visavis.training.checkpoint import Checkpoint
 from visavis.training.context import training_context
 from visavis.training.data_module import DataModule
 from visavis.training.recipe import Phase, Recipe
+from visavis.training.run_files import RunFiles
 from visavis.training.schedule import make_optimizer
 
 BATCH = 128
@@ -123,9 +124,7 @@ def diagnose_run(run: Path, specs: Sequence[str], batches: int | None, progress:
 
 def best_phase(run: Path, recipe: Recipe) -> tuple[Phase, int]:
     """The phase whose training made the run's best model, and the step. Raises RunError without a log."""
-    log = storage.read_json_lines(run / "metrics.jsonl") if (run / "metrics.jsonl").exists() else []
-    if not log:
-        raise RunError(f"{run} has no metrics.jsonl that says which phase made its best model: a diagnosis needs a run that was validated.")
+    log = RunFiles(run).read_log()
     best = max(log, key=lambda row: row["rsum"])  # the first of equals, as the trainer keeps
     return recipe.phases[best["phase"]], best["step"]
 
@@ -133,7 +132,7 @@ def best_phase(run: Path, recipe: Recipe) -> tuple[Phase, int]:
 def teacher_of(run: Path, data_module: DataModule, matcher: Matcher, phase: Phase, train: Loader) -> Supervision:
     """The supervision of a phase, with the state that the run's checkpoint holds of it."""
     recipe, teacher = data_module.recipe, spec.parse(phase.supervision, supervision.CATALOG)
-    checkpoint = Checkpoint.latest(run)
+    checkpoint = Checkpoint.latest(RunFiles(run).checkpoints)
     held = checkpoint is not None and recipe.phases[checkpoint.state.phase] == phase
     validation = data_module.loader(data_module.data.split(recipe.evaluation.validation))
     context = training_context(recipe, phase, matcher, make_optimizer(matcher, phase), train, validation)

@@ -19,6 +19,7 @@ from visavis.runs.published import check_published
 from visavis.training.checkpoint import Checkpoint
 from visavis.training.data_module import DataModule, prepare
 from visavis.training.recipe import Recipe, read_recipe
+from visavis.training.run_files import RunFiles
 from visavis.training.schedule import make_optimizer
 from visavis.training.trainer import Trainer
 
@@ -49,7 +50,7 @@ def begin_run(name: str | Path, overrides: dict[str, Any], out: str | Path | Non
     """A new run in a new folder; one that fails before its first checkpoint leaves no folder behind."""
     recipe = with_whole_paths(read_recipe(name, overrides))
     check_published(recipe.published)
-    if out is not None and (Path(out) / "run.toml").exists():
+    if out is not None and RunFiles(Path(out)).recipe.exists():
         raise RunError(f"{out} holds a run already: go on with it by --resume {out}, or name another folder.")
     set_threads(recipe)
     started = time.perf_counter()
@@ -58,26 +59,27 @@ def begin_run(name: str | Path, overrides: dict[str, Any], out: str | Path | Non
         make_optimizer(matcher, phase)  # raises for a part that the model does not have, also in the last phase
     cache_seconds = time.perf_counter() - started
     folder = storage.numbered_folder(Path("runs") / recipe.name) if out is None else storage.new_folder(out)
+    files = RunFiles(folder)
     with storage.replacing_folder(folder) as part:
-        storage.write_toml(part / "run.toml", recipe.to_dict())
-        storage.write_json(part / "environment.json", environment(data_module, matcher))
+        storage.write_toml(RunFiles(part).recipe, recipe.to_dict())
+        storage.write_json(RunFiles(part).environment, environment(data_module, matcher))
     try:
         with storage.alone(folder / "run", wait=False):
-            return finish(data_module, matcher, folder, cache_seconds, progress)
+            return finish(data_module, matcher, files, cache_seconds, progress)
     except VisavisError:
-        if Checkpoint.latest(folder) is None:
+        if Checkpoint.latest(files.checkpoints) is None:
             storage.remove_folder(folder)
         raise
 
 
 def continue_run(folder: Path, progress: Progress) -> Trained:
     """Go on with a stopped run. Raises RunError if the folder is no run, or if its data have changed."""
-    recipe = recipe_of(folder)
+    recipe, files = recipe_of(folder), RunFiles(folder)
     with storage.alone(folder / "run", wait=False):
         storage.remove_parts(folder)
-        recorded = storage.read_json(folder / "environment.json")
+        recorded = storage.read_json(files.environment)
         if not isinstance(recorded, dict) or not {"threads", "data_fingerprint"} <= recorded.keys():
-            raise RunError(f"{folder / 'environment.json'} is damaged: start a new run, or bring the old file back.")
+            raise RunError(f"{files.environment} is damaged: start a new run, or bring the old file back.")
         set_threads(recipe)
         if recorded["threads"] != torch.get_num_threads():
             progress.say(
@@ -90,16 +92,21 @@ def continue_run(folder: Path, progress: Progress) -> Trained:
             raise RunError(
                 f"the data at {recipe.data.path} have changed since {folder} began: start a new run, or bring the old data back."
             )
-        return finish(data_module, matcher, folder, time.perf_counter() - started, progress)
+        return finish(data_module, matcher, files, time.perf_counter() - started, progress)
 
 
-def finish(data_module: DataModule, matcher: Matcher, folder: Path, cache_seconds: float, progress: Progress) -> Trained:
-    """Train to the end, evaluate the best weights on the test split, write ``result.json``."""
+def finish(data_module: DataModule, matcher: Matcher, files: RunFiles, cache_seconds: float, progress: Progress) -> Trained:
+    """Train to the end, from the last checkpoint on if there is one; evaluate the best weights on the test split, write the result."""
     recipe = data_module.recipe
-    trainer = Trainer(data_module, matcher, folder, progress)
+    trainer = Trainer(data_module, matcher, files, progress)
     progress.say(
-        f"{folder}: {recipe.phases[0].objective}, positives by {targets_of(recipe)}, {len(trainer.train.data.captions):,} training captions"
+        f"{files.folder}: {recipe.phases[0].objective}, positives by {targets_of(recipe)}, {len(trainer.train.data.captions):,} training captions"
     )
+    checkpoint = Checkpoint.latest(files.checkpoints)
+    if checkpoint is None:
+        trainer.begin()
+    else:
+        trainer.resume(checkpoint)
     state = trainer.run()
     matcher.load_state_dict(trainer.best)
     test = None
@@ -107,7 +114,7 @@ def finish(data_module: DataModule, matcher: Matcher, folder: Path, cache_second
         test = data_module.evaluate(matcher, recipe.evaluation.test, recipe.evaluation.protocol, recipe.evaluation.degrees)
     seconds = state.seconds + sum(row["time"]["validation_s"] for row in trainer.log)
     trained = Trained(
-        folder,
+        files.folder,
         recipe.phases[-1].objective,
         targets_of(recipe),
         state.best_step,
@@ -116,7 +123,7 @@ def finish(data_module: DataModule, matcher: Matcher, folder: Path, cache_second
         round(seconds, 1),
         round(cache_seconds, 1),
     )
-    storage.write_json(folder / "result.json", trained.to_json())
+    storage.write_json(files.result, trained.to_json())
     return trained
 
 

@@ -15,12 +15,13 @@ from visavis.models.retriever import Retriever
 from visavis.progress import Progress
 from visavis.training.data_module import DataModule, open_data_module
 from visavis.training.recipe import Recipe, build_recipe
+from visavis.training.run_files import RunFiles
 
 
 def open_run(folder: Path, recipe: Recipe, progress: Progress) -> tuple[DataModule, Matcher]:
     """The data of a recipe and the best weights of a run. Raises RunError if it has none yet."""
     set_threads(recipe)
-    if not (folder / "model" / "model.safetensors").exists():
+    if not (RunFiles(folder).model / "model.safetensors").exists():
         raise RunError(f"{folder} holds no model yet: its training has not come to the first validation.")
     model = Retriever.load(folder)
     return open_data_module(recipe, progress, model.processor.vocabulary), model.matcher
@@ -28,9 +29,10 @@ def open_run(folder: Path, recipe: Recipe, progress: Progress) -> tuple[DataModu
 
 def recipe_of(folder: Path) -> Recipe:
     """The resolved recipe of a run. Raises RunError if the folder is none."""
-    if not (folder / "run.toml").exists():
-        raise RunError(f"{folder} is no run folder: expected run.toml in it, as visavis train writes it.")
-    return build_recipe(storage.read_toml(folder / "run.toml"), {}, str(folder / "run.toml"))
+    file = RunFiles(folder).recipe
+    if not file.exists():
+        raise RunError(f"{folder} is no run folder: expected {file.name} in it, as visavis train writes it.")
+    return build_recipe(storage.read_toml(file), {}, str(file))
 
 
 def with_whole_paths(recipe: Recipe) -> Recipe:

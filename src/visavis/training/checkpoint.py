@@ -55,9 +55,8 @@ class Checkpoint:
     supervision: dict[str, Tensor]
     log: list[dict[str, Any]]
 
-    def write(self, run: Path) -> None:
-        """Write as ``checkpoint/step-<n>`` of a run folder, then remove the older ones."""
-        folder = run / "checkpoint"
+    def write(self, folder: Path) -> None:
+        """Write as ``step-<n>`` into the folder of a run's checkpoints, then remove the older ones."""
         newest = _free(folder / f"step-{self.state.step:08d}")
         with storage.replacing_folder(newest) as part:
             for name in ("weights", "best", "optimizer", "supervision"):
@@ -68,15 +67,15 @@ class Checkpoint:
             storage.remove_folder(older)
 
     @classmethod
-    def latest(cls, run: Path) -> Checkpoint | None:
-        """The newest complete checkpoint of a run folder; None if there is none yet."""
-        complete = _complete(run)
+    def latest(cls, folder: Path) -> Checkpoint | None:
+        """The newest complete checkpoint of a run's; None if there is none yet."""
+        complete = _complete(folder)
         if not complete:
             return None
-        folder = complete[-1]
-        state = storage.read_json(next(file for name in STATE_FILES if (file := folder / name).exists()))
-        tensors = {name: storage.read_tensors(folder / f"{name}.safetensors") for name in ("weights", "best", "optimizer", "supervision")}
-        return cls(TrainerState(**state), log=storage.read_json_lines(folder / "metrics.jsonl"), **tensors)
+        newest = complete[-1]
+        state = storage.read_json(next(file for name in STATE_FILES if (file := newest / name).exists()))
+        tensors = {name: storage.read_tensors(newest / f"{name}.safetensors") for name in ("weights", "best", "optimizer", "supervision")}
+        return cls(TrainerState(**state), log=storage.read_json_lines(newest / "metrics.jsonl"), **tensors)
 
 
 def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
@@ -105,9 +104,9 @@ def _parameter_names(optimizer: Optimizer) -> list[str]:
     return [name for group in optimizer.param_groups for name in group["param_names"]]
 
 
-def _complete(run: Path) -> list[Path]:
-    """The complete checkpoints of a run, oldest first."""
-    return sorted(path for path in (run / "checkpoint").glob("step-*") if any((path / name).exists() for name in STATE_FILES))
+def _complete(folder: Path) -> list[Path]:
+    """The complete checkpoints, oldest first."""
+    return sorted(path for path in folder.glob("step-*") if any((path / name).exists() for name in STATE_FILES))
 
 
 def _free(target: Path) -> Path:

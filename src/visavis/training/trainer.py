@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,12 +24,13 @@ from visavis.data.loader import Batch, Loader, seed_of
 from visavis.engine import PairLoss
 from visavis.errors import RunError
 from visavis.models import GlobalMatcher, Matcher
-from visavis.progress import Progress, Silent, TrainingStep
+from visavis.progress import Progress, TrainingStep
 from visavis.training.checkpoint import Checkpoint, TrainerState, optimizer_tensors, restore_optimizer
 from visavis.training.context import training_context
 from visavis.training.curves import has_gradient, similarities, summarize
 from visavis.training.data_module import DataModule
 from visavis.training.health import alarms, examine, news
+from visavis.training.run_files import RunFiles
 from visavis.training.schedule import factor, make_optimizer, set_lr, take_step
 
 
@@ -39,11 +39,11 @@ class Stopped(Exception):
 
 
 class Trainer:
-    """Trains a matcher by a recipe into a run folder; ``run()`` goes on where the folder's last checkpoint ended."""
+    """Trains a matcher by a recipe into a run folder: ``begin`` or ``resume``, then ``run``."""
 
-    def __init__(self, data_module: DataModule, matcher: Matcher, folder: Path, progress: Progress | None = None):
+    def __init__(self, data_module: DataModule, matcher: Matcher, files: RunFiles, progress: Progress):
         recipe = data_module.recipe
-        self.recipe, self.data_module, self.folder, self.progress = recipe, data_module, folder, progress or Silent()
+        self.recipe, self.data_module, self.files, self.progress = recipe, data_module, files, progress
         if recipe.training.device == "cuda" and not torch.cuda.is_available():
             raise RunError("training.device is cuda, but torch finds no CUDA device here: set it to auto or cpu.")
         self.device = torch.device(
@@ -57,11 +57,21 @@ class Trainer:
         self.state, self.log = TrainerState(), list[dict[str, Any]]()
         self.best = self._weights()
         self.last_checkpoint, self.stop_asked = time.monotonic(), False
-        if (checkpoint := Checkpoint.latest(folder)) is not None:
-            self._restore(checkpoint)
-        else:
-            self._begin_phase({})
-            storage.write_json_lines(folder / "metrics.jsonl", [])
+
+    def begin(self) -> None:
+        """Start at the first phase, with an empty log."""
+        self._begin_phase({})
+        storage.write_json_lines(self.files.log, [])
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Start where a checkpoint was written; the log and the best model become what they were then."""
+        self.state, self.log, self.best = checkpoint.state, checkpoint.log, checkpoint.best
+        storage.write_json_lines(self.files.log, self.log)
+        self.matcher.load_state_dict(self.best)
+        self.data_module.processor.save(self.matcher, self.files.model)
+        self.matcher.load_state_dict(checkpoint.weights)
+        self._begin_phase(checkpoint.supervision)
+        restore_optimizer(self.optimizer, checkpoint.optimizer)
 
     def run(self) -> TrainerState:
         """Train to the end. Raises Stopped after Ctrl-C (all is saved), RunError if the loss is no longer a number."""
@@ -91,7 +101,7 @@ class Trainer:
             if self._between_steps(batch.number, steps):
                 if self.stop_asked:
                     self._checkpoint()
-                    raise Stopped(str(self.folder))
+                    raise Stopped(str(self.files.folder))
                 self._checkpoint_if_due()
             started = time.perf_counter()
         state.epoch, state.batch = state.epoch + 1, 0
@@ -153,12 +163,12 @@ class Trainer:
             self.progress.say(sentence)
         health["alarms"] = list(found)
         self.log.append(row)
-        storage.append_json_line(self.folder / "metrics.jsonl", row)
+        storage.append_json_line(self.files.log, row)
         state.loss_sum, state.loss_steps = 0.0, 0
         if (rsum := result.metrics["rsum"]) > state.best_rsum:
             state.best_rsum, state.best_step, state.stale = rsum, state.step, 0
             self.best = self._weights()
-            self.data_module.processor.save(self.matcher, self.folder / "model")
+            self.data_module.processor.save(self.matcher, self.files.model)
         else:
             state.stale += 1
         return bool(self.recipe.training.patience) and state.stale >= self.recipe.training.patience
@@ -230,18 +240,8 @@ class Trainer:
     def _checkpoint(self) -> None:
         Checkpoint(
             self.state, self._weights(), self.best, optimizer_tensors(self.optimizer), self.supervision.state_dict(), self.log
-        ).write(self.folder)
+        ).write(self.files.checkpoints)
         self.last_checkpoint = time.monotonic()
-
-    def _restore(self, checkpoint: Checkpoint) -> None:
-        """Go back to a checkpoint; the log and the best model become what they were then."""
-        self.state, self.log, self.best = checkpoint.state, checkpoint.log, checkpoint.best
-        storage.write_json_lines(self.folder / "metrics.jsonl", self.log)
-        self.matcher.load_state_dict(self.best)
-        self.data_module.processor.save(self.matcher, self.folder / "model")
-        self.matcher.load_state_dict(checkpoint.weights)
-        self._begin_phase(checkpoint.supervision)
-        restore_optimizer(self.optimizer, checkpoint.optimizer)
 
     def _tell(self, steps: int) -> None:
         state, phases = self.state, self.recipe.phases

@@ -1,0 +1,52 @@
+"""Where the parts of a run lie in its folder; training writes them, everything else reads them here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from visavis import storage
+from visavis.errors import RunError
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The files of one run.
+
+    recipe: resolved, as TOML. environment: what else the run depends on. log: a line of JSON for each validation. model: the
+    folder of the best model so far. checkpoints: the folder to go on from. result: what the training ended with.
+    """
+
+    folder: Path
+
+    @property
+    def recipe(self) -> Path:
+        return self.folder / "run.toml"
+
+    @property
+    def environment(self) -> Path:
+        return self.folder / "environment.json"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoint"
+
+    @property
+    def result(self) -> Path:
+        return self.folder / "result.json"
+
+    def read_log(self) -> list[dict[str, Any]]:
+        """The rows of the log, oldest first. Raises RunError where there is none yet."""
+        rows = storage.read_json_lines(self.log) if self.log.exists() else []
+        if not rows:
+            raise RunError(f"{self.folder} has no {self.log.name} with a validation in it: its training has not come that far.")
+        return rows
