@@ -18,6 +18,7 @@ from visavis.data.dataset import Dataset, Image
 from visavis.degrees import Degrees
 from visavis.errors import DataError, SpecError
 from visavis.evaluation import Protocol, coherence_of, evaluate_listed, rank_scores
+from visavis.evaluation.coherence import SEMANTICS
 from visavis.evaluation.positives import listed_positives
 from visavis.evaluation.protocols import named
 from visavis.metrics import average_precision_at_r, coherent_scores, ndcg_at, places, r_precision
@@ -72,8 +73,18 @@ def test_the_paper_has_all_captions_and_tau_a() -> None:
     scores, near = product(visual, text), degrees[::CAPTIONS]
     found = coherence_of(visual, text, product, data, Told(degrees), semantics="paper", ks=(7,))
     assert found.candidates == (36, 12)
-    assert found.per_query["i2t_cs_at_7"] == pytest.approx(coherent_scores(scores, near, k=7, tau="a").numpy())
-    assert found.per_query["t2i_cs_at_7"] == pytest.approx(coherent_scores(scores.T, near.T, k=7, tau="a").numpy())
+    assert found.per_query["i2t_cs_at_7_paper"] == pytest.approx(coherent_scores(scores, near, k=7, tau="a").numpy())
+    assert found.per_query["t2i_cs_at_7_paper"] == pytest.approx(coherent_scores(scores.T, near.T, k=7, tau="a").numpy())
+
+
+def test_no_key_means_two_things() -> None:
+    data, visual, text, degrees = world(12)
+    reference, paper = (coherence_of(visual, text, product, data, Told(degrees), semantics=name, ks=(7,)) for name in SEMANTICS)
+    assert not set(reference.per_query) & set(paper.per_query)
+    assert [found.key("t2i", "cs", 7) for found in (reference, paper)] == ["t2i_cs_at_7", "t2i_cs_at_7_paper"]
+    for found in (reference, paper):
+        assert set(found.per_query) == {found.key(way, name, 7) for way in ("i2t", "t2i") for name in ("cs", "ndcg")}
+        assert {*found.metrics, *found.random} == set(found.per_query)
 
 
 @pytest.mark.parametrize("semantics", ["reference", "paper"])

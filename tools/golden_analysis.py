@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.diagnosis import Cocos, both_ways, closed_weights, count, smooth_ap_counts, tangents_of
+from visavis.diagnosis import Cocos, closed_weights, contributing_by_direction, count, smooth_ap_counts, tangents_of
 from visavis.diagnosis.cocos import released_smooth_ap_counts
 from visavis.objectives import VLC, NTXent, Objective, Triplet, TripletHN, Unified
 from visavis.targets import Targets
@@ -43,7 +43,7 @@ def triplet_released(params: dict[str, Any], scores: Tensor, _name: str) -> Answ
     answers: Answers = {}
     for prefix, kind in (("sum", Triplet), ("max", TripletHN)):
         objective = kind(margin=params.get("margin", 0.2))
-        found = both_ways(objective, scores, Targets.paired(len(scores)), semantics="reference")
+        found = contributing_by_direction(objective, scores, Targets.paired(len(scores)), semantics="reference")
         for way, plural in (("i2t", "grads"), ("t2i", "grad")):  # as the code names them
             answers |= {f"{prefix}_{way}_grads_mean": found[way].per_moved, f"{prefix}_{way}_{plural}_sum": found[way].in_batch}
             answers[f"{prefix}_zeros_{way}"] = found[way].idle

@@ -48,7 +48,7 @@ def evaluate(
     data: Annotated[str | None, typer.Option(help="Another data set.")] = None,
     degrees: Annotated[str | None, typer.Option(help='Who tells degrees of relevance, such as "CBoW()"; default the recipe\'s.')] = None,
     semantics: Annotated[
-        str, typer.Option(help="Of CS@K: reference (tau-b, first captions) or paper (tau-a, all captions).")
+        str, typer.Option(help="Of CS@K: reference (tau-b, first captions) or paper (tau-a, all captions; keys end in _paper).")
     ] = "reference",
     json: Json = False,
 ) -> None:

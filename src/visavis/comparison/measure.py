@@ -164,7 +164,7 @@ def measure(
 
 
 def _curve(found: Coherence, way: Direction) -> dict[int, Mean]:
-    values = {k: found.per_query[f"{way}_cs_at_{k}"] for k in found.ks}
+    values = {k: found.per_query[found.key(way, "cs", k)] for k in found.ks}
     return {k: Mean.of(torch.from_numpy(each), np.arange(len(each))) for k, each in values.items()}
 
 

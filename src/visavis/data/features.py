@@ -1,7 +1,7 @@
 """Features of frozen encoders on disk: computed once, memory-mapped, read by rows.
 
 A store is a folder: ``features.json`` (what the features are), ``keys.json`` (the image names or caption texts, one
-a row), ``on_progress.json`` (rows written so far) and float16 arrays: ``vectors.npy`` ``[N, D]``, ``[N, R, D]`` for
+a row), ``progress.json`` (rows written so far) and float16 arrays: ``vectors.npy`` ``[N, D]``, ``[N, R, D]`` for
 grids, with a crop axis after ``N`` where there are several crops; for words ``words.npy`` ``[total, D]`` and
 ``offsets.npy`` ``[N + 1]``. Equal captions share a row. A store whose writing was killed goes on where it ended.
 """
@@ -218,7 +218,7 @@ class FeatureWriter:
     def save(self) -> None:
         """Bring all rows to the disk, then note how many there are."""
         self._vectors.flush()
-        storage.write_json(self.folder / "on_progress.json", {"done": self.done})
+        storage.write_json(self.folder / "progress.json", {"done": self.done})
 
     def finish(self) -> FeatureStore:
         """Save, mark the store as complete and open it."""
@@ -253,7 +253,7 @@ def _create(folder: Path, description: Description, keys: Sequence[str], lengths
     with storage.replacing_folder(folder) as part:
         storage.write_json(part / "features.json", asdict(description))
         storage.write_json(part / "keys.json", list(keys))
-        storage.write_json(part / "on_progress.json", {"done": 0})
+        storage.write_json(part / "progress.json", {"done": 0})
         if description.view == "words":
             assert lengths is not None
             offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -264,7 +264,7 @@ def _create(folder: Path, description: Description, keys: Sequence[str], lengths
 
 
 def _rows_written(folder: Path) -> int:
-    return storage.read_json(folder / "on_progress.json")["done"]
+    return storage.read_json(folder / "progress.json")["done"]
 
 
 def _map(path: Path) -> Tensor:

@@ -25,8 +25,8 @@ from visavis.metrics import coherent_scores, ndcg
 from visavis.spec import parse
 from visavis.types import Encoded
 
-SEMANTICS: dict[str, Literal["a", "b"]] = {"reference": "b", "paper": "a"}
-"""Each way to count CS@K with its tau."""
+SEMANTICS: dict[str, tuple[Literal["a", "b"], str]] = {"reference": ("b", ""), "paper": ("a", "_paper")}
+"""Each way to rank and count, with its tau and the ending of its keys: ``i2t_cs_at_100`` and ``i2t_cs_at_100_paper`` differ."""
 FEW, MANY = (100, 200, 1000), (500, 5000)
 """The K of the Ladder paper for 1,000 test images and for 5,000."""
 SEED = 0
@@ -38,7 +38,7 @@ class Coherence:
     """How well the order of candidates follows degrees.
 
     degrees: who tells them. semantics: see ``coherence_of``. ks: the K, at most the number of images. candidates: of an image and
-    of a text. per_query: by the keys of ``metrics.CATALOG`` (``i2t_cs_at_100``), a value a query, NaN where it is undefined.
+    of a text. per_query: by the keys of ``metrics.CATALOG`` (see ``key``), a value a query, NaN where it is undefined.
     random: the means of random scores, by the same keys.
     """
 
@@ -48,6 +48,10 @@ class Coherence:
     candidates: tuple[int, int]
     per_query: dict[str, np.ndarray]
     random: dict[str, float | None]
+
+    def key(self, direction: str, metric: str, k: int) -> str:
+        """The key of a metric in results: ``i2t_cs_at_100``, and ``i2t_cs_at_100_paper`` with the semantics of the paper."""
+        return f"{direction}_{metric}_at_{k}{SEMANTICS[self.semantics][1]}"
 
     @property
     def metrics(self) -> dict[str, float | None]:
@@ -84,15 +88,15 @@ def coherence_of(
     """CS@K and nDCG@K both ways of encoded images and captions, those of ``data`` in its order.
 
     semantics: what CS@K ranks and counts. "reference", as the released code of the Ladder loss: the first caption of each image
-    only, tau-b. "paper", as its text: all captions, tau-a. An image's degrees are those of its first caption, or the truth
-    about it where ``degrees`` knows that.
+    only, tau-b. "paper", as its text: all captions, tau-a; its keys end in ``_paper``. An image's degrees are those of its first
+    caption, or the truth about it where ``degrees`` knows that.
     ks: default those of the paper for so many images. protocol: its folds; queries of all folds are one mean.
     block: the number of queries scored at once; it sets the memory and never the result.
     Raises SpecError for unknown degrees or semantics, DataError for scores or degrees that are not numbers.
     """
     if semantics not in SEMANTICS:
         raise SpecError(f"semantics is {semantics!r}, expected reference or paper.")
-    tau = SEMANTICS[semantics]
+    tau, ending = SEMANTICS[semantics]
     degrees = parse(degrees, CATALOG) if isinstance(degrees, str) else degrees
     protocol = named(protocol) if isinstance(protocol, str) else protocol
     relevance = degrees.between(data)
@@ -113,7 +117,7 @@ def coherence_of(
                 _refuse_nan({"scores": scores, "degrees": truth}, "image" if way == "i2t" else "text", rows)
                 for into, values in ((found, scores), (random, _random(rows, len(candidates), way))):
                     for name, per_query in _measures(values, truth, ks, tau):
-                        into[f"{way}_{name}"].append(per_query)
+                        into[f"{way}_{name}{ending}"].append(per_query)
     return Coherence(
         degrees=repr(degrees),
         semantics=semantics,

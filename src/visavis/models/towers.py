@@ -218,7 +218,7 @@ def _transformers() -> Any:
 
 @contextmanager
 def quiet_transformers() -> Iterator[Any]:
-    """The package, without on_progress bars and load reports: what they say is in ``loading``."""
+    """The package, without progress bars and load reports: what they say is in ``loading``."""
     transformers = _transformers()
     logging = transformers.utils.logging
     level = logging.get_verbosity()

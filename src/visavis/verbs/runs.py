@@ -69,7 +69,8 @@ def evaluate(
 
     protocol, split, data, degrees: default to the recipe's; on other data or another split the protocol is "plain".
     degrees: who tells degrees of relevance, such as "CBoW()". semantics: of CS@K: "reference" ranks the first caption of each image
-    and is tau-b, as the released code of the Ladder loss; "paper" ranks all captions and is tau-a, as its text.
+    and is tau-b, as the released code of the Ladder loss; "paper" ranks all captions and is tau-a, as its text, under keys
+    of its own: ``i2t_cs_at_100_paper``.
     """
     from visavis.runs.evaluating import evaluate_run
 

@@ -62,13 +62,13 @@ def print_evaluation(result: Evaluation) -> None:
 
 
 def _print_coherence(result: Coherence) -> None:
-    measures = [(f"{key}_at_{k}", f"{name}@{k}") for key, name in (("cs", "CS"), ("ndcg", "nDCG")) for k in result.ks]
+    measures = [(metric, name, k) for metric, name in (("cs", "CS"), ("ndcg", "nDCG")) for k in result.ks]
     table = Table(box=None, pad_edge=False)
-    for column in ("", *(title for _, title in measures)):
+    for column in ("", *(f"{name}@{k}" for _, name, k in measures)):
         table.add_column(column, justify="left" if not column else "right")
     for way, title in DIRECTIONS.items():
         for name, means in ((title, result.metrics), ("  random scores", result.random)):
-            numbers = [means[f"{way}_{key}"] for key, _ in measures]
+            numbers = [means[result.key(way, metric, k)] for metric, _, k in measures]
             table.add_row(name, *("undefined" if number is None else f"{number:.3f}" for number in numbers))
     standard_output().print(table)
     tau, captions = ("tau-b", "the first caption of each image") if result.semantics == "reference" else ("tau-a", "all captions")
