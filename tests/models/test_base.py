@@ -7,12 +7,15 @@ import re
 
 import pytest
 import torch
+from torch import nn
 
 from visavis import spec, storage
 from visavis.errors import RunError, ShapeError, SpecError, VisavisError
+from visavis.memory import declared_cost
 from visavis.models import CATALOG
 from visavis.models.base import load_weights, vectors
 from visavis.models.embedding import Heads, VSEInfinity, VSEPlusPlus
+from visavis.probe import measure_cost
 from visavis.types import Encoded
 
 CONFIGS = {
@@ -83,3 +86,62 @@ def test_a_config_refuses_what_is_no_value_of_its_fields():
 def test_named_parts_are_no_single_vectors():
     with pytest.raises(ShapeError, match=r"^expected one tensor of vectors, found the named parts face, audio\.$"):
         vectors(Encoded({"face": torch.eye(2), "audio": torch.eye(2)}))
+
+
+def test_every_matcher_of_the_catalog_is_held_to_these_laws():
+    assert set(CONFIGS) == set(CATALOG.values())
+
+
+@every_matcher
+def test_every_parameter_is_in_one_part_in_the_order_of_the_model(kind):
+    matcher = kind(CONFIGS[kind])
+    by_part = matcher.parameters_by_part()
+    assert set(by_part) <= set(matcher.parts())
+    names = [name for parameters in by_part.values() for name, _ in parameters]
+    assert sorted(names) == sorted(name for name, _ in matcher.named_parameters())
+    order = {name: place for place, (name, _) in enumerate(matcher.named_parameters())}
+    for parameters in by_part.values():
+        places = [order[name] for name, _ in parameters]
+        assert places == sorted(places)
+
+
+class Tempered(Heads):
+    """The opposite of the cosine, times a learned number."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.sharpness = nn.Parameter(torch.tensor(-3.0))
+
+    def score(self, visual, text):
+        return self.sharpness * super().score(visual, text)
+
+
+class Whole(Tempered):
+    def parts(self):
+        return super().parts() | {"sharpness": [self.sharpness]}
+
+
+class Twice(Whole):
+    def parts(self):
+        return super().parts() | {"all": [self.text]}
+
+
+def test_a_parameter_in_no_part_or_in_two_is_an_error_of_the_author():
+    assert [name for name, _ in Whole(CONFIGS[Heads]).parameters_by_part()["sharpness"]] == ["sharpness"]
+    with pytest.raises(VisavisError, match=r"^Tempered\.parts\(\) leaves out sharpness: name the module"):
+        Tempered(CONFIGS[Heads]).parameters_by_part()
+    with pytest.raises(VisavisError, match=r"^Twice\.parts\(\) names a parameter in text and in all: expected one part"):
+        Twice(CONFIGS[Heads]).parameters_by_part()
+
+
+def test_only_an_inherited_score_is_the_cosine_and_costs_what_a_cosine_does():
+    visual, text = Encoded(torch.randn(5, 4)), Encoded(torch.randn(5, 4))
+    plain, tempered = Heads(CONFIGS[Heads]), Whole(CONFIGS[Heads])
+    assert plain.score_is_cosine
+    assert not tempered.score_is_cosine
+    torch.testing.assert_close(tempered.score_pairs(visual, text), tempered.score(visual, text).diagonal())
+    assert tempered.score_pairs(visual[:0], text[:0]).shape == (0,)
+    assert declared_cost(tempered.score, visual, text) is None
+    for training in (False, True):
+        said = plain.score_cost(visual, text).block(training=training)
+        assert said.pair == measure_cost(plain.score, visual, text, training=training).pair

@@ -82,11 +82,12 @@ def test_every_parameter_learns_and_belongs_to_a_side(name):
     matcher.train().zero_grad()
     images_in, texts_in = images(visual_view, 8), texts(text_view, 8)
     matcher.score(matcher.encode_visual(images_in), matcher.encode_text(texts_in)).square().sum().backward()
-    sides = {part for part, _, _ in matcher.parts()}
-    assert sides == ({"text"} if name == "bilinear" else {"visual", "text"})
-    for part, parameter_name, parameter in matcher.parts():
-        assert parameter.grad is not None, parameter_name
-        assert parameter_name.startswith(part)
+    by_part = matcher.parameters_by_part()
+    assert by_part.keys() == ({"text"} if name == "bilinear" else {"visual", "text"})
+    for part, parameters in by_part.items():
+        for parameter_name, parameter in parameters:
+            assert parameter.grad is not None, parameter_name
+            assert parameter_name.startswith(part)
 
 
 @pytest.mark.parametrize("name", MATCHERS)

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 import visavis
+from visavis import evaluation
 from visavis.errors import RecipeError
+from visavis.evaluation.protocols import named
 from visavis.models import CATALOG
 from visavis.progress import Silent
 from visavis.spec import build
@@ -233,3 +235,40 @@ def test_the_first_ctrl_c_is_only_heard_in_the_main_thread(recipe, scenes, tmp_p
         trained = pool.submit(visavis.train, recipe, data=scenes, out=tmp_path / "run", overrides=overrides).result()
     assert trained.test is not None
     assert signal.getsignal(signal.SIGINT) is before
+
+
+class Opposite(CATALOG["VSE++"]):
+    """Scores by the opposite of the cosine, times a learned number."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.sharpness = nn.Parameter(torch.tensor(-2.0))
+
+    def parts(self):
+        return super().parts() | {"sharpness": [self.sharpness]}
+
+    def score(self, visual, text):
+        return self.sharpness * super().score(visual, text)
+
+
+def test_a_model_that_overrides_the_score_is_trained_and_evaluated_by_its_own(recipe, scenes, tmp_path):
+    data_module, inherited = prepare(read_recipe(recipe, {"data.path": str(scenes)}))
+    matcher = Opposite(inherited.config)
+    trainer = Trainer(data_module, matcher, RunFiles(tmp_path / "run"), Silent())
+    trainer.begin()
+    batch = next(trainer.train.epoch(1))
+    trainer._step(batch, 1)
+    assert matcher.sharpness.item() != -2.0
+    matcher.eval()
+    visual, text = matcher.encode_visual(batch.visual), matcher.encode_text(batch.text)
+    targets = trainer.supervision.targets(visual, text, batch)
+    torch.testing.assert_close(trainer.loss(visual, text, targets=targets), trainer.objective(matcher.score(visual, text), targets))
+    split = data_module.data.split("val")
+    expected = evaluation.evaluate(
+        *data_module.encode(matcher, split),
+        lambda visual, text: -(visual.vectors @ text.vectors.T),
+        torch.arange(len(split.images)),
+        torch.from_numpy(split.image_of),
+        protocol=named("plain"),
+    )
+    assert data_module.evaluate(matcher, "val").metrics == expected.metrics

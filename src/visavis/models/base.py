@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from visavis import storage
-from visavis.errors import RunError, ShapeError
+from visavis.errors import RunError, ShapeError, VisavisError
+from visavis.memory import ScoreCost
 from visavis.spec import check_fields
 from visavis.types import Encoded
 
@@ -70,22 +72,48 @@ class Matcher(nn.Module, ABC):
     def score(self, visual: Encoded, text: Encoded) -> Tensor:
         """The scores of every image with every text: ``[V, T]``."""
 
-    @abstractmethod
     def score_pairs(self, visual: Encoded, text: Encoded) -> Tensor:
-        """The score of image i with text i only: ``[N]``; for re-ranking, banks and positives without a matrix."""
+        """The score of image i with text i only: ``[N]``; for re-ranking, banks and positives without a matrix.
 
-    def part_of(self, parameter_name: str) -> str:
-        """The part of the model a parameter belongs to, by which recipes choose rates and what is trained.
-
-        "backbone" for a trained image encoder, else "visual" or "text".
+        By ``score``, one pair after the other; a matcher that has a faster way overrides it.
         """
-        first = parameter_name.split(".", maxsplit=1)[0]
-        return first if first in ("backbone", "text") else "visual"
+        one_pair = [slice(i, i + 1) for i in range(len(visual))]
+        return torch.cat([self.score(visual[i], text[i]).flatten() for i in one_pair]) if one_pair else self.score(visual, text).flatten()
 
-    def parts(self) -> Iterator[tuple[str, str, nn.Parameter]]:
-        """(part, name, parameter) of every parameter."""
+    @abstractmethod
+    def parts(self) -> Mapping[str, Sequence[nn.Module | nn.Parameter]]:
+        """What the model is made of, by the names with which recipes choose learning rates and what is trained.
+
+        Usual names are "visual", "text", and "backbone" for an image encoder that is trained. Every parameter belongs to one part.
+        """
+
+    def parameters_by_part(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
+        """Name and parameter of everything in each part that has any, in the order of ``named_parameters``.
+
+        Raises VisavisError if ``parts`` leaves a parameter out, or names it twice.
+        """
+        part_of: dict[nn.Parameter, str] = {}
+        for part, members in self.parts().items():
+            for parameter in (p for member in members for p in ([member] if isinstance(member, nn.Parameter) else member.parameters())):
+                if part_of.setdefault(parameter, part) != part:
+                    raise VisavisError(
+                        f"{type(self).__name__}.parts() names a parameter in {part_of[parameter]} and in {part}: expected one part."
+                    )
+        by_part: dict[str, list[tuple[str, nn.Parameter]]] = {}
         for name, parameter in self.named_parameters():
-            yield self.part_of(name), name, parameter
+            if parameter not in part_of:
+                raise VisavisError(f"{type(self).__name__}.parts() leaves out {name}: name the module that holds it in one of its parts.")
+            by_part.setdefault(part_of[parameter], []).append((name, parameter))
+        return by_part
+
+    @property
+    def score_is_cosine(self) -> bool:
+        """Whether ``score`` is the product of unit ``vectors``, which needs no matrix in memory and is as fast as a product can be."""
+        return False
+
+    def score_cost(self, visual: Encoded, text: Encoded) -> ScoreCost | None:
+        """What a pair of such items costs in memory while it is scored, and while it is trained; None: it is measured."""
+        return None
 
     def save_pretrained(self, folder: str | Path, **extra: Any) -> None:
         """Write ``config.json`` and ``model.safetensors``; ``extra`` goes into the config beside kind and architecture."""
@@ -95,12 +123,23 @@ class Matcher(nn.Module, ABC):
 
 
 class GlobalMatcher(Matcher):
-    """A matcher with one unit vector an item; the score is their cosine."""
+    """A matcher with one unit vector an item; the score is their cosine, unless a subclass says otherwise."""
+
+    @property
+    def score_is_cosine(self) -> bool:
+        return type(self).score is GlobalMatcher.score
 
     def score(self, visual: Encoded, text: Encoded) -> Tensor:
         return vectors(visual) @ vectors(text).T
 
+    def score_cost(self, visual: Encoded, text: Encoded) -> ScoreCost | None:
+        """The product itself; in training its gradient too."""
+        number = vectors(visual).dtype.itemsize
+        return ScoreCost(scored=number, trained=2 * number)
+
     def score_pairs(self, visual: Encoded, text: Encoded) -> Tensor:
+        if not self.score_is_cosine:
+            return super().score_pairs(visual, text)
         return (vectors(visual) * vectors(text)).sum(-1)
 
 

@@ -43,6 +43,9 @@ class Heads(GlobalMatcher):
         self.visual = nn.Identity() if config.bilinear else head(config.visual_width, width, **layers)
         self.text = head(config.text_width, width, **layers)
 
+    def parts(self) -> dict[str, list[nn.Module]]:
+        return {"visual": [self.visual], "text": [self.text]}
+
     def encode_visual(self, items: Encoded) -> Encoded:
         return unit(self.visual(vectors(items)))
 
@@ -92,6 +95,10 @@ class VSEPlusPlus(GlobalMatcher):
         self.text = RecurrentWords(
             config.text_width, config.word_width, config.width, bidirectional=config.bidirectional, dropout=config.dropout
         )
+
+    def parts(self) -> dict[str, list[nn.Module]]:
+        parts: dict[str, list[nn.Module]] = {"visual": [self.visual], "text": [self.text]}
+        return parts | {"backbone": [self.backbone]} if self.config.visual_view == "pixels" else parts
 
     def encode_visual(self, items: Encoded) -> Encoded:
         config: VSEPlusPlus.Config = self.config  # type: ignore[assignment]
@@ -170,8 +177,9 @@ class VSEInfinity(GlobalMatcher):
             return nn.Dropout(config.pooled_dropout)
         return head(inputs, config.width, depth=1, hidden=config.hidden, dropout=config.dropout, input_dropout=config.pooled_dropout)
 
-    def part_of(self, parameter_name: str) -> str:
-        return "text" if parameter_name.startswith("text") else "visual"
+    def parts(self) -> dict[str, list[nn.Module]]:
+        visual = [self.visual, *([self.visual_pool] if isinstance(self.visual_pool, nn.Module) else []), self.visual_head]
+        return {"visual": visual, "text": [self.text, self.text_pool, self.text_head]}
 
     def encode_visual(self, items: Encoded) -> Encoded:
         regions = self.visual(self.region_dropout(vectors(items)))

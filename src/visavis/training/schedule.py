@@ -34,9 +34,7 @@ def make_optimizer(matcher: Matcher, phase: Phase) -> Optimizer:
 
     Freezes the other parts. Raises RecipeError for a part that the model does not have.
     """
-    by_part: dict[str, list[tuple[str, torch.nn.Parameter]]] = {}
-    for part, name, parameter in matcher.parts():
-        by_part.setdefault(part, []).append((name, parameter))
+    by_part = matcher.parameters_by_part()
     for part in (*phase.trainable, *phase.optimizer.lr_multipliers):
         if part not in by_part:
             raise RecipeError(f"{part} is not a part of {type(matcher).__name__}: {nearest(part, by_part)}")

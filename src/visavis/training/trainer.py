@@ -23,7 +23,7 @@ from visavis import objectives, spec, storage, supervision
 from visavis.data.loader import Batch, Loader, seed_of
 from visavis.engine import PairLoss
 from visavis.errors import RunError
-from visavis.models import GlobalMatcher, Matcher
+from visavis.models import Matcher
 from visavis.progress import Progress, TrainingStep
 from visavis.training.checkpoint import Checkpoint, TrainerState, optimizer_tensors, restore_optimizer
 from visavis.training.context import training_context
@@ -196,7 +196,7 @@ class Trainer:
         """The objective, supervision (with its state) and optimizer of the current phase; ``before``: the optimizer to take over from."""
         self.phase = self.recipe.phases[self.state.phase]
         self.objective = objectives.parse(self.phase.objective)
-        self.loss = PairLoss(self.objective, score=None if isinstance(self.matcher, GlobalMatcher) else self.matcher.score)
+        self.loss = PairLoss(self.objective, score=None if self.matcher.score_is_cosine else self.matcher.score)
         self.supervision = spec.parse(self.phase.supervision, supervision.CATALOG)
         self.optimizer = make_optimizer(self.matcher, self.phase)
         self.matcher.zero_grad(set_to_none=True)
