@@ -113,7 +113,7 @@ def trained(recipe: str, overrides: dict[str, Any], folder: Path) -> Path:
     elif recipe_of(folder) != with_whole_paths(read_recipe(recipe, overrides)):
         raise RunError(f"{folder} holds a run of another recipe: name another folder with --out.")
     elif not (folder / "result.json").exists():
-        visavis.train(folder, resume=True)
+        visavis.train(resume=folder)
     return folder
 
 

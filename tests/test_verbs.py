@@ -74,15 +74,28 @@ def test_every_verb_is_a_function_also_after_every_module_is_imported():
         assert name in dir(visavis)
 
 
-def test_every_command_has_the_arguments_of_its_verb():
-    commands = {command.callback.__name__: command.callback for command in cli.app.registered_commands}
-    commands["check_data"] = next(command.callback for command in cli.data_app.registered_commands)
-    commands |= {command.callback.__name__: command.callback for command in cli.relevance_app.registered_commands}
-    commands["relevance"] = cli.relevance_app.registered_callback.callback
+def commands_of(app, words=()):
+    """Every command of the command line, by its words."""
+    if app.registered_callback is not None:
+        yield words, app.registered_callback.callback
+    for command in app.registered_commands:
+        yield (*words, command.name or command.callback.__name__), command.callback
+    for group in app.registered_groups:
+        yield from commands_of(group.typer_instance, (*words, group.name))
+
+
+def test_a_verb_is_named_by_the_words_of_its_command_and_has_its_arguments():
+    """``visavis data check`` is ``visavis.data_check``; an option ``--skip-bad`` is the argument ``skip_bad``."""
+    commands = {"_".join(words): command for words, command in commands_of(cli.app)}
     assert commands.keys() == set(verbs.__all__) - {"load"}
     for name, command in commands.items():
         verb = set(inspect.signature(getattr(verbs, name)).parameters) - {"progress"}
         assert set(inspect.signature(command).parameters) - {"json", "context"} == verb, name
+
+
+def test_no_argument_changes_what_a_verb_returns():
+    for name in verbs.__all__:
+        assert "|" not in str(inspect.signature(getattr(verbs, name)).return_annotation), name
 
 
 def test_a_run_folder_is_complete(trained, scenes):
@@ -175,7 +188,7 @@ def test_features_are_computed_once_and_where_one_says(scenes, tmp_path):
 
 
 def test_a_good_data_set_is_found_good(scenes):
-    report = visavis.check_data(scenes)
+    report = visavis.data_check(scenes)
     assert report.ok
     assert {name: count.images for name, count in report.splits.items()} == {"train": 20, "val": 5, "test": 6}
 

@@ -22,10 +22,11 @@ _HOMES = {
     "agreement": "visavis.verbs",
     "doctor": "visavis.verbs",
     "catalog": "visavis.verbs",
-    "check_data": "visavis.verbs",
+    "data_check": "visavis.verbs",
     "coherence": "visavis.verbs",
     "relevance": "visavis.verbs",
     "relevance_fit": "visavis.verbs",
+    "relevance_thresholds": "visavis.verbs",
 }
 
 __all__ = [
@@ -35,7 +36,7 @@ __all__ = [
     "__version__",
     "agreement",
     "catalog",
-    "check_data",
+    "data_check",
     "coherence",
     "demo",
     "diagnose",
@@ -46,6 +47,7 @@ __all__ = [
     "parse",
     "relevance",
     "relevance_fit",
+    "relevance_thresholds",
     "search",
     "train",
 ]
@@ -57,8 +59,8 @@ if TYPE_CHECKING:
     from visavis.verbs import (
         agreement,
         catalog,
-        check_data,
         coherence,
+        data_check,
         demo,
         diagnose,
         doctor,
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
         load,
         relevance,
         relevance_fit,
+        relevance_thresholds,
         search,
         train,
     )

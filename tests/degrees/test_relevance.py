@@ -195,7 +195,7 @@ def scenes(tmp_path_factory):
 
 def test_thresholds_are_quantiles_of_random_training_pairs(scenes, tmp_path):
     picture = tmp_path / "degrees.png"
-    (row,) = verbs.relevance("SceneDegrees()", data=scenes, pairs=3000, picture=picture)
+    (row,) = verbs.relevance_thresholds(scenes, degrees="SceneDegrees()", pairs=3000, picture=picture)
     from visavis.data import open_dataset
     from visavis.degrees import SceneDegrees
 
@@ -208,10 +208,8 @@ def test_thresholds_are_quantiles_of_random_training_pairs(scenes, tmp_path):
     for share, value in zip((0.01, 0.03, 0.1, 0.3), row.quantiles, strict=True):
         assert (degrees > value + 0.001).mean() <= share <= (degrees >= value - 0.001).mean()
     assert picture.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(VisavisError, match="name it with --data"):
-        verbs.relevance("SceneDegrees()", picture=picture)
     with pytest.raises(RefusedOverwrite, match="already exists; nothing was changed"):
-        verbs.relevance("SceneDegrees()", data=scenes, picture=picture)
+        verbs.relevance_thresholds(scenes, degrees="SceneDegrees()", picture=picture)
 
 
 def test_suggested_ladders_are_objectives():
@@ -233,7 +231,7 @@ def test_no_thresholds_where_too_many_degrees_are_equal():
 @pytest.mark.parametrize("wrong", [{"image": "worst"}, {"pairs": 0}])
 def test_impossible_samples_are_refused(scenes, wrong):
     with pytest.raises(SpecError, match="expected 'own', 'best' or 'mean', and at least 1"):
-        verbs.relevance("SceneDegrees()", data=scenes, **wrong)
+        verbs.relevance_thresholds(scenes, degrees="SceneDegrees()", **wrong)
 
 
 @pytest.mark.parametrize(
@@ -241,8 +239,7 @@ def test_impossible_samples_are_refused(scenes, wrong):
     [
         (["--degrees", "SceneDegrees()"], "SceneDegrees are of pictures with captions"),
         (["--degrees", "Bert()"], "'Bert' in 'Bert()' is not in the catalog"),
-        (["--data", "nowhere"], "nowhere does not exist"),
-        (["--picture", "x.png"], "a picture is of the degrees of a data set"),
+        (["thresholds", "nowhere"], "nowhere does not exist"),
         (["fit", "--out", "x", "--kind", "tri"], "kind is 'tri', expected 'bi' or 'cross'"),
     ],
 )
@@ -265,18 +262,18 @@ def test_one_training_image_has_no_pairs(scenes):
 
 def test_thresholds_on_the_command_line(scenes):
     shown = CliRunner().invoke(
-        app, ["relevance", "--data", str(scenes), "--degrees", "SceneDegrees()", "--pairs", "100"], catch_exceptions=False
+        app, ["relevance", "thresholds", str(scenes), "--degrees", "SceneDegrees()", "--pairs", "100"], catch_exceptions=False
     )
     assert "L = 2: Ladder(margins=(0.2, 0.01)" in shown.stdout
     shown = CliRunner().invoke(
-        app, ["relevance", "--data", str(scenes), "--degrees", "SceneDegrees()", "--pairs", "100", "--json"], catch_exceptions=False
+        app, ["relevance", "thresholds", str(scenes), "--degrees", "SceneDegrees()", "--pairs", "100", "--json"], catch_exceptions=False
     )
     assert len(json.loads(shown.stdout)["degrees"][0]["ladders"]) >= 1
 
 
 @pytest.mark.data
 def test_the_papers_threshold_means_nothing_for_short_word_vectors(data_folder):
-    word, without = verbs.relevance(["CBoW()", "CBoW(common=1)"], data="flickr8k", pairs=10_000)
+    word, without = verbs.relevance_thresholds("flickr8k", degrees=["CBoW()", "CBoW(common=1)"], pairs=10_000)
     assert word.mean > 0.8
     assert word.above > 0.95
     assert without.above < 0.05

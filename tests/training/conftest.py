@@ -168,7 +168,7 @@ def _in_pieces(recipe: Path, run: Path, **given: object) -> int:
     while not (run / "result.json").exists():
         stops += 1
         with contextlib.suppress(Stopped):
-            visavis.train(run, resume=True, progress=StopAt(stops % 4 + 1))
+            visavis.train(resume=run, progress=StopAt(stops % 4 + 1))
     return stops
 
 

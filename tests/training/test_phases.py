@@ -212,7 +212,7 @@ def test_two_step_vsepp_first_keeps_its_backbone_then_trains_it_and_resumes_in_e
     process = command(run, "--resume", run)
     assert process.kill(lambda process: process.step >= 5)
     assert Checkpoint.latest(run / "checkpoint").state.phase == 1
-    visavis.train(run, resume=True)
+    visavis.train(resume=run)
     assert outcome(run) == outcome(whole)
 
 

@@ -98,7 +98,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(command, recipe, scenes, uninterrupt
     assert process.end(signal.SIGINT, at_step(4)) == 130
     assert re.search(rf"Stopped; everything is saved\. Go on with: \S*visavis train --resume {re.escape(str(run))}\n", process.said)
     assert "Traceback" not in process.said
-    visavis.train(run, resume=True)
+    visavis.train(resume=run)
     assert outcome(run) == outcome(uninterrupted(False))
 
 
@@ -115,7 +115,7 @@ def test_a_run_stopped_after_every_few_steps_ends_as_the_uninterrupted_one(
 def test_a_finished_run_gives_its_result_without_training(uninterrupted, outcome):
     run, progress = uninterrupted(False), Listener()
     before = outcome(run)
-    trained = visavis.train(run, resume=True, progress=progress)
+    trained = visavis.train(resume=run, progress=progress)
     assert progress.steps == 0
     assert outcome(run) == before
     assert trained.test.metrics["rsum"] == before["result"]["rsum"]
@@ -126,7 +126,7 @@ def test_another_number_of_threads_is_said(uninterrupted, tmp_path):
     shutil.copytree(uninterrupted(False), run)
     recorded = json.loads((run / "environment.json").read_text())
     (run / "environment.json").write_text(json.dumps({**recorded, "threads": 3}))
-    visavis.train(run, resume=True, progress=progress)
+    visavis.train(resume=run, progress=progress)
     assert any("trained with 3 threads and goes on with 1" in sentence for sentence in progress.said)
 
 
@@ -134,8 +134,8 @@ def test_one_process_at_a_time(uninterrupted, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(uninterrupted(False), run)
     with storage.alone(run / "run", wait=False), pytest.raises(RunError, match="another process is at work on"):
-        visavis.train(run, resume=True)
-    visavis.train(run, resume=True)
+        visavis.train(resume=run)
+    visavis.train(resume=run)
 
 
 def test_a_damaged_environment_is_a_sentence(uninterrupted, tmp_path):
@@ -143,7 +143,7 @@ def test_a_damaged_environment_is_a_sentence(uninterrupted, tmp_path):
     shutil.copytree(uninterrupted(False), run)
     (run / "environment.json").write_text("{}")
     with pytest.raises(RunError, match=r"environment\.json is damaged"):
-        visavis.train(run, resume=True)
+        visavis.train(resume=run)
 
 
 def test_changed_data_are_refused(uninterrupted, scenes, tmp_path):
@@ -154,7 +154,7 @@ def test_changed_data_are_refused(uninterrupted, scenes, tmp_path):
     text = (data / "captions.jsonl").read_text()
     (data / "captions.jsonl").write_text(text.replace("the ", "a ", 1))
     with pytest.raises(RunError, match=r"the data at .* have changed"):
-        visavis.train(run, resume=True)
+        visavis.train(resume=run)
 
 
 def test_a_run_can_be_resumed_from_another_folder(recipe, scenes, outcome, stop_at, tmp_path, monkeypatch, uninterrupted):
@@ -162,19 +162,19 @@ def test_a_run_can_be_resumed_from_another_folder(recipe, scenes, outcome, stop_
     with pytest.raises(Stopped):
         visavis.train(recipe, data="scenes", out=tmp_path / "run", progress=stop_at(3))
     monkeypatch.chdir(tmp_path)
-    visavis.train("run", resume=True)
+    visavis.train(resume="run")
     assert outcome(tmp_path / "run") == outcome(uninterrupted(False))
 
 
 @pytest.mark.parametrize("given", [{"overrides": ["seed=3"]}, {"data": "elsewhere"}, {"out": "elsewhere"}])
 def test_a_resumed_run_keeps_what_it_is(uninterrupted, given):
     with pytest.raises(RunError, match="give --resume with the run folder alone"):
-        visavis.train(uninterrupted(False), resume=True, **given)
+        visavis.train(resume=uninterrupted(False), **given)
 
 
 def test_only_a_run_can_be_resumed_and_none_is_overwritten(uninterrupted, recipe, scenes, tmp_path):
     with pytest.raises(RunError, match=r"is no run folder: expected run\.toml"):
-        visavis.train(tmp_path, resume=True)
+        visavis.train(resume=tmp_path)
     with pytest.raises(RunError, match="holds a run already: go on with it by --resume"):
         visavis.train(recipe, data=scenes, out=uninterrupted(False))
 

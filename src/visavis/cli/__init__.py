@@ -21,6 +21,7 @@ data_app = typer.Typer(help="Look at data.", no_args_is_help=True, rich_markup_m
 data_app.command("check")(data.data_check)
 relevance_app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 relevance_app.callback()(graded.relevance)
+relevance_app.command("thresholds")(graded.relevance_thresholds)
 relevance_app.command("fit")(graded.relevance_fit)
 
 for command in (

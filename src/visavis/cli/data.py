@@ -42,7 +42,7 @@ def data_check(
     from visavis.cli.output import print_check
 
     with bars() as progress:
-        report = verbs.check_data(path, progress=progress)
+        report = verbs.data_check(path, progress=progress)
     if json:
         print_json(report.to_json())
     else:

@@ -69,30 +69,45 @@ def coherence(
         print_coherence(result)
 
 
-def relevance(
-    context: typer.Context,
-    degrees: Annotated[
-        list[str] | None,
-        typer.Option(help="Who tells degrees, as CBoW(common=1); may be given several times; default: all but fine-tuned ones."),
-    ] = None,
-    data: Annotated[str | None, typer.Option(help="Suggest thresholds for this data set, from its random training pairs.")] = None,
-    image: Annotated[str, typer.Option(help="With --data: whose degree an image has: own, best or mean of its captions.")] = "own",
-    pairs: Annotated[int, typer.Option(help="With --data: how many pairs to look at.")] = 100_000,
-    picture: Annotated[Path | None, typer.Option(help="With --data: a new PNG of the distributions.")] = None,
-    json: Json = False,
-) -> None:
-    """Degrees of relevance beside human ratings, with what they cost; with --data, thresholds for Ladder."""
+Degrees = Annotated[
+    list[str] | None,
+    typer.Option(help="Who tells degrees, as CBoW(common=1); may be given several times; default: all but fine-tuned ones."),
+]
+
+
+def relevance(context: typer.Context, degrees: Degrees = None, json: Json = False) -> None:
+    """Degrees of relevance beside human ratings, with what they cost."""
     from visavis import verbs
-    from visavis.cli.output import print_relevance
+    from visavis.cli.output import print_judged
 
     if context.invoked_subcommand is not None:
         return
     with bars() as progress:
-        rows = verbs.relevance(degrees or (), data=data, image=image, pairs=pairs, picture=picture, progress=progress)  # type: ignore[arg-type]
+        rows = verbs.relevance(degrees or (), progress=progress)
     if json:
         print_json({"degrees": [row.to_json() for row in rows]})
     else:
-        print_relevance(rows)
+        print_judged(rows)
+
+
+def relevance_thresholds(
+    data: Annotated[str, typer.Argument(help="A data set: a folder, a list in it, or a name under VISAVIS_DATA.")],
+    degrees: Degrees = None,
+    image: Annotated[str, typer.Option(help="Whose degree an image has: own, best or mean of its captions.")] = "own",
+    pairs: Annotated[int, typer.Option(help="How many random training pairs to look at.")] = 100_000,
+    picture: Annotated[Path | None, typer.Option(help="A new PNG of the distributions.")] = None,
+    json: Json = False,
+) -> None:
+    """How degrees lie over the training pairs of a data set, and thresholds for Ladder that follow."""
+    from visavis import verbs
+    from visavis.cli.output import print_distributions
+
+    with bars() as progress:
+        rows = verbs.relevance_thresholds(data, degrees=degrees or (), image=image, pairs=pairs, picture=picture, progress=progress)  # type: ignore[arg-type]
+    if json:
+        print_json({"degrees": [row.to_json() for row in rows]})
+    else:
+        print_distributions(rows)
 
 
 def relevance_fit(

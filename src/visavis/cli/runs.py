@@ -11,13 +11,13 @@ from visavis.cli.shared import Json, SkipBad, bars, print_json
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="A TOML file or the name of a recipe that ships; with --resume: a run folder.")],
+    recipe: Annotated[str | None, typer.Argument(help="A TOML file or the name of a recipe that ships.")] = None,
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Such as objective='VLC()' training.batch_size=64.")
     ] = None,
     data: Annotated[str | None, typer.Option(help="The data set, instead of the recipe's.")] = None,
     out: Annotated[Path | None, typer.Option(help="A new run folder; default runs/<recipe>-<n>.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the stopped run in this folder.")] = False,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the stopped run in this folder; given alone.")] = None,
     skip_bad: SkipBad = False,
     json: Json = False,
 ) -> None:
@@ -85,7 +85,9 @@ def diagnose(
 def search(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     query: Annotated[str, typer.Argument(help="What to look for, in words.")],
-    inside: Annotated[Path | None, typer.Option("--in", help="A data set or any folder of images; default: the run's own data.")] = None,
+    inside: Annotated[
+        Path | None, typer.Option("--inside", "--in", help="A data set or any folder of images; default: the run's own data.")
+    ] = None,
     top: Annotated[int, typer.Option(help="How many images.")] = 5,
     json: Json = False,
 ) -> None:

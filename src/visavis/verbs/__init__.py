@@ -5,14 +5,14 @@
 >>> visavis.evaluate(run.folder).metrics["rsum"]                           # doctest: +SKIP
 """
 
-from visavis.verbs.data import catalog, check_data, demo, doctor, features
-from visavis.verbs.graded import agreement, coherence, relevance, relevance_fit
+from visavis.verbs.data import catalog, data_check, demo, doctor, features
+from visavis.verbs.graded import agreement, coherence, relevance, relevance_fit, relevance_thresholds
 from visavis.verbs.runs import diagnose, evaluate, load, search, train
 
 __all__ = [
     "agreement",
     "catalog",
-    "check_data",
+    "data_check",
     "coherence",
     "demo",
     "diagnose",
@@ -22,6 +22,7 @@ __all__ = [
     "load",
     "relevance",
     "relevance_fit",
+    "relevance_thresholds",
     "search",
     "train",
 ]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from visavis.environment import Fact
 
 
-def check_data(path: str | Path, *, progress: Progress | None = None) -> CheckReport:
+def data_check(path: str | Path, *, progress: Progress | None = None) -> CheckReport:
     """Everything that is wrong or odd in a data set, listed exactly (``visavis data check``)."""
     from visavis.data import check_dataset
 

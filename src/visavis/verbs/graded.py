@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from visavis.errors import VisavisError
 from visavis.progress import Progress, Silent
 
 if TYPE_CHECKING:
@@ -78,37 +77,41 @@ def coherence(
     return comparison
 
 
-def relevance(
-    degrees: Sequence[str] = (),
+def relevance(degrees: str | Sequence[str] = (), *, progress: Progress | None = None) -> list[Judged]:
+    """How far degrees of relevance agree with people (STS-B dev and test, Crisscrossed Captions), and what they cost.
+
+    degrees: specs such as ``["CBoW(common=1)"]``; default: those that need no model of the user's.
+    """
+    from visavis.degrees.judging import ESTIMATORS, judge
+
+    return judge([degrees] if isinstance(degrees, str) else degrees or ESTIMATORS, progress or Silent())
+
+
+def relevance_thresholds(
+    data: str | Path,
     *,
-    data: str | Path | None = None,
+    degrees: str | Sequence[str] = (),
     image: ImageBy = "own",
     pairs: int = 100_000,
     picture: str | Path | None = None,
     progress: Progress | None = None,
-) -> list[Judged] | list[Distribution]:
-    """How far degrees of relevance agree with people (STS-B dev and test, Crisscrossed Captions), and what they cost.
+) -> list[Distribution]:
+    """How degrees of relevance lie over random training pairs of a data set, and thresholds for Ladder from their quantiles.
 
-    degrees: specs such as ``["CBoW(common=1)"]``; default: those that need no model of the user's. With data instead: how degrees
-    lie over that many random training pairs of a data set, and thresholds for Ladder from their quantiles; image as in
-    GradedSupervision; picture: a new PNG of the distributions.
+    degrees: specs; default: those that need no model of the user's. image: as in GradedSupervision. pairs: how many to look at.
+    picture: a new PNG of the distributions.
     """
     from visavis import storage
-    from visavis.degrees.judging import ESTIMATORS, judge
-    from visavis.degrees.thresholds import distributions
-
-    specs, progress = [degrees] if isinstance(degrees, str) else degrees or ESTIMATORS, progress or Silent()
-    if data is None:
-        if picture is not None:
-            raise VisavisError("a picture is of the degrees of a data set: name it with --data.")
-        return judge(specs, progress)
     from visavis.data import open_dataset
+    from visavis.degrees.judging import ESTIMATORS
+    from visavis.degrees.thresholds import distributions
     from visavis.report.figures import degrees_picture, require_matplotlib
 
     if picture is not None:
         require_matplotlib()
         storage.new_file(picture)
-    rows = distributions(specs, open_dataset(data), image, pairs, progress)
+    specs = [degrees] if isinstance(degrees, str) else degrees or ESTIMATORS
+    rows = distributions(specs, open_dataset(data), image, pairs, progress or Silent())
     if picture is not None:
         storage.write_bytes(picture, degrees_picture(rows))
     return rows

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from visavis.errors import RunError
+from visavis.errors import RecipeError, RunError
 from visavis.progress import Progress, Silent
 
 if TYPE_CHECKING:
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 def train(
-    recipe: str | Path,
+    recipe: str | Path | None = None,
     *,
     data: str | Path | None = None,
     out: str | Path | None = None,
     overrides: dict[str, Any] | Sequence[str] = (),
-    resume: bool = False,
+    resume: str | Path | None = None,
     skip_bad: bool = False,
     progress: Progress | None = None,
 ) -> Trained:
     """Train by a recipe into a run folder, and evaluate the best model on the test split.
 
-    recipe: a TOML file, the name of one that ships, or with ``resume`` the folder of a run to go on with. out: a new
-    folder; default ``runs/<recipe>-<n>``. overrides: ``{"training.batch_size": 64}`` or ``["training.batch_size=64"]``.
+    recipe: a TOML file, or the name of one that ships. out: a new folder; default ``runs/<recipe>-<n>``. overrides:
+    ``{"training.batch_size": 64}`` or ``["training.batch_size=64"]``. resume: the folder of a stopped run to go on with, given alone.
     Raises RecipeError, DataError, RefusedOverwrite; Stopped after Ctrl-C, when everything is saved.
     """
     from visavis.runs.begin import begin_run, continue_run
@@ -38,11 +38,13 @@ def train(
 
     given = dict(parse_override(text) for text in overrides) if not isinstance(overrides, dict) else dict(overrides)
     given |= {key: value for key, value in (("data.path", data and str(data)), ("data.skip_bad", skip_bad)) if value}
-    if not resume:
+    if resume is None:
+        if recipe is None:
+            raise RecipeError("there is nothing to train by: name a recipe (see visavis catalog recipes), or a run with --resume.")
         return begin_run(recipe, given, out, progress or Silent())
-    if given or out is not None:
+    if given or out is not None or recipe is not None:
         raise RunError("a resumed run keeps its recipe, its data and its folder: give --resume with the run folder alone.")
-    return continue_run(Path(recipe), progress or Silent())
+    return continue_run(Path(resume), progress or Silent())
 
 
 def load(path: str | Path) -> Retriever:

@@ -2,7 +2,7 @@
 
 from visavis.cli.output.bars import Bars
 from visavis.cli.output.data import print_catalog, print_check, print_findings
-from visavis.cli.output.graded import print_agreement, print_coherence, print_fitted, print_relevance
+from visavis.cli.output.graded import print_agreement, print_coherence, print_distributions, print_fitted, print_judged
 from visavis.cli.output.runs import print_diagnosis, print_evaluation, print_hits, print_trained
 
 __all__ = [
@@ -12,10 +12,11 @@ __all__ = [
     "print_check",
     "print_coherence",
     "print_diagnosis",
+    "print_distributions",
     "print_evaluation",
     "print_findings",
     "print_fitted",
     "print_hits",
-    "print_relevance",
+    "print_judged",
     "print_trained",
 ]

@@ -62,20 +62,13 @@ def print_coherence(result: Comparison) -> None:
     console.print(f"Report: {escape(str(result.folder / 'report.html'))}", soft_wrap=True)
 
 
-def print_relevance(rows: Sequence[Judged] | Sequence[Distribution]) -> None:
-    from visavis.degrees.judging import PAPER, Judged
-
-    agreements = [row for row in rows if isinstance(row, Judged)]
-    distributions = [row for row in rows if not isinstance(row, Judged)]
-    for distribution in distributions:
-        _print_distribution(distribution)
-    if distributions:
-        return
+def print_judged(rows: Sequence[Judged]) -> None:
+    from visavis.degrees.judging import PAPER
 
     table = Table(box=None, pad_edge=False)
-    for column in ("", *agreements[0].pearson, "mean", "> 0.63", "captions/s", "s/million pairs"):
+    for column in ("", *rows[0].pearson, "mean", "> 0.63", "captions/s", "s/million pairs"):
         table.add_column(column, justify="right" if column else "left")
-    for row in agreements:
+    for row in rows:
         people = ["-" if r is None else f"{r:.3f} / {row.spearman[name]:.3f}" for name, r in row.pearson.items()]
         table.add_row(
             escape(row.degrees), *people, f"{row.mean:.2f}", f"{row.above:.1%}", f"{row.captions_per_s:,.0f}", f"{row.million_pairs_s:.3g}"
@@ -85,8 +78,13 @@ def print_relevance(rows: Sequence[Judged] | Sequence[Distribution]) -> None:
     console.print(table)
     console.print("Pearson / Spearman with human ratings; mean and share above 0.63 of random pairs of COCO captions.", soft_wrap=True)
     console.print("The paper's Pearson: " + "; ".join(f"{what} {value}" for what, value in PAPER.items()) + ".", soft_wrap=True)
-    for note in dict.fromkeys(f"{row.degrees}: {note}" for row in agreements for note in row.notes):
+    for note in dict.fromkeys(f"{row.degrees}: {note}" for row in rows for note in row.notes):
         console.print(escape(note), soft_wrap=True)
+
+
+def print_distributions(rows: Sequence[Distribution]) -> None:
+    for row in rows:
+        _print_distribution(row)
 
 
 def _print_distribution(row: Distribution) -> None:
