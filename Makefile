@@ -21,7 +21,8 @@ demo: .venv/.demo
 	@$(BIN)/visavis demo
 
 test: .venv/.dev
-	@$(BIN)/python -m pytest -q --durations=10 -m 'not long'
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 -n auto --dist loadfile -m 'not long and not timing'
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m timing tests
 
 lint: .venv/.dev
 	@failed=; \

@@ -123,12 +123,14 @@ def seconds(*arguments: str) -> float:
     return time.perf_counter() - start
 
 
+@pytest.mark.timing
 def test_importing_costs_little_beside_torch():
     program = "import time, torch; start = time.perf_counter(); import visavis; print(time.perf_counter() - start)"
     runs = [subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True) for _ in range(5)]
     assert statistics.median(float(run.stdout) for run in runs) <= 0.2
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(
     "command", [["-m", "visavis", "--help"], [str(Path(sys.executable).with_name("visavis")), "--help"]], ids=["module", "script"]
 )
