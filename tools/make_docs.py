@@ -99,7 +99,7 @@ def catalog_page(title: str, summary: str, module: str, attribute: str) -> str:
 
 
 def _table(values: list[Any]) -> str:
-    names = [field.name for field in fields(values[0])]
+    names = [field.name for field in fields(values[0]) if field.repr]
     rows = [[_shown(getattr(value, name)) for name in names] for value in values]
     return "\n".join(f"| {' | '.join(row)} |" for row in [[name.replace("_", " ") for name in names], ["---"] * len(names), *rows])
 

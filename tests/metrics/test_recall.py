@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from visavis import Targets
-from visavis.metrics import CATALOG, both_ways, map_at_k, map_at_k_hits, mean_rank, median_rank, places, recall_at
+from visavis.metrics import CATALOG, GRADED, RANKING, map_at_k, map_at_k_hits, mean_rank, median_rank, places, ranking_metrics, recall_at
 
 some_ranks = st.lists(st.integers(1, 50), min_size=1, max_size=40).map(torch.tensor)
 
@@ -31,7 +31,7 @@ def test_mean_rank() -> None:
 def test_a_perfect_model_has_rsum_600() -> None:
     targets = Targets(query_ids=torch.arange(30), candidate_ids=torch.arange(30).repeat_interleave(5))
     scores = targets.positive.float()
-    metrics = both_ways(places(scores, targets), places(scores.T, targets.T))
+    metrics = ranking_metrics(places(scores, targets), places(scores.T, targets.T))
     assert metrics["rsum"] == 600
     assert metrics["average_recall"] == 100
     assert metrics["i2t_medr"] == metrics["t2i_meanr"] == metrics["i2t_map_at_5"] == 1
@@ -45,8 +45,38 @@ def test_the_two_conventions_of_map_differ_where_positives_are_missed() -> None:
 
 def test_the_catalog_names_every_metric_once() -> None:
     targets = Targets.paired(3)
-    metrics = both_ways(places(torch.eye(3), targets), places(torch.eye(3), targets))
+    metrics = ranking_metrics(places(torch.eye(3), targets), places(torch.eye(3), targets))
     names = [metric.name for metric in CATALOG]
-    assert sorted(metrics) == sorted(name for name in names if not name.endswith("_at_K"))  # those need degrees
+    assert list(metrics) == [metric.name for metric in CATALOG if metric.reads != "degrees"]
     assert len(names) == len(set(names))
     assert all(metric.definition and metric.formula for metric in CATALOG)
+
+
+@given(st.integers(2, 9), st.integers(0, 2**16))
+def test_every_metric_of_places_is_better_for_the_perfect_order_than_for_the_reversed(items: int, seed: int) -> None:
+    targets = Targets.paired(items)
+    scores = targets.positive + 0.1 * torch.rand(items, items, generator=torch.Generator().manual_seed(seed))
+    perfect, reversed_ = (places(signed, targets) for signed in (scores, -scores))
+    for metric in RANKING:
+        better, worse = metric.function(perfect), metric.function(reversed_)
+        assert (better >= worse) if metric.higher_is_better else (better <= worse), metric.name
+        assert metric.unit != "fraction" or 0 <= worse <= better <= 1
+        assert metric.unit != "percent" or better == 100
+
+
+@given(st.integers(2, 9), st.integers(0, 2**16))
+def test_every_graded_metric_has_a_value_a_query_and_k(candidates: int, seed: int) -> None:
+    scores = torch.rand(3, candidates, generator=torch.Generator().manual_seed(seed)).double()
+    ks = (2, candidates) if candidates > 2 else (2,)
+    for metric in (metric for metrics in GRADED.values() for metric in metrics):
+        values = metric.function(scores, scores**2, ks)
+        assert values.shape == (3, len(ks))
+        assert values == pytest.approx(1)
+        assert (metric.function(scores, 1 - scores, ks) < values).all()
+
+
+def test_a_direction_names_both_sides() -> None:
+    definitions = {metric.name: metric.definition for metric in CATALOG}
+    assert definitions["i2t_r5"] == "percent of images with a correct text in the top 5 (success@5)"
+    assert definitions["t2i_medr"] == "median rank of the best correct image"
+    assert not any("{" in definition for definition in definitions.values())

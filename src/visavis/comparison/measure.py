@@ -20,6 +20,7 @@ from visavis.degrees import Degrees, ImageBy, ImageDegrees
 from visavis.errors import DataError, VisavisError
 from visavis.evaluation.blocks import Score
 from visavis.evaluation.coherence import Coherence, coherence_of
+from visavis.metrics import COHERENT_SCORE
 from visavis.models import Matcher
 from visavis.progress import Progress
 from visavis.types import DIRECTIONS, Direction, Encoded
@@ -164,7 +165,7 @@ def measure(
 
 
 def _curve(found: Coherence, way: Direction) -> dict[int, Mean]:
-    values = {k: found.per_query[found.key(way, "cs", k)] for k in found.ks}
+    values = {k: found.per_query[COHERENT_SCORE.key(way, k)] for k in found.ks}
     return {k: Mean.of(torch.from_numpy(each), np.arange(len(each))) for k, each in values.items()}
 
 

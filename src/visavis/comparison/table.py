@@ -15,10 +15,10 @@ from typing import Any
 
 from visavis.errors import RunError
 from visavis.evaluation import Evaluation
-from visavis.metrics.recall import RECALLS_AT
+from visavis.metrics.recall import RECALLS, RSUM
 from visavis.types import DIRECTIONS
 
-METRICS = (*(f"{way}_r{k}" for way in DIRECTIONS for k in RECALLS_AT), "rsum")
+METRICS = (*(metric.key(way) for way in DIRECTIONS for metric in RECALLS), RSUM.name)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Table:
 
     def markdown(self) -> str:
         """A Markdown table, the best mean of each column in bold, with its caption."""
-        ways = [f"{title} R@{k}" for title in DIRECTIONS.values() for k in RECALLS_AT]
+        ways = [f"{title} {metric.label}" for title in DIRECTIONS.values() for metric in RECALLS]
         lines = [["objective", *ways, "RSUM"], ["---", *["---:"] * len(METRICS)]]
         lines += [
             [row.name, *(f"**{row.cell(metric)}**" if row is self.best(metric) else row.cell(metric) for metric in METRICS)]

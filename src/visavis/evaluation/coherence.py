@@ -8,9 +8,9 @@ nDCG@K is not.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,12 +21,10 @@ from visavis.degrees import CATALOG, Degrees
 from visavis.errors import DataError, SpecError
 from visavis.evaluation.blocks import Score
 from visavis.evaluation.protocols import Protocol, named
-from visavis.metrics import coherent_scores, ndcg
+from visavis.metrics import GRADED, Metric
 from visavis.spec import parse
 from visavis.types import Encoded
 
-SEMANTICS: dict[str, tuple[Literal["a", "b"], str]] = {"reference": ("b", ""), "paper": ("a", "_paper")}
-"""Each way to rank and count, with its tau and the ending of its keys: ``i2t_cs_at_100`` and ``i2t_cs_at_100_paper`` differ."""
 FEW, MANY = (100, 200, 1000), (500, 5000)
 """The K of the Ladder paper for 1,000 test images and for 5,000."""
 SEED = 0
@@ -38,7 +36,7 @@ class Coherence:
     """How well the order of candidates follows degrees.
 
     degrees: who tells them. semantics: see ``coherence_of``. ks: the K, at most the number of images. candidates: of an image and
-    of a text. per_query: by the keys of ``metrics.CATALOG`` (see ``key``), a value a query, NaN where it is undefined.
+    of a text. per_query: by the keys of ``metrics.CATALOG`` (``i2t_cs_at_100``), a value a query, NaN where it is undefined.
     random: the means of random scores, by the same keys.
     """
 
@@ -48,10 +46,6 @@ class Coherence:
     candidates: tuple[int, int]
     per_query: dict[str, np.ndarray]
     random: dict[str, float | None]
-
-    def key(self, direction: str, metric: str, k: int) -> str:
-        """The key of a metric in results: ``i2t_cs_at_100``, and ``i2t_cs_at_100_paper`` with the semantics of the paper."""
-        return f"{direction}_{metric}_at_{k}{SEMANTICS[self.semantics][1]}"
 
     @property
     def metrics(self) -> dict[str, float | None]:
@@ -94,9 +88,8 @@ def coherence_of(
     block: the number of queries scored at once; it sets the memory and never the result.
     Raises SpecError for unknown degrees or semantics, DataError for scores or degrees that are not numbers.
     """
-    if semantics not in SEMANTICS:
+    if semantics not in GRADED:
         raise SpecError(f"semantics is {semantics!r}, expected reference or paper.")
-    tau, ending = SEMANTICS[semantics]
     degrees = parse(degrees, CATALOG) if isinstance(degrees, str) else degrees
     protocol = named(protocol) if isinstance(protocol, str) else protocol
     relevance = degrees.between(data)
@@ -116,8 +109,8 @@ def coherence_of(
                     scores, truth = scores.T, truth.T
                 _refuse_nan({"scores": scores, "degrees": truth}, "image" if way == "i2t" else "text", rows)
                 for into, values in ((found, scores), (random, _random(rows, len(candidates), way))):
-                    for name, per_query in _measures(values, truth, ks, tau):
-                        into[f"{way}_{name}{ending}"].append(per_query)
+                    for key, per_query in _measures(GRADED[semantics], way, values, truth, ks):
+                        into[key].append(per_query)
     return Coherence(
         degrees=repr(degrees),
         semantics=semantics,
@@ -128,13 +121,12 @@ def coherence_of(
     )
 
 
-def _measures(scores: Tensor, truth: Tensor, ks: tuple[int, ...], tau: Literal["a", "b"]) -> Iterator[tuple[str, Tensor]]:
-    """Each metric of a block ``[R, C]`` with its values ``[R]``."""
-    top, index = scores.topk(max(ks), dim=1)
-    near, every_ndcg = truth.gather(1, index), ndcg(scores, truth)
-    for k in ks:
-        yield f"cs_at_{k}", coherent_scores(top, near, k=k, tau=tau)
-        yield f"ndcg_at_{k}", every_ndcg[:, k - 1].clone()  # not a view that keeps the block
+def _measures(metrics: Sequence[Metric], way: str, scores: Tensor, truth: Tensor, ks: tuple[int, ...]) -> Iterator[tuple[str, Tensor]]:
+    """Each metric of a block ``[R, C]`` under its key, with its values ``[R]``."""
+    values = [metric.function(scores, truth, ks) for metric in metrics]
+    for place, k in enumerate(ks):
+        for metric, by_k in zip(metrics, values, strict=True):
+            yield metric.key(way, k), by_k[:, place]
 
 
 def _random(queries: Tensor, candidates: int, way: str) -> Tensor:

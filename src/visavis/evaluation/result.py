@@ -15,8 +15,8 @@ from visavis.evaluation.blocks import Score, places_by_rows, places_by_tiles
 from visavis.evaluation.coherence import Coherence
 from visavis.evaluation.positives import listed_positives
 from visavis.evaluation.protocols import Protocol, named
+from visavis.metrics import ranking_metrics
 from visavis.metrics.ranking import Ties, best
-from visavis.metrics.recall import both_ways
 from visavis.targets import Ids, Targets
 from visavis.types import Encoded
 
@@ -79,7 +79,7 @@ def evaluate(
         fold = visual[images], text[texts]
         places = places_by_tiles(*fold, score, ids[0][images], ids[1][texts], ties=ties, tile=tile)
         image_ranks[images], text_ranks[texts] = (best(side, ties) for side in places)
-        rows.append(both_ways(*places))
+        rows.append(ranking_metrics(*places))
     return Evaluation(
         protocol=protocol.name,
         num_images=len(fold[0]),
@@ -111,7 +111,7 @@ def evaluate_listed(
         num_texts=len(text),
         captions_per_image=len(text) / len(visual),
         ties=ties,
-        metrics=both_ways(image_places, text_places),
+        metrics=ranking_metrics(image_places, text_places),
         image_ranks=best(image_places, ties).numpy(),
         text_ranks=best(text_places, ties).numpy(),
     )

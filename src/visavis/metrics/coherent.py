@@ -13,9 +13,12 @@ import torch
 from torch import Tensor
 
 from visavis.errors import DataError, ShapeError
+from visavis.metrics.declaration import Metric
+
+Tau = Literal["a", "b"]
 
 
-def coherent_scores(scores: Tensor, relevance: Tensor, *, k: int, tau: Literal["a", "b"] = "b") -> Tensor:
+def coherent_scores(scores: Tensor, relevance: Tensor, *, k: int, tau: Tau = "b") -> Tensor:
     """CS@K ``[Q]``: Kendall's tau between the scores and the relevance of the K best-scored candidates of each query.
 
     Formula: tau-a = (concordant - discordant) / (K (K - 1) / 2); tau-b divides by sqrt((pairs with unequal scores) (pairs with
@@ -33,11 +36,11 @@ def coherent_scores(scores: Tensor, relevance: Tensor, *, k: int, tau: Literal["
     top, relevance = (side.cpu().double() for side in (top, relevance.gather(1, index)))
     if top.shape[1] < 2:
         return torch.full((len(top),), torch.nan, dtype=torch.float64)
-    found = torch.tensor([kendalltau(*pair).statistic for pair in zip(top.numpy(), relevance.numpy(), strict=True)], dtype=torch.float64)
+    tau_b = torch.tensor([kendalltau(*pair).statistic for pair in zip(top.numpy(), relevance.numpy(), strict=True)], dtype=torch.float64)
     if tau == "b":
-        return found
+        return tau_b
     untied = (1 - _tied_share(top)) * (1 - _tied_share(relevance))
-    return found.nan_to_num() * untied.sqrt()
+    return tau_b.nan_to_num() * untied.sqrt()
 
 
 def ndcg_at(scores: Tensor, relevance: Tensor, *, k: int) -> Tensor:
@@ -55,9 +58,9 @@ def ndcg(scores: Tensor, relevance: Tensor) -> Tensor:
     """
     _check(scores, relevance)
     gains, order = relevance.double().sort(dim=1)
-    found = gains.gather(1, scores.gather(1, order).sort(dim=1, descending=True, stable=True).indices)
+    by_score = gains.gather(1, scores.gather(1, order).sort(dim=1, descending=True, stable=True).indices)
     discount = torch.arange(2, scores.shape[1] + 2, dtype=torch.float64, device=scores.device).log2()
-    return ((found / discount).cumsum(1) / (gains.flip(1) / discount).cumsum(1)).cpu()
+    return ((by_score / discount).cumsum(1) / (gains.flip(1) / discount).cumsum(1)).cpu()
 
 
 def _tied_share(rows: Tensor) -> Tensor:
@@ -76,3 +79,44 @@ def _check(scores: Tensor, relevance: Tensor) -> None:
     ):
         for query in values.isnan().any(1).nonzero()[:1, 0].tolist():
             raise DataError(f"the {what} of query {query} hold NaN: {remedy}.")
+
+
+def _coherent_scores_at(scores: Tensor, degrees: Tensor, ks: tuple[int, ...], tau: Tau) -> Tensor:
+    top, index = scores.topk(max(ks), dim=1)
+    degrees = degrees.gather(1, index)
+    return torch.stack([coherent_scores(top, degrees, k=k, tau=tau) for k in ks], 1)
+
+
+def _ndcg_at(scores: Tensor, degrees: Tensor, ks: tuple[int, ...]) -> Tensor:
+    return ndcg(scores, degrees)[:, torch.tensor(ks) - 1]
+
+
+def _coherent_score(name: str, tau: Tau, candidates: str) -> Metric:
+    return Metric(
+        name=name,
+        label="CS@K",
+        definition=f"coherent score: does the order of the top K follow the degrees of relevance, a mean over the {{query}}s for which it is "
+        f"defined; of {candidates}",
+        formula=f"mean(Kendall's tau-{tau}(scores, degrees) over the K best-scored)",
+        unit="correlation",
+        reads="degrees",
+        function=lambda scores, degrees, ks: _coherent_scores_at(scores, degrees, ks, tau),
+    )
+
+
+def _discounted_gain(name: str, candidates: str) -> Metric:
+    return Metric(
+        name=name,
+        label="nDCG@K",
+        definition="how much relevance the top K hold, early ones for more, as a share of the most that can be, a mean over {query}s; of "
+        + candidates,
+        formula="mean(sum_{j <= K} degree_j/log2(j + 1) / the same in the order of the degrees)",
+        unit="fraction",
+        reads="degrees",
+        function=_ndcg_at,
+    )
+
+
+_FIRST, _ALL = "the first caption of each image, as the released code of the Ladder loss", "all captions, as the text of the Ladder loss"
+COHERENT_SCORE, COHERENT_SCORE_PAPER = _coherent_score("cs_at_K", "b", _FIRST), _coherent_score("cs_at_K_paper", "a", _ALL)
+NDCG, NDCG_PAPER = _discounted_gain("ndcg_at_K", _FIRST), _discounted_gain("ndcg_at_K_paper", _ALL)

@@ -64,9 +64,11 @@ def best(places: Tensor, ties: Ties = "pessimistic") -> Tensor:
 
 
 def average_precision(places: Tensor) -> Tensor:
-    """AP ``[Q]`` = 1/R sum_j j / place_j: the mean, over a query's R positives, of the precision where each stands.
+    """Average precision (AP) ``[Q]``: the mean, over a query's positives, of the precision where each stands.
 
-    With one positive it is 1 / rank.
+    Formula: ``(1 / |P|) sum_{i in P} R_P(i) / R(i)``, where R(i) is the rank of a positive among all candidates, R_P(i) among
+    positives: ``(1 / R) sum_j j / place_j`` with the j-th positive at place_j. The objective SmoothAP is one minus this, its ranks
+    smoothed. With one positive it is 1 / rank.
     """
     return _precision(places).sum(1) / places.isfinite().sum(1)
 

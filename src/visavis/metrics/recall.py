@@ -1,4 +1,4 @@
-"""The numbers in a table of results, from ranks counted from 1.
+"""R@K and the ranks of a table of results, from ranks counted from 1.
 
 R@K is the share of queries with *a* correct item in the top K. This is the word of the vision-language field; in
 information retrieval it is called success@K or hit@K, and with several correct items it is not recall.
@@ -16,10 +16,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from visavis.metrics.ranking import average_precision_at, average_precision_at_r, best, r_precision
-
-RECALLS_AT = (1, 5, 10)
-MAPS_AT = (5, 10)
+from visavis.metrics.declaration import Metric
+from visavis.metrics.ranking import best
 
 
 def recall_at(ranks: Tensor, k: int) -> float:
@@ -36,39 +34,62 @@ def mean_rank(ranks: Tensor) -> float:
     return float(ranks.double().mean())
 
 
-def map_at_k(places: Tensor, k: int) -> float:
-    """mAP@K, a fraction, divided by min(R, K): the standard form."""
-    return float(average_precision_at(places, k).mean())
-
-
-def map_at_k_hits(places: Tensor, k: int) -> float:
-    """mAP@K, a fraction, divided by the number of positives found in the top K: the convention of the COCOS code."""
-    return float(average_precision_at(places, k, normalize="hits").mean())
-
-
-def one_way(places: Tensor) -> dict[str, float]:
-    """All metrics of one direction from its places ``[Q, M]``: recalls in percent, mAP as fractions."""
-    ranks = best(places, "mean")
-    return (
-        {f"r{k}": 100 * recall_at(ranks, k) for k in RECALLS_AT}
-        | {"medr": median_rank(ranks), "meanr": mean_rank(ranks)}
-        | {f"map_at_{k}": map_at_k(places, k) for k in MAPS_AT}
-        | {f"map_at_{k}_hits": map_at_k_hits(places, k) for k in MAPS_AT}
-        | {"r_precision": float(r_precision(places).mean()), "map_at_r": float(average_precision_at_r(places).mean())}
+def _recall(k: int) -> Metric:
+    return Metric(
+        name=f"r{k}",
+        label=f"R@{k}",
+        definition=f"percent of {{query}}s with a correct {{candidate}} in the top {k} (success@{k})",
+        formula=f"100 mean[rank <= {k}]",
+        unit="percent",
+        reads="places",
+        function=lambda places: 100 * recall_at(best(places, "mean"), k),
     )
 
 
-def both_ways(image_places: Tensor, text_places: Tensor) -> dict[str, float]:
-    """Every metric of the CATALOG that needs no degrees, from the places of each image's texts and of each text's images."""
-    named = {
-        f"{direction}_{name}": value
-        for direction, places in (("i2t", image_places), ("t2i", text_places))
-        for name, value in one_way(places).items()
-    }
-    return with_sums(named)
+RECALLS = tuple(_recall(k) for k in (1, 5, 10))
+MEDIAN_RANK = Metric(
+    name="medr",
+    label="median rank",
+    definition="median rank of the best correct {candidate}",
+    formula="floor(median(rank - 1)) + 1",
+    unit="rank",
+    reads="places",
+    function=lambda places: median_rank(best(places, "mean")),
+    higher_is_better=False,
+)
+MEAN_RANK = Metric(
+    name="meanr",
+    label="mean rank",
+    definition="mean rank of the best correct {candidate}",
+    formula="mean(rank)",
+    unit="rank",
+    reads="places",
+    function=lambda places: mean_rank(best(places, "mean")),
+    higher_is_better=False,
+)
+
+_SIX = tuple(metric.key(direction) for direction in ("i2t", "t2i") for metric in RECALLS)
 
 
-def with_sums(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The same metrics with ``rsum``, the sum of the six recalls in percent, and their mean, ``average_recall``."""
-    recalls = [metrics[f"{direction}_r{k}"] for direction in ("i2t", "t2i") for k in RECALLS_AT]
-    return dict(metrics) | {"rsum": sum(recalls), "average_recall": sum(recalls) / len(recalls)}
+def _sum(metrics: Mapping[str, float]) -> float:
+    return sum(metrics[key] for key in _SIX)
+
+
+RSUM = Metric(
+    name="rsum",
+    label="RSUM",
+    definition="sum of the six recalls, in percent (600 is perfect)",
+    formula=" + ".join(_SIX),
+    unit="percent",
+    reads="metrics",
+    function=_sum,
+)
+AVERAGE_RECALL = Metric(
+    name="average_recall",
+    label="average recall",
+    definition="mean of the six recalls, in percent",
+    formula="rsum / 6",
+    unit="percent",
+    reads="metrics",
+    function=lambda metrics: _sum(metrics) / len(_SIX),
+)

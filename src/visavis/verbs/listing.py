@@ -48,7 +48,15 @@ def metrics() -> list[Row]:
     """Every metric by its key in results."""
     from visavis.metrics import CATALOG
 
-    return [{"name": metric.name, "what": metric.definition, "formula": metric.formula} for metric in CATALOG]
+    return [
+        {
+            "name": metric.name,
+            "what": metric.definition,
+            "formula": metric.formula,
+            "unit": f"{metric.unit}, {'more' if metric.higher_is_better else 'less'} is better",
+        }
+        for metric in CATALOG
+    ]
 
 
 def protocols() -> list[Row]:

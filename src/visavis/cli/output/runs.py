@@ -62,13 +62,15 @@ def print_evaluation(result: Evaluation) -> None:
 
 
 def _print_coherence(result: Coherence) -> None:
-    measures = [(metric, name, k) for metric, name in (("cs", "CS"), ("ndcg", "nDCG")) for k in result.ks]
+    from visavis.metrics import GRADED
+
+    measures = [(metric, k) for metric in GRADED[result.semantics] for k in result.ks]
     table = Table(box=None, pad_edge=False)
-    for column in ("", *(f"{name}@{k}" for _, name, k in measures)):
+    for column in ("", *(metric.label.replace("K", str(k)) for metric, k in measures)):
         table.add_column(column, justify="left" if not column else "right")
     for way, title in DIRECTIONS.items():
         for name, means in ((title, result.metrics), ("  random scores", result.random)):
-            numbers = [means[result.key(way, metric, k)] for metric, _, k in measures]
+            numbers = [means[metric.key(way, k)] for metric, k in measures]
             table.add_row(name, *("undefined" if number is None else f"{number:.3f}" for number in numbers))
     standard_output().print(table)
     tau, captions = ("tau-b", "the first caption of each image") if result.semantics == "reference" else ("tau-a", "all captions")
