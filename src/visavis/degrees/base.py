@@ -82,8 +82,8 @@ class OfCaptions:
     def __call__(self, images: Tensor, captions: Tensor, own: Tensor | None = None) -> Tensor:
         described = [self.data.captions_of[i] for i in images.tolist()]
         if self.image == "own":
-            return self.degrees(torch.tensor([each[0] for each in described]) if own is None else own, captions)
-        lengths = torch.tensor([len(each) for each in described])
+            return self.degrees(torch.tensor([own_captions[0] for own_captions in described]) if own is None else own, captions)
+        lengths = torch.tensor([len(own_captions) for own_captions in described])
         block = self.degrees(torch.from_numpy(np.concatenate(described)), captions)
         return torch.segment_reduce(block, "max" if self.image == "best" else "mean", lengths=lengths)
 

@@ -106,7 +106,7 @@ class _Called(CaptionDegrees):
     captions: tuple[str, ...]
 
     def __call__(self, rows: Tensor, columns: Tensor) -> Tensor:
-        first, second = ([self.captions[i] for i in each.tolist()] for each in (rows, columns))
+        first, second = ([self.captions[i] for i in indices.tolist()] for indices in (rows, columns))
         block, name = np.asarray(self.function(first, second)), getattr(self.function, "__name__", "the function")
         if block.shape != (len(first), len(second)):
             raise ShapeError(
@@ -123,6 +123,6 @@ def checked(degrees: np.ndarray, name: str, rows: np.ndarray, columns: np.ndarra
     wrong = ~((degrees >= 0) & (degrees <= 1))
     if wrong.any():
         place = tuple(np.argwhere(wrong)[0])
-        row, column = (np.broadcast_to(each, wrong.shape)[place] for each in (rows, columns))
+        row, column = (np.broadcast_to(axis, wrong.shape)[place] for axis in (rows, columns))
         raise DataError(f"{name}: the degree of row {row} with column {column} is {degrees[place]}, expected a number from 0 to 1.")
     return torch.from_numpy(np.asarray(degrees, np.float32))

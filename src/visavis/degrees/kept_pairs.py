@@ -20,14 +20,14 @@ class KeptPairs:
     def read(self, pairs: Iterable[Pair]) -> dict[Pair, float]:
         """Those of the pairs whose degrees are known."""
         by_key = {_key(pair): pair for pair in pairs}
-        keys, found = list(by_key), {}
+        keys, degrees = list(by_key), {}
         with storage.database(self.path) as database:
             database.execute(_TABLE)
             for start in range(0, len(keys), _AT_ONCE):
                 part = keys[start : start + _AT_ONCE]
                 rows = database.execute(f"SELECT * FROM degrees WHERE pair IN ({', '.join('?' * len(part))})", part)
-                found.update({by_key[key]: degree for key, degree in rows})
-        return found
+                degrees.update({by_key[key]: degree for key, degree in rows})
+        return degrees
 
     def add(self, degrees: Mapping[Pair, float]) -> None:
         with storage.database(self.path) as database:

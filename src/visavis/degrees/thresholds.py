@@ -68,13 +68,13 @@ def sample(degrees: ImageDegrees, data: Dataset, pairs: int, seed: int = 0) -> n
             f"{data.name} has {len(data.images)} training image, expected several: degrees are of images with others' captions."
         )
     random = np.random.default_rng(seed)
-    found: list[np.ndarray] = []
-    while sum(map(len, found)) < pairs:
+    samples: list[np.ndarray] = []
+    while sum(map(len, samples)) < pairs:
         images = random.choice(len(data.images), min(BATCH, len(data.images)), replace=False)
         captions = np.array([random.choice(data.captions_of[i]) for i in images])
         block = degrees(*map(torch.from_numpy, (images, captions, captions)))
-        found.append(block[~torch.eye(len(images), dtype=torch.bool)].numpy())
-    return np.concatenate(found)
+        samples.append(block[~torch.eye(len(images), dtype=torch.bool)].numpy())
+    return np.concatenate(samples)
 
 
 def distribution(spec: str, degrees: np.ndarray, data: str) -> Distribution:

@@ -115,13 +115,13 @@ def _reading(table: Table) -> str:
 
 
 def _search(search: Retrieval) -> str:
-    images = [(_jpeg(found), found.describe(), found.score, found.fits) for found in search.found]
-    return page.strip(search.query, f"{search.num_fitting} of {len(search.found)} fit", images)
+    images = [(_jpeg(scene), scene.describe(), scene.score, scene.fits) for scene in search.scenes]
+    return page.strip(search.query, f"{search.num_fitting} of {len(search.scenes)} fit", images)
 
 
-def _jpeg(found: RetrievedScene) -> bytes:
+def _jpeg(scene: RetrievedScene) -> bytes:
     raw = io.BytesIO()
-    found.picture.save(raw, "jpeg", quality=88)
+    scene.picture.save(raw, "jpeg", quality=88)
     return raw.getvalue()
 
 
@@ -129,9 +129,9 @@ def _alt(retrievals: Sequence[Retrieval]) -> str:
     """The retrieval picture for those who do not see it: where in each row the right one stands."""
     rows = []
     for retrieval in retrievals:
-        own = next((place for place, found in enumerate(retrieval.found, 1) if found.own), None)
+        own = next((place for place, scene in enumerate(retrieval.scenes, 1) if scene.own), None)
         rows.append(f"“{retrieval.query}”: its own picture {f'at place {own}' if own else 'is not among them'}")
-    return f"Captions, each above the {len(retrievals[0].found)} pictures found first. {'; '.join(rows)}."
+    return f"Captions, each above the {len(retrievals[0].scenes)} pictures found first. {'; '.join(rows)}."
 
 
 def _lot(account: Account) -> str:

@@ -46,11 +46,11 @@ class Retrieval:
     """A query and what came first, best first."""
 
     query: str
-    found: tuple[RetrievedScene, ...]
+    scenes: tuple[RetrievedScene, ...]
 
     @property
     def num_fitting(self) -> int:
-        return sum(one.fits for one in self.found)
+        return sum(one.fits for one in self.scenes)
 
 
 class Gallery:
@@ -70,10 +70,10 @@ class Gallery:
             scores = self.matcher.score(self.images, self.matcher.encode_text(self.processor.texts([query])))[:, 0]
         first = torch.argsort(scores, descending=True, stable=True)[:top].tolist()
         degrees = relevance([self.scenes[i] for i in first], [facts])[:, 0]
-        found = (
+        scenes = (
             RetrievedScene(self.scenes[i], scores[i].item(), bool(degree == 1), i == own) for i, degree in zip(first, degrees, strict=True)
         )
-        return Retrieval(query, tuple(found))
+        return Retrieval(query, tuple(scenes))
 
     def captions(self, count: int, *, seed: int = 0) -> list[Retrieval]:
         """What is found for test captions drawn by lot, each of another scene, none picked by its result."""

@@ -140,7 +140,7 @@ class _Demo:
 
     def _tell(self, account: Account) -> None:
         for search in account.searches:
-            self.progress.say(f"        “{search.query}”: {search.num_fitting} of the first {len(search.found)} pictures fit")
+            self.progress.say(f"        “{search.query}”: {search.num_fitting} of the first {len(search.scenes)} pictures fit")
         self.progress.say(f"\nReport: {self.folder / 'report.html'}  ({sum(self.seconds.values()):.0f} s in all)")
         self.progress.say(f"Now search yourself: {program()} search {account.best.folder} 'two stars in the snow'")
 

@@ -51,4 +51,4 @@ def agree_runs(folders: Sequence[Path], data: str | None, degrees: str | None, p
         between = told_by.between(split)
         for judged in said:
             scores[judged.kind][f"degrees by {told_by!r}"] = degrees_of_pairs(judged, between)
-    return [found for judged in said for found in agree(judged, scores[judged.kind])]
+    return [agreement for judged in said for agreement in agree(judged, scores[judged.kind])]

@@ -38,8 +38,8 @@ def recipe_of(folder: Path) -> Recipe:
 def with_whole_paths(recipe: Recipe) -> Recipe:
     """The recipe with its relative paths as absolute ones, so that its run can be used from any folder."""
 
-    def whole(name: str, found: bool) -> str:
-        return str(Path(name).resolve()) if name and found else name
+    def whole(name: str, exists: bool) -> str:
+        return str(Path(name).resolve()) if name and exists else name
 
     data, visual, text = recipe.data, recipe.visual, recipe.text
     features = whole(visual.features, Path(visual.features).is_file())

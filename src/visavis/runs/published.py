@@ -41,13 +41,13 @@ class Figures:
 @cache
 def published() -> dict[str, tuple[Figures, ...]]:
     """All figures by the names that a recipe may give: ``<paper>/<model>/<data set>``."""
-    found: dict[str, tuple[Figures, ...]] = {}
+    figures: dict[str, tuple[Figures, ...]] = {}
     for path in sorted(Path(str(resources.files("visavis") / "published")).glob("*.toml")):
         paper = storage.read_toml(path)
         for row in paper["rows"]:
             name = "/".join((paper["paper"], row["model"], row["data"]))
-            found[name] = (*found.get(name, ()), _figures(paper, row))
-    return found
+            figures[name] = (*figures.get(name, ()), _figures(paper, row))
+    return figures
 
 
 def check_published(name: str) -> None:

@@ -63,10 +63,10 @@ class GradedSupervision(Supervision):
 
         def relevance(rows: Tensor, columns: Tensor) -> Tensor:
             here, there = rows.cpu(), columns.cpu()
-            found = degrees(image_of[here], there, here) if paired else degrees(here, there)
+            block = degrees(image_of[here], there, here) if paired else degrees(here, there)
             if self.scale == "share":
-                found = torch.searchsorted(self._usual, found) / len(self._usual)
-            return found.to(rows.device)
+                block = torch.searchsorted(self._usual, block) / len(self._usual)
+            return block.to(rows.device)
 
         if self.by == "position":
             return Targets.paired(len(captions), relevance=relevance, **places)

@@ -21,8 +21,8 @@ def similarities(scores: Tensor, targets: Targets) -> dict[str, Tensor]:
     """Scores of positives, and of each query's hardest negative in both directions, of one batch; flat tensors."""
     scores = scores.float()
     masked = scores.masked_fill(~targets.negative, float("-inf"))
-    found = {"positive": scores[targets.positive], "hardest_i2t": masked.amax(1), "hardest_t2i": masked.amax(0)}
-    return {name: values[values > float("-inf")] for name, values in found.items()}
+    curves = {"positive": scores[targets.positive], "hardest_i2t": masked.amax(1), "hardest_t2i": masked.amax(0)}
+    return {name: values[values > float("-inf")] for name, values in curves.items()}
 
 
 def has_gradient(objective: Objective, scores: Tensor, targets: Targets) -> dict[str, Tensor]:

@@ -192,9 +192,9 @@ def visual_features(recipe: Recipe, data: Dataset, progress: Progress) -> tuple[
 def _fitting(stored: Features, visual: VisualSettings) -> Features:
     """Stored features, if an image's have the axes that the recipe's view and crops say. Raises RecipeError."""
     axes = [*(["crops"] if visual.crops > 1 else []), *(["regions"] if visual.view == "grid" else []), "width"]
-    found = list(vectors(stored.read(np.arange(1))).shape[1:])
-    if len(found) != len(axes):
-        raise RecipeError(f"{visual.features} holds features of shape {found} an image, expected {' x '.join(axes)}: see visual.view.")
+    shape = list(vectors(stored.read(np.arange(1))).shape[1:])
+    if len(shape) != len(axes):
+        raise RecipeError(f"{visual.features} holds features of shape {shape} an image, expected {' x '.join(axes)}: see visual.view.")
     for start in range(0, len(stored), FINITE_ROWS):
         read = vectors(stored.read(np.arange(start, min(start + FINITE_ROWS, len(stored)))))
         for row in (~read.flatten(1).isfinite().all(1)).nonzero()[:1, 0].tolist():

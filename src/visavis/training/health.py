@@ -57,27 +57,27 @@ def examine(objective: Objective, visual: Encoded, text: Encoded, scores: Tensor
 
 def alarms(row: dict[str, Any]) -> dict[str, str]:
     """What is wrong by a row of the log, a sentence for each; nothing is wrong with a model that has not been trained yet."""
-    found: dict[str, str] = {}
+    sentences: dict[str, str] = {}
     vital, objective, step = row["health"], row["objective"], row["step"]
     if not step:
-        return found
+        return sentences
     bound = vital["collapsed_loss"] - NO_BETTER * abs(vital["collapsed_loss"])
     if min(vital["image_rank"], vital["text_rank"]) < COLLAPSED_RANK and vital["loss"] >= bound:
-        found["collapse"] = (
+        sentences["collapse"] = (
             f"collapse at step {step}: the images of a batch span {vital['image_rank']:.2f} dimensions and its texts {vital['text_rank']:.2f} "
             f"(effective rank), and their loss {vital['loss']:.4g} is no better than the {vital['collapsed_loss']:.4g} that {objective} "
             f"gives identical embeddings: lower the learning rate, warm it up, or begin with more than the hardest negatives."
         )
     shares = [row["train"][f"gradient_{way}"] for way in ("i2t", "t2i")]
     if max(shares) < DEAD:
-        found["dead gradients"] = (
+        sentences["dead gradients"] = (
             f"dead gradients at step {step}: {shares[0]:.1%} of the images and {shares[1]:.1%} of the texts of training batches get a gradient "
             f"from {objective}: there is nothing left to learn from them; take larger batches or a wider margin."
         )
-    return found
+    return sentences
 
 
-def news(found: dict[str, str], log: Iterable[dict[str, Any]]) -> list[str]:
+def news(sentences: dict[str, str], log: Iterable[dict[str, Any]]) -> list[str]:
     """The sentences of alarms that no earlier row of the log has."""
     known = {name for row in log for name in row.get("health", {}).get("alarms", ())}
-    return [sentence for name, sentence in found.items() if name not in known]
+    return [sentence for name, sentence in sentences.items() if name not in known]

@@ -158,10 +158,10 @@ class Trainer:
                 "pairs_per_s": round(state.pairs / state.seconds, 1) if state.seconds else None,
             },
         }
-        found = alarms(row)
-        for sentence in news(found, self.log):
+        raised = alarms(row)
+        for sentence in news(raised, self.log):
             self.progress.say(sentence)
-        health["alarms"] = list(found)
+        health["alarms"] = list(raised)
         self.log.append(row)
         storage.append_json_line(self.files.log, row)
         state.loss_sum, state.loss_steps = 0.0, 0
@@ -179,7 +179,7 @@ class Trainer:
         and the health of the first of them.
         """
         self.matcher.eval()
-        found, health = [], dict[str, Any]()
+        batches, health = [], dict[str, Any]()
         for batch in loader.epoch(0, training=False):
             moved = batch.to(self.device)
             visual, text = self.matcher.encode_visual(moved.visual), self.matcher.encode_text(moved.text)
@@ -187,10 +187,10 @@ class Trainer:
             scores = self.matcher.score(visual, text)
             loss = self.loss(visual, text, targets=targets)
             health = health or examine(self.objective, visual, text, scores, targets, loss)
-            found.append({"loss": loss, **similarities(scores, targets), **has_gradient(self.objective, scores, targets)})
-            if len(found) == self.recipe.training.probe_batches:
+            batches.append({"loss": loss, **similarities(scores, targets), **has_gradient(self.objective, scores, targets)})
+            if len(batches) == self.recipe.training.probe_batches:
                 break
-        return summarize(found), health
+        return summarize(batches), health
 
     def _begin_phase(self, state: dict[str, Tensor], before: Optimizer | None = None) -> None:
         """The objective, supervision (with its state) and optimizer of the current phase; ``before``: the optimizer to take over from."""

@@ -163,11 +163,11 @@ def _images(one: TopList, comparison: Comparison, thumbnails: Thumbnails) -> str
 
 def _captions(one: TopList, comparison: Comparison) -> str:
     def lines(items: Iterable[Item], start: int) -> str:
-        each = (
+        entries = (
             f'<li class="{_kind(item)}">{_mark(item)}{escape(comparison.data.captions[item.index])} <small>{item.degree:.2f}</small></li>'
             for item in items
         )
-        return f'<ol class="captions" start="{start}">{"".join(each)}</ol>'
+        return f'<ol class="captions" start="{start}">{"".join(entries)}</ol>'
 
     rest = one.items[UNFOLDED:]
     folded = f"<details><summary>{len(rest)} more</summary>{lines(rest, UNFOLDED + 1)}</details>" if rest else ""
