@@ -11,6 +11,16 @@ _HOMES = {
     "Targets": "visavis.targets",
     "Factors": "visavis.targets",
     "PairLoss": "visavis.engine",
+    "Retriever": "visavis.models.retriever",
+    "DataError": "visavis.errors",
+    "MissingExtra": "visavis.errors",
+    "MissingSupervision": "visavis.errors",
+    "RecipeError": "visavis.errors",
+    "RefusedOverwrite": "visavis.errors",
+    "RunError": "visavis.errors",
+    "ShapeError": "visavis.errors",
+    "SpecError": "visavis.errors",
+    "VisavisError": "visavis.errors",
     "parse": "visavis.objectives",
     "load": "visavis.verbs",
     "train": "visavis.verbs",
@@ -30,14 +40,24 @@ _HOMES = {
 }
 
 __all__ = [
+    "DataError",
     "Factors",
+    "MissingExtra",
+    "MissingSupervision",
     "PairLoss",
+    "RecipeError",
+    "RefusedOverwrite",
+    "Retriever",
+    "RunError",
+    "ShapeError",
+    "SpecError",
     "Targets",
+    "VisavisError",
     "__version__",
     "agreement",
     "catalog",
-    "data_check",
     "coherence",
+    "data_check",
     "demo",
     "diagnose",
     "doctor",
@@ -54,6 +74,18 @@ __all__ = [
 
 if TYPE_CHECKING:
     from visavis.engine import PairLoss
+    from visavis.errors import (
+        DataError,
+        MissingExtra,
+        MissingSupervision,
+        RecipeError,
+        RefusedOverwrite,
+        RunError,
+        ShapeError,
+        SpecError,
+        VisavisError,
+    )
+    from visavis.models.retriever import Retriever
     from visavis.objectives import parse
     from visavis.targets import Factors, Targets
     from visavis.verbs import (
