@@ -235,6 +235,23 @@ def test_a_damaged_data_set_is_refused_until_told_otherwise(call, recipe, scenes
     assert "left out: 0 of 20 images and 1 of 41 captions" in err
 
 
+def test_a_check_prints_the_first_findings_of_each_kind_and_counts_the_rest(call, tmp_path):
+    missing = [f"{number:02d}.jpg" for number in range(12)]
+    rows = "".join(f"{name},a dog\n" for name in missing)
+    (tmp_path / "captions.csv").write_text(f"filename,caption\n{rows}12.jpg,a cat\n12.jpg,\n")
+    code, out, _ = call("data", "check", tmp_path)
+    assert code == 1
+    assert [name for name in missing if f"{name}: the image is missing" in out] == missing[:5]
+    assert "missing image (13)" in out
+    assert "... and 8 more: --all lists them" in out
+    assert "captions.csv:15: the caption is empty" in out, "of every kind"
+    _, out, _ = call("data", "check", tmp_path, "--all")
+    assert all(f"{name}: the image is missing" in out for name in missing)
+    assert "more:" not in out
+    _, out, _ = call("data", "check", tmp_path, "--json")
+    assert len([finding for finding in json.loads(out)["findings"] if finding["kind"] == "missing image"]) == 13
+
+
 COMMANDS = {
     "doctor": "doctor",
     "check": "data check {scenes}",

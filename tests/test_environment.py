@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from visavis import environment
-from visavis.environment import Fact, find_datasets, git_hash, inspect, installed, versions
+from visavis.data.reading import datasets_in
+from visavis.environment import Fact, git_hash, inspect, installed, versions
 
 
 def finding(name: str) -> Fact:
@@ -55,7 +56,7 @@ def test_data_sets_are_found_by_their_captions(tmp_path, monkeypatch):
     for name, file in [("karpathy", "dataset_a.json"), ("own", "captions.csv"), ("precomp", "train_ims.npy"), ("other", "notes.md")]:
         (tmp_path / name).mkdir()
         (tmp_path / name / file).write_text("")
-    assert find_datasets(tmp_path) == ["karpathy", "own", "precomp"]
+    assert datasets_in(tmp_path) == ["karpathy", "own", "precomp"]
     monkeypatch.setenv("VISAVIS_DATA", str(tmp_path))
     assert finding("VISAVIS_DATA") == Fact("VISAVIS_DATA", f"{tmp_path}: karpathy, own, precomp")
 

@@ -33,6 +33,12 @@ CATALOGS = {
     ),
     "models": ("Models", "From images and texts to scores.", "visavis.models", "CATALOG"),
     "metrics": ("Metrics", "How good a ranking is.", "visavis.metrics", "CATALOG"),
+    "layouts": (
+        "Layouts of data",
+        "How a data set may lie in a folder; [data folders](../data.md) has an example of each.",
+        "visavis.data.catalog",
+        "CATALOG",
+    ),
     "protocols": (
         "Protocols",
         "Which images and captions are ranked, and how the numbers are put together.",

@@ -88,12 +88,6 @@ def data_folder() -> Path | None:
     return Path(chosen) if chosen else None
 
 
-def find_datasets(folder: Path) -> list[str]:
-    """Names of the sub-folders that hold captions in a layout that a reader knows."""
-    known = ("dataset*.json", "captions.*", "metadata.*", "*_ims.npy")
-    return sorted(child.name for child in folder.iterdir() if child.is_dir() and any(next(child.glob(p), None) for p in known))
-
-
 def _python() -> Fact:
     place = sys.prefix if sys.prefix != sys.base_prefix else "no virtual environment"
     return Fact("python", f"{platform.python_version()} ({platform.system()} {platform.machine()}, {place})")
@@ -176,6 +170,8 @@ def _memory() -> Fact:
 
 
 def _data() -> Fact:
+    from visavis.data.reading import datasets_in
+
     folder = data_folder()
     if folder is None:
         return Fact("VISAVIS_DATA", "not set", remedy="export VISAVIS_DATA=FOLDER, which holds flickr8k/ and others")
@@ -183,7 +179,7 @@ def _data() -> Fact:
         return Fact(
             "VISAVIS_DATA", f"{folder} is not a folder", ok=False, remedy="export VISAVIS_DATA=FOLDER, which holds flickr8k/ and others"
         )
-    names = find_datasets(folder)
+    names = datasets_in(folder)
     missing = "" if names else "put a data set into a folder of its own there"
     return Fact("VISAVIS_DATA", f"{folder}: {', '.join(names) or 'no data set found'}", bool(names), missing)
 

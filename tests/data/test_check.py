@@ -214,6 +214,7 @@ def test_a_sound_data_set_has_nothing_to_report(tmp_path, layout):
     assert report.captions_per_image == (2, 2)
     assert report.image_sizes == {"24x16": 4}
     assert report.duplicate_captions == 0
+    assert report.layout == {"jsonl": "captions.jsonl", "csv": "captions.csv"}.get(layout, "Karpathy JSON")
     data = open_dataset(tmp_path, pixels=True)
     assert data.skipped == ()
     assert data.origin is None

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from visavis.data import dataset, open_dataset
+from visavis.data.catalog import CATALOG
 from visavis.data.listing import deal
 from visavis.data.precomp import precomp_features
 from visavis.errors import DataError
@@ -257,26 +258,48 @@ def test_a_path_is_also_looked_up_under_visavis_data(tmp_path, monkeypatch):
     karpathy(tmp_path / "photos", {"imgid": 0, "split": "test", "sentences": [{"raw": "x"}]})
     assert open_dataset("photos").name == "photos"
     assert open_dataset("photos/dataset_x.json").name == "photos"
+    expected = r"a data set is a folder with captions.csv or captions.tsv beside .*, or train_ims.npy with .* a caption a line\)"
     with pytest.raises(
-        DataError, match=rf"fotos does not exist, neither here nor under VISAVIS_DATA \({tmp_path}\): did you mean photos\?"
+        DataError, match=rf"^fotos does not exist, neither here nor under VISAVIS_DATA \({tmp_path}\); {expected}: did you mean photos\?$"
     ):
         open_dataset("fotos")
     monkeypatch.delenv("VISAVIS_DATA")
-    with pytest.raises(DataError, match="VISAVIS_DATA, under which it would be looked up next, is not set"):
+    with pytest.raises(DataError, match=rf"^photos .* VISAVIS_DATA, under which it would be looked up next, is not set; {expected}\.$"):
         open_dataset("photos")
 
 
 def test_what_is_no_data_set_says_what_was_looked_for(tmp_path):
-    with pytest.raises(DataError, match=r"holds no data set: expected dataset_\*.json, captions.jsonl"):
+    with pytest.raises(DataError, match=r"^[^\n]* holds no data set: expected captions.csv [^\n]*\.$") as refused:
         open_dataset(tmp_path)
+    assert all(layout.files in str(refused.value) for layout in CATALOG)
     picture(tmp_path, "a.png")
     with pytest.raises(DataError, match="is no list of images and captions"):
         open_dataset(tmp_path / "a.png")
     (tmp_path / "captions.csv").write_text("filename,caption\na.png,x\n")
     (tmp_path / "captions.jsonl").write_text('{"filename": "a.png", "caption": "x"}\n')
-    with pytest.raises(DataError, match=r"several lists \(captions.jsonl, captions.csv\): name the one"):
+    with pytest.raises(DataError, match=r"several lists \(captions.csv, captions.jsonl\): name the one"):
         open_dataset(tmp_path)
     assert open_dataset(tmp_path / "captions.csv").captions == ("x",)
+
+
+def test_a_layout_is_recognized_by_its_folder_and_by_a_file_and_by_no_other_name(tmp_path):
+    files = {
+        "captions.csv": "captions.csv",
+        "captions.jsonl": "metadata.jsonl",
+        "Karpathy JSON": "dataset_x.json",
+        "precomp": "dev_ims.npy",
+    }
+    assert set(files) == {layout.name for layout in CATALOG}
+    for layout in CATALOG:
+        folder = tmp_path / layout.name
+        folder.mkdir()
+        (folder / files[layout.name]).touch()
+        (folder / "notes.md").touch()
+        source = folder if layout.whole_folder else folder / files[layout.name]
+        assert [(other.name, other.sources_in(folder)) for other in CATALOG if other.sources_in(folder)] == [(layout.name, [source])]
+        assert [other.name for other in CATALOG if other.source_of(folder / files[layout.name])] == [layout.name]
+        assert layout.source_of(folder / files[layout.name]) == source
+        assert layout.source_of(folder / "notes.md") is None
 
 
 @pytest.mark.data

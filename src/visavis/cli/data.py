@@ -35,9 +35,11 @@ def doctor(json: Json = False) -> None:
 
 
 def data_check(
-    path: Annotated[str, typer.Argument(help="A folder, a list in it, or a name under VISAVIS_DATA.")], json: Json = False
+    path: Annotated[str, typer.Argument(help="A folder, a list in it, or a name under VISAVIS_DATA.")],
+    every: Annotated[bool, typer.Option("--all", help="Print every finding, not only the first of each kind.")] = False,
+    json: Json = False,
 ) -> None:
-    """List exactly what is wrong with a data set; exit code 1 if training would lose something."""
+    """Say exactly what is wrong with a data set; exit code 1 if training would lose something."""
     from visavis import verbs
     from visavis.cli.output import print_check
 
@@ -46,7 +48,7 @@ def data_check(
     if json:
         print_json(report.to_json())
     else:
-        print_check(report)
+        print_check(report, every=every)
     if not report.ok:
         raise typer.Exit(1)
 
@@ -79,7 +81,8 @@ def features(
 
 
 def catalog(
-    kind: Annotated[str | None, typer.Argument(help="objectives, models, metrics, recipes or protocols.")] = None, json: Json = False
+    kind: Annotated[str | None, typer.Argument(help="objectives, models, metrics, layouts, recipes, protocols and others.")] = None,
+    json: Json = False,
 ) -> None:
     """See what there is: names, formulas, sources, defaults."""
     from visavis import verbs

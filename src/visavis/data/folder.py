@@ -12,30 +12,37 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from visavis.data.archives import attach_files
+from visavis.data.layout import Layout
 from visavis.data.listing import Entry, Listing, decode, printable, split_name
 from visavis.errors import DataError
 
-TABLES = ("captions.jsonl", "captions.csv", "captions.tsv", "metadata.jsonl", "metadata.csv")
 FILE_NAMES = ("filename", "file_name", "image", "image_name", "file", "path")
 CAPTION_NAMES = ("captions", "caption", "text", "title", "sentence")
 
-Row = tuple[int, str | None, list[str], str | None]
+CaptionRow = tuple[int, str | None, list[str], str | None]
 """Line, file name, captions, split."""
 
 
-def list_folder(path: Path) -> Listing:
+def list_caption_table(path: Path) -> Listing:
     """All images and captions of a table, images in order of first mention. Raises DataError if its header cannot be understood."""
-    is_json = path.suffix == ".jsonl"
-    listing = Listing(path, "captions.jsonl" if is_json else "captions.csv")
-    text = decode(path.read_bytes())
+    return _list_rows(Listing(path), _table_rows)
+
+
+def list_caption_lines(path: Path) -> Listing:
+    """All images and captions of a file of JSON lines, images in order of first mention."""
+    return _list_rows(Listing(path), _json_rows)
+
+
+def _list_rows(listing: Listing, rows: Callable[[str, Listing], Iterator[CaptionRow]]) -> Listing:
+    path = listing.source
     places: dict[str, int] = {}
     splits: dict[str, str] = {}
-    for line, file, captions, split in (_json_rows if is_json else _table_rows)(text, listing):
+    for line, file, captions, split in rows(decode(path.read_bytes()), listing):
         place = f"{path.name}:{line}"
         if not file:
             indices = [listing.add_caption(caption, -1, place) for caption in captions]
@@ -56,7 +63,7 @@ def list_folder(path: Path) -> Listing:
     return listing
 
 
-def _json_rows(text: str, listing: Listing) -> Iterator[Row]:
+def _json_rows(text: str, listing: Listing) -> Iterator[CaptionRow]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
@@ -78,7 +85,7 @@ def _json_rows(text: str, listing: Listing) -> Iterator[Row]:
             yield number, file if isinstance(file, str) else None, captions, split_name(row.get("split"))
 
 
-def _table_rows(text: str, listing: Listing) -> Iterator[Row]:
+def _table_rows(text: str, listing: Listing) -> Iterator[CaptionRow]:
     first, _, body = text.partition("\n")
     delimiter, header = _header(printable(first), listing.source)
     file_column, caption_columns = _columns(header, listing.source)
@@ -132,3 +139,19 @@ def _columns(header: list[str], path: Path) -> tuple[int, list[int]]:
     if captions is None:
         raise DataError(f"{path} has {len(kinds)} columns that could be the caption ({', '.join(header):.80}): call one of them caption.")
     return files[0], captions
+
+
+CAPTION_TABLE = Layout(
+    name="captions.csv",
+    files="captions.csv or captions.tsv beside the images (a header filename,caption, then a row a caption)",
+    patterns=("captions.csv", "captions.tsv", "metadata.csv"),
+    endings=(".csv", ".tsv"),
+    read=list_caption_table,
+)
+CAPTION_LINES = Layout(
+    name="captions.jsonl",
+    files='captions.jsonl beside the images (a line {"filename": ..., "captions": [...]} an image)',
+    patterns=("captions.jsonl", "metadata.jsonl"),
+    endings=(".jsonl",),
+    read=list_caption_lines,
+)

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from visavis.data.archives import attach_files
-from visavis.data.listing import Entry, Listing, decode, printable, split_name
+from visavis.data.layout import Layout
+from visavis.data.listing import Entry, Listing, decode, evaluation_first, printable, split_name
 from visavis.errors import DataError
 
 
 def list_karpathy(path: Path) -> Listing:
     """All images and captions of a Karpathy file, in its order. Raises DataError if it is not JSON with a list ``images``."""
     content = path.read_bytes()
-    listing = Listing(path, "Karpathy JSON")
+    listing = Listing(path)
     try:
         listed = json.loads(decode(content))
     except (ValueError, RecursionError) as error:
@@ -97,11 +98,6 @@ def _find_names_twice(listing: Listing) -> None:
         listing.lose("image in two splits", entry.name, what, image=left)
 
 
-def evaluation_first(split: str | None) -> int:
-    """The order in which copies of an image are kept: a result on test must not come from training on it."""
-    return {"test": 0, "val": 1}.get(split or "", 2)
-
-
 def _note_broken_lines(listing: Listing, content: bytes) -> None:
     try:
         content.decode()
@@ -112,3 +108,12 @@ def _note_broken_lines(listing: Listing, content: bytes) -> None:
             except UnicodeDecodeError as error:
                 what = f"byte {error.start + 1} of the line ({line[error.start]:#04x}) is not UTF-8"
                 listing.note("broken UTF-8", f"{listing.source.name}:{number}", what)
+
+
+KARPATHY = Layout(
+    name="Karpathy JSON",
+    files="dataset_NAME.json (Karpathy's list of images with splits and sentences)",
+    patterns=("dataset*.json",),
+    endings=(".json",),
+    read=list_karpathy,
+)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,11 +48,14 @@ class Entry:
 class Listing:
     """Images and captions as listed in ``source``, with findings; filled by a reader, finished by ``finish``.
 
+    layout: the name of the layout that the source was read as.
     image_of and places ``[captions]``: the index of the caption's image (-1: none), and where it stands (file and line, or image).
+    feature_files: of stored features, where the layout has them instead of pixels. find_broken_features: reads all of them; the names of
+    the images whose features are not finite.
     """
 
     source: Path
-    layout: str
+    layout: str = ""
     entries: list[Entry] = field(default_factory=list)
     captions: list[str] = field(default_factory=list)
     image_of: list[int] = field(default_factory=list)
@@ -59,6 +63,8 @@ class Listing:
     findings: list[Finding] = field(default_factory=list)
     lost_images: set[int] = field(default_factory=set)
     lost_captions: set[int] = field(default_factory=set)
+    feature_files: tuple[Path, ...] = ()
+    find_broken_features: Callable[[], list[str]] | None = None
 
     def note(self, kind: str, where: str, what: str) -> None:
         """Something odd by which nothing is lost."""
@@ -165,6 +171,11 @@ def split_name(given: object) -> str | None:
     """The split that a source means (``restval`` and ``training`` are train, ``dev`` is val); None where it names none."""
     name = given.strip() if isinstance(given, str) else ""
     return _SPLIT_NAMES.get(name, name) or None
+
+
+def evaluation_first(split: str | None) -> int:
+    """The order in which copies of an image are kept: a result on test must not come from training on it."""
+    return {"test": 0, "val": 1}.get(split or "", 2)
 
 
 def deal(name: str) -> str:

@@ -9,10 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from visavis import storage
-from visavis.data.karpathy import evaluation_first
-from visavis.data.listing import Listing
+from visavis.data.listing import Listing, evaluation_first
 from visavis.data.pictures import BrokenPicture, picture_size
-from visavis.data.precomp import find_broken_features
 
 Progress = Callable[[int, int], None]
 
@@ -39,8 +37,10 @@ def _look(listing: Listing, on_progress: Progress | None) -> dict[str, Any]:
     faults: list[tuple[int, str, str]] = []
     sizes: Counter[str] = Counter()
     copies: dict[bytes, list[int]] = {}
-    if listing.layout == "precomp":
-        faults = _broken_features(listing)
+    if listing.find_broken_features is not None:
+        places = {entry.name: index for index, entry in enumerate(listing.entries)}
+        what = "the image's features hold NaN or infinity"
+        faults = [(places[name], "features not finite", what) for name in listing.find_broken_features()]
     for index, entry in enumerate(listing.entries):
         if entry.bytes is not None and index not in listing.lost_images:
             try:
@@ -66,19 +66,11 @@ def _look(listing: Listing, on_progress: Progress | None) -> dict[str, Any]:
     return {"faults": faults, "notes": notes, "sizes": dict(sizes)}
 
 
-def _broken_features(listing: Listing) -> list[tuple[int, str, str]]:
-    places = {entry.name: index for index, entry in enumerate(listing.entries)}
-    splits = dict.fromkeys(entry.split or "" for entry in listing.entries)
-    broken = [f"{split}-{row}" for split in splits for row in find_broken_features(listing.source, split)]
-    return [(places[name], "features not finite", "the image's features hold NaN or infinity") for name in broken]
-
-
 def _key(listing: Listing) -> str:
     """Changes when an entry, its split, or the size or time of a file does."""
     digest = hashlib.sha256()
     paths = {entry.bytes.path for entry in listing.entries if entry.bytes}
-    if listing.layout == "precomp":
-        paths.update(listing.source.glob("*_ims.npy"))
+    paths.update(listing.feature_files)
     for path in sorted(paths):
         status = path.stat()
         digest.update(json.dumps([str(path.resolve()), status.st_size, status.st_mtime_ns]).encode())

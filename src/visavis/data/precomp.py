@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from visavis.data.layout import Layout
 from visavis.data.listing import Entry, Listing, decode, printable, split_name
 from visavis.errors import DataError, nearest
 
@@ -20,10 +21,14 @@ CAPTIONS_PER_IMAGE = 5
 
 def list_precomp(folder: Path) -> Listing:
     """All images and captions, split by split. Raises DataError if a split has features without captions or the other way round."""
-    listing = Listing(folder, "precomp")
+    listing = Listing(folder)
     for stem in _stems(folder):
         _read_split(listing, folder, stem)
     listing.finish()
+    listing.feature_files = tuple(feature_files(folder))
+    listing.find_broken_features = lambda: [
+        f"{split}-{row}" for split in dict.fromkeys(entry.split or "" for entry in listing.entries) for row in _broken_rows(folder, split)
+    ]
     return listing
 
 
@@ -45,6 +50,11 @@ def precomp_splits(path: str | Path) -> list[str]:
     return [_split_of(stem) for stem in _stems(Path(path))]
 
 
+def feature_files(path: str | Path) -> list[Path]:
+    """The arrays of a folder in this layout."""
+    return sorted(Path(path).glob("*_ims.npy"))
+
+
 def _read_split(listing: Listing, folder: Path, stem: str) -> None:
     rows, captions = _open(folder, stem)
     per_image = _rows_per_image(rows, len(captions))
@@ -57,7 +67,7 @@ def _read_split(listing: Listing, folder: Path, stem: str) -> None:
         listing.add_caption(caption, first + line * images // len(captions), f"{stem}_caps.txt:{line + 1}")
 
 
-def find_broken_features(folder: Path, split: str) -> list[int]:
+def _broken_rows(folder: Path, split: str) -> list[int]:
     """The images of a split with features that are not finite; reads all of them."""
     rows = precomp_features(folder, split)
     if not np.issubdtype(rows.dtype, np.floating):
@@ -67,7 +77,7 @@ def find_broken_features(folder: Path, split: str) -> list[int]:
 
 def _stems(folder: Path) -> list[str]:
     order = ["train", "dev", "val", "test"]
-    stems = {path.name.removesuffix("_ims.npy") for path in folder.glob("*_ims.npy")}
+    stems = {path.name.removesuffix("_ims.npy") for path in feature_files(folder)}
     if {"dev", "val"} <= stems:
         raise DataError(f"{folder} has dev_ims.npy and val_ims.npy, two names of the validation split: take one of them away.")
     return sorted(stems, key=lambda stem: (order.index(stem) if stem in order else len(order), stem))
@@ -114,3 +124,13 @@ def _stored_five_times(rows: np.ndarray) -> bool:
 
 def _wrong_width(stem: str, rows: np.ndarray, captions: list[str]) -> str:
     return f"{stem}_caps.txt has {len(captions)} rows and {stem}_ims.npy {len(rows)}; expected as many captions, or five times as many"
+
+
+PRECOMP = Layout(
+    name="precomp",
+    files="train_ims.npy with train_caps.txt, likewise dev and test (stored features, and a caption a line)",
+    patterns=("*_ims.npy",),
+    endings=("_ims.npy", "_caps.txt"),
+    read=list_precomp,
+    whole_folder=True,
+)

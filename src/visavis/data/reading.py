@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+from visavis.data.catalog import CATALOG
 from visavis.data.dataset import Dataset
-from visavis.data.folder import TABLES, list_folder
-from visavis.data.karpathy import list_karpathy
+from visavis.data.layout import Layout
 from visavis.data.listing import Listing, count_kinds
-from visavis.data.precomp import list_precomp
 from visavis.errors import DataError, nearest
 
 
@@ -32,7 +32,7 @@ def open_dataset(
     if losses and not skip_bad and len(listing.lost_images) < len(listing.entries):
         named = "; ".join(map(str, losses[:3])) + ("; ..." if len(losses) > 3 else "")
         raise DataError(
-            f"training on {listing.source} would lose something ({count_kinds(losses)}): {named}: run `visavis data check {path}` "
+            f"training on {listing.source} would lose something ({count_kinds(losses)}): {named}: run `visavis data check {shlex.quote(str(path))}` "
             "for the whole list or train with --skip-bad to go on without them."
         )
     return listing.dataset()
@@ -40,46 +40,58 @@ def open_dataset(
 
 def list_dataset(path: str | Path) -> Listing:
     """Everything that a data set lists, with findings; raises DataError if the path or the layout is unknown."""
-    source = find_source(path)
+    layout, source = _locate(path)
     try:
-        if source.is_dir():
-            return list_precomp(source)
-        return list_karpathy(source) if source.suffix == ".json" else list_folder(source)
+        listing = layout.read(source)
     except OSError as error:
         raise DataError(f"{error.filename or source} cannot be read: {error.strerror}.") from None
+    listing.layout = layout.name
+    return listing
 
 
 def find_source(path: str | Path) -> Path:
-    """The list that describes a data set: a Karpathy ``.json``, a table, or a folder of precomputed features."""
-    place = find_file(path)
-    if place.is_file():
-        if place.name.endswith(("_ims.npy", "_caps.txt")):
-            return place.parent
-        if place.suffix not in (".json", ".jsonl", ".csv", ".tsv"):
-            raise DataError(f"{place} is no list of images and captions: expected a folder or a .json, .jsonl, .csv or .tsv file.")
-        return place
-    lists = sorted(place.glob("dataset*.json")) + [place / name for name in TABLES if (place / name).is_file()]
-    if any(place.glob("*_ims.npy")):
-        lists.append(place)
-    if not lists:
-        raise DataError(
-            f"{place} holds no data set: expected dataset_*.json, captions.jsonl, captions.csv, or train_ims.npy with train_caps.txt."
-        )
-    if len(lists) > 1:
-        names = ", ".join("*_ims.npy" if one == place else one.name for one in lists)
-        raise DataError(f"{place} holds several lists ({names}): name the one to read instead of the folder.")
-    return lists[0]
+    """What describes a data set: the list to read, or the folder where the layout is of a whole folder. Raises as ``list_dataset``."""
+    return _locate(path)[1]
+
+
+def datasets_in(folder: Path) -> list[str]:
+    """Names of the sub-folders that hold a data set of a known layout."""
+    children = (child for child in folder.iterdir() if child.is_dir())
+    return sorted(child.name for child in children if any(layout.sources_in(child) for layout in CATALOG))
 
 
 def find_file(path: str | Path) -> Path:
     """A file or folder by its path, or by its name under ``VISAVIS_DATA``. Raises DataError saying where it was looked for."""
+    return _look_up(path, "")
+
+
+def _locate(path: str | Path) -> tuple[Layout, Path]:
+    """The layout of a data set, and what of it is read."""
+    expected = ", ".join(layout.files for layout in CATALOG[:-1]) + f", or {CATALOG[-1].files}"
+    place = _look_up(path, f"; a data set is a folder with {expected}")
+    if place.is_file():
+        known = [(layout, source) for layout in CATALOG if (source := layout.source_of(place)) is not None]
+        if not known:
+            endings = ", ".join(ending for layout in CATALOG for ending in layout.endings)
+            raise DataError(f"{place} is no list of images and captions: expected a folder, or a file that ends in {endings}.")
+        return known[0]
+    known = [(layout, source) for layout in CATALOG for source in layout.sources_in(place)]
+    if not known:
+        raise DataError(f"{place} holds no data set: expected {expected}.")
+    if len(known) > 1:
+        names = ", ".join(layout.patterns[0] if source == place else source.name for layout, source in known)
+        raise DataError(f"{place} holds several lists ({names}): name the one to read instead of the folder.")
+    return known[0]
+
+
+def _look_up(path: str | Path, expected: str) -> Path:
     path = Path(path).expanduser()
     if path.exists():
         return path
     root = os.environ.get("VISAVIS_DATA")
     if root is None:
-        raise DataError(f"{path} does not exist, and VISAVIS_DATA, under which it would be looked up next, is not set.")
+        raise DataError(f"{path} does not exist, and VISAVIS_DATA, under which it would be looked up next, is not set{expected}.")
     if (Path(root) / path).exists():
         return Path(root) / path
     known = [entry.name for entry in Path(root).iterdir()] if Path(root).is_dir() else []
-    raise DataError(f"{path} does not exist, neither here nor under VISAVIS_DATA ({root}): {nearest(str(path), known)}")
+    raise DataError(f"{path} does not exist, neither here nor under VISAVIS_DATA ({root}){expected}: {nearest(str(path), known)}")

@@ -82,7 +82,7 @@ def demo(*, out: str | Path | None = None, progress: Progress | None = None) -> 
 
 
 def catalog(kind: str | None = None) -> dict[str, list[dict[str, str]]]:
-    """What there is: name, what it is, formula, source and defaults of objectives, models, metrics, recipes, protocols."""
+    """What there is: name, what it is, formula, source and defaults of objectives, models, metrics, layouts of data, recipes, protocols."""
     from visavis.verbs.listing import KINDS
 
     if kind is not None and kind not in KINDS:

@@ -59,6 +59,13 @@ def metrics() -> list[Row]:
     ]
 
 
+def layouts() -> list[Row]:
+    """Every layout of data sets with the files by which it is recognized."""
+    from visavis.data.catalog import CATALOG
+
+    return [{"name": layout.name, "what": layout.files, "recognized by": ", ".join(layout.patterns)} for layout in CATALOG]
+
+
 def protocols() -> list[Row]:
     """Every named protocol."""
     from visavis.evaluation import CATALOG
@@ -102,6 +109,7 @@ KINDS: dict[str, Callable[[], list[Row]]] = {
     "objectives": objectives,
     "models": models,
     "metrics": metrics,
+    "layouts": layouts,
     "supervisions": supervisions,
     "degrees": degrees,
     "recipes": recipes,

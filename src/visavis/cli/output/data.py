@@ -15,21 +15,23 @@ if TYPE_CHECKING:
     from visavis.environment import Fact
 
 
-LISTED = 200
-"""Findings of one kind that are printed before the rest is counted; ``--json`` has them all."""
+FIRST = 5
+"""Findings of one kind that are printed before the rest is counted; ``--all`` and ``--json`` have them all."""
 
 
-def print_check(report: CheckReport) -> None:
+def print_check(report: CheckReport, *, every: bool = False) -> None:
+    """Counts, and the first findings of each kind, or every one of them."""
     console = standard_output()
     by_kind: dict[str, list[Any]] = {}
     for finding in sorted(report.findings, key=lambda finding: not finding.loses):
         by_kind.setdefault(("" if finding.loses else "note: ") + finding.kind, []).append(finding)
     for kind, findings in by_kind.items():
         console.print(f"[bold]{escape(kind)}[/bold] ({len(findings):,})")
-        for finding in findings[:LISTED]:
+        shown = findings if every else findings[:FIRST]
+        for finding in shown:
             console.print(f"  {escape(str(finding))}", soft_wrap=True)
-        if len(findings) > LISTED:
-            console.print(f"  ... and {len(findings) - LISTED:,} more: --json lists all")
+        if len(findings) > len(shown):
+            console.print(f"  ... and {len(findings) - len(shown):,} more: --all lists them")
     for split, count in report.splits.items():
         console.print(f"{split}: {count.images:,} images, {count.captions:,} captions")
     fewest, most = report.captions_per_image
