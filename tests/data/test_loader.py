@@ -10,7 +10,7 @@ from visavis.data.captions import Vocabulary
 from visavis.data.dataset import Bytes, Dataset, Image
 from visavis.data.loader import Loader, Plan, Rows, Tokens, seed_of
 from visavis.errors import DataError
-from visavis.models.retriever import PixelSource
+from visavis.models.pixel_source import PixelSource
 from visavis.types import Encoded
 
 FIRST_WORDS = ["a", "the cat", "one red dog runs", "two boats lie on the blue lake today"]
@@ -173,7 +173,9 @@ def pixels(tmp_path):
     images = tuple(Image(f"{i}.png", "train", Bytes(tmp_path / f"{i}.png")) for i in range(6))
     data = Dataset("pictures", images, tuple(f"picture {i}" for i in range(6)), np.arange(6))
     tokens = Tokens(data.captions, Vocabulary.of(data.captions, min_count=1))
-    return lambda augment, seed: Loader(data, PixelSource(data, WholePictures(), augment=augment), tokens, Plan(batch_size=2), seed)
+    return lambda augment, seed: Loader(
+        data, PixelSource(data, WholePictures().preprocess, augment=augment), tokens, Plan(batch_size=2), seed
+    )
 
 
 def test_random_transforms_depend_on_seed_epoch_and_batch_alone(pixels):

@@ -12,9 +12,8 @@ from torch import nn
 from visavis import spec, storage
 from visavis.errors import RunError, ShapeError, SpecError, VisavisError
 from visavis.memory import declared_cost
-from visavis.models import CATALOG
+from visavis.models import CATALOG, Heads, VSEInfinity, VSEPlusPlus
 from visavis.models.base import load_weights, vectors
-from visavis.models.embedding import Heads, VSEInfinity, VSEPlusPlus
 from visavis.probe import measure_cost
 from visavis.types import Encoded
 

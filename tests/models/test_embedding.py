@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from visavis.models.embedding import Heads, VSEInfinity, VSEPlusPlus, linear
+from visavis.models import Heads, VSEInfinity, VSEPlusPlus
+from visavis.models.layers import linear
 from visavis.types import Encoded
 
 WORDS = 20

@@ -18,7 +18,7 @@ from visavis.degrees.base import CaptionDegrees, Degrees, counted
 from visavis.degrees.kept_pairs import KeptPairs, Pair
 from visavis.errors import DataError
 from visavis.models.pair_tower import PairTower, open_pairs
-from visavis.models.towers import weights_mark
+from visavis.models.pretrained import weights_mark
 from visavis.spec import check_fields, require
 
 

@@ -17,7 +17,8 @@ from visavis import storage
 from visavis.degrees.ratings import BEST, RatedPairs, read_stsb
 from visavis.errors import SpecError
 from visavis.models.pair_tower import PairTower, open_pairs
-from visavis.models.towers import TextTower, model_folder, open_text, quiet_transformers
+from visavis.models.pretrained import model_folder, quiet_transformers
+from visavis.models.towers import TextTower, open_text
 from visavis.progress import Progress
 
 Kind = Literal["bi", "cross"]

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 from visavis.data.scenes import Facts, Scene, SceneGraphs, draw, relevance, words
+from visavis.models.retriever import Retriever
+from visavis.models.scoring import score_all
 from visavis.progress import Silent
 from visavis.runs.folder import open_run, recipe_of
 
@@ -57,17 +59,15 @@ class Gallery:
     """The test scenes of a data set as one run sees them."""
 
     def __init__(self, run: Path, scenes: Path):
-        data_module, self.matcher = open_run(run, recipe_of(run), Silent())
-        self.matcher.eval()
-        self.processor, self.test = data_module.processor, data_module.data.split("test")
+        data_module, matcher = open_run(run, recipe_of(run), Silent())
+        self.model, self.test = Retriever(matcher, data_module.processor), data_module.data.split("test")
         self.graphs = SceneGraphs.open(scenes)
         self.scenes = [self.graphs.scenes[i] for i in self.test.image_rows]
-        self.images, _ = data_module.encode(self.matcher, self.test)
+        self.images, _ = data_module.encode(matcher, self.test)
 
     def search(self, query: str, facts: Facts, *, top: int = 5, own: int | None = None) -> Retrieval:
         """The first scenes for a sentence. facts: what it states. own: the index of the scene that it was written for."""
-        with torch.inference_mode():
-            scores = self.matcher.score(self.images, self.matcher.encode_text(self.processor.texts([query])))[:, 0]
+        scores = score_all(self.model.matcher, self.images, self.model.encode_text([query]))[:, 0]
         first = torch.argsort(scores, descending=True, stable=True)[:top].tolist()
         degrees = relevance([self.scenes[i] for i in first], [facts])[:, 0]
         scenes = (

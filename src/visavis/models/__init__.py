@@ -1,7 +1,9 @@
 """The catalog of matching models, by the names that recipes use."""
 
 from visavis.models.base import GlobalMatcher, Matcher, MatcherConfig
-from visavis.models.embedding import Heads, VSEInfinity, VSEPlusPlus
+from visavis.models.heads import Heads
+from visavis.models.vse_infinity import VSEInfinity
+from visavis.models.vse_plus_plus import VSEPlusPlus
 
 CATALOG: dict[str, type[Matcher]] = {kind.name: kind for kind in (Heads, VSEPlusPlus, VSEInfinity)}
 

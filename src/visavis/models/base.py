@@ -52,6 +52,7 @@ class Matcher(nn.Module, ABC):
     Config: ClassVar[type[MatcherConfig]]
     visual_views: ClassVar[tuple[VisualView, ...]]
     text_views: ClassVar[tuple[TextView, ...]]
+    config: MatcherConfig
 
     def __init__(self, config: MatcherConfig):
         super().__init__()

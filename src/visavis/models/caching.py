@@ -17,7 +17,8 @@ import torch
 from visavis import storage
 from visavis.data.dataset import Dataset
 from visavis.data.features import Description, FeatureStore, FeatureWriter, read_description
-from visavis.models.towers import TextTower, TowerSpec, VisualTower, weights_checksum, weights_mark
+from visavis.models.pretrained import weights_checksum, weights_mark
+from visavis.models.towers import TextTower, TowerSpec, VisualTower
 
 OnProgress = Callable[[int, int, float], None]
 """Called with items done, items in all, and items a second since the start."""

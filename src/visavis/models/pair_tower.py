@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from visavis.errors import DataError
-from visavis.models.towers import model_folder, quiet_transformers
+from visavis.models.pretrained import model_folder, quiet_transformers
 
 
 class PairTower(nn.Module):

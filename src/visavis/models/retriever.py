@@ -1,28 +1,25 @@
-"""A trained matcher with its processors: pictures and sentences in, vectors out; what ``visavis.load`` gives."""
+"""A trained matcher with its processor: pictures and sentences in, vectors and scores out; what ``visavis.load`` gives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from visavis import storage
-from visavis.data.captions import Vocabulary
-from visavis.data.dataset import Dataset
-from visavis.data.features import side_of
 from visavis.data.pictures import open_picture
-from visavis.data.transforms import random_flip, random_resized_crop
 from visavis.errors import RunError, ShapeError, VisavisError, nearest
+from visavis.memory import Memory, parse_memory
 from visavis.models.base import Matcher, load_weights
-from visavis.models.towers import TextTower, TowerSpec, VisualTower
+from visavis.models.device import choose_device
+from visavis.models.encoding import OnBatch, batches_of_at_most, device_of, encode
+from visavis.models.processor import Processor
+from visavis.models.scoring import score_all
 from visavis.spec import build
-from visavis.types import Encoded, concatenate
+from visavis.types import Encoded
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -30,68 +27,35 @@ if TYPE_CHECKING:
 BATCH = 64
 
 
-@dataclass(frozen=True)
-class Processor:
-    """How pictures and sentences become what a matcher reads: frozen towers, or a vocabulary for the words.
-
-    visual: the tower of images (its preprocessing alone where the matcher trains on pixels); None: only stored features.
-    """
-
-    visual: TowerSpec | None
-    text: TowerSpec | None
-    vocabulary: Vocabulary | None
-
-    @property
-    def visual_spec(self) -> TowerSpec:
-        """The tower of images. Raises RunError if the model knows only stored features."""
-        if self.visual is None:
-            raise RunError("this model was trained on stored features without a visual tower: it cannot read new images.")
-        return self.visual
-
-    @cached_property
-    def visual_tower(self) -> VisualTower:
-        return self.visual_spec.open()  # type: ignore[return-value]
-
-    @cached_property
-    def text_tower(self) -> TextTower:
-        assert self.text is not None
-        return self.text.open()  # type: ignore[return-value]
-
-    def images(self, pictures: Sequence[Picture], view: str) -> Encoded:
-        """Pictures as a matcher of this view reads them."""
-        if view == "pixels":
-            return Encoded(self.visual_tower.preprocess(pictures))
-        features = self.visual_tower.encode(pictures)
-        return features.map(lambda part: part.mean(1)) if self.visual_spec.crops > 1 else features
-
-    def texts(self, texts: Sequence[str]) -> Encoded:
-        """Sentences as the matcher reads them."""
-        return self.text_tower.encode(texts) if self.vocabulary is None else self.vocabulary.encode(texts)
-
-    def save(self, matcher: Matcher, folder: Path) -> None:
-        """A model folder: the matcher's config and weights, and this processor in the config."""
-        words = None if self.vocabulary is None else list(self.vocabulary.words)
-        text = None if self.text is None else asdict(self.text)
-        matcher.save_pretrained(folder, visual=None if self.visual is None else asdict(self.visual), text=text, vocabulary=words)
-
-
 class Retriever:
     """A matcher that takes pictures and sentences.
+
+    batch_size: how many go through the model at once. memory: what blocks of scores may take, such as "2GiB"; None: a share of
+    what is free.
 
     >>> model = visavis.load("runs/mine")                                   # doctest: +SKIP
     >>> model.encode_texts(["two dogs on a beach"]).shape                   # doctest: +SKIP
     torch.Size([1, 1024])
     """
 
-    def __init__(self, matcher: Matcher, processor: Processor):
+    def __init__(self, matcher: Matcher, processor: Processor, *, batch_size: int = BATCH, memory: Memory = None):
+        if batch_size < 1:
+            raise ShapeError(f"batch_size is {batch_size}, expected at least 1.")
+        parse_memory(memory)
         self.matcher, self.processor = matcher.eval(), processor
+        self.batch_size, self.memory = batch_size, memory
 
     @classmethod
-    def load(cls, folder: str | Path) -> Retriever:
-        """The model of a run folder, or of a model folder itself. Raises RunError if there is none."""
+    def load(
+        cls, folder: str | Path, *, device: str | torch.device | None = None, batch_size: int = BATCH, memory: Memory = None
+    ) -> Retriever:
+        """The model of a run folder, or of a model folder itself. Raises RunError if there is none.
+
+        device: where it computes; default CUDA where there is one, else the CPU.
+        """
         from visavis.models import CATALOG
 
-        folder = Path(folder)
+        chosen, folder = choose_device(device), Path(folder)
         folder = folder / "model" if (folder / "model" / "config.json").exists() else folder
         if not (folder / "config.json").exists():
             raise RunError(f"{folder} is no run or model folder: expected config.json and model.safetensors in it, or in its folder model.")
@@ -99,11 +63,7 @@ class Retriever:
         if config.get("kind") not in CATALOG:
             raise RunError(f"{folder / 'config.json'} is of kind {config.get('kind')!r}: {nearest(str(config.get('kind')), CATALOG)}")
         try:
-            kind, processor = (
-                CATALOG[config["kind"]],
-                (_spec(config["visual"] if "visual" in config else config["vision"]), _spec(config["text"])),
-            )
-            words, architecture = config["vocabulary"], config["architecture"]
+            kind, processor, architecture = CATALOG[config["kind"]], Processor.from_config(config), config["architecture"]
         except (KeyError, TypeError) as missing:
             raise RunError(f"{folder / 'config.json'} is incomplete or of another version: {missing}.") from None
         try:
@@ -111,57 +71,59 @@ class Retriever:
         except VisavisError as error:
             raise RunError(f"{folder / 'config.json'} does not describe a model of this version: {error}") from None
         load_weights(matcher, folder)
-        return cls(matcher, Processor(*processor, Vocabulary(tuple(words)) if words else None))
+        return cls(matcher.to(chosen), processor, batch_size=batch_size, memory=memory)
 
-    def encode_images(self, images: Sequence[str | Path | Picture], on_progress: Callable[[int, int], None] | None = None) -> Tensor:
-        """Unit rows ``[N, D]`` of pictures given as paths or PIL images. Raises DataError naming a file that is no image."""
-        blocks = (self._visual([_picture(image) for image in batch]) for batch in _batches(images))
-        return self._unit_rows(blocks, len(images), on_progress)
+    def encode_images(self, images: Sequence[str | Path | Picture], on_progress: OnBatch | None = None) -> Tensor:
+        """Unit rows ``[N, D]`` of pictures given as paths or PIL images, on the CPU.
 
-    def encode_texts(self, texts: Sequence[str], on_progress: Callable[[int, int], None] | None = None) -> Tensor:
-        """Unit rows ``[N, D]`` of sentences."""
+        Raises DataError naming a file that is no image, ShapeError for a model without one vector an item: it has ``score``.
+        """
+        return self._unit_rows(self.encode_visual(images, on_progress))
+
+    def encode_texts(self, texts: Sequence[str], on_progress: OnBatch | None = None) -> Tensor:
+        """Unit rows ``[N, D]`` of sentences, on the CPU. Raises ShapeError for a model without one vector an item."""
+        return self._unit_rows(self.encode_text(texts, on_progress))
+
+    def score(self, images: Sequence[str | Path | Picture], texts: Sequence[str]) -> Tensor:
+        """How well every picture fits every sentence, for any model: ``[V, T]``, on the CPU, in blocks within the memory."""
+        return score_all(self.matcher, self.encode_visual(images), self.encode_text(texts), self.memory)
+
+    def encode_visual(self, images: Sequence[str | Path | Picture], on_progress: OnBatch | None = None) -> Encoded:
+        """Pictures as ``matcher.score`` reads them: one vector each, or regions, or named parts."""
+        view, device = self.matcher.config.visual_view, device_of(self.matcher)
+        batches = batches_of_at_most(_some(images), self.batch_size)
+        return encode(
+            self.matcher,
+            "visual",
+            lambda index: self.processor.images([_picture(images[i]) for i in index], view, device),
+            batches,
+            on_batch=on_progress,
+        )
+
+    def encode_text(self, texts: Sequence[str], on_progress: OnBatch | None = None) -> Encoded:
+        """Sentences as ``matcher.score`` reads them."""
         if isinstance(texts, str):
-            raise ShapeError(f"encode_texts takes a list of sentences, found one text: write [{texts!r}].")
-        blocks = (self._text(batch) for batch in _batches(texts))
-        return self._unit_rows(blocks, len(texts), on_progress)
+            raise ShapeError(f"expected a list of sentences, found one text: write [{texts!r}].")
+        device, batches = device_of(self.matcher), batches_of_at_most(_some(texts), self.batch_size)
+        return encode(
+            self.matcher,
+            "text",
+            lambda index: self.processor.texts([texts[i] for i in index], device),
+            batches,
+            on_batch=on_progress,
+        )
 
-    @torch.inference_mode()
-    def _visual(self, pictures: Sequence[Picture]) -> Encoded:
-        return self.matcher.encode_visual(self.processor.images(pictures, self.matcher.config.visual_view))
-
-    @torch.inference_mode()
-    def _text(self, texts: Sequence[str]) -> Encoded:
-        return self.matcher.encode_text(self.processor.texts(texts))
-
-    def _unit_rows(self, blocks: Iterator[Encoded], total: int, on_progress: Callable[[int, int], None] | None) -> Tensor:
-        done: list[Encoded] = []
-        for block in blocks:
-            done.append(block)
-            if on_progress is not None:
-                on_progress(min(total, BATCH * len(done)), total)
-        if not done:
-            raise ShapeError("there is nothing to encode: the list is empty.")
-        vectors = concatenate(done).vectors
-        if not isinstance(vectors, Tensor) or vectors.dim() != 2:
-            raise ShapeError(f"{type(self.matcher).__name__} has no single vector an item: score its encoded items with matcher.score.")
-        return vectors
+    def _unit_rows(self, encoded: Encoded) -> Tensor:
+        rows = encoded.vectors
+        if not isinstance(rows, Tensor) or rows.dim() != 2:
+            raise ShapeError(f"{type(self.matcher).__name__} has no single vector an item: ask for score(images, texts).")
+        return rows
 
 
-class PixelSource:
-    """The pixels of a split's images, for a matcher that trains its backbone; cropped and flipped at random in training."""
-
-    def __init__(self, data: Dataset, tower: VisualTower, *, augment: bool):
-        self.data, self.tower, self.augment = data, tower, augment
-
-    def read(self, index: np.ndarray, generator: torch.Generator | None = None) -> Encoded:
-        pictures = [self.data.images[i].open() for i in index]
-        if self.augment and generator is not None:
-            pictures = [random_flip(random_resized_crop(picture, min(picture.size), generator), generator) for picture in pictures]
-        return Encoded(self.tower.preprocess(pictures))
-
-
-def _spec(fields: dict[str, Any] | None) -> TowerSpec | None:
-    return None if fields is None else TowerSpec(**{**fields, "side": side_of(fields["side"])})
+def _some(items: Sequence[Any]) -> int:
+    if not len(items):
+        raise ShapeError("there is nothing to encode: the list is empty.")
+    return len(items)
 
 
 def _picture(image: Any) -> Picture:
@@ -169,7 +131,3 @@ def _picture(image: Any) -> Picture:
         return open_picture(storage.read_bytes(image), str(image))
     picture: Picture = image.convert("RGB")
     return picture
-
-
-def _batches(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    return (items[start : start + BATCH] for start in range(0, len(items), BATCH))

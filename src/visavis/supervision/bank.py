@@ -12,10 +12,11 @@ from visavis.data.loader import Batch, Loader, seed_of
 from visavis.engine.row_blocks import row_blocks
 from visavis.errors import RecipeError
 from visavis.models.base import evaluating
+from visavis.models.encoding import batches_of_at_most, encode
 from visavis.spec import check_fields, require
 from visavis.supervision.base import Supervision, TrainingContext
 from visavis.targets import Targets
-from visavis.types import Encoded, concatenate
+from visavis.types import Encoded
 
 ENCODED_AT_ONCE = 512
 
@@ -88,10 +89,10 @@ class BankSupervision(Supervision):
     def _hardest(self, loader: Loader) -> tuple[Tensor, Tensor]:
         """For each image the captions ``[V, size]``, for each caption the images ``[T, size]``, that score highest and are wrong."""
         matcher, data = self._context.matcher, loader.data
-        every = np.arange(max(len(data.images), len(data.captions)))
+        device = self._context.device
+        visual = encode(matcher, "visual", loader.visual.read, batches_of_at_most(len(data.images), ENCODED_AT_ONCE), keep_on=device)
+        text = encode(matcher, "text", loader.text.read, batches_of_at_most(len(data.captions), ENCODED_AT_ONCE), keep_on=device)
         with evaluating(matcher):
-            visual = concatenate([self._visual(loader, every[rows]) for rows in row_blocks(len(data.images), ENCODED_AT_ONCE)])
-            text = concatenate([self._text(loader, every[rows]) for rows in row_blocks(len(data.captions), ENCODED_AT_ONCE)])
             image_of = torch.from_numpy(data.image_of).to(self._context.device)
             image = torch.arange(len(data.images), device=self._context.device)
             texts = [

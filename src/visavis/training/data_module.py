@@ -19,14 +19,16 @@ from visavis.errors import RecipeError, VisavisError, nearest
 from visavis.evaluation import Evaluation, coherence_of, evaluate, evaluate_listed
 from visavis.evaluation.protocols import Protocol, named
 from visavis.models import CATALOG, Matcher
-from visavis.models.base import evaluating, vectors
+from visavis.models.base import vectors
 from visavis.models.caching import cache_features
-from visavis.models.retriever import PixelSource, Processor
+from visavis.models.encoding import batches_of_about, device_of, encode
+from visavis.models.pixel_source import PixelSource
+from visavis.models.processor import Processor
 from visavis.models.towers import TowerSpec
 from visavis.progress import Progress, Silent
 from visavis.spec import build
 from visavis.training.recipe import Recipe, VisualSettings
-from visavis.types import Encoded, concatenate
+from visavis.types import Encoded
 
 ENCODE_IMAGES, ENCODE_TEXTS, FINITE_ROWS = 256, 512, 1024
 PRECOMP = "precomp"
@@ -52,7 +54,7 @@ class DataModule:
         settings, vocabulary = self.recipe.visual, self.processor.vocabulary
         visual: Source
         if self.visual is None:
-            visual = PixelSource(split, self.processor.visual_tower, augment=settings.augment)
+            visual = PixelSource(split, self.processor.preprocess, augment=settings.augment)
         else:
             visual = Rows(self.visual, self.visual.rows(image.name for image in split.images), settings.crops)
         if vocabulary is not None:
@@ -75,19 +77,11 @@ class DataModule:
     def encode(self, matcher: Matcher, split: Dataset) -> tuple[Encoded, Encoded]:
         """All images and all captions of a split, in order, encoded in evaluation mode."""
         visual, text = self.sources(split)
-        device = next(matcher.parameters()).device
         by_length = np.argsort([len(caption) for caption in split.captions], kind="stable")
-        with torch.inference_mode(), evaluating(matcher):
-            images = [
-                matcher.encode_visual(visual.read(rows).to(device)).to("cpu")
-                for rows in np.array_split(np.arange(len(split.images)), max(1, len(split.images) // ENCODE_IMAGES))
-            ]
-            texts = [
-                matcher.encode_text(text.read(rows).to(device)).to("cpu")
-                for rows in np.array_split(by_length, max(1, len(split.captions) // ENCODE_TEXTS))
-            ]
-        back = torch.from_numpy(np.argsort(by_length, kind="stable"))
-        return concatenate(images), concatenate(texts)[back]
+        return (
+            encode(matcher, "visual", visual.read, batches_of_about(np.arange(len(split.images)), ENCODE_IMAGES)),
+            encode(matcher, "text", text.read, batches_of_about(by_length, ENCODE_TEXTS)),
+        )
 
     def evaluate(
         self, matcher: Matcher, split: str, protocol: str = "plain", degrees: str = "", semantics: str = "reference"
@@ -99,7 +93,7 @@ class DataModule:
         rules = named(protocol)
         data = of_protocol(self.data.split(split), rules)
         visual, text = self.encode(matcher, data)
-        device = next(matcher.parameters()).device
+        device = device_of(matcher)
 
         @torch.inference_mode()
         def score(images: Encoded, texts: Encoded) -> Tensor:

@@ -24,6 +24,7 @@ from visavis.data.loader import Batch, Loader, seed_of
 from visavis.engine import PairLoss
 from visavis.errors import RunError
 from visavis.models import Matcher
+from visavis.models.device import choose_device
 from visavis.progress import Progress, TrainingStep
 from visavis.training.checkpoint import Checkpoint, TrainerState, optimizer_tensors, restore_optimizer
 from visavis.training.context import training_context
@@ -44,11 +45,7 @@ class Trainer:
     def __init__(self, data_module: DataModule, matcher: Matcher, files: RunFiles, progress: Progress):
         recipe = data_module.recipe
         self.recipe, self.data_module, self.files, self.progress = recipe, data_module, files, progress
-        if recipe.training.device == "cuda" and not torch.cuda.is_available():
-            raise RunError("training.device is cuda, but torch finds no CUDA device here: set it to auto or cpu.")
-        self.device = torch.device(
-            ("cuda" if torch.cuda.is_available() else "cpu") if recipe.training.device == "auto" else recipe.training.device
-        )
+        self.device = choose_device(recipe.training.device, "training.device")
         self.matcher = matcher.to(self.device)
         self.train = data_module.loader(data_module.data.split("train"))
         self.val = data_module.loader(data_module.data.split(recipe.evaluation.validation))

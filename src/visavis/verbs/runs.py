@@ -47,14 +47,15 @@ def train(
     return continue_run(Path(resume), progress or Silent())
 
 
-def load(path: str | Path) -> Retriever:
-    """The trained model of a run folder: ``load(run).encode_images(paths)``, ``.encode_texts(sentences)``, unit rows.
+def load(path: str | Path, *, device: str | None = None, batch_size: int = 64, memory: int | str | None = None) -> Retriever:
+    """The trained model of a run folder: ``.encode_images(paths)``, ``.encode_texts(sentences)``, ``.score(paths, sentences)``.
 
-    Raises RunError if the folder holds no model.
+    device: default CUDA where there is one, else the CPU. batch_size: how many items go through the model at once. memory: what
+    blocks of scores may take, in bytes or as "2GiB"; default: a share of what is free. Raises RunError if the folder holds no model.
     """
     from visavis.models.retriever import Retriever
 
-    return Retriever.load(path)
+    return Retriever.load(path, device=device, batch_size=batch_size, memory=memory)
 
 
 def evaluate(

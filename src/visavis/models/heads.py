@@ -1,0 +1,51 @@
+"""Heads on cached features of frozen encoders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from visavis.models.base import GlobalMatcher, MatcherConfig, unit, vectors
+from visavis.models.layers import head
+from visavis.types import Encoded
+
+
+class Heads(GlobalMatcher):
+    """A small tower a side on cached features of frozen encoders.
+
+    depth 0: one linear map a side, the fine-tuning of CLIP in the Unified paper (appendix B). depth n: n hidden layers of
+    ``hidden`` units with ReLU and dropout before it. bilinear: depth 0 with the image side left as it is, so that the
+    score is ``unit(v) . unit(W t)``, one map between the two spaces. input_dropout: of the features themselves.
+    """
+
+    name = "Heads"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MatcherConfig):
+        width: int = 1024
+        depth: int = 1
+        hidden: int = 2048
+        dropout: float = 0.5
+        input_dropout: float = 0.0
+        bilinear: bool = False
+
+    visual_views = ("pooled",)
+    text_views = ("pooled",)
+    config: Config
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        width = config.visual_width if config.bilinear else config.width
+        layers = {key: getattr(config, key) for key in ("depth", "hidden", "dropout", "input_dropout")}
+        self.visual = nn.Identity() if config.bilinear else head(config.visual_width, width, **layers)
+        self.text = head(config.text_width, width, **layers)
+
+    def parts(self) -> dict[str, list[nn.Module]]:
+        return {"visual": [self.visual], "text": [self.text]}
+
+    def encode_visual(self, items: Encoded) -> Encoded:
+        return unit(self.visual(vectors(items)))
+
+    def encode_text(self, items: Encoded) -> Encoded:
+        return unit(self.text(vectors(items)))

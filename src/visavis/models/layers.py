@@ -1,0 +1,41 @@
+"""Maps of vectors that several matchers are made of."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+def head(inputs: int, outputs: int, *, depth: int, hidden: int, dropout: float, input_dropout: float) -> nn.Sequential:
+    """The layers of one tower on one vector an item: ``depth`` hidden ones, and a linear map."""
+    layers: list[nn.Module] = [nn.Dropout(input_dropout)] if input_dropout else []
+    for _ in range(depth):
+        layers += [nn.Linear(inputs, hidden), nn.ReLU(), nn.Dropout(dropout)]
+        inputs = hidden
+    return nn.Sequential(*layers, nn.Linear(inputs, outputs))
+
+
+def linear(inputs: int, outputs: int) -> nn.Linear:
+    """A linear map as the VSE family starts it: uniform by Glorot's bound, bias 0."""
+    layer = nn.Linear(inputs, outputs)
+    nn.init.xavier_uniform_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class ResidualMap(nn.Module):
+    """``Linear(x) + MLP(x)`` on every region or word, the MLP with one hidden layer of half the width, batch norm and ReLU.
+
+    Shapes: ``[N, L, inputs] -> [N, L, outputs]``. Source: Chen et al. (2021), section 4, for features of frozen encoders.
+    """
+
+    def __init__(self, inputs: int, outputs: int, dropout: float):
+        super().__init__()
+        self.linear = linear(inputs, outputs)
+        hidden = outputs // 2
+        self.mlp = nn.Sequential(
+            nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, outputs)
+        )
+
+    def forward(self, items: Tensor) -> Tensor:
+        flat = items.flatten(0, 1)
+        return (self.linear(flat) + self.mlp(flat)).unflatten(0, items.shape[:2])

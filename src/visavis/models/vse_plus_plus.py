@@ -1,0 +1,66 @@
+"""VSE++: the last state of a GRU against one linear map of the image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from visavis.models.base import GlobalMatcher, MatcherConfig, unit, vectors
+from visavis.models.layers import linear
+from visavis.models.pooling import max_pool, mean_pool
+from visavis.models.text import RecurrentWords, pool_words
+from visavis.types import Encoded
+
+
+class VSEPlusPlus(GlobalMatcher):
+    """VSE++: one linear map of the image, the last state of a GRU over the words.
+
+    Images: pooled features; regions, mapped and then pooled by ``region_pool`` ("max" as in the Unified paper's VSE++ on
+    regions); or pixels through ``backbone``, a tower that a recipe may train. Source: Faghri et al. (2018).
+    Differs from: the released code, which normalizes features of a trained CNN before the linear map; here never.
+    """
+
+    name = "VSE++"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MatcherConfig):
+        width: int = 1024
+        word_width: int = 300
+        bidirectional: bool = False
+        word_pool: Literal["last", "max", "mean"] = "last"
+        region_pool: Literal["max", "mean"] = "max"
+        dropout: float = 0.0
+        backbone: str = ""
+
+    visual_views = ("pooled", "grid", "pixels")
+    text_views = ("tokens",)
+    config: Config
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        if config.visual_view == "pixels":
+            from visavis.models.towers import TowerSpec
+
+            self.backbone = TowerSpec("visual", config.backbone, "grid").open()
+        self.visual = linear(config.visual_width, config.width)
+        self.text = RecurrentWords(
+            config.text_width, config.word_width, config.width, bidirectional=config.bidirectional, dropout=config.dropout
+        )
+
+    def parts(self) -> dict[str, list[nn.Module]]:
+        parts: dict[str, list[nn.Module]] = {"visual": [self.visual], "text": [self.text]}
+        return parts | {"backbone": [self.backbone]} if self.config.visual_view == "pixels" else parts
+
+    def encode_visual(self, items: Encoded) -> Encoded:
+        items = self.backbone(vectors(items)) if self.config.visual_view == "pixels" else items
+        assert not isinstance(items.mask, dict)
+        mapped = self.visual(vectors(items))
+        if mapped.dim() == 3:
+            mapped = (max_pool if self.config.region_pool == "max" else mean_pool)(mapped, items.mask)
+        return unit(mapped)
+
+    def encode_text(self, items: Encoded) -> Encoded:
+        assert not isinstance(items.mask, dict)
+        return unit(pool_words(self.text(items), items.mask, self.config.word_pool))
