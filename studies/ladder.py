@@ -34,7 +34,7 @@ from visavis.evaluation.agreement import correlate, read_judgements
 from visavis.metrics import coherent_scores, ndcg_at
 from visavis.progress import Silent
 from visavis.runs.folder import open_run, recipe_of, with_whole_paths
-from visavis.training.recipe import read_recipe
+from visavis.training.recipe_files import read_recipe
 
 Measures = dict[str, float]
 WORLD = 2027  # the seed of the scenes

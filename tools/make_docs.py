@@ -19,7 +19,6 @@ import objectives_page
 
 PROJECT = Path(__file__).resolve().parents[1]
 REFERENCE = PROJECT / "docs" / "reference"
-RECIPES = PROJECT / "src" / "visavis" / "recipes"
 
 # page -> (title, what stands there, module, tuple of entries in it)
 CATALOGS = {
@@ -118,14 +117,22 @@ def _shown(value: Any) -> str:
 
 
 def recipes_page() -> str:
-    """Every recipe that ships: the comment at its head as prose, then the file."""
+    """Every recipe file that ships: the comment at its head as prose, then the names of its rows; the files say the rest."""
+    from visavis.training.recipe_files import read_file, shipped
+
     parts = []
-    for path in sorted(RECIPES.glob("*.toml")):
-        head, body = re.match(r"((?:#[^\n]*\n)*)(.*)", path.read_text(encoding="utf-8"), re.DOTALL).groups()  # type: ignore[union-attr]
+    for name, path in shipped().items():
+        head = re.match(r"(?:#[^\n]*\n)*", path.read_text(encoding="utf-8"))[0]  # type: ignore[index]
         prose = re.sub(r"^# ?", "", head, flags=re.MULTILINE).strip()
-        parts.append("\n\n".join(part for part in [f"## `{path.stem}`", prose, f"```toml\n{body.strip()}\n```"] if part))
-    usage = "Lists of phases that `visavis train` takes by name. Copy one, change it, and give its path instead."
-    return "\n\n".join([f"# Recipes\n\n{usage}", *parts]) if parts else ""
+        file = read_file(name)
+        rows = [f"| `{name}/{row}` | `{recipe}` | {_cell(file.recipe(row, {}).about)} |" for row, recipe in file.row_names.items()]
+        table = "\n".join(["| row | also by the name | what |", "| --- | --- | --- |", *rows]) if rows else ""
+        parts.append("\n\n".join(part for part in [f"## `{name}`", file.content["about"], prose, table] if part))
+    usage = (
+        "What `visavis train` takes by name. `visavis catalog recipes --json` prints every setting of each; "
+        "[docs/recipes.md](../recipes.md) says how to extend one."
+    )
+    return "\n\n".join([f"# Recipes\n\n{usage}", *parts])
 
 
 def command_line_page() -> str:

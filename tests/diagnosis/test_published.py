@@ -15,7 +15,7 @@ from visavis.errors import RecipeError
 from visavis.objectives import CATALOG
 from visavis.runs.published import Figures, published
 from visavis.spec import parse
-from visavis.training.recipe import read_recipe, shipped
+from visavis.training.recipe_files import read_recipe, shipped_names
 
 NAME = "COCOS/VSE++/Flickr30k"
 RECIPE = f"""
@@ -80,7 +80,7 @@ def test_every_name_has_one_row_for_each_objective_of_the_paper():
         assert parse(figures.objective, CATALOG)
 
 
-@pytest.mark.parametrize("name", [name for name in shipped() if name.startswith("cocos-")])
+@pytest.mark.parametrize("name", [name for name in shipped_names() if name.startswith("cocos-")])
 def test_a_cocos_recipe_has_figures_beside_it(name):
     recipe = read_recipe(name)
     assert recipe.phases[0].objective in [repr(parse(figures.objective, CATALOG)) for figures in published()[recipe.published]]

@@ -3,7 +3,6 @@
 import json
 import math
 import signal
-import tomllib
 
 import pytest
 import torch
@@ -18,7 +17,8 @@ from visavis.progress import Silent
 from visavis.spec import build
 from visavis.training.checkpoint import Checkpoint, TrainerState, optimizer_tensors, restore_optimizer
 from visavis.training.data_module import prepare
-from visavis.training.recipe import Phase, ScheduleSettings, read_recipe, shipped
+from visavis.training.recipe import Phase, ScheduleSettings
+from visavis.training.recipe_files import read_recipe
 from visavis.training.run_files import RunFiles
 from visavis.training.schedule import factor, make_optimizer, set_lr
 from visavis.training.trainer import Trainer
@@ -214,15 +214,6 @@ def test_two_step_vsepp_first_keeps_its_backbone_then_trains_it_and_resumes_in_e
     assert Checkpoint.latest(run / "checkpoint").state.phase == 1
     visavis.train(resume=run)
     assert outcome(run) == outcome(whole)
-
-
-@pytest.mark.parametrize("name", shipped())
-def test_a_shipped_recipe_is_complete_and_bears_the_name_of_its_file(name):
-    recipe = read_recipe(name)
-    assert recipe.name == name
-    assert recipe.about
-    assert tomllib.loads(shipped()[name].read_text())["name"] == name
-    assert recipe.model["kind"] in CATALOG
 
 
 def test_the_first_ctrl_c_is_only_heard_in_the_main_thread(recipe, scenes, tmp_path):

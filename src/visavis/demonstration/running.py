@@ -26,7 +26,7 @@ from visavis.objectives import parse
 from visavis.progress import Progress, TrainingStep
 from visavis.report.figures import require_matplotlib
 from visavis.runs.begin import Trained, begin_run
-from visavis.training.recipe import read_recipe
+from visavis.training.recipe_files import read_recipe
 from visavis.training.trainer import Stopped
 
 SEARCHES = (

@@ -18,7 +18,8 @@ from visavis.runs.folder import environment, recipe_of, set_threads, with_whole_
 from visavis.runs.published import check_published
 from visavis.training.checkpoint import Checkpoint
 from visavis.training.data_module import DataModule, prepare
-from visavis.training.recipe import Recipe, read_recipe
+from visavis.training.recipe import Recipe
+from visavis.training.recipe_files import read_recipe
 from visavis.training.run_files import RunFiles
 from visavis.training.schedule import make_optimizer
 from visavis.training.trainer import Trainer

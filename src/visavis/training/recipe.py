@@ -6,16 +6,14 @@ branches of the trainer. Every key is checked; an unknown one is an error that n
 
 from __future__ import annotations
 
-import ast
-from importlib import resources
-from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from visavis import degrees, objectives, spec, storage, supervision
+from visavis import degrees, objectives, spec, supervision
 from visavis.errors import RecipeError, SpecError, nearest
-from visavis.training.renamed import new_name, with_new_names
+from visavis.training.overrides import set_values
+from visavis.training.renamed import with_new_names
 
 
 class Section(BaseModel):
@@ -105,7 +103,7 @@ class Phase(Section):
 
     epochs: int = Field(gt=0)
     objective: str
-    supervision: str = "PairSupervision()"
+    supervision: str = "PairSupervision(by='ids')"
     trainable: tuple[str, ...] = ()
     optimizer: OptimizerSettings = OptimizerSettings()
     schedule: ScheduleSettings = ScheduleSettings()
@@ -186,79 +184,16 @@ class Recipe(Section):
         return _without_none(self.model_dump(mode="json"))
 
 
-def shipped() -> dict[str, Path]:
-    """The recipes of the package, by name."""
-    folder = Path(str(resources.files("visavis") / "recipes"))
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
-
-
-def read_recipe(name: str | Path, overrides: dict[str, Any] | None = None) -> Recipe:
-    """The recipe of a TOML file, or one that ships, with ``{"dotted.key": value}`` set in it.
-
-    ``objective`` sets that of every phase, ``epochs`` that of a single phase. Raises RecipeError.
-    """
-    path = Path(name)
-    if path.suffix != ".toml" and not path.is_file():
-        if str(name) not in shipped():
-            raise RecipeError(f"{name} is neither a TOML file nor a recipe that ships: {nearest(str(name), shipped())}")
-        path = shipped()[str(name)]
-    return build_recipe(storage.read_toml(path), overrides or {}, str(name))
-
-
 def build_recipe(content: dict[str, Any], overrides: dict[str, Any], where: str) -> Recipe:
     """A recipe from its values. Raises RecipeError naming the key, what was found and what is expected."""
     content = with_new_names(content)
-    for key, value in overrides.items():
-        _set(content, _short_for(new_name(key), content), value, where)
+    set_values(content, overrides, where)
     try:
         return Recipe.model_validate(content)
     except ValidationError as errors:
         raise RecipeError(f"{where}: {_sentence(errors)}") from None
     except SpecError as error:
         raise RecipeError(f"{where}: {error}") from None
-
-
-def parse_override(text: str) -> tuple[str, Any]:
-    """``"phases.0.epochs=3"`` as key and value; a value that is no literal is taken as text."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise RecipeError(f"{text!r} is not of the form key=value, such as training.batch_size=64.")
-    try:
-        return key.strip(), ast.literal_eval(value)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return key.strip(), {"true": True, "false": False}.get(value.lower(), value)
-
-
-def _short_for(key: str, content: dict[str, Any]) -> list[str]:
-    """The full paths that a key stands for: ``objective`` and ``epochs`` reach into the phases."""
-    phases = content.get("phases")
-    if not isinstance(phases, list):
-        return [key]
-    if key == "objective":
-        return [f"phases.{i}.objective" for i in range(len(phases))]
-    if key == "epochs":
-        if len(phases) != 1:
-            raise RecipeError(f"epochs= is for recipes of one phase, and this one has {len(phases)}: write phases.0.epochs=.")
-        return ["phases.0.epochs"]
-    return [key]
-
-
-def _set(content: dict[str, Any], paths: list[str], value: Any, where: str) -> None:
-    for path in paths:
-        *parents, last = path.split(".")
-        place: Any = content
-        for step in parents:
-            if isinstance(place, list):
-                if not step.isdigit() or int(step) >= len(place):
-                    raise RecipeError(f"{where}: {path} names no phase; there are {len(place)}, the first is 0.")
-                place = place[int(step)]
-            else:
-                place = place.setdefault(step, {})
-            if not isinstance(place, dict | list):
-                raise RecipeError(f"{where}: {path} goes into {step}, which is a plain value.")
-        if isinstance(place, list):
-            raise RecipeError(f"{where}: {path} names a whole list: write one of its entries, such as phases.0.epochs.")
-        place[last] = value
 
 
 def _sentence(errors: ValidationError) -> str:

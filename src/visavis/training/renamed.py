@@ -18,8 +18,11 @@ def with_new_names(content: dict[str, Any]) -> dict[str, Any]:
     {'visual': {'tower': 'scenes'}, 'phases': [{'optimizer': {'lr': 0.1}}]}
     """
     renamed = _renamed(content, SECTIONS)
-    if isinstance(phases := renamed.get("phases"), list):
+    phases = renamed.get("phases")
+    if isinstance(phases, list):
         renamed["phases"] = [_phase(phase) if isinstance(phase, dict) else phase for phase in phases]
+    elif isinstance(phases, dict):  # differences by the number of the phase
+        renamed["phases"] = {number: _phase(phase) if isinstance(phase, dict) else phase for number, phase in phases.items()}
     return renamed
 
 

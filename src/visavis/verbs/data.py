@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from visavis.errors import VisavisError, nearest
 from visavis.progress import Progress, Silent
@@ -81,7 +81,7 @@ def demo(*, out: str | Path | None = None, progress: Progress | None = None) -> 
     return run_demo(out, progress or Silent())
 
 
-def catalog(kind: str | None = None) -> dict[str, list[dict[str, str]]]:
+def catalog(kind: str | None = None) -> dict[str, list[dict[str, Any]]]:
     """What there is: name, what it is, formula, source and defaults of objectives, models, metrics, layouts of data, recipes, protocols."""
     from visavis.verbs.listing import KINDS
 

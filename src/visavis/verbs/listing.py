@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
-Row = dict[str, str]
+Row = dict[str, Any]
+"""An entry: name, what, and whatever else there is to say, texts but for recipes."""
 LABELS = ("Formula:", "dL/ds", "Advice:", "Source:", "Special cases:", "Memory:", "Differs from:")
 """What parts of a docstring begin with."""
 
@@ -93,16 +94,16 @@ def degrees() -> list[Row]:
 
 
 def recipes() -> list[Row]:
-    """Every recipe that ships."""
-    from visavis.training.recipe import read_recipe, shipped
+    """Every recipe file that ships: one recipe, or a grid with its rows, each as training resolves it."""
+    from visavis.training.recipe_files import read_file, shipped
 
-    rows = []
+    entries = []
     for name in shipped():
-        recipe = read_recipe(name)
-        rows.append(
-            {"name": name, "what": recipe.about, "objective": ", then ".join(dict.fromkeys(phase.objective for phase in recipe.phases))}
-        )
-    return rows
+        file = read_file(name)
+        rows = {row: file.recipe(row, {}).to_dict() for row in file.rows}
+        entry = {"name": name, "what": str(file.content.get("about", ""))}
+        entries.append(entry | ({"rows": rows} if rows else {"recipe": file.recipe(None, {}).to_dict()}))
+    return entries
 
 
 KINDS: dict[str, Callable[[], list[Row]]] = {

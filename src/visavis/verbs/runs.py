@@ -34,7 +34,7 @@ def train(
     Raises RecipeError, DataError, RefusedOverwrite; Stopped after Ctrl-C, when everything is saved.
     """
     from visavis.runs.begin import begin_run, continue_run
-    from visavis.training.recipe import parse_override
+    from visavis.training.overrides import parse_override
 
     given = dict(parse_override(text) for text in overrides) if not isinstance(overrides, dict) else dict(overrides)
     given |= {key: value for key, value in (("data.path", data and str(data)), ("data.skip_bad", skip_bad)) if value}

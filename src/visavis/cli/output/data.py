@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -51,12 +52,22 @@ def print_findings(findings: Iterable[Fact]) -> None:
     standard_output().print(table)
 
 
-def print_catalog(entries: dict[str, list[dict[str, str]]]) -> None:
+def print_catalog(entries: dict[str, list[dict[str, Any]]]) -> None:
     console = standard_output()
     for kind, rows in entries.items():
         console.print(f"[bold]{kind}[/bold]")
         for row in rows:
+            if kind == "recipes":
+                console.print(recipe_line(row), soft_wrap=True, highlight=False)
+                continue
             (_, name), (_, what), *rest = row.items()
             console.print(f"  [cyan]{escape(name)}[/cyan]", soft_wrap=True)
             for text in filter(None, [what, *(f"{label}: {value}" for label, value in rest if value)]):
                 console.print(f"      {escape(text)}", soft_wrap=True)
+
+
+def recipe_line(entry: dict[str, Any]) -> str:
+    """A recipe in one line: its name, the first clause of what it is, and the rows of a grid."""
+    what = re.split(r"[:;.](?:\s|$)", entry["what"])[0]
+    rows = f" (rows: {escape(', '.join(entry['rows']))})" if "rows" in entry else ""
+    return f"  [cyan]{escape(entry['name'])}[/cyan]  {escape(what)}{rows}"

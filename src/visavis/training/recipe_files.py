@@ -1,0 +1,183 @@
+"""Recipes as files: those that ship, those that extend others, and grids of rows.
+
+``extends = "heads-flickr8k"`` takes over a recipe that ships, or a file by its path relative to this one; only the
+differences follow. ``[rows.NAME]`` tables make a file a grid: each row is a recipe with these differences, trained as
+``FILE/NAME`` or by the row's own ``name``. How a difference is taken:
+
+- tables merge key by key, but one with a ``kind`` (model, schedule) replaces what was there whole;
+- ``[[phases]]`` replace all phases; ``[phases.0]`` changes the first one; ``objective`` and ``epochs`` are short as in overrides;
+- anything else replaces what was there. ``name`` and ``about``, also those of rows, are never taken over.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from visavis import storage
+from visavis.errors import RecipeError, nearest
+from visavis.training.overrides import SHORT, phase_at, set_values
+from visavis.training.recipe import Recipe, build_recipe
+from visavis.training.renamed import with_new_names
+
+Values = dict[str, Any]
+"""Plain values of TOML."""
+
+
+@dataclass(frozen=True)
+class RecipeFile:
+    """A recipe file with everything that it extends merged in.
+
+    where: as it was named. content: what all its rows share. rows: by name, the differences of a row, one after the other;
+    none: the file is one recipe.
+    """
+
+    where: str
+    content: Values
+    rows: dict[str, tuple[Values, ...]]
+
+    def row_content(self, row: str) -> Values:
+        """The plain values of one row's recipe. Raises RecipeError if there is no such row."""
+        if row not in self.rows:
+            known = nearest(row, self.rows) if self.rows else "it is one recipe without rows."
+            raise RecipeError(f"{self.where} has no row {row}: {known}")
+        content = self.content
+        for differences in self.rows[row]:
+            content = merged(content, differences, f"{self.where}/{row}")
+        return {**content, "name": self.row_names[row]}
+
+    @property
+    def row_names(self) -> dict[str, str]:
+        """The name of each row's recipe: its own ``name``, or the file's with the row's behind it."""
+        return {row: str(differences[-1].get("name", f"{self.content['name']}-{row}")) for row, differences in self.rows.items()}
+
+    def recipe(self, row: str | None, overrides: Values) -> Recipe:
+        """The recipe of the file, or of one of its rows. Raises RecipeError."""
+        if row is not None:
+            return build_recipe(self.row_content(row), overrides, f"{self.where}/{row}")
+        if self.rows:
+            rows = ", ".join(self.rows)
+            raise RecipeError(f"{self.where} is a grid: name the row to train, such as {self.where}/{next(iter(self.rows))}; rows: {rows}.")
+        return build_recipe(deepcopy(self.content), overrides, self.where)
+
+
+def shipped() -> dict[str, Path]:
+    """The recipe files of the package, by name."""
+    folder = Path(str(resources.files("visavis") / "recipes"))
+    return {path.stem: path for path in sorted(folder.glob("*.toml"), key=lambda path: path.stem)}
+
+
+@cache
+def shipped_names() -> dict[str, tuple[str, str | None]]:
+    """Every recipe that ships by its name: its file and, in a grid, its row."""
+    names: dict[str, tuple[str, str | None]] = {}
+    for file in shipped():
+        rows = read_file(file).row_names
+        names |= {name: (file, row) for row, name in rows.items()} if rows else {file: (file, None)}
+    return names
+
+
+def read_recipe(name: str | Path, overrides: Values | None = None) -> Recipe:
+    """The recipe of a TOML file, or one that ships, with ``{"dotted.key": value}`` set in it.
+
+    name: a path, or the name of a recipe that ships; a row of a grid also as ``GRID/ROW``. Raises RecipeError.
+    """
+    file, row = _file_and_row(str(name))
+    return read_file(file).recipe(row, overrides or {})
+
+
+def read_file(name: str) -> RecipeFile:
+    """A recipe file by its path, or by the name under which it ships. Raises RecipeError."""
+    return _read(name, ())
+
+
+def merged(parent: Values, child: Values, where: str) -> Values:
+    """The parent's values with the child's differences."""
+    short = {key: child[key] for key in SHORT if key in child}
+    phases = child.get("phases")
+    by_number = isinstance(phases, dict)
+    result = _merged_tables(
+        parent, {key: value for key, value in child.items() if key not in short and not (by_number and key == "phases")}
+    )
+    if isinstance(phases, dict):
+        result["phases"] = _changed_phases(result.get("phases"), phases, where)
+    set_values(result, short, where)
+    return result
+
+
+def _merged_tables(parent: Values, child: Values) -> Values:
+    result = deepcopy(parent)
+    for key, value in child.items():
+        before = result.get(key)
+        merge = isinstance(before, dict) and isinstance(value, dict) and "kind" not in value
+        result[key] = _merged_tables(before, value) if merge else deepcopy(value)  # type: ignore[arg-type]
+    return result
+
+
+def _changed_phases(phases: Any, changes: Values, where: str) -> list[Any]:
+    """Phases with differences in some of them, given by number."""
+    if not isinstance(phases, list):
+        raise RecipeError(f"{where}: [phases.{next(iter(changes), 0)}] changes a phase, and there is none yet: begin one with [[phases]].")
+    phases = list(phases)
+    for number, change in changes.items():
+        phase = phase_at(phases, number, f"phases.{number}", where)
+        if not isinstance(change, dict):
+            raise RecipeError(f"{where}: phases.{number} is {change!r}, expected a table of what is different in that phase.")
+        phases[int(number)] = _merged_tables(phase, change)
+    return phases
+
+
+def _read(name: str, children: tuple[Path, ...]) -> RecipeFile:
+    """A recipe file, complete. children: the files that extend it, the first one first."""
+    path = shipped().get(name, Path(name))
+    if path.resolve() in children:
+        raise RecipeError(f"{name} extends itself, by way of {children[-1].name}: a recipe cannot be its own beginning.")
+    content = with_new_names(storage.read_toml(path))
+    rows: dict[str, tuple[Values, ...]] = {row: (differences,) for row, differences in _rows(content.pop("rows", {}), name).items()}
+    parent = RecipeFile("", {}, {})
+    if (extends := content.pop("extends", None)) is not None:
+        parent = _parent(extends, name, path, (*children, path.resolve()))
+    content = merged(_without_own_names(parent.content), content, name)
+    inherited = {row: tuple(map(_without_own_names, differences)) for row, differences in parent.rows.items()}
+    rows = {row: (*inherited.get(row, ()), *rows.get(row, ({},))) for row in inherited | rows}
+    if rows and "name" not in content:
+        raise RecipeError(f"{name}: name is missing.")
+    return RecipeFile(name, content, rows)
+
+
+def _parent(extends: Any, name: str, path: Path, children: tuple[Path, ...]) -> RecipeFile:
+    """What a file extends: a whole file, or one row of a grid as if it were a file of its own."""
+    if not isinstance(extends, str):
+        raise RecipeError(f"{name}: extends is {extends!r}, expected the name of a recipe that ships or the path of a file.")
+    try:
+        file, row = _file_and_row(str(path.parent / extends) if ".toml" in extends else extends)
+    except RecipeError as error:
+        raise RecipeError(f"{name}, extends: {error}") from None
+    parent = _read(file, children)
+    return parent if row is None else RecipeFile(extends, parent.row_content(row), {})
+
+
+def _file_and_row(name: str) -> tuple[str, str | None]:
+    """The file and, of a grid, the row that a name stands for. Raises RecipeError if there is neither."""
+    if name.endswith(".toml") or Path(name).is_file() or name in shipped():
+        return name, None
+    grid, _, row = name.rpartition("/")
+    if grid.endswith(".toml") or grid in shipped():
+        return grid, row
+    if name in shipped_names():
+        return shipped_names()[name]
+    raise RecipeError(f"{name} is neither a TOML file nor a recipe that ships: {nearest(name, [*shipped_names(), *shipped()])}")
+
+
+def _rows(rows: Any, where: str) -> dict[str, Values]:
+    if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
+        raise RecipeError(f"{where}: rows is {rows!r}, expected tables such as [rows.large] of what is different in each row.")
+    return {name: with_new_names(row) for name, row in rows.items()}
+
+
+def _without_own_names(content: Values) -> Values:
+    return {key: value for key, value in content.items() if key not in ("name", "about")}
