@@ -7,6 +7,7 @@ evaluated. ``repr`` of such a value is its spec, so that run folders, reports an
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import types
 import typing
@@ -25,17 +26,27 @@ def parse(text: str, catalog: Iterable[type[T]]) -> T:
     Raises SpecError for an unknown name or field, a value that is no literal, or one that the class refuses.
     """
     by_name = {entry.__name__: entry for entry in catalog}
+    name, values = parse_call(text)
+    if name not in by_name:
+        raise SpecError(f"{name!r} in {_short(text)} is not in the catalog: {nearest(name, by_name)}")
+    return build(by_name[name], values)
+
+
+def parse_call(text: str) -> tuple[str, dict[str, Any]]:
+    """The name and the fields of a spec. Raises SpecError for what has not its form, or for a value that is no literal.
+
+    >>> parse_call("VSE++(width=512)")
+    ('VSE++', {'width': 512})
+    """
     if not isinstance(text, str):
         raise SpecError(f"{text!r} is no text: expected one of the form Name(field=value, ...).")
+    written = re.fullmatch(r"\s*([^\W\d][\w+-]*)\s*(\(.*\))?\s*", text, re.DOTALL)
     try:
-        node = ast.parse(text.strip(), mode="eval").body
+        call = ast.parse(f"_{written[2] or '()'}", mode="eval").body if written else None
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise SpecError(f"{_short(text)} is not of the form Name(field=value, ...).") from None
-    call = ast.Call(func=node, args=[], keywords=[]) if isinstance(node, ast.Name) else node
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        raise SpecError(f"{text!r} is not of the form Name(field=value, ...).")
-    if call.func.id not in by_name:
-        raise SpecError(f"{call.func.id!r} in {text!r} is not in the catalog: {nearest(call.func.id, by_name)}")
+        call = None
+    if written is None or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        raise SpecError(f"{_short(text)} is not of the form Name(field=value, ...).")
     if call.args:
         raise SpecError(f"{text!r} gives a value without its name: write field=value.")
     values: dict[str, Any] = {}
@@ -43,7 +54,7 @@ def parse(text: str, catalog: Iterable[type[T]]) -> T:
         if (field := _field(keyword, text)) in values:
             raise SpecError(f"{text!r} gives {field} twice: keep one.")
         values[field] = _literal(keyword.value, text)
-    return build(by_name[call.func.id], values)
+    return written[1], values
 
 
 def build(kind: type[T], values: dict[str, Any]) -> T:

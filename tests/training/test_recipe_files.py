@@ -223,3 +223,11 @@ def test_a_row_is_trained_under_its_own_name_and_its_run_knows_nothing_of_files(
     assert "extends" not in run
     assert "rows" not in run
     assert build_recipe(read_recipe(trained.folder / "run.toml").to_dict(), {}, "run") == read_recipe(trained.folder / "run.toml")
+
+
+def test_a_model_may_be_written_as_a_table_or_as_a_text():
+    as_text = read_recipe("demo", {"model": "VSE++(width=256, word_width=64, word_pool='max')"})
+    assert as_text == read_recipe("demo")
+    assert read_recipe("demo", {"model": "VSE++"}).model == {"kind": "VSE++"}
+    with pytest.raises(RecipeError, match=r"'VSE\+\+\(width' is not of the form"):
+        read_recipe("demo", {"model": "VSE++(width"})

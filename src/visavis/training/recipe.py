@@ -164,6 +164,7 @@ class EvaluationSettings(Section):
 class Recipe(Section):
     """Everything that a training is; saved resolved as ``run.toml``.
 
+    model: a table with a ``kind`` of the catalog, or the same as one text, "VSE++(width=512)".
     published: a paper's figures, beside which a diagnosis sets those of the run, such as "COCOS/VSE++/Flickr30k".
     """
 
@@ -179,6 +180,11 @@ class Recipe(Section):
     evaluation: EvaluationSettings = EvaluationSettings()
     phases: tuple[Phase, ...] = Field(min_length=1)
 
+    @field_validator("model", mode="before")
+    @classmethod
+    def _model(cls, model: Any) -> Any:
+        return _as_table(model)
+
     def to_dict(self) -> dict[str, Any]:
         """As plain values, without those that are None (TOML has no null)."""
         return _without_none(self.model_dump(mode="json"))
@@ -187,6 +193,8 @@ class Recipe(Section):
 def build_recipe(content: dict[str, Any], overrides: dict[str, Any], where: str) -> Recipe:
     """A recipe from its values. Raises RecipeError naming the key, what was found and what is expected."""
     content = with_new_names(content)
+    if "model" in content:
+        content["model"] = _as_table(content["model"])
     set_values(content, overrides, where)
     try:
         return Recipe.model_validate(content)
@@ -194,6 +202,14 @@ def build_recipe(content: dict[str, Any], overrides: dict[str, Any], where: str)
         raise RecipeError(f"{where}: {_sentence(errors)}") from None
     except SpecError as error:
         raise RecipeError(f"{where}: {error}") from None
+
+
+def _as_table(model: Any) -> Any:
+    """A model written as a text, ``"VSE++(width=512)"``, as the table that it stands for."""
+    if not isinstance(model, str):
+        return model
+    kind, fields = spec.parse_call(model)
+    return {"kind": kind, **fields}
 
 
 def _sentence(errors: ValidationError) -> str:

@@ -39,7 +39,7 @@ def models() -> list[Row]:
             "name": name,
             "what": sentence(kind),
             "reads": f"images as {' or '.join(kind.visual_views)}; texts as {' or '.join(kind.text_views)}",
-            "defaults": _defaults(kind.Config),
+            "defaults": f"{name}({_defaults(kind.Config)})",
         }
         for name, kind in CATALOG.items()
     ]
