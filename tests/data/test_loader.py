@@ -70,6 +70,15 @@ def test_over_epochs_every_caption_of_an_image_has_its_turn():
     assert seen == set(range(20))
 
 
+def test_a_batch_knows_its_split():
+    data = dataset([1, 2, 3])
+    renamed = Dataset("toy", tuple(Image(image.name, "val") for image in data.images), data.captions, data.image_of)
+    for part, split in ((data, "train"), (renamed, "val")):
+        batches = loader(part, Plan(batch_size=2))
+        assert batches.split == split
+        assert {batch.to("cpu").split for batch in batches.epoch(0)} == {split}
+
+
 @pytest.mark.parametrize("k", [None, 2])
 def test_without_the_last_batch_all_are_full(k):
     data = dataset([3] * 7)

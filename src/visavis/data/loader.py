@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -72,6 +73,11 @@ class Batch:
     epoch: int
     number: int
     loader: Loader
+
+    @property
+    def split(self) -> str:
+        """The split that its items are of."""
+        return self.loader.split
 
     def to(self, device: torch.device | str) -> Batch:
         return replace(
@@ -147,6 +153,12 @@ class Loader:
     text: Source
     plan: Plan
     seed: int
+
+    @cached_property
+    def split(self) -> str:
+        """The name of the split."""
+        (name,) = self.data.splits
+        return name
 
     def batches_in(self, epoch: int) -> int:
         return len(self.plan.batches(self.data, self.seed, epoch))

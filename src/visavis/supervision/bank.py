@@ -49,18 +49,21 @@ class BankSupervision(Supervision):
     def begin_phase(self, context: TrainingContext, state: dict[str, Tensor]) -> None:
         self._context = context
         self._lists = {
-            split: (state[f"{split}.texts"], state[f"{split}.images"]) if state else self._hardest(loader)
-            for split, loader in (("train", context.train), ("validation", context.validation))
+            loader.split: (state[f"{name}.texts"], state[f"{name}.images"]) if state else self._hardest(loader)
+            for name, loader in self._loaders()
         }
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {
-            f"{split}.{side}": part for split, lists in self._lists.items() for side, part in zip(("texts", "images"), lists, strict=True)
-        }
+        lists = ((name, self._lists[loader.split]) for name, loader in self._loaders())
+        return {f"{name}.{side}": part for name, parts in lists for side, part in zip(("texts", "images"), parts, strict=True)}
+
+    def _loaders(self) -> tuple[tuple[str, Loader], ...]:
+        """Both loaders, with their names in the state."""
+        return ("train", self._context.train), ("validation", self._context.validation)
 
     def targets(self, visual: Encoded, text: Encoded, batch: Batch) -> Targets:
         loader, matcher = batch.loader, self._context.matcher
-        texts, images = self._lists["train" if loader is self._context.train else "validation"]
+        texts, images = self._lists[batch.split]
         random = np.random.default_rng(seed_of(self._context.seed, batch.epoch, batch.number))
 
         def drawn(lists: Tensor, items: np.ndarray) -> np.ndarray:

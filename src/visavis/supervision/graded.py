@@ -43,10 +43,7 @@ class GradedSupervision(Supervision):
 
     def begin_phase(self, context: TrainingContext, state: dict[str, Tensor]) -> None:
         self._context = context
-        self._of = {
-            "train": self._degrees.between(context.train.data, self.image),
-            "validation": self._degrees.between(context.validation.data, self.image),
-        }
+        self._of = {loader.split: self._degrees.between(loader.data, self.image) for loader in (context.train, context.validation)}
         self._usual = torch.empty(0)
         if self.scale == "share":
             self._usual = state["usual"] if state else self._sample()
@@ -55,7 +52,7 @@ class GradedSupervision(Supervision):
         return {"usual": self._usual} if self.scale == "share" else {}
 
     def targets(self, visual: Encoded, text: Encoded, batch: Batch) -> Targets:
-        degrees = self._of["train" if batch.loader is self._context.train else "validation"]
+        degrees = self._of[batch.split]
         image_of, captions = torch.from_numpy(batch.loader.data.image_of), torch.from_numpy(batch.captions)
         paired = batch.loader.plan.captions_per_image is None
         # positions are numbers in the data set, that of a paired image its caption's: they hold over all processes
@@ -78,5 +75,5 @@ class GradedSupervision(Supervision):
         random = np.random.default_rng(self._context.seed)
         own, others = (random.permutation(len(data.captions))[:SAMPLED_CAPTIONS] for _ in range(2))
         images = data.image_of[own]
-        block = self._of["train"](*(torch.from_numpy(index) for index in (images, others, own)))
+        block = self._of[self._context.train.split](*(torch.from_numpy(index) for index in (images, others, own)))
         return block[torch.from_numpy(images[:, None] != data.image_of[others])].sort().values

@@ -97,7 +97,7 @@ class NoisySupervision(Supervision):
 
     def _margins(self, batch: Batch, network: int) -> Targets:
         """Targets with the margins that a network learns from; outside of the training split every pair is trusted."""
-        labels = self._labels[network, batch.captions] if batch.loader is self._context.train else torch.ones(len(batch.captions))
+        labels = self._labels[network, batch.captions] if batch.split == self._context.train.split else torch.ones(len(batch.captions))
         margins = soft_margin(labels, self.margin, self.growth).to(batch.image_ids.device)
         return Targets(query_ids=batch.image_ids, candidate_ids=batch.text_ids, query_margin=margins, candidate_margin=margins)
 
