@@ -1,12 +1,15 @@
 """Training on features that the data set itself stores, without any tower of images."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import visavis
+from visavis.data import finite
 from visavis.errors import RecipeError, RunError
 from visavis.evaluation import Protocol, protocols
 
@@ -55,6 +58,35 @@ def test_features_that_are_no_numbers_stop_the_training_before_it_begins(precomp
     with pytest.raises(RecipeError, match="precomp: row 67 holds features that are not finite"):
         visavis.train(recipe, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_features_are_scanned_before_the_first_command_alone(precomp, recipe, tmp_path, monkeypatch):
+    scans, scan = [], finite._scan
+    monkeypatch.setattr(finite, "_scan", lambda features: scans.append(features.folder) or scan(features))
+    run = visavis.train(recipe, out=tmp_path / "run", overrides={"phases.0.epochs": 1}).folder
+    visavis.evaluate(run)
+    assert scans == [precomp]
+    features = np.load(precomp / "test_ims.npy")
+    features[0, 0] = np.inf
+    np.save(precomp / "test_ims.npy", features)
+    with pytest.raises(RecipeError, match="features that are not finite"):
+        visavis.evaluate(run)
+    assert len(scans) == 2
+
+
+def test_the_recipe_of_the_page_on_data_trains(precomp, tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    (block,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "precomp.toml").write_text(block)
+    for file in precomp.glob("*_ims.npy"):
+        np.save(file, np.load(file)[:, None].repeat(3, 1))
+    run = visavis.train(
+        tmp_path / "precomp.toml",
+        data=precomp,
+        out=tmp_path / "run",
+        overrides=["phases.0.epochs=1", "model.width=8", "model.word_width=4", "training.batch_size=16", "text.min_count=1"],
+    )
+    assert run.test.num_texts == 5 * run.test.num_images == 80
 
 
 def test_a_protocol_takes_the_first_captions(precomp, recipe, tmp_path, monkeypatch):

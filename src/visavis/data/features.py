@@ -20,7 +20,7 @@ from torch import Tensor
 
 from visavis import storage
 from visavis.data.dataset import Dataset
-from visavis.data.precomp import precomp_features, precomp_splits
+from visavis.data.precomp import feature_files, precomp_features, precomp_splits
 from visavis.errors import DataError, RefusedOverwrite
 from visavis.types import Encoded
 
@@ -136,6 +136,11 @@ class ArrayFeatures:
         return len(self._vectors)
 
     @property
+    def files(self) -> list[Path]:
+        """What is read."""
+        return [self.path]
+
+    @property
     def width(self) -> int:
         return self._vectors.shape[-1]
 
@@ -158,6 +163,11 @@ class PrecompFeatures:
 
     def __len__(self) -> int:
         return sum(map(len, self._arrays.values()))
+
+    @property
+    def files(self) -> list[Path]:
+        """What is read."""
+        return feature_files(self.folder)
 
     @property
     def width(self) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from visavis import storage
+from visavis.data.finite import file_marks
 from visavis.data.listing import Listing, evaluation_first
 from visavis.data.pictures import BrokenPicture, picture_size
 
@@ -70,10 +71,8 @@ def _key(listing: Listing) -> str:
     """Changes when an entry, its split, or the size or time of a file does."""
     digest = hashlib.sha256()
     paths = {entry.bytes.path for entry in listing.entries if entry.bytes}
-    paths.update(listing.feature_files)
-    for path in sorted(paths):
-        status = path.stat()
-        digest.update(json.dumps([str(path.resolve()), status.st_size, status.st_mtime_ns]).encode())
+    for mark in file_marks(paths.union(listing.feature_files)):
+        digest.update(json.dumps(mark).encode())
     for index, entry in enumerate(listing.entries):
         place = entry.bytes and [str(entry.bytes.path), entry.bytes.offset, entry.bytes.size]
         digest.update(json.dumps([entry.name, entry.split, place, index in listing.lost_images]).encode())

@@ -13,6 +13,7 @@ from torch import Tensor
 from visavis.data.captions import Vocabulary
 from visavis.data.dataset import Dataset
 from visavis.data.features import ArrayFeatures, PrecompFeatures
+from visavis.data.finite import first_broken_row
 from visavis.data.loader import Features, Loader, Plan, Rows, Source, Tokens
 from visavis.data.reading import find_file, find_source, open_dataset
 from visavis.errors import RecipeError, VisavisError, nearest
@@ -30,7 +31,7 @@ from visavis.spec import build
 from visavis.training.recipe import Recipe, VisualSettings
 from visavis.types import Encoded
 
-ENCODE_IMAGES, ENCODE_TEXTS, FINITE_ROWS = 256, 512, 1024
+ENCODE_IMAGES, ENCODE_TEXTS = 256, 512
 PRECOMP = "precomp"
 """``visual.features`` of this name: those that the data set itself stores, in the layout of the VSE++ family."""
 
@@ -183,16 +184,14 @@ def visual_features(recipe: Recipe, data: Dataset, progress: Progress) -> tuple[
     return cache_features(data, tower, on_progress=_told(progress, "image features")), tower
 
 
-def _fitting(stored: Features, visual: VisualSettings) -> Features:
+def _fitting(stored: ArrayFeatures | PrecompFeatures, visual: VisualSettings) -> Features:
     """Stored features, if an image's have the axes that the recipe's view and crops say. Raises RecipeError."""
     axes = [*(["crops"] if visual.crops > 1 else []), *(["regions"] if visual.view == "grid" else []), "width"]
     shape = list(vectors(stored.read(np.arange(1))).shape[1:])
     if len(shape) != len(axes):
         raise RecipeError(f"{visual.features} holds features of shape {shape} an image, expected {' x '.join(axes)}: see visual.view.")
-    for start in range(0, len(stored), FINITE_ROWS):
-        read = vectors(stored.read(np.arange(start, min(start + FINITE_ROWS, len(stored)))))
-        for row in (~read.flatten(1).isfinite().all(1)).nonzero()[:1, 0].tolist():
-            raise RecipeError(f"{visual.features}: row {start + row} holds features that are not finite: compute them again.")
+    if (row := first_broken_row(stored)) is not None:
+        raise RecipeError(f"{visual.features}: row {row} holds features that are not finite: compute them again.")
     return stored
 
 

@@ -1,0 +1,68 @@
+"""Stored features are read once, again when a file changes, and their first broken row is named."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from visavis.data import Dataset, Image, open_dataset
+from visavis.data.features import ArrayFeatures, PrecompFeatures
+from visavis.data.finite import ROWS, first_broken_row
+
+ITEMS = ROWS + 7
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """How many rows were read of stored features."""
+    counts = []
+    for kind in (ArrayFeatures, PrecompFeatures):
+        read = kind.read
+        monkeypatch.setattr(kind, "read", lambda self, rows, read=read: counts.append(len(rows)) or read(self, rows))
+    return counts
+
+
+def write(kind, folder, values):
+    """Stored features of so many images, opened as a new process would."""
+    if kind == "array":
+        np.save(folder / "features.npy", values)
+        images = tuple(Image(f"{i}.jpg", "train") for i in range(len(values)))
+        return ArrayFeatures.open(folder / "features.npy", Dataset("d", images, ("x",) * len(values), np.arange(len(values))))
+    np.save(folder / "train_ims.npy", values[:-3])
+    np.save(folder / "dev_ims.npy", values[-3:])
+    (folder / "train_caps.txt").write_text("x\n" * (len(values) - 3))
+    (folder / "dev_caps.txt").write_text("x\n" * 3)
+    assert len(open_dataset(folder).images) == len(values)
+    return PrecompFeatures(folder)
+
+
+@pytest.mark.parametrize("kind", ["array", "precomp"])
+def test_a_second_look_reads_nothing_until_a_file_changes(kind, tmp_path, reads):
+    values = np.ones((ITEMS, 2), np.float32)
+    assert first_broken_row(write(kind, tmp_path, values)) is None
+    assert sum(reads) == ITEMS
+    features = write(kind, tmp_path, values)
+    times = {file: file.stat().st_mtime_ns for file in features.files}
+    assert first_broken_row(features) is None
+    assert sum(reads) == 2 * ITEMS, "written anew: another time"
+    assert first_broken_row(features) is None
+    assert sum(reads) == 2 * ITEMS
+    values[ITEMS - 1, 1] = np.nan
+    features = write(kind, tmp_path, values)
+    for file, time in times.items():
+        os.utime(file, ns=(time, time + 1))
+    assert first_broken_row(features) == ITEMS - 1
+    assert sum(reads) == 3 * ITEMS
+    assert first_broken_row(features) == ITEMS - 1, "what is broken is remembered, too"
+    assert sum(reads) == 3 * ITEMS
+
+
+def test_a_file_of_the_same_time_and_another_size_is_another(tmp_path, reads):
+    first_broken_row(write("array", tmp_path, np.ones((5, 2), np.float32)))
+    time = (tmp_path / "features.npy").stat().st_mtime_ns
+    features = write("array", tmp_path, np.full((6, 2), np.inf, np.float32))
+    os.utime(tmp_path / "features.npy", ns=(time, time))
+    assert first_broken_row(features) == 0
+    assert reads == [5, 6]
