@@ -9,7 +9,9 @@ import torch
 
 from visavis import PairLoss, Targets
 from visavis.errors import ShapeError
+from visavis.objectives import CATALOG
 
+from ..sampling import pairwise
 from .cases import close, cosines, every_objective, facts, gradient, targets_of
 
 EDGES = {
@@ -24,9 +26,7 @@ EDGES = {
 }
 
 
-@every_objective
-@pytest.mark.parametrize("edge", EDGES)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pairwise(kind=CATALOG, edge=EDGES, dtype=[torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_edges_are_finite_at_every_sharpness_and_precision(kind, edge, dtype):
     scores = EDGES[edge].to(dtype)
     targets = targets_of(*(range(n) for n in scores.shape), weight=None)

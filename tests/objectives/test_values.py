@@ -27,6 +27,8 @@ from visavis.objectives import (
 )
 from visavis.targets import Factors
 
+from ..sampling import pairwise
+
 # One term by its formula: the positive, the negatives (at least one), the margin of the anchor.
 TERMS = {
     Triplet(): lambda p, negatives, m: sum(max(0.0, m + s - p) for s in negatives),
@@ -126,9 +128,7 @@ def scores_for(targets):
     return torch.rand(targets.shape, dtype=torch.float64) * 2 - 1
 
 
-@every_objective
-@pytest.mark.parametrize("relation", RELATIONS)
-@pytest.mark.parametrize("reduction", ["sum", "mean", "half_mean"])
+@pairwise(objective=[*TERMS, *QUERY_TERMS], relation=RELATIONS, reduction=["sum", "mean", "half_mean"])
 def test_relations_by_ids(objective, relation, reduction):
     targets = Targets(query_ids=RELATIONS[relation][0], candidate_ids=RELATIONS[relation][1])
     scores = scores_for(targets)
