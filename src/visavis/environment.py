@@ -91,12 +91,6 @@ def git_hash() -> str | None:
     return f"{commit}{'+' if changed else ''}" if commit else None
 
 
-def data_folder() -> Path | None:
-    """The folder that ``VISAVIS_DATA`` names; None if it is not set."""
-    chosen = os.environ.get("VISAVIS_DATA")
-    return Path(chosen) if chosen else None
-
-
 def _python() -> Fact:
     place = sys.prefix if sys.prefix != sys.base_prefix else "no virtual environment"
     return Fact("python", f"{platform.python_version()} ({platform.system()} {platform.machine()}, {place})")
@@ -181,7 +175,7 @@ def _memory() -> Fact:
 
 
 def _data() -> Fact:
-    from visavis.data.reading import datasets_in
+    from visavis.data.reading import data_folder, datasets_in
 
     folder = data_folder()
     if folder is None:

@@ -263,9 +263,10 @@ def test_a_path_is_also_looked_up_under_visavis_data(tmp_path, monkeypatch):
         DataError, match=rf"^fotos does not exist, neither here nor under VISAVIS_DATA \({tmp_path}\); {expected}: did you mean photos\?$"
     ):
         open_dataset("fotos")
-    monkeypatch.delenv("VISAVIS_DATA")
-    with pytest.raises(DataError, match=rf"^photos .* VISAVIS_DATA, under which it would be looked up next, is not set; {expected}\.$"):
-        open_dataset("photos")
+    for unset in (lambda: monkeypatch.setenv("VISAVIS_DATA", ""), lambda: monkeypatch.delenv("VISAVIS_DATA")):
+        unset()
+        with pytest.raises(DataError, match=rf"^photos .* VISAVIS_DATA, under which it would be looked up next, is not set; {expected}\.$"):
+            open_dataset("photos")
 
 
 def test_what_is_no_data_set_says_what_was_looked_for(tmp_path):

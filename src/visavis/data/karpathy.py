@@ -26,8 +26,8 @@ def list_karpathy(path: Path) -> Listing:
         raise DataError(f"{path} is not JSON: {error}.") from None
     images = listed.get("images") if isinstance(listed, dict) else None
     if not isinstance(images, list):
-        found = f"the keys {printable(', '.join(listed)):.80}" if isinstance(listed, dict) else f"a {type(listed).__name__}"
-        raise DataError(f"{path} has no list of images: expected {{'images': [...]}}, found {found}.")
+        content_kind = f"the keys {printable(', '.join(listed)):.80}" if isinstance(listed, dict) else f"a {type(listed).__name__}"
+        raise DataError(f"{path} has no list of images: expected {{'images': [...]}}, found {content_kind}.")
     _note_broken_lines(listing, content)
     ids: dict[str, str] = {}
     for record in images:

@@ -54,6 +54,12 @@ def find_source(path: str | Path) -> Path:
     return _locate(path)[1]
 
 
+def data_folder() -> Path | None:
+    """The folder that ``VISAVIS_DATA`` names, under which data sets are looked up by name; None if it is not set."""
+    chosen = os.environ.get("VISAVIS_DATA")
+    return Path(chosen) if chosen else None
+
+
 def datasets_in(folder: Path) -> list[str]:
     """Names of the sub-folders that hold a data set of a known layout."""
     children = (child for child in folder.iterdir() if child.is_dir())
@@ -88,10 +94,10 @@ def _look_up(path: str | Path, expected: str) -> Path:
     path = Path(path).expanduser()
     if path.exists():
         return path
-    root = os.environ.get("VISAVIS_DATA")
+    root = data_folder()
     if root is None:
         raise DataError(f"{path} does not exist, and VISAVIS_DATA, under which it would be looked up next, is not set{expected}.")
-    if (Path(root) / path).exists():
-        return Path(root) / path
-    known = [entry.name for entry in Path(root).iterdir()] if Path(root).is_dir() else []
+    if (root / path).exists():
+        return root / path
+    known = [entry.name for entry in root.iterdir()] if root.is_dir() else []
     raise DataError(f"{path} does not exist, neither here nor under VISAVIS_DATA ({root}){expected}: {nearest(str(path), known)}")

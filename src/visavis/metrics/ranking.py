@@ -79,9 +79,9 @@ def average_precision_at(places: Tensor, k: int, *, normalize: Literal["min_r_k"
     min(R, K), the standard; or by the number of positives found (0 where none is), as the code of COCOS (Bleeker and
     de Rijke, 2022) has it: much larger, as what was not found costs nothing.
     """
-    found = places <= k
-    divisor = places.isfinite().sum(1).clamp(max=k) if normalize == "min_r_k" else found.sum(1).clamp(min=1)
-    return (_precision(places) * found).sum(1) / divisor
+    in_top_k = places <= k
+    divisor = places.isfinite().sum(1).clamp(max=k) if normalize == "min_r_k" else in_top_k.sum(1).clamp(min=1)
+    return (_precision(places) * in_top_k).sum(1) / divisor
 
 
 def average_precision_at_r(places: Tensor) -> Tensor:
