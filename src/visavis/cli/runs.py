@@ -11,7 +11,9 @@ from visavis.cli.shared import Json, SkipBad, bars, print_json
 
 
 def train(
-    recipe: Annotated[str | None, typer.Argument(help="A TOML file or the name of a recipe that ships.")] = None,
+    recipe: Annotated[
+        str | None, typer.Argument(help="A TOML file or the name of a recipe that ships; default: one by the encoders at hand.")
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Such as objective='VLC()' training.batch_size=64.")
     ] = None,
@@ -27,11 +29,13 @@ def train(
     from visavis.environment import program
     from visavis.training.trainer import Stopped
 
+    given = overrides or []
+    if recipe is not None and "=" in recipe:
+        given = [recipe, *given]
+        recipe = None
     try:
         with bars() as progress:
-            trained = verbs.train(
-                recipe, data=data, out=out, overrides=overrides or [], resume=resume, skip_bad=skip_bad, progress=progress
-            )
+            trained = verbs.train(recipe, data=data, out=out, overrides=given, resume=resume, skip_bad=skip_bad, progress=progress)
     except Stopped as stopped:
         typer.echo(f"Stopped; everything is saved. Go on with: {program()} train --resume {stopped}", err=True)
         raise typer.Exit(130) from None

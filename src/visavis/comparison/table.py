@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +14,7 @@ from typing import Any
 
 from visavis.errors import RunError
 from visavis.evaluation import Evaluation
-from visavis.metrics.recall import RECALLS, RSUM
+from visavis.metrics.recall import RECALLS, RSUM, hit_by_chance
 from visavis.types import DIRECTIONS
 
 METRICS = (*(metric.key(way) for way in DIRECTIONS for metric in RECALLS), RSUM.name)
@@ -45,7 +44,7 @@ class Rules:
             return sum(self.chance(name) for name in METRICS if name != "rsum")
         way, k = metric.split("_r")
         candidates, right = (self.num_texts, round(self.captions_per_image)) if way == "i2t" else (self.num_images, 1)
-        return 100 * (1 - math.comb(candidates - right, int(k)) / math.comb(candidates, int(k)))
+        return 100 * hit_by_chance(candidates, right, int(k))
 
 
 @dataclass(frozen=True)

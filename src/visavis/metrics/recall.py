@@ -11,7 +11,8 @@ information retrieval it is called success@K or hit@K, and with several correct 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -32,6 +33,31 @@ def median_rank(ranks: Tensor) -> float:
 
 def mean_rank(ranks: Tensor) -> float:
     return float(ranks.double().mean())
+
+
+def hit_by_chance(candidates: int, correct: int, k: int) -> float:
+    """The probability that a random order has one of the correct candidates in its top K: ``1 - C(n - c, K) / C(n, K)``."""
+    return 1 - math.comb(candidates - correct, k) / math.comb(candidates, k) if k < candidates else 1.0
+
+
+def random_rsum(captions_per_image: Sequence[int]) -> tuple[float, float]:
+    """RSUM in percent that a random order reaches on images with so many captions: its mean, and its standard deviation at most.
+
+    A query counts 1 for each of K = 1, 5, 10 in whose top it has a hit; queries of one way are independent of each other,
+    and the two ways depend on each other at most wholly, so that their deviations add.
+    """
+    images, captions = len(captions_per_image), sum(captions_per_image)
+    by_image = [(captions, correct, count) for correct, count in Counter(captions_per_image).items()]
+    mean = deviation = 0.0
+    for queries in (by_image, [(images, 1, captions)]):
+        total, variance = sum(count for *_, count in queries), 0.0
+        for candidates, correct, count in queries:
+            first, fifth, tenth = (hit_by_chance(candidates, correct, k) for k in (1, 5, 10))
+            expected = first + fifth + tenth
+            mean += 100 * count * expected / total
+            variance += count * (9 * first + 4 * (fifth - first) + (tenth - fifth) - expected**2)
+        deviation += 100 * math.sqrt(variance) / total
+    return mean, deviation
 
 
 def _recall(k: int) -> Metric:

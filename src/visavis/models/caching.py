@@ -17,6 +17,8 @@ import torch
 from visavis import storage
 from visavis.data.dataset import Dataset
 from visavis.data.features import Description, FeatureStore, FeatureWriter, read_description
+from visavis.errors import SpecError
+from visavis.models import small_cnn
 from visavis.models.pretrained import weights_checksum, weights_mark
 from visavis.models.towers import TextTower, TowerSpec, VisualTower
 
@@ -58,6 +60,8 @@ def cache_features(
     Raises RefusedOverwrite if other features stand in ``folder``.
     """
     spec = tower if isinstance(tower, TowerSpec) else tower.spec
+    if spec.name == small_cnn.NAME:
+        raise SpecError(f"{spec.name} begins with random weights, so that its features say nothing: train it with visual.view=pixels.")
     if folder is None:
         folder = store_folder(dataset, spec)
         if isinstance(tower, TowerSpec) and (folder / "features.json").exists() and read_description(folder).complete:

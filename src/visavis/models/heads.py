@@ -1,4 +1,4 @@
-"""Heads on cached features of frozen encoders."""
+"""Heads on features of encoders, frozen or, for images, trained."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from visavis.types import Encoded
 
 
 class Heads(GlobalMatcher):
-    """A small tower a side on cached features of frozen encoders.
+    """A small tower a side on cached features of frozen encoders; the images' may be trained with it, from pixels.
 
     depth 0: one linear map a side, the fine-tuning of CLIP in the Unified paper (appendix B). depth n: n hidden layers of
     ``hidden`` units with ReLU and dropout before it. bilinear: depth 0 with the image side left as it is, so that the
     score is ``unit(v) . unit(W t)``, one map between the two spaces. input_dropout: of the features themselves.
+    backbone: the image encoder that pixels go through, a tower that a recipe may train.
     """
 
     name = "Heads"
@@ -29,22 +30,29 @@ class Heads(GlobalMatcher):
         dropout: float = 0.5
         input_dropout: float = 0.0
         bilinear: bool = False
+        backbone: str = ""
 
-    visual_views = ("pooled",)
+    visual_views = ("pooled", "pixels")
     text_views = ("pooled",)
     config: Config
 
     def __init__(self, config: Config):
         super().__init__(config)
+        if config.visual_view == "pixels":
+            from visavis.models.towers import TowerSpec
+
+            self.backbone = TowerSpec("visual", config.backbone, "pooled").open()
         width = config.visual_width if config.bilinear else config.width
         layers = {key: getattr(config, key) for key in ("depth", "hidden", "dropout", "input_dropout")}
         self.visual = nn.Identity() if config.bilinear else head(config.visual_width, width, **layers)
         self.text = head(config.text_width, width, **layers)
 
     def parts(self) -> dict[str, list[nn.Module]]:
-        return {"visual": [self.visual], "text": [self.text]}
+        parts: dict[str, list[nn.Module]] = {"visual": [self.visual], "text": [self.text]}
+        return parts | {"backbone": [self.backbone]} if self.config.visual_view == "pixels" else parts
 
     def encode_visual(self, items: Encoded) -> Encoded:
+        items = self.backbone(vectors(items)) if self.config.visual_view == "pixels" else items
         return unit(self.visual(vectors(items)))
 
     def encode_text(self, items: Encoded) -> Encoded:

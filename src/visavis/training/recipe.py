@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from visavis import degrees, objectives, spec, supervision
 from visavis.errors import RecipeError, SpecError, nearest
+from visavis.models import small_cnn
 from visavis.training.overrides import set_values
 from visavis.training.renamed import with_new_names
 
@@ -52,6 +53,8 @@ class VisualSettings(Section):
             raise ValueError(
                 'visual.features and visual.crops are for frozen features: visual.view is "pixels", where the model reads pictures.'
             )
+        if self.tower == small_cnn.NAME and not pixels:
+            raise ValueError(f'visual.tower {self.tower} begins with random weights: train it with visual.view = "pixels".')
         if self.augment and not pixels:
             raise ValueError(f'visual.augment is for visual.view = "pixels"; features of the view {self.view} are computed once.')
         return self
@@ -183,7 +186,7 @@ class Recipe(Section):
     @field_validator("model", mode="before")
     @classmethod
     def _model(cls, model: Any) -> Any:
-        return _as_table(model)
+        return model_table(model)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, without those that are None (TOML has no null)."""
@@ -194,7 +197,7 @@ def build_recipe(content: dict[str, Any], overrides: dict[str, Any], where: str)
     """A recipe from its values. Raises RecipeError naming the key, what was found and what is expected."""
     content = with_new_names(content)
     if "model" in content:
-        content["model"] = _as_table(content["model"])
+        content["model"] = model_table(content["model"])
     set_values(content, overrides, where)
     try:
         return Recipe.model_validate(content)
@@ -204,7 +207,7 @@ def build_recipe(content: dict[str, Any], overrides: dict[str, Any], where: str)
         raise RecipeError(f"{where}: {error}") from None
 
 
-def _as_table(model: Any) -> Any:
+def model_table(model: Any) -> Any:
     """A model written as a text, ``"VSE++(width=512)"``, as the table that it stands for."""
     if not isinstance(model, str):
         return model

@@ -21,7 +21,7 @@ from typing import Any
 from visavis import storage
 from visavis.errors import RecipeError, nearest
 from visavis.training.overrides import SHORT, phase_at, set_values
-from visavis.training.recipe import Recipe, build_recipe
+from visavis.training.recipe import Recipe, build_recipe, model_table
 from visavis.training.renamed import with_new_names
 
 Values = dict[str, Any]
@@ -136,7 +136,7 @@ def _read(name: str, children: tuple[Path, ...]) -> RecipeFile:
     path = shipped().get(name, Path(name))
     if path.resolve() in children:
         raise RecipeError(f"{name} extends itself, by way of {children[-1].name}: a recipe cannot be its own beginning.")
-    content = with_new_names(storage.read_toml(path))
+    content = _as_merged(storage.read_toml(path))
     rows: dict[str, tuple[Values, ...]] = {row: (differences,) for row, differences in _rows(content.pop("rows", {}), name).items()}
     parent = RecipeFile("", {}, {})
     if (extends := content.pop("extends", None)) is not None:
@@ -176,7 +176,13 @@ def _file_and_row(name: str) -> tuple[str, str | None]:
 def _rows(rows: Any, where: str) -> dict[str, Values]:
     if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
         raise RecipeError(f"{where}: rows is {rows!r}, expected tables such as [rows.large] of what is different in each row.")
-    return {name: with_new_names(row) for name, row in rows.items()}
+    return {name: _as_merged(row) for name, row in rows.items()}
+
+
+def _as_merged(content: Values) -> Values:
+    """Values as differences are taken: keys under their names of today, a model that is written as a text as its table."""
+    content = with_new_names(content)
+    return content | {"model": model_table(content["model"])} if "model" in content else content
 
 
 def _without_own_names(content: Values) -> Values:

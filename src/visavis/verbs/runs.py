@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from visavis.errors import RecipeError, RunError
+from visavis.errors import RunError
 from visavis.progress import Progress, Silent
 
 if TYPE_CHECKING:
@@ -29,22 +29,27 @@ def train(
 ) -> Trained:
     """Train by a recipe into a run folder, and evaluate the best model on the test split.
 
-    recipe: a TOML file, or the name of one that ships. out: a new folder; default ``runs/<recipe>-<n>``. overrides:
-    ``{"training.batch_size": 64}`` or ``["training.batch_size=64"]``. resume: the folder of a stopped run to go on with, given alone.
+    recipe: a TOML file, or the name of one that ships; None: a default by the encoders at hand, which is said. out: a new folder;
+    default ``runs/<recipe>-<n>``. overrides: ``{"training.batch_size": 64}`` or ``["training.batch_size=64"]``. resume: the folder of
+    a stopped run to go on with, given alone.
     Raises RecipeError, DataError, RefusedOverwrite; Stopped after Ctrl-C, when everything is saved.
     """
     from visavis.runs.begin import begin_run, continue_run
+    from visavis.training.default_recipe import choose_recipe
     from visavis.training.overrides import parse_override
 
     given = dict(parse_override(text) for text in overrides) if not isinstance(overrides, dict) else dict(overrides)
     given |= {key: value for key, value in (("data.path", data and str(data)), ("data.skip_bad", skip_bad)) if value}
+    progress = progress or Silent()
     if resume is None:
         if recipe is None:
-            raise RecipeError("there is nothing to train by: name a recipe (see visavis catalog recipes), or a run with --resume.")
-        return begin_run(recipe, given, out, progress or Silent())
+            default = choose_recipe(given)
+            progress.say(default.why)
+            recipe, given = default.name, default.overrides | given
+        return begin_run(recipe, given, out, progress)
     if given or out is not None or recipe is not None:
         raise RunError("a resumed run keeps its recipe, its data and its folder: give --resume with the run folder alone.")
-    return continue_run(Path(resume), progress or Silent())
+    return continue_run(Path(resume), progress)
 
 
 def load(path: str | Path, *, device: str | None = None, batch_size: int = 64, memory: int | str | None = None) -> Retriever:
