@@ -10,7 +10,7 @@ from PIL import Image
 
 import visavis
 from visavis.data import finite
-from visavis.errors import RecipeError, RunError
+from visavis.errors import DataError, RecipeError, RunError
 from visavis.evaluation import Protocol, protocols
 
 WORDS = ["dog", "cat", "boat", "tree", "kite", "car", "lamp", "moon"]
@@ -58,6 +58,16 @@ def test_features_that_are_no_numbers_stop_the_training_before_it_begins(precomp
     with pytest.raises(RecipeError, match="precomp: row 67 holds features that are not finite"):
         visavis.train(recipe, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_data_set_without_features_of_its_own_is_refused(recipe, tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for number in range(40):
+        Image.new("RGB", (4, 4)).save(folder / f"{number}.png")
+    (folder / "captions.csv").write_text("filename,caption\n" + "".join(f"{number}.png,a dog\n" for number in range(40)))
+    with pytest.raises(DataError, match=r"captions\.csv holds no features of its own, .*: expected train_ims\.npy with train_caps\.txt"):
+        visavis.train(recipe, data=folder, out=tmp_path / "run")
 
 
 def test_features_are_scanned_before_the_first_command_alone(precomp, recipe, tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from visavis import storage
 from visavis.data.dataset import Dataset
-from visavis.data.precomp import feature_files, precomp_features, precomp_splits
+from visavis.data.precomp import PRECOMP, feature_files, precomp_features, precomp_splits
 from visavis.errors import DataError, RefusedOverwrite
 from visavis.types import Encoded
 
@@ -154,10 +154,12 @@ class ArrayFeatures:
 
 
 class PrecompFeatures:
-    """The stored features of a whole set in the layout of the VSE++ family, read by rows."""
+    """The stored features of a whole set in the layout of the VSE++ family, read by rows. Raises DataError where there are none."""
 
     def __init__(self, path: str | Path):
         self.folder = Path(path)
+        if not self.files:
+            raise DataError(f'{path} holds no features of its own, which "precomp" stands for: expected {PRECOMP.files}.')
         self._arrays = {split: precomp_features(path, split) for split in precomp_splits(path)}
         self._first = dict(zip(self._arrays, np.cumsum([0, *map(len, self._arrays.values())]), strict=False))
 
