@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -60,3 +61,35 @@ def seeds() -> None:
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def dual_encoders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folders ``clip`` and ``siglip`` of tiny models with random weights, preprocessing and a tokenizer of a few words."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    words = ["[PAD]", "[UNK]", "[BOS]", "[EOS]", "a", "red", "blue", "green", "circle", "square", "star", "and", "large", "small"]
+    tower = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    text = {"vocab_size": len(words), "max_position_embeddings": 12, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+    parts = {"text_config": tower | text, "vision_config": tower | {"image_size": 32, "patch_size": 8}}
+    torch.manual_seed(0)
+    made = {
+        "clip": transformers.CLIPModel(transformers.CLIPConfig(**parts, projection_dim=10)),
+        "siglip": transformers.SiglipModel(transformers.SiglipConfig(**parts)),
+    }
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing("[BOS] $A [EOS]", special_tokens=[("[BOS]", 2), ("[EOS]", 3)])
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "bos_token": "[BOS]", "eos_token": "[EOS]"}
+    pixels = {"do_resize": True, "size": {"height": 32, "width": 32}, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.6, 0.7]}
+    root = tmp_path_factory.mktemp("dual-encoders")
+    transformers.utils.logging.disable_progress_bar()
+    for name, model in made.items():
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.2)
+        model.eval().save_pretrained(root / name)
+        transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(root / name)
+        (root / name / "preprocessor_config.json").write_text(json.dumps(pixels))
+    transformers.utils.logging.enable_progress_bar()
+    return root

@@ -416,3 +416,15 @@ def test_a_wrong_option_is_told_by_the_parser(call):
     code, _, err = call("train", "heads-flickr8k", "--ressume")
     assert code == 2
     assert "Traceback" not in err
+
+
+def test_a_model_that_was_not_trained_here_is_taken_as_a_run(call, scenes, dual_encoders):
+    code, out, _ = call("evaluate", dual_encoders / "clip", "--data", scenes, "--json")
+    assert code == 0
+    assert json.loads(out)["rsum"] == pytest.approx(visavis.evaluate(dual_encoders / "clip", data=scenes).to_json()["rsum"])
+    code, out, _ = call("search", dual_encoders / "siglip", "a red circle", "--in", scenes, "--json")
+    assert code == 0
+    assert len(json.loads(out)["hits"]) == 5
+    code, out, err = call("evaluate", dual_encoders / "clip")
+    assert (code, out) == (1, "")
+    assert err.endswith("brings no data: name a data set with --data.\n")

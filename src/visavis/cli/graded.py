@@ -11,7 +11,7 @@ from visavis.cli.shared import Json, bars, print_json
 
 
 def agreement(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; differences are to the first.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or CLIP or SigLIP models; differences are to the first.")],
     data: Annotated[str | None, typer.Option(help="A data set with people's judgements beside it; default the runs'.")] = None,
     degrees: Annotated[str | None, typer.Option(help='Also how far degrees of relevance agree, such as "CBoW()".')] = None,
     json: Json = False,
@@ -29,7 +29,7 @@ def agreement(
 
 
 def coherence(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders that rank the same data.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or CLIP or SigLIP models, that rank the same data.")],
     degrees: Annotated[str, typer.Option(help="Who tells how relevant a caption is to an image.")] = "CBoW()",
     image: Annotated[str, typer.Option(help="From which of its captions an image's degree comes: best, mean, or own, its first.")] = "best",
     queries: Annotated[
@@ -41,6 +41,7 @@ def coherence(
         float, typer.Option(help="What is no more relevant than this share of all candidates is totally irrelevant.")
     ] = 0.5,
     split: Annotated[str | None, typer.Option(help="A split; default the first run's test split.")] = None,
+    data: Annotated[str | None, typer.Option(help="Another data set than the runs' own.")] = None,
     seed: Annotated[int, typer.Option(help="Of the lots.")] = 0,
     out: Annotated[Path | None, typer.Option(help="A new folder; default runs/coherence-<n>.")] = None,
     json: Json = False,
@@ -59,6 +60,7 @@ def coherence(
             top=top,
             irrelevant=irrelevant,
             split=split,
+            data=data,
             seed=seed,
             out=out,
             progress=progress,

@@ -46,7 +46,7 @@ def train(
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Annotated[Path, typer.Argument(help="A run folder, or a CLIP or SigLIP model: its folder or hub name.")],
     protocol: Annotated[str | None, typer.Option(help="A named protocol; see visavis catalog protocols.")] = None,
     split: Annotated[str | None, typer.Option(help="A split; default the recipe's test split.")] = None,
     data: Annotated[str | None, typer.Option(help="Another data set.")] = None,
@@ -69,9 +69,10 @@ def evaluate(
 
 
 def diagnose(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Annotated[Path, typer.Argument(help="A run folder, or a CLIP or SigLIP model: its folder or hub name.")],
     objective: Annotated[list[str] | None, typer.Option(help="Another objective at the same point; may be given several times.")] = None,
     batches: Annotated[int | None, typer.Option(help="At most so many batches of 128; default: the whole training set.")] = None,
+    data: Annotated[str | None, typer.Option(help="Another data set.")] = None,
     json: Json = False,
 ) -> None:
     """Which pairs still move a run's best model: counts and weights of contributing samples over the training set."""
@@ -79,7 +80,7 @@ def diagnose(
     from visavis.cli.output import print_diagnosis
 
     with bars() as progress:
-        result = verbs.diagnose(run, objective=objective or [], batches=batches, progress=progress)
+        result = verbs.diagnose(run, objective=objective or [], batches=batches, data=data, progress=progress)
     if json:
         print_json(result.to_json())
     else:
@@ -87,7 +88,7 @@ def diagnose(
 
 
 def search(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Annotated[Path, typer.Argument(help="A run folder, or a CLIP or SigLIP model: its folder or hub name.")],
     query: Annotated[str, typer.Argument(help="What to look for, in words.")],
     inside: Annotated[
         Path | None, typer.Option("--inside", "--in", help="A data set or any folder of images; default: the run's own data.")

@@ -75,11 +75,14 @@ def compare_runs(
     top: int,
     irrelevant: float,
     split: str | None,
+    data: str | None,
     seed: int,
     out: str | Path | None,
     progress: Progress,
 ) -> Comparison:
-    """Rank a split with every run and measure. out: a new folder for what is made of it, ``runs/coherence-<n>`` where it is None.
+    """Rank a split with every run and measure.
+
+    data: another data set than the runs' own. out: a new folder for what is made of it, ``runs/coherence-<n>`` where it is None.
 
     Raises RunError for runs of different data, SpecError for unknown degrees, DataError for constant ones, VisavisError for
     an unknown query.
@@ -89,41 +92,42 @@ def compare_runs(
     if image not in get_args(ImageBy):
         raise VisavisError(f"image is {image!r}, expected own, best or mean.")
     scale, estimator = Scale(irrelevant), spec.parse(degrees, CATALOG)
-    recipes = [recipe_of(run) for run in runs]
+    recipes = [recipe_of(run, data) for run in runs]
     split = split or recipes[0].evaluation.test
     names = _names(runs)
     opened = [_open(run, name, recipe, split, progress) for run, name, recipe in zip(runs, names, recipes, strict=True)]
-    data = opened[0][1]
+    ranked_data = opened[0][1]
     for run, (_, other) in zip(runs, opened, strict=True):
-        if other.fingerprint != data.fingerprint:
+        if other.fingerprint != ranked_data.fingerprint:
             raise RunError(
-                f"split {split} of {other.name}, the data of {run}, is not that of {data.name}, the data of {runs[0]}: "
+                f"split {split} of {other.name}, the data of {run}, is not that of {ranked_data.name}, the data of {runs[0]}: "
                 "lists can be compared only where all runs rank the same images and captions."
             )
-    chosen = choose(queries, data, seed)
-    told = estimator.between(data, image)
-    check(told, data)
+    chosen = choose(queries, ranked_data, seed)
+    told = estimator.between(ranked_data, image)
+    check(told, ranked_data)
     folder = storage.numbered_folder("runs/coherence") if out is None else storage.new_folder(out)
     ranked = tuple(ranker for ranker, _ in opened)
-    rankers = (*ranked, Ranker.lot(data, seed))
+    rankers = (*ranked, Ranker.lot(ranked_data, seed))
     return Comparison(
         folder,
-        data,
+        ranked_data,
         estimator,
         image,
         top,
         scale,
         rankers,
         tuple(name for name, recipe in zip(names, recipes, strict=True) if _taught(recipe, estimator)),
-        measure(rankers, estimator, image, data, scale, top, progress),
-        tuple(answer(way, index, ranked, told, data, scale, top) for way, index in chosen),
+        measure(rankers, estimator, image, ranked_data, scale, top, progress),
+        tuple(answer(way, index, ranked, told, ranked_data, scale, top) for way, index in chosen),
     )
 
 
 def _open(run: Path, name: str, recipe: Recipe, split: str, progress: Progress) -> tuple[Ranker, Dataset]:
     data_module, matcher = open_run(run, recipe, progress)
     data = data_module.data.split(split)
-    return Ranker.of_run(name, recipe.phases[-1].objective, matcher, *data_module.encode(matcher, data)), data
+    trained_with = recipe.phases[-1].objective if recipe.phases else "zero-shot"
+    return Ranker.of_run(name, trained_with, matcher, *data_module.encode(matcher, data)), data
 
 
 def _names(runs: Sequence[Path]) -> list[str]:

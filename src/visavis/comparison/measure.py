@@ -89,7 +89,7 @@ class Mean:
 class Ranker:
     """What orders candidates: a run's best model with all images and texts of a split, encoded, or the lot.
 
-    name: of the run's folder. objective: what it was trained with.
+    name: of the run's folder. objective: what it was trained with, or "zero-shot".
     """
 
     name: str

@@ -20,8 +20,9 @@ from torch import Tensor
 from visavis import objectives, spec, supervision
 from visavis.data.loader import Loader
 from visavis.diagnosis.cocos import CAPTIONS, Cocos, Semantics, contributing_by_direction
-from visavis.errors import VisavisError
+from visavis.errors import RunError, VisavisError
 from visavis.models import Matcher
+from visavis.models.encoding import device_of
 from visavis.objectives import Objective, SmoothAP, Triplet
 from visavis.progress import Progress
 from visavis.runs.folder import open_run, recipe_of
@@ -64,8 +65,8 @@ class Count:
 class Diagnosis:
     """What moves the queries of a run's training set at its best point.
 
-    step: that of the best model. images, texts: of a batch. counts: the run's own objective first. published: the figures of
-    a paper that the recipe names, if any; those for the run's objective are ``beside``.
+    step: that of the best model; 0 for one that was not trained here. images, texts: of a batch. counts: the run's own objective
+    first. published: the figures of a paper that the recipe names, if any; those for the run's objective are ``beside``.
     """
 
     run: Path
@@ -91,8 +92,11 @@ class Diagnosis:
         return {"run": str(self.run), **facts, "counts": counts, "published": self.beside and self.beside.to_json()}
 
 
-def diagnose_run(run: Path, specs: Sequence[str], batches: int | None, progress: Progress) -> Diagnosis:
+def diagnose_run(run: Path, specs: Sequence[str], batches: int | None, progress: Progress, data: str | None = None) -> Diagnosis:
     """Count for the run's own objective, and for others by their specs, at the same point.
+
+    data: another data set than the run's own, whose supervision then begins anew. A model without training is counted for the
+    others alone.
 
     Raises RunError for a folder without a model, SpecError for an unknown objective, MissingSupervision for one that needs
     facts which this run's supervision does not give.
@@ -100,12 +104,12 @@ def diagnose_run(run: Path, specs: Sequence[str], batches: int | None, progress:
     if batches is not None and batches < 1:
         raise VisavisError(f"a diagnosis of {batches} batches says nothing: give --batches a number above 0, or leave it out for all.")
     others = [objectives.parse(text) for text in specs]
-    recipe = recipe_of(run)
+    recipe = recipe_of(run, data)
+    phase, step = best_phase(run, recipe) if recipe.phases else (_phase_of(run, others), 0)
     data_module, matcher = open_run(run, recipe, progress)
-    phase, step = best_phase(run, recipe)
     counted = list(dict.fromkeys([objectives.parse(phase.objective), *others]))
     loader = batches_of(data_module)
-    teacher = teacher_of(run, data_module, matcher, phase, loader)
+    teacher = teacher_of(run if data is None else None, data_module, matcher, phase, loader)
     number = min(loader.batches_in(0), batches or loader.batches_in(0))
     found: dict[tuple[Objective, Semantics], list[dict[str, float]]] = {}
     for done, (scores, targets) in enumerate(walk(loader, matcher, teacher, number), 1):
@@ -129,10 +133,17 @@ def best_phase(run: Path, recipe: Recipe) -> tuple[Phase, int]:
     return recipe.phases[best["phase"]], best["step"]
 
 
-def teacher_of(run: Path, data_module: DataModule, matcher: Matcher, phase: Phase, train: Loader) -> Supervision:
-    """The supervision of a phase, with the state that the run's checkpoint holds of it."""
+def _phase_of(run: Path, others: Sequence[Objective]) -> Phase:
+    """The phase in which a model that was not trained here would stand."""
+    if not others:
+        raise RunError(f"{run} is a model that was not trained here and has no objective of its own: name one with --objective.")
+    return Phase(epochs=1, objective=repr(others[0]))
+
+
+def teacher_of(run: Path | None, data_module: DataModule, matcher: Matcher, phase: Phase, train: Loader) -> Supervision:
+    """The supervision of a phase, with the state that the checkpoint of a run holds of it (None: without)."""
     recipe, teacher = data_module.recipe, spec.parse(phase.supervision, supervision.CATALOG)
-    checkpoint = Checkpoint.latest(RunFiles(run).checkpoints)
+    checkpoint = None if run is None else Checkpoint.latest(RunFiles(run).checkpoints)
     held = checkpoint is not None and recipe.phases[checkpoint.state.phase] == phase
     validation = data_module.loader(data_module.data.split(recipe.evaluation.validation))
     context = training_context(recipe, phase, matcher, make_optimizer(matcher, phase), train, validation)
@@ -149,11 +160,12 @@ def batches_of(data_module: DataModule) -> Loader:
 
 @torch.no_grad()
 def walk(loader: Loader, matcher: Matcher, teacher: Supervision, number: int) -> Iterator[tuple[Tensor, Targets]]:
-    """Scores ``[V, T]`` and targets of the first batches of a fixed plan, in evaluation mode."""
+    """Scores ``[V, T]`` and targets of the first batches of a fixed plan, in evaluation mode, on the CPU."""
     matcher.eval()
     for batch in loader.epoch(0, training=False):
-        visual, text = matcher.encode_visual(batch.visual), matcher.encode_text(batch.text)
-        yield matcher.score(visual, text).float(), teacher.targets(visual, text, batch)
+        moved = batch.to(device_of(matcher))
+        visual, text = matcher.encode_visual(moved.visual), matcher.encode_text(moved.text)
+        yield matcher.score(visual, text).float().cpu(), teacher.targets(visual, text, moved).to("cpu")
         if batch.number + 1 == number:
             return
 

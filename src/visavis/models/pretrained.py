@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from visavis import storage
 from visavis.errors import DataError, MissingExtra
 
 FILES = ("*.json", "*.txt", "*.model", "model*.safetensors")
-"""What is fetched of a hub model: weights only as safetensors, since nothing is ever unpickled."""
+"""What is fetched of a hub model."""
+OLDER_WEIGHTS = "pytorch_model*.bin"
+"""Fetched and read only where there are no safetensors, and by torch's reader that knows tensors alone: nothing is ever unpickled."""
 
 
 def weights_checksum(model: nn.Module) -> str:
@@ -36,7 +39,7 @@ def weights_mark(name: str) -> str:
     if name == "scenes":
         return hashlib.sha256(Path(__file__).with_name("weights").joinpath("scene_encoder.safetensors").read_bytes()).hexdigest()
     folders = (Path(name), storage.cache_folder() / "backbones" / name)
-    files = sorted(file for folder in folders for file in folder.glob("*.safetensors"))
+    files = sorted(file for folder in folders for kind in ("*.safetensors", OLDER_WEIGHTS) for file in folder.glob(kind))
     return " ".join(f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files)
 
 
@@ -54,7 +57,10 @@ def model_folder(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(FILES)))
+        folder = Path(snapshot_download(name, allow_patterns=list(FILES)))
+        if not any(folder.glob("*.safetensors")):
+            snapshot_download(name, allow_patterns=[OLDER_WEIGHTS])
+        return folder
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         hint = "; python tools/mobilenet_folder.py makes it" if name == "mobilenet-v2" else ""
@@ -86,12 +92,17 @@ def quiet_transformers() -> Iterator[Any]:
         logging.enable_progress_bar()
 
 
-def load_model(folder: Path) -> nn.Module:
-    """The bare model of a folder; a pooler that the folder has no weights for is removed, never left at random."""
+def load_model(folder: Path, **options: Any) -> nn.Module:
+    """The bare model of a folder; a pooler that the folder has no weights for is removed, never left at random.
+
+    Of safetensors; where there are none, of ``.bin`` files, as tensors alone. options: for ``from_pretrained``, such as a dtype.
+    """
+    safe = None if any(folder.glob(OLDER_WEIGHTS)) and not any(folder.glob("*.safetensors")) else True
+    options |= {"use_safetensors": safe, "weights_only": True, "output_loading_info": True}
     try:
         with quiet_transformers() as transformers:
-            model, loading = transformers.AutoModel.from_pretrained(folder, use_safetensors=True, output_loading_info=True)
-    except (OSError, ValueError) as error:
+            model, loading = transformers.AutoModel.from_pretrained(folder, **options)
+    except (OSError, ValueError, RuntimeError, UnpicklingError) as error:
         raise DataError(f"{folder} does not hold a model that transformers can read: {str(error).splitlines()[0]}") from None
     missing = [key for key in loading["missing_keys"] if "pooler" not in key]
     if missing:

@@ -15,6 +15,7 @@ from visavis.data.captions import Vocabulary
 from visavis.data.features import side_of
 from visavis.errors import RunError
 from visavis.models.base import Matcher
+from visavis.models.tokenizing import PretrainedTokenizer
 from visavis.models.towers import TextTower, TowerSpec, VisualTower, open_preprocessing
 from visavis.types import Encoded
 
@@ -24,21 +25,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Processor:
-    """How pictures and sentences become what a matcher reads: frozen towers, or a vocabulary for the words.
+    """How pictures and sentences become what a matcher reads.
 
-    visual: the tower of images (its preprocessing alone where the matcher reads pixels); None: only stored features.
+    visual: the tower of images (its preprocessing alone where the matcher reads pixels); None: only stored features. For
+    sentences one of: text, a frozen tower; vocabulary, words learned from captions; tokenizer, the name of a pretrained model.
     """
 
     visual: TowerSpec | None
     text: TowerSpec | None
     vocabulary: Vocabulary | None
+    tokenizer: str | None = None
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Processor:
         """That of a model's ``config.json``, also of older versions. Raises KeyError or TypeError for what is incomplete."""
         words = config["vocabulary"]
         visual = config["visual"] if "visual" in config else config["vision"]
-        return cls(_spec(visual), _spec(config["text"]), Vocabulary(tuple(words)) if words else None)
+        return cls(_spec(visual), _spec(config["text"]), Vocabulary(tuple(words)) if words else None, config.get("tokenizer"))
 
     @property
     def visual_spec(self) -> TowerSpec:
@@ -57,6 +60,10 @@ class Processor:
         return self.text.open()  # type: ignore[return-value]
 
     @cached_property
+    def tokens(self) -> PretrainedTokenizer | None:
+        return None if self.tokenizer is None else PretrainedTokenizer.open(self.tokenizer)
+
+    @cached_property
     def preprocess(self) -> Callable[[Sequence[Picture]], Tensor]:
         """Pictures to the tower's pixels; the tower itself is not loaded."""
         return open_preprocessing(self.visual_spec)
@@ -70,13 +77,16 @@ class Processor:
 
     def texts(self, texts: Sequence[str], device: torch.device | str = "cpu") -> Encoded:
         """Sentences as the matcher reads them; a frozen tower computes on ``device``."""
-        return self.text_tower.to(device).encode(texts) if self.vocabulary is None else self.vocabulary.encode(texts)
+        words = self.vocabulary or self.tokens
+        return self.text_tower.to(device).encode(texts) if words is None else words.encode(texts)
 
     def save(self, matcher: Matcher, folder: Path) -> None:
         """A model folder: the matcher's config and weights, and this processor in the config."""
         words = None if self.vocabulary is None else list(self.vocabulary.words)
         text = None if self.text is None else asdict(self.text)
-        matcher.save_pretrained(folder, visual=None if self.visual is None else asdict(self.visual), text=text, vocabulary=words)
+        own = {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
+        visual = None if self.visual is None else asdict(self.visual)
+        matcher.save_pretrained(folder, visual=visual, text=text, vocabulary=words, **own)
 
 
 def _spec(fields: dict[str, Any] | None) -> TowerSpec | None:

@@ -14,6 +14,7 @@ from visavis.data.pictures import open_picture
 from visavis.errors import RunError, ShapeError, VisavisError, nearest
 from visavis.memory import Memory, parse_memory
 from visavis.models.base import Matcher, load_weights
+from visavis.models.clip import find_dual_encoder, open_dual_encoder
 from visavis.models.device import choose_device
 from visavis.models.encoding import OnBatch, batches_of_at_most, device_of, encode
 from visavis.models.processor import Processor
@@ -49,7 +50,9 @@ class Retriever:
     def load(
         cls, folder: str | Path, *, device: str | torch.device | None = None, batch_size: int = BATCH, memory: Memory = None
     ) -> Retriever:
-        """The model of a run folder, or of a model folder itself. Raises RunError if there is none.
+        """The model of a run folder, of a model folder itself, or an untrained CLIP or SigLIP model, by its folder or hub name.
+
+        Raises RunError if there is none.
 
         device: where it computes; default CUDA where there is one, else the CPU.
         """
@@ -57,8 +60,14 @@ class Retriever:
 
         chosen, folder = choose_device(device), Path(folder)
         folder = folder / "model" if (folder / "model" / "config.json").exists() else folder
+        if (name := find_dual_encoder(folder)) is not None:
+            matcher, processor = open_dual_encoder(name)
+            return cls(matcher.to(chosen), processor, batch_size=batch_size, memory=memory)
         if not (folder / "config.json").exists():
-            raise RunError(f"{folder} is no run or model folder: expected config.json and model.safetensors in it, or in its folder model.")
+            raise RunError(
+                f"{folder} is no run or model folder: expected config.json and model.safetensors in it, or in its folder model, "
+                "or a CLIP or SigLIP model of transformers."
+            )
         config = storage.read_json(folder / "config.json")
         if config.get("kind") not in CATALOG:
             raise RunError(f"{folder / 'config.json'} is of kind {config.get('kind')!r}: {nearest(str(config.get('kind')), CATALOG)}")
@@ -67,11 +76,11 @@ class Retriever:
         except (KeyError, TypeError) as missing:
             raise RunError(f"{folder / 'config.json'} is incomplete or of another version: {missing}.") from None
         try:
-            matcher = kind(build(kind.Config, architecture))
+            model = kind(build(kind.Config, architecture))
         except VisavisError as error:
             raise RunError(f"{folder / 'config.json'} does not describe a model of this version: {error}") from None
-        load_weights(matcher, folder)
-        return cls(matcher.to(chosen), processor, batch_size=batch_size, memory=memory)
+        load_weights(model, folder)
+        return cls(model.to(chosen), processor, batch_size=batch_size, memory=memory)
 
     def encode_images(self, images: Sequence[str | Path | Picture], on_progress: OnBatch | None = None) -> Tensor:
         """Unit rows ``[N, D]`` of pictures given as paths or PIL images, on the CPU.

@@ -16,7 +16,7 @@ from visavis.data.dataset import Bytes
 from visavis.data.listing import Entry, Listing
 from visavis.data.loader import Features, Rows, Source
 from visavis.data.pixels import check_pixels
-from visavis.errors import DataError, VisavisError
+from visavis.errors import DataError, RunError, VisavisError
 from visavis.models.caching import cache_features
 from visavis.models.encoding import batches_of_at_most, encode
 from visavis.models.pixel_source import PixelSource
@@ -52,6 +52,8 @@ def search_images(run: Path, query: str, inside: Path | None, top: int, progress
     if inside is not None:
         return rank(model, collection(inside), query, top, progress)
     recipe = recipe_of(run)
+    if not recipe.data.path:
+        raise RunError(f"{run} is a model that was not trained here and brings no data: name pictures with --in.")
     place = open_data(recipe, progress, skip_bad=True)
     return rank(model, place, query, top, progress, visual_features(recipe, place, progress)[0])
 

@@ -12,10 +12,10 @@ from visavis.data.reading import find_source
 from visavis.degrees import CATALOG
 from visavis.errors import RunError
 from visavis.evaluation.agreement import FILES, Agreement, Judgements, agree, degrees_of_pairs, read_judgements
+from visavis.models.encoding import device_of
 from visavis.progress import Progress
 from visavis.runs.folder import open_run, recipe_of
 from visavis.spec import parse
-from visavis.training.recipe import build_recipe
 
 PAIRS = 4096
 """Scored at once."""
@@ -35,16 +35,14 @@ def agree_runs(folders: Sequence[Path], data: str | None, degrees: str | None, p
     said: list[Judgements] = []
     scores: dict[str, dict[str, np.ndarray]] = {kind: {} for kind in FILES}
     for folder in folders:
-        recipe = recipe_of(folder)
-        if data is not None:
-            recipe = build_recipe(recipe.to_dict(), {"data.path": data, "visual.features": ""}, str(folder))
+        recipe = recipe_of(folder, data)
         data_module, matcher = open_run(folder, recipe, progress)
         split = data_module.data.split(recipe.evaluation.test)
         said = [read_judgements(kind, find_source(recipe.data.path).parent, split) for kind in FILES]
-        visual, text = data_module.encode(matcher, split)
+        device, (visual, text) = device_of(matcher), data_module.encode(matcher, split)
         for judged in said:
             pairs = torch.from_numpy(np.stack([judged.images, judged.captions])).split(PAIRS, dim=1)
-            blocks = [matcher.score_pairs(visual[images], text[captions]) for images, captions in pairs]
+            blocks = [matcher.score_pairs(visual[images].to(device), text[captions].to(device)).cpu() for images, captions in pairs]
             scores[judged.kind][str(folder)] = torch.cat(blocks).double().numpy()
         progress.say(f"{folder}: scored {sum(len(judged.images) for judged in said):,} judged pairs")
     if told_by is not None:

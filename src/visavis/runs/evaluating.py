@@ -7,7 +7,6 @@ from pathlib import Path
 from visavis.evaluation import Evaluation
 from visavis.progress import Progress
 from visavis.runs.folder import open_run, recipe_of
-from visavis.training.recipe import build_recipe
 
 
 def evaluate_run(
@@ -20,10 +19,8 @@ def evaluate_run(
     semantics: str = "reference",
 ) -> Evaluation:
     """The best model of a run on a split, of its own data or of others."""
-    recipe = recipe_of(folder)
+    recipe = recipe_of(folder, data)
     degrees = recipe.evaluation.degrees if degrees is None else degrees
-    if data is not None:
-        recipe = build_recipe(recipe.to_dict(), {"data.path": data, "visual.features": ""}, str(folder))
     own = data is None and split in (None, recipe.evaluation.test)
     data_module, matcher = open_run(folder, recipe, progress)
     protocol = protocol or (recipe.evaluation.protocol if own else "plain")

@@ -13,18 +13,21 @@ from visavis.errors import RunError
 from visavis.models.base import Matcher
 from visavis.models.retriever import Retriever
 from visavis.progress import Progress
+from visavis.runs.zero_shot import zero_shot_recipe
 from visavis.training.data_module import DataModule, open_data_module
 from visavis.training.recipe import Recipe, build_recipe
 from visavis.training.run_files import RunFiles
 
 
 def open_run(folder: Path, recipe: Recipe, progress: Progress) -> tuple[DataModule, Matcher]:
-    """The data of a recipe, and the best model of a run on the recipe's device. Raises RunError if it has none yet.
+    """The data of a recipe, and the best model of a run on the recipe's device. Raises RunError if there is no model or no data.
 
     A run that was trained on CUDA is opened on the CPU where there is none, and says so.
     """
+    if not recipe.data.path:
+        raise RunError(f"{folder} is a model that was not trained here and brings no data: name a data set with --data.")
     set_threads(recipe)
-    if not (RunFiles(folder).model / "model.safetensors").exists():
+    if recipe.phases and not (RunFiles(folder).model / "model.safetensors").exists():
         raise RunError(f"{folder} holds no model yet: its training has not come to the first validation.")
     device = recipe.training.device
     if device == "cuda" and not torch.cuda.is_available():
@@ -34,12 +37,18 @@ def open_run(folder: Path, recipe: Recipe, progress: Progress) -> tuple[DataModu
     return open_data_module(recipe, progress, model.processor.vocabulary), model.matcher
 
 
-def recipe_of(folder: Path) -> Recipe:
-    """The resolved recipe of a run. Raises RunError if the folder is none."""
+def recipe_of(folder: Path, data: str | None = None) -> Recipe:
+    """The resolved recipe of a run, or one without phases for a CLIP or SigLIP model. data: another data set than its own.
+
+    Raises RunError if the folder is none of both.
+    """
     file = RunFiles(folder).recipe
-    if not file.exists():
-        raise RunError(f"{folder} is no run folder: expected {file.name} in it, as visavis train writes it.")
-    return build_recipe(storage.read_toml(file), {}, str(file))
+    recipe = build_recipe(storage.read_toml(file), {}, str(file)) if file.exists() else zero_shot_recipe(folder)
+    if recipe is None:
+        raise RunError(
+            f"{folder} is no run folder: expected {file.name} in it, as visavis train writes it, or a CLIP or SigLIP model of transformers."
+        )
+    return recipe if data is None else build_recipe(recipe.to_dict(), {"data.path": data, "visual.features": ""}, str(folder))
 
 
 def with_whole_paths(recipe: Recipe) -> Recipe:

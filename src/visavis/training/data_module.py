@@ -25,6 +25,7 @@ from visavis.models.caching import cache_features
 from visavis.models.encoding import batches_of_about, device_of, encode
 from visavis.models.pixel_source import PixelSource
 from visavis.models.processor import Processor
+from visavis.models.tokenizing import PretrainedTokens
 from visavis.models.towers import TowerSpec
 from visavis.progress import Progress, Silent
 from visavis.spec import build
@@ -60,6 +61,8 @@ class DataModule:
             visual = Rows(self.visual, self.visual.rows(image.name for image in split.images), settings.crops)
         if vocabulary is not None:
             return visual, Tokens(split.captions, vocabulary)
+        if self.processor.tokens is not None:
+            return visual, PretrainedTokens(split.captions, self.processor.tokens)
         assert self.text is not None
         return visual, Rows(self.text, self.text.rows(split.captions))
 
@@ -130,8 +133,7 @@ def open_data_module(recipe: Recipe, progress: Progress | None = None, vocabular
     progress = progress or Silent()
     data = open_data(recipe, progress, skip_bad=recipe.data.skip_bad)
     visual, visual_tower = visual_features(recipe, data, progress)
-    text, words = _text(recipe, data, progress, vocabulary)
-    processor = Processor(visual_tower, None if words else TowerSpec("text", recipe.text.tower, recipe.text.view), words)  # type: ignore[arg-type]
+    text, processor = _text(recipe, data, progress, vocabulary, visual_tower)
     for sentence in data.skipped:
         progress.say(f"left out: {sentence}")
     if recipe.data.misplaced:
@@ -195,11 +197,17 @@ def _fitting(stored: ArrayFeatures | PrecompFeatures, visual: VisualSettings) ->
     return stored
 
 
-def _text(recipe: Recipe, data: Dataset, progress: Progress, vocabulary: Vocabulary | None) -> tuple[Features | None, Vocabulary | None]:
+def _text(
+    recipe: Recipe, data: Dataset, progress: Progress, vocabulary: Vocabulary | None, visual: TowerSpec | None
+) -> tuple[Features | None, Processor]:
+    """The features of a data set's captions (None: the model reads tokens), and how new pictures and sentences are read."""
     text = recipe.text
     if text.tower == "vocabulary":
-        return None, vocabulary or Vocabulary.of(data.split("train").captions, text.min_count)
-    return cache_features(data, TowerSpec("text", text.tower, text.view), on_progress=_told(progress, "caption features")), None  # type: ignore[arg-type]
+        return None, Processor(visual, None, vocabulary or Vocabulary.of(data.split("train").captions, text.min_count))
+    if text.view == "tokens":
+        return None, Processor(visual, None, None, text.tower)
+    tower = TowerSpec("text", text.tower, text.view)
+    return cache_features(data, tower, on_progress=_told(progress, "caption features")), Processor(visual, tower, None)
 
 
 def _told(progress: Progress, what: str) -> Callable[[int, int, float], None]:
@@ -214,7 +222,6 @@ def _architecture(recipe: Recipe, data_module: DataModule) -> dict[str, Any]:
     else:
         assert data_module.visual is not None
         fields |= {"visual_width": data_module.visual.width}
-    vocabulary = data_module.processor.vocabulary
-    text_width = len(vocabulary) if vocabulary else data_module.text.width  # type: ignore[union-attr]
-    text_view = "tokens" if vocabulary else recipe.text.view
-    return fields | {"visual_view": recipe.visual.view, "text_view": text_view, "text_width": text_width}
+    words = data_module.processor.vocabulary or data_module.processor.tokens
+    text_width = len(words) if words else data_module.text.width  # type: ignore[union-attr]
+    return fields | {"visual_view": recipe.visual.view, "text_view": recipe.text.view, "text_width": text_width}

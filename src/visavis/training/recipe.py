@@ -63,19 +63,12 @@ class VisualSettings(Section):
 class TextSettings(Section):
     """How captions are read. tower: a frozen encoder, or "vocabulary": words learned from the training captions.
 
-    view: what of a tower. min_count: how often a word must occur to be known.
+    view: what of a tower; "tokens" also of one that is the model itself on both sides (CLIP). min_count: how often a word must occur to be known.
     """
 
     tower: str = "vocabulary"
     view: Literal["pooled", "words", "tokens"] = "tokens"
     min_count: int = Field(4, gt=0)
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if (self.tower == "vocabulary") != (self.view == "tokens"):
-            expected = '"tokens"' if self.tower == "vocabulary" else '"pooled" or "words"'
-            raise ValueError(f"text.view is {self.view!r}, expected {expected} for text.tower = {self.tower!r}.")
-        return self
 
 
 class OptimizerSettings(Section):
@@ -181,7 +174,16 @@ class Recipe(Section):
     model: dict[str, Any]
     training: TrainingSettings = TrainingSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
-    phases: tuple[Phase, ...] = Field(min_length=1)
+    phases: tuple[Phase, ...]
+
+    @model_validator(mode="after")
+    def _text_fits(self) -> Self:
+        text, visual = self.text, self.visual
+        both_sides = text.tower == visual.tower and visual.view == "pixels"  # a dual encoder, which has tokens of its own
+        if (text.tower == "vocabulary") != (text.view == "tokens") and not (both_sides and text.view == "tokens"):
+            expected = '"tokens"' if text.tower == "vocabulary" else '"pooled" or "words"'
+            raise ValueError(f"text.view is {text.view!r}, expected {expected} for text.tower = {text.tower!r}.")
+        return self
 
     @field_validator("model", mode="before")
     @classmethod

@@ -87,7 +87,10 @@ def read_recipe(name: str | Path, overrides: Values | None = None) -> Recipe:
     name: a path, or the name of a recipe that ships; a row of a grid also as ``GRID/ROW``. Raises RecipeError.
     """
     file, row = _file_and_row(str(name))
-    return read_file(file).recipe(row, overrides or {})
+    recipe = read_file(file).recipe(row, overrides or {})
+    if not recipe.phases:
+        raise RecipeError(f"{name}: phases is []: a training needs at least one.")
+    return recipe
 
 
 def read_file(name: str) -> RecipeFile:

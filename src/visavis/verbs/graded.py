@@ -45,6 +45,7 @@ def coherence(
     top: int = 30,
     irrelevant: float = 0.5,
     split: str | None = None,
+    data: str | Path | None = None,
     seed: int = 0,
     out: str | Path | None = None,
     progress: Progress | None = None,
@@ -54,6 +55,7 @@ def coherence(
     degrees: who tells how relevant a caption is to an image, and image: from which captions of the image, as in GradedSupervision.
     queries: how many images, and captions of them, are shown, drawn with ``seed``; or captions and names of images. irrelevant:
     what is no more relevant to a query than this share of all candidates is totally irrelevant. split: default the first run's test split.
+    data: another data set than the runs' own; needed for a CLIP or SigLIP model as it comes.
     out: a new folder; default ``runs/coherence-<n>``. Raises RunError for runs of different data, DataError for constant degrees.
     """
     from visavis.comparison.coherence import compare_runs
@@ -69,6 +71,7 @@ def coherence(
         top=top,
         irrelevant=irrelevant,
         split=split,
+        data=None if data is None else str(data),
         seed=seed,
         out=out,
         progress=progress or Silent(),

@@ -53,8 +53,9 @@ def train(
 
 
 def load(path: str | Path, *, device: str | None = None, batch_size: int = 64, memory: int | str | None = None) -> Retriever:
-    """The trained model of a run folder: ``.encode_images(paths)``, ``.encode_texts(sentences)``, ``.score(paths, sentences)``.
+    """The trained model of a run folder, or a CLIP or SigLIP model as it comes.
 
+    It has ``.encode_images(paths)``, ``.encode_texts(sentences)`` and ``.score(paths, sentences)``.
     device: default CUDA where there is one, else the CPU. batch_size: how many items go through the model at once. memory: what
     blocks of scores may take, in bytes or as "2GiB"; default: a share of what is free. Raises RunError if the folder holds no model.
     """
@@ -75,6 +76,7 @@ def evaluate(
 ) -> Evaluation:
     """The metrics of a run's best model: R@K both ways, RSUM, ranks, mAP, under a named protocol; with degrees also CS@K and nDCG@K.
 
+    run: a run folder, or, with ``data``, the folder or hub name of a CLIP or SigLIP model; so wherever a verb takes a run.
     protocol, split, data, degrees: default to the recipe's; on other data or another split the protocol is "plain".
     degrees: who tells degrees of relevance, such as "CBoW()". semantics: of CS@K: "reference" ranks the first caption of each image
     and is tau-b, as the released code of the Ladder loss; "paper" ranks all captions and is tau-a, as its text, under keys
@@ -85,15 +87,24 @@ def evaluate(
     return evaluate_run(Path(run), protocol, split, None if data is None else str(data), progress or Silent(), degrees, semantics)
 
 
-def diagnose(run: str | Path, *, objective: Sequence[str] = (), batches: int | None = None, progress: Progress | None = None) -> Diagnosis:
+def diagnose(
+    run: str | Path,
+    *,
+    objective: Sequence[str] = (),
+    batches: int | None = None,
+    data: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Diagnosis:
     """What moves the queries of a run's training set at its best point, by its own objective and by others at the same point.
 
     Counts and weights of contributing samples as in the COCOS paper: frozen weights, no dropout, mean and deviation over
     batches of 128. objective: specs of further ones, such as ``["TripletHN(margin=0.2)"]``. batches: at most so many.
+    data: another data set than the run's own. A CLIP or SigLIP model as it comes needs both, data and objective.
     """
     from visavis.diagnosis.walk import diagnose_run
 
-    return diagnose_run(Path(run), [objective] if isinstance(objective, str) else objective, batches, progress or Silent())
+    specs = [objective] if isinstance(objective, str) else objective
+    return diagnose_run(Path(run), specs, batches, progress or Silent(), None if data is None else str(data))
 
 
 def search(

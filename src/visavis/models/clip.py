@@ -1,0 +1,90 @@
+"""CLIP and SigLIP as they come: dual encoders of ``transformers``, which need no training on one's own data."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+
+from visavis import storage
+from visavis.errors import DataError
+from visavis.models.base import GlobalMatcher, MatcherConfig, unit, vectors
+from visavis.models.pretrained import load_model, model_folder, quiet_transformers
+from visavis.models.processor import Processor
+from visavis.models.towers import TowerSpec
+from visavis.types import Encoded
+
+KINDS = ("clip", "siglip")
+"""The ``model_type`` of the folders that are read."""
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+class CLIP(GlobalMatcher):
+    """Two transformers, one a side, that were trained to agree on pairs; the score is the cosine of their projected vectors.
+
+    backbone: a folder of transformers with a CLIP or SigLIP model, or the name of one on the hub; it brings its preprocessing and
+    its tokenizer. visual_width: of a vector; text_width: the number of tokens.
+    Source: Radford et al. (2021); Zhai et al., Sigmoid Loss for Language Image Pre-Training (2023).
+    Differs from: both, whose learned temperature (and bias) are not part of the score here, as they change no ranking.
+    """
+
+    name = "CLIP"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MatcherConfig):
+        visual_view: Literal["pixels"] = "pixels"
+        text_view: Literal["tokens"] = "tokens"
+        backbone: str
+
+    visual_views = ("pixels",)
+    text_views = ("tokens",)
+    config: Config
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.model = load_model(model_folder(config.backbone), dtype=torch.float32)
+        kind = self.model.config.model_type  # type: ignore[union-attr]
+        if kind not in KINDS:
+            raise DataError(f"{config.backbone} is a model of kind {kind}, expected {' or '.join(KINDS)}: two encoders trained on pairs.")
+        for temperature in {"logit_scale", "logit_bias"} & dict(self.model.named_parameters(recurse=False)).keys():
+            delattr(self.model, temperature)
+
+    def parts(self) -> dict[str, list[nn.Module]]:
+        children = dict(self.model.named_children())
+        text = [name for name in children if name.startswith("text_")]
+        return {"visual": [children[name] for name in children if name not in text], "text": [children[name] for name in text]}
+
+    def encode_visual(self, items: Encoded) -> Encoded:
+        return unit(self.model.get_image_features(pixel_values=vectors(items)).pooler_output)  # type: ignore[operator]
+
+    def encode_text(self, items: Encoded) -> Encoded:
+        mask = None if items.mask is None else items.mask.long()  # type: ignore[union-attr]
+        return unit(self.model.get_text_features(input_ids=vectors(items), attention_mask=mask).pooler_output)  # type: ignore[operator]
+
+
+def find_dual_encoder(name: str | Path) -> str | None:
+    """The name by which ``open_dual_encoder`` opens a CLIP or SigLIP model; None if there is none of this name.
+
+    Asked are the folder itself, the backbones in the cache, and the hub, the latter for ``owner/model`` where no folder ``owner``
+    is here. Raises DataError if the hub does not give it.
+    """
+    for folder in (Path(name), storage.cache_folder() / "backbones" / name):
+        if (folder / "config.json").is_file():
+            return str(folder.resolve()) if storage.read_json(folder / "config.json").get("model_type") in KINDS else None
+    if Path(name).exists() or not HUB_NAME.fullmatch(str(name)) or Path(name).parent.exists():
+        return None
+    return str(name) if find_dual_encoder(model_folder(str(name))) else None
+
+
+def open_dual_encoder(name: str) -> tuple[CLIP, Processor]:
+    """A pretrained model with its preprocessing and tokenizer. Raises DataError if it cannot be read."""
+    processor = Processor(TowerSpec("visual", name, "grid"), None, None, name)
+    assert processor.tokens is not None
+    with quiet_transformers() as transformers:
+        config = transformers.AutoConfig.from_pretrained(model_folder(name))
+    width = getattr(config, "projection_dim", config.vision_config.hidden_size)
+    return CLIP(CLIP.Config(backbone=name, visual_width=width, text_width=len(processor.tokens))), processor

@@ -1,0 +1,22 @@
+"""A CLIP or SigLIP model as it comes, where a verb takes a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from visavis.models.clip import CLIP, find_dual_encoder
+from visavis.training.recipe import Recipe, TextSettings, VisualSettings
+
+
+def zero_shot_recipe(name: str | Path) -> Recipe | None:
+    """What a recipe says of such a model, without data and without phases; None if there is no model of this name."""
+    backbone = find_dual_encoder(name)
+    if backbone is None:
+        return None
+    return Recipe(
+        name=Path(backbone).name,
+        visual=VisualSettings(tower=backbone, view="pixels"),
+        text=TextSettings(tower=backbone, view="tokens"),
+        model={"kind": CLIP.name, "backbone": backbone},
+        phases=(),
+    )

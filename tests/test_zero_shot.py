@@ -1,0 +1,136 @@
+"""A CLIP or SigLIP model as it comes, wherever a verb takes a run."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+import visavis
+from visavis import evaluation
+from visavis.data import open_dataset
+from visavis.data.scenes import write_scenes
+from visavis.diagnosis.cocos import contributing_by_direction
+from visavis.errors import RecipeError, RunError
+from visavis.evaluation.agreement import FILES
+from visavis.objectives import Unified
+from visavis.runs import agreement
+from visavis.targets import Targets
+from visavis.training.recipe_files import read_recipe
+from visavis.types import Encoded
+
+pytest.importorskip("transformers")
+kinds = pytest.mark.parametrize("kind", ["clip", "siglip"])
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    return write_scenes(tmp_path_factory.mktemp("world") / "scenes", num_train=12, num_val=4, num_test=8, captions_per_image=2, size=32)
+
+
+@pytest.fixture(scope="module")
+def judged(scenes):
+    """The scenes with what people would have said of some pairs of the test split."""
+    split = open_dataset(scenes).split("test")
+    random = np.random.default_rng(0)
+    names = [image.name for image in split.images]
+    pairs = [(image, caption) for image in names for caption in names]
+    expert = (f"{image}\t{other}#0\t" + "\t".join(map(str, random.integers(1, 5, 3))) for image, other in pairs)
+    (scenes / FILES["expert"]).write_text("\n".join(expert))
+    (scenes / FILES["crowd"]).write_text("\n".join(f"{image}\t{other}#1\t0.5\t{random.integers(1, 4)}\t2" for image, other in pairs))
+    return scenes
+
+
+def encoded(folder, split):
+    model = visavis.load(folder)
+    return model.encode_images([image.open() for image in split.images]), model.encode_texts(split.captions)
+
+
+@kinds
+def test_it_is_evaluated_as_its_own_vectors_are(dual_encoders, scenes, kind):
+    split = open_dataset(scenes).split("test")
+    images, texts = encoded(dual_encoders / kind, split)
+    expected = evaluation.evaluate(
+        Encoded(images),
+        Encoded(texts),
+        lambda visual, text: visual.vectors @ text.vectors.T,
+        torch.arange(len(split.images)),
+        torch.from_numpy(split.image_of),
+    )
+    result = visavis.evaluate(dual_encoders / kind, data=scenes)
+    assert (result.num_images, result.num_texts, result.protocol) == (8, 16, "plain")
+    assert result.metrics["rsum"] == pytest.approx(expected.metrics["rsum"], abs=1e-6)
+    assert visavis.evaluate(dual_encoders / kind, data=scenes, split="val").num_images == 4
+
+
+@kinds
+def test_it_searches_pictures(dual_encoders, scenes, kind):
+    data = open_dataset(scenes)
+    images, texts = encoded(dual_encoders / kind, data)
+    hits = visavis.search(dual_encoders / kind, data.captions[3], inside=scenes, top=5)
+    best = (images @ texts[3]).topk(5)
+    assert [hit.name for hit in hits] == [data.images[i].name for i in best.indices.tolist()]
+    assert [hit.score for hit in hits] == pytest.approx(best.values.tolist(), abs=1e-5)
+
+
+def test_its_lists_are_compared_with_those_of_others(dual_encoders, scenes, tmp_path):
+    models = [dual_encoders / "clip", dual_encoders / "siglip"]
+    result = visavis.coherence(models, degrees="SceneDegrees()", data=scenes, queries=1, top=3, out=tmp_path / "new")
+    assert [(ranker.name, ranker.objective) for ranker in result.rankers[:2]] == [("clip", "zero-shot"), ("siglip", "zero-shot")]
+    assert result.data.fingerprint == open_dataset(scenes).split("test").fingerprint
+    assert "zero-shot" in (tmp_path / "new" / "report.html").read_text()
+
+
+def test_its_scores_are_compared_with_what_people_said(dual_encoders, judged, monkeypatch):
+    monkeypatch.setattr(agreement, "agree", partial(agreement.agree, resamples=3))
+    expert, *_ = visavis.agreement(dual_encoders / "clip", data=judged)
+    split = open_dataset(judged).split("test")
+    images, texts = encoded(dual_encoders / "clip", split)
+    first = torch.tensor([own[0] for own in split.captions_of])
+    lines = [line.split("\t")[2:] for line in (judged / FILES["expert"]).read_text().splitlines()]
+    ratings = np.array(lines, dtype=float).mean(1)
+    scores = (images @ texts[first].T).flatten().double().numpy()
+    (run,) = expert.runs.values()
+    assert expert.pairs == 64
+    assert run["spearman"].value == pytest.approx(spearmanr(scores, ratings).statistic, abs=1e-6)
+
+
+def test_it_is_diagnosed_by_an_objective_that_one_names(dual_encoders, scenes):
+    found = visavis.diagnose(dual_encoders / "clip", data=scenes, objective=["Unified()", "VLC()"])
+    assert found.counts[0].objective == repr(Unified())
+    assert found.counts[1].objective.startswith("VLC(")
+    assert (found.step, found.batches, found.texts) == (0, 1, 24)
+    split = open_dataset(scenes).split("train")
+    images, texts = encoded(dual_encoders / "clip", split)
+    batch = torch.from_numpy(split.image_of)
+    ways = contributing_by_direction(Unified(), images[batch] @ texts.T, Targets(query_ids=batch, candidate_ids=batch), epsilon=0.01)
+    assert found.counts[0].mean["i2t_push"] == pytest.approx(ways["i2t"].push.mean().item(), rel=1e-3)
+
+
+def test_what_it_does_not_bring_is_said_in_one_sentence(dual_encoders, scenes, tmp_path):
+    clip = dual_encoders / "clip"
+    brings_no_data = r"clip is a model that was not trained here and brings no data: name a data set with --data\.$"
+    for call in (
+        lambda: visavis.evaluate(clip),
+        lambda: visavis.agreement(clip),
+        lambda: visavis.coherence(clip, degrees="SceneDegrees()", out=tmp_path / "new"),
+        lambda: visavis.diagnose(clip, objective="Unified()"),
+    ):
+        with pytest.raises(RunError, match=brings_no_data):
+            call()
+    with pytest.raises(RunError, match=r"brings no data: name pictures with --in\.$"):
+        visavis.search(clip, "a red circle")
+    with pytest.raises(RunError, match=r"has no objective of its own: name one with --objective\.$"):
+        visavis.diagnose(clip, data=scenes)
+    with pytest.raises(RunError, match=r"is no run folder: expected run\.toml in it, .* or a CLIP or SigLIP model of transformers"):
+        visavis.evaluate(tmp_path, data=scenes)
+
+
+def test_only_a_model_of_both_sides_reads_the_tokens_of_a_tower(tmp_path):
+    recipe = 'name = "x"\nphases = [{ epochs = 1, objective = "VLC()" }]\nmodel = { kind = "VSE++" }\n'
+    (tmp_path / "x.toml").write_text(recipe + 'visual = { tower = "scenes" }\ntext = { tower = "minilm" }\n')
+    with pytest.raises(RecipeError, match=r"text\.view is 'tokens', expected \"pooled\" or"):
+        read_recipe(tmp_path / "x.toml")
