@@ -246,7 +246,7 @@ def test_minilm_knows_that_a_puppy_is_a_dog(monkeypatch):
 
 def test_minilm_absent_names_the_extra(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtra, match=r"visavis\[dev\]"):
+    with pytest.raises(MissingExtra, match=r"visavis\[minilm\]"):
         open_text("minilm")
 
 

@@ -105,8 +105,9 @@ def diagnose_run(run: Path, specs: Sequence[str], batches: int | None, progress:
         raise VisavisError(f"a diagnosis of {batches} batches says nothing: give --batches a number above 0, or leave it out for all.")
     others = [objectives.parse(text) for text in specs]
     recipe = recipe_of(run, data)
-    phase, step = best_phase(run, recipe) if recipe.phases else (_phase_of(run, others), 0)
+    untrained = None if recipe.phases else _phase_of(run, others)
     data_module, matcher = open_run(run, recipe, progress)
+    phase, step = best_phase(run, recipe) if untrained is None else (untrained, 0)
     counted = list(dict.fromkeys([objectives.parse(phase.objective), *others]))
     loader = batches_of(data_module)
     teacher = teacher_of(run if data is None else None, data_module, matcher, phase, loader)
