@@ -14,7 +14,11 @@ from torch import Tensor
 from visavis import Targets
 from visavis.errors import DataError, ShapeError, SpecError
 from visavis.evaluation import CATALOG, Protocol, evaluate, rank_scores
+from visavis.evaluation.blocks import places_by_tiles
+from visavis.memory import ScoreCost
 from visavis.metrics import ranks
+from visavis.metrics.ranking import Ties, best
+from visavis.scoring import DeviceScore
 from visavis.types import Encoded
 
 TIES = ("pessimistic", "mean", "optimistic")
@@ -26,6 +30,13 @@ def product(visual: Encoded, text: Encoded) -> Tensor:
 
 def unit(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.nn.functional.normalize(torch.randn(*shape, dtype=dtype), dim=-1)
+
+
+def ranks_by_tiles(
+    visual: Tensor, text: Tensor, image_ids: Tensor, text_ids: Tensor, tile: tuple[int, int], ties: Ties = "pessimistic"
+) -> list[list[int]]:
+    places = places_by_tiles(Encoded(visual), Encoded(text), product, image_ids, text_ids, tile=tile, ties=ties)
+    return [best(side, ties).tolist() for side in places]
 
 
 def captioned(images: int, captions: int, width: int = 24, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -51,10 +62,11 @@ def test_any_tile_gives_the_ranks_of_the_whole_matrix(
     world: tuple[Encoded, Encoded, Tensor, Tensor], rows: int, columns: int, ties: str
 ) -> None:
     visual, text, image_ids, text_ids = world
-    found = evaluate(visual, text, product, image_ids, text_ids, ties=ties, tile=(rows, columns))
     targets, scores = Targets(query_ids=image_ids, candidate_ids=text_ids), product(visual, text)
-    assert found.image_ranks.tolist() == ranks(scores, targets, ties=ties).tolist()
-    assert found.text_ranks.tolist() == ranks(scores.T, targets.T, ties=ties).tolist()
+    expected = [ranks(scores, targets, ties=ties).tolist(), ranks(scores.T, targets.T, ties=ties).tolist()]
+    assert ranks_by_tiles(visual.vectors, text.vectors, image_ids, text_ids, (rows, columns), ties) == expected
+    found = evaluate(visual, text, product, image_ids, text_ids, ties=ties, memory=64 * (rows + columns))
+    assert [found.image_ranks.tolist(), found.text_ranks.tolist()] == expected
     assert found.metrics == rank_scores(scores, image_ids, text_ids, ties=ties).metrics
 
 
@@ -63,12 +75,12 @@ def test_ranks_are_those_of_an_argsort_in_any_order_of_texts(dtype: torch.dtype)
     visual, text, image_ids, text_ids = captioned(230, 5, dtype=dtype)
     shuffled = torch.randperm(len(text))
     text, text_ids = text[shuffled], text_ids[shuffled]
-    found = evaluate(Encoded(visual), Encoded(text), product, image_ids, text_ids, tile=(64, 300))
+    image_ranks, text_ranks = ranks_by_tiles(visual, text, image_ids, text_ids, (64, 300))
     scores = (visual @ text.T).numpy()
     for image, row in enumerate(scores):
-        assert found.image_ranks[image] == 1 + np.flatnonzero(text_ids.numpy()[np.argsort(-row)] == image)[0]
+        assert image_ranks[image] == 1 + np.flatnonzero(text_ids.numpy()[np.argsort(-row)] == image)[0]
     for caption, column in enumerate(scores.T):
-        assert found.text_ranks[caption] == 1 + np.flatnonzero(np.argsort(-column) == int(text_ids[caption]))[0]
+        assert text_ranks[caption] == 1 + np.flatnonzero(np.argsort(-column) == int(text_ids[caption]))[0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -78,20 +90,20 @@ def test_a_duplicated_image_is_an_exact_tie(images: int, tile: tuple[int, int], 
     visual, text, image_ids, text_ids = captioned(images, 3, width=64, dtype=dtype)
     half = images // 2
     visual[half : 2 * half] = visual[:half]
-    single = evaluate(Encoded(visual[:half]), Encoded(text[: 3 * half]), product, image_ids[:half], text_ids[: 3 * half], tile=tile)
-    both = evaluate(Encoded(visual[: 2 * half]), Encoded(text[: 6 * half]), product, image_ids[: 2 * half], text_ids[: 6 * half], tile=tile)
+    single = ranks_by_tiles(visual[:half], text[: 3 * half], image_ids[:half], text_ids[: 3 * half], tile)[1]
+    both = ranks_by_tiles(visual[: 2 * half], text[: 6 * half], image_ids[: 2 * half], text_ids[: 6 * half], tile)[1]
     # every competitor of a caption, its own image included, now stands there twice; only the own one does not count
-    assert both.text_ranks[: 3 * half].tolist() == (2 * single.text_ranks).tolist()
+    assert both[: 3 * half] == [2 * rank for rank in single]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("images", [3, 10, 50, 257])
 def test_a_collapsed_model_scores_nothing(images: int, dtype: torch.dtype) -> None:
     one, ids = unit(1, 48, dtype=dtype), torch.arange(images)
-    visual, text = (Encoded(one.expand(n, -1)) for n in (images, 5 * images))
-    found = evaluate(visual, text, product, ids, ids.repeat_interleave(5), tile=(16, 33))
-    assert set(found.image_ranks.tolist()) == {5 * images - 4}
-    assert set(found.text_ranks.tolist()) == {images}
+    visual, text = (one.expand(n, -1) for n in (images, 5 * images))
+    image_ranks, text_ranks = ranks_by_tiles(visual, text, ids, ids.repeat_interleave(5), (16, 33))
+    assert set(image_ranks) == {5 * images - 4}
+    assert set(text_ranks) == {images}
 
 
 def test_an_image_that_occurs_twice_has_all_captions_of_both() -> None:
@@ -112,10 +124,33 @@ def test_masks_named_parts_and_local_matchers_are_only_scored_through_score() ->
         return pairs.masked_fill(~visual.mask["look"][:, None, :, None], -9).amax(2).mean(2)
 
     ids = torch.arange(9)
-    tiled = evaluate(visual, text, best_regions, ids, ids.repeat(2), tile=(4, 5))
-    assert max(rows for rows, _ in shapes) <= 4
-    assert max(columns for _, columns in shapes) <= 5
+    tiled = evaluate(visual, text, best_regions, ids, ids.repeat(2), memory=25_000)
+    assert max(rows * columns for rows, columns in shapes) <= 100  # of 162; a pair holds 4 x 5 affinities, twice
     assert tiled.metrics == rank_scores(best_regions(visual, text), ids, ids.repeat(2)).metrics
+
+
+def test_tiles_are_those_that_the_declared_cost_allows_on_whatever_device_is_scored() -> None:
+    visual, text, image_ids, text_ids = captioned(20, 5, width=8)
+    shapes = []
+
+    class Costly:
+        def score_cost(self, visual: Encoded, text: Encoded) -> ScoreCost:
+            return ScoreCost(scored=984.0, trained=1.0)
+
+        def score(self, visual: Encoded, text: Encoded) -> Tensor:
+            shapes.append((len(visual), len(text)))
+            return product(visual, text)
+
+    score = Costly().score
+    items = 20 * 32, 100 * 32  # bytes
+    for scored in (score, DeviceScore(score, torch.device("cpu"))):
+        shapes.clear()
+        few = evaluate(Encoded(visual), Encoded(text), scored, image_ids, text_ids, memory=1000 * 20 * 50 + items[0] + items[1] // 2)
+        assert set(shapes) == {(20, 50)}
+        shapes.clear()
+        many = evaluate(Encoded(visual), Encoded(text), scored, image_ids, text_ids)
+        assert set(shapes) == {(20, 100)}
+        assert few.to_json() == many.to_json()
 
 
 def test_half_precision_scores_are_ranked_as_they_are() -> None:

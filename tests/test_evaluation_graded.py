@@ -89,17 +89,19 @@ def test_no_key_means_two_things() -> None:
 
 
 @pytest.mark.parametrize("semantics", ["reference", "paper"])
-@pytest.mark.parametrize("block", [1, 7, 1000])
-def test_blocks_change_nothing(block: int, semantics: str) -> None:
+@pytest.mark.parametrize("memory", [2000, 12_000, 40_000])
+def test_blocks_change_nothing(memory: int, semantics: str) -> None:
     data, visual, text, degrees = world(20)
-    shapes = []
+    shapes: list[tuple[int, int]] = []
 
     def score(visual: Encoded, text: Encoded) -> Tensor:
         shapes.append((len(visual), len(text)))
         return product(visual, text).double().round(decimals=5)  # one product in several shapes differs in its last bits
 
-    one, whole = (coherence_of(visual, text, score, data, Told(degrees), semantics=semantics, block=size) for size in (block, 10**6))
-    assert all(min(shape) <= max(block, 20) for shape in shapes[:-2])
+    one = coherence_of(visual, text, score, data, Told(degrees), semantics=semantics, memory=memory)
+    assert max(32 * (rows + columns) + 16 * rows * columns for rows, columns in shapes) <= memory / 2
+    whole = coherence_of(visual, text, score, data, Told(degrees), semantics=semantics)
+    assert max(rows * columns for rows, columns in shapes) == 20 * (20 if semantics == "reference" else 60)
     assert one.random == whole.random
     for name, values in whole.per_query.items():
         np.testing.assert_array_equal(one.per_query[name], values)
@@ -159,7 +161,7 @@ def test_refusals_are_one_sentence() -> None:
     with pytest.raises(DataError, match=r"^the degrees of image 4 hold NaN: mend what tells them\.$"):
         broken = degrees.clone()
         broken[4 * CAPTIONS] = torch.nan
-        coherence_of(visual, text, product, data, Told(broken), block=2)
+        coherence_of(visual, text, product, data, Told(broken), memory=2000)
     with pytest.raises(DataError, match=r"^the scores of image 0 hold NaN: the model or its features are broken\.$"):
         coherence_of(visual, text, lambda v, t: product(v, t) * torch.nan, data, Told(degrees))
 

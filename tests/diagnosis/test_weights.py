@@ -77,8 +77,8 @@ def test_a_weight_has_the_papers_unit():
 
 
 @pytest.mark.parametrize("kind", CATALOG, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("block_rows", [1, 3, 64])
-def test_by_blocks_is_the_whole(kind, block_rows):
+@pytest.mark.parametrize(("memory", "most"), [(1200, 1), (4000, 3), ("1MB", 7)])
+def test_by_blocks_is_the_whole(kind, memory, most):
     """Of any objective, with all that one may read."""
     images, texts = (normalize(torch.randn(n, 4, dtype=torch.float64), dim=1) for n in (7, 9))
     facts = {name: torch.rand(7, 9, dtype=torch.float64) for name in ("relevance", "weight", "pair_margin")}
@@ -87,7 +87,8 @@ def test_by_blocks_is_the_whole(kind, block_rows):
     targets = Targets(query_ids=[0, 1, 2, 3, 4, 5, 0], candidate_ids=[0, 1, 2, 3, 4, 5, 0, 2, 8], **facts)
     whole = pair_weights(kind(), images @ texts.T, targets)
     assert whole.abs().sum() > 0
-    rows, blocks = zip(*weights_by_blocks(kind(), images, texts, targets, block_rows=block_rows), strict=True)
+    rows, blocks = zip(*weights_by_blocks(kind(), images, texts, targets, memory=memory), strict=True)
+    assert max(map(len, blocks)) == most
     assert [part.stop - part.start for part in rows] == [len(block) for block in blocks]
     torch.testing.assert_close(torch.cat(blocks), whole, rtol=1e-10, atol=1e-13)
 
@@ -104,7 +105,7 @@ class OfOthers(Objective):
 def test_blocks_know_the_positive_scores_of_all():
     images, texts = (normalize(torch.randn(5, 4, dtype=torch.float64), dim=1) for _ in range(2))
     pairs = Targets.paired(5)
-    blocks = [block for _, block in weights_by_blocks(OfOthers(), images, texts, pairs, block_rows=2)]
+    blocks = [block for _, block in weights_by_blocks(OfOthers(), images, texts, pairs, memory=1500)]
     expected = torch.eye(5, dtype=torch.float64) * (images * texts).sum()
     torch.testing.assert_close(torch.cat(blocks), expected)
     torch.testing.assert_close(pair_weights(OfOthers(), images @ texts.T, pairs), expected)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from visavis.cli.shared import Json, bars, print_json
+from visavis.cli.shared import Json, Memory, bars, print_json
 
 
 def agreement(
@@ -44,6 +44,7 @@ def coherence(
     data: Annotated[str | None, typer.Option(help="Another data set than the runs' own.")] = None,
     seed: Annotated[int, typer.Option(help="Of the lots.")] = 0,
     out: Annotated[Path | None, typer.Option(help="A new folder; default runs/coherence-<n>.")] = None,
+    memory: Memory = None,
     json: Json = False,
 ) -> None:
     """See how coherent the lists of runs are: side by side, with what is totally irrelevant, and CS@K against K."""
@@ -63,6 +64,7 @@ def coherence(
             data=data,
             seed=seed,
             out=out,
+            memory=memory,
             progress=progress,
         )
     if json:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from visavis.cli.shared import Json, SkipBad, bars, print_json
+from visavis.cli.shared import Json, Memory, SkipBad, bars, print_json
 
 
 def train(
@@ -54,6 +54,7 @@ def evaluate(
     semantics: Annotated[
         str, typer.Option(help="Of CS@K: reference (tau-b, first captions) or paper (tau-a, all captions; keys end in _paper).")
     ] = "reference",
+    memory: Memory = None,
     json: Json = False,
 ) -> None:
     """R@K both ways, RSUM, ranks and mAP of a run's best model; with degrees CS@K and nDCG@K."""
@@ -61,7 +62,9 @@ def evaluate(
     from visavis.cli.output import print_evaluation
 
     with bars() as progress:
-        result = verbs.evaluate(run, protocol=protocol, split=split, data=data, degrees=degrees, semantics=semantics, progress=progress)
+        result = verbs.evaluate(
+            run, protocol=protocol, split=split, data=data, degrees=degrees, semantics=semantics, memory=memory, progress=progress
+        )
     if json:
         print_json(result.to_json())
     else:
@@ -73,6 +76,7 @@ def diagnose(
     objective: Annotated[list[str] | None, typer.Option(help="Another objective at the same point; may be given several times.")] = None,
     batches: Annotated[int | None, typer.Option(help="At most so many batches of 128; default: the whole training set.")] = None,
     data: Annotated[str | None, typer.Option(help="Another data set.")] = None,
+    memory: Memory = None,
     json: Json = False,
 ) -> None:
     """Which pairs still move a run's best model: counts and weights of contributing samples over the training set."""
@@ -80,7 +84,7 @@ def diagnose(
     from visavis.cli.output import print_diagnosis
 
     with bars() as progress:
-        result = verbs.diagnose(run, objective=objective or [], batches=batches, data=data, progress=progress)
+        result = verbs.diagnose(run, objective=objective or [], batches=batches, data=data, memory=memory, progress=progress)
     if json:
         print_json(result.to_json())
     else:
@@ -94,6 +98,7 @@ def search(
         Path | None, typer.Option("--inside", "--in", help="A data set or any folder of images; default: the run's own data.")
     ] = None,
     top: Annotated[int, typer.Option(help="How many images.")] = 5,
+    memory: Memory = None,
     json: Json = False,
 ) -> None:
     """The images that fit a sentence best, with their scores."""
@@ -101,7 +106,7 @@ def search(
     from visavis.cli.output import print_hits
 
     with bars() as progress:
-        hits = verbs.search(run, query, inside=inside, top=top, progress=progress)
+        hits = verbs.search(run, query, inside=inside, top=top, memory=memory, progress=progress)
     if json:
         print_json({"query": query, "hits": [hit.to_json() for hit in hits]})
     else:

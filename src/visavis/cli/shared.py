@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from visavis.cli.output import Bars
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Memory = Annotated[str | None, typer.Option(help="What blocks of scores may take, as 2GiB; default the recipe's, else a share.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Go on without what is broken, and say what was left out.")]
 
 

@@ -13,6 +13,7 @@ from visavis.comparison.measure import SHOWN, Measured, Ranker, Scale, check, me
 from visavis.data.dataset import Dataset
 from visavis.degrees import CATALOG, Degrees, ImageBy
 from visavis.errors import RunError, VisavisError
+from visavis.memory import Memory
 from visavis.progress import Progress
 from visavis.runs.folder import open_run, recipe_of
 from visavis.training.recipe import Recipe
@@ -78,6 +79,7 @@ def compare_runs(
     data: str | None,
     seed: int,
     out: str | Path | None,
+    memory: Memory,
     progress: Progress,
 ) -> Comparison:
     """Rank a split with every run and measure.
@@ -92,7 +94,7 @@ def compare_runs(
     if image not in get_args(ImageBy):
         raise VisavisError(f"image is {image!r}, expected own, best or mean.")
     scale, estimator = Scale(irrelevant), spec.parse(degrees, CATALOG)
-    recipes = [recipe_of(run, data) for run in runs]
+    recipes = [recipe_of(run, data, memory) for run in runs]
     split = split or recipes[0].evaluation.test
     names = _names(runs)
     opened = [_open(run, name, recipe, split, progress) for run, name, recipe in zip(runs, names, recipes, strict=True)]
@@ -109,6 +111,7 @@ def compare_runs(
     folder = storage.numbered_folder("runs/coherence") if out is None else storage.new_folder(out)
     ranked = tuple(ranker for ranker, _ in opened)
     rankers = (*ranked, Ranker.lot(ranked_data, seed))
+    memory = recipes[0].memory or None
     return Comparison(
         folder,
         ranked_data,
@@ -118,8 +121,8 @@ def compare_runs(
         scale,
         rankers,
         tuple(name for name, recipe in zip(names, recipes, strict=True) if _taught(recipe, estimator)),
-        measure(rankers, estimator, image, ranked_data, scale, top, progress),
-        tuple(answer(way, index, ranked, told, ranked_data, scale, top) for way, index in chosen),
+        measure(rankers, estimator, image, ranked_data, scale, top, progress, memory),
+        tuple(answer(way, index, ranked, told, ranked_data, scale, top, memory) for way, index in chosen),
     )
 
 

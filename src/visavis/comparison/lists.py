@@ -16,6 +16,7 @@ from visavis.data.captions import tokenize
 from visavis.data.dataset import Dataset
 from visavis.degrees import ImageDegrees
 from visavis.errors import VisavisError
+from visavis.memory import Memory
 from visavis.types import Direction
 
 
@@ -76,7 +77,16 @@ class Query:
         return {**facts, "lists": [told(one) for one in self.lists]}
 
 
-def answer(way: Direction, index: int, rankers: Sequence[Ranker], degrees: ImageDegrees, data: Dataset, scale: Scale, top: int) -> Query:
+def answer(
+    way: Direction,
+    index: int,
+    rankers: Sequence[Ranker],
+    degrees: ImageDegrees,
+    data: Dataset,
+    scale: Scale,
+    top: int,
+    memory: Memory = None,
+) -> Query:
     """The first ``top`` items of every ranker for one query."""
     query, candidates = torch.tensor([index]), sides(data, way)[1]
     relevance = relevance_of(degrees, way, query, candidates)
@@ -84,7 +94,7 @@ def answer(way: Direction, index: int, rankers: Sequence[Ranker], degrees: Image
     own = torch.from_numpy(np.arange(len(data.images)) == data.image_of[index] if way == "t2i" else data.image_of == index)
 
     def first(ranker: Ranker) -> TopList:
-        order = in_order(ranker.scores(way, query, candidates))[0]
+        order = in_order(ranker.scores(way, query, memory))[0]
         items = (Item(i, relevance[0, i].item(), int(bands[i]), bool(own[i])) for i in order[:top].tolist())
         return TopList(ranker.name, tuple(items), int(own[order].nonzero()[0]) + 1)
 

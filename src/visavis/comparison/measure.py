@@ -18,11 +18,14 @@ from torch import Tensor
 from visavis.data.dataset import Dataset
 from visavis.degrees import Degrees, ImageBy, ImageDegrees
 from visavis.errors import DataError, VisavisError
-from visavis.evaluation.blocks import Score
 from visavis.evaluation.coherence import Coherence, coherence_of
+from visavis.memory import Memory
 from visavis.metrics import COHERENT_SCORE
 from visavis.models import Matcher
+from visavis.models.base import vectors
+from visavis.models.scoring import score_from_cpu
 from visavis.progress import Progress
+from visavis.scoring import Score, pick, rows_at_once, score_by_blocks
 from visavis.types import DIRECTIONS, Direction, Encoded
 
 SHOWN: tuple[Direction, ...] = ("t2i", "i2t")
@@ -33,7 +36,12 @@ CUTS = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 TAILS = (1.0, 0.5, 0.2, 0.02)
 """Of the candidates that are not irrelevant, how many reach each band of relevance."""
 
-QUERIES = 128
+HELD = 48.0
+"""Bytes of a pair while lists are counted: scores, their order, degrees, the bands."""
+SHOWN_TO_CHECK = 128
+"""Captions whose degrees are looked at before anything is measured."""
+MIXERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+"""Odd numbers that spread bits, of SplitMix64 (Steele et al., 2014)."""
 
 
 @dataclass(frozen=True)
@@ -100,26 +108,36 @@ class Ranker:
 
     @classmethod
     def of_run(cls, name: str, objective: str, matcher: Matcher, images: Encoded, texts: Encoded) -> Ranker:
-        device = next(matcher.parameters()).device
-
-        @torch.inference_mode()
-        def score(some_images: Encoded, some_texts: Encoded) -> Tensor:
-            return matcher.score(some_images.to(device), some_texts.to(device)).float().cpu()
-
-        return cls(name, objective, images, texts, score)
+        return cls(name, objective, images, texts, score_from_cpu(matcher))
 
     @classmethod
     def lot(cls, data: Dataset, seed: int) -> Ranker:
-        """A random order."""
-        generator = torch.Generator().manual_seed(seed)
-        images, texts = (Encoded(torch.empty(len(items), 0)) for items in (data.images, data.captions))
-        return cls("random", "by lot", images, texts, lambda some, others: torch.rand(len(some), len(others), generator=generator))
+        """A random order: the score of a pair depends on the seed and the pair alone, so that blocks change nothing."""
+        images, texts = (Encoded(torch.arange(len(items))) for items in (data.images, data.captions))
 
-    def scores(self, way: Direction, queries: Tensor, candidates: Tensor) -> Tensor:
-        """The scores of queries with candidates, by index: ``[Q, C]``."""
+        def score(some: Encoded, others: Encoded) -> Tensor:
+            bits = spread(vectors(some)[:, None] + spread(vectors(others) + spread(torch.tensor(seed))))
+            return (bits >> 11) / 2**53 + 0.5
+
+        return cls("random", "by lot", images, texts, score)
+
+    def scores(self, way: Direction, queries: Tensor, memory: Memory = None) -> Tensor:
+        """The scores of queries, by index, with all candidates: ``[Q, C]``."""
         if way == "t2i":
-            return self.score(self.images[candidates], self.texts[queries]).T
-        return self.score(self.images[queries], self.texts[candidates])
+            return score_by_blocks(self.score, self.images, pick(self.texts, queries), memory).T
+        return score_by_blocks(self.score, pick(self.images, queries), self.texts, memory)
+
+
+def spread(numbers: Tensor) -> Tensor:
+    """Whole numbers as whole numbers of 64 bits that look drawn by lot: equal for equal ones."""
+    numbers = (numbers + 1) * _signed(MIXERS[0])
+    for mixer in MIXERS[1:]:
+        numbers = (numbers ^ (numbers >> 31)) * _signed(mixer)
+    return numbers ^ (numbers >> 31)
+
+
+def _signed(number: int) -> int:
+    return number - 2**64 if number >= 2**63 else number
 
 
 @dataclass(frozen=True)
@@ -145,40 +163,57 @@ class Measured:
 
 
 def measure(
-    rankers: Sequence[Ranker], degrees: Degrees, image: ImageBy, data: Dataset, scale: Scale, top: int, progress: Progress
+    rankers: Sequence[Ranker],
+    degrees: Degrees,
+    image: ImageBy,
+    data: Dataset,
+    scale: Scale,
+    top: int,
+    progress: Progress,
+    memory: Memory = None,
 ) -> dict[Direction, list[Measured]]:
-    """Every ranker, both ways. Items are counted in the lists of all queries; CS@K is that of ``visavis evaluate``."""
+    """Every ranker, both ways. Items are counted in the lists of all queries; CS@K is that of ``visavis evaluate``.
+
+    memory: of blocks of scores.
+    """
     told, scores = degrees.between(data, image), []
     for number, ranker in enumerate(rankers, 1):
-        scores.append(coherence_of(ranker.images, ranker.texts, ranker.score, data, degrees, ks=CUTS))
+        scores.append(coherence_of(ranker.images, ranker.texts, ranker.score, data, degrees, ks=CUTS, memory=memory))
         progress.work("coherent scores", number, len(rankers), 0.0)
 
     def one_way(way: Direction) -> list[Measured]:
         image_of = data.image_of if way == "t2i" else np.arange(len(data.images))
-        counts = count_irrelevant(rankers, way, told, data, scale, top, progress)
+        counts = count_irrelevant(rankers, way, told, data, scale, top, progress, memory)
         return [
-            Measured(Mean.of(own, image_of), Mean.of(own - counts[0], image_of), _curve(each, way))
-            for own, each in zip(counts, scores, strict=True)
+            Measured(Mean.of(own, image_of), Mean.of(own - counts[0], image_of), _curve(coherence, way))
+            for own, coherence in zip(counts, scores, strict=True)
         ]
 
     return {way: one_way(way) for way in SHOWN}
 
 
-def _curve(found: Coherence, way: Direction) -> dict[int, Mean]:
-    values = {k: found.per_query[COHERENT_SCORE.key(way, k)] for k in found.ks}
-    return {k: Mean.of(torch.from_numpy(each), np.arange(len(each))) for k, each in values.items()}
+def _curve(coherence: Coherence, way: Direction) -> dict[int, Mean]:
+    by_k = {k: coherence.per_query[COHERENT_SCORE.key(way, k)] for k in coherence.ks}
+    return {k: Mean.of(torch.from_numpy(values), np.arange(len(values))) for k, values in by_k.items()}
 
 
 def count_irrelevant(
-    rankers: Sequence[Ranker], way: Direction, degrees: ImageDegrees, data: Dataset, scale: Scale, top: int, progress: Progress
+    rankers: Sequence[Ranker],
+    way: Direction,
+    degrees: ImageDegrees,
+    data: Dataset,
+    scale: Scale,
+    top: int,
+    progress: Progress,
+    memory: Memory = None,
 ) -> list[Tensor]:
     """How many of the first ``top`` items are totally irrelevant, for every query ``[Q]`` of each ranker."""
     asked, candidates = sides(data, way)
     counts: list[list[Tensor]] = [[] for _ in rankers]
-    for queries in asked.split(QUERIES):
+    for queries in asked.split(rows_at_once(len(candidates), HELD, memory)):
         irrelevant = scale.bands(relevance_of(degrees, way, queries, candidates)) == 0
         for ranker, numbers in zip(rankers, counts, strict=True):
-            first = in_order(ranker.scores(way, queries, candidates))[:, :top]
+            first = in_order(ranker.scores(way, queries, memory))[:, :top]
             numbers.append(irrelevant.gather(1, first).sum(1).double())
         progress.work(f"lists, {DIRECTIONS[way]}", int(queries[-1]) + 1, len(asked), 0.0)
     return [torch.cat(numbers) for numbers in counts]
@@ -198,7 +233,7 @@ def relevance_of(degrees: ImageDegrees, way: Direction, queries: Tensor, candida
 def check(degrees: ImageDegrees, data: Dataset) -> None:
     """Raises DataError for degrees that are constant or NaN, as the first captions show."""
     captions, images = sides(data, "t2i")
-    shown = relevance_of(degrees, "t2i", captions[:QUERIES], images)
+    shown = relevance_of(degrees, "t2i", captions[:SHOWN_TO_CHECK], images)
     if not shown.min() < shown.max():
         raise DataError(
             f"the degrees of images and captions of {data.name} run from {shown.min():g} to {shown.max():g}, so that nothing is "

@@ -21,12 +21,14 @@ from visavis import objectives, spec, supervision
 from visavis.data.loader import Loader
 from visavis.diagnosis.cocos import CAPTIONS, Cocos, Semantics, contributing_by_direction
 from visavis.errors import RunError, VisavisError
+from visavis.memory import Memory
 from visavis.models import Matcher
 from visavis.models.encoding import device_of
 from visavis.objectives import Objective, SmoothAP, Triplet
 from visavis.progress import Progress
 from visavis.runs.folder import open_run, recipe_of
 from visavis.runs.published import Figures, published
+from visavis.scoring import score_by_blocks
 from visavis.supervision import Supervision
 from visavis.targets import Targets
 from visavis.training.checkpoint import Checkpoint
@@ -92,8 +94,10 @@ class Diagnosis:
         return {"run": str(self.run), **facts, "counts": counts, "published": self.beside and self.beside.to_json()}
 
 
-def diagnose_run(run: Path, specs: Sequence[str], batches: int | None, progress: Progress, data: str | None = None) -> Diagnosis:
-    """Count for the run's own objective, and for others by their specs, at the same point.
+def diagnose_run(
+    run: Path, specs: Sequence[str], batches: int | None, progress: Progress, data: str | None = None, memory: Memory = None
+) -> Diagnosis:
+    """Count for the run's own objective, and for others by their specs, at the same point. memory: of blocks of scores.
 
     data: another data set than the run's own, whose supervision then begins anew. A model without training is counted for the
     others alone.
@@ -104,7 +108,7 @@ def diagnose_run(run: Path, specs: Sequence[str], batches: int | None, progress:
     if batches is not None and batches < 1:
         raise VisavisError(f"a diagnosis of {batches} batches says nothing: give --batches a number above 0, or leave it out for all.")
     others = [objectives.parse(text) for text in specs]
-    recipe = recipe_of(run, data)
+    recipe = recipe_of(run, data, memory)
     untrained = None if recipe.phases else _phase_of(run, others)
     data_module, matcher = open_run(run, recipe, progress)
     phase, step = best_phase(run, recipe) if untrained is None else (untrained, 0)
@@ -113,7 +117,7 @@ def diagnose_run(run: Path, specs: Sequence[str], batches: int | None, progress:
     teacher = teacher_of(run if data is None else None, data_module, matcher, phase, loader)
     number = min(loader.batches_in(0), batches or loader.batches_in(0))
     found: dict[tuple[Objective, Semantics], list[dict[str, float]]] = {}
-    for done, (scores, targets) in enumerate(walk(loader, matcher, teacher, number), 1):
+    for done, (scores, targets) in enumerate(walk(loader, matcher, teacher, number, recipe.memory or None), 1):
         for objective in counted:
             found.setdefault((objective, "paper"), []).append(
                 measures(contributing_by_direction(objective, scores, targets, epsilon=EPSILON))
@@ -160,13 +164,14 @@ def batches_of(data_module: DataModule) -> Loader:
 
 
 @torch.no_grad()
-def walk(loader: Loader, matcher: Matcher, teacher: Supervision, number: int) -> Iterator[tuple[Tensor, Targets]]:
+def walk(loader: Loader, matcher: Matcher, teacher: Supervision, number: int, memory: Memory = None) -> Iterator[tuple[Tensor, Targets]]:
     """Scores ``[V, T]`` and targets of the first batches of a fixed plan, in evaluation mode, on the CPU."""
     matcher.eval()
     for batch in loader.epoch(0, training=False):
         moved = batch.to(device_of(matcher))
         visual, text = matcher.encode_visual(moved.visual), matcher.encode_text(moved.text)
-        yield matcher.score(visual, text).float().cpu(), teacher.targets(visual, text, moved).to("cpu")
+        scores = score_by_blocks(matcher.score, visual, text, memory).float().cpu()
+        yield scores, teacher.targets(visual, text, moved).to("cpu")
         if batch.number + 1 == number:
             return
 

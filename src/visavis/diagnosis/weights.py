@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from visavis.engine import cosine
-from visavis.engine.items import Items
-from visavis.engine.row_blocks import row_blocks
-from visavis.engine.scored import Score
+from visavis.memory import Items, Memory
 from visavis.objectives import Objective
+from visavis.scoring import Score, score_by_rows
 from visavis.targets import Targets
+
+HELD = 64.0
+"""Bytes of a pair while the weights of a block are formed: the largest of the catalog's objectives hold about 50."""
 
 
 def pair_weights(objective: Objective, scores: Tensor, targets: Targets) -> Tensor:
@@ -31,20 +33,18 @@ def pair_weights(objective: Objective, scores: Tensor, targets: Targets) -> Tens
 
 
 def weights_by_blocks(
-    objective: Objective, queries: Items, candidates: Items, targets: Targets, *, score: Score = cosine, block_rows: int = 1024
+    objective: Objective, queries: Items, candidates: Items, targets: Targets, *, score: Score = cosine, memory: Memory = None
 ) -> Iterator[tuple[slice, Tensor]]:
     """``pair_weights`` for embeddings, a block of queries after the other: the rows, and their weights ``[rows, C]``.
 
-    score: ``(queries, candidates) -> [Q, C]``. Memory: ``block_rows`` x candidates.
+    score: ``(queries, candidates) -> [Q, C]``. memory: what a block may take, in bytes or as "2GiB"; None: a share of what is free.
     """
-    blocks = row_blocks(len(queries), block_rows)
+
+    def blocks() -> Iterator[tuple[slice, Tensor]]:
+        return score_by_rows(score, queries, candidates, "i2t", held=HELD, memory=memory)
+
     if objective.needs_positive_scores and targets.positive_scores is None:
-        own = [_scores(score, queries, candidates, rows)[targets[rows].positive] for rows in blocks]
-        targets = replace(targets, positive_scores=torch.cat(own))
-    for rows in blocks:
-        yield rows, pair_weights(objective, _scores(score, queries, candidates, rows), targets[rows])
-
-
-@torch.no_grad()
-def _scores(score: Score, queries: Items, candidates: Items, rows: slice) -> Tensor:
-    return score(queries[rows], candidates)
+        positives = [scores[targets[rows].positive] for rows, scores in blocks()]
+        targets = replace(targets, positive_scores=torch.cat(positives))
+    for rows, scores in blocks():
+        yield rows, pair_weights(objective, scores, targets[rows])

@@ -14,7 +14,7 @@ A rank is a count: of the candidates that score at least what the query's own po
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -22,11 +22,16 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from visavis.errors import DataError, ShapeError
+from visavis.memory import Memory
 from visavis.metrics.ranking import Ties, by_query, place, places, steps
+from visavis.scoring import Score, pick, score_by_rows, tile_shape
 from visavis.targets import Targets
-from visavis.types import Encoded
+from visavis.types import Direction, Encoded
 
-Score = Callable[[Encoded, Encoded], Tensor]
+HELD_BY_COUNTING = 16.0
+"""Bytes of a pair while a tile is counted: its scores or those of the tile before, and flags, in float64 at most."""
+HELD_BY_PLACES = 48.0
+"""Bytes of a pair while ``metrics.places`` works: scores, masked scores and flags in float64, and who belongs to whom."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +49,7 @@ class _Side:
     cuts: list[int]
 
     def part(self, tile: int) -> Encoded:
-        start, stop = self.cuts[tile], self.cuts[tile + 1]
-        rows = self.items[start:stop]
-        consecutive = bool((rows == torch.arange(int(rows[0]), int(rows[0]) + len(rows))).all())
-        return self.encoded[int(rows[0]) : int(rows[0]) + len(rows)] if consecutive else self.encoded[rows]
+        return pick(self.encoded, self.items[self.cuts[tile] : self.cuts[tile + 1]])
 
     def tile_of(self, item: Tensor) -> Tensor:
         return torch.bucketize(self.index[item], torch.tensor(self.cuts[1:]), right=True)
@@ -62,15 +64,20 @@ def places_by_tiles(
     text_ids: Tensor,
     *,
     ties: Ties = "pessimistic",
-    tile: tuple[int, int] = (1024, 5120),
+    memory: Memory = None,
+    tile: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Places of each image's texts ``[V, M]`` and of each text's images ``[T, M]``, as ``metrics.places`` defines them.
 
     score: ``score(visual[rows], text[columns]) -> [rows, columns]``. image_ids ``[V]``, text_ids ``[T]``: equal = belong
-    together. tile: the largest number of images and texts scored at once; it sets the memory and never the result.
+    together. memory: what a tile may take. tile: the largest number of images and texts scored at once, where it is known; neither ever
+    sets the result.
     Raises ShapeError for an image or text that belongs to nothing, DataError for scores that are not numbers.
     """
+    _check(visual, image_ids)
+    _check(text, text_ids)
     image, caption = _positive_pairs(image_ids, text_ids)
+    tile = tile or tile_shape(score, visual, text, held=HELD_BY_COUNTING, memory=memory)
     images, texts = _side(visual, image_ids, tile[0]), _side(text, text_ids, tile[1])
     tiles = images.tile_of(image) * (len(texts.cuts) - 1) + texts.tile_of(caption)
     order = torch.argsort(tiles, stable=True)
@@ -92,20 +99,31 @@ def places_by_tiles(
 
 @torch.no_grad()
 def places_by_rows(
-    queries: Encoded, candidates: Encoded, score: Score, targets: Targets, *, ties: Ties = "pessimistic", block: int = 256
+    visual: Encoded,
+    text: Encoded,
+    score: Score,
+    targets: Targets,
+    way: Direction,
+    *,
+    ties: Ties = "pessimistic",
+    memory: Memory = None,
 ) -> Tensor:
     """Places ``[Q, M]`` of the right answers of one direction, whatever they are, by blocks of queries.
 
-    score: ``score(queries[rows], candidates[columns]) -> [rows, columns]``. Raises as ``metrics.places`` does.
+    way: "i2t": the visual items are the queries, "t2i": the texts are. targets: of these queries with all candidates. memory: sets
+    the blocks and never the result. Raises as ``metrics.places`` does.
     """
+    candidates = text if way == "i2t" else visual
+    _check(candidates, torch.arange(len(candidates)))
     side = _side(candidates, torch.arange(len(candidates)), len(candidates))
-    distinct = candidates[side.items]
-    found = [
-        places(score(queries[rows], distinct).cpu()[:, side.index], targets[rows], ties=ties)
-        for rows in torch.arange(len(queries)).split(block)
+    distinct = pick(candidates, side.items)
+    both = (visual, distinct) if way == "i2t" else (distinct, text)
+    parts = [
+        places(block.cpu()[:, side.index], targets[rows], ties=ties)
+        for rows, block in score_by_rows(score, *both, way, held=HELD_BY_PLACES, memory=memory)
     ]
-    widest = max(part.shape[1] for part in found)
-    return torch.cat([pad(part, (0, widest - part.shape[1]), value=torch.inf) for part in found])
+    widest = max(part.shape[1] for part in parts)
+    return torch.cat([pad(part, (0, widest - part.shape[1]), value=torch.inf) for part in parts])
 
 
 class _Count:
@@ -119,15 +137,17 @@ class _Count:
 
     def add(self, block: Tensor, query_tile: int, candidate_tile: int, pair_query: Tensor, pair_score: Tensor) -> None:
         """Count a block of scores (queries x candidates) in, and its positive pairs out."""
-        query = self.order[self.cuts[query_tile] : self.cuts[query_tile + 1]]
-        row = self.queries.index[query] - self.queries.cuts[query_tile]
+        queries = self.order[self.cuts[query_tile] : self.cuts[query_tile + 1]]
         copies = self.candidates.copies[self.candidates.cuts[candidate_tile] : self.candidates.cuts[candidate_tile + 1]].to(block)
-        scores = block if len(row) == len(block) else block[row]
-        slots = self.own[query].T.contiguous().to(block.device)
-        flags = torch.empty_like(scores)  # 0 and 1 in the dtype of the scores: several times faster than bool
+        for query in queries.split(len(block)):  # equal queries share a row of the block, so that there may be more than rows
+            row = self.queries.index[query] - self.queries.cuts[query_tile]
+            scores = block if len(queries) == len(block) else block[row]
+            slots = self.own[query].T.contiguous().to(block.device)
+            flags = torch.empty_like(scores)  # 0 and 1 in the dtype of the scores: several times faster than bool
+            for step in self.steps:
+                before = torch.stack([step(scores, own[:, None], out=flags) @ copies for own in slots], 1)
+                self.before[query] += before.cpu().double() / len(self.steps)
         for step in self.steps:
-            counted = torch.stack([step(scores, own[:, None], out=flags) @ copies for own in slots], 1)
-            self.before[query] += counted.cpu().double() / len(self.steps)
             positives = step(pair_score[:, None], self.own[pair_query]).double() / len(self.steps)
             self.before.index_add_(0, pair_query, positives, alpha=-1)
 
@@ -154,11 +174,14 @@ def _walk(
             yield block, (row_tile, column_tile), slice(start, stop), (row, column)
 
 
-def _side(encoded: Encoded, ids: Tensor, tile: int) -> _Side:
+def _check(encoded: Encoded, ids: Tensor) -> None:
     if len(encoded) != len(ids):
         raise ShapeError(f"there are {len(encoded)} encoded items and {len(ids)} ids: give one id for each item.")
     if not len(ids):
         raise ShapeError("there is nothing to rank: no images or no texts were given.")
+
+
+def _side(encoded: Encoded, ids: Tensor, tile: int) -> _Side:
     order = torch.argsort(ids, stable=True)
     keys = _keys(encoded)
     number: dict[bytes, int] = {}

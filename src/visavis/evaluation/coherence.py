@@ -19,16 +19,19 @@ from torch import Tensor
 from visavis.data.dataset import Dataset
 from visavis.degrees import CATALOG, Degrees
 from visavis.errors import DataError, SpecError
-from visavis.evaluation.blocks import Score
 from visavis.evaluation.protocols import Protocol, named
+from visavis.memory import Memory
 from visavis.metrics import GRADED, Metric
+from visavis.scoring import Score, pick, score_by_rows
 from visavis.spec import parse
-from visavis.types import Encoded
+from visavis.types import Direction, Encoded
 
 FEW, MANY = (100, 200, 1000), (500, 5000)
 """The K of the Ladder paper for 1,000 test images and for 5,000."""
 SEED = 0
 """Of the random scores."""
+HELD = 96.0
+"""Bytes of a pair while a block is measured: scores, random scores and degrees in float64, sorted, with their order and sums."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +80,7 @@ def coherence_of(
     semantics: str = "reference",
     ks: tuple[int, ...] = (),
     protocol: str | Protocol = "plain",
-    block: int = 256,
+    memory: Memory = None,
 ) -> Coherence:
     """CS@K and nDCG@K both ways of encoded images and captions, those of ``data`` in its order.
 
@@ -85,7 +88,7 @@ def coherence_of(
     only, tau-b. "paper", as its text: all captions, tau-a; its keys end in ``_paper``. An image's degrees are those of its first
     caption, or the truth about it where ``degrees`` knows that.
     ks: default those of the paper for so many images. protocol: its folds; queries of all folds are one mean.
-    block: the number of queries scored at once; it sets the memory and never the result.
+    memory: what a block of queries may take, as in ``evaluate``; it never sets the result.
     Raises SpecError for unknown degrees or semantics, DataError for scores or degrees that are not numbers.
     """
     if semantics not in GRADED:
@@ -98,17 +101,17 @@ def coherence_of(
     folds = [(images, ranked[torch.isin(image_of[ranked], images)]) for images in torch.arange(len(visual)).chunk(protocol.folds)]
     size = len(folds[0][0])
     ks = tuple(sorted({min(k, size) for k in ks or (FEW if size < max(MANY) else MANY)}))
-    found: dict[str, list[Tensor]] = defaultdict(list)
+    ways: tuple[Direction, ...] = ("i2t", "t2i")
+    own: dict[str, list[Tensor]] = defaultdict(list)
     random: dict[str, list[Tensor]] = defaultdict(list)
     for images, texts in folds:
-        for way, queries, candidates in (("i2t", images, texts), ("t2i", texts, images)):
-            for rows in queries.split(block):
-                pairs = (rows, candidates) if way == "i2t" else (candidates, rows)
-                scores, truth = score(visual[pairs[0]], text[pairs[1]]).cpu(), relevance(*pairs)
-                if way == "t2i":
-                    scores, truth = scores.T, truth.T
-                _refuse_nan({"scores": scores, "degrees": truth}, "image" if way == "i2t" else "text", rows)
-                for into, values in ((found, scores), (random, _random(rows, len(candidates), way))):
+        fold = pick(visual, images), pick(text, texts)
+        for way in ways:
+            for rows, scores in score_by_rows(score, *fold, way, held=HELD, memory=memory):
+                queries = (images if way == "i2t" else texts)[rows]
+                truth = relevance(queries, texts) if way == "i2t" else relevance(images, queries).T
+                _refuse_nan({"scores": scores, "degrees": truth}, "image" if way == "i2t" else "text", queries)
+                for into, values in ((own, scores.cpu()), (random, _random(queries, scores.shape[1], way))):
                     for key, per_query in _measures(GRADED[semantics], way, values, truth, ks):
                         into[key].append(per_query)
     return Coherence(
@@ -116,7 +119,7 @@ def coherence_of(
         semantics=semantics,
         ks=ks,
         candidates=(len(folds[0][1]), size),
-        per_query={name: torch.cat(values).numpy() for name, values in found.items()},
+        per_query={name: torch.cat(values).numpy() for name, values in own.items()},
         random={name: _mean(torch.cat(values).numpy()) for name, values in random.items()},
     )
 

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from visavis.data.dataset import Dataset
 from visavis.errors import DataError, ShapeError, SpecError
-from visavis.evaluation.blocks import Score, places_by_rows, places_by_tiles
+from visavis.evaluation.blocks import places_by_rows, places_by_tiles
 from visavis.evaluation.coherence import Coherence
 from visavis.evaluation.positives import listed_positives
 from visavis.evaluation.protocols import Protocol, named
+from visavis.memory import Memory
 from visavis.metrics import ranking_metrics
 from visavis.metrics.ranking import Ties, best
+from visavis.scoring import Score, pick
 from visavis.targets import Ids, Targets
 from visavis.types import Encoded
 
@@ -58,12 +60,13 @@ def evaluate(
     *,
     protocol: str | Protocol = "plain",
     ties: Ties = "pessimistic",
-    tile: tuple[int, int] = (1024, 5120),
+    memory: Memory = None,
 ) -> Evaluation:
     """Rank all texts for each image and all images for each text, by tiles of the score matrix.
 
     score: ``score(visual[rows], text[columns]) -> [rows, columns]``, as every matcher has it. image_ids ``[V]``, text_ids
-    ``[T]``: equal = belong together. tile: the largest number of images and texts scored at once.
+    ``[T]``: equal = belong together. memory: what a tile may take, in bytes or as "2GiB" (None: a share of what is free); the tiles follow
+    from what the score costs, and the result does not depend on them.
     Raises SpecError where the data are not those of the protocol, ShapeError for an image or text that belongs to
     nothing, DataError for scores that are not numbers.
     """
@@ -76,8 +79,8 @@ def evaluate(
     image_ranks, text_ranks = (torch.empty(len(side), dtype=torch.double if ties == "mean" else torch.long) for side in ids)
     rows = []
     for images, texts in protocol.split(*ids) if protocol.folds > 1 else [(slice(None), slice(None))]:
-        fold = visual[images], text[texts]
-        places = places_by_tiles(*fold, score, ids[0][images], ids[1][texts], ties=ties, tile=tile)
+        fold = pick(visual, images), pick(text, texts)
+        places = places_by_tiles(*fold, score, ids[0][images], ids[1][texts], ties=ties, memory=memory)
         image_ranks[images], text_ranks[texts] = (best(side, ties) for side in places)
         rows.append(ranking_metrics(*places))
     return Evaluation(
@@ -93,18 +96,26 @@ def evaluate(
 
 
 def evaluate_listed(
-    visual: Encoded, text: Encoded, score: Score, data: Dataset, *, protocol: str | Protocol, ties: Ties = "pessimistic"
+    visual: Encoded,
+    text: Encoded,
+    score: Score,
+    data: Dataset,
+    *,
+    protocol: str | Protocol,
+    ties: Ties = "pessimistic",
+    memory: Memory = None,
 ) -> Evaluation:
     """``evaluate`` by a protocol that lists right answers, of encoded images and captions, those of ``data`` in its order.
 
-    Only what the protocol lists is a query; all images and captions are candidates. Raises DataError for lists that are missing
+    Only what the protocol lists is a query; all images and captions are candidates. memory: as in ``evaluate``. Raises DataError for lists that are missing
     or damaged, and for data that they are not of.
     """
     protocol = named(protocol) if isinstance(protocol, str) else protocol
     protocol.check(torch.arange(len(visual)), torch.from_numpy(data.image_of))
     of_images, of_texts = listed_positives(protocol, data)
-    image_places = places_by_rows(visual[of_images.queries], text, score, of_images.targets, ties=ties)
-    text_places = places_by_rows(text[of_texts.queries], visual, lambda texts, images: score(images, texts).T, of_texts.targets, ties=ties)
+    asked_images, asked_texts = pick(visual, of_images.queries), pick(text, of_texts.queries)
+    image_places = places_by_rows(asked_images, text, score, of_images.targets, "i2t", ties=ties, memory=memory)
+    text_places = places_by_rows(visual, asked_texts, score, of_texts.targets, "t2i", ties=ties, memory=memory)
     return Evaluation(
         protocol=protocol.name,
         num_images=len(visual),

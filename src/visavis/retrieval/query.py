@@ -17,6 +17,7 @@ from visavis.data.listing import Entry, Listing
 from visavis.data.loader import Features, Rows, Source
 from visavis.data.pixels import check_pixels
 from visavis.errors import DataError, RunError, VisavisError
+from visavis.memory import Memory
 from visavis.models.caching import cache_features
 from visavis.models.encoding import batches_of_at_most, encode
 from visavis.models.pixel_source import PixelSource
@@ -42,18 +43,19 @@ class Hit:
         return {"name": self.name, "score": self.score, "path": path}
 
 
-def search_images(run: Path, query: str, inside: Path | None, top: int, progress: Progress) -> list[Hit]:
-    """The ``top`` images of a place that fit a sentence best. Raises DataError where there are none."""
+def search_images(run: Path, query: str, inside: Path | None, top: int, progress: Progress, memory: Memory = None) -> list[Hit]:
+    """The ``top`` images of a place that fit a sentence best. memory: of blocks of scores. Raises DataError where there are none."""
     if not query.strip():
         raise VisavisError("the query is empty: write what to look for, such as 'a dog runs on the beach'.")
     if top < 1:
         raise VisavisError(f"top is {top}, expected at least 1.")
-    model = Retriever.load(run)
+    model = Retriever.load(run, memory=memory)
     if inside is not None:
         return rank(model, collection(inside), query, top, progress)
-    recipe = recipe_of(run)
+    recipe = recipe_of(run, memory=memory)
     if not recipe.data.path:
         raise RunError(f"{run} is a model that was not trained here and brings no data: name pictures with --in.")
+    model.memory = recipe.memory or None
     place = open_data(recipe, progress, skip_bad=True)
     return rank(model, place, query, top, progress, visual_features(recipe, place, progress)[0])
 

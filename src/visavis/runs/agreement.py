@@ -12,13 +12,10 @@ from visavis.data.reading import find_source
 from visavis.degrees import CATALOG
 from visavis.errors import RunError
 from visavis.evaluation.agreement import FILES, Agreement, Judgements, agree, degrees_of_pairs, read_judgements
-from visavis.models.encoding import device_of
+from visavis.models.scoring import score_listed_pairs
 from visavis.progress import Progress
 from visavis.runs.folder import open_run, recipe_of
 from visavis.spec import parse
-
-PAIRS = 4096
-"""Scored at once."""
 
 
 @torch.inference_mode()
@@ -39,11 +36,11 @@ def agree_runs(folders: Sequence[Path], data: str | None, degrees: str | None, p
         data_module, matcher = open_run(folder, recipe, progress)
         split = data_module.data.split(recipe.evaluation.test)
         said = [read_judgements(kind, find_source(recipe.data.path).parent, split) for kind in FILES]
-        device, (visual, text) = device_of(matcher), data_module.encode(matcher, split)
+        visual, text = data_module.encode(matcher, split)
         for judged in said:
-            pairs = torch.from_numpy(np.stack([judged.images, judged.captions])).split(PAIRS, dim=1)
-            blocks = [matcher.score_pairs(visual[images].to(device), text[captions].to(device)).cpu() for images, captions in pairs]
-            scores[judged.kind][str(folder)] = torch.cat(blocks).double().numpy()
+            pairs = torch.from_numpy(judged.images), torch.from_numpy(judged.captions)
+            told = score_listed_pairs(matcher, visual, text, *pairs, memory=recipe.memory or None)
+            scores[judged.kind][str(folder)] = told.double().numpy()
         progress.say(f"{folder}: scored {sum(len(judged.images) for judged in said):,} judged pairs")
     if told_by is not None:
         between = told_by.between(split)

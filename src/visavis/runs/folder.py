@@ -10,6 +10,7 @@ import torch
 from visavis import storage
 from visavis.environment import git_hash, versions
 from visavis.errors import RunError
+from visavis.memory import Memory, parse_memory
 from visavis.models.base import Matcher
 from visavis.models.retriever import Retriever
 from visavis.progress import Progress
@@ -37,10 +38,10 @@ def open_run(folder: Path, recipe: Recipe, progress: Progress) -> tuple[DataModu
     return open_data_module(recipe, progress, model.processor.vocabulary), model.matcher
 
 
-def recipe_of(folder: Path, data: str | None = None) -> Recipe:
-    """The resolved recipe of a run, or one without phases for a CLIP or SigLIP model. data: another data set than its own.
+def recipe_of(folder: Path, data: str | None = None, memory: Memory = None) -> Recipe:
+    """The resolved recipe of a run, or one without phases for a CLIP or SigLIP model.
 
-    Raises RunError if the folder is none of both.
+    data: another data set than its own. memory: another setting than its own. Raises RunError if the folder is none of both.
     """
     file = RunFiles(folder).recipe
     recipe = build_recipe(storage.read_toml(file), {}, str(file)) if file.exists() else zero_shot_recipe(folder)
@@ -48,6 +49,8 @@ def recipe_of(folder: Path, data: str | None = None) -> Recipe:
         raise RunError(
             f"{folder} is no run folder: expected {file.name} in it, as visavis train writes it, or a CLIP or SigLIP model of transformers."
         )
+    if memory is not None:
+        recipe = recipe.model_copy(update={"memory": str(parse_memory(memory))})
     return recipe if data is None else build_recipe(recipe.to_dict(), {"data.path": data, "visual.features": ""}, str(folder))
 
 

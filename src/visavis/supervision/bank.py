@@ -9,16 +9,18 @@ import torch
 from torch import Tensor
 
 from visavis.data.loader import Batch, Loader, seed_of
-from visavis.engine.row_blocks import row_blocks
 from visavis.errors import RecipeError
 from visavis.models.base import evaluating
 from visavis.models.encoding import batches_of_at_most, encode
+from visavis.scoring import score_by_rows
 from visavis.spec import check_fields, require
 from visavis.supervision.base import Supervision, TrainingContext
 from visavis.targets import Targets
-from visavis.types import Encoded
+from visavis.types import Direction, Encoded
 
 ENCODED_AT_ONCE = 512
+HELD = 16.0
+"""Bytes of a pair while the hardest are looked for: scores, masked scores, who belongs to whom."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -98,15 +100,12 @@ class BankSupervision(Supervision):
         with evaluating(matcher):
             image_of = torch.from_numpy(data.image_of).to(self._context.device)
             image = torch.arange(len(data.images), device=self._context.device)
-            texts = [
-                self._first(matcher.score(visual[rows], text), image[rows, None] == image_of)
-                for rows in row_blocks(len(image), ENCODED_AT_ONCE)
-            ]
-            images = [
-                self._first(matcher.score(visual, text[rows]).T, image_of[rows, None] == image)
-                for rows in row_blocks(len(image_of), ENCODED_AT_ONCE)
-            ]
-        return torch.cat(texts), torch.cat(images)
+
+            def hardest(way: Direction, own: Tensor, other: Tensor) -> Tensor:
+                blocks = score_by_rows(matcher.score, visual, text, way, held=HELD, memory=self._context.memory)
+                return torch.cat([self._first(scores, own[rows, None] == other) for rows, scores in blocks])
+
+            return hardest("i2t", image, image_of), hardest("t2i", image_of, image)
 
     def _first(self, scores: Tensor, own: Tensor) -> Tensor:
         count = min(self.size, int((~own).sum(1).min()))

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from visavis.data.loader import Batch, Loader
+from visavis.memory import Memory
 from visavis.models.base import Matcher
 from visavis.objectives import Objective
 from visavis.spec import check_fields
@@ -41,7 +42,7 @@ class TrainingContext:
     """What a supervision may use of the training that it is part of.
 
     train, validation: the batches of the two splits. optimizer: of the matcher, in this phase. peer_network: a new one, from
-    a seed. seed: of the run; with ``loader.seed_of(seed, epoch, batch)`` everything is repeatable.
+    a seed. seed: of the run; with ``loader.seed_of(seed, epoch, batch)`` everything is repeatable. memory: what blocks of scores may take.
     """
 
     matcher: Matcher
@@ -52,6 +53,7 @@ class TrainingContext:
     validation: Loader
     seed: int
     device: torch.device
+    memory: Memory = None
 
 
 class Supervision(ABC):

@@ -11,6 +11,7 @@ from torch.func import functional_call
 
 from visavis.data.loader import Batch, seed_of
 from visavis.models.base import Matcher, evaluating
+from visavis.scoring import score_by_blocks
 from visavis.spec import check_fields, require
 from visavis.supervision.base import PairSupervision, Supervision, TrainingContext
 from visavis.targets import Targets
@@ -53,7 +54,7 @@ class LearnedWeights(Supervision):
     def targets(self, visual: Encoded, text: Encoded, batch: Batch) -> Targets:
         targets = self._pairs.targets(visual, text, batch)
         with torch.no_grad():
-            scores = self._context.matcher.score(visual, text).float()
+            scores = score_by_blocks(self._context.matcher.score, visual, text, self._context.memory).float()
             return replace(targets, weight=self._network(scores, targets.to(scores.device).positive))
 
     def observe(self, batch: Batch, loss: float) -> None:

@@ -14,6 +14,7 @@ from visavis.data.loader import Batch, Loader, seed_of
 from visavis.errors import MissingExtra, RecipeError
 from visavis.models.base import Matcher, evaluating
 from visavis.objectives import Triplet
+from visavis.scoring import score_by_blocks
 from visavis.spec import check_fields, require
 from visavis.supervision.base import Supervision, TrainingContext
 from visavis.targets import Targets
@@ -119,7 +120,7 @@ class NoisySupervision(Supervision):
             for rows in whole_plan(loader):
                 visual = matcher.encode_visual(loader.visual.read(loader.data.image_of[rows]).to(device))
                 text = matcher.encode_text(loader.text.read(rows).to(device))
-                scores, pairs = matcher.score(visual, text).float(), Targets.paired(len(rows))
+                scores, pairs = score_by_blocks(matcher.score, visual, text, self._context.memory).float(), Targets.paired(len(rows))
                 hinge = Triplet(margin=self.margin)
                 loss = (hinge.one_way(scores, pairs) + hinge.one_way(scores.T, pairs)).cpu() / (2 * len(rows))
                 losses[rows] = loss

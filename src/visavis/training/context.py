@@ -31,6 +31,7 @@ def training_context(
         validation=validation,
         seed=recipe.seed,
         device=next(matcher.parameters()).device,
+        memory=recipe.memory or None,
     )
 
 

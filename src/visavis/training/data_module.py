@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from visavis.data.captions import Vocabulary
 from visavis.data.dataset import Dataset
@@ -20,11 +19,12 @@ from visavis.errors import RecipeError, VisavisError, nearest
 from visavis.evaluation import Evaluation, coherence_of, evaluate, evaluate_listed
 from visavis.evaluation.protocols import Protocol, named
 from visavis.models import CATALOG, Matcher
-from visavis.models.base import vectors
+from visavis.models.base import evaluating, vectors
 from visavis.models.caching import cache_features
-from visavis.models.encoding import batches_of_about, device_of, encode
+from visavis.models.encoding import batches_of_about, encode
 from visavis.models.pixel_source import PixelSource
 from visavis.models.processor import Processor
+from visavis.models.scoring import score_from_cpu
 from visavis.models.tokenizing import PretrainedTokens
 from visavis.models.towers import TowerSpec
 from visavis.progress import Progress, Silent
@@ -95,21 +95,19 @@ class DataModule:
         Raises DataError for an unknown split, SpecError if the protocol does not fit.
         """
         rules = named(protocol)
-        data = of_protocol(self.data.split(split), rules)
+        data, memory = of_protocol(self.data.split(split), rules), self.recipe.memory or None
         visual, text = self.encode(matcher, data)
-        device = device_of(matcher)
-
-        @torch.inference_mode()
-        def score(images: Encoded, texts: Encoded) -> Tensor:
-            return matcher.score(images.to(device), texts.to(device)).cpu()
-
-        if rules.positives:
-            result = evaluate_listed(visual, text, score, data, protocol=rules)
-        else:
-            result = evaluate(visual, text, score, torch.arange(len(data.images)), torch.from_numpy(data.image_of), protocol=rules)
-        if not degrees:
-            return result
-        return replace(result, coherence=coherence_of(visual, text, score, data, degrees, semantics=semantics, protocol=rules))
+        score = score_from_cpu(matcher)
+        with evaluating(matcher):
+            if rules.positives:
+                result = evaluate_listed(visual, text, score, data, protocol=rules, memory=memory)
+            else:
+                ids = torch.arange(len(data.images)), torch.from_numpy(data.image_of)
+                result = evaluate(visual, text, score, *ids, protocol=rules, memory=memory)
+            if not degrees:
+                return result
+            coherence = coherence_of(visual, text, score, data, degrees, semantics=semantics, protocol=rules, memory=memory)
+        return replace(result, coherence=coherence)
 
 
 def prepare(recipe: Recipe, progress: Progress | None = None) -> tuple[DataModule, Matcher]:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from visavis import degrees, objectives, spec, supervision
 from visavis.errors import RecipeError, SpecError, nearest
+from visavis.memory import parse_memory
 from visavis.models import small_cnn
 from visavis.training.overrides import set_values
 from visavis.training.renamed import with_new_names
@@ -162,12 +163,16 @@ class Recipe(Section):
 
     model: a table with a ``kind`` of the catalog, or the same as one text, "VSE++(width=512)".
     published: a paper's figures, beside which a diagnosis sets those of the run, such as "COCOS/VSE++/Flickr30k".
+
+    published: a paper's figures, beside which a diagnosis sets those of the run, such as "COCOS/VSE++/Flickr30k". memory: what
+    blocks of scores may take in training and evaluation, such as "2GiB"; "": a quarter of what is free.
     """
 
     name: str = Field(pattern=r"^[^/\\]+$")
     about: str = ""
     published: str = ""
     seed: int = Field(0, ge=0)
+    memory: str = ""
     data: DataSettings = DataSettings()
     visual: VisualSettings
     text: TextSettings = TextSettings()
@@ -189,6 +194,11 @@ class Recipe(Section):
     @classmethod
     def _model(cls, model: Any) -> Any:
         return model_table(model)
+
+    @field_validator("memory", mode="before")
+    @classmethod
+    def _memory(cls, setting: int | str) -> str:
+        return setting if setting == "" else str(parse_memory(setting) and setting)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, without those that are None (TOML has no null)."""

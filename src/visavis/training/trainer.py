@@ -26,6 +26,7 @@ from visavis.errors import RunError
 from visavis.models import Matcher
 from visavis.models.device import choose_device
 from visavis.progress import Progress, TrainingStep
+from visavis.scoring import score_by_blocks
 from visavis.training.checkpoint import Checkpoint, TrainerState, optimizer_tensors, restore_optimizer
 from visavis.training.context import training_context
 from visavis.training.curves import has_gradient, similarities, summarize
@@ -181,7 +182,7 @@ class Trainer:
             moved = batch.to(self.device)
             visual, text = self.matcher.encode_visual(moved.visual), self.matcher.encode_text(moved.text)
             targets = self.supervision.targets(visual, text, moved).to(self.device)
-            scores = self.matcher.score(visual, text)
+            scores = score_by_blocks(self.matcher.score, visual, text, self.recipe.memory or None)
             loss = self.loss(visual, text, targets=targets)
             health = health or examine(self.objective, visual, text, scores, targets, loss)
             batches.append({"loss": loss, **similarities(scores, targets), **has_gradient(self.objective, scores, targets)})

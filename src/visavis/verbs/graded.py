@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from visavis.degrees.judging import Judged
     from visavis.degrees.thresholds import Distribution
     from visavis.evaluation.agreement import Agreement
+    from visavis.memory import Memory
 
 
 def agreement(
@@ -48,6 +49,7 @@ def coherence(
     data: str | Path | None = None,
     seed: int = 0,
     out: str | Path | None = None,
+    memory: Memory = None,
     progress: Progress | None = None,
 ) -> Comparison:
     """How coherent the lists of runs are: their first items side by side, how many are totally irrelevant, CS@K against K.
@@ -56,7 +58,8 @@ def coherence(
     queries: how many images, and captions of them, are shown, drawn with ``seed``; or captions and names of images. irrelevant:
     what is no more relevant to a query than this share of all candidates is totally irrelevant. split: default the first run's test split.
     data: another data set than the runs' own; needed for a CLIP or SigLIP model as it comes.
-    out: a new folder; default ``runs/coherence-<n>``. Raises RunError for runs of different data, DataError for constant degrees.
+    out: a new folder; default ``runs/coherence-<n>``. memory: of blocks of scores; default the recipe's.
+    Raises RunError for runs of different data, DataError for constant degrees.
     """
     from visavis.comparison.coherence import compare_runs
     from visavis.report.coherence import write_report
@@ -74,6 +77,7 @@ def coherence(
         data=None if data is None else str(data),
         seed=seed,
         out=out,
+        memory=memory,
         progress=progress or Silent(),
     )
     write_report(comparison)

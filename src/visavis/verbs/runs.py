@@ -12,6 +12,7 @@ from visavis.progress import Progress, Silent
 if TYPE_CHECKING:
     from visavis.diagnosis.walk import Diagnosis
     from visavis.evaluation import Evaluation
+    from visavis.memory import Memory
     from visavis.models.retriever import Retriever
     from visavis.retrieval.query import Hit
     from visavis.runs.begin import Trained
@@ -72,6 +73,7 @@ def evaluate(
     data: str | Path | None = None,
     degrees: str | None = None,
     semantics: str = "reference",
+    memory: Memory = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """The metrics of a run's best model: R@K both ways, RSUM, ranks, mAP, under a named protocol; with degrees also CS@K and nDCG@K.
@@ -80,11 +82,12 @@ def evaluate(
     protocol, split, data, degrees: default to the recipe's; on other data or another split the protocol is "plain".
     degrees: who tells degrees of relevance, such as "CBoW()". semantics: of CS@K: "reference" ranks the first caption of each image
     and is tau-b, as the released code of the Ladder loss; "paper" ranks all captions and is tau-a, as its text, under keys
-    of its own: ``i2t_cs_at_100_paper``.
+    of its own: ``i2t_cs_at_100_paper``. memory: what blocks of scores may take, in bytes or as "2GiB"; default the recipe's, else a
+    quarter of what is free.
     """
     from visavis.runs.evaluating import evaluate_run
 
-    return evaluate_run(Path(run), protocol, split, None if data is None else str(data), progress or Silent(), degrees, semantics)
+    return evaluate_run(Path(run), protocol, split, None if data is None else str(data), progress or Silent(), degrees, semantics, memory)
 
 
 def diagnose(
@@ -93,18 +96,20 @@ def diagnose(
     objective: Sequence[str] = (),
     batches: int | None = None,
     data: str | Path | None = None,
+    memory: Memory = None,
     progress: Progress | None = None,
 ) -> Diagnosis:
     """What moves the queries of a run's training set at its best point, by its own objective and by others at the same point.
 
     Counts and weights of contributing samples as in the COCOS paper: frozen weights, no dropout, mean and deviation over
     batches of 128. objective: specs of further ones, such as ``["TripletHN(margin=0.2)"]``. batches: at most so many.
-    data: another data set than the run's own. A CLIP or SigLIP model as it comes needs both, data and objective.
+    data: another data set than the run's own. A CLIP or SigLIP model as it comes needs both, data and objective. memory: as in
+    ``evaluate``.
     """
     from visavis.diagnosis.walk import diagnose_run
 
     specs = [objective] if isinstance(objective, str) else objective
-    return diagnose_run(Path(run), specs, batches, progress or Silent(), None if data is None else str(data))
+    return diagnose_run(Path(run), specs, batches, progress or Silent(), None if data is None else str(data), memory)
 
 
 def search(
@@ -113,9 +118,13 @@ def search(
     *,
     inside: str | Path | None = None,
     top: int = 5,
+    memory: Memory = None,
     progress: Progress | None = None,
 ) -> list[Hit]:
-    """The images that fit a sentence best, best first. inside: a data set or any folder of images; default: the run's data."""
+    """The images that fit a sentence best, best first. inside: a data set or any folder of images; default: the run's data.
+
+    memory: as in ``evaluate``.
+    """
     from visavis.retrieval.query import search_images
 
-    return search_images(Path(run), query, None if inside is None else Path(inside), top, progress or Silent())
+    return search_images(Path(run), query, None if inside is None else Path(inside), top, progress or Silent(), memory)
