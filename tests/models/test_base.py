@@ -68,7 +68,7 @@ def test_a_folder_without_weights_is_one_sentence(tmp_path):
 
 
 WRONG_VIEWS = {
-    "images": (Heads, {"visual_view": "grid"}, "Heads cannot read images as grid: expected pooled."),
+    "images": (Heads, {"visual_view": "grid"}, "Heads cannot read images as grid: expected pooled or pixels."),
     "texts": (VSEPlusPlus, {"text_view": "words"}, "VSEPlusPlus cannot read texts as words: expected tokens."),
     "pooled texts": (VSEInfinity, {"text_view": "pooled"}, "VSEInfinity cannot read texts as pooled: expected words or tokens."),
 }

@@ -23,9 +23,10 @@ class Section(BaseModel):
 
 
 class DataSettings(Section):
-    """path: a data set (a folder, a file, or a name under VISAVIS_DATA). skip_bad: go on without what is broken.
+    """The data set.
 
-    misplaced: the share of training captions that are moved to wrong images, drawn by the run's seed; to study noise.
+    path: a folder, a list in it, or a name under ``VISAVIS_DATA``. skip_bad: leave out what is broken instead of stopping.
+    misplaced: the share of training captions that are moved to wrong images, drawn by the run's seed, to study noise.
     """
 
     path: str = ""
@@ -34,11 +35,12 @@ class DataSettings(Section):
 
 
 class VisualSettings(Section):
-    """How images are read. tower: a frozen encoder, by name or folder. view: what of it; "pixels": the model trains it.
+    """The input of the visual side: features of a frozen image encoder, or pixels.
 
-    features: a stored array of its features, row i of image i, instead of computing them; "precomp": those of the data set
-    itself; a model without a tower cannot read new images. crops: 1 or 10. augment: random
-    resized crop and flip in training ("pixels" only).
+    tower: the image encoder, by name or folder; a model without one cannot read new images. view: of a frozen encoder one
+    vector an image ("pooled") or one a region ("grid"); "pixels": the encoder is part of the model and may be trained.
+    features: a stored array of features, row i of image i, instead of computing them; "precomp": those that the data set
+    brings. crops: 1, or 10 for features of ten crops. augment: random resized crops and flips in training ("pixels" only).
     """
 
     tower: str = ""
@@ -62,9 +64,11 @@ class VisualSettings(Section):
 
 
 class TextSettings(Section):
-    """How captions are read. tower: a frozen encoder, or "vocabulary": words learned from the training captions.
+    """The input of the text side: token ids of words, or features of a frozen text encoder.
 
-    view: what of a tower; "tokens" also of one that is the model itself on both sides (CLIP). min_count: how often a word must occur to be known.
+    tower: "vocabulary" for words with learned embeddings, or a frozen encoder by name or folder. view: "tokens" of a vocabulary,
+    or of an encoder that is the model itself on both sides (CLIP); else one vector a text ("pooled") or one a word piece ("words").
+    min_count: how often a word must occur in the training captions to be in the vocabulary.
     """
 
     tower: str = "vocabulary"
@@ -73,7 +77,11 @@ class TextSettings(Section):
 
 
 class OptimizerSettings(Section):
-    """name: a class of torch.optim. lr: the learning rate. lr_multipliers: factors for parts ("backbone", "visual", "text")."""
+    """The optimizer and its learning rates.
+
+    name: a class of torch.optim. lr: the learning rate. lr_multipliers: its factors by part of the model ("visual", "text",
+    "backbone"); 1 for parts that are not named.
+    """
 
     name: Literal["Adam", "AdamW", "SGD"] = "Adam"
     lr: float = Field(5e-4, gt=0)
@@ -82,9 +90,10 @@ class OptimizerSettings(Section):
 
 
 class ScheduleSettings(Section):
-    """The rate over a phase. kind "constant"; "step": times ``factor`` after each epoch of ``milestones``; "cosine": to 0.
+    """How the learning rate changes over a phase.
 
-    warmup: the share of the phase over which the rate first rises from 0.
+    kind: "constant"; "step": times ``factor`` after each epoch of ``milestones``; "cosine": falling to 0. warmup: the share of
+    the phase's steps over which the learning rate first rises linearly from 0.
     """
 
     kind: Literal["constant", "step", "cosine"] = "constant"
@@ -94,8 +103,11 @@ class ScheduleSettings(Section):
 
 
 class Phase(Section):
-    """Some epochs with one objective. trainable: parts that learn (all if empty). start_from: the weights to begin with,
-    the last ones or the best so far; the optimizer starts anew unless ``keep_optimizer``.
+    """Epochs with one objective, supervision and optimizer.
+
+    objective, supervision: texts of the catalogs, such as "VLC(gamma=40)". trainable: the parts of the model that learn, all if
+    empty. start_from: begin with the last weights or the best ones by validation RSUM. keep_optimizer: take over the state of
+    the optimizer from the phase before.
     """
 
     epochs: int = Field(gt=0)
@@ -119,12 +131,14 @@ class Phase(Section):
 
 
 class TrainingSettings(Section):
-    """batch_size, captions_per_image, length_buckets: see data.loader.Plan. clip_norm: of the whole gradient; 0: not.
+    """Batches, steps and what is watched.
 
-    accumulate: batches averaged in one step. autocast: products in bfloat16. patience: validations without a better RSUM
-    after which a phase ends; 0: never. evaluate_every: steps between validations; 0: an epoch. checkpoint_s: at least
-    this many seconds between checkpoints. threads: of the CPU; 0: as the machine says. device: "auto", "cpu", "cuda".
-    probe_batches: batches of each split on which losses and similarities are watched.
+    batch_size: pairs; images where ``captions_per_image`` is given, each with so many of its captions. length_buckets: batches
+    within which captions are sorted by length; 0: not. clip_norm: the largest norm of the gradient over all parameters; 0: any.
+    accumulate: batches whose gradients are averaged in one step. autocast: matrix products in bfloat16. patience: a phase ends
+    after so many validations without a better RSUM; 0: never. evaluate_every: steps between validations; 0: an epoch.
+    checkpoint_s: seconds that pass at least between checkpoints. threads: of the CPU; 0: as torch finds. device: "auto" takes CUDA
+    where there is one. probe_batches: batches of each split on which losses and similarities are logged.
     """
 
     batch_size: int = Field(128, gt=1)
@@ -142,9 +156,10 @@ class TrainingSettings(Section):
 
 
 class EvaluationSettings(Section):
-    """protocol: a named protocol, applied to the test split. validation, test: names of splits.
+    """The validation after each epoch and the test at the end.
 
-    degrees: who tells degrees of relevance, such as "CBoW()"; the test then says how well the whole order follows them.
+    protocol: a named protocol, for the test split. validation, test: names of splits. degrees: a way to tell degrees of relevance,
+    such as "CBoW()"; the test then also has CS@K and nDCG@K.
     """
 
     protocol: str = "plain"
@@ -159,7 +174,7 @@ class EvaluationSettings(Section):
 
 
 class Recipe(Section):
-    """Everything that a training is; saved resolved as ``run.toml``.
+    """The complete description of a training; a run keeps it, resolved, as ``run.toml``.
 
     model: a table with a ``kind`` of the catalog, or the same as one text, "VSE++(width=512)".
     published: a paper's figures, beside which a diagnosis sets those of the run, such as "COCOS/VSE++/Flickr30k".
