@@ -2,10 +2,11 @@
 
 Each way lives in a process of its own, on the same numbers; the processes take turns, and medians are compared. Time is
 forward and backward. Memory is the peak beyond the two embeddings and their two gradients. Shown as matrix / engine: above 1 the
-engine is faster.
+engine is faster. ``plan`` sets the memory that ``PairLoss.plan`` expects beside the measured one; ``before`` the engine of another
+checkout beside this one's, as before / now.
 
-    python benchmarks/engine.py [--rows large small half huge others cuda] [--objectives NAME ...] [--size 8192] [--width 512]
-                                [--threads 2] [--repeats 5] [--seed 0]
+    python benchmarks/engine.py [--rows large small half huge plan before others cuda] [--objectives NAME ...] [--size 8192] [--width 512]
+                                [--threads 2] [--repeats 5] [--seed 0] [--before PATH_TO_ITS_SRC]
 
 FULL=1 in the environment runs every objective at 65,536 in full, instead of 4,096 queries with the time scaled.
 """
@@ -29,9 +30,6 @@ from torch.nn.functional import cross_entropy, normalize
 
 from visavis import PairLoss, Targets
 from visavis.engine import cosine
-from visavis.engine.gathering import Processes
-from visavis.engine.row_blocks import each_direction
-from visavis.engine.scoring import Cosines
 from visavis.objectives import CATALOG, Objective, parse
 from visavis.targets import Factors
 
@@ -50,6 +48,7 @@ def main() -> None:
     options.add_argument("--repeats", type=int, default=5)
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
+    options.add_argument("--before", help="the src folder of another checkout, for the row of that name")
     chosen = options.parse_args()
     if chosen.worker:
         serve(chosen.worker)
@@ -102,6 +101,39 @@ def huge(chosen: argparse.Namespace) -> None:
         print(f"  {name:18} {factor * found['seconds']:9.1f} s {memory(found)}{note}", flush=True)
 
 
+def plan(chosen: argparse.Namespace) -> None:
+    """What a plan expects, and what is measured beyond embeddings and gradients."""
+    for size in (4096, 8192, 16384):
+        print(f"\nB = {size}, the memory that plan() expects beside the measured peak")
+        for name in chosen.objectives:
+            worker = Worker(chosen, work("engine", name, size, in_use=True))
+            measured = worker.run()["bytes"]
+            worker.close()
+            images = texts = torch.empty(size, 1)
+            known = Targets(query_ids=range(size), candidate_ids=range(size), **facts(images, texts))
+            expected = PairLoss(parse(name)).plan(size, size, width=chosen.width, targets=known)
+            print(
+                f"  {name:18} {expected.path:6} {expected.expected_bytes / 1e6:7.0f} MB expected {measured / 1e6:7.0f} MB measured"
+                f" {expected.expected_bytes / measured:6.2f}",
+                flush=True,
+            )
+
+
+def before(chosen: argparse.Namespace) -> None:
+    """The engine of another checkout beside this one's."""
+    if chosen.before is None:
+        print("\nno other checkout: give --before PATH_TO_ITS_SRC")
+        return
+    print(f"\nB = {chosen.size}, before / now")
+    for name in chosen.objectives:
+        times = max(1, round(2e7 / chosen.size**2))
+        line(
+            chosen,
+            name,
+            [work("engine", name, chosen.size, times=times), work("engine", name, chosen.size, times=times, source=chosen.before)],
+        )
+
+
 def others(chosen: argparse.Namespace) -> None:
     """Other packages."""
     print("\npytorch-metric-learning NT-Xent, B = 512, both directions")
@@ -124,7 +156,9 @@ def cuda(chosen: argparse.Namespace) -> None:
                 line(chosen, name, [work("engine", name, size, device="cuda"), work(way, name, size, device="cuda")])
 
 
-ROWS: dict[str, Callable[[argparse.Namespace], None]] = {row.__name__: row for row in (large, small, half, huge, others, cuda)}
+ROWS: dict[str, Callable[[argparse.Namespace], None]] = {
+    row.__name__: row for row in (large, small, half, huge, plan, before, others, cuda)
+}
 
 
 def line(chosen: argparse.Namespace, name: str, works: list[dict[str, Any]]) -> None:
@@ -137,9 +171,10 @@ def line(chosen: argparse.Namespace, name: str, works: list[dict[str, Any]]) -> 
         {"seconds": statistics.median(run["seconds"] for run in runs), "bytes": max(run["bytes"] for run in runs)}
         for runs in ([each[way] for each in rounds] for way in (0, 1))
     )
-    ratio = statistics.median(each[1]["seconds"] / each[0]["seconds"] for each in rounds)
+    ratio, cpu = (statistics.median(each[1][key] / each[0][key] for each in rounds) for key in ("seconds", "cpu"))
+    names = ("now", "before") if works[1]["source"] else ("engine", works[1]["way"])
     columns = [f"{each['seconds'] * 1e3:10.1f} ms {memory(each)}" for each in (ours, theirs)]
-    print(f"  {name:18} engine {columns[0]}   {works[1]['way']} {columns[1]}   {ratio:6.2f} x", flush=True)
+    print(f"  {name:18} {names[0]} {columns[0]}   {names[1]} {columns[1]}   {ratio:6.2f} x ({cpu:.2f} of CPU time)", flush=True)
 
 
 def memory(found: dict[str, float]) -> str:
@@ -150,7 +185,7 @@ def memory(found: dict[str, float]) -> str:
 
 
 def work(way: str, objective: str, size: int, **changes: Any) -> dict[str, Any]:
-    usual = {"captions": 1, "half": False, "queries": None, "times": 1, "device": "cpu"}
+    usual = {"captions": 1, "half": False, "queries": None, "times": 1, "device": "cpu", "source": None, "in_use": False}
     return {"way": way, "objective": objective, "size": size} | usual | changes
 
 
@@ -160,6 +195,10 @@ class Worker:
     def __init__(self, chosen: argparse.Namespace, work: dict[str, Any]) -> None:
         work |= {"width": chosen.width, "threads": chosen.threads, "seed": chosen.seed}
         environment = {**os.environ, "OMP_NUM_THREADS": str(chosen.threads)}
+        if work["in_use"]:  # what is freed is given back: the peak is of what is in use, not of what the allocator holds on to
+            environment["MALLOC_MMAP_THRESHOLD_"] = str(2**20)
+        if work["source"]:
+            environment["PYTHONPATH"] = work["source"]
         command = [sys.executable, __file__, "--worker", json.dumps(work)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
@@ -182,12 +221,15 @@ def serve(work: dict[str, Any]) -> None:
     images, texts, image_ids, text_ids = batch(work)
     value = way(work, images, texts, image_ids, text_ids)
     device = torch.device(work["device"])
-    warm_up = torch.randn(64, 64, device=device)
-    warm_up @ warm_up
+    warm_up = batch(work | {"size": min(work["size"], 2048)})  # libraries are loaded, and hold the buffers that they keep
+    result = way(work | {"queries": None}, *warm_up)()
+    assert result is not None
+    result.backward()
+    del warm_up, result
     for _ in sys.stdin:
         images.grad = texts.grad = None
         before = memory_now(device)
-        start = time.perf_counter()
+        start, busy = time.perf_counter(), time.process_time()
         for _ in range(work["times"]):
             images.grad = texts.grad = None
             with torch.autocast(device.type, torch.bfloat16, enabled=work["half"]):
@@ -195,9 +237,9 @@ def serve(work: dict[str, Any]) -> None:
             if result is not None:
                 result.backward()
         synchronize(device)
-        seconds = (time.perf_counter() - start) / work["times"]
+        seconds, cpu = ((now - then) / work["times"] for now, then in ((time.perf_counter(), start), (time.process_time(), busy)))
         extra = memory_peak(device) - before - images.nbytes - texts.nbytes
-        print(json.dumps({"seconds": seconds, "bytes": extra}), flush=True)
+        print(json.dumps({"seconds": seconds, "cpu": cpu, "bytes": extra}), flush=True)
 
 
 def batch(work: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -238,11 +280,16 @@ def facts(images: Tensor, texts: Tensor) -> dict[str, Any]:
 
 def some_queries(objective: Objective, images: Tensor, texts: Tensor, targets: Targets, number: int) -> None:
     """Value and gradient of some queries each way against all candidates."""
+    from visavis.engine.processes import Processes
+    from visavis.engine.scores import CosineBlocks
+    from visavis.engine.walks import walk_rows
+
     rows = slice(0, number)
     with torch.no_grad():
-        scores = Cosines(images, texts, None, ([True], [True]))
+        scores = CosineBlocks(images, texts, None, ([True], [True]))
+        of_a_block = PairLoss(objective).plan(len(images), len(texts), targets=targets).rows
         alone = Processes(images.device, together=False)
-        each_direction(objective, scores, (rows, rows), (targets[rows], targets.T[rows]), None, alone, wanted=True)
+        walk_rows(objective, scores, (rows, rows), (targets[rows], targets.T[rows]), of_a_block, alone, needs_grad=True)
 
 
 def compiled(objective: Objective, images: Tensor, texts: Tensor, targets: Targets) -> Callable[[], Tensor]:

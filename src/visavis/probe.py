@@ -14,6 +14,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,22 +43,30 @@ def measure_cost(score: Score, visual: Items, text: Items, *, training: bool) ->
     """
     if not (len(visual) and len(text)):
         return BlockCost(0.0)
-    heights, widths = ((number, 2 * number) for number in FEW)
+
+    def prepare(height: int, width: int) -> Callable[[], Any]:
+        return partial(_scored, score, _leaves(_first(visual, height), training), _leaves(_first(text, width), training), training)
+
     with _undisturbed(score, visual):
-        low_narrow, low_wide, high_narrow, high_wide = (
-            _live_bytes(score, _first(visual, height), _first(text, width), training=training) for height in heights for width in widths
-        )
-    if len({len(each) for each in (low_narrow, low_wide, high_narrow, high_wide)}) > 1:  # steps that depend on the items
-        return BlockCost(max(high_wide) / (heights[1] * widths[1]))
-    pair = visual_item = text_item = fixed = 0.0
+        return measure_blocks(prepare, *FEW)
+
+
+def measure_blocks(prepare: Callable[[int, int], Callable[[], Any]], height: int, width: int) -> BlockCost:
+    """The cost of any work on a block of so many rows and columns: ``prepare(height, width)`` gives the work, which is measured.
+
+    Four blocks are worked on, of these sizes and of twice as many.
+    """
+    low_narrow, low_wide, high_narrow, high_wide = (_live_bytes(prepare(h, w)) for h in (height, 2 * height) for w in (width, 2 * width))
+    if len({len(steps) for steps in (low_narrow, low_wide, high_narrow, high_wide)}) > 1:  # steps that depend on the items
+        return BlockCost(max(high_wide) / (4 * height * width))
+    pair = row = column = fixed = 0.0
     for ll, lh, hl, hh in zip(low_narrow, low_wide, high_narrow, high_wide, strict=True):
-        of_pair = (hh - hl - lh + ll) / (heights[0] * widths[0])
-        of_visual = (hl - ll) / heights[0] - of_pair * widths[0]
-        of_text = (lh - ll) / widths[0] - of_pair * heights[0]
-        rest = ll - of_pair * heights[0] * widths[0] - of_visual * heights[0] - of_text * widths[0]
-        pair, visual_item = max(pair, of_pair), max(visual_item, of_visual)
-        text_item, fixed = max(text_item, of_text), max(fixed, rest)
-    return BlockCost(pair, visual_item, text_item, fixed)
+        of_pair = (hh - hl - lh + ll) / (height * width)
+        of_row = (hl - ll) / height - of_pair * width
+        of_column = (lh - ll) / width - of_pair * height
+        rest = ll - of_pair * height * width - of_row * height - of_column * width
+        pair, row, column, fixed = max(pair, of_pair), max(row, of_row), max(column, of_column), max(fixed, rest)
+    return BlockCost(pair, row, column, fixed)
 
 
 def leaves_behind(tensor: Tensor) -> list[Tensor]:
@@ -77,19 +86,25 @@ def _first(items: Items, number: int) -> Items:
     return items[:number] if len(items) >= number else items[torch.arange(number) % len(items)]
 
 
-def _live_bytes(score: Score, visual: Items, text: Items, *, training: bool) -> list[int]:
-    """The bytes that are alive after each step of scoring a block."""
-
+def _leaves(items: Items, training: bool) -> Items:
     def leaf(part: Tensor) -> Tensor:
         return part.detach().requires_grad_(training and part.is_floating_point())
 
-    visual, text = (leaf(items) if isinstance(items, Tensor) else items.map(leaf) for items in (visual, text))
-    with torch.set_grad_enabled(training), _LiveBytes() as live:
+    return leaf(items) if isinstance(items, Tensor) else items.map(leaf)
+
+
+def _scored(score: Score, visual: Items, text: Items, training: bool) -> Any:
+    """A block forth and, in training, back again."""
+    with torch.set_grad_enabled(training):
         scores = score(visual, text)
         leaves = leaves_behind(scores) if training else []
-        if leaves:
-            kept = torch.autograd.grad(scores, leaves, torch.ones_like(scores), retain_graph=True, allow_unused=True)
-            del kept
+        return leaves and torch.autograd.grad(scores, leaves, torch.ones_like(scores), retain_graph=True, allow_unused=True)
+
+
+def _live_bytes(work: Callable[[], Any]) -> list[int]:
+    """The bytes that are alive after each step of some work."""
+    with _LiveBytes() as live:
+        work()
     return live.after_each_step or [0]
 
 

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from visavis.engine import pair_loss
+from visavis.engine.plan import KEPT_BYTES, Plan
 from visavis.errors import ShapeError, VisavisError
 from visavis.objectives import CATALOG, VLC, NTXent, Triplet, TripletHN, Unified
 from visavis.types import Encoded
@@ -53,6 +55,15 @@ def same(loss: nn.Module, expected, inputs, *items, **arguments) -> None:
     theirs = torch.autograd.grad(expected, inputs, allow_unused=True, materialize_grads=True, retain_graph=True)
     for own, right in zip(ours, theirs, strict=True):
         close(own, 3 * right, atol=1e-12)
+
+
+def planned(monkeypatch, path: str, rows: int = 2**20, tile: int = 1024) -> None:
+    """Every PairLoss takes this path from now on, in blocks of so many rows."""
+
+    def plan(objective, cost, targets, sizes, *_, **__):
+        return Plan(path, sizes.queries, (rows, rows), sizes.candidates, (min(rows, tile), tile), kept_bytes=KEPT_BYTES)
+
+    monkeypatch.setattr(pair_loss, "choose", plan)
 
 
 def refused(sentence: str, kind: type[VisavisError] = ShapeError):

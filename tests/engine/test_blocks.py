@@ -9,13 +9,12 @@ import torch
 from torch import nn
 
 from visavis import PairLoss, Targets
-from visavis.engine import cosine, pair_loss, row_blocks
-from visavis.engine.kept import KeptCosines
+from visavis.engine import cosine
 from visavis.errors import VisavisError
 from visavis.objectives import CATALOG, Objective
 from visavis.targets import Factors
 
-from .cases import IDS, every_objective, every_reduction, needed, same, vectors
+from .cases import IDS, every_objective, every_reduction, needed, planned, same, vectors
 
 
 @every_objective
@@ -44,14 +43,14 @@ def variants() -> list[Objective]:
 
 @pytest.mark.parametrize("objective", variants(), ids=str)
 @pytest.mark.parametrize("ids", ["captions", "duplicates"])
-@pytest.mark.parametrize("rows", [None, 2])
-def test_every_choice_of_a_field(objective, ids, rows, monkeypatch):
-    monkeypatch.setattr(pair_loss, "FEW_SCORES", -1)
+@pytest.mark.parametrize("path", ["kept", "rows"])
+def test_every_choice_of_a_field(objective, ids, path, monkeypatch):
+    planned(monkeypatch, path, rows=2)
     query_ids, candidate_ids = IDS[ids]
     images, texts = vectors(len(query_ids), len(candidate_ids))
     targets = Targets(query_ids=query_ids, candidate_ids=candidate_ids, **needed(len(query_ids), len(candidate_ids)))
     expected = objective(cosine(images, texts), targets)
-    same(PairLoss(objective, block_rows=rows), expected, [images, texts], images, texts, targets=targets)
+    same(PairLoss(objective), expected, [images, texts], images, texts, targets=targets)
 
 
 RELATIONS = {
@@ -122,11 +121,9 @@ def test_extra_candidates(kind, reduction, sides):
 @every_objective
 @every_reduction
 @pytest.mark.parametrize("ids", IDS)
-@pytest.mark.parametrize("most", [1, 20, 2**20])
-def test_few_cosines_are_kept_and_equal_the_matrix(kind, reduction, ids, most, monkeypatch):
-    monkeypatch.setattr(pair_loss, "FEW_SCORES", -1)
-    monkeypatch.setattr(KeptCosines, "at_once", most)
-    monkeypatch.setattr(row_blocks, "FEWEST_ROWS", 1)
+@pytest.mark.parametrize("rows", [1, 3, 100])
+def test_few_cosines_are_kept_and_equal_the_matrix(kind, reduction, ids, rows, monkeypatch):
+    planned(monkeypatch, "kept", rows)
     query_ids, candidate_ids = IDS[ids]
     images, texts = vectors(len(query_ids), len(candidate_ids))
     known = {name: fact.detach() for name, fact in needed(len(query_ids), len(candidate_ids)).items()}

@@ -40,7 +40,7 @@ def test_chunks_give_the_gradient_of_the_whole(objective, dropout):
     whole = loss(*(torch.cat([tower(chunk) for chunk in some]) for tower, some in zip(towers, chunks, strict=True)), *ids)
     expected = gradients(whole, *towers)
     torch.manual_seed(3)
-    value = loss.step(*towers, *chunks, *ids)
+    value = loss.from_chunks(*towers, *chunks, *ids)
     assert torch.equal(value, whole)
     for ours, right in zip(gradients(value, *towers), expected, strict=True):
         torch.testing.assert_close(ours, right, rtol=1e-12, atol=1e-14)

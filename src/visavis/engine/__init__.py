@@ -1,6 +1,8 @@
 """Any objective on embeddings of any two towers; the only place that knows of memory and processes."""
 
 from visavis.engine.chunks import in_chunks
-from visavis.engine.pair_loss import PairLoss, cosine
+from visavis.engine.pair_loss import PairLoss
+from visavis.engine.plan import Plan, choose
+from visavis.engine.scores import cosine
 
-__all__ = ["PairLoss", "cosine", "in_chunks"]
+__all__ = ["PairLoss", "Plan", "choose", "cosine", "in_chunks"]

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from visavis.engine.facts import learning
-from visavis.engine.gathering import Processes
+from visavis.engine.facts import facts_needing_grad
 from visavis.engine.items import Items, join, off_graph, parts, tensors
+from visavis.engine.processes import Processes
 from visavis.errors import ShapeError
 from visavis.targets import CANDIDATE_FACTS, PAIR_FACTS, Factors, Ids, Targets, as_ids
 
@@ -40,10 +40,10 @@ def extra_candidates(name: str, given: Items | None, ids: Ids | None, side: Item
         given, ids = side[:0], []
     own_ids = as_ids([] if ids is None else ids, f"the ids of {name}").to(processes.device)
     if len(own_ids) != len(given):
-        found = "no ids" if ids is None else f"{len(own_ids)} ids"
-        raise ShapeError(f"{name} has {len(given)} items and {found}: give one id for each.")
+        number = "no ids" if ids is None else f"{len(own_ids)} ids"
+        raise ShapeError(f"{name} has {len(given)} items and {number}: give one id for each.")
     everyones = off_graph(given)
-    if all(processes.agree(each) for each in (own_ids, *tensors(everyones))):
+    if all(processes.agree(tensor) for tensor in (own_ids, *tensors(everyones))):
         return Extra(name, given, everyones, own_ids, None)
     everyones, own = processes.items(everyones)
     return Extra(name, given, everyones, processes.joined(own_ids), own)
@@ -52,7 +52,7 @@ def extra_candidates(name: str, given: Items | None, ids: Ids | None, side: Item
 class Side:
     """All candidates of one side, off the graph: the items of all processes, then the extra ones.
 
-    own: where this process' items stand, which are its queries. wanted: which parts have a gradient to be found.
+    own: where this process' items stand, which are its queries. needs_grad: which parts need a gradient.
     """
 
     def __init__(self, items: Items, extra: Extra | None, processes: Processes) -> None:
@@ -60,8 +60,8 @@ class Side:
         everyones, self.own = processes.items(off_graph(items))
         self.shared = len(everyones)
         self.items = everyones if extra is None else join(everyones, extra.items, extra.name)
-        self.wanted = [
-            torch.is_grad_enabled() and processes.any(any(each.requires_grad for each in both))
+        self.needs_grad = [
+            torch.is_grad_enabled() and processes.any(any(part.requires_grad for part in both))
             for both in zip(self.given, *([] if extra is None else [parts(extra.given)]), strict=True)
         ]
 
@@ -82,17 +82,17 @@ def _like(gradient: Tensor, given: Tensor) -> Tensor:
     return gradient[:, : given.shape[1]] if given.dim() > 1 else gradient
 
 
-def with_extra(targets: Targets, extra: Extra | None, *, counted: bool) -> Targets:
+def with_extra(targets: Targets, extra: Extra | None, *, ids_are_positions: bool) -> Targets:
     """The targets with further candidates; what is known of queries stays, facts of pairs would be unknown for the new ones.
 
-    counted: ids are places that went on from process to process, which nobody could have known for an extra item.
+    ids_are_positions: ids are positions that went on from process to process, which nobody could have known for an extra item.
     """
     if extra is None:
         return targets
     for fact in ("relation", *PAIR_FACTS):
         if getattr(targets, fact) is not None:
             raise ShapeError(f"{extra.name} needs targets by ids alone: their {fact} does not say what holds for an extra candidate.")
-    if counted and (extra.ids >= 0).any():
+    if ids_are_positions and (extra.ids >= 0).any():
         raise ShapeError(
             f"{extra.name} have ids, but the batches of several processes have none: give image_ids and text_ids that hold "
             "over all, or extra items negative ids, which belong to nobody."
@@ -105,18 +105,18 @@ def with_extra(targets: Targets, extra: Extra | None, *, counted: bool) -> Targe
     return replace(targets, candidate_ids=torch.cat([targets.candidate_ids, extra.ids]), columns=None, **unread)
 
 
-def are_places(both: Sequence[Tensor], processes: Processes) -> bool:
+def are_positions(both: Sequence[Tensor], processes: Processes) -> bool:
     """Whether numbers of both sides count 0, 1, 2, ... on every one of several processes."""
     return processes.number > 1 and not processes.any(
-        any(not torch.equal(each, torch.arange(len(each), device=each.device)) for each in both)
+        any(not torch.equal(numbers, torch.arange(len(numbers), device=numbers.device)) for numbers in both)
     )
 
 
-def across(targets: Targets, processes: Processes, *, counted: bool) -> Targets:
+def across(targets: Targets, processes: Processes, *, ids_are_positions: bool) -> Targets:
     """This process' queries against the candidates of all.
 
-    Positions that count 0, 1, 2, ... on every process are places in its batch, and go on from process to process; so do ids
-    that are ``counted``. Other positions hold over all processes. A function is asked for its own rows and the columns of all.
+    Positions that count 0, 1, 2, ... on every process are positions in its batch, and go on from process to process; so do ids
+    that are ``ids_are_positions``. Other positions hold over all processes. A function is asked for its own rows and the columns of all.
     """
     if processes.number == 1:
         return targets
@@ -125,14 +125,14 @@ def across(targets: Targets, processes: Processes, *, counted: bool) -> Targets:
             raise ShapeError(
                 f"{name} does not say what holds for the candidates of other processes: give ids, Factors or a function, or gather=False."
             )
-    if any("_vectors" in name for name in learning(targets)):
+    if any("_vectors" in name for name in facts_needing_grad(targets)):
         raise ShapeError("Factors with a gradient cannot be gathered over processes: detach them, or give gather=False.")
     starts = [processes.sum_before(length) for length in targets.shape]
     changes: dict[str, Any] = {}
     for names in (("query_ids", "candidate_ids"), ("rows", "columns")):
         both = [getattr(targets, name) for name in names]
-        if counted if names[0] == "query_ids" else are_places(both, processes):
-            both = [each + start for each, start in zip(both, starts, strict=True)]
+        if ids_are_positions if names[0] == "query_ids" else are_positions(both, processes):
+            both = [numbers + start for numbers, start in zip(both, starts, strict=True)]
         changes |= {names[0]: both[0], names[1]: processes.joined(both[1])}
     for name in (*PAIR_FACTS, *CANDIDATE_FACTS):
         fact = getattr(targets, name)

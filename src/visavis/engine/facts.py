@@ -14,18 +14,18 @@ from visavis.targets import FACTS, Factors, Targets
 NAMES = tuple(fact.name for fact in FACTS)
 
 
-def learning(targets: Targets) -> dict[str, Tensor]:
-    """The tensors among the facts that want a gradient, by name. Raises VisavisError for a function that wants one."""
-    found: dict[str, Tensor] = {}
+def facts_needing_grad(targets: Targets) -> dict[str, Tensor]:
+    """The tensors among the facts that need a gradient, by name. Raises VisavisError for a function that needs one."""
+    tensors: dict[str, Tensor] = {}
     for name in NAMES:
         fact = getattr(targets, name)
         if isinstance(fact, Factors):
-            found |= {f"{name}.query_vectors": fact.query_vectors, f"{name}.candidate_vectors": fact.candidate_vectors}
+            tensors |= {f"{name}.query_vectors": fact.query_vectors, f"{name}.candidate_vectors": fact.candidate_vectors}
         elif isinstance(fact, Tensor):
-            found[name] = fact
+            tensors[name] = fact
         elif fact is not None and len(targets.query_ids) and targets[:1].pairwise(name).requires_grad:
             raise VisavisError(f"the function given for {name} returns numbers with a gradient, which blocks cannot follow: give a tensor.")
-    return {name: tensor for name, tensor in found.items() if tensor.requires_grad}
+    return {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
 
 
 def has_facts(targets: Targets) -> bool:

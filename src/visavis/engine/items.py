@@ -13,11 +13,16 @@ Items = Tensor | Encoded
 
 def tensors(items: Items) -> list[Tensor]:
     """Every tensor of the items, masks included, in a fixed order."""
-    found: list[Tensor] = []
     if isinstance(items, Tensor):
         return [items]
-    items.map(lambda part: (found.append(part), part)[1])  # type: ignore[func-returns-value]
-    return found
+    every: list[Tensor] = []
+
+    def keep(part: Tensor) -> Tensor:
+        every.append(part)
+        return part
+
+    items.map(keep)
+    return every
 
 
 def parts(items: Items) -> list[Tensor]:
@@ -48,12 +53,12 @@ def as_leaves(items: Items, rows: slice) -> Items:
 
 def vectors(items: Items) -> Tensor:
     """One vector an item, ``[N, D]``. Raises ShapeError for anything else."""
-    found = items.vectors if isinstance(items, Encoded) else items
-    if not isinstance(found, Tensor) or found.dim() != 2 or not found.is_floating_point():
+    rows = items.vectors if isinstance(items, Encoded) else items
+    if not isinstance(rows, Tensor) or rows.dim() != 2 or not rows.is_floating_point():
         raise ShapeError(
             "cosine scores need one floating-point vector an item, [N, D]: give PairLoss(score=...) for regions, words or named parts."
         )
-    return found
+    return rows
 
 
 def join(items: Items, extra: Items, name: str) -> Items:

@@ -9,54 +9,43 @@ tensor(True)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
-from visavis.engine.candidates import Side, across, are_places, extra_candidates, with_extra
+from visavis.engine.candidates import Extra, Side, across, are_positions, extra_candidates, with_extra
 from visavis.engine.chunks import in_chunks
-from visavis.engine.facts import has_facts, learning
-from visavis.engine.families import both_directions
-from visavis.engine.gathering import Processes, processes
-from visavis.engine.items import Items, join, tensors, vectors
-from visavis.engine.kept import KeptCosines
-from visavis.engine.positives import positive_counts
-from visavis.engine.row_blocks import each_direction, prescribed, row_blocks
-from visavis.engine.scored import Score, Scored, scores_of
-from visavis.engine.scoring import Cosines, Scores
+from visavis.engine.facts import facts_needing_grad
+from visavis.engine.items import Items, join, parts, tensors
+from visavis.engine.plan import Plan, Sizes, choose
+from visavis.engine.processes import Processes, processes_for
+from visavis.engine.scores import CosineBlocks, FunctionScores, KeptCosines, Score, Scores, cosine, scores_of
+from visavis.engine.walks import on_graph, walk_rows, walk_shared_blocks
 from visavis.errors import ShapeError, SpecError
+from visavis.memory import BlockCost, Memory, ScoreCost, budget, parse_memory
 from visavis.objectives.base import Objective, SummaryObjective, check_targets
+from visavis.probe import cost_of
 from visavis.targets import Ids, Targets, as_ids
 from visavis.types import Encoded
 
 Encode = Callable[[Any], Items]
 LARGEST_SCALE = 100.0
-DENSE_SCORES = 2**22  # up to so many scores, the graph of one matrix is as fast as blocks of any score
-FEW_SCORES = 2**18  # up to so many, also as fast as blocks of kept cosines
-KEPT_SCORES = 2**24  # up to so many cosines are kept
-
-
-def cosine(images: Items, texts: Items) -> Tensor:
-    """Cosine of every image with every text: ``[V, D], [T, D] -> [V, T]``; lengths are taken in float32 at least."""
-    visual, textual = vectors(images), vectors(texts)
-    if visual.shape[1] != textual.shape[1]:
-        raise ShapeError(f"images are {visual.shape[1]} wide and texts {textual.shape[1]}: a cosine needs equal widths.")
-    dtype = torch.promote_types(torch.promote_types(visual.dtype, textual.dtype), torch.float32)
-    return normalize(visual.to(dtype), dim=-1) @ normalize(textual.to(dtype), dim=-1).T
 
 
 class PairLoss(nn.Module):
     """The value of an objective for images and texts, in both directions.
 
-    objective: any of the catalog. score: ``(images, texts) -> [V, T]``; default: cosine. scale: a number or a tensor, learnable
+    objective: any of the catalog. score: ``(images, texts) -> [V, T]``; None: cosine. scale: a number or a tensor, learnable
     as an ``nn.Parameter`` (put back within 0..100 at each call), that multiplies the scores; only for objectives with a temperature (NTXent,
     InfoNCE), which then run with tau = 1. block_rows: how many queries are scored at once; None chooses. Value and gradient
-    are exact and the same for any number; memory is that of the items and one block. A score function is called again for
-    every use of a block. gather: None gathers over torch.distributed in train mode, where there are several processes; False never.
+    are exact and the same for any number. A score function is called again for every use of a block. gather: None gathers over
+    torch.distributed in train mode, where there are several processes; False never.
+
+    memory: what may be used beyond the items, for their gradients and blocks of scores: bytes, "2GiB", or None, a share of what is free
+    for blocks. score_cost: the bytes of a pair by ``score``; without it the owner of the score is asked (``score_cost(visual, text)`` of
+    a matcher or of the callable), else a block of a few items is measured. ``plan`` says which way will be taken.
 
     ``loss(images, texts, image_ids, text_ids)``: images ``[V, D]``, texts ``[T, D]``; equal ids belong together. Without
     ids, image i belongs to text i and lengths must be equal. text_ids=None: image_ids for both. extra_images and
@@ -76,6 +65,9 @@ class PairLoss(nn.Module):
         score: Score | None = None,
         scale: float | Tensor | None = None,
         gather: bool | None = None,
+        *,
+        memory: Memory = None,
+        score_cost: ScoreCost | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(objective, Objective):
@@ -89,11 +81,16 @@ class PairLoss(nn.Module):
             )
         if not _is_scale(scale):
             raise SpecError(f"PairLoss got scale={scale!r}, expected a number above 0 or an nn.Parameter of one number.")
+        parse_memory(memory)
         self.objective = unscaled
         self.block_rows = block_rows
         self.score = score or cosine
         self.scale = scale
         self.gather = gather
+        self.memory = memory
+        self.score_cost = score_cost
+        self._shares: dict[torch.device, int] = {}
+        self._costs: dict[tuple[Any, ...], BlockCost] = {}
 
     def forward(
         self,
@@ -118,20 +115,26 @@ class PairLoss(nn.Module):
         check_targets(targets, torch.Size((len(images), len(texts))))
         if isinstance(self.scale, nn.Parameter):  # in place: beyond a bound, a clamped copy would have no gradient to come back by
             self.scale.data.clamp_(0, LARGEST_SCALE)
-        device = _device(images)
-        together, targets = processes(self.gather, device, training=self.training), targets.to(device)
-        counted = image_ids is None and are_places([targets.query_ids, targets.candidate_ids], together)
-        further_images = extra_candidates("extra_images", extra_images, extra_image_ids, images, together)
-        further_texts = extra_candidates("extra_texts", extra_texts, extra_text_ids, texts, together)
-        forth = with_extra(across(targets, together, counted=counted), further_texts, counted=counted)
-        back = with_extra(across(targets.T, together, counted=counted), further_images, counted=counted)
-        whole = further_images is None and further_texts is None  # the queries of a direction are the candidates of the other
-        if together.number == 1 and self._is_dense(forth, back, whole=whole):
+        device = tensors(images)[0].device
+        processes, targets = processes_for(self.gather, device, training=self.training), targets.to(device)
+        ids_are_positions = image_ids is None and are_positions([targets.query_ids, targets.candidate_ids], processes)
+        further_images = extra_candidates("extra_images", extra_images, extra_image_ids, images, processes)
+        further_texts = extra_candidates("extra_texts", extra_texts, extra_text_ids, texts, processes)
+        forth = with_extra(
+            across(targets, processes, ids_are_positions=ids_are_positions), further_texts, ids_are_positions=ids_are_positions
+        )
+        back = with_extra(
+            across(targets.T, processes, ids_are_positions=ids_are_positions), further_images, ids_are_positions=ids_are_positions
+        )
+        if torch.compiler.is_compiling() and processes.number == 1:
             return self._dense(images, texts, extra_images, extra_texts, forth, back)
-        sides = Side(images, further_images, together), Side(texts, further_texts, together)
-        return self._by_blocks(*sides, forth, back, together, whole=whole)
+        plan = self._plan(images, texts, further_images, further_texts, (forth, back), processes.number)
+        if plan.path == "dense":
+            return self._dense(images, texts, extra_images, extra_texts, forth, back)
+        sides = Side(images, further_images, processes), Side(texts, further_texts, processes)
+        return self._walk(plan, *sides, (forth, back), processes)
 
-    def step(
+    def from_chunks(
         self, encode_images: Encode, encode_texts: Encode, image_chunks: Iterable[Any], text_chunks: Iterable[Any], *ids: Ids, **facts: Any
     ) -> Tensor:
         """The loss of items that are encoded in chunks, each chunk again in the backward pass: see ``in_chunks``.
@@ -140,49 +143,119 @@ class PairLoss(nn.Module):
         """
         return self(in_chunks(encode_images, image_chunks), in_chunks(encode_texts, text_chunks), *ids, **facts)
 
+    def plan(
+        self,
+        num_images: int,
+        num_texts: int,
+        *,
+        width: int = 512,
+        targets: Targets | None = None,
+        images: Items | None = None,
+        texts: Items | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Plan:
+        """The way that so many images and texts would go, and the memory it expects; ``print`` says both in words.
+
+        width: of the vectors, for cosines. targets: what will be known, where that is more than ids (default: captions spread evenly).
+        images, texts: a few items, by which the cost of a score function is known. Raises SpecError where these are needed and absent.
+
+        >>> from visavis.objectives import TripletHN
+        >>> print(PairLoss(TripletHN()).plan(65536, 65536))
+        tiles of 1024 x 1024 scores for both directions at once; about 264.0 MiB beside items and gradients
+        """
+        if targets is None:
+            texts_of = torch.arange(num_texts) * max(num_images, 1) // max(num_texts, 1)
+            targets = Targets(query_ids=torch.arange(num_images), candidate_ids=texts_of)
+        device, sizes, cost = torch.device(device), Sizes.of_vectors(num_images, num_texts, width), None
+        if self.score is not cosine:
+            if images is None or texts is None:
+                if self.score_cost is None:
+                    raise SpecError(
+                        "plan() does not know what this score costs: give PairLoss(score_cost=...), or a few images= and texts=."
+                    )
+                cost = self.score_cost.block(training=True)
+            else:
+                cost = self._cost(images, texts, needs_grad=True)
+                item_bytes = sum(
+                    _bytes_of(items) * number // max(len(items), 1) for items, number in ((images, num_images), (texts, num_texts))
+                )
+                sizes = Sizes((num_images, num_texts), (num_texts, num_images), item_bytes)
+        return self._chosen(cost, (targets, targets.T), sizes, device, needs_grad=True)
+
     def extra_repr(self) -> str:
         return repr(self.objective)
 
-    def _is_dense(self, forth: Targets, back: Targets, *, whole: bool) -> bool:
-        """Whether the graph of one matrix serves: under a compiler, and for few scores where blocks are not faster."""
-        if torch.compiler.is_compiling():
-            return True
-        number = max(_num_scores(self.objective, each) for each in (forth, back))
-        if self.block_rows is not None or number > DENSE_SCORES:
-            return False
-        kept = number > FEW_SCORES and forth.query_ids.device.type == "cpu"
-        faster = self.score is cosine and whole and (kept or self.objective.summary(forth) is not None)
-        return not faster or bool(learning(forth))
+    def _plan(
+        self,
+        images: Items,
+        texts: Items,
+        further_images: Extra | None,
+        further_texts: Extra | None,
+        targets: tuple[Targets, Targets],
+        processes: int,
+    ) -> Plan:
+        floats = [*parts(images), *parts(texts)]
+        needs_grad = torch.is_grad_enabled()
+        gathered = targets[0].shape[1] + targets[1].shape[1]  # items of both sides, from everywhere
+        sizes = Sizes(
+            queries=(len(images), len(texts)),
+            candidates=(targets[0].shape[1], targets[1].shape[1]),
+            item_bytes=int((_bytes_of(images) + _bytes_of(texts)) * gathered / max(len(images) + len(texts), 1)),
+            number_bytes=max(4, *(part.dtype.itemsize for part in floats)) if floats else 4,
+            extra=further_images is not None or further_texts is not None,
+            processes=processes,
+        )
+        cost = None if self.score is cosine else self._cost(images, texts, needs_grad=needs_grad)
+        return self._chosen(cost, targets, sizes, targets[0].query_ids.device, needs_grad=needs_grad)
 
-    def _by_blocks(self, images: Side, texts: Side, forth: Targets, back: Targets, together: Processes, *, whole: bool) -> Tensor:
-        """Value and gradient at once, then put on the graph."""
-        alike = whole and self.objective.summary(forth) is not None and (together.number == 1 or not has_facts(forth))
-        few = whole and together.number == 1 and self.block_rows is None and math.prod(forth.shape) <= KEPT_SCORES
-        arguments = images.items, texts.items, self.scale, (images.wanted, texts.wanted)
+    def _chosen(
+        self, cost: BlockCost | None, targets: tuple[Targets, Targets], sizes: Sizes, device: torch.device, *, needs_grad: bool
+    ) -> Plan:
+        memory_bytes = parse_memory(self.memory)
+        if memory_bytes is None:  # a share is for blocks, whatever the items themselves take; asked for once, so that blocks stay the same
+            self._shares.setdefault(device, budget(None, device))
+            memory_bytes = self._shares[device] + 4 * sizes.item_bytes
+        return choose(self.objective, cost, targets, sizes, device, memory_bytes, block_rows=self.block_rows, needs_grad=needs_grad)
+
+    def _cost(self, images: Items, texts: Items, *, needs_grad: bool) -> BlockCost:
+        """What a block of the score costs for items of this form; asked or measured once for each."""
+        device = tensors(images)[0].device.type
+        form = tuple((part.shape[1:], part.dtype, part.device) for items in (images, texts) for part in tensors(items))
+        key = (form, needs_grad, self.training, torch.is_autocast_enabled(device))
+        if key not in self._costs:
+            self._costs[key] = cost_of(self.score, images, texts, training=needs_grad, declared=self.score_cost)
+        return self._costs[key]
+
+    def _walk(self, plan: Plan, images: Side, texts: Side, targets: tuple[Targets, Targets], processes: Processes) -> Tensor:
+        """Value and gradients at once, as planned, then put on the graph."""
+        arguments = images.items, texts.items, self.scale, (images.needs_grad, texts.needs_grad)
         scores: Scores
         if self.score is not cosine:
-            scores = Scored(self.score, *arguments)
+            scores = FunctionScores(self.score, *arguments, plan.columns)
         else:
-            scores = KeptCosines(*arguments) if few and not alike else Cosines(*arguments)
-        facts = [*learning(forth), *learning(back)]
-        wanted = torch.is_grad_enabled() and (any((*images.wanted, *texts.wanted)) or bool(scores.parameters or facts))
+            scores = KeptCosines(*arguments) if plan.path == "kept" else CosineBlocks(*arguments)
+        facts = [*facts_needing_grad(targets[0]), *facts_needing_grad(targets[1])]
+        needs_grad = torch.is_grad_enabled() and (any((*images.needs_grad, *texts.needs_grad)) or bool(scores.parameters or facts))
         with torch.no_grad():
-            if alike:
+            if plan.path == "tiles":
                 assert isinstance(self.objective, SummaryObjective)
-                found = both_directions(self.objective, scores.window(images.own), forth, self.block_rows, together, wanted=wanted)
+                queries = scores.window(images.own)
+                outcome = walk_shared_blocks(
+                    self.objective, queries, targets[0], plan.tile, processes, kept_bytes=plan.kept_bytes, needs_grad=needs_grad
+                )
             else:
                 windows = images.own, texts.own
-                found = each_direction(self.objective, scores, windows, (forth, back), self.block_rows, together, wanted=wanted)
-            if not wanted:
-                return found.value
-            parameters = zip(scores.parameters, found.gradients.parameters, strict=True)
+                outcome = walk_rows(self.objective, scores, windows, targets, plan.rows, processes, needs_grad=needs_grad)
+            if not needs_grad:
+                return outcome.value
+            parameters = zip(scores.parameters, outcome.gradients.parameters, strict=True)
             gradients = [
-                *images.gradients(found.gradients.images, together),
-                *texts.gradients(found.gradients.texts, together),
-                *((given, together.sum(gradient)) for given, gradient in parameters if gradient is not None),
-                *((given, together.scaled(gradient)) for given, gradient in found.facts),
+                *images.gradients(outcome.gradients.images, processes),
+                *texts.gradients(outcome.gradients.texts, processes),
+                *((given, processes.sum(gradient)) for given, gradient in parameters if gradient is not None),
+                *((given, processes.scaled(gradient)) for given, gradient in outcome.facts),
             ]
-        return prescribed(found.value, gradients)
+        return on_graph(outcome.value, gradients)
 
     def _dense(
         self, images: Items, texts: Items, extra_images: Items | None, extra_texts: Items | None, forth: Targets, back: Targets
@@ -224,12 +297,6 @@ def _is_scale(scale: Any) -> bool:
     return scale is None or (isinstance(scale, int | float) and not isinstance(scale, bool) and 0 < scale < float("inf"))
 
 
-def _num_scores(objective: Objective, targets: Targets) -> int:
-    """How many scores the objective holds at once, in one direction."""
-    rows = row_blocks(targets.shape[0], DENSE_SCORES)
-    pairs = int(positive_counts(targets, rows).sum()) if objective.wide else 0
-    return max(targets.shape[0], pairs) * targets.shape[1]
-
-
-def _device(items: Items) -> torch.device:
-    return tensors(items)[0].device
+def _bytes_of(items: Items) -> int:
+    """Of the parts that can have a gradient, in float32 at least, which gradients are added up in."""
+    return sum(part.numel() * max(part.dtype.itemsize, 4) for part in parts(items))

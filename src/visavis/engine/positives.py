@@ -17,8 +17,8 @@ def positive_pairs(targets: Targets, blocks: Sequence[slice]) -> tuple[Tensor, T
     (tensor([0, 0, 1, 2, 2]), tensor([1, 2, 0, 1, 2]))
     """
     if not by_ids_alone(targets):
-        found = [(targets[rows].positive.nonzero() + torch.tensor([rows.start, 0], device=targets.query_ids.device)) for rows in blocks]
-        query, candidate = torch.cat(found).T.contiguous() if found else targets.query_ids.new_zeros(2, 0)
+        by_block = [(targets[rows].positive.nonzero() + torch.tensor([rows.start, 0], device=targets.query_ids.device)) for rows in blocks]
+        query, candidate = torch.cat(by_block).T.contiguous() if by_block else targets.query_ids.new_zeros(2, 0)
         return query, candidate
     order, first, counts = _runs(targets)
     query = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)

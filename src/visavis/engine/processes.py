@@ -39,29 +39,29 @@ class Processes:
 
     def sum_before(self, number: int) -> int:
         """The sum of a number over the processes before this one."""
-        return int(sum(self.each(torch.tensor([number], device=self.device))[: self.rank]))
+        return int(sum(self.from_all(torch.tensor([number], device=self.device))[: self.rank]))
 
-    def each(self, tensor: Tensor) -> list[Tensor]:
+    def from_all(self, tensor: Tensor) -> list[Tensor]:
         """The tensor of every process, which may differ in lengths but not in kind; without a gradient."""
         if self.number == 1:
             return [tensor]
         shape = torch.tensor(tensor.shape, device=tensor.device)
         shapes = [torch.empty_like(shape) for _ in range(self.number)]
         distributed.all_gather(shapes, shape)
-        sizes = [int(each.prod()) for each in shapes]
+        sizes = [int(other.prod()) for other in shapes]
         own = tensor.new_zeros(max(sizes))
         own[: tensor.numel()] = tensor.detach().flatten()
         bits = own.view(torch.uint8)
-        found = [torch.empty_like(bits) for _ in range(self.number)]
-        distributed.all_gather(found, bits)
-        return [each.view(own.dtype)[:size].view(*shape.tolist()) for each, size, shape in zip(found, sizes, shapes, strict=True)]
+        received = [torch.empty_like(bits) for _ in range(self.number)]
+        distributed.all_gather(received, bits)
+        return [other.view(own.dtype)[:size].view(*shape.tolist()) for other, size, shape in zip(received, sizes, shapes, strict=True)]
 
     def agree(self, tensor: Tensor) -> bool:
         """Whether all have the same tensor, to the last bit."""
         if self.number == 1:
             return True
         shape = torch.tensor(tensor.shape, device=tensor.device)
-        if self.any(any(not torch.equal(each, shape) for each in self.each(shape))):
+        if self.any(any(not torch.equal(other, shape) for other in self.from_all(shape))):
             return False
         if not tensor.numel():
             return True
@@ -71,23 +71,23 @@ class Processes:
         return not self.any(not torch.equal(first, own))
 
     def joined(self, tensor: Tensor) -> Tensor:
-        return torch.cat(self.each(tensor))
+        return torch.cat(self.from_all(tensor))
 
     def stack(self, tensor: Tensor) -> Tensor:
-        return torch.stack(self.each(tensor))
+        return torch.stack(self.from_all(tensor))
 
     def items(self, items: Items) -> tuple[Items, slice]:
         """Everybody's items, and which of them are this process' own."""
         if self.number == 1:
             return items, slice(0, len(items))
-        by_part = [self.each(part) for part in tensors(items)]
+        by_part = [self.from_all(part) for part in tensors(items)]
         by_process = [rebuilt(items, [part[rank] for part in by_part]) for rank in range(self.number)]
-        start = sum(len(each) for each in by_process[: self.rank])
+        start = sum(len(one) for one in by_process[: self.rank])
         own = slice(start, start + len(items))
         return (torch.cat(by_process) if isinstance(items, Tensor) else concatenate(by_process)), own  # type: ignore[arg-type]
 
 
-def processes(gather: bool | None, device: torch.device, *, training: bool) -> Processes:
+def processes_for(gather: bool | None, device: torch.device, *, training: bool) -> Processes:
     """Those that a loss works with: none but its own outside train mode, or where ``gather`` is False.
 
     Raises VisavisError if ``gather`` is True and there is no group.

@@ -8,13 +8,11 @@ import pytest
 import torch
 
 from visavis import PairLoss, Targets
-from visavis.engine import cosine, pair_loss
-from visavis.errors import VisavisError
+from visavis.engine import cosine
 from visavis.objectives import CATALOG, NCR, RSP, VLC, Goal, NTXent, Unified
 from visavis.objectives.base import SummaryObjective
-from visavis.objectives.pairs import pairs_of
 
-from .cases import IDS, close, every_reduction, needed, same, vectors
+from .cases import IDS, close, every_reduction, needed, planned, same, vectors
 
 FORMS = (
     *(kind() for kind in CATALOG if issubclass(kind, SummaryObjective)),
@@ -32,28 +30,6 @@ def with_offline(query_ids, candidate_ids) -> Targets:
     return Targets(query_ids=query_ids, candidate_ids=candidate_ids, **facts)
 
 
-def in_rows(objective: SummaryObjective):
-    """``one_way`` of an objective that does not say that one number suffices."""
-    kind = type(objective)
-    summary, pair_terms = kind.summary, kind.pair_terms
-
-    def one_way(self, scores, targets):
-        found = pairs_of(scores, targets)
-        return pair_terms(self, summary(self, targets).of(found), found.positive, found.query, targets)
-
-    return one_way
-
-
-@pytest.fixture
-def both_at_once(monkeypatch):
-    """Whoever takes one direction after the other fails."""
-
-    def refuse(*_arguments, **_names):
-        raise VisavisError("one direction after the other")
-
-    monkeypatch.setattr(pair_loss, "each_direction", refuse)
-
-
 @every_summary
 @every_reduction
 @pytest.mark.parametrize("ids", IDS)
@@ -62,24 +38,10 @@ def test_both_directions_at_once_equal_one_after_the_other(objective, reduction,
     images, texts = vectors(*targets.shape)
     inputs = [images, texts, targets.query_offline_scores, targets.candidate_offline_scores]
     with monkeypatch.context() as patched:
-        patched.setattr(type(objective), "one_way", in_rows(objective))
-        patched.setattr(type(objective), "summary", lambda *_: None)
-        apart = PairLoss(objective, block_rows=2)(images, texts, targets=targets)
+        planned(patched, "rows", rows=2)
+        apart = PairLoss(objective)(images, texts, targets=targets)
     same(PairLoss(objective, block_rows=2), apart, inputs, images, texts, targets=targets)
     same(PairLoss(objective, block_rows=2), objective(cosine(images, texts), targets), inputs, images, texts, targets=targets)
-
-
-@every_summary
-def test_one_block_serves_both_directions(objective, both_at_once):
-    PairLoss(objective)(*vectors(5, 5), targets=with_offline(range(5), range(5)))
-
-
-@pytest.mark.parametrize("objective", [Goal(), Goal(pair="lin_ms"), RSP(gamma=3)], ids=str)
-def test_who_needs_more_than_one_number_takes_the_general_way(objective, both_at_once):
-    with pytest.raises(VisavisError, match="one direction after the other"):
-        PairLoss(objective, block_rows=2)(*vectors(5, 5))
-    with pytest.raises(VisavisError, match="one direction after the other"):
-        PairLoss(Unified(), block_rows=2)(*vectors(5, 5), targets=Targets.paired(5, weight=torch.rand(5, 5)))
 
 
 SPREADS = {
@@ -129,9 +91,10 @@ def test_a_negative_that_is_no_number_is_not_hidden(objective, broken):
         assert PairLoss(objective, block_rows=rows)(images, texts, targets=with_offline(range(6), strangers)).isnan()
 
 
-def test_margins_of_anchors_leave_ncr_its_one_number(both_at_once):
+def test_margins_of_anchors_leave_ncr_its_one_number():
     images, texts = vectors(6, 6)
     margins = [torch.rand(6, dtype=torch.float64, requires_grad=True) for _ in range(2)]
     targets = Targets(query_ids=range(6), candidate_ids=range(6), query_margin=margins[0], candidate_margin=margins[1])
+    assert PairLoss(NCR(), block_rows=2).plan(6, 6, targets=targets).path == "tiles"
     matrix = NCR()(cosine(images, texts), targets)
     same(PairLoss(NCR(), block_rows=2), matrix, [images, texts, *margins], images, texts, targets=targets)

@@ -16,14 +16,10 @@ import torch
 from torch import Tensor
 
 from visavis.engine.positives import by_ids_alone, positive_pairs
-from visavis.engine.row_blocks import row_blocks
-from visavis.engine.scoring import Block, Scores
+from visavis.engine.scores import Block, Scores
+from visavis.memory import spans
 from visavis.objectives.pairs import NEVER
 from visavis.targets import Targets
-
-TILE = {"cpu": 1024}  # rows and columns that stay in the caches of a core; other devices would rather have few large ones
-LARGE_TILE = 8192
-KEPT_BYTES = 5 * 2**24
 
 
 class Tile(NamedTuple):
@@ -44,24 +40,22 @@ class Tile(NamedTuple):
 class Tiles:
     """All tiles of a score matrix; query ``[P]``, candidate ``[P]``: its positive pairs, ordered by tile.
 
-    in_steps: false for one step over everything. keep: whether the scores are wanted twice.
+    tile: rows and columns of one. in_steps: false for one step over everything. kept_bytes: of scores that are kept for the second time.
     """
 
-    def __init__(self, scores: Scores, targets: Targets, block_rows: int | None, *, in_steps: bool, keep: bool):
+    def __init__(self, scores: Scores, targets: Targets, tile: tuple[int, int], *, in_steps: bool, kept_bytes: int):
         self.scores, self.targets = scores, targets
-        side = TILE.get(targets.query_ids.device.type, LARGE_TILE)
-        height, width = min(block_rows or side, side), side
-        self.blocks, self.stripes = row_blocks(scores.shape[0], height), row_blocks(scores.shape[1], width)
+        height, width = tile
+        self.blocks, self.stripes = spans(scores.shape[0], height), spans(scores.shape[1], width)
         query, candidate = positive_pairs(targets, self.blocks)
-        tile, order = (query // height * max(len(self.stripes), 1) + candidate // width).sort(stable=True)
+        number, order = (query // height * max(len(self.stripes), 1) + candidate // width).sort(stable=True)
         self.query, self.candidate = query[order], candidate[order]
-        self.bounds = torch.searchsorted(tile, torch.arange(len(self.blocks) * len(self.stripes) + 1, device=tile.device)).tolist()
+        self.bounds = torch.searchsorted(number, torch.arange(len(self.blocks) * len(self.stripes) + 1, device=number.device)).tolist()
         self.number = max(min(len(self.blocks), len(self.stripes)), 1) if in_steps else 1
         self.kept: list[list[Tile]] = [[] for _ in range(self.number)]
         self.later: list[tuple[int, int]] = []
-        self.room = KEPT_BYTES if keep and scores.light else 0
-        cell = math.prod(scores.shape) / self.number**2 * torch.finfo(scores.dtype).bits / 8
-        self.band = (math.sqrt(1 + 4 * self.room / max(cell, 1)) - 1) / 2  # the widest of which band * (band + 1) cells have room
+        self.room = kept_bytes if scores.light else 0
+        self.band = band_of(self.room, math.prod(scores.shape) / self.number**2 * torch.finfo(scores.dtype).bits / 8)
         self.negative: tuple[slice, Tensor] | None = None
 
     def first_time(self, step: int) -> Iterator[Tile]:
@@ -70,7 +64,7 @@ class Tiles:
             steps = self._step(row, self.blocks), self._step(column, self.stripes)
             if min(steps) != step:
                 continue
-            tile = self._tile(row, column)
+            tile = self._tile(row, column, pushed=self.scores.light)
             if max(steps) - step <= self.band and self.room >= tile.scores.nbytes:
                 self.room -= tile.scores.nbytes
                 self.kept[max(steps)].append(tile._replace(block=Block(tile.scores.clone(), tile.block.push)))
@@ -85,7 +79,7 @@ class Tiles:
             self.room += tile.scores.nbytes
             yield tile
         if step == self.number - 1:
-            yield from (self._tile(*place) for place in self.later)
+            yield from (self._tile(*place, pushed=True) for place in self.later)
 
     def completed(self, step: int) -> tuple[slice, slice]:
         """The rows and the columns that a step completes."""
@@ -104,9 +98,9 @@ class Tiles:
         own = [block for number, block in enumerate(blocks) if self._step(number, blocks) == step]
         return slice(own[0].start, own[-1].stop) if own else slice(0, 0)
 
-    def _tile(self, row: int, column: int) -> Tile:
+    def _tile(self, row: int, column: int, *, pushed: bool) -> Tile:
         rows, columns, number = self.blocks[row], self.stripes[column], row * len(self.stripes) + column
-        pairs, block = slice(*self.bounds[number : number + 2]), self.scores.block(rows, columns)
+        pairs, block = slice(*self.bounds[number : number + 2]), self.scores.block(rows, columns, pushed=pushed)
         place = (self.query[pairs] - rows.start, self.candidate[pairs] - columns.start)
         positive = block.scores[place]
         if by_ids_alone(self.targets):
@@ -120,3 +114,8 @@ class Tiles:
         if self.negative is None or self.negative[0] != rows:
             self.negative = rows, self.targets[rows].negative
         return self.negative[1]
+
+
+def band_of(room: float, cell: float) -> float:
+    """The widest band of which ``band * (band + 1)`` cells of so many bytes have room."""
+    return (math.sqrt(1 + 4 * room / max(cell, 1)) - 1) / 2
