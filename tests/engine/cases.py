@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from visavis.engine import pair_loss
+from visavis.engine import planner
 from visavis.engine.plan import KEPT_BYTES, Plan
 from visavis.errors import ShapeError, VisavisError
 from visavis.objectives import CATALOG, VLC, NTXent, Triplet, TripletHN, Unified
@@ -63,7 +63,7 @@ def planned(monkeypatch, path: str, rows: int = 2**20, tile: int = 1024) -> None
     def plan(objective, cost, targets, sizes, *_, **__):
         return Plan(path, sizes.queries, (rows, rows), sizes.candidates, (min(rows, tile), tile), kept_bytes=KEPT_BYTES)
 
-    monkeypatch.setattr(pair_loss, "choose", plan)
+    monkeypatch.setattr(planner, "choose", plan)
 
 
 def refused(sentence: str, kind: type[VisavisError] = ShapeError):

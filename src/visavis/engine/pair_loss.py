@@ -15,18 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from visavis.engine.candidates import Extra, Side, across, are_positions, extra_candidates, with_extra
+from visavis.engine.candidates import Side, across, are_positions, extra_candidates, with_extra
 from visavis.engine.chunks import in_chunks
 from visavis.engine.facts import facts_needing_grad
-from visavis.engine.items import Items, join, parts, tensors
-from visavis.engine.plan import Plan, Sizes, choose
+from visavis.engine.items import Items, join, tensors
+from visavis.engine.plan import Plan
+from visavis.engine.planner import Planner
 from visavis.engine.processes import Processes, processes_for
 from visavis.engine.scores import CosineBlocks, FunctionScores, KeptCosines, Score, Scores, cosine, scores_of
 from visavis.engine.walks import on_graph, walk_rows, walk_shared_blocks
 from visavis.errors import ShapeError, SpecError
-from visavis.memory import BlockCost, Memory, ScoreCost, budget, parse_memory
+from visavis.memory import Memory, ScoreCost
 from visavis.objectives.base import Objective, SummaryObjective, check_targets
-from visavis.probe import cost_of
 from visavis.targets import Ids, Targets, as_ids
 from visavis.types import Encoded
 
@@ -81,16 +81,12 @@ class PairLoss(nn.Module):
             )
         if not _is_scale(scale):
             raise SpecError(f"PairLoss got scale={scale!r}, expected a number above 0 or an nn.Parameter of one number.")
-        parse_memory(memory)
         self.objective = unscaled
         self.block_rows = block_rows
         self.score = score or cosine
         self.scale = scale
         self.gather = gather
-        self.memory = memory
-        self.score_cost = score_cost
-        self._shares: dict[torch.device, int] = {}
-        self._costs: dict[tuple[Any, ...], BlockCost] = {}
+        self.planner = Planner(unscaled, None if self.score is cosine else self.score, block_rows, memory, score_cost)
 
     def forward(
         self,
@@ -128,7 +124,8 @@ class PairLoss(nn.Module):
         )
         if torch.compiler.is_compiling() and processes.number == 1:
             return self._dense(images, texts, extra_images, extra_texts, forth, back)
-        plan = self._plan(images, texts, further_images, further_texts, (forth, back), processes.number)
+        extra = further_images is not None or further_texts is not None
+        plan = self.planner.of(images, texts, (forth, back), extra=extra, processes=processes.number, training=self.training)
         if plan.path == "dense":
             return self._dense(images, texts, extra_images, extra_texts, forth, back)
         sides = Side(images, further_images, processes), Side(texts, further_texts, processes)
@@ -163,68 +160,10 @@ class PairLoss(nn.Module):
         >>> print(PairLoss(TripletHN()).plan(65536, 65536))
         tiles of 1024 x 1024 scores for both directions at once; about 264.0 MiB beside items and gradients
         """
-        if targets is None:
-            texts_of = torch.arange(num_texts) * max(num_images, 1) // max(num_texts, 1)
-            targets = Targets(query_ids=torch.arange(num_images), candidate_ids=texts_of)
-        device, sizes, cost = torch.device(device), Sizes.of_vectors(num_images, num_texts, width), None
-        if self.score is not cosine:
-            if images is None or texts is None:
-                if self.score_cost is None:
-                    raise SpecError(
-                        "plan() does not know what this score costs: give PairLoss(score_cost=...), or a few images= and texts=."
-                    )
-                cost = self.score_cost.block(training=True)
-            else:
-                cost = self._cost(images, texts, needs_grad=True)
-                item_bytes = sum(
-                    _bytes_of(items) * number // max(len(items), 1) for items, number in ((images, num_images), (texts, num_texts))
-                )
-                sizes = Sizes((num_images, num_texts), (num_texts, num_images), item_bytes)
-        return self._chosen(cost, (targets, targets.T), sizes, device, needs_grad=True)
+        return self.planner.ahead((num_images, num_texts), width, targets, images, texts, torch.device(device))
 
     def extra_repr(self) -> str:
         return repr(self.objective)
-
-    def _plan(
-        self,
-        images: Items,
-        texts: Items,
-        further_images: Extra | None,
-        further_texts: Extra | None,
-        targets: tuple[Targets, Targets],
-        processes: int,
-    ) -> Plan:
-        floats = [*parts(images), *parts(texts)]
-        needs_grad = torch.is_grad_enabled()
-        gathered = targets[0].shape[1] + targets[1].shape[1]  # items of both sides, from everywhere
-        sizes = Sizes(
-            queries=(len(images), len(texts)),
-            candidates=(targets[0].shape[1], targets[1].shape[1]),
-            item_bytes=int((_bytes_of(images) + _bytes_of(texts)) * gathered / max(len(images) + len(texts), 1)),
-            number_bytes=max(4, *(part.dtype.itemsize for part in floats)) if floats else 4,
-            extra=further_images is not None or further_texts is not None,
-            processes=processes,
-        )
-        cost = None if self.score is cosine else self._cost(images, texts, needs_grad=needs_grad)
-        return self._chosen(cost, targets, sizes, targets[0].query_ids.device, needs_grad=needs_grad)
-
-    def _chosen(
-        self, cost: BlockCost | None, targets: tuple[Targets, Targets], sizes: Sizes, device: torch.device, *, needs_grad: bool
-    ) -> Plan:
-        memory_bytes = parse_memory(self.memory)
-        if memory_bytes is None:  # a share is for blocks, whatever the items themselves take; asked for once, so that blocks stay the same
-            self._shares.setdefault(device, budget(None, device))
-            memory_bytes = self._shares[device] + 4 * sizes.item_bytes
-        return choose(self.objective, cost, targets, sizes, device, memory_bytes, block_rows=self.block_rows, needs_grad=needs_grad)
-
-    def _cost(self, images: Items, texts: Items, *, needs_grad: bool) -> BlockCost:
-        """What a block of the score costs for items of this form; asked or measured once for each."""
-        device = tensors(images)[0].device.type
-        form = tuple((part.shape[1:], part.dtype, part.device) for items in (images, texts) for part in tensors(items))
-        key = (form, needs_grad, self.training, torch.is_autocast_enabled(device))
-        if key not in self._costs:
-            self._costs[key] = cost_of(self.score, images, texts, training=needs_grad, declared=self.score_cost)
-        return self._costs[key]
 
     def _walk(self, plan: Plan, images: Side, texts: Side, targets: tuple[Targets, Targets], processes: Processes) -> Tensor:
         """Value and gradients at once, as planned, then put on the graph."""
@@ -295,8 +234,3 @@ def _is_scale(scale: Any) -> bool:
     if isinstance(scale, Tensor):
         return scale.numel() == 1 and scale.is_floating_point()
     return scale is None or (isinstance(scale, int | float) and not isinstance(scale, bool) and 0 < scale < float("inf"))
-
-
-def _bytes_of(items: Items) -> int:
-    """Of the parts that can have a gradient, in float32 at least, which gradients are added up in."""
-    return sum(part.numel() * max(part.dtype.itemsize, 4) for part in parts(items))
