@@ -1,0 +1,72 @@
+"""The five pages on adding something, each followed to the letter in a copy of the package."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[1]
+PAGE = (PROJECT / "docs" / "extend.md").read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, the file it is of, if any, and its text."""
+
+    language: str
+    file: str
+    text: str
+
+
+def blocks(section: str) -> list[Block]:
+    return [Block(*block) for block in re.findall(r'^```(\w+)(?: title="(.+?)")?\n(.*?)^```$', section, re.MULTILINE | re.DOTALL)]
+
+
+def patched(text: str, diff: str) -> str:
+    """A file after a diff without line numbers: what stands there now must occur once."""
+    lines = diff.splitlines()
+    before = "\n".join(line[1:] for line in lines if not line.startswith("+"))
+    after = "\n".join(line[1:] for line in lines if not line.startswith("-"))
+    assert text.count(before) == 1, before
+    return text.replace(before, after)
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """The package with everything added that the page adds."""
+    root = tmp_path_factory.mktemp("extended")
+    shutil.copytree(PROJECT / "src", root / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for section in SECTIONS.values():
+        for block in blocks(section):
+            file = root / block.file
+            if block.language == "diff":
+                file.write_text(patched(file.read_text(encoding="utf-8"), block.text), encoding="utf-8")
+            elif block.file:
+                assert not file.exists(), f"{block.file} is there already"
+                file.write_text(block.text, encoding="utf-8")
+    return root
+
+
+def test_the_page_tells_of_five_things():
+    assert len(SECTIONS) == 5
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_each_takes_two_files_at_most(title):
+    assert 1 <= len({block.file for block in blocks(SECTIONS[title]) if block.file}) <= 2
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_it_works_as_written(title, copy, tmp_path):
+    (use,) = [block.text for block in blocks(SECTIONS[title]) if block.language == "python" and not block.file]
+    environment = {**os.environ, "PYTHONPATH": str(copy / "src")}
+    program = f"import visavis; assert visavis.__file__.startswith({str(copy)!r})\n{use}"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
