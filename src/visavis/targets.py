@@ -1,7 +1,7 @@
-"""Who belongs to whom, and what else an objective may want to know about a pair or an item.
+"""Which candidates are right for which queries, and what else an objective may read about a pair or an item.
 
-Everything is O(Q + C) or a block of it: ids instead of masks, facts of pairs as a tensor, as factors, or as a
-function of positions. A ``[Q, C]`` view exists only for the rows that are asked for: ``targets[rows].positive``.
+Memory is O(Q + C): ids instead of masks; facts of pairs as a tensor, as factors, or as a function of positions.
+A mask ``[Q, C]`` is computed only for the selected rows: ``targets[rows].positive``.
 
 >>> targets = Targets(query_ids=[7, 8], candidate_ids=[7, 7, 8])      # image 7 has two captions
 >>> targets.positive.tolist()
@@ -38,11 +38,11 @@ PairFact = Tensor | Factors | Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Fact:
-    """Something that targets may say beside ids, declared once: slicing, turning, gathering, checks and sentences follow.
+    """A field of Targets beside ids, declared once: slicing, transposing, gathering, checks and error messages follow from it.
 
-    name: the field of Targets. shape: "pairwise" ``[Q, C]`` (a tensor, Factors or a function), else by item: "query" or "candidate"
-    with the axes that follow the items' own. other_side: what the fact is called when queries and candidates change roles.
-    supplier: the supervision that brings it.
+    name: the field. shape: "pairwise" ``[Q, C]`` (a tensor, Factors or a function), or one entry per "query" or "candidate", with
+    further ``axes``. other_side: the name of the fact when queries and candidates exchange roles. supplier: the supervision that
+    provides it.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Targets:
     query_ids ``[Q]``, candidate_ids ``[C]``: equal id <=> they belong together.
     relevance, weight, ignore, pair_margin: facts of pairs; each a tensor ``[Q, C]``, ``Factors``, or a function of
     two global LongTensors (rows, columns) -> block. ``ignore``: true where a pair is neither positive nor negative.
-    query_margin ``[Q]``, candidate_margin ``[C]``: margins of anchors (adaptive margins), replacing an objective's own.
+    query_margin ``[Q]``, candidate_margin ``[C]``: adaptive margins of the anchors, in place of the objective's own.
     query_offline_scores ``[Q, K]``, candidate_offline_scores ``[C, K]``: scores of offline negatives, with gradient.
     positive_scores: the detached scores of all positive pairs, unordered; set by the engine.
 
@@ -182,14 +182,14 @@ class Targets:
         assert self.rows is not None and self.columns is not None
         rows, row_place = self.rows.unique(return_inverse=True)
         columns, column_place = self.columns.unique(return_inverse=True)
-        here = torch.isin(self.relation[:, 0], rows) & torch.isin(self.relation[:, 1], columns)
-        row, column = self.relation[here].T.contiguous()
+        in_block = torch.isin(self.relation[:, 0], rows) & torch.isin(self.relation[:, 1], columns)
+        row, column = self.relation[in_block].T.contiguous()
         table = torch.zeros(len(rows), len(columns), dtype=torch.bool, device=rows.device)
         table[torch.searchsorted(rows, row), torch.searchsorted(columns, column)] = True
         return table[row_place][:, column_place]
 
     def pairwise(self, name: str, objective: str = "this objective") -> Tensor:
-        """A fact of pairs as a block ``[Q, C]``. Raises MissingSupervision, naming the class that supplies it, if nobody did."""
+        """A fact of pairs as a block ``[Q, C]``. Raises MissingSupervision, naming the supervision that supplies it, if it was not given."""
         fact = getattr(self, name)
         if fact is None:
             raise missing(objective, name)
@@ -226,18 +226,18 @@ def as_ids(ids: Ids, name: str) -> Tensor:
 
 
 def missing(objective: str, *names: str) -> MissingSupervision:
-    """The error of an objective that needs a fact, or one of several, which nobody supplied.
+    """The error of an objective that needs a fact, or one of several, which was not given.
 
     >>> str(missing("Ladder", "relevance"))
     'Ladder needs relevance for every pair: give Targets(..., relevance=...) or train with GradedSupervision.'
     """
     facts = [fact for name in names for fact in FACTS if fact.name == name]
-    every = [fact.name if fact.shape == "pairwise" else f"{fact.name} and {fact.other_side}" for fact in facts]
+    field_names = [fact.name if fact.shape == "pairwise" else f"{fact.name} and {fact.other_side}" for fact in facts]
     pairwise = {fact.shape == "pairwise" for fact in facts}
-    of = "" if len(pairwise) > 1 else " for every pair" if pairwise == {True} else " for every item"
+    scope = "" if len(pairwise) > 1 else " for every pair" if pairwise == {True} else " for every item"
     suppliers = sorted({fact.supplier for fact in facts if fact.supplier})
     train = f" or train with {' or '.join(suppliers)}" if suppliers else ""
-    return MissingSupervision(f"{objective} needs {', or '.join(every)}{of}: give Targets(..., {facts[-1].name}=...){train}.")
+    return MissingSupervision(f"{objective} needs {', or '.join(field_names)}{scope}: give Targets(..., {facts[-1].name}=...){train}.")
 
 
 def _check_item_fact(fact: Fact, value: Any, length: int) -> None:
@@ -247,7 +247,7 @@ def _check_item_fact(fact: Fact, value: Any, length: int) -> None:
 
 
 def _check_pair_fact(name: str, fact: Any, shape: torch.Size) -> None:
-    """The shape of a tensor or of factors; a function is asked when its block is needed."""
+    """Check the shape of a tensor or of factors; a function is checked when its block is computed."""
     if isinstance(fact, Factors):
         sides = (fact.query_vectors, fact.candidate_vectors)
         if any(side.shape != (length, sides[0].shape[-1]) for side, length in zip(sides, shape, strict=True)):

@@ -1,4 +1,4 @@
-"""The command line: parse, call the verb of the same name, print. The only part that prints."""
+"""The command line: parse arguments, call the verb of the same name, print. The only part that prints."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ app.add_typer(relevance_app, name="relevance")
 
 
 def main() -> None:
-    """Run the command line; an error of the user's is one sentence on stderr and exit code 1."""
+    """Run the command line; a user's error becomes one sentence on stderr and exit code 1."""
     try:
         app()
     except VisavisError as error:

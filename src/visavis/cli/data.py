@@ -1,4 +1,4 @@
-"""Commands before a training."""
+"""Commands to use before training."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def features(
         str | None, typer.Option("--visual", "--vision", help="An image encoder: scenes, a transformers folder, or a hub name.")
     ] = None,
     text: Annotated[str | None, typer.Option(help="A text encoder: minilm, a transformers folder, or a hub name.")] = None,
-    view: Annotated[str, typer.Option(help="Of images: pooled, or grid for regions.")] = "pooled",
-    text_view: Annotated[str, typer.Option(help="Of captions: pooled, or words.")] = "pooled",
-    crops: Annotated[int, typer.Option(help="Crops of an image: 1 or 10.")] = 1,
+    view: Annotated[str, typer.Option(help="Features of images: pooled, or grid for regions.")] = "pooled",
+    text_view: Annotated[str, typer.Option(help="Features of captions: pooled, or words.")] = "pooled",
+    crops: Annotated[int, typer.Option(help="Crops per image: 1 or 10.")] = 1,
     out: Annotated[Path | None, typer.Option(help="A folder for the stores; default: the cache, where training finds them.")] = None,
     skip_bad: SkipBad = False,
     json: Json = False,
 ) -> None:
-    """Cache what frozen encoders say of a data set; a killed call goes on where it ended."""
+    """Cache the features of frozen encoders for a data set; an interrupted call resumes."""
     from visavis import verbs
 
     with bars() as progress:

@@ -1,4 +1,4 @@
-"""Commands that make a run and use it."""
+"""Commands that make a run or use one."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from visavis.cli.shared import Json, Memory, SkipBad, bars, print_json
 
 def train(
     recipe: Annotated[
-        str | None, typer.Argument(help="A TOML file or the name of a recipe that ships; default: one by the encoders at hand.")
+        str | None, typer.Argument(help="A TOML file or the name of a recipe that ships; default: chosen by the encoders available.")
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Such as objective='VLC()' training.batch_size=64.")
     ] = None,
     data: Annotated[str | None, typer.Option(help="The data set, instead of the recipe's.")] = None,
     out: Annotated[Path | None, typer.Option(help="A new run folder; default runs/<recipe>-<n>.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the stopped run in this folder; given alone.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue the stopped run in this folder; takes no other option.")] = None,
     skip_bad: SkipBad = False,
     json: Json = False,
 ) -> None:
-    """Train by a recipe into a run folder; Ctrl-C saves, --resume goes on exactly."""
+    """Train by a recipe into a run folder; Ctrl-C saves everything, --resume continues exactly."""
     from visavis import verbs
     from visavis.cli.output import print_trained
     from visavis.environment import program
@@ -50,9 +50,12 @@ def evaluate(
     protocol: Annotated[str | None, typer.Option(help="A named protocol; see visavis catalog protocols.")] = None,
     split: Annotated[str | None, typer.Option(help="A split; default the recipe's test split.")] = None,
     data: Annotated[str | None, typer.Option(help="Another data set.")] = None,
-    degrees: Annotated[str | None, typer.Option(help='Who tells degrees of relevance, such as "CBoW()"; default the recipe\'s.')] = None,
+    degrees: Annotated[
+        str | None, typer.Option(help='The estimator of degrees of relevance, such as "CBoW()"; default the recipe\'s.')
+    ] = None,
     semantics: Annotated[
-        str, typer.Option(help="Of CS@K: reference (tau-b, first captions) or paper (tau-a, all captions; keys end in _paper).")
+        str,
+        typer.Option(help="The definition of CS@K: reference (tau-b, first captions) or paper (tau-a, all captions; keys end in _paper)."),
     ] = "reference",
     memory: Memory = None,
     json: Json = False,
@@ -73,13 +76,15 @@ def evaluate(
 
 def diagnose(
     run: Annotated[Path, typer.Argument(help="A run folder, or a CLIP or SigLIP model: its folder or hub name.")],
-    objective: Annotated[list[str] | None, typer.Option(help="Another objective at the same point; may be given several times.")] = None,
+    objective: Annotated[
+        list[str] | None, typer.Option(help="Another objective to diagnose at the same weights; may be given several times.")
+    ] = None,
     batches: Annotated[int | None, typer.Option(help="At most so many batches of 128; default: the whole training set.")] = None,
     data: Annotated[str | None, typer.Option(help="Another data set.")] = None,
     memory: Memory = None,
     json: Json = False,
 ) -> None:
-    """Which pairs still move a run's best model: counts and weights of contributing samples over the training set."""
+    """Which pairs still contribute to the gradient of a run's best model: their counts and weights over the training set."""
     from visavis import verbs
     from visavis.cli.output import print_diagnosis
 
@@ -93,7 +98,7 @@ def diagnose(
 
 def search(
     run: Annotated[Path, typer.Argument(help="A run folder, or a CLIP or SigLIP model: its folder or hub name.")],
-    query: Annotated[str, typer.Argument(help="What to look for, in words.")],
+    query: Annotated[str, typer.Argument(help="A sentence that describes the images.")],
     inside: Annotated[
         Path | None, typer.Option("--inside", "--in", help="A data set or any folder of images; default: the run's own data.")
     ] = None,

@@ -1,4 +1,4 @@
-"""What all commands share."""
+"""Options and helpers that all commands share."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ if TYPE_CHECKING:
     from visavis.cli.output import Bars
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Memory = Annotated[str | None, typer.Option(help="What blocks of scores may take, as 2GiB; default the recipe's, else a share.")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Go on without what is broken, and say what was left out.")]
+Memory = Annotated[
+    str | None,
+    typer.Option(help="The most that blocks of scores may take, such as 2GiB; default the recipe's, else a share of the free memory."),
+]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out broken images and captions, and list what was left out.")]
 
 
 def bars() -> Bars:

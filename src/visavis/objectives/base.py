@@ -31,8 +31,8 @@ Reduction = Literal["sum", "mean", "half_mean"]
 class Objective(ABC):
     """An objective of cross-modal retrieval: ``objective(scores, targets)`` is a scalar over both directions.
 
-    integrable: false for a prescribed gradient with no loss behind it. needs_positive_scores: reads the scores of
-    other queries' positives. wide: holds ``[pairs x candidates]`` in memory, not ``[queries x candidates]``. reads: the facts
+    integrable: false where the gradient is prescribed and is not that of any loss. needs_positive_scores: reads the scores of
+    other queries' positives. wide: holds ``[pairs x candidates]`` in memory, not ``[queries x candidates]``. reads: the fields
     of targets beside ids that change its value, by the names of queries (``query_margin`` stands for ``candidate_margin`` too).
     """
 
@@ -51,18 +51,18 @@ class Objective(ABC):
 
     @property
     def slope(self) -> float:
-        """The unit of |dL/ds|: a weight divided by it says how much of a whole step a pair gets."""
+        """The scale of |dL/ds| (gamma, 1 / tau, else 1): gradients divided by it can be compared between objectives."""
         return 1.0
 
     def for_scaled_scores(self) -> Objective | None:
-        """The same objective with a temperature of 1, for scores that a scale outside has multiplied already.
+        """The same objective with a temperature of 1, for scores that were already multiplied by a learnable scale.
 
-        None for objectives with a fixed gamma or margin, which such a scale would change.
+        None for objectives with a fixed gamma or margin, whose meaning such a scale would change.
         """
         return None
 
     def summary(self, targets: Targets) -> Summary | None:
-        """The one number of a query's negatives that suffices with these targets; None where the scores themselves are needed."""
+        """Which single number about a query's negatives suffices with these targets; None where all their scores are needed."""
         return None
 
     @abstractmethod
@@ -78,16 +78,16 @@ class Objective(ABC):
         return self.reduce(self.terms(scores, targets), self.terms(scores.T, targets.T))
 
     def prepare(self, scores: Tensor, targets: Targets) -> tuple[Tensor, Targets]:
-        """What ``terms`` takes: scores in float32 at least, targets beside them with all that the engine owes an objective."""
+        """The arguments of ``terms``: scores in float32 at least, targets on their device, with ``positive_scores`` where they are read."""
         if not isinstance(scores, Tensor) or not scores.is_floating_point():
-            found = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
-            raise ShapeError(f"the scores are of type {found}, expected a tensor of floating-point numbers: queries x candidates.")
+            given_type = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
+            raise ShapeError(f"the scores are of type {given_type}, expected a tensor of floating-point numbers: queries x candidates.")
         check_targets(targets, scores.shape)
         scores = promoted(scores)
         return scores, with_positive_scores(self, scores, targets.to(scores.device))
 
     def terms(self, scores: Tensor, targets: Targets) -> Tensor:
-        """``one_way``, and no terms where there is nothing to compare."""
+        """``one_way``, and no terms for an empty score matrix."""
         return self.one_way(scores, targets) if scores.numel() else scores.reshape(0)
 
     def reduce(self, *directions: Tensor) -> Tensor:
@@ -100,10 +100,10 @@ class Objective(ABC):
 
 
 class SummaryObjective(Objective):
-    """An objective that, with some targets at least, knows the negatives of a query by one number.
+    """An objective that needs, with some targets at least, a single number about the negatives of a query.
 
-    Such an objective says which number (``summary``) and what a positive pair makes of it (``pair_terms``). Where it has forms that
-    need more, ``summary`` is None for them, and ``row_terms`` are their terms.
+    ``summary`` says which number, ``pair_terms`` computes the term of a positive pair from it. Where the number does not suffice,
+    ``summary`` is None and ``row_terms`` computes the terms from all scores.
     """
 
     @abstractmethod
@@ -121,12 +121,12 @@ class SummaryObjective(Objective):
         summary = self.summary(targets)
         if summary is None:
             return self.row_terms(scores, targets)
-        found = pairs_of(scores, targets)
-        return self.pair_terms(summary.of(found), found.positive, found.query, targets)
+        pairs = pairs_of(scores, targets)
+        return self.pair_terms(summary.of(pairs), pairs.positive, pairs.query, targets)
 
 
 def check_targets(targets: Targets, shape: torch.Size) -> None:
-    """Refuse, with a ShapeError, targets that are none or do not fit scores of this shape."""
+    """Raise ShapeError if the targets are no Targets or do not fit scores of this shape."""
     if not isinstance(targets, Targets):
         raise ShapeError(f"the targets are a {type(targets).__name__}, expected a Targets: see Targets.paired and Targets(query_ids=...).")
     if shape != targets.shape:

@@ -1,7 +1,7 @@
-"""GOAL: a gradient put together from a weight of the triplet and a weight of each of its two pairs.
+"""GOAL: a prescribed gradient, the product of a weight for the triplet and a weight for each of its two pairs.
 
-Three triplet weights by five pair weights. Each weight is a small function of scores that carry no gradient; some of
-the fifteen products are gradients of a known loss, the others of none.
+There are three triplet weights and five pair weights, each a small function of detached scores. Some of the fifteen
+products are the gradient of a known loss, the others of none.
 
 >>> import torch
 >>> scores = torch.tensor([[0.75, 0.5], [0.25, 0.75]], requires_grad=True)
@@ -38,17 +38,17 @@ class Goal(SummaryObjective):
     1 / (1 + e^(tau (s_p (2 - s_p) - s_n^2))). (P_p, P_n) is "con": (1, 1); "lin": (1 - s_p, s_n); "sig":
     1 / (1 + e^(alpha (s_p - lam))), 1 / (1 + e^(-beta (s_n - lam))); "lin_ms": those of lin, times (1 - m_p) and (1 + m_n);
     "sig_ms": those of sig, with m_p and m_n in place of 1. m_p is the mean of s_p - R ("sig_ms": e^(alpha (s_p - R))) over
-    the other positives R <= s_n + epsilon of the batch, whosoever's; m_n that of s_n - R (e^(-beta (s_n - R))) over the
+    the other positives R <= s_n + epsilon of the batch, of any query; m_n that of s_n - R (e^(-beta (s_n - R))) over the
     query's other negatives R >= (least positive of the batch) - epsilon; over nothing it is 0.
-    The value is a monitor, s_n - s_p: no loss, and not to be compared between objectives.
-    Advice: to choose what is pulled and pushed, and how hard, one by one; the default is its authors' favorite.
+    The value, s_n - s_p, only monitors training: it is no loss and cannot be compared between objectives.
+    Advice: to choose separately how hard positives are pulled and negatives pushed; the default is the one its authors recommend.
     Source: Xuan and Chen, Dissecting Deep Metric Learning Losses for Image-Text Retrieval (GOAL, 2023), eqs. 3 to 13.
     Special cases: as gradients, (con, con) is TripletHN; (nca, con) hard-mined NT-Xent (eq. 6) / tau; (con, sig), where every
     hinge is open, BinomialDeviance; (cir, lin) that of softplus(tau (s_n^2 - s_p (2 - s_p))) / (2 tau). (cir, lin) is
-    not Circle and (con, sig_ms) is not MultiSimilarity, whatever table 1 says. (nca, lin), (nca, sig), (cir, con) and
+    not Circle and (con, sig_ms) is not MultiSimilarity, although table 1 says so. (nca, lin), (nca, sig), (cir, con) and
     (cir, sig) belong to no loss at all.
-    Differs from: the printed eqs. 3 and 4, which leave the mined negative where it is; it is pushed, as the released
-    code does. ``semantics="reference"`` takes that code's weights: T_con is 1 without a margin, T_cir has s_n^2 + 0.5, the
+    Differs from: the printed eqs. 3 and 4, whose gradient of the mined negative is 0; it is pushed here, as in the released
+    code. ``semantics="reference"`` takes that code's weights: T_con is 1 without a margin, T_cir has s_n^2 + 0.5, the
     means of lin_ms do not count differences of exactly 0. There tau is 1 unless given, and the scale of a loss is lost.
     """
 
@@ -90,16 +90,16 @@ class Goal(SummaryObjective):
         return self._prescribed(negatives, positive)
 
     def row_terms(self, scores: Tensor, targets: Targets) -> Tensor:
-        found, all_positives = pairs_of(scores, targets), with_positive_scores(self, scores, targets).positive_scores
+        pairs, all_positives = pairs_of(scores, targets), with_positive_scores(self, scores, targets).positive_scores
         assert all_positives is not None
-        return self._prescribed(found.hardest, found.positive, Batch(found._replace(scores=scores.detach()), all_positives))
+        return self._prescribed(pairs.hardest, pairs.positive, Batch(pairs._replace(scores=scores.detach()), all_positives))
 
     def _prescribed(self, hardest: Tensor, positive: Tensor, batch: Batch | None = None) -> Tensor:
         has_negative = hardest != NEVER
         hardest = torch.where(has_negative, hardest, positive)
-        seen = Seen(positive.detach(), hardest.detach(), batch)
-        weight = TRIPLET_WEIGHTS[self.triplet](self, seen) * has_negative
-        pull, push = PAIR_WEIGHTS[self.pair](self, seen)
+        detached = DetachedScores(positive.detach(), hardest.detach(), batch)
+        weight = TRIPLET_WEIGHTS[self.triplet](self, detached) * has_negative
+        pull, push = PAIR_WEIGHTS[self.pair](self, detached)
         return prescribe(hardest - positive, weight * (push * hardest - pull * positive))
 
 
@@ -115,11 +115,11 @@ class Batch(NamedTuple):
     all_positives: Tensor
 
 
-class Seen(NamedTuple):
-    """What weights are made of, without gradient: with it, ``s_n`` as a weight of s_n would be a square.
+class DetachedScores(NamedTuple):
+    """The detached scores that weights are computed from: a weight must add no gradient of its own.
 
     positive, hardest ``[P]``: s_p and s_n of each positive pair (s_p twice, where there is no negative). batch: only for
-    weights that read more.
+    the weights of "lin_ms" and "sig_ms".
     """
 
     positive: Tensor
@@ -127,91 +127,91 @@ class Seen(NamedTuple):
     batch: Batch | None
 
 
-def triplet_con(goal: Goal, seen: Seen) -> Tensor:
+def triplet_con(goal: Goal, detached: DetachedScores) -> Tensor:
     """Eq. 5."""
     if goal.as_released:
-        return torch.ones_like(seen.positive)
-    return (goal.margin + seen.hardest - seen.positive > 0).to(seen.positive)
+        return torch.ones_like(detached.positive)
+    return (goal.margin + detached.hardest - detached.positive > 0).to(detached.positive)
 
 
-def triplet_nca(goal: Goal, seen: Seen) -> Tensor:
+def triplet_nca(goal: Goal, detached: DetachedScores) -> Tensor:
     """Eq. 7."""
-    return (goal.tau * (seen.hardest - seen.positive)).sigmoid()
+    return (goal.tau * (detached.hardest - detached.positive)).sigmoid()
 
 
-def triplet_cir(goal: Goal, seen: Seen) -> Tensor:
+def triplet_cir(goal: Goal, detached: DetachedScores) -> Tensor:
     """Eq. 8."""
     shift = 0.5 if goal.as_released else 0.0
-    return (goal.tau * (seen.hardest**2 + shift - seen.positive * (2 - seen.positive))).sigmoid()
+    return (goal.tau * (detached.hardest**2 + shift - detached.positive * (2 - detached.positive))).sigmoid()
 
 
-def pair_con(_goal: Goal, seen: Seen) -> tuple[Tensor, Tensor]:
+def pair_con(_goal: Goal, detached: DetachedScores) -> tuple[Tensor, Tensor]:
     """Eq. 9."""
-    return torch.ones_like(seen.positive), torch.ones_like(seen.hardest)
+    return torch.ones_like(detached.positive), torch.ones_like(detached.hardest)
 
 
-def pair_lin(_goal: Goal, seen: Seen) -> tuple[Tensor, Tensor]:
+def pair_lin(_goal: Goal, detached: DetachedScores) -> tuple[Tensor, Tensor]:
     """Eq. 10."""
-    return 1 - seen.positive, seen.hardest
+    return 1 - detached.positive, detached.hardest
 
 
-def pair_sig(goal: Goal, seen: Seen) -> tuple[Tensor, Tensor]:
+def pair_sig(goal: Goal, detached: DetachedScores) -> tuple[Tensor, Tensor]:
     """Eq. 11."""
-    return (goal.alpha * (goal.lam - seen.positive)).sigmoid(), (goal.beta * (seen.hardest - goal.lam)).sigmoid()
+    return (goal.alpha * (goal.lam - detached.positive)).sigmoid(), (goal.beta * (detached.hardest - goal.lam)).sigmoid()
 
 
-def pair_lin_ms(goal: Goal, seen: Seen) -> tuple[Tensor, Tensor]:
+def pair_lin_ms(goal: Goal, detached: DetachedScores) -> tuple[Tensor, Tensor]:
     """Eq. 13."""
-    ordered, kept, own = other_positives(goal, seen)
-    lead = kept * seen.positive - pad(ordered.cumsum(0), (1, 0))[kept]
-    distance, query = behind_hardest(goal, seen)
-    counted = distance.isfinite()
+    ordered, kept, own = other_positives(goal, detached)
+    lead = kept * detached.positive - pad(ordered.cumsum(0), (1, 0))[kept]
+    distance, query = behind_hardest(goal, detached)
+    in_mean = distance.isfinite()
     if goal.as_released:  # differences of exactly 0 are not counted
-        equal = torch.searchsorted(ordered, seen.positive, right=True) - torch.searchsorted(ordered, seen.positive)
+        equal = torch.searchsorted(ordered, detached.positive, right=True) - torch.searchsorted(ordered, detached.positive)
         own = own * equal.clamp(min=1)
-        counted &= distance > 0
+        in_mean &= distance > 0
     m_p = mean(lead, kept - own)
-    m_n = mean(torch.where(counted, distance, 0.0).sum(-1), counted.sum(-1))[query]
-    return (1 - m_p) * (1 - seen.positive), (1 + m_n) * seen.hardest
+    m_n = mean(torch.where(in_mean, distance, 0.0).sum(-1), in_mean.sum(-1))[query]
+    return (1 - m_p) * (1 - detached.positive), (1 + m_n) * detached.hardest
 
 
-def pair_sig_ms(goal: Goal, seen: Seen) -> tuple[Tensor, Tensor]:
+def pair_sig_ms(goal: Goal, detached: DetachedScores) -> tuple[Tensor, Tensor]:
     """Eq. 12."""
-    ordered, kept, own = other_positives(goal, seen)
+    ordered, kept, own = other_positives(goal, detached)
     log_sums = pad((-goal.alpha * ordered).logcumsumexp(0), (1, 0), value=NEVER)
-    m_p = mean((goal.alpha * seen.positive + log_sums[kept]).exp() - own, kept - own).clamp(min=0)
-    distance, query = behind_hardest(goal, seen)
+    m_p = mean((goal.alpha * detached.positive + log_sums[kept]).exp() - own, kept - own).clamp(min=0)
+    distance, query = behind_hardest(goal, detached)
     m_n = mean((-goal.beta * distance).exp().sum(-1), distance.isfinite().sum(-1))[query]
-    return 1 / (m_p + (goal.alpha * (seen.positive - goal.lam)).exp()), 1 / (m_n + (goal.beta * (goal.lam - seen.hardest)).exp())
+    return 1 / (m_p + (goal.alpha * (detached.positive - goal.lam)).exp()), 1 / (m_n + (goal.beta * (goal.lam - detached.hardest)).exp())
 
 
-def other_positives(goal: Goal, seen: Seen) -> tuple[Tensor, Tensor, Tensor]:
-    """All positives in ascending order ``[M]``, how many of them each pair reads ``[P]``, and whether it is one of these itself.
+def other_positives(goal: Goal, detached: DetachedScores) -> tuple[Tensor, Tensor, Tensor]:
+    """All positives in ascending order ``[M]``, how many of them each pair averages over ``[P]``, and whether it is among these itself.
 
-    Sums over what a pair reads are prefix sums, and the pair's own part leaves them by its value.
+    The first so many are a prefix, so their sum is a prefix sum; the pair's own value is subtracted from it.
     """
-    assert seen.batch is not None
-    ordered, ceiling = seen.batch.all_positives.sort().values, seen.hardest + goal.epsilon
-    return ordered, torch.searchsorted(ordered, ceiling, right=True), (seen.positive <= ceiling).long()
+    assert detached.batch is not None
+    ordered, ceiling = detached.batch.all_positives.sort().values, detached.hardest + goal.epsilon
+    return ordered, torch.searchsorted(ordered, ceiling, right=True), (detached.positive <= ceiling).long()
 
 
-def behind_hardest(goal: Goal, seen: Seen) -> tuple[Tensor, Tensor]:
-    """``s_n - s_ij`` of each of a query's other negatives that counts, else inf: ``[Q, C]``; and the query of each pair."""
-    assert seen.batch is not None
-    negatives = seen.batch.pairs.negatives()
+def behind_hardest(goal: Goal, detached: DetachedScores) -> tuple[Tensor, Tensor]:
+    """``s_n - s_ij`` for the query's other negatives within epsilon, inf elsewhere: ``[Q, C]``; and the query of each pair."""
+    assert detached.batch is not None
+    negatives = detached.batch.pairs.negatives()
     hardest, place = negatives.max(-1, keepdim=True)
     others = negatives.scatter(-1, place, NEVER)
-    floor = pad(seen.batch.all_positives, (0, 1), value=math.inf).min() - goal.epsilon
-    return torch.where(others >= floor, hardest - others, math.inf), seen.batch.pairs.query
+    floor = pad(detached.batch.all_positives, (0, 1), value=math.inf).min() - goal.epsilon
+    return torch.where(others >= floor, hardest - others, math.inf), detached.batch.pairs.query
 
 
 def mean(total: Tensor, number: Tensor) -> Tensor:
-    """``total / number``, and 0 of nothing."""
+    """``total / number``, and 0 where the number is 0."""
     return torch.where(number > 0, total / number.clamp(min=1), 0.0)
 
 
-TRIPLET_WEIGHTS: dict[str, Callable[[Goal, Seen], Tensor]] = {"con": triplet_con, "nca": triplet_nca, "cir": triplet_cir}
-PAIR_WEIGHTS: dict[str, Callable[[Goal, Seen], tuple[Tensor, Tensor]]] = {
+TRIPLET_WEIGHTS: dict[str, Callable[[Goal, DetachedScores], Tensor]] = {"con": triplet_con, "nca": triplet_nca, "cir": triplet_cir}
+PAIR_WEIGHTS: dict[str, Callable[[Goal, DetachedScores], tuple[Tensor, Tensor]]] = {
     "con": pair_con,
     "lin": pair_lin,
     "sig": pair_sig,

@@ -1,4 +1,4 @@
-"""Contrast and order at once: the softmax loss of pairs, and degrees of relevance as soft targets for everything else."""
+"""A contrastive loss that also orders the negatives: their degrees of relevance are the soft targets of a second softmax."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from visavis.targets import Targets
 
 @dataclass(frozen=True, kw_only=True)
 class GradedVLC(SummaryObjective):
-    r"""VLC, and a cross entropy that orders the wrong answers of a query by their degrees of relevance.
+    r"""VLC plus a KL divergence that orders the negatives of a query by their degrees of relevance.
 
     Formula: ``sum_p log(1 + sum_j e^(gamma (s_ij - s_ip)))`` over positive pairs, and once for each query that has one
     ``beta sum_j p_ij log(p_ij / q_ij)`` over its negatives, both directions; p_ij is the softmax of ``R_ij / tau``, q_ij that of
     ``graded_gamma s_ij``, R being ``targets.relevance``.
-    dL/ds_ij is that of VLC plus ``beta graded_gamma (q_ij - p_ij)``: what scores higher among the wrong answers than its degree says is
-    pushed, what scores lower is pulled.
-    Advice: as Ladder, without thresholds: tau of about the spread of the best degrees; a larger beta for order, a smaller one for R@1.
+    dL/ds_ij is that of VLC plus ``beta graded_gamma (q_ij - p_ij)``: a negative that scores higher than its degree says is
+    pushed, one that scores lower is pulled.
+    Advice: as Ladder, without thresholds; tau of about the spread of the best degrees; a larger beta favors order, a smaller one R@1.
     Source: this package; the second part is the top-one form of Cao et al., ListNet (2007), taken over the negatives.
     Special cases: beta 0 is VLC. The second part is 0 where ``R_ij / tau - graded_gamma s_ij`` is the same for all negatives.
-    Differs from: Ladder, which asks for margins between levels of degrees; here every pair of wrong answers has its own.
+    Differs from: Ladder, which sets margins between levels of relevance; here every two negatives are ordered by their own degrees.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("relevance",)
@@ -55,17 +55,17 @@ class GradedVLC(SummaryObjective):
         return log1p_exp(negatives - self.gamma * positive)
 
     def row_terms(self, scores: Tensor, targets: Targets) -> Tensor:
-        found = pairs_of(scores, targets)
-        terms = self.pair_terms(found.log_sum_exp(self.gamma), found.positive, found.query, targets)
-        share = self.beta / targets.positive.sum(-1).clamp(min=1)  # the pairs of a query share its order
-        return terms + (share * self.divergence(scores, targets))[found.query]
+        pairs = pairs_of(scores, targets)
+        terms = self.pair_terms(pairs.log_sum_exp(self.gamma), pairs.positive, pairs.query, targets)
+        share = self.beta / targets.positive.sum(-1).clamp(min=1)  # one divergence a query, shared among its pairs
+        return terms + (share * self.divergence(scores, targets))[pairs.query]
 
     def divergence(self, scores: Tensor, targets: Targets) -> Tensor:
         """``sum_j p_ij log(p_ij / q_ij)`` over the negatives of each query: ``[Q]``; 0 where there is none."""
         negative = targets.negative
-        outside = ~negative & negative.any(-1, keepdim=True)  # a query without negatives keeps all, and then counts none
-        wanted, given = (
+        outside = ~negative & negative.any(-1, keepdim=True)  # without negatives nothing is masked: no NaN, and the sum is 0
+        log_p, log_q = (
             logits.masked_fill(outside, NEVER).log_softmax(-1).masked_fill(~negative, 0.0)
             for logits in (targets.pairwise("relevance", "GradedVLC") / self.tau, self.graded_gamma * scores)
         )
-        return (wanted.exp() * (wanted - given)).masked_fill(~negative, 0.0).sum(-1)
+        return (log_p.exp() * (log_p - log_q)).masked_fill(~negative, 0.0).sum(-1)

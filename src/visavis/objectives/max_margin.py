@@ -1,4 +1,4 @@
-"""The mean of all hinges: max-margin ranking as video-text retrieval uses it."""
+"""The max-margin ranking loss of video-text retrieval: the mean of all hinges."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MaxMargin(Objective):
     Formula: ``(1 / N_i) sum_j [margin + s_ij - s_ip]_+`` over positive pairs p = (i, p) and the N_i negatives of i; for B pairs
     the mean over 2 B (B - 1) hinges. With ``fix_norm=False`` the pair's own hinge, which is the margin, is averaged in:
     2 B^2 hinges. dL/ds_ij is 1 / N_i where the hinge is open, dL/ds_ip minus their sum, each over twice the number of pairs.
-    Advice: to compare with the video papers; every open hinge pushes alike, so little is left of the mean once most are closed.
+    Advice: to compare with the video papers; all open hinges weigh the same, so the gradient becomes small once most are closed.
     Source: Liu et al., Collaborative Experts (2019), its margin on MSR-VTT; Gabeur et al., MMT (2020), with margin 0.05.
     Special cases: Triplet divided by the number of its hinges. Reads ``query_margin`` (adaptive margins).
     Memory: ``[pairs x candidates]``.
@@ -35,10 +35,10 @@ class MaxMargin(Objective):
     reduction: Reduction = "half_mean"
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        found = pairs_of(scores, targets)
-        margin = of_pair(targets.margin_or(self.margin, "MaxMargin"), found.query)
-        total = (found.gap.T + margin).relu().sum(0)
-        number = found.negative.sum(-1)[found.query]
+        pairs = pairs_of(scores, targets)
+        margin = of_pair(targets.margin_or(self.margin, "MaxMargin"), pairs.query)
+        total = (pairs.gap.T + margin).relu().sum(0)
+        number = pairs.negative.sum(-1)[pairs.query]
         if self.fix_norm:
             return total / number.clamp(min=1)
         own = (torch.zeros_like(total) + margin).relu()

@@ -1,4 +1,4 @@
-"""Losses of metric learning that weights of GOAL come from."""
+"""The metric-learning losses from which GOAL takes its pair and triplet weights."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from visavis.targets import Targets
 
 @dataclass(frozen=True, kw_only=True)
 class BinomialDeviance(Objective):
-    r"""Binomial deviance: each score for itself, positives above and negatives below a threshold.
+    r"""Binomial deviance: a logistic loss that asks positives to score above and negatives below a fixed threshold.
 
     Formula: ``sum_p log(1 + e^(-alpha (s_ip - lam))) / alpha + max_j log(1 + e^(beta (s_ij - lam))) / beta`` over positive
     pairs, both directions; with ``negatives="all"`` the sum over j. A query without negatives adds nothing.
     dL/ds_ip = -1 / (1 + e^(alpha (s_ip - lam))), dL/ds_ij = 1 / (1 + e^(-beta (s_ij - lam))).
-    Advice: as a baseline that asks for absolute similarities, not for differences.
+    Advice: as a baseline that compares scores with a threshold instead of with each other.
     Source: Yi et al. (2014); in this form GOAL, eq. 11.
     Special cases: the gradient is that of Goal(con, sig) where every hinge is open.
     Differs from: Yi et al., who take the mean over each kind of pair.
@@ -39,23 +39,23 @@ class BinomialDeviance(Objective):
         _require_slopes(self)
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        found = pairs_of(scores, targets)
-        pushed = found.negatives() if self.negatives == "all" else found.negatives().max(-1, keepdim=True).values
-        push = log1p_exp(self.beta * (pushed - self.lam)).sum(-1)[found.query] / self.beta
-        pull = log1p_exp(self.alpha * (self.lam - found.positive)) / self.alpha
-        return torch.where(found.has_negative, pull + push, 0.0)
+        pairs = pairs_of(scores, targets)
+        pushed = pairs.negatives() if self.negatives == "all" else pairs.negatives().max(-1, keepdim=True).values
+        push = log1p_exp(self.beta * (pushed - self.lam)).sum(-1)[pairs.query] / self.beta
+        pull = log1p_exp(self.alpha * (self.lam - pairs.positive)) / self.alpha
+        return torch.where(pairs.has_negative, pull + push, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MultiSimilarity(Objective):
-    r"""Multi-similarity loss: binomial deviance over the pairs of a query that are not yet told apart.
+    r"""Multi-similarity loss: binomial deviance over those pairs of a query that are not yet separated by epsilon.
 
     Formula: ``log(1 + sum_p e^(-alpha (s_p - lam))) / alpha + log(1 + sum_n e^(beta (s_n - lam))) / beta``, one term for each
     query with a positive, over its positives s_p < max_n s_n + epsilon and its negatives s_n > min_p s_p - epsilon.
     dL/ds_p = -e_p / (1 + sum_p e_p) with e_p = e^(-alpha (s_p - lam)); dL/ds_n likewise, with the other sign.
     Advice: as a baseline with many positives in a batch; its epsilon mines both sides.
     Source: Wang et al., Multi-Similarity Loss (2019).
-    Special cases: with one positive and one negative, both read, the gradient of Goal(con, sig).
+    Special cases: with one positive and one negative, neither of them left out, the gradient is that of Goal(con, sig).
     Positives of a query share a term, as published.
     Differs from: the released code, which leaves out positives of 1 and takes the mean over queries.
     """
@@ -83,17 +83,17 @@ class MultiSimilarity(Objective):
 
 @dataclass(frozen=True, kw_only=True)
 class Circle(Objective):
-    r"""Circle loss: every score is weighted by how far it is from where it should be.
+    r"""Circle loss: every score is weighted by its distance from its optimum: 1 + margin, or -margin for a negative.
 
     Formula: ``log(1 + sum_n e^(gamma a_n (s_n - margin)) sum_p e^(-gamma a_p (s_p - 1 + margin)))``, one term for each query
     with a positive, with a_n = [s_n + margin]_+ and a_p = [1 + margin - s_p]_+ taken as constants.
     dL/ds_n = Z gamma a_n q_n, dL/ds_p = -Z gamma a_p q_p; q are softmax weights among a query's negatives and among its
     positives, Z = 1 - e^(-L). As a_n and a_p are constants, it is not the gradient of the value.
-    Advice: as a baseline that pulls the farther a positive is from 1 and pushes the farther a negative is from 0.
+    Advice: as a baseline that pulls a positive harder the farther it is from 1, and pushes a negative harder the farther it is from 0.
     Source: Sun et al., Circle Loss (2020).
     Special cases: not Goal(cir, lin), whose weights have no margin; see there.
     Positives of a query share a term, as published.
-    Differs from: means over queries elsewhere; here the default is their sum.
+    Differs from: other implementations, which take the mean over queries; the default here is the sum.
     """
 
     integrable: ClassVar[bool] = False

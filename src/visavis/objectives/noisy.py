@@ -1,4 +1,4 @@
-"""Triplet loss for pairs of doubtful truth: a margin for each, as large as the pair is trusted."""
+"""Triplet loss for noisy pairs: a soft margin for each, larger the more the pair is trusted."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from visavis.targets import Targets, missing
 
 @dataclass(frozen=True, kw_only=True)
 class NCR(SummaryObjective):
-    r"""Triplet loss of noisy correspondence rectifying: the hardest negative, under a soft margin.
+    r"""Triplet loss of noisy correspondence rectifying (NCR): the hardest negative, with a soft margin for each pair.
 
     Formula: ``sum_p [max_j (m_ij + s_ij) - s_ip]_+`` over positive pairs p = (i, p), both directions; m_ij = m_i, the margin of
     the anchor (``query_margin``), or a margin of its own for each cell (``pair_margin``). With ``warmup``
     ``sum_p (1 / n_i) sum_j [m_ij + s_ij - s_ip]_+`` over the n_i negatives and the pair itself, whose hinge is 0.
     dL/ds is 1 at the hardest negative and -1 at the positive where the hinge is open, else 0; in the warm-up 1 / n_i.
-    Advice: where many captions stand beside wrong images; train with NoisySupervision.
+    Advice: where many captions are paired with wrong images; train with NoisySupervision.
     Source: Huang et al., NCR (2021); Unified loss, eq. 27.
     Special cases: TripletHN where all margins are equal, and TripletHN with ``query_margin``. ``semantics="paper"`` reads the
-    margins of anchors, or ``pair_margin`` where only these are given; "reference" reads ``pair_margin``. Only the
-    warm-up, which precedes all margins, has one of its own: ``margin``, where none are given.
+    margins of anchors, or ``pair_margin`` where only these are given; "reference" reads ``pair_margin``. ``margin``
+    is used in the warm-up only, where neither is given.
     Memory: ``[pairs x candidates]`` with ``warmup``.
     Differs from: the released code, which takes the image's margin in both directions, also for a text as the anchor:
     ``semantics="reference"`` with ``pair_margin = margins[:, None].expand(B, B)``.
@@ -40,18 +40,18 @@ class NCR(SummaryObjective):
     reduction: Reduction = "sum"
 
     def summary(self, targets: Targets) -> Hardest | None:
-        """A margin of the anchor leaves the hardest negative what it is; one of the cell may not."""
+        """A margin of the anchor does not change which negative is the hardest; a margin of each cell may."""
         return Hardest() if self.semantics == "paper" and not self.warmup and targets.query_margin is not None else None
 
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
         return (of_pair(targets.margin_or(self.margin, "NCR"), query) + negatives - positive).relu()
 
     def row_terms(self, scores: Tensor, targets: Targets) -> Tensor:
-        found = pairs_of(scores, targets)
-        raised = found._replace(scores=scores + self.margins(targets))
+        pairs = pairs_of(scores, targets)
+        raised = pairs._replace(scores=scores + self.margins(targets))
         if not self.warmup:
-            return (raised.hardest - found.positive).relu()
-        return raised.gap.relu().sum(-1) / (1 + found.negative.sum(-1)[found.query])
+            return (raised.hardest - pairs.positive).relu()
+        return raised.gap.relu().sum(-1) / (1 + pairs.negative.sum(-1)[pairs.query])
 
     def margins(self, targets: Targets) -> Tensor | float:
         """The margin of each cell: ``[Q, C]``, ``[Q, 1]`` or one number. Raises MissingSupervision."""

@@ -1,10 +1,10 @@
-"""The one primitive: a query's negatives are reduced once, then meet each of its positive pairs.
+"""What the objectives share: a query's negatives are reduced once, then compared with each of its positive pairs.
 
-A form over [pairs x candidates] would cost as many times more as a query has positives; reducing per query keeps
-every objective of this family at O(Q C). Only sums of hinges need the wider form: ``gap``.
+With k positives a query, a matrix [pairs x candidates] would cost k times as much; reducing per query keeps every
+objective of this family at O(Q C). Only sums of hinges need the wider matrix: ``gap``.
 
-Rules held here, once: a term per positive pair; other positives of a query are never its negatives; a pair whose
-query has no negative counts, with term 0; masks are -inf, set last, so that they also stop gradients.
+Rules for all of them: one term per positive pair; other positives of a query are never its negatives; a pair whose
+query has no negative counts, with term 0; masked scores are set to -inf last, which also stops their gradients.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Pairs(NamedTuple):
 def pairs_of(scores: Tensor, targets: Targets) -> Pairs:
     """The positive pairs of ``scores [Q, C]`` with the negatives of their queries.
 
-    >>> found = pairs_of(torch.tensor([[0.9, 0.1], [0.4, 0.8]]), Targets.paired(2))
-    >>> found.positive.tolist(), found.hardest.tolist()
+    >>> pairs = pairs_of(torch.tensor([[0.9, 0.1], [0.4, 0.8]]), Targets.paired(2))
+    >>> pairs.positive.tolist(), pairs.hardest.tolist()
     ([0.8999999761581421, 0.800000011920929], [0.10000000149011612, 0.4000000059604645])
     """
     query, candidate = targets.positive.nonzero(as_tuple=True)
@@ -68,7 +68,7 @@ def pairs_of(scores: Tensor, targets: Targets) -> Pairs:
 
 
 def of_pair(value: Tensor | float, query: Tensor) -> Tensor | float:
-    """A number for all pairs, or a query's own ``[Q]`` handed to each of its pairs ``[P]``."""
+    """The value of each pair ``[P]`` from those of the queries ``[Q]``; a single number stays as it is."""
     return value[query] if isinstance(value, Tensor) else value
 
 

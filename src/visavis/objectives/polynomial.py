@@ -23,7 +23,7 @@ def polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
     >>> polynomial((1.0, 0.0, 2.0), torch.tensor(3.0))
     tensor(19.)
     """
-    value = 0 * x  # of the graph, even without a coefficient
+    value = 0 * x  # in the autograd graph even without a coefficient
     for coefficient in reversed(coefficients):
         value = value * x + coefficient
     return value
@@ -31,7 +31,7 @@ def polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class SSP(SummaryObjective):
-    r"""Universal weighting by self-similarity polynomials: a positive and its hardest negative, each under a parabola.
+    r"""Universal weighting by self-similarity polynomials: a polynomial of the positive's score plus one of its hardest negative's.
 
     Formula: ``[F(s_ip)]_+ + [G(max_j s_ij)]_+`` over positive pairs with ``max_j s_ij + margin > s_ip``, else 0; F and G have
     the coefficients ``positive`` and ``negative``, lowest order first. The mean of both directions, added.
@@ -69,8 +69,8 @@ class RSP(SummaryObjective):
     first; with ``gamma``: ``(1 / gamma) log(1 + sum_j e^(gamma (G(s_ij - s_ip) + margin)))``.
     dL/ds_ij = G'(s_ij - s_ip) at the hardest negative where the hinge is open, or times its weight in the softmax;
     dL/ds_ip is minus their sum.
-    Advice: to try another shape of a gap's price; keep the polynomial increasing.
-    Source: Unified loss, eq. 25; the polynomials of Wei et al., Universal weighting metric learning (2021), are nowhere printed.
+    Advice: to try another penalty for the gap s_ij - s_ip than the linear one; keep the polynomial increasing.
+    Source: Unified loss, eq. 25; the polynomials of Wei et al., Universal weighting metric learning (2021), were never printed.
     Special cases: coefficients (0, 1) are TripletHN, with ``gamma`` Unified. Reads ``query_margin`` (adaptive margins).
     Memory: ``[pairs x candidates]`` with ``gamma``.
     Differs from: eq. 25 as printed, whose two sides agree for gamma -> infinity only where G increases: the limit is
@@ -94,15 +94,15 @@ class RSP(SummaryObjective):
 
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
         margin = of_pair(targets.margin_or(self.margin, "RSP"), query)
-        return (margin + self._price(negatives - positive)).relu()
+        return (margin + self._penalty(negatives - positive)).relu()
 
     def row_terms(self, scores: Tensor, targets: Targets) -> Tensor:
         assert self.gamma is not None
-        found = pairs_of(scores, targets)
-        margin = of_pair(targets.margin_or(self.margin, "RSP"), found.query)
-        return log1p_exp((self.gamma * self._price(found.gap)).logsumexp(-1) + self.gamma * margin) / self.gamma
+        pairs = pairs_of(scores, targets)
+        margin = of_pair(targets.margin_or(self.margin, "RSP"), pairs.query)
+        return log1p_exp((self.gamma * self._penalty(pairs.gap)).logsumexp(-1) + self.gamma * margin) / self.gamma
 
-    def _price(self, gap: Tensor) -> Tensor:
+    def _penalty(self, gap: Tensor) -> Tensor:
         """G of a gap; -inf where there is no negative."""
-        nobody = gap == NEVER
-        return polynomial(self.coefficients, gap.masked_fill(nobody, 0.0)).masked_fill(nobody, NEVER)
+        no_negative = gap == NEVER
+        return polynomial(self.coefficients, gap.masked_fill(no_negative, 0.0)).masked_fill(no_negative, NEVER)

@@ -1,4 +1,4 @@
-"""Adaptive offline quintuplets: hinges on negatives of the batch, and on negatives sought in the whole training set."""
+"""Adaptive offline quintuplets: hinges on negatives of the batch, and on negatives mined from the whole training set."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from visavis.targets import Targets, missing
 
 @dataclass(frozen=True, kw_only=True)
 class AOQ(SummaryObjective):
-    r"""Adaptive offline quintuplet loss: a triplet loss weighted by how hard the batch is beside the offline negatives.
+    r"""Adaptive offline quintuplet loss: a triplet loss weighted by how hard its negative is compared with the offline ones, plus their hinges.
 
     Formula: ``sum_p w_i [margin + max_j s_ij - s_ip]_+ + sum_k [offline_margin + o_ik - s_ip]_+`` over positive pairs, both
-    directions, with ``w_i = beta - (o_i0 - max_j s_ij) / alpha``. o ``[Q, K]`` are ``query_offline_scores``: column 0 is the anchor
-    with its offline negative, which enters the weight; every column has a hinge.
+    directions, with ``w_i = beta - (o_i0 - max_j s_ij) / alpha``. o ``[Q, K]`` are ``query_offline_scores``: column 0, the
+    anchor's score with its offline negative, enters the weight; every column has a hinge.
     dL/ds_ij = w_i + hinge / alpha at the hardest negative and dL/ds_ip = -w_i where the online hinge is open, less 1 for each
     open offline hinge; dL/do_ik is 1 where its hinge is open, less hinge / alpha for column 0.
-    Advice: a second round for a model that finds no hard negatives in its batches any more; train with BankSupervision.
+    Advice: for a second round of training, once batches contain no hard negatives any more; train with BankSupervision.
     Source: Chen et al., AOQ (2020), and its code.
     Special cases: TripletHN times w where w is constant and no offline hinge is open. A query without negatives keeps its offline
     hinges. Reads ``query_margin`` (adaptive margins).

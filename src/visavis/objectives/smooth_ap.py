@@ -1,4 +1,4 @@
-"""Smooth average precision: the metric with a sigmoid for its steps."""
+"""Smooth average precision: the metric with its step function replaced by a sigmoid."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from visavis.targets import Targets
 
 @dataclass(frozen=True, kw_only=True)
 class SmoothAP(Objective):
-    r"""One minus the average precision of a query, smoothed: made for many positives a query.
+    r"""One minus the smoothed average precision of a query; made for several positives a query.
 
     Formula: ``1 - (1 / |P|) sum_{i in P} R_P(i) / R(i)``, one term for each query with a positive, where
     ``R(i) = 1 + sum_{j != i} sigmoid((s_j - s_i) / tau)`` is the smoothed rank among all candidates, R_P(i) among positives.
-    dL/ds has the factor ``sigmoid (1 - sigmoid) / tau`` of each pair of scores: nothing, where no two are within a few tau.
-    Advice: with several captions an image in a batch; at a small tau few queries have a gradient, so train longer.
+    dL/ds has the factor ``sigmoid (1 - sigmoid) / tau`` of each pair of scores: about 0 where no two are within a few tau.
+    Advice: with several captions of an image in a batch; at a small tau few queries have a gradient, so train longer.
     Source: Brown et al. (2020); COCOS, eqs. 5 to 8.
     Special cases: tau -> 0 is 1 - AP; with one positive, 1 - 1 / rank. Without a negative, AP is 1.
     Positives of a query compete with each other, as published. Memory: ``[pairs x candidates]``.

@@ -59,12 +59,12 @@ class InfoNCE(Objective):
 
     Formula: ``-(1 / |P_i|) sum_{p in P_i} log( e^(s_ip / tau) / sum_j e^(s_ij / tau) )``, j over positives and negatives.
     dL/ds_ij = softmax_j / tau, less 1 / (|P_i| tau) at a positive. One term for each query that has a positive.
-    Advice: to fine-tune a model that came with a learned temperature, by ``PairLoss(scale=...)``.
+    Advice: to fine-tune a model that was pretrained with a learned temperature, by ``PairLoss(scale=...)``.
     Source: Radford et al., CLIP (2021); with several positives: Zeng et al., X-VLM (2022), image-text contrast.
     Special cases: NTXent where each query has one positive. MMT's convention is ``reduction="mean"``, without the half.
     With ``PairLoss(scale=)`` the temperature is learned.
-    Differs from: the rest of this family in that the positives of a query compete, so that a query of positives alone
-    has a term too: the softmax is asked to be flat.
+    Differs from: the rest of this family in that the positives of a query compete, so that a query without negatives
+    has a term too: it makes the softmax over its positives uniform.
     """
 
     tau: float = 0.07
@@ -95,7 +95,7 @@ class VLC(SummaryObjective):
 
     Formula: ``sum_p log(1 + sum_j e^(gamma (s_ij - s_ip)))`` over positive pairs, both directions.
     dL/ds_ij = gamma p_ij with p_ij the softmax weight of the negative, dL/ds_ip = -gamma sum_j p_ij.
-    Advice: as NTXent, summed: choose gamma (20 to 100) together with the rate.
+    Advice: as NTXent, but summed: choose gamma (20 to 100) together with the learning rate.
     Source: Unified loss, eqs. 3 and 4.
     Special cases: gamma times Unified with margin 0; for B pairs, 2 B times the loss of CLIP at scale gamma.
     Differs from: CLIP, whose scale is learned; see InfoNCE.

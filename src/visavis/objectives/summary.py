@@ -1,7 +1,7 @@
 """One number that stands for all negatives of a query: the hardest, or a log-sum-exp.
 
-An objective that needs no more of them says so by ``Objective.summary``. Whoever has a faster way to the number than a matrix of
-masked scores may take it, and get the same terms.
+An objective that needs no more about its negatives says so by ``Objective.summary``. The number may then be computed without a
+matrix of masked scores, with the same terms as result.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ from visavis.targets import Targets
 
 @dataclass(frozen=True, kw_only=True)
 class Triplet(Objective):
-    r"""Triplet loss, every negative counted: a hinge for each negative that comes within the margin.
+    r"""Triplet loss summed over all negatives: a hinge for each negative within the margin.
 
     Formula: ``sum_p sum_j [margin + s_ij - s_ip]_+`` over positive pairs p = (i, p) and negatives j, both directions.
     dL/ds_ij is 1 where the hinge is open (strictly above 0), dL/ds_ip is minus their number.
-    Advice: a steady start before TripletHN; alone, it spends its gradient on many mild violations.
+    Advice: as a stable start before TripletHN; alone, most of its gradient goes to many easy violations.
     Source: Faghri et al., VSE++ (2018), eq. 5; Unified loss, eq. 1; COCOS, eq. 3a.
     Special cases: equals TripletHN where each query has one negative. Reads ``query_margin`` (adaptive margins).
     Differs from: the released codes, which take other captions of the same image as negatives; do so with Targets.paired.
@@ -32,11 +32,11 @@ class Triplet(Objective):
     reduction: Reduction = "sum"
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        found = pairs_of(scores, targets)
+        pairs = pairs_of(scores, targets)
         margin = targets.margin_or(self.margin, "Triplet")
         if isinstance(margin, Tensor):
-            margin = margin[found.query, None]
-        return (margin + found.gap).relu().sum(-1)
+            margin = margin[pairs.query, None]
+        return (margin + pairs.gap).relu().sum(-1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,8 @@ class TripletHN(SummaryObjective):
 
     Formula: ``sum_p [margin + max_j s_ij - s_ip]_+`` over positive pairs, both directions.
     dL/ds is 1 at the hardest negative and -1 at the positive where the hinge is open, else 0.
-    Advice: the habit of the VSE++ family; from random weights it wants a small rate, a warm-up or large batches, or it collapses.
+    Advice: the usual choice of the VSE++ family; from random weights it needs a small learning rate, a warm-up or large batches, else it
+    collapses.
     Source: Faghri et al., VSE++ (2018), eq. 6; Unified loss, eq. 1; with ``query_margin``: its eq. 27.
     Special cases: the limit of Unified for gamma -> infinity. COCOS calls it "semi-hard"; it is the hardest.
     Differs from: the released codes, which take other captions of the same image as negatives; do so with Targets.paired.

@@ -1,4 +1,4 @@
-"""The unified loss of pair similarity: triplet and contrastive losses as two ends of one formula."""
+"""The unified loss of pair similarity: triplet and contrastive losses as two limits of one formula."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Unified(SummaryObjective):
 
     Formula: ``(1 / gamma) sum_p log(1 + sum_j e^(gamma (s_ij - s_ip + margin)))`` over positive pairs, both directions.
     dL/ds_ij = p_ij, the weight of the negative in the softmax; dL/ds_ip = -sum_j p_ij. No factor gamma.
-    Advice: the one to try first; margin 0.2 and gamma 50 serve most models, less gamma where the hardest negatives are often
-    wrong.
+    Advice: the one to try first; margin 0.2 and gamma 50 suit most models, a smaller gamma where the hardest negatives are often
+    false negatives.
     Source: Unified loss, eq. 5; with ``targets.weight`` (s -> w s on both sides): eq. 24; with ``query_margin``: eq. 26.
     Special cases: margin = 0 is VLC / gamma; gamma -> infinity is TripletHN, and
     0 <= Unified - TripletHN <= (2 B / gamma) log B for B pairs.
-    Differs from: nothing released; no code accompanies the paper. Weights are never detached here: who supplies them decides.
+    Differs from: nothing released; no code accompanies the paper. Weights are not detached here: their supplier decides.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("weight", "query_margin")

@@ -1,4 +1,4 @@
-"""Verbs before a training: a look at data, machine and catalog."""
+"""Verbs to use before training: data, machine and catalog."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def data_check(path: str | Path, *, progress: Progress | None = None) -> CheckReport:
-    """Everything that is wrong or odd in a data set, listed exactly (``visavis data check``)."""
+    """List everything that is wrong or unusual in a data set (``visavis data check``)."""
     from visavis.data import check_dataset
 
     progress = progress or Silent()
@@ -34,10 +34,10 @@ def features(
     skip_bad: bool = False,
     progress: Progress | None = None,
 ) -> list[FeatureStore]:
-    """Cache what frozen encoders say of a data set: images by ``visual``, captions by ``text``; goes on where it was killed.
+    """Cache the features of frozen encoders for a data set: images by ``visual``, captions by ``text``; an interrupted call resumes.
 
-    view: "pooled" or "grid". text_view: "pooled" or "words". crops: 1 or 10. out: a folder for the stores ``visual`` and
-    ``text``; default: the cache, where training finds them.
+    view: of images, "pooled" or "grid" (regions). text_view: of captions, "pooled" or "words". crops: of an image, 1 or 10.
+    out: a folder for the stores ``visual`` and ``text``; default: the cache, where training finds them.
     """
     from visavis.data import open_dataset
     from visavis.models.caching import cache_features

@@ -1,4 +1,4 @@
-"""Verbs about the merely related: how far runs and degrees of relevance agree, with each other and with people."""
+"""Verbs about graded relevance: how far runs and degrees of relevance agree, with each other and with human judgements."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def agreement(
     degrees: str | None = None,
     progress: Progress | None = None,
 ) -> list[Agreement]:
-    """How far runs agree with people: Kendall and Spearman between their scores of image-caption pairs and people's judgements.
+    """How far runs agree with people: Kendall and Spearman correlation of their scores of image-caption pairs with human judgements.
 
-    Of the expert and the crowd judgements of Flickr8k's test images, with all pairs and without an image's own captions; intervals by
-    bootstrap over images; beside them how far single people agree with the others. data: where the judgements lie, default the runs'.
-    degrees: also how far such degrees of relevance agree, told of an image by its first caption.
+    Computed for the expert and the crowd judgements of Flickr8k's test images, over all pairs and without an image's own captions,
+    with bootstrap intervals over images; for comparison, how far single people agree with the others. data: the data set with the
+    judgements; default the runs'. degrees: an estimator of degrees of relevance to judge too, from the first caption of each image.
     """
     from visavis.runs.agreement import agree_runs
 
@@ -52,14 +52,14 @@ def coherence(
     memory: Memory = None,
     progress: Progress | None = None,
 ) -> Comparison:
-    """How coherent the lists of runs are: their first items side by side, how many are totally irrelevant, CS@K against K.
+    """How coherent the ranked lists of runs are: their top items side by side, how many are totally irrelevant, CS@K against K.
 
-    degrees: who tells how relevant a caption is to an image, and image: from which captions of the image, as in GradedSupervision.
-    queries: how many images, and captions of them, are shown, drawn with ``seed``; or captions and names of images. irrelevant:
-    what is no more relevant to a query than this share of all candidates is totally irrelevant. split: default the first run's test split.
-    data: another data set than the runs' own; needed for a CLIP or SigLIP model as it comes.
-    out: a new folder; default ``runs/coherence-<n>``. memory: of blocks of scores; default the recipe's.
-    Raises RunError for runs of different data, DataError for constant degrees.
+    degrees: the estimator of the relevance of a caption to an image. image: from which captions of the image, as in
+    GradedSupervision. queries: the number of images, and of captions, to show, drawn at random with ``seed``; or captions and names
+    of images. top: the length of the lists. irrelevant: a candidate is totally irrelevant if it is no more relevant to the query
+    than this share of all candidates. split: default the first run's test split. data: another data set than the runs' own; needed
+    for a pretrained CLIP or SigLIP model. out: a new folder; default ``runs/coherence-<n>``. memory: of blocks of scores; default the
+    recipe's. Raises RunError for runs of different data, DataError for constant degrees.
     """
     from visavis.comparison.coherence import compare_runs
     from visavis.report.coherence import write_report
@@ -85,9 +85,9 @@ def coherence(
 
 
 def relevance(degrees: str | Sequence[str] = (), *, progress: Progress | None = None) -> list[Judged]:
-    """How far degrees of relevance agree with people (STS-B dev and test, Crisscrossed Captions), and what they cost.
+    """How far estimators of degrees of relevance agree with human ratings (STS-B dev and test, Crisscrossed Captions), and their cost.
 
-    degrees: specs such as ``["CBoW(common=1)"]``; default: those that need no model of the user's.
+    degrees: specs such as ``["CBoW(common=1)"]``; default: those that need no model of the user's own.
     """
     from visavis.degrees.judging import ESTIMATORS, judge
 
@@ -103,9 +103,9 @@ def relevance_thresholds(
     picture: str | Path | None = None,
     progress: Progress | None = None,
 ) -> list[Distribution]:
-    """How degrees of relevance lie over random training pairs of a data set, and thresholds for Ladder from their quantiles.
+    """The distribution of degrees of relevance over random training pairs of a data set, and thresholds for Ladder from its quantiles.
 
-    degrees: specs; default: those that need no model of the user's. image: as in GradedSupervision. pairs: how many to look at.
+    degrees: specs; default: those that need no model of the user's own. image: as in GradedSupervision. pairs: how many to sample.
     picture: a new PNG of the distributions.
     """
     from visavis import storage
@@ -137,8 +137,8 @@ def relevance_fit(
 ) -> Fitted:
     """Fine-tune a sentence model on the ratings of STS-B train, as the ladder paper fine-tunes BERT; the best epoch on dev is kept.
 
-    out: a new folder, for SentenceModel (kind "bi": the cosine of two vectors) or CrossEncoder (kind "cross": two captions read at
-    once). lr: default 2e-5 for "bi", 5e-5 for "cross", whose output begins untrained.
+    out: a new folder, for SentenceModel (kind "bi": the cosine of two vectors) or CrossEncoder (kind "cross": two captions read
+    together). lr: default 2e-5 for "bi", 5e-5 for "cross", whose output layer starts untrained.
     """
     from visavis.degrees.fitting import fit
 

@@ -1,4 +1,4 @@
-"""What there is, as rows of names and sentences: the source of ``visavis catalog`` and of the reference pages."""
+"""The catalogs as rows of names and sentences: the source of ``visavis catalog`` and of the reference pages."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
-Row = dict[str, Any]
-"""An entry: name, what, and whatever else there is to say, texts but for recipes."""
+CatalogRow = dict[str, Any]
+"""An entry of a catalog: its name, what it is, and further texts by label; for recipes also nested values."""
 LABELS = ("Formula:", "dL/ds", "Advice:", "Source:", "Special cases:", "Memory:", "Differs from:")
-"""What parts of a docstring begin with."""
+"""The labels that begin a part of a docstring."""
 
 
-def objectives() -> list[Row]:
+def objectives() -> list[CatalogRow]:
     """Every objective with its formula, source and defaults."""
     from visavis.objectives import CATALOG
 
@@ -30,7 +30,7 @@ def objectives() -> list[Row]:
     ]
 
 
-def models() -> list[Row]:
+def models() -> list[CatalogRow]:
     """Every matching model with what it reads and the defaults of its architecture."""
     from visavis.models import CATALOG
 
@@ -45,7 +45,7 @@ def models() -> list[Row]:
     ]
 
 
-def metrics() -> list[Row]:
+def metrics() -> list[CatalogRow]:
     """Every metric by its key in results."""
     from visavis.metrics import CATALOG
 
@@ -60,21 +60,21 @@ def metrics() -> list[Row]:
     ]
 
 
-def layouts() -> list[Row]:
+def layouts() -> list[CatalogRow]:
     """Every layout of data sets with the files by which it is recognized."""
     from visavis.data.catalog import CATALOG
 
     return [{"name": layout.name, "what": layout.files, "recognized by": ", ".join(layout.patterns)} for layout in CATALOG]
 
 
-def protocols() -> list[Row]:
+def protocols() -> list[CatalogRow]:
     """Every named protocol."""
     from visavis.evaluation import CATALOG
 
     return [{"name": protocol.name, "what": protocol.description} for protocol in CATALOG]
 
 
-def supervisions() -> list[Row]:
+def supervisions() -> list[CatalogRow]:
     """Every supervision with its source and defaults."""
     from visavis.supervision import CATALOG
 
@@ -83,8 +83,8 @@ def supervisions() -> list[Row]:
     ]
 
 
-def degrees() -> list[Row]:
-    """Every way to tell degrees of relevance, with its source and defaults."""
+def degrees() -> list[CatalogRow]:
+    """Every estimator of degrees of relevance, with its source and defaults."""
     from visavis.degrees import CATALOG
 
     return [
@@ -93,7 +93,7 @@ def degrees() -> list[Row]:
     ]
 
 
-def recipes() -> list[Row]:
+def recipes() -> list[CatalogRow]:
     """Every recipe file that ships: one recipe, or a grid with its rows, each as training resolves it."""
     from visavis.training.recipe_files import read_file, shipped
 
@@ -106,7 +106,7 @@ def recipes() -> list[Row]:
     return entries
 
 
-KINDS: dict[str, Callable[[], list[Row]]] = {
+KINDS: dict[str, Callable[[], list[CatalogRow]]] = {
     "objectives": objectives,
     "models": models,
     "metrics": metrics,
@@ -125,15 +125,15 @@ def sentence(thing: Any) -> str:
 
 def paragraph(thing: Any, opening: str) -> str:
     """The part of a docstring that begins with ``opening``, up to the next such label or blank line, without the label."""
-    taking, taken = False, []
+    inside, lines = False, []
     for line in (inspect.getdoc(thing) or "").splitlines():
         if line.startswith(opening):
-            taking, line = True, line.removeprefix(opening)
+            inside, line = True, line.removeprefix(opening)
         elif not line.strip() or line.startswith(LABELS):
-            taking = False
-        if taking:
-            taken.append(line.strip())
-    return " ".join(taken)
+            inside = False
+        if inside:
+            lines.append(line.strip())
+    return " ".join(lines)
 
 
 def _defaults(kind: Any) -> str:

@@ -1,4 +1,4 @@
-"""Verbs that make a run and use it."""
+"""Verbs that make a run or use one."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def train(
 ) -> Trained:
     """Train by a recipe into a run folder, and evaluate the best model on the test split.
 
-    recipe: a TOML file, or the name of one that ships; None: a default by the encoders at hand, which is said. out: a new folder;
-    default ``runs/<recipe>-<n>``. overrides: ``{"training.batch_size": 64}`` or ``["training.batch_size=64"]``. resume: the folder of
-    a stopped run to go on with, given alone.
-    Raises RecipeError, DataError, RefusedOverwrite; Stopped after Ctrl-C, when everything is saved.
+    recipe: a TOML file, or the name of one that ships; None: a default chosen by the encoders that are
+    available, and reported. out: a new folder; default ``runs/<recipe>-<n>``. overrides: ``{"training.batch_size": 64}`` or
+    ``["training.batch_size=64"]``. resume: the folder of a stopped run to continue; no other argument is then allowed.
+    Raises RecipeError, DataError, RefusedOverwrite; Stopped after Ctrl-C, once everything is saved.
     """
     from visavis.runs.begin import begin_run, continue_run
     from visavis.training.default_recipe import choose_recipe
@@ -54,11 +54,11 @@ def train(
 
 
 def load(path: str | Path, *, device: str | None = None, batch_size: int = 64, memory: int | str | None = None) -> Retriever:
-    """The trained model of a run folder, or a CLIP or SigLIP model as it comes.
+    """The trained model of a run folder, or a pretrained CLIP or SigLIP model.
 
     It has ``.encode_images(paths)``, ``.encode_texts(sentences)`` and ``.score(paths, sentences)``.
-    device: default CUDA where there is one, else the CPU. batch_size: how many items go through the model at once. memory: what
-    blocks of scores may take, in bytes or as "2GiB"; default: a share of what is free. Raises RunError if the folder holds no model.
+    device: default CUDA where there is one, else the CPU. batch_size: items encoded at once. memory: the most that blocks of
+    scores may take, in bytes or as "2GiB"; default: a share of the free memory. Raises RunError if the folder holds no model.
     """
     from visavis.models.retriever import Retriever
 
@@ -78,12 +78,12 @@ def evaluate(
 ) -> Evaluation:
     """The metrics of a run's best model: R@K both ways, RSUM, ranks, mAP, under a named protocol; with degrees also CS@K and nDCG@K.
 
-    run: a run folder, or, with ``data``, the folder or hub name of a CLIP or SigLIP model; so wherever a verb takes a run.
+    run: a run folder, or, with ``data``, the folder or hub name of a CLIP or SigLIP model (so in every verb that takes a run).
     protocol, split, data, degrees: default to the recipe's; on other data or another split the protocol is "plain".
-    degrees: who tells degrees of relevance, such as "CBoW()". semantics: of CS@K: "reference" ranks the first caption of each image
-    and is tau-b, as the released code of the Ladder loss; "paper" ranks all captions and is tau-a, as its text, under keys
-    of its own: ``i2t_cs_at_100_paper``. memory: what blocks of scores may take, in bytes or as "2GiB"; default the recipe's, else a
-    quarter of what is free.
+    degrees: the estimator of degrees of relevance, such as "CBoW()". semantics: the definition of CS@K. "reference", that of the
+    released code of the Ladder loss: tau-b over the first caption of each image. "paper", that of its text: tau-a over all
+    captions, under keys of its own (``i2t_cs_at_100_paper``). memory: the most that blocks of scores may take, in bytes or as "2GiB";
+    default the recipe's, else a quarter of the free memory.
     """
     from visavis.runs.evaluating import evaluate_run
 
@@ -99,12 +99,12 @@ def diagnose(
     memory: Memory = None,
     progress: Progress | None = None,
 ) -> Diagnosis:
-    """What moves the queries of a run's training set at its best point, by its own objective and by others at the same point.
+    """Which samples contribute to the gradient at a run's best checkpoint, for its own objective and others, over its training set.
 
-    Counts and weights of contributing samples as in the COCOS paper: frozen weights, no dropout, mean and deviation over
-    batches of 128. objective: specs of further ones, such as ``["TripletHN(margin=0.2)"]``. batches: at most so many.
-    data: another data set than the run's own. A CLIP or SigLIP model as it comes needs both, data and objective. memory: as in
-    ``evaluate``.
+    Counts and weights of contributing samples as in the COCOS paper: frozen weights, no dropout, mean and standard deviation over
+    batches of 128. objective: specs of further objectives, such as ``["TripletHN(margin=0.2)"]``. batches: at most so many.
+    data: another data set than the run's own. A pretrained CLIP or SigLIP model needs both, data and objective.
+    memory: as in ``evaluate``.
     """
     from visavis.diagnosis.walk import diagnose_run
 

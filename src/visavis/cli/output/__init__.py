@@ -1,4 +1,4 @@
-"""What the command line draws: bars while it works, tables when it is done, thumbnails where a terminal can."""
+"""What the command line shows: progress bars, tables of results, thumbnails where the terminal can."""
 
 from visavis.cli.output.bars import Bars
 from visavis.cli.output.data import print_catalog, print_check, print_findings

@@ -1,4 +1,4 @@
-"""Bars on stderr while work goes on."""
+"""Progress bars on stderr."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from visavis.progress import TrainingStep
 
 
 class Bars:
-    """A Progress that draws on stderr: one bar a kind of work, one for training, where that is a terminal."""
+    """A Progress that draws bars on stderr if it is a terminal: one for each kind of work, one for training."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False)

@@ -1,4 +1,4 @@
-"""What all printing shares."""
+"""The console that all tables are printed to."""
 
 from __future__ import annotations
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 FIRST = 5
-"""Findings of one kind that are printed before the rest is counted; ``--all`` and ``--json`` have them all."""
+"""How many findings of one kind are printed; ``--all`` and ``--json`` show the rest."""
 
 
 def print_check(report: CheckReport, *, every: bool = False) -> None:
-    """Counts, and the first findings of each kind, or every one of them."""
+    """Counts, and the first findings of each kind, or all of them."""
     console = standard_output()
     by_kind: dict[str, list[Any]] = {}
     for finding in sorted(report.findings, key=lambda finding: not finding.loses):

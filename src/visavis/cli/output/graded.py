@@ -1,4 +1,4 @@
-"""Tables about the merely related."""
+"""Tables about graded relevance."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from visavis.evaluation.agreement import Agreement
 
 
-def print_agreement(found: Iterable[Agreement]) -> None:
+def print_agreement(agreements: Iterable[Agreement]) -> None:
     console = standard_output()
     console.width = max(console.width, 120)
-    for result in found:
+    for result in agreements:
         table = Table(box=None, pad_edge=False)
         for column in ("", "Kendall tau-b", "Spearman"):
             table.add_column(column, no_wrap=bool(column), overflow="fold")
@@ -45,10 +45,12 @@ def print_coherence(result: Comparison) -> None:
     table.add_column("totally irrelevant")
     for title in ("text to image", "CS", "image to text", "CS"):
         table.add_column(title, justify="right", no_wrap=True)
-    for place, ranker in enumerate(result.rankers):
-        measured = [result.measured[way][place] for way in ("t2i", "i2t")]
+    for index, ranker in enumerate(result.rankers):
+        measured = [result.measured[way][index] for way in ("t2i", "i2t")]
         cells = [
-            f"{mean.mean:.{digits}f}±{mean.half:.{digits}f}" for one in measured for mean, digits in ((one.irrelevant, 2), (one.whole, 3))
+            f"{mean.mean:.{digits}f}±{mean.half:.{digits}f}"
+            for direction in measured
+            for mean, digits in ((direction.irrelevant, 2), (direction.whole, 3))
         ]
         table.add_row(escape(ranker.name), *cells)
     console = standard_output()
@@ -74,7 +76,7 @@ def print_judged(rows: Sequence[Judged]) -> None:
             escape(row.degrees), *people, f"{row.mean:.2f}", f"{row.above:.1%}", f"{row.captions_per_s:,.0f}", f"{row.million_pairs_s:.3g}"
         )
     console = standard_output()
-    console.width = max(console.width, 150)  # rather too wide than cut
+    console.width = max(console.width, 150)  # too wide is better than cut off
     console.print(table)
     console.print("Pearson / Spearman with human ratings; mean and share above 0.63 of random pairs of COCO captions.", soft_wrap=True)
     console.print("The paper's Pearson: " + "; ".join(f"{what} {value}" for what, value in PAPER.items()) + ".", soft_wrap=True)

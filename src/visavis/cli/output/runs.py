@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 MEASURES = {"per_moved": "C^q", "per_query": "C^q of all", "in_batch": "C^B", "idle": "C^0", "push": "W-", "pull": "W+"}
-"""What a diagnosis counts, and the signs of the COCOS paper for it."""
+"""The counts and weights of a diagnosis, and their symbols in the COCOS paper."""
 
 
 def print_trained(trained: Trained) -> None:
@@ -92,7 +92,7 @@ def print_diagnosis(result: Diagnosis) -> None:
         for way, title in DIRECTIONS.items():
             table.add_row(f"  {title}", *(_spread(count.mean[f"{way}_{name}"], count.deviation[f"{way}_{name}"]) for name in MEASURES))
     console = standard_output()
-    console.width = max(console.width, 120)  # rather too wide than cut
+    console.width = max(console.width, 120)  # too wide is better than cut off
     console.print(table)
     console.print(
         f"C^q: negatives that push a query (weight above {result.epsilon:g}), a mean over queries that have one, then over all; C^B: of all "
@@ -146,7 +146,7 @@ def print_hits(hits: Iterable[Hit]) -> None:
 
 
 def _thumbnail(picture: Any, width: int = 32) -> Any:
-    """A picture in half blocks: two pixels a character cell."""
+    """A picture in half-block characters: two pixels per character cell."""
     from rich.text import Text
 
     small = picture.convert("RGB").resize((width, max(2, width * picture.height // picture.width // 2 * 2)))
