@@ -17,7 +17,8 @@ from visavis.types import Encoded
 every_objective = pytest.mark.parametrize("kind", CATALOG, ids=lambda kind: kind.__name__)
 FAMILY = (Triplet(), TripletHN(), NTXent(), NTXent(denominator="negatives", reduction="mean"), VLC(), Unified())
 every_of_family = pytest.mark.parametrize("objective", FAMILY, ids=str)
-every_reduction = pytest.mark.parametrize("reduction", ["sum", "mean", "half_mean"])
+REDUCTIONS = ("sum", "mean", "half_mean")
+every_reduction = pytest.mark.parametrize("reduction", REDUCTIONS)
 
 # rows of ids: one to one; captions; ids that occur on both sides several times, or on one side only
 IDS = {

@@ -14,13 +14,11 @@ from visavis.errors import VisavisError
 from visavis.objectives import CATALOG, Objective
 from visavis.targets import Factors
 
-from .cases import IDS, every_objective, every_reduction, needed, planned, same, vectors
+from ..sampling import pairwise
+from .cases import IDS, REDUCTIONS, every_objective, every_reduction, needed, planned, same, vectors
 
 
-@every_objective
-@every_reduction
-@pytest.mark.parametrize("ids", IDS)
-@pytest.mark.parametrize("rows", [1, 2, 4, 100])
+@pairwise(kind=CATALOG, reduction=REDUCTIONS, ids=IDS, rows=[1, 2, 4, 100])
 def test_blocks_of_any_size_equal_the_matrix(kind, reduction, ids, rows):
     query_ids, candidate_ids = IDS[ids]
     images, texts = vectors(len(query_ids), len(candidate_ids))
@@ -41,9 +39,7 @@ def variants() -> list[Objective]:
     return found
 
 
-@pytest.mark.parametrize("objective", variants(), ids=str)
-@pytest.mark.parametrize("ids", ["captions", "duplicates"])
-@pytest.mark.parametrize("path", ["kept", "rows"])
+@pairwise(objective=variants(), ids=["captions", "duplicates"], path=["kept", "rows"])
 def test_every_choice_of_a_field(objective, ids, path, monkeypatch):
     planned(monkeypatch, path, rows=2)
     query_ids, candidate_ids = IDS[ids]
@@ -78,9 +74,7 @@ def kinds_of_a_fact(height: int, width: int) -> dict[str, object]:
     }
 
 
-@every_objective
-@pytest.mark.parametrize("name", ["relevance", "weight", "pair_margin"])
-@pytest.mark.parametrize("form", ["tensor", "factors", "function"])
+@pairwise(kind=CATALOG, name=["relevance", "weight", "pair_margin"], form=["tensor", "factors", "function"])
 def test_facts_of_pairs_in_any_form(kind, name, form):
     images, texts = vectors(5, 6)
     fact = kinds_of_a_fact(5, 6)[form]
@@ -99,9 +93,7 @@ def test_margins_of_items(kind):
     )
 
 
-@every_objective
-@every_reduction
-@pytest.mark.parametrize("sides", ["texts", "images", "texts and images"])
+@pairwise(kind=CATALOG, reduction=REDUCTIONS, sides=["texts", "images", "texts and images"])
 def test_extra_candidates(kind, reduction, sides):
     images, texts, more_images, more_texts = vectors(5, 6, 3, 4)
     extra = {"extra_texts": more_texts, "extra_text_ids": [8, 1, 8, 9]} if "texts" in sides else {}
@@ -118,10 +110,7 @@ def test_extra_candidates(kind, reduction, sides):
     same(PairLoss(objective, block_rows=2), dense, inputs, images, texts, targets=targets, **extra)
 
 
-@every_objective
-@every_reduction
-@pytest.mark.parametrize("ids", IDS)
-@pytest.mark.parametrize("rows", [1, 3, 100])
+@pairwise(kind=CATALOG, reduction=REDUCTIONS, ids=IDS, rows=[1, 3, 100])
 def test_few_cosines_are_kept_and_equal_the_matrix(kind, reduction, ids, rows, monkeypatch):
     planned(monkeypatch, "kept", rows)
     query_ids, candidate_ids = IDS[ids]

@@ -13,9 +13,10 @@ from visavis.engine import choose
 from visavis.engine.plan import Sizes
 from visavis.errors import SpecError, VisavisError
 from visavis.memory import BlockCost, ScoreCost
-from visavis.objectives import AOQ, NCR, RSP, Goal, InfoNCE, NTXent, SmoothAP, Triplet, TripletHN, Unified
+from visavis.objectives import AOQ, CATALOG, NCR, RSP, Goal, InfoNCE, NTXent, SmoothAP, Triplet, TripletHN, Unified
 from visavis.types import Encoded
 
+from ..sampling import pairwise
 from .cases import close, every_objective, needed
 
 CPU, CUDA, GIB = torch.device("cpu"), torch.device("cuda"), 2**30
@@ -83,10 +84,7 @@ def test_a_score_function_is_dense_while_it_is_small_and_fits(objective):
     assert path(objective, 256, cost=BlockCost(1e6), memory=100 * GIB) == "dense"
 
 
-@every_objective
-@pytest.mark.parametrize("cost", [None, BlockCost(3e5, 1e4, 2e4, 1e5), BlockCost(100.0)], ids=["cosine", "costly", "cheap"])
-@pytest.mark.parametrize("number", [1, 300, 3000])
-@pytest.mark.parametrize("block_rows", [None, 5])
+@pairwise(kind=CATALOG, cost=[None, BlockCost(3e5, 1e4, 2e4, 1e5), BlockCost(100.0)], number=[1, 300, 3000], block_rows=[None, 5])
 def test_what_a_plan_expects_stays_within_the_memory(kind, cost, number, block_rows):
     targets = Targets.paired(number)
     item_bytes = 4 * 64 * 2 * number

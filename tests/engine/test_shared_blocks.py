@@ -12,7 +12,8 @@ from visavis.engine import cosine
 from visavis.objectives import CATALOG, NCR, RSP, VLC, Goal, NTXent, Unified
 from visavis.objectives.base import SummaryObjective
 
-from .cases import IDS, close, every_reduction, needed, planned, same, vectors
+from ..sampling import pairwise
+from .cases import IDS, REDUCTIONS, close, needed, planned, same, vectors
 
 FORMS = (
     *(kind() for kind in CATALOG if issubclass(kind, SummaryObjective)),
@@ -30,9 +31,7 @@ def with_offline(query_ids, candidate_ids) -> Targets:
     return Targets(query_ids=query_ids, candidate_ids=candidate_ids, **facts)
 
 
-@every_summary
-@every_reduction
-@pytest.mark.parametrize("ids", IDS)
+@pairwise(objective=SUMMARIES, reduction=REDUCTIONS, ids=IDS)
 def test_both_directions_at_once_equal_one_after_the_other(objective, reduction, ids, monkeypatch):
     objective, targets = replace(objective, reduction=reduction), with_offline(*IDS[ids])
     images, texts = vectors(*targets.shape)
@@ -51,9 +50,7 @@ SPREADS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("sharpness", [1.0, 50.0, 1e3, 1e5])
-@pytest.mark.parametrize("spread", SPREADS)
+@pairwise(dtype=[torch.float64, torch.float32], sharpness=[1.0, 50.0, 1e3, 1e5], spread=SPREADS)
 def test_no_sharpness_underflows(dtype, sharpness, spread):
     images = SPREADS[spread](torch.randn(6, 4)).to(dtype).requires_grad_()
     texts = (-images + 0.01 * torch.randn_like(images)).detach().requires_grad_()
