@@ -158,7 +158,7 @@ def test_refusals_are_one_sentence() -> None:
         coherence_of(visual, text, product, data, "CBow()")
     with pytest.raises(SpecError, match=r"^semantics is 'code', expected reference or paper\.$"):
         coherence_of(visual, text, product, data, Told(degrees), semantics="code")
-    with pytest.raises(DataError, match=r"^the degrees of image 4 hold NaN: mend what tells them\.$"):
+    with pytest.raises(DataError, match=r"^the degrees of image 4 hold NaN: correct the estimator of degrees\.$"):
         broken = degrees.clone()
         broken[4 * CAPTIONS] = torch.nan
         coherence_of(visual, text, product, data, Told(broken), memory=2000)

@@ -1,4 +1,4 @@
-"""What this machine and this installation offer: versions, threads, accelerators, data, caches, and how to mend what is wrong.
+"""The machine and the installation: versions, threads, accelerators, data, caches, and how to fix what is wrong.
 
 Nothing here imports an optional package: installed versions come from package metadata.
 """
@@ -28,12 +28,12 @@ SERVES = {
     "noise": "visavis train: NoisySupervision",
     "dev": "tests and checks of visavis itself",
 }
-"""The commands that an extra's packages serve, and for what; the others wait for theirs."""
+"""The commands that need an extra, and what for; extras not listed are not used by any command yet."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One fact. ok: nothing is wrong. remedy: what to do about it, or how to have more of it; may be empty."""
+    """One line of ``visavis doctor``. ok: nothing is wrong. remedy: how to fix it, or how to enable more; may be empty."""
 
     name: str
     value: str
@@ -42,7 +42,7 @@ class Fact:
 
 
 def program() -> str:
-    """How this program is called from the current folder: by its name where that is on the PATH, else by its path."""
+    """The command that runs visavis from the current folder: its name if it is on the PATH, else its path."""
     beside = Path(sys.prefix) / "bin" / "visavis"
     if shutil.which("visavis") is not None or not beside.exists():
         return "visavis"
@@ -50,7 +50,7 @@ def program() -> str:
 
 
 def inspect() -> list[Fact]:
-    """Everything worth knowing before a run or in a report of a problem, most general first."""
+    """All facts that matter before a run or in a bug report, most general first."""
     return [
         _python(),
         *(Fact(name, version) for name, version in versions().items() if name != "python"),
@@ -68,7 +68,7 @@ def inspect() -> list[Fact]:
 
 
 def versions() -> dict[str, str]:
-    """Versions that decide a run's numbers: Python, visavis and the packages that it always needs."""
+    """Versions that a run's results depend on: Python, visavis and the packages it always needs."""
     core = [name for name, extra in _requirements() if extra is None]
     return {"python": platform.python_version()} | {name: installed(name) or "not installed" for name in ["visavis", *core]}
 

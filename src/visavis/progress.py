@@ -1,4 +1,4 @@
-"""Whoever wants to see a long verb at work: the command line draws bars from it, a script may keep silent."""
+"""How long-running verbs report their progress: the command line draws bars from it, a script may ignore it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """A step of training. step of steps in this epoch, epoch of epochs in this phase, phase of phases; the mean loss since
-    the last validation, its RSUM, captions a second, and the seconds left if all phases run to their end.
+    """A step of training: step of steps in this epoch, epoch of epochs in this phase, phase of phases. loss: the mean since the last
+    validation. rsum: of that validation. pairs_per_s: captions per second. seconds_left: until the end of all phases.
     """
 
     phase: int
@@ -33,7 +33,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Watches nothing."""
+    """A Progress that shows nothing."""
 
     def say(self, sentence: str) -> None: ...
     def work(self, what: str, done: int, total: int, per_s: float) -> None: ...

@@ -33,7 +33,7 @@ def parse(text: str, catalog: Iterable[type[T]]) -> T:
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]]:
-    """The name and the fields of a spec. Raises SpecError for what has not its form, or for a value that is no literal.
+    """The name and the fields of a spec. Raises SpecError for text of another form, or for a value that is no literal.
 
     >>> parse_call("VSE++(width=512)")
     ('VSE++', {'width': 512})

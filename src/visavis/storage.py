@@ -1,4 +1,4 @@
-"""The one place that writes files: whole or not at all, and never over something of the user's unasked.
+"""The only place that writes files: completely or not at all, and never over a file of the user's.
 
 Every file is written beside its final name, flushed to disk and then renamed, so that a process killed at any
 step leaves the old file or the new one, never half of one.
@@ -32,7 +32,7 @@ def cache_folder() -> Path:
 
 
 def new_folder(path: str | Path) -> Path:
-    """Make a folder that nothing stands in yet; an existing empty one is taken.
+    """Create a folder; an existing one is accepted if it is empty.
 
     Raises RefusedOverwrite if the path is a file or holds anything.
     """
@@ -44,7 +44,7 @@ def new_folder(path: str | Path) -> Path:
 
 
 def new_file(path: str | Path) -> Path:
-    """A path where nothing stands yet. Raises RefusedOverwrite if something does."""
+    """A path at which no file exists yet. Raises RefusedOverwrite if one does."""
     path = Path(path)
     if path.exists():
         raise RefusedOverwrite(f"{path} already exists; nothing was changed: name another file.")
@@ -52,7 +52,7 @@ def new_file(path: str | Path) -> Path:
 
 
 def numbered_folder(stem: str | Path) -> Path:
-    """Make the first free folder of ``stem-1``, ``stem-2``, ...: never an old one."""
+    """Create the first of the folders ``stem-1``, ``stem-2``, ... that does not exist."""
     stem, number = Path(stem), 1
     stem.parent.mkdir(parents=True, exist_ok=True)
     while True:
@@ -66,9 +66,9 @@ def numbered_folder(stem: str | Path) -> Path:
 
 @contextmanager
 def alone(path: str | Path, *, wait: bool) -> Iterator[None]:
-    """The only process at work on ``path``; a lock beside it that its end releases, a crash included.
+    """Hold the lock of ``path``, so that one process at a time works on it; a crash releases it too.
 
-    wait: until the other process is done. Else raises RunError at once.
+    wait: wait for the other process to end; otherwise raise RunError at once.
     """
     from filelock import FileLock, Timeout
 
@@ -147,7 +147,7 @@ def write_json_lines(path: str | Path, rows: Iterable[Any]) -> None:
 
 
 def append_json_line(path: str | Path, row: Any) -> None:
-    """Add one line to a log; a line cut short by a crash is the reader's to drop (see read_json_lines)."""
+    """Add one line to a log; ``read_json_lines`` drops a last line that a crash cut short."""
     with open(path, "a", encoding="utf-8") as log:
         log.write(json.dumps(row, ensure_ascii=False) + "\n")
 
@@ -173,7 +173,7 @@ def write_array(path: str | Path, array: np.ndarray) -> None:
 
 
 def open_array(path: str | Path, *, shape: tuple[int, ...], dtype: str) -> np.memmap:
-    """A memory-mapped ``.npy`` to be filled piece by piece; an existing one of this shape and dtype goes on."""
+    """A memory-mapped ``.npy`` to be filled in parts; an existing one of this shape and dtype is continued."""
     import numpy as np
 
     path = Path(path)
@@ -188,7 +188,7 @@ def open_array(path: str | Path, *, shape: tuple[int, ...], dtype: str) -> np.me
 
 @contextmanager
 def database(path: str | Path) -> Iterator[sqlite3.Connection]:
-    """A database in a cache, for several processes at once; what is done inside stays as a whole, or on failure not at all."""
+    """An SQLite database in a cache, for several processes at once; the block is one transaction, undone if it fails."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -250,7 +250,7 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
 
 
 def remove_parts(folder: str | Path) -> None:
-    """Remove what a killed process was writing when it died: the temporary files and folders of ``replacing``."""
+    """Remove the temporary files and folders that a killed process left behind in ``replacing``."""
     for part in list(Path(folder).rglob(".*.part")):
         if part.is_dir():
             shutil.rmtree(part, ignore_errors=True)

@@ -1,7 +1,7 @@
 """Degrees of relevance: how well a caption fits an image that it was not written for, in [0, 1].
 
-What knows degrees is given a list of captions once and then asked for blocks, so that nothing is ever [N, N]. An
-image's degree to a caption comes from its own captions, or, where the truth about the image is known, from that.
+An estimator of degrees is given a list of captions once and then computes any block of their matrix, so that the whole
+[N, N] never exists. The degree of an image with a caption comes from the image's own captions, or from the known truth.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ImageBy = Literal["own", "best", "mean"]
 
 
 class CaptionDegrees(ABC):
-    """Degrees between the captions of one list, by index. notes: sentences on captions that were treated specially, counted."""
+    """Degrees between the captions of one list, by index. notes: sentences that count the captions that needed special treatment."""
 
     notes: tuple[str, ...] = ()
 
@@ -33,9 +33,9 @@ class CaptionDegrees(ABC):
     def pairs(self, first: Tensor, second: Tensor) -> Tensor:
         """The degree of caption ``first[i]`` with caption ``second[i]`` only: ``[N]``."""
 
-    def where(self, asked: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """Of a block, only the degrees where ``asked [R, C]``, row by row: ``[asked.sum()]``."""
-        return self(rows, columns)[asked]
+    def where(self, mask: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """Only those degrees of a block where ``mask [R, C]`` is true, row by row: ``[mask.sum()]``."""
+        return self(rows, columns)[mask]
 
 
 class ImageDegrees(Protocol):
@@ -49,11 +49,11 @@ class ImageDegrees(Protocol):
 
 
 class Degrees(ABC):
-    """A way to tell degrees; the base class of all. ``degrees(captions_a, captions_b)`` is ``[A, B]`` in [0, 1]."""
+    """An estimator of degrees of relevance (base class). ``degrees(captions_a, captions_b)`` is ``[A, B]`` in [0, 1]."""
 
     @abstractmethod
     def of(self, captions: Sequence[str]) -> CaptionDegrees:
-        """Ready for the captions of one list."""
+        """The degrees between the captions of one list, to be computed by blocks."""
 
     def __call__(self, captions_a: Sequence[str], captions_b: Sequence[str]) -> Tensor:
         """The degrees of every caption of one list with every caption of the other: ``[A, B]``."""
@@ -61,8 +61,8 @@ class Degrees(ABC):
         return self.of([*captions_a, *captions_b])(first, len(captions_a) + torch.arange(len(captions_b)))
 
     def between(self, data: Dataset, image: ImageBy = "own") -> ImageDegrees:
-        """Ready for the images and captions of a data set. image: whose degree is that of an image: of the caption that stands
-        for it ("own", as the paper), the best of its captions, or their mean.
+        """The degrees between the images and captions of a data set. image: which captions an image's degree comes from: the one that
+        stands for it ("own", as in the paper), the best of its captions, or their mean.
         """
         return OfCaptions(self.of(data.captions), data, image)
 
@@ -88,7 +88,7 @@ class OfCaptions:
         return torch.segment_reduce(block, "max" if self.image == "best" else "mean", lengths=lengths)
 
 
-def counted(captions: Sequence[str], special: Tensor, treatment: str) -> tuple[str, ...]:
-    """A note that names the first of some captions and how they are treated; none where there are none."""
+def treatment_note(captions: Sequence[str], special: Tensor, treatment: str) -> tuple[str, ...]:
+    """A note that counts the special captions, names the first, and says how they are treated; none where there are none."""
     which = special.nonzero().flatten().tolist()
     return (f"{len(which):,} of {len(captions):,} captions are {treatment} (first: {captions[which[0]]!r}).",) if which else ()

@@ -1,4 +1,4 @@
-"""All that knows degrees."""
+"""All estimators of degrees of relevance."""
 
 from visavis.degrees.base import Degrees
 from visavis.degrees.coarse_to_fine import OF_CAPTIONS, CoarseToFine

@@ -16,7 +16,7 @@ from visavis.degrees.words import CBoW
 from visavis.spec import check_fields, parse, require
 
 OF_CAPTIONS: tuple[type[Degrees], ...] = (CBoW, SentenceModel, CrossEncoder)
-"""What compares captions by itself."""
+"""Estimators that compare captions on their own, without another estimator."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from visavis.degrees.base import CaptionDegrees
 
 @dataclass(frozen=True, eq=False)
 class CosineDegrees(CaptionDegrees):
-    """Degrees as cosines of unit vectors, one a caption; below 0 counts as 0, and the vector 0 is like nothing, itself included."""
+    """Degrees as cosines of unit vectors, one per caption; negative ones are 0, and a zero vector has degree 0 even with itself."""
 
     vectors: Tensor
     notes: tuple[str, ...] = ()
@@ -28,7 +28,7 @@ class CosineDegrees(CaptionDegrees):
 
     def pairs(self, first: Tensor, second: Tensor) -> Tensor:
         parts = zip(first.split(_PART), second.split(_PART), strict=True)
-        return torch.cat([(self.vectors[one] * self.vectors[other]).sum(-1) for one, other in parts]).clamp(0, 1)
+        return torch.cat([(self.vectors[left] * self.vectors[right]).sum(-1) for left, right in parts]).clamp(0, 1)
 
 
 _PART = 16_384  # pairs at once: their vectors stay in tens of megabytes

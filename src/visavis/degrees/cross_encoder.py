@@ -14,7 +14,7 @@ from torch import Tensor
 
 from visavis import storage
 from visavis.data.captions import tokenize
-from visavis.degrees.base import CaptionDegrees, Degrees, counted
+from visavis.degrees.base import CaptionDegrees, Degrees, treatment_note
 from visavis.degrees.kept_pairs import KeptPairs, Pair
 from visavis.errors import DataError
 from visavis.models.pair_tower import PairTower, open_pairs
@@ -24,11 +24,11 @@ from visavis.spec import check_fields, require
 
 @dataclass(frozen=True, kw_only=True)
 class CrossEncoder(Degrees):
-    """What a model with one output says of two captions that it reads together.
+    """The output of a model that reads two captions together (a cross-encoder).
 
     model: a folder of a ``transformers`` sequence classifier, or a hub name; ``visavis relevance fit --kind cross`` makes one.
-    output: "sigmoid" of the model's number, or the number itself ("identity"), cut to [0, 1]. Only pairs that are asked for are
-    computed, and kept in the cache by what the captions say; both orders of a pair have one degree, that of the captions in
+    output: "sigmoid" of the model's number, or the number itself ("identity"), clamped to [0, 1]. Only the requested
+    pairs are computed, and kept in the cache by their texts; both orders of a pair have one degree, that of the captions in
     alphabetical order. Equal captions have degree 1; a caption without a word has degree 0 with everything. bfloat16: half the time,
     but the third digit of a degree then depends on the pairs it was first computed with.
     Source: Zhou et al., Ladder loss (2020), eq. 1, where the model is BERT fine-tuned on STS-B.
@@ -44,8 +44,8 @@ class CrossEncoder(Degrees):
         require(self.batch_size > 0, self, "batch_size", "a number above 0")
 
     def of(self, captions: Sequence[str]) -> CrossDegrees:
-        silent = torch.tensor([not tokenize(caption) for caption in captions])
-        return CrossDegrees(self, tuple(captions), silent, counted(captions, silent, "without a word: degree 0 with everything"))
+        wordless = torch.tensor([not tokenize(caption) for caption in captions])
+        return CrossDegrees(self, tuple(captions), wordless, treatment_note(captions, wordless, "without a word: degree 0 with everything"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,31 +54,31 @@ class CrossDegrees(CaptionDegrees):
 
     config: CrossEncoder
     captions: tuple[str, ...]
-    silent: Tensor
+    wordless: Tensor
     notes: tuple[str, ...] = ()
 
     def __call__(self, rows: Tensor, columns: Tensor) -> Tensor:
         return self.where(torch.ones(len(rows), len(columns), dtype=torch.bool), rows, columns).view(len(rows), len(columns))
 
-    def where(self, asked: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        row, column = asked.nonzero(as_tuple=True)
+    def where(self, mask: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        row, column = mask.nonzero(as_tuple=True)
         return self.pairs(rows[row], columns[column])
 
     def pairs(self, first: Tensor, second: Tensor) -> Tensor:
         parts = zip(first.split(_PART), second.split(_PART), strict=True)
-        degrees = torch.cat([self._part(one.tolist(), other.tolist()) for one, other in parts])
-        return degrees.masked_fill(self.silent[first] | self.silent[second], 0.0)
+        degrees = torch.cat([self._part(left.tolist(), right.tolist()) for left, right in parts])
+        return degrees.masked_fill(self.wordless[first] | self.wordless[second], 0.0)
 
     def _part(self, first: list[int], second: list[int]) -> Tensor:
-        """Degrees of some pairs, known ones from the cache, new ones into it."""
+        """The degrees of some pairs: cached ones are read, new ones computed and added to the cache."""
         pairs = [tuple(sorted((self.captions[i], self.captions[j]))) for i, j in zip(first, second, strict=True)]
-        different = {(one, other) for one, other in pairs if one != other}
+        different = {(left, right) for left, right in pairs if left != right}
         degrees = self._kept.read(different) if different else {}
         if new := sorted(different - degrees.keys(), key=lambda pair: (len(pair[0]) + len(pair[1]), pair)):
             computed = dict(zip(new, self._compute(new).tolist(), strict=True))
             self._kept.add(computed)
             degrees |= computed
-        return torch.tensor([1.0 if one == other else degrees[one, other] for one, other in pairs])
+        return torch.tensor([1.0 if left == right else degrees[left, right] for left, right in pairs])
 
     def _compute(self, pairs: Sequence[Pair]) -> Tensor:
         size = self.config.batch_size

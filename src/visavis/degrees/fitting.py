@@ -24,14 +24,14 @@ from visavis.progress import Progress
 Kind = Literal["bi", "cross"]
 
 LEARNING_RATES = {"bi": 2e-5, "cross": 5e-5}
-"""learning rates of AdamW; an output that begins untrained takes the higher one."""
+"""Default learning rates of AdamW; the output layer of "cross" starts untrained and needs the higher one."""
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A fine-tuned model: its folder, the spec that reads it, and Pearson's correlation with people.
+    """A fine-tuned model: its folder, the spec that opens it, and its Pearson correlation with human ratings.
 
-    dev: before training and after each epoch; the weights of the best are kept. test: of those weights.
+    dev: the correlation before training and after each epoch; the best weights are kept. test: that of the best weights.
     """
 
     folder: Path
@@ -91,8 +91,8 @@ class _Cosine:
     tower: TextTower
 
     def degrees(self, first: Sequence[str], second: Sequence[str]) -> Tensor:
-        one, other = (self.tower(self.tower.preprocess(texts)).vectors for texts in (first, second))
-        return cosine_similarity(one, other)
+        vectors, other_vectors = (self.tower(self.tower.preprocess(texts)).vectors for texts in (first, second))
+        return cosine_similarity(vectors, other_vectors)
 
     def loss(self, first: Sequence[str], second: Sequence[str], target: Tensor) -> Tensor:
         return mse_loss(self.degrees(first, second), target)
@@ -115,7 +115,7 @@ Regression = _Cosine | _Output
 
 
 def batches(pairs: RatedPairs, size: int) -> Iterator[tuple[list[str], list[str], Tensor]]:
-    """All pairs once, in random order, but pairs of like length together: little is wasted on padding."""
+    """All pairs once, in random order, but with pairs of similar length in one batch, to save padding."""
     ratings = torch.from_numpy(pairs.ratings / BEST).float()
     lengths = torch.tensor([len(first) + len(second) for first, second in zip(pairs.first, pairs.second, strict=True)])
     pools = torch.randperm(len(ratings)).split(20 * size)
@@ -146,7 +146,7 @@ def write(fitted: Fitted, tower: TextTower | PairTower, model: str, settings: di
 
 
 def copy_pooling(source: Path, folder: Path) -> None:
-    """What a folder of sentence-transformers says of how words become one vector; nothing from a bare transformers folder."""
+    """Copy the pooling configuration of a sentence-transformers folder; a bare transformers folder has none."""
     if (source / "modules.json").exists():
         modules = [Path(module["path"]) / "config.json" for module in storage.read_json(source / "modules.json")]
         for name in (Path("modules.json"), Path("sentence_bert_config.json"), *modules):

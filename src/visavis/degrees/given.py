@@ -20,8 +20,8 @@ from visavis.spec import check_fields
 class GivenDegrees(Degrees):
     """A matrix of the user's: a ``.npy`` of numbers in [0, 1], read block by block from the disk.
 
-    path: of ``[captions, captions]`` or ``[images, captions]``, in the order of the whole data set, all its splits; also by its name
-    under ``VISAVIS_DATA``. A square matrix is of captions. Of a list of captions alone the matrix must be as large as the list.
+    path: of a matrix ``[captions, captions]`` or ``[images, captions]``, in the order of the whole data set with all its splits; also
+    its name under ``VISAVIS_DATA``. A square matrix is one of captions. For a bare list of captions the matrix must have its size.
     """
 
     path: str
@@ -56,14 +56,14 @@ class GivenDegrees(Degrees):
         except (OSError, ValueError, EOFError) as error:
             raise DataError(f"{path} is not a readable .npy of numbers: {error}.") from None
         if not isinstance(matrix, np.ndarray) or matrix.ndim != 2 or matrix.dtype.kind not in "fiub":
-            found = f"{matrix.dtype} of shape {matrix.shape}" if isinstance(matrix, np.ndarray) else "several arrays"
-            raise ShapeError(f"{path} holds {found}, expected a matrix of numbers, [captions, captions] or [images, captions].")
+            content = f"{matrix.dtype} of shape {matrix.shape}" if isinstance(matrix, np.ndarray) else "several arrays"
+            raise ShapeError(f"{path} holds {content}, expected a matrix of numbers, [captions, captions] or [images, captions].")
         return matrix
 
 
 @dataclass(frozen=True, eq=False)
 class _Matrix(CaptionDegrees):
-    """rows, columns: of the matrix, for the indices that are asked for."""
+    """Degrees read from a matrix. rows, columns: its row and its column for each index."""
 
     name: str
     matrix: np.ndarray
@@ -81,7 +81,7 @@ class _Matrix(CaptionDegrees):
 
 @dataclass(frozen=True, eq=False)
 class _OfImages:
-    """Degrees of images by themselves, whichever caption stands for one."""
+    """Degrees from a matrix of images and captions; which caption stands for an image does not matter."""
 
     degrees: _Matrix
     notes: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ class _Called(CaptionDegrees):
         return checked(block, name, rows.numpy()[:, None], columns.numpy())
 
     def pairs(self, first: Tensor, second: Tensor) -> Tensor:
-        return torch.cat([self(one, other)[:, 0] for one, other in zip(first.split(1), second.split(1), strict=True)])
+        return torch.cat([self(row, column)[:, 0] for row, column in zip(first.split(1), second.split(1), strict=True)])
 
 
 def checked(degrees: np.ndarray, name: str, rows: np.ndarray, columns: np.ndarray) -> Tensor:

@@ -1,4 +1,4 @@
-"""How far degrees agree with people, and what they cost."""
+"""How far estimators of degrees agree with human ratings, and what they cost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ESTIMATORS = (
     "CoarseToFine()",
     "CoarseToFine(semantics='reference')",
 )
-"""What is judged unless others are named."""
+"""The estimators that are judged by default."""
 
 PAPER = {
     "coarse to fine: CBoW, fine-tuned BERT above 0.8": "0.79 on STS-B, split not stated",
@@ -46,11 +46,11 @@ RANDOM_PAIRS = 5_000
 
 @dataclass(frozen=True)
 class Judged:
-    """One estimator beside people. pearson, spearman: by collection, None where all degrees are equal.
+    """One estimator compared with human ratings. pearson, spearman: by collection, None where all degrees are equal.
 
     mean, above: the mean degree of random pairs of different captions of Crisscrossed Captions, and the share of them above 0.63.
-    captions_per_s: made ready from nothing, the model's loading included. million_pairs_s: seconds for a million pairs of captions
-    that are ready.
+    captions_per_s: captions encoded per second, loading the model included. million_pairs_s: seconds for a million pairs of encoded
+    captions.
     """
 
     degrees: str
@@ -67,7 +67,7 @@ class Judged:
 
 
 def judge(specs: Sequence[str], progress: Progress) -> list[Judged]:
-    """Every estimator against the ratings of STS-B dev and test and of Crisscrossed Captions. Raises DataError if these are not here."""
+    """Every estimator against the ratings of STS-B dev and test and of Crisscrossed Captions. Raises DataError if they are missing."""
     estimators = [parse(spec, CATALOG) for spec in specs]
     collections = [read_stsb("dev"), read_stsb("test"), read_crisscrossed()]
     rows = []
@@ -92,7 +92,7 @@ def _judge(spec: str, estimator: Degrees, collections: Sequence[RatedPairs]) -> 
 
 
 def agreement(estimator: Degrees, rated: RatedPairs) -> tuple[float | None, float | None, tuple[str, ...]]:
-    """Pearson's and Spearman's correlation of degrees with ratings, and what to know of the captions."""
+    """Pearson's and Spearman's correlation of degrees with ratings, and notes on the captions."""
     number = len(rated.ratings)
     ready = estimator.of([*rated.first, *rated.second])
     degrees = ready.pairs(torch.arange(number), number + torch.arange(number)).numpy().astype(np.float64)
@@ -102,19 +102,19 @@ def agreement(estimator: Degrees, rated: RatedPairs) -> tuple[float | None, floa
 
 
 def random_pairs(number: int, pairs: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pairs of different items, each as likely as any other."""
+    """Random pairs of different items, uniformly distributed."""
     generator = torch.Generator().manual_seed(seed)
     first = torch.randint(number, (pairs,), generator=generator)
     return first, (first + torch.randint(1, number, (pairs,), generator=generator)) % number
 
 
 def speed(estimator: Degrees, captions: Sequence[str]) -> tuple[float, float]:
-    """Captions made ready in a second; seconds for a million pairs, the best of growing blocks that take a second in all."""
+    """Captions encoded per second, and seconds for a million pairs: the best of blocks of growing size, within about a second."""
     begun = time.perf_counter()
     ready = estimator.of(captions)
     captions_per_s = len(captions) / (time.perf_counter() - begun)
     half = len(captions) // 2
-    ready(torch.arange(1), half + torch.arange(2))  # what is loaded at the first call
+    ready(torch.arange(1), half + torch.arange(2))  # a first call may load a model
     start, size, spent, best = 0, min(32, half), 0.0, math.inf
     while spent < 1:
         rows = torch.arange(start, start + size)
@@ -129,7 +129,7 @@ def speed(estimator: Degrees, captions: Sequence[str]) -> tuple[float, float]:
 
 @contextmanager
 def _empty_cache() -> Iterator[None]:
-    """A cache in which nothing was computed before; models that lie in the cache are found."""
+    """An empty cache, so that everything is computed anew; only the models in the cache are still found."""
     before, backbones = os.environ.get("VISAVIS_CACHE"), storage.cache_folder() / "backbones"
     with tempfile.TemporaryDirectory() as folder:
         os.environ["VISAVIS_CACHE"] = folder

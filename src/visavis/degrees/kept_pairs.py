@@ -1,4 +1,4 @@
-"""Degrees of single pairs on disk, by what the captions say."""
+"""A cache on disk of the degrees of single pairs, by the texts of their captions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Pair = tuple[str, str]
 
 
 class KeptPairs:
-    """Degrees of pairs of captions that were computed once; several processes may read and add at the same time."""
+    """A cache of degrees of pairs of captions; several processes may read and add at the same time."""
 
     def __init__(self, path: Path):
         self.path = path
 
     def read(self, pairs: Iterable[Pair]) -> dict[Pair, float]:
-        """Those of the pairs whose degrees are known."""
+        """The cached degrees among those of ``pairs``."""
         by_key = {_key(pair): pair for pair in pairs}
         keys, degrees = list(by_key), {}
         with storage.database(self.path) as database:

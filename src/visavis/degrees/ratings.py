@@ -1,4 +1,4 @@
-"""Pairs of sentences that people rated by how much they say the same."""
+"""Pairs of sentences with human ratings of their similarity."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BEST = 5.0
 
 @dataclass(frozen=True)
 class RatedPairs:
-    """What people said of pairs: ``first[i]`` and ``second[i]`` are alike by ``ratings[i]``, from 0 to 5."""
+    """Human ratings: ``first[i]`` and ``second[i]`` are similar by ``ratings[i]``, from 0 to 5."""
 
     name: str
     first: Sequence[str]

@@ -10,7 +10,7 @@ import torch
 
 from visavis.data.captions import tokenize
 from visavis.data.dataset import Dataset
-from visavis.degrees.base import Degrees, counted
+from visavis.degrees.base import Degrees, treatment_note
 from visavis.degrees.cosines import CosineDegrees
 from visavis.models.caching import cache_features
 from visavis.models.towers import TowerSpec
@@ -35,6 +35,6 @@ class SentenceModel(Degrees):
     def of(self, captions: Sequence[str]) -> CosineDegrees:
         different = tuple(sorted(set(captions)))
         store = cache_features(Dataset("captions", (), different, np.zeros(len(different), np.int64)), TowerSpec("text", self.model))
-        silent = torch.tensor([not tokenize(caption) for caption in captions])
-        vectors = store.read(store.rows(captions)).vectors.masked_fill(silent[:, None], 0.0)  # type: ignore[union-attr]
-        return CosineDegrees.of(vectors, counted(captions, silent, "without a word: degree 0 with everything"))
+        wordless = torch.tensor([not tokenize(caption) for caption in captions])
+        vectors = store.read(store.rows(captions)).vectors.masked_fill(wordless[:, None], 0.0)  # type: ignore[union-attr]
+        return CosineDegrees.of(vectors, treatment_note(captions, wordless, "without a word: degree 0 with everything"))

@@ -1,4 +1,4 @@
-"""Thresholds of levels from the distribution of degrees, since 0.63 means another thing for every estimator."""
+"""Thresholds of Ladder's levels from the distribution of degrees, since 0.63 means something else for every estimator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from visavis.progress import Progress
 from visavis.spec import parse
 
 SHARES = (0.01, 0.03, 0.1, 0.3)
-"""The share of a batch's other captions that lies above the first threshold, the second, ...: one of a hundred, then about threefold."""
+"""The share of a batch's other captions above the first threshold, the second, ...; each about three times the one before."""
 
 BATCH = 128
 
@@ -30,7 +30,7 @@ class Distribution:
 
     mean, above: of all pairs, and the share above 0.63. quantiles: the degree above which each share of SHARES lies.
     ladders: specs of Ladder for 2 to 5 levels, as many as have thresholds that differ. histogram: counts in 100 equal bins of [0, 1].
-    notes: on captions that were treated specially.
+    notes: on captions that needed special treatment.
     """
 
     degrees: str
@@ -62,7 +62,7 @@ def distributions(specs: Sequence[str], data: Dataset, image: ImageBy, pairs: in
 
 
 def sample(degrees: ImageDegrees, data: Dataset, pairs: int, seed: int = 0) -> np.ndarray:
-    """At least so many degrees of images with captions of other images, by batches as training meets them."""
+    """At least ``pairs`` degrees of images with captions of other images, from random batches as in training."""
     if len(data.images) < 2:
         raise DataError(
             f"{data.name} has {len(data.images)} training image, expected several: degrees are of images with others' captions."
@@ -95,7 +95,7 @@ def distribution(spec: str, degrees: np.ndarray, data: str) -> Distribution:
 
 
 def ladder(thresholds: Sequence[float]) -> str:
-    """The spec of Ladder with these thresholds; margins and betas go on as the paper's first three."""
+    """The spec of Ladder with these thresholds; margins and betas continue the paper's values."""
     margins = (0.2, *[0.01] * len(thresholds))
     betas = (1.0, *(0.25 / 2**rung for rung in range(len(thresholds))))
     return f"Ladder(margins={margins}, thresholds={tuple(thresholds)}, betas={betas})"

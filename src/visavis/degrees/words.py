@@ -17,7 +17,7 @@ from torch.nn.functional import normalize
 
 from visavis.data.captions import tokenize
 from visavis.data.reading import find_file
-from visavis.degrees.base import Degrees, counted
+from visavis.degrees.base import Degrees, treatment_note
 from visavis.degrees.cosines import CosineDegrees
 from visavis.errors import DataError
 from visavis.spec import check_fields, require
@@ -28,11 +28,11 @@ class CBoW(Degrees):
     """The cosine of two captions' mean word vectors, at least 0; unknown words are left out.
 
     vectors: a text file of words and their numbers, as GloVe's; also by its name under ``VISAVIS_DATA``. weighting: "idf" weighs a
-    word by log(captions / captions with it). common: that many main directions of the captions' vectors are taken out, since they
-    say what all captions share. Both are counted over the captions given: give all of a data set. A caption without a known word,
+    word by log(captions / captions with it). common: how many principal directions to remove from the captions' vectors,
+    since all captions share them. Both are computed over the captions given: give all of a data set. A caption without a known word,
     or only with words of weight 0, has degree 0 with everything.
     Source: Zhou et al., Ladder loss (2020), section 4; common=1: Arora et al., A simple but tough-to-beat baseline (2017).
-    Differs from: the released code, which counts nouns twice, told by a tagger of spaCy.
+    Differs from: the released code, which counts nouns twice, as found by spaCy's tagger.
     """
 
     vectors: str = "glove/glove.6B.50d.captions.txt"
@@ -53,12 +53,12 @@ class CBoW(Degrees):
             if known := [word for word in text if word in words]:
                 weighted = np.stack([words[word] for word in known]) * np.array([[weights[word]] for word in known], np.float32)
                 means[row] = torch.from_numpy(weighted.mean(0))
-        notes = counted(captions, ~means.any(-1), "without a known word: degree 0 with everything")
+        notes = treatment_note(captions, ~means.any(-1), "without a known word: degree 0 with everything")
         return CosineDegrees.of(without_common(means, self.common), notes)
 
 
 def word_weights(texts: Sequence[Sequence[str]], weighting: Literal["plain", "idf"]) -> dict[str, float]:
-    """How much each word counts in the mean of a text, by how common it is in all texts.
+    """The weight of each word in the mean of a text, by how common it is in all texts.
 
     >>> word_weights([["a", "dog"], ["a", "cat"]], "idf")
     {'a': 0.0, 'dog': 0.6931471805599453, 'cat': 0.6931471805599453}
@@ -70,7 +70,7 @@ def word_weights(texts: Sequence[Sequence[str]], weighting: Literal["plain", "id
 
 
 def without_common(vectors: Tensor, number: int) -> Tensor:
-    """Unit vectors ``[N, D]`` less their parts along their ``number`` main directions; 0 where nothing is left."""
+    """Unit vectors ``[N, D]`` without their components along their first ``number`` principal directions; 0 where nothing is left."""
     unit = normalize(vectors, dim=-1)
     if not number:
         return unit
@@ -79,8 +79,8 @@ def without_common(vectors: Tensor, number: int) -> Tensor:
     return rest.masked_fill(rest.norm(dim=-1, keepdim=True) < 1e-5, 0.0)
 
 
-def read_vectors(path: Path, wanted: Collection[str]) -> dict[str, np.ndarray]:
-    """The vectors of the wanted words in a text file: a word and its numbers on each line, perhaps a line of two counts first.
+def read_vectors(path: Path, vocabulary: Collection[str]) -> dict[str, np.ndarray]:
+    """The vectors of the words of a vocabulary, from a text file with a word and its numbers per line, after an optional line of counts.
 
     Raises DataError naming the line that differs.
     """
@@ -95,7 +95,7 @@ def read_vectors(path: Path, wanted: Collection[str]) -> dict[str, np.ndarray]:
                 width = width or len(values)
                 if len(values) != width or not width:
                     raise DataError(f"{path}, line {number}: {len(values)} numbers, expected {width or 'some'} as on the first line.")
-                if word in wanted:
+                if word in vocabulary:
                     words[word] = _vector(values, f"{path}, line {number}")
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8: it holds {error.object[error.start]:#04x}; save it as UTF-8.") from None

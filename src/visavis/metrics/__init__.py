@@ -1,4 +1,4 @@
-"""Pure functions of scores and targets; what they mean is declared once, in CATALOG.
+"""Metrics: pure functions of scores and targets; what each one means is declared once, in CATALOG.
 
 A metric is a ``Metric`` in a file of its own and one entry in a tuple of ``catalog``: results, ``visavis catalog metrics`` and the
 reference then have it in both directions.

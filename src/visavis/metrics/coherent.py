@@ -1,4 +1,4 @@
-"""Graded relevance: does the whole top K follow it, not only the first place? CS@K and nDCG@K.
+"""CS@K and nDCG@K: whether the whole top K is ordered by graded relevance, not only its first item.
 
 >>> scores, relevance = torch.tensor([[0.9, 0.8, 0.2]]), torch.tensor([[1.0, 0.2, 0.6]])
 >>> [round(metric(scores, relevance, k=3).item(), 3) for metric in (coherent_scores, ndcg_at)]      # one pair of three is swapped
@@ -49,7 +49,7 @@ def ndcg_at(scores: Tensor, relevance: Tensor, *, k: int) -> Tensor:
 
 
 def ndcg(scores: Tensor, relevance: Tensor) -> Tensor:
-    """nDCG@1 to nDCG@C ``[Q, C]``: the relevance of the best-scored candidates, discounted by place, over the most that any order reaches.
+    """nDCG@1 to nDCG@C ``[Q, C]``: the relevance of the best-scored candidates, discounted by rank, over the highest value any order reaches.
 
     Formula: nDCG@K = sum_{j <= K} r_j / log2(j + 1), over the same sum for the candidates in the order of their relevance.
     scores, relevance: ``[Q, C]``, relevance at least 0. Of candidates with equal scores the least relevant comes first. NaN where no
@@ -75,7 +75,7 @@ def _check(scores: Tensor, relevance: Tensor) -> None:
         raise ShapeError(f"relevance has shape {list(relevance.shape)}, expected that of the scores, {list(scores.shape)}.")
     for what, values, remedy in (
         ("scores", scores, "the model or its features are broken"),
-        ("degrees", relevance, "mend what tells them"),
+        ("degrees", relevance, "correct the estimator of degrees"),
     ):
         for query in values.isnan().any(1).nonzero()[:1, 0].tolist():
             raise DataError(f"the {what} of query {query} hold NaN: {remedy}.")
@@ -95,7 +95,7 @@ def _coherent_score(name: str, tau: Tau, candidates: str) -> Metric:
     return Metric(
         name=name,
         label="CS@K",
-        definition=f"coherent score: does the order of the top K follow the degrees of relevance, a mean over the {{query}}s for which it is "
+        definition=f"coherent score: how far the order of the top K follows the degrees of relevance, a mean over the {{query}}s for which it is "
         f"defined; of {candidates}",
         formula=f"mean(Kendall's tau-{tau}(scores, degrees) over the K best-scored)",
         unit="correlation",
@@ -108,7 +108,7 @@ def _discounted_gain(name: str, candidates: str) -> Metric:
     return Metric(
         name=name,
         label="nDCG@K",
-        definition="how much relevance the top K hold, early ones for more, as a share of the most that can be, a mean over {query}s; of "
+        definition="discounted cumulative gain: the relevance in the top K, discounted by rank, over the highest possible, a mean over {query}s; of "
         + candidates,
         formula="mean(sum_{j <= K} degree_j/log2(j + 1) / the same in the order of the degrees)",
         unit="fraction",

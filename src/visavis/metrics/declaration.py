@@ -1,4 +1,4 @@
-"""What a metric is: a function, and all that results, tables and pages say of it."""
+"""The declaration of a metric: its function, and what results, tables and reference pages say about it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 SIDES = {"i2t": {"query": "image", "candidate": "text"}, "t2i": {"query": "text", "candidate": "image"}}
-"""What asks and what is ranked in each direction."""
+"""What is the query and what is ranked in each direction."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     """One metric, declared once: evaluation, results, the command line and the reference follow from the entry in a tuple of the catalog.
 
-    name: its key in results, behind the direction: ``r1`` stands there as ``i2t_r1`` and ``t2i_r1``. A K in it is filled in.
-    label: how tables call it. definition: what it says; ``{query}`` and ``{candidate}`` become image and text, or text and image.
+    name: its key in results without the direction: ``r1`` becomes ``i2t_r1`` and ``t2i_r1``. A K in it is replaced by its value.
+    label: its name in tables. definition: what it measures; ``{query}`` and ``{candidate}`` become image and text, or text and image.
     reads: what ``function`` takes. "places": those of one direction ``[Q, M]``, see ``ranking.places``; it returns a number. "degrees":
-    scores and degrees of one direction ``[Q, C]`` and the K, rising; it returns a value a query and K ``[Q, len(ks)]``, NaN where
-    it is undefined. "metrics": all numbers of places by their keys; it returns a number, and its name stands without a direction.
+    scores and degrees of one direction ``[Q, C]`` and the values of K, ascending; it returns ``[Q, len(ks)]``, NaN where undefined.
+    "metrics": all metrics of places by their keys; it returns a number, and its key has no direction.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Mean average precision, over all queries: several correct items count, and early ones for more."""
+"""Mean average precision over all queries: it counts every correct item, higher ranks for more."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _map_hits(k: int) -> Metric:
     return Metric(
         name=f"map_at_{k}_hits",
         label=f"mAP@{k} by hits",
-        definition=f"mAP@{k} as the COCOS code has it: divided by what was found, a fraction",
+        definition=f"mAP@{k} as the COCOS code computes it: divided by the number of positives in the top {k}, a fraction",
         formula=f"mean(sum_{{place_j <= {k}}} j/place_j / #{{place_j <= {k}}})",
         unit="fraction",
         reads="places",

@@ -1,8 +1,8 @@
-"""Where the right candidates of a query stand among all others: the one computation behind every retrieval metric.
+"""The ranks of the right candidates of a query among all others: every ranking metric is computed from them.
 
 ``places`` ``[Q, M]`` holds the position of each of a query's positives, best first, counted from 1; M is the largest
-number of positives of a query, and what a query has not is filled with inf. Two positives of one query never stand
-in each other's way: the j-th best has the place j + the number of *other* candidates that come before it.
+number of positives of a query, and shorter rows are filled with inf. Positives of one query do not count against each
+other: the j-th best has the place j + the number of candidates before it that are *not* positives.
 
 Ties. A candidate that scores exactly as a positive does comes before it ("pessimistic", the default: a model that
 gives everything the same score scores nothing), behind it ("optimistic"), or half of each ("mean").
@@ -30,7 +30,7 @@ Ties = Literal["pessimistic", "mean", "optimistic"]
 def places(scores: Tensor, targets: Targets, *, ties: Ties = "pessimistic") -> Tensor:
     """The places ``[Q, M]`` (float64) of all positives in ``scores [Q, C]``, which may be any rows of a larger matrix.
 
-    Ignored pairs neither count nor are found. Raises ShapeError where shapes do not fit or a query has no positive,
+    Ignored pairs count neither as positives nor as other candidates. Raises ShapeError where shapes do not fit or a query has no positive,
     DataError where a score is not a number.
     """
     if scores.shape != targets.shape:
@@ -41,7 +41,7 @@ def places(scores: Tensor, targets: Targets, *, ties: Ties = "pessimistic") -> T
     query, candidate = positive.nonzero(as_tuple=True)
     scores = scores.detach() if scores.dtype == torch.float64 else scores.detach().float()
     own = by_query(scores[query, candidate], query, len(scores))
-    others = scores.masked_fill(~negative, torch.nan)  # which no comparison holds for
+    others = scores.masked_fill(~negative, torch.nan)  # every comparison with NaN is false
     flags = torch.empty_like(others)  # 0 and 1 in the dtype of the scores: several times faster than bool
     before = own.new_zeros(own.shape, dtype=torch.float64)
     for step in steps(ties):
@@ -74,10 +74,10 @@ def average_precision(places: Tensor) -> Tensor:
 
 
 def average_precision_at(places: Tensor, k: int, *, normalize: Literal["min_r_k", "hits"] = "min_r_k") -> Tensor:
-    """AP@K ``[Q]``: the sum of precisions at the positives found in the top K, divided by
+    """AP@K ``[Q]``: the sum of precisions at the positives in the top K, divided by min(R, K) or by their number.
 
-    min(R, K), the standard; or by the number of positives found (0 where none is), as the code of COCOS (Bleeker and
-    de Rijke, 2022) has it: much larger, as what was not found costs nothing.
+    normalize: "min_r_k" is the standard, R the number of the query's positives. "hits" divides by the number of positives in the top
+    K (0 where there is none), as the code of COCOS (Bleeker and de Rijke, 2022) does: much larger, as missed positives cost nothing.
     """
     in_top_k = places <= k
     divisor = places.isfinite().sum(1).clamp(max=k) if normalize == "min_r_k" else in_top_k.sum(1).clamp(min=1)

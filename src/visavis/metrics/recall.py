@@ -1,7 +1,7 @@
-"""R@K and the ranks of a table of results, from ranks counted from 1.
+"""R@K, median and mean rank, and RSUM, from ranks counted from 1.
 
-R@K is the share of queries with *a* correct item in the top K. This is the word of the vision-language field; in
-information retrieval it is called success@K or hit@K, and with several correct items it is not recall.
+R@K is the share of queries with *a* correct item in the top K, as the vision-language literature defines it. Information
+retrieval calls this success@K or hit@K; with several correct items it is not recall.
 
 >>> ranks = torch.tensor([1, 1, 2, 20])
 >>> recall_at(ranks, 1), recall_at(ranks, 5), median_rank(ranks), mean_rank(ranks)
@@ -27,7 +27,7 @@ def recall_at(ranks: Tensor, k: int) -> float:
 
 
 def median_rank(ranks: Tensor) -> float:
-    """MedR as it is published: floor(median of the ranks counted from 0) + 1."""
+    """MedR as published results define it: floor(median of the ranks counted from 0) + 1."""
     return math.floor(torch.quantile(ranks.double() - 1, 0.5)) + 1.0
 
 
@@ -43,8 +43,8 @@ def hit_by_chance(candidates: int, correct: int, k: int) -> float:
 def random_rsum(captions_per_image: Sequence[int]) -> tuple[float, float]:
     """RSUM in percent that a random order reaches on images with so many captions: its mean, and its standard deviation at most.
 
-    A query counts 1 for each of K = 1, 5, 10 in whose top it has a hit; queries of one way are independent of each other,
-    and the two ways depend on each other at most wholly, so that their deviations add.
+    A query counts 1 for each K of 1, 5, 10 with a hit in its top K. Queries of one direction are independent; the correlation of the
+    two directions is at most 1, so the sum of their deviations is an upper bound.
     """
     images, captions = len(captions_per_image), sum(captions_per_image)
     by_image = [(captions, correct, count) for correct, count in Counter(captions_per_image).items()]
