@@ -17,7 +17,7 @@ from PIL import Image
 
 from visavis.data import dataset, open_dataset
 from visavis.data.catalog import CATALOG
-from visavis.data.listing import deal
+from visavis.data.listing import assigned_split
 from visavis.data.precomp import precomp_features
 from visavis.errors import DataError
 
@@ -192,16 +192,16 @@ def test_interleaved_rows_keep_the_order_of_the_list(tmp_path):
     assert data.splits == ("train", "test")
 
 
-def test_without_splits_images_are_dealt_by_name_alone(tmp_path):
+def test_without_splits_images_are_assigned_by_name_alone(tmp_path):
     names = [f"{i}.png" for i in range(40)]
     folder = folder_of(str(tmp_path), names)
     (folder / "captions.csv").write_text("filename,caption\n" + "".join(f"{name},x\n" for name in names))
     first = {image.name: image.split for image in open_dataset(folder).images}
     (folder / "captions.csv").write_text("filename,caption\n" + "".join(f"{name},x\n" for name in names[:20]))
     assert all(first[image.name] == image.split for image in open_dataset(folder).images)
-    dealt = [deal(f"photo {i}.jpg") for i in range(10_000)]
-    assert [round(dealt.count(split) / 1000) for split in ("train", "val", "test")] == [8, 1, 1]
-    assert deal("1000268201_693b08cb0e.jpg") == "train"  # may never change: runs of old versions rest on it
+    splits = [assigned_split(f"photo {i}.jpg") for i in range(10_000)]
+    assert [round(splits.count(split) / 1000) for split in ("train", "val", "test")] == [8, 1, 1]
+    assert assigned_split("1000268201_693b08cb0e.jpg") == "train"  # may never change: runs of old versions rest on it
 
 
 def precomp(folder: Path, stem: str, features: np.ndarray, captions: int) -> None:

@@ -76,8 +76,8 @@ def test_any_split_into_blocks_and_any_list_of_pairs_says_the_same(estimators, k
     close(torch.cat([degrees(rows[:cut], columns), degrees(rows[cut:], columns)]), block)
     close(torch.cat([degrees(rows, columns[:cut]), degrees(rows, columns[cut:])], 1), block)
     close(degrees.pairs(rows, columns), block.diagonal())
-    asked = torch.tensor(mixed.choices([True, False], k=36)).view(6, 6)
-    close(degrees.where(asked, rows, columns), block[asked])
+    mask = torch.tensor(mixed.choices([True, False], k=36)).view(6, 6)
+    close(degrees.where(mask, rows, columns), block[mask])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -108,15 +108,15 @@ def test_half_precision_is_kept_apart(tiny_models, fresh_cache):
     assert not torch.equal(rough, exact)
 
 
-def test_a_cross_encoder_reads_only_the_pairs_that_are_asked_for(estimators, fresh_cache, monkeypatch):
-    asked, encode = [], PairTower.encode
-    monkeypatch.setattr(PairTower, "encode", lambda self, first, second: asked.extend(zip(first, second)) or encode(self, first, second))  # noqa: B905
+def test_a_cross_encoder_reads_only_the_pairs_that_are_mask_for(estimators, fresh_cache, monkeypatch):
+    mask, encode = [], PairTower.encode
+    monkeypatch.setattr(PairTower, "encode", lambda self, first, second: mask.extend(zip(first, second)) or encode(self, first, second))  # noqa: B905
     index = torch.arange(len(CAPTIONS))
     coarse = estimators["plain"].of(CAPTIONS)(index, index)
     estimators["paper"].of(CAPTIONS)(index, index)
     above = {tuple(sorted((CAPTIONS[i], CAPTIONS[j]))) for i, j in (coarse > 0.3).nonzero().tolist() if CAPTIONS[i] != CAPTIONS[j]}
-    assert set(asked) == above
-    assert len(asked) == len(above)
+    assert set(mask) == above
+    assert len(mask) == len(above)
 
 
 def test_a_retrained_cross_encoder_does_not_meet_degrees_of_the_old_one(tiny_models, tmp_path, fresh_cache):

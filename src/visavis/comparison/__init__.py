@@ -1,1 +1,1 @@
-"""Several runs beside each other."""
+"""Comparisons of several runs: tables of results, and the coherence of their ranked lists."""

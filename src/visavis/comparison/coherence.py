@@ -1,4 +1,4 @@
-"""Runs beside each other, by how coherent their lists are."""
+"""Compare runs by how coherent their ranked lists are."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from visavis.types import Direction
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was found. data: the split that was ranked. degrees: who told them; image: as in ``Degrees.between``. top: how long a
-    list is. rankers: the runs, and last the random order. taught: runs that were trained by the same degrees. measured: by way,
+    """The result. data: the split that was ranked. degrees: their estimator. image: as in ``Degrees.between``. top: the length of the
+    lists. rankers: the runs, and last the random order. taught: runs that were trained by the same degrees. measured: by direction,
     in the order of the rankers.
     """
 
@@ -106,11 +106,11 @@ def compare_runs(
                 "lists can be compared only where all runs rank the same images and captions."
             )
     chosen = choose(queries, ranked_data, seed)
-    told = estimator.between(ranked_data, image)
-    check(told, ranked_data)
+    image_degrees = estimator.between(ranked_data, image)
+    check(image_degrees, ranked_data)
     folder = storage.numbered_folder("runs/coherence") if out is None else storage.new_folder(out)
     ranked = tuple(ranker for ranker, _ in opened)
-    rankers = (*ranked, Ranker.lot(ranked_data, seed))
+    rankers = (*ranked, Ranker.random(ranked_data, seed))
     memory = recipes[0].memory or None
     return Comparison(
         folder,
@@ -122,7 +122,7 @@ def compare_runs(
         rankers,
         tuple(name for name, recipe in zip(names, recipes, strict=True) if _taught(recipe, estimator)),
         measure(rankers, estimator, image, ranked_data, scale, top, progress, memory),
-        tuple(answer(way, index, ranked, told, ranked_data, scale, top, memory) for way, index in chosen),
+        tuple(answer(way, index, ranked, image_degrees, ranked_data, scale, top, memory) for way, index in chosen),
     )
 
 
@@ -140,7 +140,7 @@ def _names(runs: Sequence[Path]) -> list[str]:
 
 
 def _taught(recipe: Recipe, degrees: Degrees) -> bool:
-    """Whether these very degrees had a part in a training."""
+    """Whether a phase of the training used these same degrees."""
     teachers = (spec.parse(phase.supervision, supervision.CATALOG) for phase in recipe.phases)
-    told = [teacher.degrees for teacher in teachers if isinstance(teacher, supervision.GradedSupervision)]
-    return degrees in (spec.parse(text, CATALOG) for text in told)
+    specs = [teacher.degrees for teacher in teachers if isinstance(teacher, supervision.GradedSupervision)]
+    return degrees in (spec.parse(text, CATALOG) for text in specs)

@@ -1,4 +1,4 @@
-"""What runs put first for the same queries, item by item, as figure 2 of the Ladder paper shows it."""
+"""The top of the ranked lists of several runs for the same queries, item by item, as in figure 2 of the Ladder paper."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Item:
 
 @dataclass(frozen=True)
 class TopList:
-    """What a run puts first for a query, best first, and at which rank among all the first of the query's own stands."""
+    """The top items of a run's list for a query, best first. own_rank: the rank of the query's first own item in the whole list."""
 
     run: str
     items: tuple[Item, ...]
@@ -49,9 +49,9 @@ class TopList:
 
 @dataclass(frozen=True)
 class Query:
-    """A caption that looks for images, or an image that looks for captions, by index, and the list of every run.
+    """A caption as the query for images, or an image as the query for captions, by index, with the list of every run.
 
-    bound: up to this degree a candidate is totally irrelevant.
+    bound: a candidate with a degree up to this is totally irrelevant.
     """
 
     way: Direction
@@ -68,13 +68,13 @@ class Query:
         image = data.images[self.image(data)].name
         names = [image.name for image in data.images] if self.way == "t2i" else data.captions
 
-        def told(one: TopList) -> dict[str, Any]:
-            items = [{"item": names[i.index], "degree": i.degree, "irrelevant": i.irrelevant, "own": i.own} for i in one.items]
-            return {"run": one.run, "irrelevant": one.num_irrelevant, "own_rank": one.own_rank, "items": items}
+        def list_to_json(top_list: TopList) -> dict[str, Any]:
+            items = [{"item": names[i.index], "degree": i.degree, "irrelevant": i.irrelevant, "own": i.own} for i in top_list.items]
+            return {"run": top_list.run, "irrelevant": top_list.num_irrelevant, "own_rank": top_list.own_rank, "items": items}
 
         query = data.captions[self.index] if self.way == "t2i" else image
         facts = {"way": self.way, "query": query, "own_image": image, "irrelevant_up_to": self.bound}
-        return {**facts, "lists": [told(one) for one in self.lists]}
+        return {**facts, "lists": [list_to_json(top_list) for top_list in self.lists]}
 
 
 def answer(
@@ -102,9 +102,9 @@ def answer(
 
 
 def choose(queries: int | Sequence[str], data: Dataset, seed: int) -> list[tuple[Direction, int]]:
-    """The queries to show, by way and index. A number: so many images by lot, and a caption of each, by lot as well.
+    """The queries to show, by direction and index. A number: so many random images, and a random caption of each.
 
-    Texts: captions, but for case and punctuation, and names of images. Raises VisavisError for what is not in the data.
+    Texts: captions, whose case and punctuation do not matter, and names of images. Raises VisavisError for what is not in the data.
     """
     if not isinstance(queries, int):
         return [_find(text, data) for text in queries]

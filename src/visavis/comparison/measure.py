@@ -1,7 +1,7 @@
-"""How coherent the lists of runs are: how much in the top of a list is totally irrelevant, and CS@K against K.
+"""How coherent the ranked lists of runs are: how many top items are totally irrelevant, and CS@K against K.
 
-What is totally irrelevant the Ladder paper, whose figure 2 marks it, does not say. Degrees differ in scale from estimator
-to estimator and, with word vectors, from query to query: here an item is judged among all candidates of the same query.
+The Ladder paper marks totally irrelevant items in its figure 2 but does not define them. Degrees differ in scale from
+estimator to estimator and, with word vectors, from query to query: here an item is compared with all candidates of its query.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from visavis.types import DIRECTIONS, Direction, Encoded
 SHOWN: tuple[Direction, ...] = ("t2i", "i2t")
 """The directions in the order in which they are shown."""
 CUTS = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
-"""Where CS@K is measured."""
+"""The values of K at which CS@K is measured."""
 
 TAILS = (1.0, 0.5, 0.2, 0.02)
-"""Of the candidates that are not irrelevant, how many reach each band of relevance."""
+"""The share of the candidates that are not irrelevant that lies in each band of relevance or above."""
 
 HELD = 48.0
-"""Bytes of a pair while lists are counted: scores, their order, degrees, the bands."""
+"""Bytes per pair while irrelevant items are counted: scores, their order, degrees, bands."""
 SHOWN_TO_CHECK = 128
-"""Captions whose degrees are looked at before anything is measured."""
+"""How many captions' degrees are checked before anything is measured."""
 MIXERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 """Odd numbers that spread bits, of SplitMix64 (Steele et al., 2014)."""
 
@@ -48,7 +48,7 @@ MIXERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 class Scale:
     """How relevant an item is among all candidates of its query, in bands 0 to 4; band 0 is totally irrelevant.
 
-    irrelevant: the share of its candidates that a query has in band 0. A random list has that share of them.
+    irrelevant: the share of a query's candidates that is in band 0, and so its expected share in a random list.
     """
 
     irrelevant: float = 0.5
@@ -63,12 +63,12 @@ class Scale:
         return tuple(round(1 - (1 - self.irrelevant) * tail, 6) for tail in TAILS)
 
     def bounds(self, relevance: Tensor) -> Tensor:
-        """The highest degree below each band, query by query: ``[Q, 4]`` of ``[Q, C]``."""
+        """The highest degree below each band of each query: ``[Q, C] -> [Q, 4]``."""
         places = [math.ceil(share * relevance.shape[1] - 1e-9) - 1 for share in self.shares]
         return relevance.sort(dim=1).values[:, places]
 
     def bands(self, relevance: Tensor) -> Tensor:
-        """The band of every candidate ``[Q, C]``. Equal degrees share the lower band, but the highest of a query is never irrelevant."""
+        """The band of every candidate ``[Q, C]``. Equal degrees share the lower band, but the highest degree of a query is never irrelevant."""
         bands = (relevance[:, :, None] > self.bounds(relevance)[:, None]).sum(2)
         return torch.where(relevance == relevance.amax(1, keepdim=True), bands.clamp(min=1), bands)
 
@@ -83,11 +83,11 @@ class Mean:
 
     @classmethod
     def of(cls, values: Tensor, images: np.ndarray) -> Mean:
-        """values ``[Q]``, NaN where undefined. images ``[Q]``: captions of one image stand or fall together in the interval."""
+        """values ``[Q]``, NaN where undefined. images ``[Q]``: the image of each query; captions of one image are a cluster in the interval."""
         numbers, defined = values.double().numpy(), ~np.isnan(values.numpy())
         mean = float(numbers[defined].mean()) if defined.any() else float("nan")
-        apart = np.bincount(images[defined], numbers[defined] - mean)
-        return cls(mean, 1.96 * float(np.sqrt((apart**2).sum())) / max(int(defined.sum()), 1), int((~defined).sum()))
+        residuals = np.bincount(images[defined], numbers[defined] - mean)
+        return cls(mean, 1.96 * float(np.sqrt((residuals**2).sum())) / max(int(defined.sum()), 1), int((~defined).sum()))
 
     def to_json(self) -> dict[str, float | int | None]:
         return {**asdict(self), "mean": None if math.isnan(self.mean) else self.mean}
@@ -95,7 +95,7 @@ class Mean:
 
 @dataclass(frozen=True, eq=False)
 class Ranker:
-    """What orders candidates: a run's best model with all images and texts of a split, encoded, or the lot.
+    """What ranks candidates: a run's best model with all encoded images and texts of a split, or a random order.
 
     name: of the run's folder. objective: what it was trained with, or "zero-shot".
     """
@@ -111,7 +111,7 @@ class Ranker:
         return cls(name, objective, images, texts, score_from_cpu(matcher))
 
     @classmethod
-    def lot(cls, data: Dataset, seed: int) -> Ranker:
+    def random(cls, data: Dataset, seed: int) -> Ranker:
         """A random order: the score of a pair depends on the seed and the pair alone, so that blocks change nothing."""
         images, texts = (Encoded(torch.arange(len(items))) for items in (data.images, data.captions))
 
@@ -119,7 +119,7 @@ class Ranker:
             bits = spread(vectors(some)[:, None] + spread(vectors(others) + spread(torch.tensor(seed))))
             return (bits >> 11) / 2**53 + 0.5
 
-        return cls("random", "by lot", images, texts, score)
+        return cls("random", "at random", images, texts, score)
 
     def scores(self, way: Direction, queries: Tensor, memory: Memory = None) -> Tensor:
         """The scores of queries, by index, with all candidates: ``[Q, C]``."""
@@ -129,7 +129,7 @@ class Ranker:
 
 
 def spread(numbers: Tensor) -> Tensor:
-    """Whole numbers as whole numbers of 64 bits that look drawn by lot: equal for equal ones."""
+    """A hash of integers to pseudo-random integers of 64 bits."""
     numbers = (numbers + 1) * _signed(MIXERS[0])
     for mixer in MIXERS[1:]:
         numbers = (numbers ^ (numbers >> 31)) * _signed(mixer)
@@ -142,10 +142,10 @@ def _signed(number: int) -> int:
 
 @dataclass(frozen=True)
 class Measured:
-    """How coherent the lists of one ranker are, one way.
+    """How coherent the lists of one ranker are, in one direction.
 
-    irrelevant: how many items among the first are totally irrelevant. more: how many more than in the lists of the first
-    ranker, query by query. scores: CS@K by K.
+    irrelevant: the number of totally irrelevant items in the top of a list. more: its difference to the list of the first ranker,
+    query by query. scores: CS@K by K.
     """
 
     irrelevant: Mean
@@ -154,7 +154,7 @@ class Measured:
 
     @property
     def whole(self) -> Mean:
-        """CS of the longest list."""
+        """CS at the largest K."""
         return self.scores[max(self.scores)]
 
     def to_json(self) -> dict[str, Any]:
@@ -172,18 +172,18 @@ def measure(
     progress: Progress,
     memory: Memory = None,
 ) -> dict[Direction, list[Measured]]:
-    """Every ranker, both ways. Items are counted in the lists of all queries; CS@K is that of ``visavis evaluate``.
+    """Measure every ranker in both directions. Items are counted in the lists of all queries; CS@K is that of ``visavis evaluate``.
 
     memory: of blocks of scores.
     """
-    told, scores = degrees.between(data, image), []
+    image_degrees, scores = degrees.between(data, image), []
     for number, ranker in enumerate(rankers, 1):
         scores.append(coherence_of(ranker.images, ranker.texts, ranker.score, data, degrees, ks=CUTS, memory=memory))
         progress.work("coherent scores", number, len(rankers), 0.0)
 
     def one_way(way: Direction) -> list[Measured]:
         image_of = data.image_of if way == "t2i" else np.arange(len(data.images))
-        counts = count_irrelevant(rankers, way, told, data, scale, top, progress, memory)
+        counts = count_irrelevant(rankers, way, image_degrees, data, scale, top, progress, memory)
         return [
             Measured(Mean.of(own, image_of), Mean.of(own - counts[0], image_of), _curve(coherence, way))
             for own, coherence in zip(counts, scores, strict=True)

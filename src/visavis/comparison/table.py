@@ -22,7 +22,7 @@ METRICS = (*(metric.key(way) for way in DIRECTIONS for metric in RECALLS), RSUM.
 
 @dataclass(frozen=True)
 class Rules:
-    """Under which conditions all numbers of a table were measured; see evaluation.Evaluation."""
+    """The conditions under which all numbers of a table were measured; see evaluation.Evaluation."""
 
     protocol: str
     num_images: int
@@ -73,7 +73,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Settings, one a row, all measured under the same rules."""
+    """A row for each setting, all measured under the same rules."""
 
     rows: tuple[Row, ...]
     rules: Rules
@@ -83,8 +83,10 @@ class Table:
         """The evaluations of each setting's runs. Raises RunError if they were not measured under the same rules."""
         rules = list(dict.fromkeys(Rules.of(result) for runs in results.values() for result in runs))
         if len(rules) != 1:
-            found = " / ".join(map(str, rules)) or "nothing"
-            raise RunError(f"one table needs results of one protocol on one number of candidates, found {found}: evaluate all runs alike.")
+            conditions = " / ".join(map(str, rules)) or "nothing"
+            raise RunError(
+                f"one table needs results of one protocol on one number of candidates, found {conditions}: evaluate all runs alike."
+            )
         return cls(tuple(Row(name, tuple(run.metrics for run in runs)) for name, runs in results.items()), rules[0])
 
     def best(self, metric: str = "rsum") -> Row:
@@ -92,13 +94,13 @@ class Table:
         return max(self.rows, key=lambda row: row.mean(metric))
 
     def caption(self) -> str:
-        """What stands beside the numbers, always: units, spread and rules."""
+        """What is always printed with the numbers: units, spread and rules."""
         runs = sorted({len(row.metrics) for row in self.rows})
         spread = f"mean ± standard deviation over {' to '.join(map(str, runs))} seeds" if runs[-1] > 1 else "one seed"
         return f"Recalls in percent, {spread}; {self.rules}."
 
     def text(self) -> str:
-        """For a terminal, about 80 columns for short names; a deviation of 10 or more stands without decimals."""
+        """For a terminal, about 80 columns for short names; a deviation of 10 or more is printed without decimals."""
         lines = [["", *["R@1", "R@5", "R@10"] * 2, "RSUM"]]
         lines += [[row.name, *(row.short(metric) for metric in METRICS)] for row in self.rows]
         lines += [["chance", *(f"{self.rules.chance(metric):.1f}" for metric in METRICS)]]

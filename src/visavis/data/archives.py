@@ -39,7 +39,7 @@ class ImageFiles:
         self.by_name.setdefault(path.rpartition("/")[2], []).append(path)
 
     def find(self, file: str) -> str | None:
-        """The key of a listed file: its path as listed, else its base name where that is the only one. Raises DataError if it is not."""
+        """The key of a listed file: its path as listed, else the one path with its base name. Raises DataError if there are several."""
         file = unicodedata.normalize("NFC", file).removeprefix("./")
         if file in self.by_path:
             return file
@@ -103,7 +103,7 @@ def _members(archive: Path) -> Iterator[tuple[str, Bytes]]:
 def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> None:
     """Give every entry its bytes, and find missing images, captions that name no file, and files that nothing lists.
 
-    may_lack_pixels: a set of which no image at all is here counts as text only instead of as missing.
+    may_lack_pixels: a data set without any image file counts as text only, instead of as one with missing images.
     """
     files = find_files(folder)
     if may_lack_pixels and not files.images and not files.troubles and not any(files.find(entry.file or "") for entry in listing.entries):

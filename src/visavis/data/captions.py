@@ -1,4 +1,4 @@
-"""Words of captions: how a caption is cut, and the vocabulary that a recurrent text tower learns.
+"""Words of captions: how a caption is tokenized, and the vocabulary that a recurrent text tower learns.
 
 >>> tokenize("Two dogs, on a beach!")
 ['two', 'dogs', 'on', 'a', 'beach']
@@ -24,7 +24,7 @@ _DELETE = str.maketrans("", "", string.punctuation)
 
 
 def tokenize(caption: str) -> list[str]:
-    """Lower case, ASCII punctuation deleted, split on blanks: the convention of Karpathy's caption files."""
+    """The words of a caption: lower case, without ASCII punctuation, split at blanks, as in Karpathy's caption files."""
     return caption.lower().translate(_DELETE).split()
 
 

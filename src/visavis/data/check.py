@@ -1,4 +1,4 @@
-"""Looks at a whole data set, bytes and all, and lists exactly what is wrong with it."""
+"""Check a whole data set, pixels included, and list exactly what is wrong with it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CheckReport:
     """What is in a data set and what is wrong with it.
 
     path: the list that was read. captions_per_image: the fewest and the most. image_sizes: how many images have each size
-    ``"width x height"``. duplicate_captions: captions whose very text stands earlier in the set.
+    ``"width x height"``. duplicate_captions: captions whose exact text occurs earlier in the set.
     """
 
     path: Path

@@ -1,6 +1,6 @@
-"""What every reader returns: images by name, captions, and who describes what.
+"""What every reader returns: images by name, captions, and which caption describes which image.
 
-A Dataset is a value. It holds no pixels: each image knows where its bytes lie (a file, or a stretch of a tar
+A Dataset is a value. It holds no pixels: each image knows where its bytes are (a file, or a range of bytes in a tar
 archive, read in place). Features of images and captions live in stores beside it (data/features.py).
 """
 
@@ -57,7 +57,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images, captions and who describes what.
+    """Images, captions, and which caption describes which image.
 
     images: in a fixed order, that of the reader's list. captions: texts, in order. image_of ``[captions]``: the
     index of the image that each caption describes. origin ``[images]`` and caption_origin ``[captions]``: for a
@@ -126,9 +126,9 @@ class Dataset:
         )
 
     def misplaced(self, share: float, seed: int, split: str = "train") -> Dataset:
-        """A share of a split's captions moved to other images of it, as in a collection that nobody checked; for studies of noise.
+        """The data set with a share of a split's captions moved to other images of the split: synthetic noise for studies.
 
-        The chosen captions exchange their images; ``image_of`` differs from before exactly at those that stand wrong now.
+        The chosen captions exchange their images; ``image_of`` changes exactly at those that are wrong now.
         """
         random = np.random.default_rng([seed, len(self.captions)])
         inside = np.flatnonzero([self.images[image].split == split for image in self.image_of])
@@ -139,7 +139,7 @@ class Dataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A short hash of names, splits, captions and who describes what; pixels are not read."""
+        """A short hash of names, splits, captions and their images; pixels are not read."""
         digest = hashlib.sha256()
         for image in self.images:
             digest.update(f"{image.name}\x1f{image.split}\x1e".encode())

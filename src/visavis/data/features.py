@@ -3,7 +3,7 @@
 A store is a folder: ``features.json`` (what the features are), ``keys.json`` (the image names or caption texts, one
 a row), ``progress.json`` (rows written so far) and float16 arrays: ``vectors.npy`` ``[N, D]``, ``[N, R, D]`` for
 grids, with a crop axis after ``N`` where there are several crops; for words ``words.npy`` ``[total, D]`` and
-``offsets.npy`` ``[N + 1]``. Equal captions share a row. A store whose writing was killed goes on where it ended.
+``offsets.npy`` ``[N + 1]``. Equal captions share a row. Writing an unfinished store continues where it was interrupted.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Description:
         return self.shape[-1]
 
     def difference(self, other: Description) -> str | None:
-        """A sentence's part on the first fact in which two stores differ, versions aside; None if they agree."""
+        """The first field in which two stores differ, versions aside, as part of a sentence; None if they agree."""
         facts = [(name, *(json.dumps(getattr(store, name)) for store in (self, other))) for name in asdict(self)]
         return next(
             (f"{name} is {mine}, not {its}" for name, mine, its in facts if mine != its and name not in ("versions", "complete")), None
@@ -115,7 +115,7 @@ class FeatureStore:
 
 
 class ArrayFeatures:
-    """A bare ``.npy`` with one row (a vector, or a grid of regions) an image, in the listing order of a whole data set."""
+    """A bare ``.npy`` with one row (a vector, or a grid of regions) per image, in the order of the whole data set."""
 
     def __init__(self, path: Path, vectors: Tensor, row: dict[str, int]):
         self.path, self._vectors, self._row = path, vectors, row
@@ -184,13 +184,13 @@ class PrecompFeatures:
         """Rows, in the given order, as float32."""
         values = np.empty((len(rows), *next(iter(self._arrays.values())).shape[1:]), np.float32)
         for split, array in self._arrays.items():
-            here = (rows >= self._first[split]) & (rows < self._first[split] + len(array))
-            values[here] = array[rows[here] - self._first[split]]
+            in_split = (rows >= self._first[split]) & (rows < self._first[split] + len(array))
+            values[in_split] = array[rows[in_split] - self._first[split]]
         return Encoded(torch.from_numpy(values))
 
 
 class FeatureWriter:
-    """Fills a store from its first row to its last; what was saved survives a kill."""
+    """Writes a store from its first row to its last; saved rows survive if the process is killed."""
 
     def __init__(self, folder: Path, description: Description):
         self.folder, self.description = folder, description
@@ -201,9 +201,9 @@ class FeatureWriter:
 
     @classmethod
     def open(cls, folder: str | Path, description: Description, keys: Sequence[str], lengths: np.ndarray | None = None) -> FeatureWriter:
-        """Start a store, or go on with an unfinished one of the same description and keys.
+        """Start a store, or continue an unfinished one of the same description and keys.
 
-        lengths ``[N]``: the number of words of each key, for words. Raises RefusedOverwrite if something else stands there.
+        lengths ``[N]``: the number of words of each key, for words. Raises RefusedOverwrite if the folder holds anything else.
         """
         folder = Path(folder)
         if not (folder / "features.json").exists():
@@ -228,7 +228,7 @@ class FeatureWriter:
         self.done += len(items)
 
     def save(self) -> None:
-        """Bring all rows to the disk, then note how many there are."""
+        """Flush all rows to disk, then record their number."""
         self._vectors.flush()
         storage.write_json(self.folder / "progress.json", {"done": self.done})
 
@@ -259,7 +259,7 @@ def read_description(folder: Path) -> Description:
 
 
 def _create(folder: Path, description: Description, keys: Sequence[str], lengths: np.ndarray | None) -> None:
-    """All files of an empty store at once, so that a kill leaves none or all of them."""
+    """Create all files of an empty store in one step, so that a killed process leaves none or all of them."""
     if folder.exists():
         storage.new_folder(folder)
     with storage.replacing_folder(folder) as part:
@@ -280,7 +280,7 @@ def _rows_written(folder: Path) -> int:
 
 
 def _map(path: Path) -> Tensor:
-    """A ``.npy`` as a tensor on its file's pages; changes would stay in memory."""
+    """A ``.npy`` as a memory-mapped tensor; changes stay in memory (copy on write)."""
     try:
         return torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))
     except (OSError, ValueError, TypeError) as error:

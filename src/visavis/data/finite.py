@@ -1,4 +1,4 @@
-"""Are stored features finite, all of them? Read once; remembered in the cache until a file changes."""
+"""Whether stored features are all finite: they are read once; the result is cached until a file changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from visavis import storage
 from visavis.data.features import ArrayFeatures, PrecompFeatures
 
 ROWS = 1024
-"""Read at once."""
+"""Rows that are read at once."""
 
 
 def first_broken_row(features: ArrayFeatures | PrecompFeatures) -> int | None:
@@ -32,7 +32,7 @@ def first_broken_row(features: ArrayFeatures | PrecompFeatures) -> int | None:
 
 
 def file_marks(paths: Iterable[Path]) -> list[list[str | int]]:
-    """By what a file is known without reading it: its whole path, its size in bytes, the time of its last change in ns."""
+    """What identifies a file's content without reading it: its full path, size in bytes, and time of last change in ns."""
     return [[str(path.resolve()), status.st_size, status.st_mtime_ns] for path in sorted(paths) for status in [path.stat()]]
 
 

@@ -1,9 +1,9 @@
-"""One's own folder: images and a table ``captions.jsonl``, ``captions.csv`` or ``captions.tsv`` that describes them.
+"""A folder of one's own: images and a table ``captions.jsonl``, ``captions.csv`` or ``captions.tsv`` that describes them.
 
 A JSON line is ``{"filename": ..., "captions": [...]}`` or ``{"filename": ..., "caption": ...}``, repeated for more captions.
 A table has a header: ``filename,caption`` with a row per caption, or ``filename,caption,caption_2,...``. Both may have
-``split``; without it, images are dealt 80/10/10 to train, val and test by a hash of their names, so that new images never
-move old ones. ``file_name``, ``image`` (file) and ``text``, ``title``, ``sentence`` (caption) are understood, too.
+``split``; without it, images are assigned 80/10/10 to train, val and test by a hash of their names, so that new images never
+change the split of old ones. ``file_name``, ``image`` (file) and ``text``, ``title``, ``sentence`` (caption) are understood, too.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _table_rows(text: str, listing: Listing) -> Iterator[CaptionRow]:
 
 
 def _header(first: str, path: Path) -> tuple[str, list[str]]:
-    """The delimiter, by which the first line has a column for the file, and the names of the columns in lower case."""
+    """The delimiter of the first line, found by its column for the file, and the names of the columns in lower case."""
     for delimiter in (",", "\t", ";"):
         header = [name.strip().strip('"').lower() for name in first.split(delimiter)]
         if set(header) & set(FILE_NAMES) and len(header) > 1:

@@ -74,7 +74,7 @@ def _read_sentences(listing: Listing, sentences: Any, image: int, name: str, ids
 
 
 def _earlier(ids: dict[str, str], key: str, record: dict[str, Any], owner: str) -> str | None:
-    """Who has the record's id already, if anybody."""
+    """The earlier owner of the record's id; None if it is new."""
     if record.get(key) is None:
         return None
     first = ids.setdefault(f"{key} {record[key]}", owner)
@@ -82,19 +82,19 @@ def _earlier(ids: dict[str, str], key: str, record: dict[str, Any], owner: str) 
 
 
 def _find_names_twice(listing: Listing) -> None:
-    """Of images with one name the first stays; across splits, that of the split which is evaluated on."""
+    """Of images with the same name the first is kept; across splits, the one in the evaluation split."""
     kept: dict[str, int] = {}
     for index, entry in enumerate(listing.entries):
         first = kept.setdefault(entry.name, index)
         if first == index or index in listing.lost_images:
             continue
-        one = listing.entries[first]
-        if one.split == entry.split:
+        earlier = listing.entries[first]
+        if earlier.split == entry.split:
             listing.lose("name twice", entry.name, "the name is listed twice; the first is used", image=index)
             continue
-        left = index if evaluation_first(entry.split) >= evaluation_first(one.split) else first
+        left = index if evaluation_first(entry.split) >= evaluation_first(earlier.split) else first
         kept[entry.name] = index + first - left
-        what = f"the image is listed in two splits, {one.split} and {entry.split}; that of {listing.entries[left].split} is to go"
+        what = f"the image is listed in two splits, {earlier.split} and {entry.split}; that of {listing.entries[left].split} is to go"
         listing.lose("image in two splits", entry.name, what, image=left)
 
 

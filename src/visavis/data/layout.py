@@ -1,4 +1,4 @@
-"""What a layout of data sets is: how it is recognized, in words and in patterns, and who reads it."""
+"""The declaration of a layout of data sets: how it is recognized, in words and by patterns, and how it is read."""
 
 from __future__ import annotations
 

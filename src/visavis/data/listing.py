@@ -1,7 +1,7 @@
-"""What a reader found before anything is left out: images and captions as listed, and what is wrong with them.
+"""Everything a reader finds in a source: its images and captions, also unusable ones, and what is wrong with them.
 
-A Listing keeps every image and caption at its place in the source, also those that cannot be used, so that the
-rows of stored features still fit; ``dataset()`` is what remains. Captions stay in the order of the source.
+A Listing keeps every image and caption at its position in the source, so that the rows of stored features still match;
+``dataset()`` returns the usable ones. Captions stay in the order of the source.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SPLIT_NAMES = {"restval": "train", "training": "train", "dev": "val", "valid": 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong or odd: its kind, where (file, file:line or image name), what, and whether training would lose something."""
+    """A problem or an oddity: its kind, where (file, file:line or image name), what, and whether training would lose something."""
 
     kind: str
     where: str
@@ -36,7 +36,7 @@ class Finding:
 
 @dataclass
 class Entry:
-    """One image as listed. file: how the source names its file (None: it names none)."""
+    """One image as listed. file: the path that the source gives (None: it gives none)."""
 
     name: str
     split: str | None
@@ -49,9 +49,9 @@ class Listing:
     """Images and captions as listed in ``source``, with findings; filled by a reader, finished by ``finish``.
 
     layout: the name of the layout that the source was read as.
-    image_of and places ``[captions]``: the index of the caption's image (-1: none), and where it stands (file and line, or image).
-    feature_files: of stored features, where the layout has them instead of pixels. find_broken_features: reads all of them; the names of
-    the images whose features are not finite.
+    image_of and places ``[captions]``: the index of the caption's image (-1: none), and its position (file and line, or image).
+    feature_files: the files of stored features, where the layout has these instead of pixels. find_broken_features: reads all of them
+    and returns the names of the images whose features are not finite.
     """
 
     source: Path
@@ -67,11 +67,11 @@ class Listing:
     find_broken_features: Callable[[], list[str]] | None = None
 
     def note(self, kind: str, where: str, what: str) -> None:
-        """Something odd by which nothing is lost."""
+        """Record an oddity; training loses nothing by it."""
         self.findings.append(Finding(kind, printable(where), printable(what), loses=False))
 
     def lose(self, kind: str, where: str, what: str, *, image: int | None = None, caption: int | None = None) -> None:
-        """Something by which training would lose an image, a caption, or a line that is neither."""
+        """Record a problem for which training would lose an image, a caption, or a line of the source."""
         self.findings.append(Finding(kind, printable(where), printable(what)))
         if image is not None:
             self.lost_images.add(image)
@@ -86,8 +86,8 @@ class Listing:
         return len(self.captions) - 1
 
     def finish(self) -> None:
-        """Settle the splits, then find what any layout can suffer from: broken texts, images without captions, empty splits."""
-        self._settle_splits()
+        """Assign missing splits, then find the problems any layout can have: broken texts, images without captions, empty splits."""
+        self._assign_splits()
         self.check_texts()
         described = {self.image_of[i] for i in range(len(self.captions)) if i not in self.lost_captions}
         listed = set(self.image_of)
@@ -102,15 +102,15 @@ class Listing:
         if absent := [split for split in SPLITS if split not in present]:
             self.note("empty split", self.source.name, f"no image in split {' or '.join(absent)}")
 
-    def _settle_splits(self) -> None:
-        dealt = all(entry.split is None for entry in self.entries)
+    def _assign_splits(self) -> None:
+        none_given = all(entry.split is None for entry in self.entries)
         for index, entry in enumerate(self.entries):
-            if entry.split is None and not dealt and index not in self.lost_images:
+            if entry.split is None and not none_given and index not in self.lost_images:
                 self.lose("image without split", entry.name, "the image has no split, although others have one", image=index)
-            entry.split = entry.split or deal(entry.name)
+            entry.split = entry.split or assigned_split(entry.name)
 
     def check_texts(self) -> None:
-        """Find names and captions that are not UTF-8, and captions that are empty or stand twice."""
+        """Find names and captions that are not UTF-8, and captions that are empty or repeated."""
         for index, entry in enumerate(self.entries):
             if index not in self.lost_images and not _is_unicode(entry.name):
                 self.lose("broken UTF-8", entry.name, "the image's name is not UTF-8", image=index)
@@ -127,7 +127,7 @@ class Listing:
             seen.add((image, caption))
 
     def dataset(self) -> Dataset:
-        """What can be used. Raises DataError if nothing is left."""
+        """The usable images and captions. Raises DataError if there is no usable image."""
         kept = [index for index in range(len(self.entries)) if index not in self.lost_images]
         place = np.full(len(self.entries) + 1, -1)  # the last one is that of captions without an image
         place[kept] = np.arange(len(kept))
@@ -168,7 +168,7 @@ def dataset_name(source: Path) -> str:
 
 
 def split_name(given: object) -> str | None:
-    """The split that a source means (``restval`` and ``training`` are train, ``dev`` is val); None where it names none."""
+    """The standard name of a split as a source names it (``restval`` and ``training`` are train, ``dev`` is val); None where it names none."""
     name = given.strip() if isinstance(given, str) else ""
     return _SPLIT_NAMES.get(name, name) or None
 
@@ -178,7 +178,7 @@ def evaluation_first(split: str | None) -> int:
     return {"test": 0, "val": 1}.get(split or "", 2)
 
 
-def deal(name: str) -> str:
+def assigned_split(name: str) -> str:
     """The split of an image that has none: 80 % train, 10 % val, 10 % test by a hash of its name, whatever else is in the folder."""
     hundredth = int.from_bytes(hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:8]) % 100
     return "train" if hundredth < 80 else "val" if hundredth < 90 else "test"

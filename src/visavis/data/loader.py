@@ -1,7 +1,7 @@
-"""From a data set to batches: which images and captions meet, and what of them a model reads.
+"""From a data set to batches: which images and captions are in a batch, and what a model reads of them.
 
 The plan of an epoch is a function of (seed, epoch) alone, and so is every random transform of a batch; a run that
-was stopped goes on with the very same batches.
+was stopped continues with exactly the same batches.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Rows:
 
 
 class Tokens:
-    """Captions as the numbers of a vocabulary, cut once."""
+    """Captions as token ids of a vocabulary, tokenized once."""
 
     def __init__(self, captions: Sequence[str], vocabulary: Vocabulary):
         self.numbers = [vocabulary.numbers(caption) for caption in captions]
@@ -58,10 +58,10 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Batch:
-    """What meets in one step.
+    """The images and captions of one training step.
 
     images ``[V]``, captions ``[T]``: indices in the split. image_ids ``[V]``, text_ids ``[T]``: equal where they belong
-    together. visual, text: what the model reads. epoch, number: the place in the run. loader: where it comes from.
+    together. visual, text: what the model reads. epoch, number: its position in the run. loader: the loader that made it.
     """
 
     images: np.ndarray
@@ -76,7 +76,7 @@ class Batch:
 
     @property
     def split(self) -> str:
-        """The split that its items are of."""
+        """The split its items belong to."""
         return self.loader.split
 
     def to(self, device: torch.device | str) -> Batch:
@@ -91,12 +91,12 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How an epoch is cut into batches.
+    """How an epoch is divided into batches.
 
     batch_size: pairs, or images where ``captions_per_image`` is given. captions_per_image: None draws over captions, each
     with its image, as the papers' codes do (an image can then occur twice); k draws over images, each with k of its
-    captions at random (all of them if it has fewer). length_buckets: n sorts captions by length within n batches, so that
-    padding costs little; 0: not. drop_last: leave out a last batch that is not full.
+    captions at random (all of them if it has fewer). length_buckets: n sorts captions by length within n batches, to save
+    padding; 0: no sorting. drop_last: leave out a last batch that is not full.
     """
 
     batch_size: int = 128
@@ -105,7 +105,7 @@ class Plan:
     drop_last: bool = False
 
     def batches(self, data: Dataset, seed: int, epoch: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The (images, captions) of every batch of an epoch. Raises DataError if not one batch comes together."""
+        """The (images, captions) of every batch of an epoch. Raises DataError if there are too few items for a single batch."""
         random = np.random.default_rng((seed, epoch))
         plan = self._pairs(data, random) if self.captions_per_image is None else self._images(data, random)
         if not plan:
@@ -143,9 +143,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Loader:
-    """The batches of one split, read one ahead of the model.
+    """The batches of one split; the next one is read while the model works.
 
-    ``loader.epoch(3, start=10)`` goes on with the eleventh batch of epoch 3, exactly as if it had read the first ten.
+    ``loader.epoch(3, start=10)`` continues with the eleventh batch of epoch 3, exactly as if it had read the first ten.
     """
 
     data: Dataset
@@ -190,5 +190,5 @@ class Loader:
 
 
 def seed_of(*numbers: int) -> int:
-    """One seed for a place in a run: ``seed_of(run_seed, epoch, batch)``, well mixed and the same on every machine."""
+    """A seed for a position in a run: ``seed_of(run_seed, epoch, batch)``, well mixed and the same on every machine."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])

@@ -1,4 +1,4 @@
-"""One look at every image of a listing: decoded once, hashed once, remembered in the cache until a file changes."""
+"""Check every image of a listing: each is decoded and hashed once; the result is cached until a file changes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Progress = Callable[[int, int], None]
 
 
 def check_pixels(listing: Listing, *, on_progress: Progress | None = None, remembered: bool = True) -> dict[str, int]:
-    """Add what is wrong with the images (or stored features) to a listing; returns how many images have each size ``"224x224"``.
+    """Add what is wrong with the images (or stored features) to a listing; returns the number of images of each size ``"224x224"``.
 
-    remembered: take the result of an earlier look if no file has changed since.
+    remembered: use the cached result of an earlier check if no file has changed since.
     """
     path = storage.cache_folder() / "checks" / f"{_key(listing)}.json"
     if remembered and path.exists():
@@ -59,16 +59,18 @@ def _look(listing: Listing, on_progress: Progress | None) -> dict[str, Any]:
     for group in copies.values():
         first, *others = sorted(group, key=lambda index: evaluation_first(listing.entries[index].split))
         for other in others:
-            one, two = listing.entries[first], listing.entries[other]
-            if one.split == two.split:
-                notes.append((other, f"the image has the very bytes of {one.name} in the same split"))
+            kept, copy = listing.entries[first], listing.entries[other]
+            if kept.split == copy.split:
+                notes.append((other, f"the image has the very bytes of {kept.name} in the same split"))
             else:
-                faults.append((other, "image in two splits", f"the image of {two.split} has the very bytes of {one.name} of {one.split}"))
+                faults.append(
+                    (other, "image in two splits", f"the image of {copy.split} has the very bytes of {kept.name} of {kept.split}")
+                )
     return {"faults": faults, "notes": notes, "sizes": dict(sizes)}
 
 
 def _key(listing: Listing) -> str:
-    """Changes when an entry, its split, or the size or time of a file does."""
+    """A key of the cache that changes with any entry, its split, and the size or time of any file."""
     digest = hashlib.sha256()
     paths = {entry.bytes.path for entry in listing.entries if entry.bytes}
     for mark in file_marks(paths.union(listing.feature_files)):

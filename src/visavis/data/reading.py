@@ -1,4 +1,4 @@
-"""Opens a data set of any known layout: finds the path, knows the layout, lists, and refuses to lose anything unasked."""
+"""Open a data set of any known layout: find it, recognize its layout, list it, and refuse to lose anything silently."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def open_dataset(
     """The data set in a folder, or of one list in it (``.json``, ``.jsonl``, ``.csv``, ``.tsv``).
 
     path: also the name of a folder under ``VISAVIS_DATA``. skip_bad: leave out what cannot be used and say so in
-    ``Dataset.skipped``, instead of raising DataError. pixels: decode every image once, too, which finds truncated and
-    animated ones and copies in two splits; remembered in the cache. on_progress: called with images done and images in all.
+    ``Dataset.skipped``, instead of raising DataError. pixels: also decode every image once, to find truncated and
+    animated ones and copies in two splits; the result is kept in the cache. on_progress: called with images done and images in all.
     """
     listing = list_dataset(path)
     if pixels:
@@ -72,7 +72,7 @@ def find_file(path: str | Path) -> Path:
 
 
 def _locate(path: str | Path) -> tuple[Layout, Path]:
-    """The layout of a data set, and what of it is read."""
+    """The layout of a data set, and its source: the list, or the folder."""
     expected = ", ".join(layout.files for layout in CATALOG[:-1]) + f", or {CATALOG[-1].files}"
     place = _look_up(path, f"; a data set is a folder with {expected}")
     if place.is_file():

@@ -1,4 +1,4 @@
-"""Random changes of pictures in training; each draws from the ``torch.Generator`` that it is given.
+"""Random transforms of pictures in training; each draws from the ``torch.Generator`` passed to it.
 
 >>> from PIL import Image
 >>> random_resized_crop(Image.new("RGB", (400, 300)), 224, torch.Generator().manual_seed(0)).size
@@ -21,9 +21,9 @@ def random_resized_crop(
     scale: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> Image:
-    """A random part, of ``scale`` times the area and with width / height in ``ratio``, as ``size x size`` pixels.
+    """A random crop, of ``scale`` times the area and with width / height in ``ratio``, as ``size x size`` pixels.
 
-    Ten draws that do not fit are followed by the largest middle part of an allowed ratio.
+    If ten draws do not fit into the picture, the largest center crop of an allowed ratio is taken.
     """
     for _ in range(10):
         area = picture.width * picture.height * _uniform(*scale, generator)
@@ -41,7 +41,7 @@ def random_resized_crop(
 
 
 def random_flip(picture: Image, generator: torch.Generator) -> Image:
-    """Mirrored left to right in half of the draws."""
+    """Flip the picture horizontally with probability 1/2."""
     return picture.transpose(Transpose.FLIP_LEFT_RIGHT) if _uniform(0, 1, generator) < 0.5 else picture
 
 

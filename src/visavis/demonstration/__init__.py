@@ -1,1 +1,1 @@
-"""The drawn world, from its start to its report."""
+"""The demo: from drawing a captioned world to the report on what was trained on it."""

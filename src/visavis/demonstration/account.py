@@ -1,4 +1,4 @@
-"""What a demo found, put into words, tables and pictures: the contents of its report."""
+"""The results of a demo in words, tables and pictures: the contents of its report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ABOUT = {
 @dataclass(frozen=True)
 class Account:
     """A finished demo. runs: by name of their objective. best: the run with the highest validation RSUM, which retrieved
-    ``captions`` (test captions by lot) and ``searches`` (free sentences). seconds: of the stages so far.
+    ``captions`` (random test captions) and ``searches`` (free sentences). seconds: of the stages so far.
     """
 
     scenes: Path
@@ -45,7 +45,7 @@ class Account:
 
 
 def write_report(account: Account, folder: Path) -> None:
-    """Everything that a demo leaves besides scenes and runs; ``report.html`` last."""
+    """Write all files of a demo besides scenes and runs; ``report.html`` last."""
     storage.write_text(folder / "table.md", account.table.markdown())
     storage.write_json(folder / "table.json", account.table.to_json())
     storage.write_json(folder / "demo.json", _facts(account))
@@ -62,7 +62,7 @@ def _page(account: Account, retrieval: Shades, curve: Shades) -> str:
     sections = [
         Section("What was done", _what_was_done(account)),
         Section("Which objective retrieves best", _comparison(account)),
-        Section("What it finds", page.picture(retrieval, _alt(account.captions), _lot(account))),
+        Section("What it finds", page.picture(retrieval, _alt(account.captions), _selection(account))),
         Section("Three searches in free words", "\n".join(map(_search, account.searches)) + page.paragraph(_SEARCHED, "note")),
         Section("How they learned", page.picture(curve, _CURVES_ALT, _CURVES)),
         Section("What the numbers mean", page.glossary(_glossary(account))),
@@ -126,7 +126,7 @@ def _jpeg(scene: RetrievedScene) -> bytes:
 
 
 def _alt(retrievals: Sequence[Retrieval]) -> str:
-    """The retrieval picture for those who do not see it: where in each row the right one stands."""
+    """The alternative text of the retrieval picture: where in each row the right scene is."""
     rows = []
     for retrieval in retrievals:
         own = next((place for place, scene in enumerate(retrieval.scenes, 1) if scene.own), None)
@@ -134,9 +134,9 @@ def _alt(retrievals: Sequence[Retrieval]) -> str:
     return f"Captions, each above the {len(retrievals[0].scenes)} pictures found first. {'; '.join(rows)}."
 
 
-def _lot(account: Account) -> str:
+def _selection(account: Account) -> str:
     return (
-        f"{len(account.captions)} test captions, drawn by lot and not picked by their result, and the pictures that "
+        f"{len(account.captions)} test captions, drawn at random and not picked by their result, and the pictures that "
         f"{account.best.folder.name} (the run with the best validation RSUM) puts first. "
         "Shown at twice the resolution at which the model sees them."
     )

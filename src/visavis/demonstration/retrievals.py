@@ -52,7 +52,7 @@ class Retrieval:
 
     @property
     def num_fitting(self) -> int:
-        return sum(one.fits for one in self.scenes)
+        return sum(scene.fits for scene in self.scenes)
 
 
 class Gallery:
@@ -76,7 +76,7 @@ class Gallery:
         return Retrieval(query, tuple(scenes))
 
     def captions(self, count: int, *, seed: int = 0) -> list[Retrieval]:
-        """What is found for test captions drawn by lot, each of another scene, none picked by its result."""
+        """The scenes retrieved for random test captions, each of another scene, none picked by its result."""
         rng = np.random.default_rng(seed)
         images = rng.choice(len(self.test.images), count, replace=False)
         chosen = [(int(rng.choice(self.test.captions_of[i])), int(i)) for i in images]

@@ -34,7 +34,7 @@ SEARCHES = (
     ("a checkered circle", Facts(({"pattern": "checkered", "shape": "circle"},))),
     ("a red shape on a wooden table", Facts(({"color": "red"},), background="table")),
 )
-"""Sentences of the demo's own, with what they state; chosen, as the recipe was, on other worlds than the one that it draws."""
+"""The demo's own queries, with what they state; chosen, like the recipe, on other worlds than the one the demo draws."""
 
 CAPTIONS_SHOWN = 5
 
@@ -150,7 +150,7 @@ def _name(objective: str) -> str:
 
 
 class _BarsOnly:
-    """Passes bars on and keeps the sentences of a single run to itself; the demo says one of its own for each."""
+    """A Progress that forwards bars but not the sentences of single runs; the demo says one of its own for each."""
 
     def __init__(self, progress: Progress):
         self.progress = progress

@@ -140,7 +140,7 @@ def _random(queries: Tensor, candidates: int, way: str) -> Tensor:
 def _refuse_nan(blocks: dict[str, Tensor], kind: str, queries: Tensor) -> None:
     for what, block in blocks.items():
         for row in block.isnan().any(1).nonzero()[:1, 0].tolist():
-            remedy = "the model or its features are broken" if what == "scores" else "mend what tells them"
+            remedy = "the model or its features are broken" if what == "scores" else "correct the estimator of degrees"
             raise DataError(f"the {what} of {kind} {int(queries[row])} hold NaN: {remedy}.")
 
 

@@ -1,6 +1,6 @@
-"""The objectives inside other people's training code, one module for each library.
+"""The objectives in the training code of other libraries, one module for each library.
 
-None of them imports its library: each follows the calls that the library makes, so nothing more need be installed.
+None of them imports its library: each implements the interface the library calls, so nothing more has to be installed.
 
 - ``sentence_transformers``: ``VisavisLoss``, a loss for SentenceTransformerTrainer.
 - ``open_clip``: ``ClipLoss``, in place of the class of that name.

@@ -23,10 +23,10 @@ class MetricLoss(nn.Module):
     """``loss(embeddings, labels)``, or ``loss(embeddings, labels, ref_emb=, ref_labels=)`` for two kinds of items.
 
     objective, scale: as for PairLoss. embeddings ``[N, D]``, labels ``[N]``: equal labels belong together. Without ref_emb
-    the items are compared with each other; what an item is to itself is ignored. With ref_emb ``[M, D]`` and ref_labels ``[M]``
+    the items are compared with each other; the pair of an item with itself is ignored. With ref_emb ``[M, D]`` and ref_labels ``[M]``
     every pair counts, also where both are the same tensors. Returns a scalar. Raises ShapeError.
     Differs from: pytorch-metric-learning, where references are never anchors: here both directions count. A miner's tuples
-    are refused, since an objective says itself which pairs it pushes.
+    are refused, since an objective selects its pairs itself.
     """
 
     def __init__(self, objective: Objective, scale: float | Tensor | None = None) -> None:
@@ -53,7 +53,7 @@ class MetricLoss(nn.Module):
 
 
 def compared_with_each_other(loss: PairLoss, embeddings: Tensor, labels: Tensor) -> Tensor:
-    """The loss of items on both sides; an item and itself are neither positive nor negative."""
+    """The loss with the items as queries and as candidates; an item with itself is neither positive nor negative."""
     if len(labels) != len(embeddings):
         raise ShapeError(f"{len(labels)} labels for {len(embeddings)} embeddings: give one label for each.")
     return loss(embeddings, embeddings, targets=Targets(query_ids=labels, candidate_ids=labels, ignore=same_item))

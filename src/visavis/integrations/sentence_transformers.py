@@ -53,7 +53,7 @@ class VisavisLoss(nn.Module):
         return self.loss(anchors, positives, ids, extra_texts=extra, extra_text_ids=[NOBODY] * len(extra))
 
     def get_config_dict(self) -> dict[str, Any]:
-        """What a model card says of the loss."""
+        """The loss as model cards describe it."""
         scale = self.loss.scale
         return {
             "objective": repr(self.objective),
@@ -63,7 +63,7 @@ class VisavisLoss(nn.Module):
 
     @property
     def citation(self) -> str:
-        """BibTeX that names the source of the objective."""
+        """A BibTeX entry for the source of the objective."""
         source = re.search(r"Source: (.*?)(?=\n[A-Z][a-z ]+:|\Z)", inspect.getdoc(type(self.objective)) or "", re.DOTALL)
         note = f"Objective {self.objective!r}" + (f"; source: {' '.join(source[1].split())}" if source else "")
         return f"\n@misc{{visavis,\n    title = {{visavis: vision-language retrieval}},\n    note = {{{note}}},\n}}\n"

@@ -48,7 +48,7 @@ class TrainerLoss:
                 "TrainerLoss got no labels: give each row an id in a column labels, and TrainingArguments(label_names=['labels'])."
             )
         images, texts = (self._embeddings(outputs, name) for name in self.names)
-        loss = self._loss().train(torch.is_grad_enabled())  # evaluation has no gradient, and meets no other process
+        loss = self._loss().train(torch.is_grad_enabled())  # evaluation runs without gradient and gathers nothing from other processes
         value = loss(images, texts, as_ids(labels, "labels"))
         return value if num_items_in_batch is None else value * len(labels) / num_items_in_batch
 
@@ -56,9 +56,9 @@ class TrainerLoss:
         return PairLoss(self.objective, scale=None if self.logit_scale is None else self.logit_scale.exp())
 
     def _embeddings(self, outputs: Any, name: str) -> Tensor:
-        if not isinstance(outputs, Mapping) or not isinstance(found := outputs.get(name), Tensor):
+        if not isinstance(outputs, Mapping) or not isinstance(embeddings := outputs.get(name), Tensor):
             known = ", ".join(outputs) if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
             raise ShapeError(
                 f"the model's outputs have no {name}, but {known}: name its embeddings, TrainerLoss(image_embeds=, text_embeds=)."
             )
-        return found
+        return embeddings

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Theme:
-    """The colors of a page. lines: of settings, in order, told apart also by those who see few colors."""
+    """The colors of a page. lines: those of the curves, in order, distinguishable with color blindness too."""
 
     paper: str
     ink: str
@@ -33,7 +33,7 @@ DARK = Theme("#171b24", "#e4e8f0", "#475062", "#3fc380", ("#f0955f", "#77aaff", 
 
 @dataclass(frozen=True)
 class Curve:
-    """What was watched in one run: rows of its ``metrics.jsonl``; runs of one name share a color."""
+    """The log of one run: the rows of its ``metrics.jsonl``; runs of one name share a color."""
 
     name: str
     rows: Sequence[Mapping[str, Any]]
@@ -93,15 +93,15 @@ def degrees_picture(rows: Sequence[Distribution], theme: Theme = LIGHT) -> bytes
 def _lines(axes: Any, runs: Sequence[Sequence[Mapping[str, Any]]], value: Any, color: str, style: Any, label: str | None = None) -> None:
     """A thin line for each run, and the mean of all over the steps that every run has."""
     series = [{row["step"]: value(row, rows[0]) for row in rows} for rows in runs]
-    for one in series:
-        axes.plot(list(one), list(one.values()), color=color, linestyle=style, linewidth=0.8, alpha=0.45)
-    common = [step for step in series[0] if all(step in one for one in series)]
-    mean = [sum(one[step] for one in series) / len(series) for step in common]
+    for curve in series:
+        axes.plot(list(curve), list(curve.values()), color=color, linestyle=style, linewidth=0.8, alpha=0.45)
+    common = [step for step in series[0] if all(step in curve for curve in series)]
+    mean = [sum(curve[step] for curve in series) / len(series) for step in common]
     axes.plot(common, mean, color=color, linestyle=style, linewidth=2.0, label=label)
 
 
 def dress(axes: Any, title: str, theme: Theme, across: str = "step") -> None:
-    """Axes in the manner of all reports. across: what the horizontal one counts."""
+    """Give axes the style of all reports. across: the label of the horizontal axis."""
     axes.set_title(title, loc="left", size=11, color=theme.ink, weight="bold")
     axes.set_xlabel(across, size=9, color=theme.ink)
     axes.tick_params(colors=theme.ink, labelsize=8.5, length=0)
@@ -113,7 +113,7 @@ def dress(axes: Any, title: str, theme: Theme, across: str = "step") -> None:
 
 
 def quoted(query: str, longest: int = 84) -> str:
-    """In quotation marks, cut between words where it is too long for a line; a dollar sign is only a dollar sign."""
+    """A text in quotation marks, cut between words if it is too long; dollar signs are escaped from matplotlib's mathtext."""
     return f"“{textwrap.shorten(query, longest, placeholder=' …')}”".replace("$", r"\$")
 
 

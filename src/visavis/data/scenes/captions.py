@@ -61,11 +61,11 @@ def caption(scene: Scene, rng: np.random.Generator) -> Caption:
 
 def captions(scene: Scene, count: int, rng: np.random.Generator) -> list[Caption]:
     """``count`` true captions of a scene, all different as texts."""
-    found: dict[str, Caption] = {}
-    while len(found) < count:
-        one = caption(scene, rng)
-        found.setdefault(one.text, one)
-    return list(found.values())
+    by_text: dict[str, Caption] = {}
+    while len(by_text) < count:
+        drawn = caption(scene, rng)
+        by_text.setdefault(drawn.text, drawn)
+    return list(by_text.values())
 
 
 class _Writer:

@@ -33,7 +33,7 @@ def relevance(scenes: Sequence[Scene], facts: Sequence[Facts], *, block: int = 6
     One matrix product of the scenes, with their things in each of the 24 orders, and the captions; ``block``
     scenes are scored at once.
     """
-    stated = np.stack([_stated(one) for one in facts])
+    stated = np.stack([_stated(caption_facts) for caption_facts in facts])
     totals = stated.sum(1)
     degrees = np.empty((len(scenes), len(facts)), np.float32)
     for start in range(0, len(scenes), block):
@@ -77,4 +77,4 @@ def _stated(facts: Facts) -> np.ndarray:
 
 
 def _one_hot(values: Sequence[object], value: object) -> np.ndarray:
-    return np.array([one == value for one in values], np.float32)
+    return np.array([candidate == value for candidate in values], np.float32)

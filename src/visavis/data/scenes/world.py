@@ -67,20 +67,20 @@ class Scene:
 
     @cached_property
     def relations(self) -> frozenset[tuple[int, str, int]]:
-        """All true (index of a, relation, index of b)."""
-        found = set()
+        """All true relations: (index of a, relation, index of b)."""
+        relations = set()
         for i, a in enumerate(self.things):
             for j, b in enumerate(self.things):
                 distance = math.hypot(a.x - b.x, a.y - b.y)
                 if b.x - a.x > APART:
-                    found.add((i, "left", j))
+                    relations.add((i, "left", j))
                 if b.y - a.y > APART:
-                    found.add((i, "above", j))
+                    relations.add((i, "above", j))
                 if i > j and distance < 0.25 * b.radius:
-                    found.add((i, "inside", j))
+                    relations.add((i, "inside", j))
                 elif i > j and distance < 0.98 * (a.radius + b.radius):
-                    found.add((i, "front", j))
-        return frozenset(found)
+                    relations.add((i, "front", j))
+        return frozenset(relations)
 
     @property
     def held_out(self) -> bool:
@@ -117,11 +117,11 @@ def zipf(count: int) -> np.ndarray:
 
 
 def draw_scene(rng: np.random.Generator, *, training: bool) -> Scene:
-    """A random scene; in training without, else in a third of the cases certainly with, a held-out combination."""
-    wanted = False if training else True if rng.random() < 1 / 3 else None
+    """A random scene. In training without held-out combinations; else a third of the scenes are drawn to contain one."""
+    held_out = False if training else True if rng.random() < 1 / 3 else None
     while True:
         scene = _compose(rng)
-        if wanted is None or scene.held_out == wanted:
+        if held_out is None or scene.held_out == held_out:
             return scene
 
 

@@ -21,11 +21,11 @@ ACROSS, WIDTH, OWN = 15, 12.0, 1.5
 
 
 def lists_picture(queries: Sequence[Query], data: Dataset, thumbnails: Thumbnails) -> bytes:
-    """Each caption with its own image, and beside it what every run puts first: degrees as bars, the own item framed, the
-    totally irrelevant ones hatched.
+    """Each caption with its own image, and beside it the top of every run's list: degrees as bars, the own image framed, totally
+    irrelevant ones hatched.
     """
     side = (WIDTH - OWN - 0.5) / ACROSS
-    rows = -(-max(len(one.items) for query in queries for one in query.lists) // ACROSS)
+    rows = -(-max(len(top_list.items) for query in queries for top_list in query.lists) // ACROSS)
     block = 0.3 + rows * (side + 0.1)
     heights = [0.5 + max(len(query.lists) * block, OWN + 0.1) for query in queries]
     height = sum(heights) + 0.35
@@ -36,8 +36,8 @@ def lists_picture(queries: Sequence[Query], data: Dataset, thumbnails: Thumbnail
     for query, taken in zip(queries, heights, strict=True):
         canvas.text(0.15, top - 0.33, quoted(data.captions[query.index], 130), size=13, color=LIGHT.ink, weight="bold")
         _tile(canvas, query.image(data), (0.15, top - 0.5 - OWN, OWN - 0.1), data, thumbnails)
-        for place, one in enumerate(query.lists):
-            _strip(canvas, one, (OWN + 0.3, top - 0.5 - place * block), side, data, thumbnails)
+        for index, top_list in enumerate(query.lists):
+            _strip(canvas, top_list, (OWN + 0.3, top - 0.5 - index * block), side, data, thumbnails)
         top -= taken
     key = "bar: the longer and darker, the more relevant      green frame: the caption's own image      red and hatched: totally irrelevant"
     canvas.text(0.15, 0.14, key, size=10, color=LIGHT.ink, alpha=0.75)
@@ -45,13 +45,13 @@ def lists_picture(queries: Sequence[Query], data: Dataset, thumbnails: Thumbnail
     return png(figure)
 
 
-def _strip(canvas: Any, one: TopList, corner: tuple[float, float], side: float, data: Dataset, thumbnails: Thumbnails) -> None:
+def _strip(canvas: Any, top_list: TopList, corner: tuple[float, float], side: float, data: Dataset, thumbnails: Thumbnails) -> None:
     left, top = corner
-    own = f"own image at rank {one.own_rank:,}"
-    said = f"{one.run}: {one.num_irrelevant} of {len(one.items)} totally irrelevant, {own}"
-    canvas.text(left, top - 0.17, said.replace("$", r"\$"), size=10, color=LIGHT.ink)
-    for place, item in enumerate(one.items):
-        row, column = divmod(place, ACROSS)
+    own = f"own image at rank {top_list.own_rank:,}"
+    heading = f"{top_list.run}: {top_list.num_irrelevant} of {len(top_list.items)} totally irrelevant, {own}"
+    canvas.text(left, top - 0.17, heading.replace("$", r"\$"), size=10, color=LIGHT.ink)
+    for index, item in enumerate(top_list.items):
+        row, column = divmod(index, ACROSS)
         spot = (left + column * side, top - 0.25 - (row + 1) * side - row * 0.1, side - 0.06)
         _tile(canvas, item.index, spot, data, thumbnails)
         _mark(canvas, item, spot)
@@ -83,18 +83,18 @@ def _mark(canvas: Any, item: Item, spot: tuple[float, float, float]) -> None:
 
 
 def scores_picture(names: Sequence[str], measured: Mapping[Direction, Sequence[Measured]], theme: Theme = LIGHT) -> bytes:
-    """CS@K against K, both ways: a line for each ranker, its 95 % interval as a band; the last one is the random order."""
+    """CS@K against K in both directions: a line for each ranker, its 95 % interval as a band; the last one is the random order."""
     figure = new_figure(8.6, 3.4, theme)
     for number, way in enumerate(SHOWN):
         panel = figure.add_axes((0.07 + 0.49 * number, 0.155, 0.425, 0.7))
         dress(panel, f"CS@K, {DIRECTIONS[way]}", theme, "K")
         panel.set_xscale("log")
-        for place, (name, one) in enumerate(zip(names, measured[way], strict=True)):
-            last = place == len(names) - 1
-            color = theme.ink if last else theme.lines[place % len(theme.lines)]
-            cuts = list(one.scores)
-            means, halves = ([getattr(one.scores[k], what) for k in cuts] for what in ("mean", "half"))
-            style, marker = (":", "") if last else ("-", "os^Dv"[place % 5])
+        for index, (name, result) in enumerate(zip(names, measured[way], strict=True)):
+            last = index == len(names) - 1
+            color = theme.ink if last else theme.lines[index % len(theme.lines)]
+            cuts = list(result.scores)
+            means, halves = ([getattr(result.scores[k], what) for k in cuts] for what in ("mean", "half"))
+            style, marker = (":", "") if last else ("-", "os^Dv"[index % 5])
             panel.plot(cuts, means, color=color, linestyle=style, marker=marker, markersize=4, linewidth=1.8, label=name)
             low, high = ([mean + sign * half for mean, half in zip(means, halves, strict=True)] for sign in (-1, 1))
             panel.fill_between(cuts, low, high, color=color, alpha=0.1 if last else 0.2, linewidth=0)

@@ -1,4 +1,4 @@
-"""The report on coherence: how much of what runs put first is irrelevant, the lists themselves, and CS@K."""
+"""The report on coherence: how many of the top items are irrelevant, the lists themselves, and CS@K."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 HEADINGS: dict[Direction, str] = {"t2i": "Captions look for images", "i2t": "Images look for captions"}
 TABLED = (100, 1000)
-"""Where CS@K stands in the table, besides the whole list."""
+"""The K at which the table shows CS@K, besides the whole list."""
 
 UNFOLDED = 10
-"""Captions of a list that are seen before the rest is unfolded."""
+"""How many captions of a list are shown before it is unfolded."""
 
 
 def page_of(comparison: Comparison, scores: Shades, thumbnails: Thumbnails) -> str:
@@ -45,8 +45,8 @@ def page_of(comparison: Comparison, scores: Shades, thumbnails: Thumbnails) -> s
 def _counts(comparison: Comparison) -> str:
     measured, top = comparison.measured, comparison.top
     facts = [
-        (f"{one.irrelevant.mean:.1f}", f"{ranker.name}: totally irrelevant of the first {top} images for a caption")
-        for ranker, one in zip(comparison.rankers, measured["t2i"], strict=True)
+        (f"{result.irrelevant.mean:.1f}", f"{ranker.name}: totally irrelevant of the first {top} images for a caption")
+        for ranker, result in zip(comparison.rankers, measured["t2i"], strict=True)
     ]
     cells = [
         [mean for way in SHOWN for mean in (measured[way][place].irrelevant, measured[way][place].more if place else None)]
@@ -71,7 +71,7 @@ def _threshold(comparison: Comparison) -> str:
 
 
 def _warnings(comparison: Comparison) -> list[str]:
-    """What may flatter a run."""
+    """Reasons to distrust the numbers of a run."""
     if not comparison.taught:
         return []
     taught, many = " and ".join(comparison.taught), len(comparison.taught) > 1
@@ -85,7 +85,7 @@ def _warnings(comparison: Comparison) -> list[str]:
 def _scores(comparison: Comparison) -> str:
     cuts = [k for k in comparison.measured["t2i"][0].scores if k in TABLED or k == len(comparison.data.images)]
     cells = [[comparison.measured[way][place].scores[k] for way in SHOWN for k in cuts] for place in range(len(comparison.rankers))]
-    undefined = max(score.undefined for measured in comparison.measured.values() for one in measured for score in one.scores.values())
+    undefined = max(score.undefined for measured in comparison.measured.values() for result in measured for score in result.scores.values())
     left_out = (
         f"up to {undefined:,} queries of a mean have no value, since their first K degrees are all equal"
         if undefined
@@ -137,31 +137,32 @@ def _legend(comparison: Comparison, way: Direction) -> str:
 def _query(query: Query, comparison: Comparison, thumbnails: Thumbnails) -> str:
     data, image = comparison.data, query.image(comparison.data)
     caption = data.captions[query.index if query.way == "t2i" else data.captions_of[image][0]]
-    asked = f"<q>{escape(caption)}</q>" if query.way == "t2i" else f"an image, described as <q>{escape(caption)}</q>"
+    query_text = f"<q>{escape(caption)}</q>" if query.way == "t2i" else f"an image, described as <q>{escape(caption)}</q>"
     lists = "\n".join(
-        f"<div>{_heading(one, query.way)}{_images(one, comparison, thumbnails) if query.way == 't2i' else _captions(one, comparison)}</div>"
-        for one in query.lists
+        f"<div>{_heading(top_list, query.way)}"
+        f"{_images(top_list, comparison, thumbnails) if query.way == 't2i' else _captions(top_list, comparison)}</div>"
+        for top_list in query.lists
     )
     note = f'<span class="note">totally irrelevant: a degree up to {query.bound:.2f}</span>'
-    head = f'<div class="asked">{_picture(image, comparison, thumbnails)}<h3>{asked} {note}</h3></div>'
+    head = f'<div class="asked">{_picture(image, comparison, thumbnails)}<h3>{query_text} {note}</h3></div>'
     return f'<article class="{query.way}">{head}\n<div class="lists">{lists}</div></article>'
 
 
-def _heading(one: TopList, way: Direction) -> str:
+def _heading(top_list: TopList, way: Direction) -> str:
     own = "own image" if way == "t2i" else "first own caption"
-    counted = f"{one.num_irrelevant} of {len(one.items)} totally irrelevant, {own} at rank {one.own_rank:,}"
-    return f'<h4>{escape(one.run)} <span class="note">{counted}</span></h4>'
+    summary = f"{top_list.num_irrelevant} of {len(top_list.items)} totally irrelevant, {own} at rank {top_list.own_rank:,}"
+    return f'<h4>{escape(top_list.run)} <span class="note">{summary}</span></h4>'
 
 
-def _images(one: TopList, comparison: Comparison, thumbnails: Thumbnails) -> str:
+def _images(top_list: TopList, comparison: Comparison, thumbnails: Thumbnails) -> str:
     items = (
         f'<li class="{_kind(item)}">{_picture(item.index, comparison, thumbnails)}{_mark(item)}<i></i><small>{item.degree:.2f}</small></li>'
-        for item in one.items
+        for item in top_list.items
     )
     return f'<ol class="images">{"".join(items)}</ol>'
 
 
-def _captions(one: TopList, comparison: Comparison) -> str:
+def _captions(top_list: TopList, comparison: Comparison) -> str:
     def lines(items: Iterable[Item], start: int) -> str:
         entries = (
             f'<li class="{_kind(item)}">{_mark(item)}{escape(comparison.data.captions[item.index])} <small>{item.degree:.2f}</small></li>'
@@ -169,9 +170,9 @@ def _captions(one: TopList, comparison: Comparison) -> str:
         )
         return f'<ol class="captions" start="{start}">{"".join(entries)}</ol>'
 
-    rest = one.items[UNFOLDED:]
+    rest = top_list.items[UNFOLDED:]
     folded = f"<details><summary>{len(rest)} more</summary>{lines(rest, UNFOLDED + 1)}</details>" if rest else ""
-    return lines(one.items[:UNFOLDED], 1) + folded
+    return lines(top_list.items[:UNFOLDED], 1) + folded
 
 
 def _picture(image: int, comparison: Comparison, thumbnails: Thumbnails) -> str:
@@ -188,7 +189,7 @@ def _kind(item: Item) -> str:
 
 
 def _mark(item: Item) -> str:
-    """A sign and a word for what is not told by color alone."""
+    """A sign and a hidden word, so that nothing is shown by color alone."""
     marks = [(item.own, "✓", "own"), (item.irrelevant, "✕", "totally irrelevant")]
     return "".join(
         f'<b class="{"right" if sign == "✓" else "wrong"}">{sign}<span class="hidden"> {word} </span></b>'
@@ -198,26 +199,26 @@ def _mark(item: Item) -> str:
 
 
 def _alt(comparison: Comparison) -> str:
-    told = [
+    charts = [
         f"{DIRECTIONS[way]}: "
-        + ", ".join(f"{ranker.name} {one.whole.mean:.2f}" for ranker, one in zip(comparison.rankers, measured, strict=True))
+        + ", ".join(f"{ranker.name} {result.whole.mean:.2f}" for ranker, result in zip(comparison.rankers, measured, strict=True))
         for way in SHOWN
         for measured in [comparison.measured[way]]
     ]
-    return f"Two charts of CS@K against K. Over the whole list, {'; '.join(told)}."
+    return f"Two charts of CS@K against K. Over the whole list, {'; '.join(charts)}."
 
 
-_CURVES = "CS@K over all queries: 1 where the more relevant always scores higher, 0 as by lot. Shaded: 95 % intervals."
+_CURVES = "CS@K over all queries: 1 where the more relevant always scores higher, 0 for a random order. Shaded: 95 % intervals."
 
 
 def _glossary(comparison: Comparison) -> list[tuple[str, str]]:
-    told = {
+    meaning = {
         "own": "the degree between a caption and the image's first caption",
         "best": "the highest degree between a caption and any of the image's captions",
         "mean": "the mean degree between a caption and the image's captions",
     }
     degree = (
-        f"How well a caption fits an image, from 0 to 1, by {comparison.degrees!r}: {told[comparison.image]}, or the truth where it is known. "
+        f"How well a caption fits an image, from 0 to 1, by {comparison.degrees!r}: {meaning[comparison.image]}, or the truth where it is known. "
         "An estimate, not a judgement of people."
     )
     irrelevant = (
@@ -227,7 +228,7 @@ def _glossary(comparison: Comparison) -> list[tuple[str, str]]:
     )
     score = (
         "The coherent score: Kendall's tau-b between scores and degrees of the first K items; 1 where the more relevant always scores "
-        "higher, 0 as by lot. As in the code released with the Ladder paper, and as visavis evaluate counts it: the first caption of each "
+        "higher, 0 for a random order. As in the code released with the Ladder paper, and as visavis evaluate counts it: the first caption of each "
         "image alone, and the query's own item among the candidates."
     )
     return [
