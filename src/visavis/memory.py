@@ -5,18 +5,21 @@ for each pair. Whoever scores says what a pair costs (``score_cost``), or a smal
 asks for their shape here, so that no block size is a constant of a caller.
 
 >>> cost = ScoreCost(scored=8.0, trained=24.0).block(training=False)
->>> block_shape(1000, 5000, cost, budget("2MB", torch.device("cpu")))
-(50, 5000)
+>>> block_shape(1000, 5000, cost, budget("4MB", torch.device("cpu")))
+(75, 5000)
 >>> blocks(3, 5, (2, 5))
 [(slice(0, 2, None), slice(0, 5, None)), (slice(2, 3, None), slice(0, 5, None))]
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,11 @@ LARGEST_TILE = (1024, 5120)
 """Rows and columns of scores beyond which a block gains no speed."""
 FEWEST_ROWS = 32
 """Below so many rows, narrower blocks are faster than lower ones."""
+RESERVE = 2**27
+"""Bytes of a setting that are left to libraries and their buffers; at most a quarter of it."""
+LARGE_TENSOR = 2**20
+"""Bytes from which on a tensor gets pages of its own where memory is set."""
+M_MMAP_THRESHOLD = -3  # malloc.h
 SHARE = 0.25
 """Of the free memory, where nobody sets any."""
 UNITS = {"": 1, "b": 1} | {f"{unit}b": 1000**power for power, unit in enumerate("kmgt", 1)}
@@ -120,13 +128,30 @@ def parse_memory(memory: Memory) -> int | None:
 
 
 def budget(memory: Memory, device: torch.device | str) -> int:
-    """The bytes that blocks may take on a device.
+    """The bytes that tensors may take on a device.
 
-    Without a setting it is the largest power of two within a quarter of what is free now, so that a little more or less use
-    of the machine changes no block.
+    With a setting it is that, less a part for what is no tensor (``RESERVE``); on a CPU the C library is then told to return freed
+    memory at once, as what it holds on to would come on top. Without one it is the largest power of two within a quarter of what
+    is free now, so that a little more or less use of the machine changes no block.
     """
-    size = parse_memory(memory)
-    return 2 ** max(int(SHARE * free_bytes(torch.device(device))).bit_length() - 1, 20) if size is None else size
+    size, device = parse_memory(memory), torch.device(device)
+    if size is None:
+        return 2 ** max(int(SHARE * free_bytes(device)).bit_length() - 1, 20)
+    if device.type == "cpu":
+        _return_freed_memory()
+    return size - min(size // 4, RESERVE)
+
+
+@cache
+def _return_freed_memory() -> None:
+    """Large tensors get pages of their own, which go back when they die; from the heap, pages between others would stay.
+
+    Only the GNU C library needs to be told, and only if the user's environment does not say otherwise.
+    """
+    if sys.platform == "linux" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:
+            mallopt(M_MMAP_THRESHOLD, LARGE_TENSOR)
 
 
 def free_bytes(device: torch.device) -> int:

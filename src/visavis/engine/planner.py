@@ -17,14 +17,14 @@ from visavis.targets import Targets
 
 
 class Planner:
-    """Plans of one loss. score: None for cosines. Costs of a score and shares of memory are remembered, so that plans stay the same."""
+    """Plans of one loss. score: None for cosines. Costs of a score and budgets are remembered, so that plans stay the same."""
 
     def __init__(
         self, objective: Objective, score: Score | None, block_rows: int | None, memory: Memory, declared: ScoreCost | None
     ) -> None:
         self.objective, self.score, self.block_rows, self.declared = objective, score, block_rows, declared
-        self.memory_bytes = parse_memory(memory)
-        self.shares: dict[torch.device, int] = {}
+        self.memory, self.is_set = memory, parse_memory(memory) is not None
+        self.budgets: dict[torch.device, int] = {}
         self.costs: dict[tuple[Any, ...], BlockCost] = {}
 
     def of(self, images: Items, texts: Items, targets: tuple[Targets, Targets], *, extra: bool, processes: int, training: bool) -> Plan:
@@ -65,11 +65,9 @@ class Planner:
     def _chosen(
         self, cost: BlockCost | None, targets: tuple[Targets, Targets], sizes: Sizes, device: torch.device, *, needs_grad: bool
     ) -> Plan:
-        memory_bytes = self.memory_bytes
-        if memory_bytes is None:  # a share is for blocks, whatever the items themselves take
-            if device not in self.shares:
-                self.shares[device] = budget(None, device)
-            memory_bytes = self.shares[device] + 4 * sizes.item_bytes
+        if device not in self.budgets:
+            self.budgets[device] = budget(self.memory, device)
+        memory_bytes = self.budgets[device] + (0 if self.is_set else 4 * sizes.item_bytes)  # a share is for blocks, whatever items take
         return choose(self.objective, cost, targets, sizes, device, memory_bytes, block_rows=self.block_rows, needs_grad=needs_grad)
 
     def _cost(self, score: Score, images: Items, texts: Items, *, needs_grad: bool, training: bool) -> BlockCost:
