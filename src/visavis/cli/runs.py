@@ -29,13 +29,13 @@ def train(
     from visavis.environment import program
     from visavis.training.trainer import Stopped
 
-    given = overrides or []
+    settings = overrides or []
     if recipe is not None and "=" in recipe:
-        given = [recipe, *given]
+        settings = [recipe, *settings]
         recipe = None
     try:
         with bars() as progress:
-            trained = verbs.train(recipe, data=data, out=out, overrides=given, resume=resume, skip_bad=skip_bad, progress=progress)
+            trained = verbs.train(recipe, data=data, out=out, overrides=settings, resume=resume, skip_bad=skip_bad, progress=progress)
     except Stopped as stopped:
         typer.echo(f"Stopped; everything is saved. Go on with: {program()} train --resume {stopped}", err=True)
         raise typer.Exit(130) from None

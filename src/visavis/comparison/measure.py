@@ -208,14 +208,14 @@ def count_irrelevant(
     memory: Memory = None,
 ) -> list[Tensor]:
     """How many of the first ``top`` items are totally irrelevant, for every query ``[Q]`` of each ranker."""
-    asked, candidates = sides(data, way)
+    all_queries, candidates = sides(data, way)
     counts: list[list[Tensor]] = [[] for _ in rankers]
-    for queries in asked.split(rows_at_once(len(candidates), HELD, memory)):
+    for queries in all_queries.split(rows_at_once(len(candidates), HELD, memory)):
         irrelevant = scale.bands(relevance_of(degrees, way, queries, candidates)) == 0
         for ranker, numbers in zip(rankers, counts, strict=True):
             first = in_order(ranker.scores(way, queries, memory))[:, :top]
             numbers.append(irrelevant.gather(1, first).sum(1).double())
-        progress.work(f"lists, {DIRECTIONS[way]}", int(queries[-1]) + 1, len(asked), 0.0)
+        progress.work(f"lists, {DIRECTIONS[way]}", int(queries[-1]) + 1, len(all_queries), 0.0)
     return [torch.cat(numbers) for numbers in counts]
 
 

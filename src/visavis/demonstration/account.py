@@ -99,7 +99,7 @@ def _comparison(account: Account) -> str:
 
 
 def _reading(table: Table) -> str:
-    """The order of the rows in a sentence, with what it is worth."""
+    """The order of the rows in a sentence, and how far it can be trusted."""
     rows = sorted(table.rows, key=lambda row: -row.mean("rsum"))
     order = ", then ".join(f"{row.name} {row.mean('rsum'):.1f}" for row in rows)
     spread = sorted((deviation, row.name) for row in rows if (deviation := row.deviation("rsum")) is not None)
@@ -177,7 +177,7 @@ def _glossary(account: Account) -> list[tuple[str, str]]:
 
 
 def _next(account: Account) -> list[tuple[str, str]]:
-    """Commands that work as they stand, from the folder in which the demo was started."""
+    """Commands that can be copied as they are, to be run in the folder in which the demo was started."""
     run, scenes = shlex.quote(str(account.best.folder)), shlex.quote(str(account.scenes))
     visavis = program()
     return [

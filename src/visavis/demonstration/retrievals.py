@@ -1,4 +1,4 @@
-"""What a trained run finds among the test scenes, with the truth about it from their scene graphs."""
+"""What a trained run retrieves among the test scenes, judged by their scene graphs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 SHOWN = 192
-"""Pixels of a side at which scenes are drawn again to be looked at."""
+"""Side in pixels at which scenes are drawn again for the report."""
 
 
 @dataclass(frozen=True)
 class RetrievedScene:
-    """One scene that was found. fits: all that the query states is true of it. own: the query was written for it."""
+    """One retrieved scene. fits: everything the query states is true of it. own: the query was written for it."""
 
     scene: Scene
     score: float
@@ -38,14 +38,14 @@ class RetrievedScene:
         return draw(self.scene, SHOWN)
 
     def describe(self) -> str:
-        """What is to be seen, in words."""
+        """The content of the scene in words."""
         things = [words.article(f"{thing.size} {thing.color} {thing.pattern} {thing.shape}") for thing in self.scene.things]
         return f"{words.join(things)} {words.PLACES[self.scene.background][0]}"
 
 
 @dataclass(frozen=True)
 class Retrieval:
-    """A query and what came first, best first."""
+    """A query and its top scenes, best first."""
 
     query: str
     scenes: tuple[RetrievedScene, ...]
@@ -56,7 +56,7 @@ class Retrieval:
 
 
 class Gallery:
-    """The test scenes of a data set as one run sees them."""
+    """The test scenes of a data set, encoded by one run."""
 
     def __init__(self, run: Path, scenes: Path):
         data_module, matcher = open_run(run, recipe_of(run), Silent())
@@ -66,7 +66,7 @@ class Gallery:
         self.images, _ = data_module.encode(matcher, self.test)
 
     def search(self, query: str, facts: Facts, *, top: int = 5, own: int | None = None) -> Retrieval:
-        """The first scenes for a sentence. facts: what it states. own: the index of the scene that it was written for."""
+        """The top scenes for a sentence. facts: what it states. own: the index of the scene that it was written for."""
         scores = score_all(self.model.matcher, self.images, self.model.encode_text([query]))[:, 0]
         first = torch.argsort(scores, descending=True, stable=True)[:top].tolist()
         degrees = relevance([self.scenes[i] for i in first], [facts])[:, 0]

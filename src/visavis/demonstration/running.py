@@ -77,7 +77,7 @@ def run_demo(out: str | Path | None, progress: Progress, plan: Plan | None = Non
 
 
 class _Demo:
-    """One demo under way: its folder, its plan, and the seconds that each stage took."""
+    """A running demo: its folder, its plan, and the seconds each stage took."""
 
     def __init__(self, folder: Path, progress: Progress, plan: Plan):
         self.folder, self.progress, self.plan = folder, progress, plan
@@ -99,7 +99,7 @@ class _Demo:
 
     @contextmanager
     def _stage(self, name: str, doing: str) -> Iterator[None]:
-        """Say what begins, and note the seconds it took."""
+        """Announce a stage, and record the seconds it took."""
         self.progress.say(f"{len(self.seconds) + 1} of 4  {doing}")
         started = time.perf_counter()
         yield
@@ -130,7 +130,7 @@ class _Demo:
         return trained
 
     def _compare(self, results: dict[str, list[Trained]]) -> Account:
-        """The table, and what the run with the best validation RSUM finds."""
+        """The table of results, and the retrievals of the run with the best validation RSUM."""
         table = Table.of({name: [run.test for run in runs if run.test is not None] for name, runs in results.items()})
         self.progress.say(f"\n{table.text()}\n{table.caption()}\n")
         best = max((run for runs in results.values() for run in runs), key=lambda run: run.validation_rsum)

@@ -66,7 +66,7 @@ def paragraph(text: str, kind: str = "") -> str:
 
 
 def numbers(facts: Iterable[tuple[str, str]]) -> str:
-    """A few large numbers with what they are: (number, meaning)."""
+    """A few numbers in large type, with their meaning: (number, meaning)."""
     items = "".join(f"<div><dd>{escape(number)}</dd><dt>{escape(meaning)}</dt></div>" for number, meaning in facts)
     return f'<dl class="figures">{items}</dl>'
 
@@ -77,7 +77,7 @@ def glossary(entries: Iterable[tuple[str, str]]) -> str:
 
 
 def commands(entries: Iterable[tuple[str, str]]) -> str:
-    """Command lines, each under what it does: (what, command)."""
+    """Command lines, each with what it does: (what, command)."""
     items = (f"<li>{escape(what)}<pre><code>{escape(command)}</code></pre></li>" for what, command in entries)
     return f'<ol class="commands">{"".join(items)}</ol>'
 
@@ -90,7 +90,7 @@ def picture(shades: Shades, alt: str, caption: str) -> str:
 
 
 def strip(query: str, note: str, images: Iterable[tuple[bytes, str, float, bool]]) -> str:
-    """A query and the images found for it: (JPEG, what is to be seen, score, right or not)."""
+    """A query and its retrieved images: (JPEG, its content in words, score, right or not)."""
     items = []
     for image, alt, score, right in images:
         mark = '<b title="fits">✓<span class="hidden"> fits</span></b>' if right else '<span class="hidden">does not fit</span>'
@@ -131,7 +131,7 @@ def _row(row: Row, table: Table, about: str) -> str:
 
 
 def data_uri(content: bytes, kind: str = "png") -> str:
-    """An image that stands in the page itself."""
+    """An image as a data URI, embedded in the page."""
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 

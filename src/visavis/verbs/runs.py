@@ -39,16 +39,16 @@ def train(
     from visavis.training.default_recipe import choose_recipe
     from visavis.training.overrides import parse_override
 
-    given = dict(parse_override(text) for text in overrides) if not isinstance(overrides, dict) else dict(overrides)
-    given |= {key: value for key, value in (("data.path", data and str(data)), ("data.skip_bad", skip_bad)) if value}
+    settings = dict(parse_override(text) for text in overrides) if not isinstance(overrides, dict) else dict(overrides)
+    settings |= {key: value for key, value in (("data.path", data and str(data)), ("data.skip_bad", skip_bad)) if value}
     progress = progress or Silent()
     if resume is None:
         if recipe is None:
-            default = choose_recipe(given)
+            default = choose_recipe(settings)
             progress.say(default.why)
-            recipe, given = default.name, default.overrides | given
-        return begin_run(recipe, given, out, progress)
-    if given or out is not None or recipe is not None:
+            recipe, settings = default.name, default.overrides | settings
+        return begin_run(recipe, settings, out, progress)
+    if settings or out is not None or recipe is not None:
         raise RunError("a resumed run keeps its recipe, its data and its folder: give --resume with the run folder alone.")
     return continue_run(Path(resume), progress)
 

@@ -140,7 +140,7 @@ def _compose(split: str, count: int, per_image: int, seed: list[int], near_dupli
 
 
 def _swap(rows: list[_Row], noise: float, rng: np.random.Generator) -> None:
-    """Move a share of the captions round in a circle, by so many places that each meets another image."""
+    """Shift a share of the captions cyclically, so far that each is paired with another image."""
     places = [(i, k) for i, row in enumerate(rows) for k in range(len(row.captions))]
     count = step = round(noise * len(places))
     while 2 * step > count:

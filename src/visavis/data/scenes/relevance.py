@@ -1,4 +1,4 @@
-"""How true a caption is of a picture: the weighted share of its stated facts that hold, in [0, 1].
+"""The degree to which a caption is true of a picture: the weighted share of its stated facts that hold, in [0, 1].
 
 Every mention of a caption is matched with another thing of the picture, in the way that makes most facts hold:
 
