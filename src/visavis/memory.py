@@ -35,6 +35,8 @@ Memory = int | str | None
 
 LARGEST_TILE = (1024, 5120)
 """Rows and columns of scores beyond which a block gains no speed."""
+LARGEST_BLOCK = 2**27
+"""Bytes of a costly block beyond which it is slower: so much memory comes anew from the system for every block."""
 FEWEST_ROWS = 32
 """Below so many rows, narrower blocks are faster than lower ones."""
 RESERVE = 2**27

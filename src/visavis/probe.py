@@ -117,6 +117,10 @@ class _LiveBytes(TorchDispatchMode):
         self.after_each_step: list[int] = []
         self.known: dict[int, weakref.ref[Any]] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler at the first use: seconds, and 80 MB
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = {part.untyped_storage()._cdata for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)}

@@ -11,6 +11,7 @@ torch.Size([50, 70])
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,7 +20,19 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from visavis.memory import LARGEST_TILE, BlockCost, Items, Memory, ScoreCost, block_shape, budget, declared_cost, score_in_blocks, spans
+from visavis.memory import (
+    LARGEST_BLOCK,
+    LARGEST_TILE,
+    BlockCost,
+    Items,
+    Memory,
+    ScoreCost,
+    block_shape,
+    budget,
+    declared_cost,
+    score_in_blocks,
+    spans,
+)
 from visavis.probe import FEW, cost_of
 from visavis.types import Direction, Encoded
 
@@ -86,8 +99,7 @@ def tile_shape(score: Score, visual: Items, text: Items, *, held: float, memory:
 
     Raises VisavisError where not even one pair fits.
     """
-    cost = block_cost(score, visual, text).plus(held)
-    return block_shape(len(visual), len(text), cost, _bytes_for(score, visual, memory), largest=LARGEST_TILE)
+    return _shape(score, visual, text, _bytes_for(score, visual, memory), held=held, largest=LARGEST_TILE)
 
 
 def block_cost(score: Score, visual: Items, text: Items) -> BlockCost:
@@ -116,9 +128,19 @@ def pick(items: SomeItems, rows: Tensor | slice) -> SomeItems:
     return items[first : first + len(rows)] if together else items[rows]
 
 
-def _shape(score: Score, visual: Items, text: Items, memory_bytes: int) -> tuple[int, int]:
-    """The largest blocks of a matrix within so many bytes."""
-    return block_shape(len(visual), len(text), block_cost(score, visual, text), memory_bytes, largest=(None, None))
+def _shape(
+    score: Score,
+    visual: Items,
+    text: Items,
+    memory_bytes: int,
+    *,
+    held: float = 0.0,
+    largest: tuple[int | None, int | None] = (None, None),
+) -> tuple[int, int]:
+    """The shape of the blocks of a matrix within so many bytes."""
+    cost, size = block_cost(score, visual, text).plus(held), (len(visual), len(text))
+    largest = block_shape(*size, BlockCost(cost.pair), max(LARGEST_BLOCK, math.ceil(cost.pair)), largest=largest)
+    return block_shape(*size, cost, memory_bytes, largest=largest)
 
 
 def _bytes_for(score: Score, items: Items, memory: Memory) -> int:

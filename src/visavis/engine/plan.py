@@ -19,7 +19,7 @@ from visavis.engine.facts import facts_needing_grad, has_facts
 from visavis.engine.positives import by_ids_alone, positive_counts
 from visavis.engine.walks.tiles import band_of
 from visavis.errors import VisavisError
-from visavis.memory import BlockCost, block_shape, in_words, spans
+from visavis.memory import LARGEST_BLOCK, BlockCost, block_shape, in_words, spans
 from visavis.objectives.base import Objective
 from visavis.objectives.summary import LogSumExp
 from visavis.targets import Targets
@@ -203,11 +203,12 @@ class _Question:
         numbers = BlockCost(2.0 * number_bytes + masks)  # the scores, and their exponentials or the rows that beat the best so far
         cost = numbers if self.cost is None else self.cost.plus(numbers.pair)
         room = self.beyond_gradients - self.unit_bytes
-        tile = block_shape(height, width, cost, room, largest=largest)
+        enough = self._enough(room, cost.of(1, 1))
+        tile = block_shape(height, width, cost, enough, largest=largest)
         of_tile, kept = cost.of(min(tile[0], height), min(tile[1], width)), 0
         if isinstance(self.summary, LogSumExp) and self.cost is None and self.needs_grad:
             kept = int(min(KEPT_BYTES, max(room - of_tile, 0)))
-        whole = self.cost is None or self.cost.of(tile[0], width) <= room
+        whole = self.cost is None or self.cost.of(tile[0], width) <= enough
         expected = max(self.unit_bytes + of_tile + self._kept_at_most(height, width, tile, kept), self.to_upstream)
         columns = (width, height) if whole else (tile[1], tile[1])
         return Plan("tiles", self.sizes.queries, (tile[0], tile[0]), columns, tile, kept, expected)
@@ -239,12 +240,17 @@ class _Question:
         rows, columns, of_blocks = [], [], 0
         for queries, candidates, cost in zip(self.sizes.queries, self.sizes.candidates, self._score_costs(), strict=True):
             most = self.block_rows or max(FEWEST_ROWS, (KEPT_ROW_SCORES if kept else ROW_SCORES) // max(candidates, 1))
-            height, width = _rows_that_fit(queries, candidates, most, terms.plus(own), cost, room)
+            enough = self._enough(room, terms.plus(own).of(1, candidates) + cost.of(1, 1))
+            height, width = _rows_that_fit(queries, candidates, most, terms.plus(own), cost, enough)
             rows.append(height)
             columns.append(width)
             of_blocks = max(of_blocks, terms.plus(own).of(min(height, queries), candidates) + cost.of(min(height, queries), width))
         expected = max(held + (max(of_blocks, self.unit_bytes) if kept else of_blocks), self.to_upstream)
         return Plan(path, self.sizes.queries, (rows[0], rows[1]), (columns[0], columns[1]), expected_bytes=expected)
+
+    def _enough(self, room: int, least: int) -> int:
+        """What blocks use of the room: of a score function, no more than gains speed, and at least one pair."""
+        return room if self.cost is None else min(room, max(LARGEST_BLOCK, least))
 
     def _score_costs(self) -> tuple[BlockCost, BlockCost]:
         """Of a block of images as queries, and of texts as queries, beside its numbers."""

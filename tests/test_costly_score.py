@@ -1,0 +1,85 @@
+"""A score whose memory nobody declares, of attention over regions and words: within the setting, with the same values."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from visavis.engine import PairLoss
+from visavis.objectives import CATALOG
+from visavis.probe import measure_cost
+from visavis.targets import Targets
+from visavis.types import Encoded
+
+SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "attention.py"
+spec = importlib.util.spec_from_file_location("attention", SCRIPT)
+attention = importlib.util.module_from_spec(spec)
+sys.modules["attention"] = attention
+spec.loader.exec_module(attention)
+
+
+def encoded(images: int, captions: int, width: int = 8):
+    matcher, visual, text = attention.model_and_items(images, captions, width)
+    with torch.no_grad():
+        return matcher, matcher.encode_visual(visual), matcher.encode_text(text)
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """The number of pairs of every block that is scored."""
+    pairs = []
+    score = attention.WordAttention.score
+
+    def seen(self, visual, text):
+        pairs.append(len(visual) * len(text))
+        return score(self, visual, text)
+
+    monkeypatch.setattr(attention.WordAttention, "score", seen)
+    return pairs
+
+
+def test_ranks_are_those_of_one_block(watched):
+    matcher, visual, text = encoded(20, 5)
+    pair = measure_cost(matcher.score, visual, text, training=False).pair
+    expected = attention.ranking(matcher, visual, text, attention.UNLIMITED)
+    assert max(watched) == 20 * 100
+    watched.clear()
+    found = attention.ranking(matcher, visual, text, "4MB")
+    assert max(watched) * pair < 4e6
+    assert 1 < expected["image_ranks"].max()
+    for name, ranks in expected.items():
+        np.testing.assert_array_equal(found[name], ranks)
+
+
+@pytest.mark.parametrize("kind", CATALOG, ids=lambda kind: kind.__name__)
+def test_a_step_within_memory_is_that_of_the_whole_matrix(kind, watched):
+    matcher, visual, text = encoded(24, 1)
+    facts = {name: torch.rand(24, 24) for name in ("relevance", "weight", "pair_margin")}
+    facts |= {f"{side}_margin": torch.rand(24) for side in ("query", "candidate")}
+    facts |= {f"{side}_offline_scores": torch.rand(24, 2) for side in ("query", "candidate")}
+    targets = Targets.paired(24, **facts)
+    results = []
+    for memory in (attention.UNLIMITED, "3MB"):
+        watched.clear()
+        leaves = [visual.vectors.clone().requires_grad_(), text.vectors.clone().requires_grad_(), matcher.sharpness]
+        items = (Encoded(leaf, part.mask) for leaf, part in zip(leaves, (visual, text), strict=False))
+        loss = PairLoss(kind(), score=matcher.score, memory=memory)(*items, targets=targets)
+        results.append([loss.detach(), *torch.autograd.grad(loss, leaves)])
+        assert (max(watched) == 24 * 24) == (memory == attention.UNLIMITED)
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6 * float(expected.abs().max()))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("job", "images"), [("ranking", 1000), ("step", 256)])
+def test_a_fresh_process_stays_within_a_gigabyte(job, images, tmp_path):
+    options = ["--job", job, "--images", str(images), "--memory", "1GB", "--out", str(tmp_path / "found.npz")]
+    told = json.loads(subprocess.run([sys.executable, SCRIPT, *options], check=True, capture_output=True, text=True).stdout)
+    assert told["bytes"] <= 1e9
