@@ -53,7 +53,7 @@ def test_ranks_are_those_of_one_block(watched):
     watched.clear()
     found = attention.ranking(matcher, visual, text, "4MB")
     assert max(watched) * pair < 4e6
-    assert 1 < expected["image_ranks"].max()
+    assert expected["image_ranks"].max() > 1
     for name, ranks in expected.items():
         np.testing.assert_array_equal(found[name], ranks)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from visavis.diagnosis import Cocos, closed_weights, contributing_by_direction, count, smooth_ap_counts, tangents_of
-from visavis.diagnosis.cocos import released_smooth_ap_counts
+from visavis.diagnosis.counting import released_smooth_ap_counts
 from visavis.objectives import VLC, NTXent, Objective, Triplet, TripletHN, Unified
 from visavis.targets import Targets
 

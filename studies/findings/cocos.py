@@ -149,7 +149,7 @@ def eq_13_slope() -> Shown:
     Found: ``sim = sigma (1 - sigma)``.
     Right: ``sim = sigma (1 - sigma) / tau``, 100 times as much at tau = 0.01, held against the same epsilon = 0.01.
     Matters: Table 4 says that about one triplet contributes; with the derivative there are many times more. How many depends on epsilon.
-    visavis: ``diagnosis.cocos.smooth_ap_counts`` counts as the table does, and with ``with_slope=True`` as eq. 12.
+    visavis: ``diagnosis.counting.smooth_ap_counts`` counts as the table does, and with ``with_slope=True`` as eq. 12.
     """
     images, captions = _five_captions(128, noise=3.0)
     rows = [(image @ captions.T, range(5 * index, 5 * index + 5)) for index, image in enumerate(images)]

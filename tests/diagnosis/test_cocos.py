@@ -9,7 +9,7 @@ import torch
 
 from visavis import Targets
 from visavis.diagnosis import closed_weights, contributing, contributing_by_direction, count, smooth_ap_counts
-from visavis.diagnosis.cocos import released_smooth_ap_counts, released_triplet_counts
+from visavis.diagnosis.counting import released_smooth_ap_counts, released_triplet_counts
 from visavis.objectives import CATALOG, NTXent, Triplet, TripletHN, Unified
 
 SIZES = [1, 2, 3, 5, 24, 64]

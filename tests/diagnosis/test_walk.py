@@ -14,9 +14,10 @@ import visavis
 from visavis import Targets
 from visavis.data.scenes import write_scenes
 from visavis.diagnosis import contributing
-from visavis.diagnosis.walk import BATCH, batches_of, best_phase, measures, released_targets, walk
+from visavis.diagnosis.counting import rule_of
+from visavis.diagnosis.walk import BATCH, batches_of, best_phase, measures, walk
 from visavis.errors import RunError, SpecError, VisavisError
-from visavis.objectives import NTXent, Triplet, TripletHN, Unified
+from visavis.objectives import NTXent, SmoothAP, Triplet, TripletHN, Unified
 from visavis.progress import Silent
 from visavis.runs.folder import open_run, recipe_of
 from visavis.supervision import PairSupervision
@@ -115,8 +116,9 @@ def test_the_released_code_is_shown_where_it_counts_otherwise(run):
     result = visavis.diagnose(run, objective=["Triplet()"], batches=1)
     paper, released = (count for count in result.counts if count.objective.startswith("Triplet("))
     assert (paper.semantics, released.semantics) == ("paper", "reference")
-    assert released_targets(TripletHN(), torch.zeros(4, 4)) is None
-    assert released_targets(Triplet(), torch.zeros(4, 20)) is None
+    assert rule_of(TripletHN()) is None
+    assert rule_of(Triplet()).released_targets(4, 20) is None
+    assert rule_of(SmoothAP()).released_targets(4, 20).candidate_ids.tolist() == [image for image in range(4) for _ in range(5)]
 
 
 def test_a_batch_that_moves_nothing_is_left_out_of_the_mean_of_the_moved():

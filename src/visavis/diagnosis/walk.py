@@ -19,12 +19,13 @@ from torch import Tensor
 
 from visavis import objectives, spec, supervision
 from visavis.data.loader import Loader
-from visavis.diagnosis.cocos import CAPTIONS, Cocos, Semantics, contributing_by_direction
+from visavis.diagnosis.cocos import Cocos, Semantics, contributing_by_direction
+from visavis.diagnosis.counting import rule_of
 from visavis.errors import RunError, VisavisError
 from visavis.memory import Memory
 from visavis.models import Matcher
 from visavis.models.encoding import device_of
-from visavis.objectives import Objective, SmoothAP, Triplet
+from visavis.objectives import Objective
 from visavis.progress import Progress
 from visavis.runs.folder import open_run, recipe_of
 from visavis.runs.published import Figures, published
@@ -116,17 +117,18 @@ def diagnose_run(
     loader = batches_of(data_module)
     teacher = teacher_of(run if data is None else None, data_module, matcher, phase, loader)
     number = min(loader.batches_in(0), batches or loader.batches_in(0))
-    found: dict[tuple[Objective, Semantics], list[dict[str, float]]] = {}
+    rows: dict[tuple[Objective, Semantics], list[dict[str, float]]] = {}
     for done, (scores, targets) in enumerate(walk(loader, matcher, teacher, number, recipe.memory or None), 1):
         for objective in counted:
-            found.setdefault((objective, "paper"), []).append(
-                measures(contributing_by_direction(objective, scores, targets, epsilon=EPSILON))
-            )
-            if (paired := released_targets(objective, scores)) is not None:
-                released = contributing_by_direction(objective, scores, paired, epsilon=EPSILON, semantics="reference")
-                found.setdefault((objective, "reference"), []).append(measures(released))
+            counted_as: dict[Semantics, Targets | None] = {"paper": targets}
+            if (rule := rule_of(objective)) is not None:
+                counted_as["reference"] = rule.released_targets(*scores.shape)
+            for semantics, told in counted_as.items():
+                if told is not None:
+                    by_way = contributing_by_direction(objective, scores, told, epsilon=EPSILON, semantics=semantics)
+                    rows.setdefault((objective, semantics), []).append(measures(by_way))
         progress.work("batches", done, number, 0.0)
-    counts = tuple(_count(objective, semantics, rows) for (objective, semantics), rows in found.items())
+    counts = tuple(_count(objective, semantics, numbers) for (objective, semantics), numbers in rows.items())
     model = f"{recipe.model['kind']} on {recipe.visual.tower or recipe.visual.features}"
     return Diagnosis(run, model, data_module.data.name, step, number, len(scores), scores.shape[1], EPSILON, counts, recipe.published)
 
@@ -176,27 +178,13 @@ def walk(loader: Loader, matcher: Matcher, teacher: Supervision, number: int, me
             return
 
 
-def released_targets(objective: Objective, scores: Tensor) -> Targets | None:
-    """The targets of the code released with COCOS, which tells positives by position, where it counts otherwise than the paper.
-
-    None for other objectives, and for batches that it cannot take.
-    """
-    images, texts = scores.shape
-    counted: dict[type[Objective], int] = {Triplet: 1, SmoothAP: CAPTIONS}
-    captions = counted.get(type(objective))
-    if captions is None or texts != captions * images:
-        return None
-    ids = torch.arange(images)
-    return Targets(query_ids=ids, candidate_ids=ids.repeat_interleave(captions))
-
-
 def measures(ways: dict[str, Cocos]) -> dict[str, float]:
     """The numbers of one batch by ``<way>_<measure>``."""
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for way, cocos in ways.items():
-        found |= {f"{way}_{name}": float(getattr(cocos, name)) for name in ("per_moved", "per_query", "in_batch", "idle")}
-        found |= {f"{way}_push": cocos.push.mean().item(), f"{way}_pull": cocos.pull.mean().item()}
-    return found
+        numbers |= {f"{way}_{name}": float(getattr(cocos, name)) for name in ("per_moved", "per_query", "in_batch", "idle")}
+        numbers |= {f"{way}_push": cocos.push.mean().item(), f"{way}_pull": cocos.pull.mean().item()}
+    return numbers
 
 
 def _count(objective: Objective, semantics: Semantics, rows: list[dict[str, float]]) -> Count:
