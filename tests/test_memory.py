@@ -186,7 +186,7 @@ def test_sizes_are_read(setting):
 
 
 def test_a_part_of_a_setting_is_left_to_libraries():
-    assert [budget(setting, "cpu") for setting in ("400MB", "4GiB")] == [300_000_000, 2**32 - 2**27]
+    assert [budget(setting, "cpu") for setting in (1000, "32MiB", "288MiB", "4GiB")] == [1000, 2**25, 224 * 2**20, 2**32 - 2**27]
 
 
 @pytest.mark.parametrize("setting", [0, -1, "", "much", "2 GiBs", "0MB", True, 1.5, "-3GB", "1e9"])

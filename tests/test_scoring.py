@@ -71,22 +71,22 @@ def test_what_fits_is_scored_in_one_call_and_leaves_no_graph():
 
 
 def test_a_row_that_is_too_long_for_the_memory_is_still_worked_on():
-    assert rows_at_once(1000, 10.0, 400_000) == 15
+    assert rows_at_once(1000, 10.0, 200_000) == 10
     assert rows_at_once(1000, 10.0, 1) == 1
 
 
 def test_not_even_one_pair():
     with pytest.raises(VisavisError, match=r"^scoring one pair takes 1016 B, but blocks may take 900 B: give a larger memory\.$"):
-        score_by_blocks(Told().score, items(3), items(4), 1200)
+        score_by_blocks(Told().score, items(3), items(4), 900)
 
 
-@pytest.mark.parametrize("memory", [1460, 6660, None])
+@pytest.mark.parametrize("memory", [1100, 5000, None])
 def test_single_pairs(memory):
     matcher, visual, text = Told(), items(9), items(8)
     rows, columns = torch.randint(9, (30,)), torch.randint(8, (30,))
     found = score_listed_pairs(matcher, visual, text, rows, columns, memory)
     torch.testing.assert_close(found, matcher.score(visual, text)[rows, columns].detach())
-    assert max(pairs for pairs, _ in matcher.shapes[:-1]) == {1460: 1, 6660: 4, None: 30}[memory]
+    assert max(pairs for pairs, _ in matcher.shapes[:-1]) == {1100: 1, 5000: 4, None: 30}[memory]
     assert score_listed_pairs(matcher, visual, text, rows[:0], columns[:0]).shape == (0,)
 
 

@@ -5,8 +5,8 @@ for each pair. Whoever scores says what a pair costs (``score_cost``), or a smal
 asks for their shape here, so that no block size is a constant of a caller.
 
 >>> cost = ScoreCost(scored=8.0, trained=24.0).block(training=False)
->>> block_shape(1000, 5000, cost, budget("4MB", torch.device("cpu")))
-(75, 5000)
+>>> block_shape(1000, 5000, cost, budget("2MB", torch.device("cpu")))
+(50, 5000)
 >>> blocks(3, 5, (2, 5))
 [(slice(0, 2, None), slice(0, 5, None)), (slice(2, 3, None), slice(0, 5, None))]
 """
@@ -40,7 +40,9 @@ LARGEST_BLOCK = 2**27
 FEWEST_ROWS = 32
 """Below so many rows, narrower blocks are faster than lower ones."""
 RESERVE = 2**27
-"""Bytes of a setting that are left to libraries and their buffers; at most a quarter of it."""
+"""Bytes of a setting that are left to libraries and their buffers; at most a quarter of what goes beyond ``SMALL``."""
+SMALL = 2**25
+"""A setting that has nothing to spare."""
 LARGE_TENSOR = 2**20
 """Bytes from which on a tensor gets pages of its own where memory is set."""
 M_MMAP_THRESHOLD = -3  # malloc.h
@@ -141,7 +143,7 @@ def budget(memory: Memory, device: torch.device | str) -> int:
         return 2 ** max(int(SHARE * free_bytes(device)).bit_length() - 1, 20)
     if device.type == "cpu":
         _return_freed_memory()
-    return size - min(size // 4, RESERVE)
+    return size - min(max(size - SMALL, 0) // 4, RESERVE)
 
 
 @cache
