@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ import visavis
 from visavis import cli
 from visavis.data import open_dataset
 from visavis.data.scenes import write_scenes
+from visavis.runs import agreement
 
 RECIPE = """
 name = "tiny"
@@ -356,7 +358,8 @@ def test_an_evaluation_that_cannot_be_is_a_sentence(call, run, tmp_path, argumen
     check_failed_start(call(arguments[0], run, *arguments[1:]), sentence, tmp_path, [])
 
 
-def test_runs_and_people_are_compared_on_what_people_judged(call, run, tmp_path):
+def test_runs_and_people_are_compared_on_what_people_judged(call, run, tmp_path, monkeypatch):
+    monkeypatch.setattr(agreement, "agree", partial(agreement.agree, resamples=20))  # of 1,000
     data = write_scenes(tmp_path / "data", num_train=2, num_val=1, num_test=12, captions_per_image=2, size=32)
     names = [image.name for image in open_dataset(data).split("test").images]
     pairs = [f"{image}\t{other}#{k}" for image in names for other in names for k in (0, 1)]
