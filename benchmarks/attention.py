@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, normalize
 
 from visavis.engine import PairLoss
-from visavis.evaluation import evaluate
+from visavis.evaluation import evaluate, rank_scores
 from visavis.models.base import Matcher, MatcherConfig, vectors
 from visavis.objectives import Unified
 from visavis.types import Encoded
@@ -90,9 +90,14 @@ def model_and_items(images: int, captions: int, width: int) -> tuple[WordAttenti
 
 
 def ranking(matcher: WordAttention, visual: Encoded, text: Encoded, memory: str) -> dict[str, np.ndarray]:
-    """The ranks of all images and captions."""
+    """The ranks of all images and captions; without a limit those of the whole matrix, scored at once."""
     ids = torch.arange(len(visual))
-    result = evaluate(visual, text, matcher.score, ids, ids.repeat_interleave(len(text) // len(visual)), memory=memory)
+    both = ids, ids.repeat_interleave(len(text) // len(visual))
+    if memory == UNLIMITED:
+        with torch.no_grad():
+            result = rank_scores(matcher.score(visual, text), *both)
+    else:
+        result = evaluate(visual, text, matcher.score, *both, memory=memory)
     return {"image_ranks": result.image_ranks, "text_ranks": result.text_ranks}
 
 
@@ -157,6 +162,7 @@ def compare(arguments: argparse.Namespace) -> None:
                 limit = "no limit" if memory == UNLIMITED else memory
                 line = f"{job:8s} {size:14s} {limit:9s} {told['bytes'] / 1e9:6.3f} GB above the inputs, {told['seconds']:6.1f} s"
                 sys.stdout.write(line + "\n")
+                sys.stdout.flush()
             if len(results) == 2:
                 sys.stdout.write(f"{'':33s} largest relative difference {difference(*results.values()):.1e}\n")
 

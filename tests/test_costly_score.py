@@ -60,13 +60,13 @@ def test_ranks_are_those_of_one_block(watched):
 
 @pytest.mark.parametrize("kind", CATALOG, ids=lambda kind: kind.__name__)
 def test_a_step_within_memory_is_that_of_the_whole_matrix(kind, watched):
-    matcher, visual, text = encoded(24, 1)
-    facts = {name: torch.rand(24, 24) for name in ("relevance", "weight", "pair_margin")}
-    facts |= {f"{side}_margin": torch.rand(24) for side in ("query", "candidate")}
-    facts |= {f"{side}_offline_scores": torch.rand(24, 2) for side in ("query", "candidate")}
+    matcher, visual, text = (part.to(torch.float64) for part in encoded(24, 1))
+    facts = {name: torch.rand(24, 24, dtype=torch.float64) for name in ("relevance", "weight", "pair_margin")}
+    facts |= {f"{side}_margin": torch.rand(24, dtype=torch.float64) for side in ("query", "candidate")}
+    facts |= {f"{side}_offline_scores": torch.rand(24, 2, dtype=torch.float64) for side in ("query", "candidate")}
     targets = Targets.paired(24, **facts)
     results = []
-    for memory in (attention.UNLIMITED, "3MB"):
+    for memory in (attention.UNLIMITED, "6MB"):
         watched.clear()
         leaves = [visual.vectors.clone().requires_grad_(), text.vectors.clone().requires_grad_(), matcher.sharpness]
         items = (Encoded(leaf, part.mask) for leaf, part in zip(leaves, (visual, text), strict=False))
@@ -74,7 +74,7 @@ def test_a_step_within_memory_is_that_of_the_whole_matrix(kind, watched):
         results.append([loss.detach(), *torch.autograd.grad(loss, leaves)])
         assert (max(watched) == 24 * 24) == (memory == attention.UNLIMITED)
     for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6 * float(expected.abs().max()))
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.long

@@ -30,6 +30,7 @@ class LearnedWeights(Supervision):
     batch after it; one step of the network down that, of length ``lr`` however small the slope.
     Negatives keep their weight because eq. 24 multiplies scores: other weights on the two sides of a hinge pull all scores
     below 0, and less is learned.
+    The step ahead holds the graph of a whole batch of scores, and that of its gradient: a costly score needs small batches.
     Validation pairs thus teach the weights, so that a model's validation RSUM flatters it: only the test split judges.
     Source: the idea of Meta-SPN (Wei et al., 2021), whose sizes and code are not published: a re-creation, not a reproduction.
     """

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from visavis.data.loader import Batch, Loader, seed_of
+from visavis.engine import PairLoss
 from visavis.errors import MissingExtra, RecipeError
 from visavis.models.base import Matcher, evaluating
 from visavis.objectives import Triplet
@@ -87,8 +88,9 @@ class NoisySupervision(Supervision):
         torch.manual_seed(seed_of(self._context.seed, batch.epoch, batch.number, SECOND))
 
         def own_loss(matcher: Matcher) -> Tensor:
-            scores = matcher.score(matcher.encode_visual(batch.visual), matcher.encode_text(batch.text))
-            return self._context.objective(scores, self._margins(batch, SECOND))
+            loss = PairLoss(self._context.objective, score=matcher.score, gather=False, memory=self._context.memory)
+            items = matcher.encode_visual(batch.visual), matcher.encode_text(batch.text)
+            return loss(*items, targets=self._margins(batch, SECOND))
 
         self._second.step(own_loss)
 

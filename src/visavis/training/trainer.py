@@ -194,7 +194,8 @@ class Trainer:
         """The objective, supervision (with its state) and optimizer of the current phase; ``before``: the optimizer to take over from."""
         self.phase = self.recipe.phases[self.state.phase]
         self.objective = objectives.parse(self.phase.objective)
-        self.loss = PairLoss(self.objective, score=None if self.matcher.score_is_cosine else self.matcher.score)
+        score = None if self.matcher.score_is_cosine else self.matcher.score
+        self.loss = PairLoss(self.objective, score=score, memory=self.recipe.memory or None)
         self.supervision = spec.parse(self.phase.supervision, supervision.CATALOG)
         self.optimizer = make_optimizer(self.matcher, self.phase)
         self.matcher.zero_grad(set_to_none=True)
