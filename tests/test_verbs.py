@@ -14,7 +14,7 @@ from PIL import Image
 import visavis
 from visavis import cli, verbs
 from visavis.data.scenes import write_scenes
-from visavis.errors import RecipeError, RunError, VisavisError
+from visavis.errors import RecipeError, RunError, SpecError, VisavisError
 from visavis.metrics import CATALOG as METRICS
 from visavis.progress import Silent
 
@@ -219,3 +219,17 @@ def test_errors_of_verbs_are_those_of_the_package(tmp_path, recipe):
         visavis.load(tmp_path)
     with pytest.raises(ValueError):
         visavis.catalog("poems")
+
+
+def test_a_memory_setting_changes_blocks_and_no_number(trained, tmp_path):
+    few = "300 KB"
+    assert visavis.evaluate(trained.folder, memory=few).to_json() == visavis.evaluate(trained.folder).to_json()
+    lists = [visavis.search(trained.folder, "a red circle", memory=memory) for memory in (few, None)]
+    assert [[hit.name for hit in hits] for hits in lists[:1]] == [[hit.name for hit in hits] for hits in lists[1:]]
+    counts = [visavis.diagnose(trained.folder, batches=1, memory=memory).counts[0].mean for memory in (few, None)]
+    assert counts[0] == pytest.approx(counts[1], nan_ok=True)
+    for verb in (visavis.evaluate, visavis.diagnose, visavis.coherence):
+        with pytest.raises(SpecError, match=r"^memory is '3 lots', expected bytes such as"):
+            verb(trained.folder, memory="3 lots")
+    with pytest.raises(SpecError, match=r"^memory is '3 lots', expected bytes such as"):
+        visavis.search(trained.folder, "a red circle", memory="3 lots")

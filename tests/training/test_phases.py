@@ -12,6 +12,7 @@ import visavis
 from visavis import evaluation
 from visavis.errors import RecipeError
 from visavis.evaluation.protocols import named
+from visavis.memory import ScoreCost
 from visavis.models import CATALOG
 from visavis.progress import Silent
 from visavis.spec import build
@@ -263,3 +264,58 @@ def test_a_model_that_overrides_the_score_is_trained_and_evaluated_by_its_own(re
         protocol=named("plain"),
     )
     assert data_module.evaluate(matcher, "val").metrics == expected.metrics
+
+
+class Costly(Opposite):
+    """Says that a pair costs much, and remembers how many were scored at once."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.pairs = []
+
+    def score_cost(self, visual, text):
+        return ScoreCost(scored=10_000, trained=20_000)
+
+    def score(self, visual, text):
+        self.pairs.append(len(visual) * len(text))
+        return super().score(visual, text)
+
+
+def test_a_recipe_s_memory_holds_in_steps_probes_and_evaluation(recipe, scenes, tmp_path):
+    rows = {}
+    for memory in ("", "400 KB"):
+        data_module, inherited = prepare(read_recipe(recipe, {"data.path": str(scenes), "memory": memory}))
+        torch.manual_seed(0)
+        matcher = Costly(inherited.config)
+        trainer = Trainer(data_module, matcher, RunFiles(tmp_path / f"run{memory}"), Silent())
+        trainer.begin()
+        most = {}
+        for name, work in (
+            ("step", lambda trainer=trainer: trainer._step(next(trainer.train.epoch(1)), 1)),
+            ("probe", lambda trainer=trainer: rows.setdefault("probe", []).append(trainer._probe(trainer.val)[0])),
+            (
+                "evaluation",
+                lambda module=data_module, matcher=matcher: rows.setdefault("rsum", []).append(module.evaluate(matcher, "val").metrics),
+            ),
+        ):
+            matcher.pairs.clear()
+            work()
+            most[name] = max(matcher.pairs)
+        if memory:
+            assert 1 <= most["step"] <= 20
+            assert max(most["probe"], most["evaluation"]) <= 40
+        else:
+            assert min(most.values()) > 40
+    assert rows["rsum"][0] == rows["rsum"][1]
+    assert rows["probe"][0] == pytest.approx(rows["probe"][1], rel=1e-4)
+
+
+@pytest.mark.parametrize(("memory", "kept"), [("2GiB", "2GiB"), (3_000_000, "3000000"), ("", "")])
+def test_a_memory_setting_is_kept_as_it_was_written(recipe, memory, kept):
+    assert read_recipe(recipe, {"memory": memory}).memory == kept
+
+
+@pytest.mark.parametrize("memory", ["much", 0, True, 1.5])
+def test_a_memory_setting_that_is_no_size_is_refused(recipe, memory):
+    with pytest.raises(RecipeError, match=rf"memory is {memory!r}, expected bytes such as 2000000000, a text such as '2GiB'"):
+        read_recipe(recipe, {"memory": memory})
