@@ -14,7 +14,7 @@ help:
 	@echo 'make fix       mend style and formatting'
 	@echo 'make docs      write docs/reference from docstrings and catalogs'
 	@echo 'make bench     speed and memory, as ratios against peers in the same run'
-	@echo 'make study     the evidence tables'
+	@echo 'make study     the evidence tables, then the tests that take long'
 	@echo 'make golden GOLDEN=DIR [OUT=FILE.npz]   replay a folder of inputs and right answers'
 
 demo: .venv/.demo
@@ -44,6 +44,7 @@ bench: .venv/.dev
 
 study: .venv/.dev
 	@$(call run_all,studies)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m long tests
 
 golden: .venv/.core
 	@test -n '$(GOLDEN)' || { echo 'Name the folder of golden files: make golden GOLDEN=DIR [OUT=FILE.npz].' >&2; exit 1; }

@@ -24,7 +24,7 @@ CASES = [name for name, _ in one.cases(1, 0)]
 OF_ITEMS = {"images", "texts", "extra_images", "extra_texts", "query_offline_scores", "candidate_offline_scores"}
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.long)])
 def group(request, tmp_path_factory):
     """What every process of a group has found."""
     folder, number = tmp_path_factory.mktemp("group"), request.param
