@@ -6,7 +6,10 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -48,6 +51,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def data_folder() -> Path:
     """The folder of real data sets; for tests marked ``data``."""
     return Path(os.environ["VISAVIS_DATA"])
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte; for tests of a full disk, which may only run where one may be mounted."""
+    folder = tmp_path / "small disk"
+    folder.mkdir()
+    mounted = sys.platform == "linux" and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=False, capture_output=True
+    ).returncode == 0  # fmt: skip
+    if not mounted:
+        pytest.skip("a small file system may not be mounted here")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 @pytest.fixture(autouse=True)

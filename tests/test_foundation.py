@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,9 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from visavis import errors, storage
+from visavis import errors
 from visavis.data.dataset import Bytes, Dataset, Image
-from visavis.errors import DataError, MissingExtra, RefusedOverwrite, RunError, SpecError, VisavisError, nearest
+from visavis.errors import DataError, MissingExtra, SpecError, VisavisError, nearest
 from visavis.spec import check_fields, describe, parse, require
 from visavis.types import Encoded, concatenate
 
@@ -27,7 +24,7 @@ from visavis.types import Encoded, concatenate
 
 def test_every_error_is_a_visavis_error_drawn_in_the_tree():
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, VisavisError)]
-    assert len(kinds) == 9
+    assert len(kinds) == 10
     assert all(kind.__name__ in errors.__doc__ for kind in kinds)
     assert issubclass(VisavisError, ValueError)
 
@@ -132,145 +129,6 @@ def test_odd_specs_are_refused(text):
 def test_a_spec_is_never_evaluated():
     with pytest.raises(SpecError, match="is not a plain value"):
         parse("Sample(name=__import__('os').getcwd())", [Sample])
-
-
-# storage
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | finite | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@given(json_values)
-def test_json_comes_back(tmp_path_factory, value):
-    path = tmp_path_factory.mktemp("json") / "value.json"
-    storage.write_json(path, value)
-    assert storage.read_json(path) == value
-
-
-@given(st.lists(json_values, max_size=5))
-def test_json_lines_come_back(tmp_path_factory, rows):
-    path = tmp_path_factory.mktemp("log") / "rows.jsonl"
-    storage.write_json_lines(path, rows)
-    storage.append_json_line(path, {"last": "line\u2028"})
-    assert storage.read_json_lines(path) == [*rows, {"last": "line\u2028"}]
-
-
-def test_a_last_line_cut_short_is_left_out(tmp_path):
-    log = tmp_path / "metrics.jsonl"
-    for epoch in range(3):
-        storage.append_json_line(log, {"epoch": epoch})
-    whole = log.read_bytes()
-    for cut in range(whole[:-1].rfind(b"\n") + 1, len(whole)):
-        log.write_bytes(whole[:cut])
-        assert [row["epoch"] for row in storage.read_json_lines(log)] == [0, 1]
-
-
-def test_a_last_line_cut_inside_a_letter_is_left_out(tmp_path):
-    log = tmp_path / "metrics.jsonl"
-    log.write_bytes('{"epoch": 0}\n{"note": "é'.encode()[:-1])
-    assert storage.read_json_lines(log) == [{"epoch": 0}]
-
-
-def test_toml_arrays_and_tensors_come_back(tmp_path):
-    storage.write_toml(tmp_path / "run.toml", {"seed": 1, "text": 'two\nlines "quoted"', "phase": [{"rate": 0.1}]})
-    assert storage.read_toml(tmp_path / "run.toml") == {"seed": 1, "text": 'two\nlines "quoted"', "phase": [{"rate": 0.1}]}
-    storage.write_array(tmp_path / "a.npy", np.arange(6).reshape(2, 3))
-    assert np.load(tmp_path / "a.npy").tolist() == [[0, 1, 2], [3, 4, 5]]
-    square = torch.arange(4.0).reshape(2, 2)
-    storage.write_tensors(tmp_path / "w.safetensors", {"turned": square.T})
-    assert torch.equal(storage.read_tensors(tmp_path / "w.safetensors")["turned"], square.T)
-    assert all(not entry.name.endswith(".part") for entry in tmp_path.iterdir())
-
-
-def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path):
-    storage.write_text(tmp_path / "a.txt", "old")
-    with pytest.raises(RuntimeError), storage.replacing(tmp_path / "a.txt") as part:
-        part.write_text("half")
-        raise RuntimeError
-    assert (tmp_path / "a.txt").read_text() == "old"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
-
-
-def test_a_process_killed_in_the_middle_of_a_write_leaves_the_old_file(tmp_path):
-    storage.write_text(tmp_path / "a.txt", "old")
-    program = """
-import os, signal, sys
-from visavis.storage import replacing
-with replacing(sys.argv[1]) as part:
-    part.write_text("half")
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-    killed = subprocess.run([sys.executable, "-c", program, tmp_path / "a.txt"], check=False)
-    assert killed.returncode == -signal.SIGKILL
-    assert (tmp_path / "a.txt").read_text() == "old"
-    storage.write_text(tmp_path / "a.txt", "new")
-    assert (tmp_path / "a.txt").read_text() == "new"
-
-
-def test_a_folder_appears_whole_or_not_at_all(tmp_path):
-    with pytest.raises(RuntimeError), storage.replacing_folder(tmp_path / "model") as part:
-        (part / "config.json").write_text("{}")
-        raise RuntimeError
-    assert list(tmp_path.iterdir()) == []
-    with storage.replacing_folder(tmp_path / "model") as part:
-        (part / "inner").mkdir()
-        (part / "inner" / "config.json").write_text("{}")
-        assert not (tmp_path / "model").exists()
-    assert (tmp_path / "model" / "inner" / "config.json").read_text() == "{}"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
-
-
-def test_a_new_folder_is_never_the_users(tmp_path):
-    assert storage.new_folder(tmp_path / "runs" / "mine").is_dir()
-    assert storage.new_folder(tmp_path / "runs" / "mine").is_dir(), "an empty folder may be taken"
-    (tmp_path / "runs" / "mine" / "thesis.txt").write_text("precious")
-    (tmp_path / "file").write_text("")
-    for path in (tmp_path / "runs" / "mine", tmp_path / "file"):
-        with pytest.raises(RefusedOverwrite, match=f"^{path} already exists and is not an empty folder; nothing was changed"):
-            storage.new_folder(path)
-    assert (tmp_path / "runs" / "mine" / "thesis.txt").read_text() == "precious"
-
-
-def test_numbered_folders_never_repeat(tmp_path):
-    (tmp_path / "demo-2").mkdir()
-    assert [storage.numbered_folder(tmp_path / "demo").name for _ in range(2)] == ["demo-1", "demo-3"]
-
-
-def test_an_open_array_goes_on_or_is_refused(tmp_path):
-    path = tmp_path / "store" / "vectors.npy"
-    storage.open_array(path, shape=(4, 2), dtype="float16")[1] = 1
-    assert storage.open_array(path, shape=(4, 2), dtype="float16").tolist() == [[0, 0], [1, 1], [0, 0], [0, 0]]
-    with pytest.raises(RefusedOverwrite, match=r"holds \(4, 2\) float16, expected \(5, 2\) float16"):
-        storage.open_array(path, shape=(5, 2), dtype="float16")
-
-
-def test_unreadable_files_are_named_with_the_place(tmp_path):
-    bad = tmp_path / "bad"
-    with pytest.raises(DataError, match="No such file"):
-        storage.read_text(bad)
-    with pytest.raises(RunError, match="does not exist"):
-        storage.read_tensors(bad)
-    bad.write_bytes(b"ab\xff")
-    with pytest.raises(DataError, match="is not UTF-8: byte 2 is 0xff"):
-        storage.read_text(bad)
-    bad.write_text("{\n  1")
-    with pytest.raises(DataError, match="is not JSON: line 2, column 3"):
-        storage.read_json(bad)
-    with pytest.raises(DataError, match="is not TOML"):
-        storage.read_toml(bad)
-    with pytest.raises(RunError, match="is not a readable safetensors file"):
-        storage.read_tensors(bad)
-
-
-def test_the_cache_folder_is_the_one_asked_for(monkeypatch, tmp_path):
-    monkeypatch.setenv("VISAVIS_CACHE", str(tmp_path / "chosen"))
-    assert storage.cache_folder() == tmp_path / "chosen"
-    monkeypatch.delenv("VISAVIS_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert storage.cache_folder() == tmp_path / "xdg" / "visavis"
 
 
 # types

@@ -20,6 +20,7 @@ _HOMES = {
     "RunError": "visavis.errors",
     "ShapeError": "visavis.errors",
     "SpecError": "visavis.errors",
+    "StorageError": "visavis.errors",
     "VisavisError": "visavis.errors",
     "parse": "visavis.objectives",
     "load": "visavis.verbs",
@@ -51,6 +52,7 @@ __all__ = [
     "RunError",
     "ShapeError",
     "SpecError",
+    "StorageError",
     "Targets",
     "VisavisError",
     "__version__",
@@ -83,6 +85,7 @@ if TYPE_CHECKING:
         RunError,
         ShapeError,
         SpecError,
+        StorageError,
         VisavisError,
     )
     from visavis.models.retriever import Retriever

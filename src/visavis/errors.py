@@ -8,6 +8,7 @@ VisavisError
 +-- RecipeError          a recipe or an override names something unknown or impossible
 +-- RunError             a run folder is incomplete, or of another data set or version
 +-- RefusedOverwrite     something of the user's stands where a file should be written
++-- StorageError         a file cannot be written: the disk is full, or does not let
 +-- MissingExtra         an optional package is needed; names the extra that brings it
 """
 
@@ -47,6 +48,10 @@ class RunError(VisavisError):
 
 class RefusedOverwrite(VisavisError):
     """Something of the user's stands where a file should be written."""
+
+
+class StorageError(VisavisError):
+    """A file cannot be written: the disk is full, or may not be written to."""
 
 
 class MissingExtra(VisavisError):

@@ -50,7 +50,9 @@ def test_weights_of_another_width_or_version_are_named(kind, tmp_path):
     matcher = kind(CONFIGS[kind])
     matcher.save_pretrained(tmp_path)
     wider = kind(spec.build(kind.Config, vars(CONFIGS[kind]) | {"width": 8}))
-    with pytest.raises(RunError, match=r"model\.safetensors: .* is of shape \[.*\], expected \[.*\]: the folder is incomplete"):
+    with pytest.raises(
+        RunError, match=r"model\.safetensors: .* is float32 of shape \[.*\], expected float32 of shape \[.*\]: the file is incomplete"
+    ):
         load_weights(wider, tmp_path)
     state = matcher.state_dict()
     name = min(state)
@@ -58,7 +60,7 @@ def test_weights_of_another_width_or_version_are_named(kind, tmp_path):
     with pytest.raises(RunError, match=rf"{re.escape(name)} is missing, expected \["):
         load_weights(matcher, tmp_path / "less")
     storage.write_tensors(tmp_path / "more" / "model.safetensors", state | {"a.stranger": torch.ones(2)})
-    with pytest.raises(RunError, match=r"a\.stranger is of shape \[2\], expected none of that name"):
+    with pytest.raises(RunError, match=r"a\.stranger is float32 of shape \[2\], expected none of that name"):
         load_weights(matcher, tmp_path / "more")
 
 

@@ -270,9 +270,9 @@ def _create(folder: Path, description: Description, keys: Sequence[str], lengths
             assert lengths is not None
             offsets = np.concatenate([[0], np.cumsum(lengths)])
             storage.write_array(part / "offsets.npy", offsets)
-            storage.open_array(part / "words.npy", shape=(int(offsets[-1]), description.width), dtype="float16")
+            storage.create_array(part / "words.npy", shape=(int(offsets[-1]), description.width), dtype="float16")
         else:
-            storage.open_array(part / "vectors.npy", shape=(description.count, *description.shape), dtype="float16")
+            storage.create_array(part / "vectors.npy", shape=(description.count, *description.shape), dtype="float16")
 
 
 def _rows_written(folder: Path) -> int:

@@ -169,15 +169,4 @@ def unit(rows: Tensor) -> Encoded:
 
 def load_weights(matcher: Matcher, folder: Path) -> None:
     """Fill a matcher from ``model.safetensors``. Raises RunError naming the first tensor that does not fit."""
-    tensors = storage.read_tensors(folder / "model.safetensors")
-    expected = matcher.state_dict()
-    for name in sorted(expected.keys() | tensors.keys()):
-        ours = expected[name].shape if name in expected else None
-        theirs = tensors[name].shape if name in tensors else None
-        if ours != theirs:
-            found = "missing" if theirs is None else f"of shape {list(theirs)}"
-            wanted = "none of that name" if ours is None else list(ours)
-            raise RunError(
-                f"{folder / 'model.safetensors'}: {name} is {found}, expected {wanted}: the folder is incomplete or of another version."
-            )
-    matcher.load_state_dict(tensors)
+    matcher.load_state_dict(storage.read_tensors(folder / "model.safetensors", matcher.state_dict(), error=RunError))

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from visavis import storage
+from visavis.errors import RunError
 
 STATE_FILES = ("state.json", "place.json")
 """The file that makes a checkpoint complete, and its name in older runs."""
@@ -73,9 +74,12 @@ class Checkpoint:
         if not complete:
             return None
         newest = complete[-1]
-        state = storage.read_json(next(file for name in STATE_FILES if (file := newest / name).exists()))
-        tensors = {name: storage.read_tensors(newest / f"{name}.safetensors") for name in ("weights", "best", "optimizer", "supervision")}
-        return cls(TrainerState(**state), log=storage.read_json_lines(newest / "metrics.jsonl"), **tensors)
+        state = storage.read_json(next(file for name in STATE_FILES if (file := newest / name).exists()), TrainerState, error=RunError)
+        tensors = {
+            name: storage.read_tensors(newest / f"{name}.safetensors", error=RunError)
+            for name in ("weights", "best", "optimizer", "supervision")
+        }
+        return cls(state, log=storage.read_json_lines(newest / "metrics.jsonl", dict[str, Any], error=RunError), **tensors)
 
 
 def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
