@@ -102,8 +102,18 @@ OVERRIDES = [
     ("phases.0.optimizer.lr=0", r"phases\.0\.optimizer\.lr is 0"),
     ("phases.0.schedule.warmup=1", r"phases\.0\.schedule\.warmup is 1"),
     ("phases.0.start_from=first", r"phases\.0\.start_from is 'first': input should be 'last' or 'best'"),
-    ("phases=3", r"phases is 3"),
-    ("training=3", r"training is 3"),
+    ("phases=3", r"phases is 3: expected a list"),
+    ("training=3", r"training is 3: expected a table of keys"),
+    ("phases.0.epochs=True", r"phases\.0\.epochs is True: expected a whole number"),
+    ("training.batch_size=1e3", r"training\.batch_size is 1000\.0: expected a whole number"),
+    ("training.clip_norm=True", r"training\.clip_norm is True: expected a number"),
+    ("training.autocast=1", r"training\.autocast is 1: expected true or false"),
+    ("phases.0.optimizer.lr=-1e-3", r"phases\.0\.optimizer\.lr is -0\.001: input should be greater than 0"),
+    ("phases.0.optimizer={'lr': 1e999}", r"phases\.0\.optimizer is \"{'lr': 1e999}\"|phases\.0\.optimizer\.lr is inf"),
+    ("phases.0.optimizer.lr_multipliers={'text': -1}", r"lr_multipliers\.text is -1: input should be greater than 0"),
+    ("phases.0.optimizer.lr_multipliers={'text': 0}", r"lr_multipliers\.text is 0: input should be greater than 0"),
+    ("phases.0.schedule.factor=-1", r"phases\.0\.schedule\.factor is -1: input should be greater than 0"),
+    ("phases.0.schedule.milestones=[1.5]", r"phases\.0\.schedule\.milestones\.0 is 1\.5: expected a whole number"),
     ("model.width=wide", r"width is 'wide', expected a whole number"),
     ("model.width=-3", r"cannot be built"),
     ("model.dropout=2.0", r"cannot be built"),
@@ -137,8 +147,11 @@ OVERRIDES = [
     ("text.view=words", r"text\.view is 'words', expected \"tokens\" for text\.tower = 'vocabulary'"),
     ("text.tower=minilm", r"text\.view is 'tokens', expected \"pooled\" or \"words\" for text\.tower = 'minilm'"),
     ("text.min_count=0", r"text\.min_count is 0"),
+    ("text.min_count=1000000", r"no word occurs 1000000 times or more in the 24 training captions of scenes.*: lower text\.min_count"),
     ("visual.features=gone.npy", r"gone\.npy does not exist"),
     ("data.path=gone", r"gone does not exist"),
+    ("data.path=5", r"data\.path is 5: expected a text in quotes"),
+    ("data.path=''", r"the recipe names no data"),
 ]
 
 
@@ -186,6 +199,19 @@ def test_a_recipe_that_is_nowhere_names_those_that_are(call, tmp_path):
 
 def test_a_recipe_without_data_says_how_to_give_them(call, recipe, tmp_path):
     check_failed_start(call("train", recipe), "the recipe names no data: give data.path, or --data", tmp_path, ["tiny.toml"])
+
+
+@pytest.mark.parametrize("path", ["5", "''", "scenes"])
+def test_data_that_are_named_twice_are_neither(call, recipe, scenes, tmp_path, path):
+    result = call("train", recipe, f"data.path={path}", "--data", scenes)
+    check_failed_start(
+        result, r"the data are named twice, by --data .*scenes and by data\.path=.*: keep one of them", tmp_path, ["tiny.toml"]
+    )
+
+
+def test_an_empty_name_of_data_is_not_the_data_of_the_recipe(call, recipe, scenes, tmp_path):
+    recipe.write_text(RECIPE.replace("\n\n[[phases]]", f'\ndata = {{ path = "{scenes}" }}\n\n[[phases]]', 1))
+    check_failed_start(call("train", recipe, "--data", ""), "the recipe names no data: give data.path, or --data", tmp_path, ["tiny.toml"])
 
 
 def test_features_that_are_no_numbers_leave_no_run_folder(call, recipe, scenes, tmp_path):

@@ -1,6 +1,7 @@
 """What objectives are told beyond pairs: banks, doubtful pairs, learned weights; each stopped and resumed exactly."""
 
 import json
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import visavis
 from visavis.data import open_dataset
 from visavis.data.loader import seed_of
 from visavis.errors import RecipeError
+from visavis.progress import Silent
 from visavis.runs.begin import prepare
 from visavis.runs.folder import recipe_of
 from visavis.supervision import soft_margin
@@ -96,6 +98,25 @@ def test_stopped_anywhere_it_ends_as_the_uninterrupted_one(name, recipes, scenes
     assert in_pieces(recipes / f"{name}.toml", tmp_path / "pieces", data=scenes) > 4
     assert outcome(tmp_path / "pieces") == outcome(tmp_path / "whole")
     assert supervision_of(tmp_path / "whole")
+
+
+def test_a_supervision_that_an_objective_never_reads_is_said(recipes, scenes, tmp_path):
+    class Listener(Silent):
+        said: ClassVar[list[str]] = []
+
+        def say(self, sentence):
+            self.said.append(sentence)
+
+    def said(objective):
+        Listener.said.clear()
+        overrides = {"phases.1.objective": objective, "phases.1.start_from": "last"}
+        visavis.train(recipes / "AOQ.toml", data=scenes, out=tmp_path / objective, overrides=overrides, progress=Listener())
+        return [sentence for sentence in Listener.said if "reads nothing" in sentence]
+
+    (remark,) = said("VLC()")
+    facts = "query_offline_scores, candidate_offline_scores"
+    assert remark == f"phase 1: VLC reads nothing of what BankSupervision tells it ({facts}): it learns as from pairs alone."
+    assert said("AOQ()") == []
 
 
 def test_a_bank_lists_the_hardest_wrong_ones(recipes, scenes, tmp_path):

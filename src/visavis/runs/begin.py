@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from visavis import spec, storage, supervision
+from visavis import objectives, spec, storage, supervision
 from visavis.errors import RunError, VisavisError
 from visavis.evaluation import Evaluation
 from visavis.metrics.recall import random_rsum
@@ -21,7 +21,7 @@ from visavis.runs.folder import environment, recipe_of, set_threads, with_whole_
 from visavis.runs.published import check_published
 from visavis.training.checkpoint import Checkpoint
 from visavis.training.data_module import DataModule, prepare
-from visavis.training.recipe import Recipe
+from visavis.training.recipe import Phase, Recipe
 from visavis.training.recipe_files import read_recipe
 from visavis.training.run_files import RunFiles
 from visavis.training.schedule import make_optimizer
@@ -59,8 +59,10 @@ def begin_run(name: str | Path, overrides: dict[str, Any], out: str | Path | Non
     set_threads(recipe)
     started = time.perf_counter()
     data_module, matcher = prepare(recipe, progress)
-    for phase in recipe.phases:
+    for number, phase in enumerate(recipe.phases):
         make_optimizer(matcher, phase)  # raises for a part that the model does not have, also in the last phase
+        if sentence := nothing_read(number, phase):
+            progress.say(sentence)
     cache_seconds = time.perf_counter() - started
     folder = storage.numbered_folder(Path("runs") / recipe.name) if out is None else storage.new_folder(out)
     files = RunFiles(folder)
@@ -141,6 +143,18 @@ def no_better_than_chance(rsum: float, captions_per_image: Sequence[int]) -> str
     return (
         f"validation is not above chance: RSUM {rsum:.1f}, where a random order reaches {mean:.1f} ± {deviation:.1f} "
         f"on {len(captions_per_image):,} images: the model has learned nothing that can be shown; more pictures or a pretrained encoder help most."
+    )
+
+
+def nothing_read(number: int, phase: Phase) -> str:
+    """A sentence if the objective of a phase reads nothing of what its supervision tells beyond pairs, else nothing."""
+    told = spec.parse(phase.supervision, supervision.CATALOG)
+    objective = objectives.parse(phase.objective)
+    if not (unread := told.unread_by(objective)):
+        return ""
+    return (
+        f"phase {number}: {type(objective).__name__} reads nothing of what {type(told).__name__} tells it ({', '.join(unread)}): "
+        "it learns as from pairs alone."
     )
 
 

@@ -20,7 +20,7 @@ from visavis.memory import Memory
 from visavis.models.base import Matcher
 from visavis.objectives import Objective
 from visavis.spec import check_fields
-from visavis.targets import Targets
+from visavis.targets import FACTS, Targets
 from visavis.types import Encoded
 
 
@@ -58,6 +58,11 @@ class TrainingContext:
 
 class Supervision(ABC):
     """The source of targets; the base class of all that trains with more than ids."""
+
+    def unread_by(self, objective: Objective) -> tuple[str, ...]:
+        """The facts that this supplies, by the declarations of ``targets.FACTS``, if the objective reads none of them."""
+        supplied = tuple(fact.name for fact in FACTS if fact.supplier == type(self).__name__)
+        return () if set(supplied) & set(objective.reads) else supplied
 
     def check(self, train: Loader, validation: Loader) -> None:  # noqa: B027 - most can work with any
         """Called for every phase before anything is trained. Raises RecipeError for batches that this cannot work with."""

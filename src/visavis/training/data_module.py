@@ -201,11 +201,22 @@ def _text(
     """The features of a data set's captions (None: the model reads tokens), and how new pictures and sentences are read."""
     text = recipe.text
     if text.tower == "vocabulary":
-        return None, Processor(visual, None, vocabulary or Vocabulary.of(data.split("train").captions, text.min_count))
+        return None, Processor(visual, None, vocabulary or _vocabulary(data.split("train"), text.min_count))
     if text.view == "tokens":
         return None, Processor(visual, None, None, text.tower)
     tower = TowerSpec("text", text.tower, text.view)
     return cache_features(data, tower, on_progress=_told(progress, "caption features")), Processor(visual, tower, None)
+
+
+def _vocabulary(train: Dataset, min_count: int) -> Vocabulary:
+    """The words of the training captions. Raises RecipeError if there are none, where all captions would read the same."""
+    vocabulary = Vocabulary.of(train.captions, min_count)
+    if len(vocabulary) == len(Vocabulary.of([])):
+        raise RecipeError(
+            f"no word occurs {min_count} times or more in the {len(train.captions):,} training captions of {train.name}, "
+            "so that all would read the same: lower text.min_count."
+        )
+    return vocabulary
 
 
 def _told(progress: Progress, what: str) -> Callable[[int, int, float], None]:

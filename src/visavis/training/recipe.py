@@ -6,7 +6,7 @@ branches of the trainer. Every key is checked; an unknown one is an error that n
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -17,9 +17,25 @@ from visavis.models import small_cnn
 from visavis.training.overrides import set_values
 from visavis.training.renamed import with_new_names
 
+FORMS = {
+    "tuple_type": "expected a list",
+    "dict_type": "expected a table of keys",
+    "model_type": "expected a table of keys",
+    "int_type": "expected a whole number",
+    "float_type": "expected a number",
+    "bool_type": "expected true or false",
+    "string_type": "expected a text in quotes",
+}
+"""What a key of the wrong kind should have been, by pydantic's name for the error, in the words of TOML."""
+
+Multiple = Annotated[float, Field(gt=0)]
+"""What a learning rate is multiplied by."""
+
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    """Values are what they are written as: no True for a number, no 1000.0 for a whole one; only a list may be a tuple."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
 
 class DataSettings(Section):
@@ -86,7 +102,7 @@ class OptimizerSettings(Section):
     name: Literal["Adam", "AdamW", "SGD"] = "Adam"
     lr: float = Field(5e-4, gt=0)
     weight_decay: float = Field(0.0, ge=0)
-    lr_multipliers: dict[str, float] = {}
+    lr_multipliers: dict[str, Multiple] = {}
 
 
 class ScheduleSettings(Section):
@@ -97,8 +113,8 @@ class ScheduleSettings(Section):
     """
 
     kind: Literal["constant", "step", "cosine"] = "constant"
-    milestones: tuple[int, ...] = ()
-    factor: float = 0.1
+    milestones: tuple[Annotated[int, Field(gt=0)], ...] = Field((), strict=False)
+    factor: Multiple = 0.1
     warmup: float = Field(0.0, ge=0, lt=1)
 
 
@@ -113,7 +129,7 @@ class Phase(Section):
     epochs: int = Field(gt=0)
     objective: str
     supervision: str = "PairSupervision(by='ids')"
-    trainable: tuple[str, ...] = ()
+    trainable: tuple[str, ...] = Field((), strict=False)
     optimizer: OptimizerSettings = OptimizerSettings()
     schedule: ScheduleSettings = ScheduleSettings()
     start_from: Literal["last", "best"] = "last"
@@ -177,8 +193,6 @@ class Recipe(Section):
     """The complete description of a training; a run keeps it, resolved, as ``run.toml``.
 
     model: a table with a ``kind`` of the catalog, or the same as one text, "VSE++(width=512)".
-    published: a paper's figures, beside which a diagnosis sets those of the run, such as "COCOS/VSE++/Flickr30k".
-
     published: a paper's figures, beside which a diagnosis sets those of the run, such as "COCOS/VSE++/Flickr30k". memory: what
     blocks of scores may take in training and evaluation, such as "2GiB"; "": a quarter of what is free.
     """
@@ -194,7 +208,7 @@ class Recipe(Section):
     model: dict[str, Any]
     training: TrainingSettings = TrainingSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
-    phases: tuple[Phase, ...]
+    phases: tuple[Phase, ...] = Field(strict=False)
 
     @model_validator(mode="after")
     def _text_fits(self) -> Self:
@@ -251,7 +265,7 @@ def _sentence(errors: ValidationError) -> str:
         return f"{where} is not a key of recipes: {nearest(steps[-1], _keys_at(steps[:-1]))}"
     if first["type"] == "missing":
         return f"{where} is missing."
-    message = first["msg"].removeprefix("Value error, ")
+    message = FORMS.get(first["type"], first["msg"].removeprefix("Value error, "))
     return message if first["type"] == "value_error" else f"{where} is {first['input']!r}: {message[0].lower()}{message[1:]}."
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from visavis.errors import RunError
+from visavis.errors import RecipeError, RunError
 from visavis.progress import Progress, Silent
 
 if TYPE_CHECKING:
@@ -40,7 +40,12 @@ def train(
     from visavis.training.overrides import parse_override
 
     settings = dict(parse_override(text) for text in overrides) if not isinstance(overrides, dict) else dict(overrides)
-    settings |= {key: value for key, value in (("data.path", data and str(data)), ("data.skip_bad", skip_bad)) if value}
+    if data is not None:
+        if "data.path" in settings:
+            raise RecipeError(f"the data are named twice, by --data {data} and by data.path={settings['data.path']}: keep one of them.")
+        settings["data.path"] = str(data)
+    if skip_bad:
+        settings["data.skip_bad"] = True
     progress = progress or Silent()
     if resume is None:
         if recipe is None:
