@@ -233,6 +233,16 @@ def test_only_metrics_with_ties_and_nan(golden: ModuleType, folder: Folder, caps
         assert arrays["case1/outputs#cs2_i2t_mean"].shape == ()
 
 
+def test_video_ranks_are_means_over_ties_with_a_hit_at_5_for_four_and_a_half(golden: ModuleType, folder: Folder, capsys: Any) -> None:
+    """Twelve captions of a video each, by hand: the first caption scores ten videos alike, so that nine videos score two captions alike."""
+    scores = np.eye(12)
+    scores[0, :10] = 1.0
+    answers = {"t2v_R1": 100 * 11 / 12, "t2v_R5": 100.0, "t2v_R10": 100.0, "t2v_MedR": 1.0, "t2v_MeanR": 1 + 4.5 / 12}
+    answers |= {"v2t_R1": 100 * 3 / 12, "v2t_R5": 100.0, "v2t_R10": 100.0, "v2t_MedR": 1.5, "v2t_MeanR": 1 + 9 * 0.5 / 12}
+    folder.add("metrics", {"sim": scores}, answers, metric="video_text", params={"captions_per_video": 1}, ties=True)
+    assert last_line(golden, capsys, folder.write()) == ("replayed 1 of 1, 0 mismatches", 0)
+
+
 def test_answers_may_be_kept_apart_from_the_folder(golden: ModuleType, folder: Folder, sides: Any, capsys: Any) -> None:
     folder.loss(Unified(), *sides, objective="unified")
     folder.arrays = {name: array for name, array in folder.arrays.items() if "outputs" not in name}

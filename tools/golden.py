@@ -25,7 +25,7 @@ from torch import Tensor
 from visavis import storage
 from visavis.errors import VisavisError
 from visavis.evaluation import Evaluation, Protocol, rank_scores
-from visavis.metrics import average_precision_at_r, coherent_scores, places, r_precision, ranks, recall_at
+from visavis.metrics import average_precision_at_r, coherent_scores, places, r_precision, ranks, recall_at, recall_at_mean_ties
 from visavis.targets import Targets
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for when this file is loaded by its path
@@ -101,7 +101,7 @@ def video_text(_entry: dict[str, Any], inputs: Arrays) -> Arrays:
     }
     answers: dict[str, float] = {}
     for direction, rank in found.items():
-        recalls = {k: 100 * recall_at(rank, k) for k in (1, 5, 10, 50)}
+        recalls = {k: 100 * recall_at_mean_ties(rank, k) for k in (1, 5, 10, 50)}
         answers |= {f"{direction}_R{k}": recall for k, recall in recalls.items()}
         answers |= {f"{direction}_MedR": rank.quantile(0.5).item(), f"{direction}_MeanR": rank.mean().item()}
         answers[f"{direction}_geometric_mean_R1-R5-R10"] = (recalls[1] * recalls[5] * recalls[10]) ** (1 / 3)

@@ -8,7 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from visavis import Targets
-from visavis.metrics import CATALOG, GRADED, RANKING, map_at_k, map_at_k_hits, mean_rank, median_rank, places, ranking_metrics, recall_at
+from visavis.metrics import (
+    CATALOG,
+    GRADED,
+    RANKING,
+    map_at_k,
+    map_at_k_hits,
+    mean_rank,
+    median_rank,
+    places,
+    ranking_metrics,
+    ranks,
+    recall_at,
+    recall_at_mean_ties,
+)
 
 some_ranks = st.lists(st.integers(1, 50), min_size=1, max_size=40).map(torch.tensor)
 
@@ -17,6 +30,26 @@ some_ranks = st.lists(st.integers(1, 50), min_size=1, max_size=40).map(torch.ten
 def test_recall_grows_with_k_and_reaches_one(ranks: torch.Tensor, k: int) -> None:
     assert recall_at(ranks, k) <= recall_at(ranks, k + 1)
     assert recall_at(ranks, 50) == 1
+
+
+def test_a_mean_rank_between_two_places_is_a_hit_at_the_first_but_for_k_1() -> None:
+    """One right candidate of many, tied with none, one, nine others: 0-based mean ranks 0, 0.5, 4.5."""
+    scores = torch.zeros(3, 20)
+    for query, tied in enumerate((0, 1, 9)):
+        scores[query, : tied + 1] = 1
+    mean = ranks(scores, Targets(query_ids=[0, 0, 0], candidate_ids=[0] + 19 * [1]), ties="mean")
+    assert mean.tolist() == [1, 1.5, 5.5]
+    assert [3 * recall_at_mean_ties(mean, k) for k in (1, 2, 4, 5)] == [1, 2, 2, 3]
+    assert [3 * recall_at(mean, k) for k in (1, 2, 4, 5)] == [1, 2, 2, 2]
+    assert recall_at_mean_ties(torch.tensor([6.0]), 5) == 0
+
+
+def test_by_mean_ties_a_result_has_recalls_of_their_own() -> None:
+    scores, targets = (torch.arange(20) < 10).float()[None], Targets(query_ids=[0], candidate_ids=[0] + 19 * [1])
+    found = ranking_metrics(*2 * [places(scores, targets, ties="mean")])
+    assert [found[f"i2t_r{k}{name}"] for name in ("", "_mean_ties") for k in (1, 5, 10)] == [0, 0, 100, 0, 100, 100]
+    whole = ranking_metrics(*2 * [places(scores, targets)])
+    assert [whole[f"t2i_r{k}_mean_ties"] for k in (1, 5, 10)] == [whole[f"t2i_r{k}"] for k in (1, 5, 10)]
 
 
 @pytest.mark.parametrize(("ranks", "published"), [([1, 2], 1), ([1, 4], 2), ([3], 3), ([1, 2, 9], 2), ([1, 2, 5, 9], 3)])

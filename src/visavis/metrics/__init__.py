@@ -9,7 +9,7 @@ from visavis.metrics.coherent import COHERENT_SCORE, coherent_scores, ndcg, ndcg
 from visavis.metrics.declaration import Metric
 from visavis.metrics.mean_average_precision import map_at_k, map_at_k_hits
 from visavis.metrics.ranking import average_precision, average_precision_at, average_precision_at_r, places, r_precision, ranks
-from visavis.metrics.recall import mean_rank, median_rank, recall_at
+from visavis.metrics.recall import mean_rank, median_rank, recall_at, recall_at_mean_ties
 
 __all__ = [
     "CATALOG",
@@ -34,4 +34,5 @@ __all__ = [
     "ranking_metrics",
     "ranks",
     "recall_at",
+    "recall_at_mean_ties",
 ]

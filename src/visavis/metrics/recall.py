@@ -26,6 +26,16 @@ def recall_at(ranks: Tensor, k: int) -> float:
     return float((ranks <= k).double().mean())
 
 
+def recall_at_mean_ties(ranks: Tensor, k: int) -> float:
+    """R@K, a fraction, as the code of CE and MMT counts ranks that are means over ties, ``ties="mean"``.
+
+    Formula: with the rank counted from 0, a hit is 0 at K = 1, and anything below K at K > 1, so that a mean of 4.5 is a hit at 5;
+    ``recall_at`` asks for at most K - 1. Of whole ranks both are the same. ranks ``[Q]``: from 1, as everywhere here.
+    Source: Liu et al., Use what you have (collaborative experts, 2019), its released code; Gabeur et al., Multi-modal Transformer (2020).
+    """
+    return float((ranks == 1 if k == 1 else ranks < k + 1).double().mean())
+
+
 def median_rank(ranks: Tensor) -> float:
     """MedR as published results define it: floor(median of the ranks counted from 0) + 1."""
     return math.floor(torch.quantile(ranks.double() - 1, 0.5)) + 1.0
@@ -72,7 +82,22 @@ def _recall(k: int) -> Metric:
     )
 
 
+def _recall_mean_ties(k: int) -> Metric:
+    return Metric(
+        name=f"r{k}_mean_ties",
+        label=f"R@{k} by mean ties",
+        definition=f'R@{k} as the code of CE and MMT counts mean ranks of ties (those of ties="mean"): a hit is '
+        + ("the mean rank 1 alone" if k == 1 else f"any mean rank below {k + 1}, {k + 0.5} too")
+        + f"; of whole ranks it is R@{k}",
+        formula="100 mean[rank = 1]" if k == 1 else f"100 mean[rank < {k + 1}]",
+        unit="percent",
+        reads="places",
+        function=lambda places: 100 * recall_at_mean_ties(best(places, "mean"), k),
+    )
+
+
 RECALLS = tuple(_recall(k) for k in (1, 5, 10))
+RECALLS_BY_MEAN_TIES = tuple(_recall_mean_ties(k) for k in (1, 5, 10))
 MEDIAN_RANK = Metric(
     name="medr",
     label="median rank",
