@@ -16,12 +16,12 @@ from pathlib import Path
 from textwrap import indent
 
 import torch
-from findings import cocos, goal, goal_text, ladder, released, unified
+from findings import cocos, cocos_text, goal, goal_text, ladder, released, unified
 from findings.base import KINDS, Erratum, Shown, errata_of
 
 PROJECT = Path(__file__).resolve().parents[1]
 PAGE = PROJECT / "docs" / "errata.md"
-MODULES = (unified, ladder, goal, goal_text, cocos, released)
+MODULES = (unified, ladder, goal, goal_text, cocos, cocos_text, released)
 CATALOG = {erratum.name: erratum for module in MODULES for erratum in errata_of(module)}
 
 HEAD = """# Errata

@@ -141,6 +141,24 @@ def code_counts_nonzero() -> Shown:
     )
 
 
+def code_keeps_bounds() -> Shown:
+    """Similarities exactly at a bound of P or N are kept.
+
+    Kind: code differs from paper
+    Where: ``sig_ms_term`` and ``lin_ms_term`` against the definitions before eq. 12.
+    Found: What is above ``S_n + epsilon``, or below the least positive less epsilon, is left out, so that equality is kept.
+    Right: Eq. 12 has strict inequalities, which leave equality out.
+    Matters: Only where a similarity stands exactly at a bound.
+    visavis: ``Goal`` keeps equality in both semantics; its docstring says so.
+    """
+    chosen, others = 0.75, numbers(0.25, 0.5)  # epsilon 0.25: others are in P up to a bound of 0.5
+    paper, code = ((2 * (chosen - others[kept])).exp().mean() for kept in (others < 0.5, others <= 0.5))
+    return Shown(
+        bool(paper - code > 0.1),
+        f"own positive 0.75, others 0.25 and 0.5, bound 0.5: m+ of sig-ms {digits(paper)} by eq. 12, {digits(code)} by the code",
+    )
+
+
 def code_does_not_parse() -> None:
     """The released file does not parse.
 

@@ -12,6 +12,27 @@ from torch.nn.functional import normalize
 from findings.base import Shown, apart, digits, embeddings, gradient, leaf, negatives, numbers, scores_of, tangent, unit_rows
 
 
+def eq_2_arg_max() -> Shown:
+    """The hardest negatives are printed as numbers, and used as items.
+
+    Kind: misprint
+    Where: Eqs. 2 and 22.
+    Found: ``T^_i = max_j s(V_i, T_j)`` and ``V^_i = max_j s(V_j, T_i)``, over j other than i.
+    Right: ``arg max``, and the item it names: eqs. 1 and 21 take ``s(V_i, T^_i)``, the similarity of an image and a text. ``s^_ij`` of eqs. 25
+        and 27 would be the maximum itself.
+    Matters: A slip of notation; what is meant is not in doubt.
+    visavis: ``TripletHN`` takes the largest score of a negative.
+    """
+    images, texts = embeddings(12, seed=0)
+    others = negatives(images @ texts.T)
+    named = (images * texts[others.argmax(1)]).sum(1)
+    return Shown(
+        apart(named, others.amax(1)) < 1e-12,
+        f"first image: max_j s = {digits(others[0].max())}, a number; arg max names text {others[0].argmax()}; "
+        f"s(V_i, T of arg max) - max over 12 images {digits((named - others.amax(1)).abs().max())}",
+    )
+
+
 def eq_15_denominator() -> Shown:
     """The gradient of a negative text is divided by too little.
 
@@ -110,6 +131,31 @@ def gradient_that_does_not_vanish() -> Shown:
     lines = "; ".join(f"spread {spread}: {digits(unified)}, {digits(hardest)}" for spread, (unified, hardest) in found.items())
     return Shown(
         max(shrunk) < 0.2 and max(found[0.0]) < 1e-7, "mean tangent gradient on an image, Unified (gamma = 50) and Triplet-HN:\n" + lines
+    )
+
+
+def eq_24_weights() -> Shown:
+    """Weights that multiply scores move all scores, unless both sides of a difference weigh the same.
+
+    Kind: claim
+    Where: Eq. 24, appendix A.4.1: weighting "can be included in our unified loss, but the similarities of the sample pairs are multiplied by the weights".
+    Found: ``w_ij s_ij - w_ii s_ii + m`` in place of ``s_ij - s_ii + m``.
+    Right: The terms of a query have the slope ``sum_j p_ij (w_ij - w_ii)`` along a common shift of its scores. Where negatives weigh more, every
+        score is pulled down, and a model that tells nothing apart closes every margin; where positives do, every score is pulled up.
+        Below 0 a weight also works the wrong way round: a negative at -0.4 with weight 2 counts as one at -0.8, the easier the heavier.
+        A weight on a pair's slope, or one and the same on both scores of a difference, does neither.
+    Matters: Negatives that weigh 2 cost more than half of the RSUM below. Weights of positives that are 1 in the mean do little harm.
+    visavis: ``Unified`` reads ``targets.weight`` as printed; ``LearnedWeights`` leaves the weight of negatives at 1 and that of positives at 1 in the mean.
+    """
+    constant = (numbers(1, 2) - numbers(2, 1)) * -0.5 + 0.2  # all scores -0.5: negatives weigh 1 and positives 2, then 2 and 1
+    even, heavy = (_trained(weight) for weight in (1.0, 2.0))
+    return Shown(
+        bool(constant[0] > 0.5) and bool(constant[1] < -0.2) and heavy[0] < 0.7 * even[0] and heavy[1] < -0.05 < even[1],
+        f"all scores -0.5: w_ij s_ij - w_ii s_ii + 0.2 = {digits(constant[0])} for weights 1, 2 and {digits(constant[1])} for 2, 1\n"
+        + "; ".join(
+            f"negatives weigh {weight}: test RSUM {recalls:.0f}, mean score {digits(mean)}, of right pairs {digits(own)}"
+            for weight, (recalls, mean, own) in (("1", even), ("2", heavy))
+        ),
     )
 
 
@@ -218,3 +264,31 @@ _TABLE_6 = """
 54.8 82.3 90.8 38.9 68.0 79.0 413.9
 59.2 85.5 92.7 43.2 72.7 82.5 429.5
 """
+
+
+def _trained(weight: float, pairs: int = 64) -> tuple[float, float, float]:
+    """RSUM, mean score and mean score of right pairs on new pairs, after linear maps were trained by eq. 24 with this weight of negatives."""
+    world, drawn = unit_rows(2 * pairs, seed=1, dimension=8), torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=drawn, dtype=torch.float64)
+
+    sides = [torch.cat([world @ draw(8, 32) + draw(2 * pairs, 32), torch.ones(2 * pairs, 1)], 1) for _ in range(2)]
+    maps = [leaf(draw(33, 16) / 6) for _ in range(2)]
+    descent = torch.optim.Adam(maps, lr=0.02)
+    weights = torch.full((pairs, pairs), weight, dtype=torch.float64).fill_diagonal_(1.0)
+
+    def score(rows: slice) -> Tensor:
+        images, texts = (normalize(side[rows] @ mapped, dim=1) for side, mapped in zip(sides, maps, strict=True))
+        return images @ texts.T
+
+    for _ in range(60):
+        weighted = weights * score(slice(pairs))
+        excess = torch.cat([negatives(one - weighted.diag()[:, None] + 0.2) for one in (weighted, weighted.T)])
+        loss = (50 * torch.cat([torch.zeros(2 * pairs, 1), excess], 1)).logsumexp(1).sum() / 50
+        descent.zero_grad()
+        loss.backward()
+        descent.step()
+    scores = score(slice(pairs, None)).detach()
+    ranks = torch.cat([(one >= one.diag()[:, None]).sum(1) for one in (scores, scores.T)])
+    return sum(200 * (ranks <= k).double().mean().item() for k in (1, 5, 10)), scores.mean().item(), scores.diag().mean().item()

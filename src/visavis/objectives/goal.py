@@ -48,8 +48,9 @@ class Goal(SummaryObjective):
     not Circle and (con, sig_ms) is not MultiSimilarity, although table 1 says so. (nca, lin), (nca, sig), (cir, con) and
     (cir, sig) belong to no loss at all.
     Differs from: the printed eqs. 3 and 4, whose gradient of the mined negative is 0; it is pushed here, as in the released
-    code. ``semantics="reference"`` takes that code's weights: T_con is 1 without a margin, T_cir has s_n^2 + 0.5, the
-    means of lin_ms do not count differences of exactly 0. There tau is 1 unless given, and the scale of a loss is lost.
+    code. Eq. 12 has < and > where <= and >= stand above, as in that code. ``semantics="reference"`` takes that code's weights:
+    T_con is 1 without a margin, T_cir has s_n^2 + 0.5, the means of lin_ms do not count differences of exactly 0. There tau is 1
+    unless given, and the scale of a loss is lost.
     """
 
     integrable: ClassVar[bool] = False
