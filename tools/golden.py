@@ -122,9 +122,9 @@ def coherent_score(entry: dict[str, Any], inputs: Arrays) -> Arrays:
     for k in entry["params"]["K"]:
         for direction, score in (("i2t", scores), ("t2i", scores.T)):
             name = f"cs{k}_{direction}"
-            per_query = coherent_scores(score, relevance, k=k).numpy()
+            per_query = coherent_scores(score, relevance, k=k, semantics="reference").numpy()
             answers |= {f"{name}_per_query": per_query, f"{name}_mean": per_query.mean()}
-            answers[f"{name}_per_query_tau_a"] = coherent_scores(score, relevance, k=k, tau="a").numpy()
+            answers[f"{name}_per_query_tau_a"] = coherent_scores(score, relevance, k=k, tau="a", semantics="reference").numpy()
     return answers
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import kendalltau
 from sklearn.metrics import ndcg_score
 from torch import Tensor
 
 from visavis.errors import DataError, ShapeError
-from visavis.metrics import coherent_scores, ndcg_at
+from visavis.metrics import GRADED, coherent_scores, ndcg_at
 
 
 def problem(seed: int, queries: int, candidates: int, levels: int) -> tuple[Tensor, Tensor]:
@@ -52,11 +55,56 @@ def test_ties_by_hand() -> None:
 @given(problems, st.integers(1, 30))
 def test_tau_a_is_its_definition(scores_and_relevance: tuple[Tensor, Tensor], k: int) -> None:
     scores, relevance = scores_and_relevance
-    scores = scores // 3
     for row, degrees, found in zip(scores, relevance, coherent_scores(scores, relevance, k=k, tau="a"), strict=True):
-        top = row.topk(min(k, len(row))).indices
-        signs = [(row[i] - row[j]).sign() * (degrees[i] - degrees[j]).sign() for n, i in enumerate(top) for j in top[:n]]
-        assert float(found) == pytest.approx(float(sum(signs)) / len(signs) if signs else np.nan, nan_ok=True)
+        assert float(found) == pytest.approx(tau_a(row, degrees, row.topk(min(k, len(row))).indices.tolist()), nan_ok=True)
+
+
+def tau_a(row: Tensor, degrees: Tensor, top: list[int]) -> float:
+    signs = [float((row[i] - row[j]).sign() * (degrees[i] - degrees[j]).sign()) for i, j in combinations(top, 2)]
+    return sum(signs) / len(signs) if signs else np.nan
+
+
+@given(problems, st.integers(2, 6), st.integers(3, 9))
+def test_with_ties_at_the_cut_tau_a_is_its_mean_over_all_orders(scores_and_relevance: tuple[Tensor, Tensor], k: int, levels: int) -> None:
+    scores, relevance = (side[:1, :9] for side in scores_and_relevance)
+    row, degrees, k = scores[0] % levels, relevance[0], min(k, scores.shape[1])
+    ordered = row.sort(descending=True).values
+    surely, tied = ((row > ordered[k - 1]).nonzero()[:, 0].tolist(), (row == ordered[k - 1]).nonzero()[:, 0].tolist())
+    each = [tau_a(row, degrees, [*surely, *some]) for some in combinations(tied, k - len(surely))]
+    found = coherent_scores(row[None], degrees[None], k=k, tau="a")
+    assert float(found) == pytest.approx(np.mean(each), nan_ok=True, abs=1e-12)
+
+
+def test_a_tie_at_the_cut_by_hand() -> None:
+    scores, relevance = torch.tensor([[2.0, 1.0, 1.0]]).repeat(3, 1), torch.tensor([[1.0, 0.5, 0.0], [0.5, 1.0, 0.0], [0.5, 0.5, 1.0]])
+    # one of the two behind the first is in the top 2: both agree, one of them agrees, one of them disagrees and the other is tied
+    assert coherent_scores(scores, relevance, k=2, tau="a").tolist() == [1, 0, -0.5]
+    assert coherent_scores(scores, relevance, k=2).tolist() == pytest.approx([1, 0, -0.5 / 0.5**0.5])
+    assert coherent_scores(torch.ones(1, 3), relevance[:1], k=2).isnan().all()
+    assert coherent_scores(torch.ones(1, 3), relevance[:1], k=2, tau="a").tolist() == [0]
+
+
+@pytest.mark.parametrize("tau", ["a", "b"])
+def test_no_order_of_tied_candidates_changes_anything_but_the_reference(tau: str) -> None:
+    scores, relevance = (torch.rand(40, 60) * 8).round(), (torch.rand(40, 60) * 5).round()
+    found = coherent_scores(scores, relevance, k=12, tau=tau)
+    assert ((found.nan_to_num() >= -1) & (found.nan_to_num() <= 1)).all()
+    for _ in range(5):
+        shuffled = torch.randperm(60)
+        assert torch.equal(coherent_scores(scores[:, shuffled], relevance[:, shuffled], k=12, tau=tau).nan_to_num(2), found.nan_to_num(2))
+    for metric in GRADED["paper"]:
+        values, moved = (metric.function(scores[:, order], relevance[:, order], (3, 12)) for order in (torch.arange(60), shuffled))
+        assert torch.equal(values.nan_to_num(2), moved.nan_to_num(2))
+
+
+def test_the_reference_takes_the_candidates_that_the_released_code_takes() -> None:
+    scores, relevance = (torch.rand(40, 60) * 8).round(), torch.rand(40, 60)
+    taken = [np.argsort(row)[::-1][:12] for row in scores.numpy()]
+    right = [kendalltau(row[top], near[top]).statistic for row, near, top in zip(scores.numpy(), relevance.numpy(), taken, strict=True)]
+    found = coherent_scores(scores, relevance, k=12, semantics="reference")
+    np.testing.assert_array_equal(found.numpy(), right)
+    np.testing.assert_array_equal(GRADED["reference"][0].function(scores, relevance, (3, 12))[:, 1], right)
+    assert not torch.equal(found, coherent_scores(scores, relevance, k=12))
 
 
 @given(problems, st.integers(1, 30))

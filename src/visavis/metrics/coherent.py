@@ -7,8 +7,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,31 +18,27 @@ from visavis.errors import DataError, ShapeError
 from visavis.metrics.declaration import Metric
 
 Tau = Literal["a", "b"]
+Semantics = Literal["paper", "reference"]
 
 
-def coherent_scores(scores: Tensor, relevance: Tensor, *, k: int, tau: Tau = "b") -> Tensor:
+def coherent_scores(scores: Tensor, relevance: Tensor, *, k: int, tau: Tau = "b", semantics: Semantics = "paper") -> Tensor:
     """CS@K ``[Q]``: Kendall's tau between the scores and the relevance of the K best-scored candidates of each query.
 
     Formula: tau-a = (concordant - discordant) / (K (K - 1) / 2); tau-b divides by sqrt((pairs with unequal scores) (pairs with
     unequal relevance)) instead; without ties they agree.
+    Ties at the cut: where more candidates score as the K-th does than the top K has room for, a pair counts with the probability that both
+    are in the top K, if those that tie enter at random. No order of the candidates changes that, and tau-a is then its mean over all orders.
     scores, relevance: ``[Q, C]``; the query's own item counts too; K above C means C. tau-b is NaN where the scores or the
     relevance are constant in the top K: undefined, so that a mean over queries is NaN as well; tau-a is 0 there, by its formula.
     With one candidate both are undefined.
     Raises ShapeError where shapes differ, DataError where a score or a degree is not a number.
     Source: Zhou et al., Ladder loss (2020), section Coherent Score; its released code has tau-b.
+    Differs from: the paper says nothing of ties at the cut. ``semantics="reference"`` takes the candidates that the released code takes,
+    ``numpy.argsort(scores)[::-1][:K]``: of those that tie mostly the later ones, but that sort is not stable, so that their order and
+    numpy's choice decide.
     """
-    from scipy.stats import kendalltau
-
     _check(scores, relevance)
-    top, index = scores.topk(min(k, scores.shape[1]), dim=1)
-    top, relevance = (side.cpu().double() for side in (top, relevance.gather(1, index)))
-    if top.shape[1] < 2:
-        return torch.full((len(top),), torch.nan, dtype=torch.float64)
-    tau_b = torch.tensor([kendalltau(*pair).statistic for pair in zip(top.numpy(), relevance.numpy(), strict=True)], dtype=torch.float64)
-    if tau == "b":
-        return tau_b
-    untied = (1 - _tied_share(top)) * (1 - _tied_share(relevance))
-    return tau_b.nan_to_num() * untied.sqrt()
+    return _coherent_scores_at(scores, relevance, (k,), tau, semantics)[:, 0]
 
 
 def ndcg_at(scores: Tensor, relevance: Tensor, *, k: int) -> Tensor:
@@ -63,13 +61,6 @@ def ndcg(scores: Tensor, relevance: Tensor) -> Tensor:
     return ((by_score / discount).cumsum(1) / (gains.flip(1) / discount).cumsum(1)).cpu()
 
 
-def _tied_share(rows: Tensor) -> Tensor:
-    """The share of pairs of equal values in each row ``[Q, K]``."""
-    ordered = rows.sort(dim=1).values
-    equal_before = torch.arange(rows.shape[1]) - torch.searchsorted(ordered, ordered)
-    return equal_before.sum(1).double() / (rows.shape[1] * (rows.shape[1] - 1) / 2)
-
-
 def _check(scores: Tensor, relevance: Tensor) -> None:
     if scores.shape != relevance.shape:
         raise ShapeError(f"relevance has shape {list(relevance.shape)}, expected that of the scores, {list(scores.shape)}.")
@@ -81,17 +72,77 @@ def _check(scores: Tensor, relevance: Tensor) -> None:
             raise DataError(f"the {what} of query {query} hold NaN: {remedy}.")
 
 
-def _coherent_scores_at(scores: Tensor, degrees: Tensor, ks: tuple[int, ...], tau: Tau) -> Tensor:
-    top, index = scores.topk(max(ks), dim=1)
-    degrees = degrees.gather(1, index)
-    return torch.stack([coherent_scores(top, degrees, k=k, tau=tau) for k in ks], 1)
+def _coherent_scores_at(scores: Tensor, degrees: Tensor, ks: tuple[int, ...], tau: Tau, semantics: Semantics) -> Tensor:
+    """CS@K ``[Q, len(ks)]``. What ties within the top K may come in any order; where it ties at the cut, ``AT_THE_CUT`` says what counts."""
+    candidates = scores.shape[1]
+    top, index = scores.topk(min(max(ks) + 1, candidates), dim=1)
+    near = degrees.gather(1, index)
+    found = []
+    for k in (min(k, candidates) for k in ks):
+        values = _taus(top[:, :k], near[:, :k], tau)
+        tied = top[:, k] == top[:, k - 1] if 1 < k < candidates else torch.zeros(len(top), dtype=torch.bool)
+        for query in tied.nonzero()[:, 0].tolist():
+            values[query] = AT_THE_CUT[semantics](scores[query].cpu(), degrees[query].cpu(), k, tau)
+        found.append(values)
+    return torch.stack(found, 1)
+
+
+def _taus(scores: Tensor, degrees: Tensor, tau: Tau) -> Tensor:
+    """Kendall's tau of each row ``[Q, K]``."""
+    from scipy.stats import kendalltau
+
+    scores, degrees = scores.cpu().double(), degrees.cpu().double()
+    if scores.shape[1] < 2:
+        return torch.full((len(scores),), torch.nan, dtype=torch.float64)
+    tau_b = torch.tensor([kendalltau(*pair).statistic for pair in zip(scores.numpy(), degrees.numpy(), strict=True)], dtype=torch.float64)
+    if tau == "b":
+        return tau_b
+    untied = (1 - _tied_share(scores)) * (1 - _tied_share(degrees))
+    return tau_b.nan_to_num() * untied.sqrt()
+
+
+def _tied_share(rows: Tensor) -> Tensor:
+    """The share of pairs of equal values in each row ``[Q, K]``."""
+    ordered = rows.sort(dim=1).values
+    equal_before = torch.arange(rows.shape[1]) - torch.searchsorted(ordered, ordered)
+    return equal_before.sum(1).double() / (rows.shape[1] * (rows.shape[1] - 1) / 2)
+
+
+def _as_expected(scores: Tensor, degrees: Tensor, k: int, tau: Tau) -> Tensor:
+    """Tau of one query ``[C]`` with every pair counted by the probability that both are in the top K."""
+    cut = scores.topk(k).values[-1]
+    inside, tied = scores > cut, scores == cut
+    room, number = k - int(inside.sum()), int(tied.sum())
+    surely, at_all, by_chance = (_pairs(scores[some], degrees[some]) for some in (inside, inside | tied, tied))
+    counted = surely + room / number * (at_all - surely - by_chance) + room * (room - 1) / (number * (number - 1)) * by_chance
+    agreeing, *unequal = counted
+    return agreeing / (k * (k - 1) / 2 if tau == "a" else (unequal[0] * unequal[1]).sqrt())
+
+
+def _pairs(scores: Tensor, degrees: Tensor) -> Tensor:
+    """Numbers of pairs among candidates ``[N]``: concordant less discordant, with unequal scores, with unequal degrees."""
+    if len(scores) < 2:
+        return torch.zeros(3, dtype=torch.float64)
+    pairs = len(scores) * (len(scores) - 1) / 2
+    shares = torch.cat([_taus(scores[None], degrees[None], "a"), *(1 - _tied_share(row[None]) for row in (scores, degrees))])
+    return (pairs * shares).round()
+
+
+def _as_released(scores: Tensor, degrees: Tensor, k: int, tau: Tau) -> Tensor:
+    """Tau of one query ``[C]`` over the candidates that the released code takes."""
+    scores = scores if scores.dtype == torch.float64 else scores.float()
+    top = torch.from_numpy(np.argsort(scores.numpy())[::-1][:k].copy())
+    return _taus(scores[None, top], degrees[None, top], tau)[0]
+
+
+AT_THE_CUT: dict[Semantics, Callable[[Tensor, Tensor, int, Tau], Tensor]] = {"paper": _as_expected, "reference": _as_released}
 
 
 def _ndcg_at(scores: Tensor, degrees: Tensor, ks: tuple[int, ...]) -> Tensor:
     return ndcg(scores, degrees)[:, torch.tensor(ks) - 1]
 
 
-def _coherent_score(name: str, tau: Tau, candidates: str) -> Metric:
+def _coherent_score(name: str, tau: Tau, semantics: Semantics, candidates: str) -> Metric:
     return Metric(
         name=name,
         label="CS@K",
@@ -100,7 +151,7 @@ def _coherent_score(name: str, tau: Tau, candidates: str) -> Metric:
         formula=f"mean(Kendall's tau-{tau}(scores, degrees) over the K best-scored)",
         unit="correlation",
         reads="degrees",
-        function=lambda scores, degrees, ks: _coherent_scores_at(scores, degrees, ks, tau),
+        function=lambda scores, degrees, ks: _coherent_scores_at(scores, degrees, ks, tau, semantics),
     )
 
 
@@ -118,5 +169,6 @@ def _discounted_gain(name: str, candidates: str) -> Metric:
 
 
 _FIRST, _ALL = "the first caption of each image, as the released code of the Ladder loss", "all captions, as the text of the Ladder loss"
-COHERENT_SCORE, COHERENT_SCORE_PAPER = _coherent_score("cs_at_K", "b", _FIRST), _coherent_score("cs_at_K_paper", "a", _ALL)
+COHERENT_SCORE = _coherent_score("cs_at_K", "b", "reference", _FIRST)
+COHERENT_SCORE_PAPER = _coherent_score("cs_at_K_paper", "a", "paper", _ALL)
 NDCG, NDCG_PAPER = _discounted_gain("ndcg_at_K", _FIRST), _discounted_gain("ndcg_at_K_paper", _ALL)
