@@ -30,8 +30,8 @@ def test_every_error_is_a_visavis_error_drawn_in_the_tree():
 
 
 def test_missing_extra_says_what_to_install():
-    assert str(MissingExtra("av", "video", "Reading clips")) == (
-        "Reading clips needs the package av, which is not installed: run pip install 'visavis[video]'."
+    assert str(MissingExtra("matplotlib", "report", "A report")) == (
+        "A report needs the package matplotlib, which is not installed: run pip install 'visavis[report]'."
     )
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 import visavis
-from visavis import verbs
+from visavis import cli, verbs
 
 PROJECT = Path(__file__).resolve().parents[1]
 PACKAGE = PROJECT / "src" / "visavis"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-VERBS = {*verbs.__all__, "compare", "index", "serve"}
+VERBS = {*verbs.__all__, "compare", "explain", "index", "reproduce", "serve"}
 """Those that are there, and those whose names are kept for them."""
 
 
@@ -71,6 +71,21 @@ def test_every_make_target_that_a_page_names_exists():
     pages = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *(PROJECT / "docs").glob("*.md"), PROJECT / ".ci" / "run"]
     named_targets = {target for page in pages for target in re.findall(r"(?:^|`)make ([a-z]+)", page.read_text(), re.MULTILINE)}
     assert named_targets <= targets
+
+
+def test_every_command_and_extra_that_a_page_names_exists():
+    """Also what the package says of itself: a verb that is still to come is not promised."""
+    extras = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
+    commands = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
+    commands |= {group.name for group in cli.app.registered_groups}
+    pages = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *(PROJECT / "docs").rglob("*.md"), *SOURCES]
+    texts = {page: page.read_text() for page in pages}
+    promised = {name for text in texts.values() for name in re.findall(r"(?:^|`|\$ )visavis ([a-z]+)(?=[ `\n])", text, re.MULTILINE)}
+    assert {"train", "search"} <= promised
+    assert promised <= commands
+    assert {name for text in texts.values() for names in re.findall(r"visavis\[([a-z,]+)\]'", text) for name in names.split(",")} <= extras
+    for said in (visavis.__doc__, cli.app.info.help, tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["description"]):
+        assert not re.search(r"\b(compare|explain|index|serve)s?\b", said)
 
 
 def test_every_relative_link_of_a_page_leads_somewhere():

@@ -1,4 +1,4 @@
-"""visavis: train, compare, explain and serve vision-language retrieval."""
+"""visavis: train, evaluate, diagnose and use vision-language retrieval."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ SERVES = {
     "noise": "visavis train: NoisySupervision",
     "dev": "tests and checks of visavis itself",
 }
-"""The commands that need an extra, and what for; extras not listed are not used by any command yet."""
+"""The commands that need an extra, and what for."""
 
 
 @dataclass(frozen=True)
@@ -108,17 +108,16 @@ def _requirements() -> list[tuple[str, str | None]]:
 def _extras() -> list[Fact]:
     packages: dict[str, list[str]] = {}
     for package, extra in _requirements():
-        if extra not in (None, "all"):
-            packages.setdefault(str(extra), []).append(package)
+        if extra in SERVES:
+            packages.setdefault(extra, []).append(package)
     return [_extra(extra, names) for extra, names in packages.items()]
 
 
 def _extra(extra: str, names: list[str]) -> Fact:
     known = {name: installed(name) for name in names}
     packages = ", ".join(f"{name} {version or 'not installed'}" for name, version in known.items())
-    value = f"{packages} ({SERVES.get(extra, 'no command needs it yet')})"
-    useful = extra in SERVES and not all(known.values())
-    return Fact(f"extra {extra}", value, remedy=f"pip install 'visavis[{extra}]'" if useful else "")
+    remedy = "" if all(known.values()) else f"pip install 'visavis[{extra}]'"
+    return Fact(f"extra {extra}", f"{packages} ({SERVES[extra]})", remedy=remedy)
 
 
 def _torchvision() -> Fact:

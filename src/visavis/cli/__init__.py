@@ -11,7 +11,7 @@ from visavis.errors import VisavisError
 
 app = typer.Typer(
     name="visavis",
-    help="Train, compare, explain and serve vision-language retrieval.",
+    help="Train, evaluate, diagnose and use vision-language retrieval.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
