@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import visavis
 from visavis.data import open_dataset
 from visavis.data.loader import seed_of
-from visavis.errors import RecipeError
+from visavis.errors import RecipeError, RunError
 from visavis.progress import Silent
 from visavis.runs.begin import prepare
 from visavis.runs.folder import recipe_of
@@ -162,6 +162,41 @@ def test_two_networks_doubt_the_misplaced_captions(recipes, tmp_path):
     assert 0.3 < wrong.float().mean() < 0.4
     assert clean[~wrong].mean() > 0.9
     assert clean[wrong].mean() < 0.3
+
+
+def test_both_networks_of_a_run_are_evaluated_by_the_mean_of_their_scores(recipes, scenes, tmp_path):
+    run = tmp_path / "run"
+    visavis.train(recipes / "NCR.toml", data=scenes, out=run)
+    first, second = visavis.load(run), visavis.load(run / "peer")
+    test = open_dataset(scenes).split("test")
+    images = [image.open() for image in test.images]
+    mean = (first.score(images, test.captions) + second.score(images, test.captions)) / 2
+    both = visavis.evaluate(run, average=True).metrics
+    top = mean.topk(5, dim=0).indices == torch.from_numpy(test.image_of)
+    assert both["t2i_r5"] == pytest.approx(100 * top.any(0).float().mean().item())
+    assert both != visavis.evaluate(run).metrics
+    assert visavis.evaluate(run).metrics["rsum"] == json.loads((run / "result.json").read_text())["rsum"]
+
+
+def test_a_second_network_is_kept_with_the_best_of_the_first_alone(recipes, scenes, tmp_path):
+    """A later phase without one, which is better, leaves none; and there is then no average."""
+    overrides = {"phases.0.optimizer.lr": 1e-12, "phases.1.supervision": "PairSupervision()", "phases.1.objective": "VLC()"}
+    visavis.train(recipes / "NCR.toml", data=scenes, out=tmp_path / "run", overrides=overrides)
+    with pytest.raises(RunError, match=r"has no peer: it trained one network, and there is no second one to average its scores with"):
+        visavis.evaluate(tmp_path / "run", average=True)
+
+
+def test_the_code_s_margins_of_images_are_supplied(recipes, scenes, tmp_path):
+    """``NCR(semantics="reference")`` trains, and differs from the paper's form only where labels differ from 1: not in the first epoch."""
+    weights = []
+    for semantics in ("paper", "reference"):
+        overrides = {f"phases.{phase}.objective": f"NCR(semantics={semantics!r})" for phase in (0, 1)} | {"phases.1.epochs": 1}
+        visavis.train(recipes / "NCR.toml", data=scenes, out=tmp_path / semantics, overrides=overrides)
+        log = [json.loads(line) for line in (tmp_path / semantics / "metrics.jsonl").read_text().splitlines()]
+        weights.append([row["train"]["loss"] for row in log])
+    (_, before, paper), (_, same, reference) = weights
+    assert before == pytest.approx(same, rel=1e-5)
+    assert paper != pytest.approx(reference, rel=1e-5)
 
 
 def test_misplaced_captions_exchange_their_images_in_training_alone(scenes):

@@ -57,6 +57,7 @@ def evaluate(
         str,
         typer.Option(help="The definition of CS@K: reference (tau-b, first captions) or paper (tau-a, all captions; keys end in _paper)."),
     ] = "reference",
+    average: Annotated[bool, typer.Option("--average", help="The mean of the scores of both networks, where a run trained two.")] = False,
     memory: Memory = None,
     json: Json = False,
 ) -> None:
@@ -66,7 +67,15 @@ def evaluate(
 
     with bars() as progress:
         result = verbs.evaluate(
-            run, protocol=protocol, split=split, data=data, degrees=degrees, semantics=semantics, memory=memory, progress=progress
+            run,
+            protocol=protocol,
+            split=split,
+            data=data,
+            degrees=degrees,
+            semantics=semantics,
+            average=average,
+            memory=memory,
+            progress=progress,
         )
     if json:
         print_json(result.to_json())

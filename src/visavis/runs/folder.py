@@ -12,6 +12,7 @@ from visavis.environment import git_hash, versions
 from visavis.errors import RunError
 from visavis.memory import Memory, parse_memory
 from visavis.models.base import Matcher
+from visavis.models.encoding import device_of
 from visavis.models.retriever import Retriever
 from visavis.progress import Progress
 from visavis.runs.zero_shot import zero_shot_recipe
@@ -36,6 +37,14 @@ def open_run(folder: Path, recipe: Recipe, progress: Progress) -> tuple[DataModu
         device = "cpu"
     model = Retriever.load(folder, device=device)
     return open_data_module(recipe, progress, model.processor.vocabulary), model.matcher
+
+
+def open_peer(folder: Path, first: Matcher) -> Matcher:
+    """The second network of a run, where its first one computes. Raises RunError if the run trained one network."""
+    peer = RunFiles(folder).peer
+    if not (peer / "model.safetensors").exists():
+        raise RunError(f"{folder} has no {peer.name}: it trained one network, and there is no second one to average its scores with.")
+    return Retriever.load(peer, device=device_of(first)).matcher
 
 
 def recipe_of(folder: Path, data: str | None = None, memory: Memory = None) -> Recipe:

@@ -59,6 +59,11 @@ class TrainingContext:
 class Supervision(ABC):
     """The source of targets; the base class of all that trains with more than ids."""
 
+    @property
+    def peer(self) -> Matcher | None:
+        """The second network, where one is trained beside the first: it is kept with the best of the first."""
+        return None
+
     def unread_by(self, objective: Objective) -> tuple[str, ...]:
         """The facts that this supplies, by the declarations of ``targets.FACTS``, if the objective reads none of them."""
         supplied = tuple(fact.name for fact in FACTS if fact.supplier == type(self).__name__)

@@ -18,7 +18,7 @@ from visavis.objectives import Triplet
 from visavis.scoring import score_by_blocks
 from visavis.spec import check_fields, require
 from visavis.supervision.base import Supervision, TrainingContext
-from visavis.targets import Targets
+from visavis.targets import Factors, Targets
 from visavis.types import Encoded
 
 Growth = Literal["linear", "exponential", "sine"]
@@ -44,13 +44,17 @@ class NoisySupervision(Supervision):
     At each epoch but the first, each network's mean hinges ``l_p`` over its batch, scaled to [0, 1] over the training set, are
     split by a mixture of two Gaussians; a pair is clean with the probability w of the component of lower mean. Each network
     learns from the other's division: a pair with w > ``threshold`` gets the label ``w + (1 - w) P`` with P its own prediction,
-    another the mean of both predictions; the label gives the margin of both its anchors. In the first epoch all labels are 1.
+    another the mean of both predictions; the label gives the margin of both its anchors, and the margin of the image in both
+    directions, which ``NCR(semantics="reference")`` reads. In the first epoch all labels are 1.
     P of a pair: ``margin - l_p`` within [0, margin], over the mean of the largest tenth of its batch, at most 1.
     The second network keeps its optimizer's state from phase to phase.
     One caption a row: ``training.captions_per_image`` must be left out. Needs scikit-learn (extra ``noise``).
+    The run's model is the first network alone; the second, as it was then, lies beside it in ``peer``, and
+    ``visavis evaluate RUN --average`` scores by the mean of both.
     Source: Huang et al., NCR (2021), section 3; threshold and mixture as in its code, but for the number of iterations.
-    Differs from: the released code, which predicts anew at each batch, from networks in training mode, draws clean and
-    doubtful pairs in batches of their own, and mixes two shapes of labels into a matrix of margins.
+    Differs from: the released code, which evaluates the mean of both networks' scores, also where it chooses the best epoch;
+    predicts anew at each batch, from networks in training mode; draws clean and doubtful pairs in batches of their own; and mixes
+    two shapes of labels into a matrix of margins.
     """
 
     margin: float = 0.2
@@ -74,6 +78,10 @@ class NoisySupervision(Supervision):
         if state:
             self._clean, self._labels, self._epochs = state["clean"], state["labels"], int(state["epochs"])
             self._second.load_state_dict({name.removeprefix("second."): part for name, part in state.items() if name.startswith("second.")})
+
+    @property
+    def peer(self) -> Matcher:
+        return self._second.matcher
 
     def begin_epoch(self, epoch: int) -> None:
         if self._epochs:
@@ -102,7 +110,10 @@ class NoisySupervision(Supervision):
         """Targets with the margins that a network learns from; outside of the training split every pair is trusted."""
         labels = self._labels[network, batch.captions] if batch.split == self._context.train.split else torch.ones(len(batch.captions))
         margins = soft_margin(labels, self.margin, self.growth).to(batch.image_ids.device)
-        return Targets(query_ids=batch.image_ids, candidate_ids=batch.text_ids, query_margin=margins, candidate_margin=margins)
+        of_images = Factors(margins[:, None], torch.ones_like(margins)[:, None])
+        return Targets(
+            query_ids=batch.image_ids, candidate_ids=batch.text_ids, query_margin=margins, candidate_margin=margins, pair_margin=of_images
+        )
 
     def _divide(self) -> None:
         """What each network thinks of every pair, and the labels that follow for the other."""

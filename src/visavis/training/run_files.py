@@ -15,7 +15,8 @@ class RunFiles:
     """The files of one run.
 
     recipe: resolved, as TOML. environment: what else the run depends on. log: a line of JSON for each validation. model: the
-    folder of the best model so far. checkpoints: the folder to go on from. result: what the training ended with.
+    folder of the best model so far. peer: that of the second network, where two were trained, as it was then. checkpoints: the
+    folder to go on from. result: what the training ended with.
     """
 
     folder: Path
@@ -35,6 +36,10 @@ class RunFiles:
     @property
     def model(self) -> Path:
         return self.folder / "model"
+
+    @property
+    def peer(self) -> Path:
+        return self.folder / "peer"
 
     @property
     def checkpoints(self) -> Path:

@@ -167,6 +167,10 @@ class Trainer:
             state.best_rsum, state.best_step, state.stale = rsum, state.step, 0
             self.best = self._weights()
             self.data_module.processor.save(self.matcher, self.files.model)
+            if self.supervision.peer is not None:
+                self.data_module.processor.save(self.supervision.peer, self.files.peer)
+            else:
+                storage.remove_folder(self.files.peer)  # of an earlier phase
         else:
             state.stale += 1
         return bool(self.recipe.training.patience) and state.stale >= self.recipe.training.patience

@@ -78,6 +78,7 @@ def evaluate(
     data: str | Path | None = None,
     degrees: str | None = None,
     semantics: str = "reference",
+    average: bool = False,
     memory: Memory = None,
     progress: Progress | None = None,
 ) -> Evaluation:
@@ -87,12 +88,14 @@ def evaluate(
     protocol, split, data, degrees: default to the recipe's; on other data or another split the protocol is "plain".
     degrees: the estimator of degrees of relevance, such as "CBoW()". semantics: the definition of CS@K. "reference", that of the
     released code of the Ladder loss: tau-b over the first caption of each image. "paper", that of its text: tau-a over all
-    captions, under keys of its own (``i2t_cs_at_100_paper``). memory: the most that blocks of scores may take, in bytes or as "2GiB";
+    captions, under keys of its own (``i2t_cs_at_100_paper``). average: the mean of the scores of both networks, for a run of
+    NoisySupervision, which trains two. memory: the most that blocks of scores may take, in bytes or as "2GiB";
     default the recipe's, else a quarter of the free memory.
     """
     from visavis.runs.evaluating import evaluate_run
 
-    return evaluate_run(Path(run), protocol, split, None if data is None else str(data), progress or Silent(), degrees, semantics, memory)
+    data = None if data is None else str(data)
+    return evaluate_run(Path(run), protocol, split, data, progress or Silent(), degrees, semantics, memory, average=average)
 
 
 def diagnose(

@@ -1,0 +1,63 @@
+"""Several matchers as one, whose score is the mean of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from visavis.models.base import Matcher
+from visavis.types import Encoded, Parts
+
+
+class Average(Matcher):
+    """Matchers that read the same items; the score of a pair is the mean of theirs. For evaluation.
+
+    Items carry what every member made of them: its tensors by ``<member>/<field>/<part>``.
+    Source: how BFAN, VSE∞ and NCR report two networks together.
+    """
+
+    name = "Average"
+
+    def __init__(self, members: Sequence[Matcher]):
+        nn.Module.__init__(self)
+        self.config, self.members = members[0].config, nn.ModuleList(members)
+
+    def encode_visual(self, items: Encoded) -> Encoded:
+        return self._each(lambda member: member.encode_visual(items))
+
+    def encode_text(self, items: Encoded) -> Encoded:
+        return self._each(lambda member: member.encode_text(items))
+
+    def score(self, visual: Encoded, text: Encoded) -> Tensor:
+        scores = [member.score(_of(visual, number), _of(text, number)) for number, member in enumerate(self.members)]  # type: ignore[operator]
+        return torch.stack(scores).mean(0)
+
+    def parts(self) -> dict[str, list[nn.Module]]:
+        return {str(number): [member] for number, member in enumerate(self.members)}
+
+    def _each(self, encode: Callable[[Matcher], Encoded]) -> Encoded:
+        encoded = [encode(member) for member in self.members]  # type: ignore[arg-type]
+        return Encoded({f"{number}/{name}": tensor for number, items in enumerate(encoded) for name, tensor in _tensors(items).items()})
+
+
+def _tensors(items: Encoded) -> dict[str, Tensor]:
+    """All tensors of encoded items, by ``<field>/<part>``; the part is empty where there are no named ones."""
+    named: dict[str, Tensor] = {}
+    for field in ("vectors", "mask", "weights"):
+        parts: Parts | None = getattr(items, field)
+        if parts is not None:
+            named |= {f"{field}/{part}": tensor for part, tensor in ({"": parts} if isinstance(parts, Tensor) else parts).items()}
+    return named
+
+
+def _of(items: Encoded, number: int) -> Encoded:
+    """What one member made of the items: ``_tensors`` backwards."""
+    fields: dict[str, dict[str, Tensor]] = {}
+    assert isinstance(items.vectors, dict)
+    for key, tensor in items.vectors.items():
+        member, field, part = key.split("/", 2)
+        if member == str(number):
+            fields.setdefault(field, {})[part] = tensor
+    return Encoded(**{field: parts[""] if list(parts) == [""] else parts for field, parts in fields.items()})  # type: ignore[arg-type]
