@@ -181,9 +181,17 @@ def test_a_fitted_model_keeps_how_words_are_pooled(people, tiny_models, tmp_path
     assert open_text(str(tmp_path / "fitted")).pooling.kind == "first"
 
 
-@pytest.mark.parametrize("wrong", [{"kind": "tri"}, {"epochs": 0}, {"batch_size": 0}, {"model": "no/such"}])
-def test_impossible_fits_are_refused_before_a_folder_is_made(people, tmp_path, wrong):
-    with pytest.raises(VisavisError):
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"kind": "tri"}, "kind is 'tri', expected 'bi' or 'cross'"),
+        ({"epochs": 0}, "0 epochs of batches of 16 are no training"),
+        ({"batch_size": 0}, "4 epochs of batches of 0 are no training"),
+        ({"model": "no/such"}, "no/such is no folder with a config.json"),
+    ],
+)
+def test_impossible_fits_are_refused_before_a_folder_is_made(people, tmp_path, wrong, sentence):
+    with pytest.raises(VisavisError, match=f"^{sentence}"):
         verbs.relevance_fit(tmp_path / "fitted", **wrong)
     assert not (tmp_path / "fitted").exists()
 

@@ -30,6 +30,10 @@ IDS = {
 }
 
 
+NEED_FACTS_OF_PAIRS = ("NCR", "Ladder", "GradedVLC")
+"""Objectives that cannot do without facts of pairs, which say nothing about extra candidates."""
+
+
 def close(ours, theirs, **tolerance) -> None:
     torch.testing.assert_close(ours, theirs, **({"rtol": 1e-12, "atol": 1e-13} | tolerance))
 

@@ -138,7 +138,7 @@ def test_gradients_of_a_group_that_a_phase_cuts_short_are_forgotten(trainer):
     run = trainer(training__accumulate=3)
     run._step(next(run.train.epoch(1)), 10)
     assert any(parameter.grad is not None for parameter in run.matcher.parameters())
-    run._begin_phase(run.optimizer)
+    run._begin_phase({}, run.optimizer)
     assert all(parameter.grad is None for parameter in run.matcher.parameters())
 
 
