@@ -17,7 +17,8 @@ from visavis.evaluation import CATALOG, Protocol, evaluate, rank_scores
 from visavis.evaluation.blocks import places_by_tiles
 from visavis.memory import ScoreCost
 from visavis.metrics import ranks
-from visavis.metrics.ranking import Ties, best
+from visavis.metrics.arguments import Ties
+from visavis.metrics.ranking import best
 from visavis.scoring import DeviceScore
 from visavis.types import Encoded
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class VisavisError(ValueError):
@@ -73,3 +74,19 @@ def nearest(word: str, known: Iterable[str]) -> str:
     lowered = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
     return f"did you mean {lowered[close[0]]}?" if close else f"known: {', '.join(known) or 'nothing'}."
+
+
+def shown(value: Any) -> str:
+    """A value in an error sentence: itself where it is short and plain, else what it is.
+
+    >>> shown(2.5), shown([1, 2]), shown({})
+    ('2.5', '[1, 2]', 'a dict')
+    """
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes | list | tuple):
+        text = repr(value)
+        if len(text) <= 60 and "\n" not in text:
+            return text
+        if isinstance(value, str):
+            return f"{text[:57]}..."
+    shape = getattr(value, "shape", None)
+    return f"a {type(value).__name__}" + (f" of shape {list(shape)}" if isinstance(shape, tuple) else "")

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visavis.errors import SpecError, VisavisError
+from visavis.errors import ShapeError, SpecError, VisavisError, shown
 from visavis.types import Encoded
 
 Items = Tensor | Encoded
@@ -127,7 +127,9 @@ def parse_memory(memory: Memory) -> int | None:
     read = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
     size = int(float(read[1]) * UNITS[read[2]]) if read and read[2] in UNITS else 0
     if size <= 0:
-        raise SpecError(f"memory is {memory!r}, expected bytes such as 2000000000, a text such as '2GiB' or '500MB', or None for a share.")
+        raise SpecError(
+            f"memory is {shown(memory)}, expected bytes such as 2000000000, a text such as '2GiB' or '500MB', or None for a share."
+        )
     return size
 
 
@@ -244,14 +246,36 @@ def blocks(rows: int, columns: int, shape: tuple[int, int]) -> list[tuple[slice,
     return [(own, other) for own in spans(rows, shape[0]) for other in spans(columns, shape[1])]
 
 
+def scores_of(score: Callable[[Any, Any], Tensor], visual: Items, text: Items) -> Tensor:
+    """``score(visual, text)``. Raises ShapeError unless that is a tensor ``[V, T]``, and where items of two widths cannot be scored."""
+    try:
+        scores = score(visual, text)
+    except RuntimeError as error:
+        if _width(visual) == _width(text):
+            raise
+        raise ShapeError(
+            f"score cannot take visual items of width {_width(visual)} with texts of width {_width(text)}: {error}."
+        ) from error
+    if not isinstance(scores, Tensor) or scores.shape != (len(visual), len(text)):
+        found = f"shape {list(scores.shape)}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
+        raise ShapeError(f"score returned {found} for {len(visual)} images and {len(text)} texts.")
+    return scores
+
+
+def _width(items: Items) -> int | None:
+    """The width of items that are one tensor."""
+    vectors = items if isinstance(items, Tensor) else items.vectors
+    return vectors.shape[-1] if isinstance(vectors, Tensor) and vectors.dim() else None
+
+
 def score_in_blocks(score: Callable[[Any, Any], Tensor], visual: Items, text: Items, shape: tuple[int, int]) -> Tensor:
     """``score(visual, text)`` as one matrix ``[V, T]``, never scoring more than a block at once; without a gradient."""
     places = blocks(len(visual), len(text), shape)
     if len(places) <= 1:
-        return score(visual, text)
+        return scores_of(score, visual, text)
     scores: Tensor | None = None
     for rows, columns in places:
-        block = score(visual[rows], text[columns])
+        block = scores_of(score, visual[rows], text[columns])
         scores = block.new_empty(len(visual), len(text)) if scores is None else scores
         scores[rows, columns] = block
     assert scores is not None

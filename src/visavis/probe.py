@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from visavis.memory import BlockCost, Items, ScoreCost, declared_cost
+from visavis.memory import BlockCost, Items, ScoreCost, declared_cost, scores_of
 
 Score = Callable[[Any, Any], Tensor]
 FEW = 2, 3
@@ -96,7 +96,7 @@ def _leaves(items: Items, training: bool) -> Items:
 def _scored(score: Score, visual: Items, text: Items, training: bool) -> Any:
     """A block forth and, in training, back again."""
     with torch.set_grad_enabled(training):
-        scores = score(visual, text)
+        scores = scores_of(score, visual, text)
         leaves = leaves_behind(scores) if training else []
         return leaves and torch.autograd.grad(scores, leaves, torch.ones_like(scores), retain_graph=True, allow_unused=True)
 

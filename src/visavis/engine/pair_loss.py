@@ -22,10 +22,10 @@ from visavis.engine.items import Items, join, tensors
 from visavis.engine.plan import Plan
 from visavis.engine.planner import Planner
 from visavis.engine.processes import Processes, processes_for
-from visavis.engine.scores import CosineBlocks, FunctionScores, KeptCosines, Score, Scores, cosine, scores_of
+from visavis.engine.scores import CosineBlocks, FunctionScores, KeptCosines, Score, Scores, cosine
 from visavis.engine.walks import on_graph, walk_rows, walk_shared_blocks
 from visavis.errors import ShapeError, SpecError
-from visavis.memory import Memory, ScoreCost
+from visavis.memory import Memory, ScoreCost, scores_of
 from visavis.objectives.base import Objective, SummaryObjective, check_targets
 from visavis.targets import Ids, Targets, as_ids
 from visavis.types import Encoded

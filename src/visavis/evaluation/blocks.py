@@ -22,8 +22,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from visavis.errors import DataError, ShapeError
-from visavis.memory import Memory
-from visavis.metrics.ranking import Ties, by_query, place, places, steps
+from visavis.evaluation.arguments import checked
+from visavis.memory import Memory, scores_of
+from visavis.metrics.arguments import Ties, refuse_rows
+from visavis.metrics.ranking import by_query, place, places, steps
 from visavis.scoring import Score, pick, score_by_rows, tile_shape
 from visavis.targets import Targets
 from visavis.types import Direction, Encoded
@@ -55,6 +57,7 @@ class _Side:
         return torch.bucketize(self.index[item], torch.tensor(self.cuts[1:]), right=True)
 
 
+@checked
 @torch.no_grad()
 def places_by_tiles(
     visual: Encoded,
@@ -85,9 +88,6 @@ def places_by_tiles(
 
     walk = _walk(images, texts, score, tiles, image, caption, only_positive=True)
     own = torch.cat([block[row, column].cpu() for block, _, _, (row, column) in walk])
-    if own.isnan().any():
-        k = int(own.isnan().nonzero()[0])
-        raise DataError(f"the score of image {int(image[k])} and text {int(caption[k])} is NaN: the model or its features are broken.")
     by_image = _Count(by_query(own, image, len(image_ids)), images, texts, ties)
     by_text = _Count(by_query(own, caption, len(text_ids)), texts, images, ties)
     for block, (row_tile, column_tile), pairs, (row, column) in _walk(images, texts, score, tiles, image, caption):
@@ -97,6 +97,7 @@ def places_by_tiles(
     return by_image.places(torch.bincount(image)), by_text.places(torch.bincount(caption))
 
 
+@checked
 @torch.no_grad()
 def places_by_rows(
     visual: Encoded,
@@ -113,15 +114,19 @@ def places_by_rows(
     way: "i2t": the visual items are the queries, "t2i": the texts are. targets: of these queries with all candidates. memory: sets
     the blocks and never the result. Raises as ``metrics.places`` does.
     """
-    candidates = text if way == "i2t" else visual
+    (what, queries), (_, candidates) = (("image", visual), ("text", text))[:: 1 if way == "i2t" else -1]
+    if targets.shape != (len(queries), len(candidates)):
+        raise ShapeError(f"targets are of shape {list(targets.shape)}, expected {[len(queries), len(candidates)]}: queries x candidates.")
+    _check(queries, torch.arange(len(queries)))
     _check(candidates, torch.arange(len(candidates)))
     side = _side(candidates, torch.arange(len(candidates)), len(candidates))
     distinct = pick(candidates, side.items)
     both = (visual, distinct) if way == "i2t" else (distinct, text)
-    parts = [
-        places(block.cpu()[:, side.index], targets[rows], ties=ties)
-        for rows, block in score_by_rows(score, *both, way, held=HELD_BY_PLACES, memory=memory)
-    ]
+    parts = []
+    for rows, block in score_by_rows(score, *both, way, held=HELD_BY_PLACES, memory=memory):
+        numbers = range(len(queries))[rows]
+        refuse_rows(block.isnan(), f"the scores of {what} {{}} hold NaN: the model or its features are broken.", numbers)
+        parts.append(places(block.cpu()[:, side.index], targets[rows], ties=ties))
     widest = max(part.shape[1] for part in parts)
     return torch.cat([pad(part, (0, widest - part.shape[1]), value=torch.inf) for part in parts])
 
@@ -167,11 +172,20 @@ def _walk(
             start, stop = bounds[row_tile * columns + column_tile : row_tile * columns + column_tile + 2]
             if only_positive and start == stop:
                 continue
-            block = score(visual, texts.part(column_tile))
+            block = scores_of(score, visual, texts.part(column_tile))
             block = block if block.dtype == torch.float64 else block.float()
+            if not only_positive and block.sum().isnan():  # mostly false: then no single value needs to be looked at
+                _refuse_nan(block, images.items[images.cuts[row_tile] :], texts.items[texts.cuts[column_tile] :])
             row = images.index[image[start:stop]] - images.cuts[row_tile]
             column = texts.index[caption[start:stop]] - texts.cuts[column_tile]
             yield block, (row_tile, column_tile), slice(start, stop), (row, column)
+
+
+def _refuse_nan(block: Tensor, images: Tensor, texts: Tensor) -> None:
+    for row, column in block.isnan().nonzero()[:1].tolist():
+        raise DataError(
+            f"the score of image {int(images[row])} and text {int(texts[column])} is NaN: the model or its features are broken."
+        )
 
 
 def _check(encoded: Encoded, ids: Tensor) -> None:

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from visavis.data.dataset import Dataset
-from visavis.degrees import CATALOG, Degrees
-from visavis.errors import DataError, SpecError
+from visavis.degrees import Degrees
+from visavis.evaluation.arguments import checked, fit
 from visavis.evaluation.protocols import Protocol, named
 from visavis.memory import Memory
 from visavis.metrics import GRADED, Metric
+from visavis.metrics.arguments import NO_GAINS, refuse_rows
 from visavis.scoring import Score, pick, score_by_rows
-from visavis.spec import parse
 from visavis.types import Direction, Encoded
 
 FEW, MANY = (100, 200, 1000), (500, 5000)
@@ -70,6 +70,7 @@ class Coherence:
         )
 
 
+@checked
 def coherence_of(
     visual: Encoded,
     text: Encoded,
@@ -91,10 +92,9 @@ def coherence_of(
     memory: what a block of queries may take, as in ``evaluate``; it never sets the result.
     Raises SpecError for unknown degrees or semantics, DataError for scores or degrees that are not numbers.
     """
-    if semantics not in GRADED:
-        raise SpecError(f"semantics is {semantics!r}, expected reference or paper.")
-    degrees = parse(degrees, CATALOG) if isinstance(degrees, str) else degrees
-    protocol = named(protocol) if isinstance(protocol, str) else protocol
+    assert isinstance(degrees, Degrees)  # the door has made these of a text and a name
+    protocol = named(protocol)
+    fit(visual, text, data)
     relevance = degrees.between(data)
     image_of = torch.from_numpy(data.image_of)
     ranked = torch.tensor([own[0] for own in data.captions_of]) if semantics == "reference" else torch.arange(len(text))
@@ -110,7 +110,7 @@ def coherence_of(
             for rows, scores in score_by_rows(score, *fold, way, held=HELD, memory=memory):
                 queries = (images if way == "i2t" else texts)[rows]
                 truth = relevance(queries, texts) if way == "i2t" else relevance(images, queries).T
-                _refuse_nan({"scores": scores, "degrees": truth}, "image" if way == "i2t" else "text", queries)
+                _refuse_wrong(scores, truth, "image" if way == "i2t" else "text", queries)
                 for into, values in ((own, scores.cpu()), (random, _random(queries, scores.shape[1], way))):
                     for key, per_query in _measures(GRADED[semantics], way, values, truth, ks):
                         into[key].append(per_query)
@@ -137,11 +137,12 @@ def _random(queries: Tensor, candidates: int, way: str) -> Tensor:
     return torch.from_numpy(np.stack([np.random.default_rng((SEED, way == "t2i", query)).random(candidates) for query in queries.tolist()]))
 
 
-def _refuse_nan(blocks: dict[str, Tensor], kind: str, queries: Tensor) -> None:
-    for what, block in blocks.items():
-        for row in block.isnan().any(1).nonzero()[:1, 0].tolist():
-            remedy = "the model or its features are broken" if what == "scores" else "correct the estimator of degrees"
-            raise DataError(f"the {what} of {kind} {int(queries[row])} hold NaN: {remedy}.")
+def _refuse_wrong(scores: Tensor, degrees: Tensor, kind: str, queries: Tensor) -> None:
+    """Raise DataError naming the first item whose scores or degrees ``[R, C]`` are none."""
+    item = f"{kind} {{}}"
+    refuse_rows(scores.isnan(), f"the scores of {item} hold NaN: the model or its features are broken.", queries)
+    refuse_rows(degrees.isnan(), f"the degrees of {item} hold NaN: correct the estimator of degrees.", queries)
+    refuse_rows((degrees < 0) | degrees.isinf(), NO_GAINS.format(item), queries)
 
 
 def _mean(values: np.ndarray) -> float | None:

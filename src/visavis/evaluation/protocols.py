@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from visavis.errors import SpecError, nearest
+from visavis.errors import SpecError, nearest, shown
+from visavis.metrics.arguments import checked
+from visavis.spec import check_fields, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,12 @@ class Protocol:
     folds: int = 1
     positives: str | None = None
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("num_images", "captions_per_image", "folds"):
+            require(getattr(self, name) is None or getattr(self, name) >= 1, self, name, "a number from 1 up")
+
+    @checked
     def check(self, image_ids: Tensor, text_ids: Tensor) -> None:
         """Raises SpecError, one sentence, where the data are not those of the protocol."""
         remedy = "give the split it is defined on, or use the protocol plain"
@@ -40,6 +48,7 @@ class Protocol:
                 demand = f"protocol {self.name} has {self.captions_per_image} captions for each image"
                 raise SpecError(f"{demand}, image {image} has {int(number[image])}: {remedy}.")
 
+    @checked
     def split(self, image_ids: Tensor, text_ids: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The positions of images and of their texts in each fold."""
         images = torch.arange(len(image_ids)).chunk(self.folds)
@@ -82,9 +91,11 @@ CATALOG: tuple[Protocol, ...] = (
 )
 
 
-def named(name: str) -> Protocol:
-    """A protocol of the CATALOG. Raises SpecError for an unknown name."""
-    by_name = {protocol.name: protocol for protocol in CATALOG}
-    if name not in by_name:
-        raise SpecError(f"there is no protocol {name!r}: {nearest(name, by_name)}")
-    return by_name[name]
+def named(protocol: str | Protocol) -> Protocol:
+    """A protocol of the CATALOG by its name; one that is a protocol already stays as it is. Raises SpecError for an unknown name."""
+    if isinstance(protocol, Protocol):
+        return protocol
+    by_name = {known.name: known for known in CATALOG}
+    if not isinstance(protocol, str) or protocol not in by_name:
+        raise SpecError(f"there is no protocol {shown(protocol)}: {nearest(protocol if isinstance(protocol, str) else '', by_name)}")
+    return by_name[protocol]

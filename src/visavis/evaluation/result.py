@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from visavis.data.dataset import Dataset
-from visavis.errors import DataError, ShapeError, SpecError
+from visavis.errors import ShapeError, SpecError
+from visavis.evaluation.arguments import checked, fit
 from visavis.evaluation.blocks import places_by_rows, places_by_tiles
 from visavis.evaluation.coherence import Coherence
 from visavis.evaluation.positives import listed_positives
 from visavis.evaluation.protocols import Protocol, named
 from visavis.memory import Memory
 from visavis.metrics import ranking_metrics
-from visavis.metrics.ranking import Ties, best
+from visavis.metrics.arguments import Ties
+from visavis.metrics.ranking import best
 from visavis.scoring import Score, pick
 from visavis.targets import Ids, Targets
 from visavis.types import Encoded
@@ -51,6 +53,7 @@ class Evaluation:
         return {name: getattr(self, name) for name in rules} | queries | self.metrics | graded
 
 
+@checked
 def evaluate(
     visual: Encoded,
     text: Encoded,
@@ -72,7 +75,7 @@ def evaluate(
     """
     targets = Targets(query_ids=image_ids, candidate_ids=text_ids).to("cpu")  # type: ignore[arg-type]  # ids as any row of numbers
     ids = targets.query_ids, targets.candidate_ids
-    protocol = named(protocol) if isinstance(protocol, str) else protocol
+    protocol = named(protocol)
     if protocol.positives:
         raise SpecError(f"protocol {protocol.name} lists its right answers by name: use evaluate_listed, or visavis evaluate RUN.")
     protocol.check(*ids)
@@ -95,6 +98,7 @@ def evaluate(
     )
 
 
+@checked
 def evaluate_listed(
     visual: Encoded,
     text: Encoded,
@@ -110,7 +114,10 @@ def evaluate_listed(
     Only what the protocol lists is a query; all images and captions are candidates. memory: as in ``evaluate``. Raises DataError for lists that are missing
     or damaged, and for data that they are not of.
     """
-    protocol = named(protocol) if isinstance(protocol, str) else protocol
+    protocol = named(protocol)
+    if not protocol.positives:
+        raise SpecError(f"protocol {protocol.name} lists no right answers: use evaluate, with the ids of images and texts.")
+    fit(visual, text, data)
     protocol.check(torch.arange(len(visual)), torch.from_numpy(data.image_of))
     of_images, of_texts = listed_positives(protocol, data)
     asked_images, asked_texts = pick(visual, of_images.queries), pick(text, of_texts.queries)
@@ -128,14 +135,15 @@ def evaluate_listed(
     )
 
 
+@checked
 def rank_scores(
     scores: Tensor, image_ids: Ids, text_ids: Ids, *, protocol: str | Protocol = "plain", ties: Ties = "pessimistic"
 ) -> Evaluation:
     """``evaluate`` for a full matrix ``[V, T]`` of scores, such as the mean of two models' matrices. Raises as it does."""
     if scores.shape != (len(image_ids), len(text_ids)):
-        raise ShapeError(f"scores have shape {list(scores.shape)}, expected {[len(image_ids), len(text_ids)]}: images x texts.")
-    for image, text in scores.isnan().nonzero()[:1].tolist():
-        raise DataError(f"the score of image {image} and text {text} is NaN: the model or its features are broken.")
+        raise ShapeError(
+            f"scores have shape {list(scores.shape)}, expected {[len(image_ids), len(text_ids)]}: images x texts, as image_ids and text_ids have."
+        )
 
     def score(visual: Encoded, text: Encoded) -> Tensor:
         return scores[visual.vectors][:, text.vectors]  # type: ignore[index]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from visavis.metrics.arguments import checked
 from visavis.metrics.coherent import COHERENT_SCORE, COHERENT_SCORE_PAPER, NDCG, NDCG_PAPER
 from visavis.metrics.declaration import SIDES, Metric
 from visavis.metrics.mean_average_precision import MAP_AT_R, MAPS, MAPS_BY_HITS, R_PRECISION
@@ -26,11 +27,13 @@ CATALOG: tuple[Metric, ...] = (
 """All of them by their keys in results; K stands for a number."""
 
 
+@checked
 def direction_metrics(places: Tensor) -> dict[str, float]:
     """The metrics of one direction, by name, from its places ``[Q, M]``."""
     return {metric.name: metric.function(places) for metric in RANKING}
 
 
+@checked
 def ranking_metrics(image_places: Tensor, text_places: Tensor) -> dict[str, float]:
     """Every metric that needs no degrees, by its key, from the places of each image's texts and of each text's images."""
     metrics = {

@@ -8,19 +8,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.errors import DataError, ShapeError
+from visavis.errors import ShapeError
+from visavis.metrics.arguments import FORMS, Semantics, Tau, checked, door, gains
 from visavis.metrics.declaration import Metric
 
-Tau = Literal["a", "b"]
-Semantics = Literal["paper", "reference"]
 
-
+@checked
 def coherent_scores(scores: Tensor, relevance: Tensor, *, k: int, tau: Tau = "b", semantics: Semantics = "paper") -> Tensor:
     """CS@K ``[Q]``: Kendall's tau between the scores and the relevance of the K best-scored candidates of each query.
 
@@ -37,39 +35,40 @@ def coherent_scores(scores: Tensor, relevance: Tensor, *, k: int, tau: Tau = "b"
     ``numpy.argsort(scores)[::-1][:K]``: of those that tie mostly the later ones, but that sort is not stable, so that their order and
     numpy's choice decide.
     """
-    _check(scores, relevance)
+    _fit(scores, relevance)
     return _coherent_scores_at(scores, relevance, (k,), tau, semantics)[:, 0]
 
 
+@door(FORMS | {"relevance": gains})
 def ndcg_at(scores: Tensor, relevance: Tensor, *, k: int) -> Tensor:
     """nDCG@K ``[Q]``: see ``ndcg``; K above C means C."""
-    return ndcg(scores, relevance)[:, min(k, scores.shape[1]) - 1]
+    _fit(scores, relevance)
+    return _ndcg_at(scores, relevance, (k,))[:, 0]
 
 
+@door(FORMS | {"relevance": gains})
 def ndcg(scores: Tensor, relevance: Tensor) -> Tensor:
     """nDCG@1 to nDCG@C ``[Q, C]``: the relevance of the best-scored candidates, discounted by rank, over the highest value any order reaches.
 
     Formula: nDCG@K = sum_{j <= K} r_j / log2(j + 1), over the same sum for the candidates in the order of their relevance.
     scores, relevance: ``[Q, C]``, relevance at least 0. Of candidates with equal scores the least relevant comes first. NaN where no
-    candidate has any relevance. Raises as ``coherent_scores`` does.
+    candidate has any relevance. Raises as ``coherent_scores`` does, and DataError for a degree below 0.
     Source: Järvelin and Kekäläinen, Cumulated gain-based evaluation of IR techniques (2002).
     """
-    _check(scores, relevance)
-    gains, order = relevance.double().sort(dim=1)
-    by_score = gains.gather(1, scores.gather(1, order).sort(dim=1, descending=True, stable=True).indices)
+    _fit(scores, relevance)
+    return _ndcg(scores, relevance)
+
+
+def _ndcg(scores: Tensor, degrees: Tensor) -> Tensor:
+    ascending, order = degrees.double().sort(dim=1)
+    by_score = ascending.gather(1, scores.gather(1, order).sort(dim=1, descending=True, stable=True).indices)
     discount = torch.arange(2, scores.shape[1] + 2, dtype=torch.float64, device=scores.device).log2()
-    return ((by_score / discount).cumsum(1) / (gains.flip(1) / discount).cumsum(1)).cpu()
+    return ((by_score / discount).cumsum(1) / (ascending.flip(1) / discount).cumsum(1)).cpu()
 
 
-def _check(scores: Tensor, relevance: Tensor) -> None:
+def _fit(scores: Tensor, relevance: Tensor) -> None:
     if scores.shape != relevance.shape:
         raise ShapeError(f"relevance has shape {list(relevance.shape)}, expected that of the scores, {list(scores.shape)}.")
-    for what, values, remedy in (
-        ("scores", scores, "the model or its features are broken"),
-        ("degrees", relevance, "correct the estimator of degrees"),
-    ):
-        for query in values.isnan().any(1).nonzero()[:1, 0].tolist():
-            raise DataError(f"the {what} of query {query} hold NaN: {remedy}.")
 
 
 def _coherent_scores_at(scores: Tensor, degrees: Tensor, ks: tuple[int, ...], tau: Tau, semantics: Semantics) -> Tensor:
@@ -139,7 +138,7 @@ AT_THE_CUT: dict[Semantics, Callable[[Tensor, Tensor, int, Tau], Tensor]] = {"pa
 
 
 def _ndcg_at(scores: Tensor, degrees: Tensor, ks: tuple[int, ...]) -> Tensor:
-    return ndcg(scores, degrees)[:, torch.tensor(ks) - 1]
+    return _ndcg(scores, degrees)[:, torch.tensor(ks).clamp(max=scores.shape[1]) - 1]
 
 
 def _coherent_score(name: str, tau: Tau, semantics: Semantics, candidates: str) -> Metric:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from visavis.metrics.arguments import checked
 from visavis.metrics.declaration import Metric
 from visavis.metrics.ranking import average_precision_at, average_precision_at_r, r_precision
 
 
+@checked
 def map_at_k(places: Tensor, k: int) -> float:
     """mAP@K, a fraction, divided by min(R, K): the standard form."""
     return float(average_precision_at(places, k).mean())
 
 
+@checked
 def map_at_k_hits(places: Tensor, k: int) -> float:
     """mAP@K, a fraction, divided by the number of positives found in the top K: the convention of the COCOS code."""
     return float(average_precision_at(places, k, normalize="hits").mean())

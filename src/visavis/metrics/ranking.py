@@ -16,17 +16,16 @@ gives everything the same score scores nothing), behind it ("optimistic"), or ha
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from visavis.errors import DataError, ShapeError, SpecError
+from visavis.errors import ShapeError
+from visavis.metrics.arguments import Normalize, Ties, checked
 from visavis.targets import Targets
 
-Ties = Literal["pessimistic", "mean", "optimistic"]
 
-
+@checked
 def places(scores: Tensor, targets: Targets, *, ties: Ties = "pessimistic") -> Tensor:
     """The places ``[Q, M]`` (float64) of all positives in ``scores [Q, C]``, which may be any rows of a larger matrix.
 
@@ -35,11 +34,9 @@ def places(scores: Tensor, targets: Targets, *, ties: Ties = "pessimistic") -> T
     """
     if scores.shape != targets.shape:
         raise ShapeError(f"scores have shape {list(scores.shape)}, expected {list(targets.shape)}: queries x candidates of the targets.")
-    if scores.isnan().any():
-        raise DataError(f"the scores of query {int(scores.isnan().any(1).nonzero()[0])} hold NaN: the model or its features are broken.")
     positive, negative = targets.positive, targets.negative
     query, candidate = positive.nonzero(as_tuple=True)
-    scores = scores.detach() if scores.dtype == torch.float64 else scores.detach().float()
+    scores = scores if scores.dtype == torch.float64 else scores.float()
     own = by_query(scores[query, candidate], query, len(scores))
     others = scores.masked_fill(~negative, torch.nan)  # every comparison with NaN is false
     flags = torch.empty_like(others)  # 0 and 1 in the dtype of the scores: several times faster than bool
@@ -50,6 +47,7 @@ def places(scores: Tensor, targets: Targets, *, ties: Ties = "pessimistic") -> T
     return place(before, positive.sum(1))
 
 
+@checked
 def ranks(scores: Tensor, targets: Targets, *, ties: Ties = "pessimistic") -> Tensor:
     """The rank ``[Q]`` of the best positive of each query, from 1: 1 + the number of other candidates that come before it.
 
@@ -63,6 +61,7 @@ def best(places: Tensor, ties: Ties = "pessimistic") -> Tensor:
     return places[:, 0] if ties == "mean" else places[:, 0].long()
 
 
+@checked
 def average_precision(places: Tensor) -> Tensor:
     """Average precision (AP) ``[Q]``: the mean, over a query's positives, of the precision where each stands.
 
@@ -73,7 +72,8 @@ def average_precision(places: Tensor) -> Tensor:
     return _precision(places).sum(1) / places.isfinite().sum(1)
 
 
-def average_precision_at(places: Tensor, k: int, *, normalize: Literal["min_r_k", "hits"] = "min_r_k") -> Tensor:
+@checked
+def average_precision_at(places: Tensor, k: int, *, normalize: Normalize = "min_r_k") -> Tensor:
     """AP@K ``[Q]``: the sum of precisions at the positives in the top K, divided by min(R, K) or by their number.
 
     normalize: "min_r_k" is the standard, R the number of the query's positives. "hits" divides by the number of positives in the top
@@ -84,12 +84,14 @@ def average_precision_at(places: Tensor, k: int, *, normalize: Literal["min_r_k"
     return (_precision(places) * in_top_k).sum(1) / divisor
 
 
+@checked
 def average_precision_at_r(places: Tensor) -> Tensor:
     """AP@R ``[Q]``: average precision over the top R only, R the number of the query's positives (ECCV Caption, 2022)."""
     number = places.isfinite().sum(1)
     return (_precision(places) * (places <= number[:, None])).sum(1) / number
 
 
+@checked
 def r_precision(places: Tensor) -> Tensor:
     """R-Precision ``[Q]``: the share of a query's R positives that stand in its top R."""
     number = places.isfinite().sum(1)
@@ -120,8 +122,6 @@ def place(before: Tensor, number: Tensor) -> Tensor:
 
 def steps(ties: Ties) -> tuple[Callable[..., Tensor], ...]:
     """The comparisons whose mean says whether another candidate comes before a positive."""
-    if ties not in get_args(Ties):
-        raise SpecError(f"ties is {ties!r}, expected {', '.join(get_args(Ties))}.")
     return {"pessimistic": (torch.ge,), "optimistic": (torch.gt,), "mean": (torch.ge, torch.gt)}[ties]
 
 

@@ -17,15 +17,18 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from visavis.metrics.arguments import checked
 from visavis.metrics.declaration import Metric
 from visavis.metrics.ranking import best
 
 
+@checked
 def recall_at(ranks: Tensor, k: int) -> float:
     """R@K, a fraction: the share of ranks ``[Q]`` that are at most K."""
     return float((ranks <= k).double().mean())
 
 
+@checked
 def recall_at_mean_ties(ranks: Tensor, k: int) -> float:
     """R@K, a fraction, as the code of CE and MMT counts ranks that are means over ties, ``ties="mean"``.
 
@@ -36,11 +39,13 @@ def recall_at_mean_ties(ranks: Tensor, k: int) -> float:
     return float((ranks == 1 if k == 1 else ranks < k + 1).double().mean())
 
 
+@checked
 def median_rank(ranks: Tensor) -> float:
     """MedR as published results define it: floor(median of the ranks counted from 0) + 1."""
     return math.floor(torch.quantile(ranks.double() - 1, 0.5)) + 1.0
 
 
+@checked
 def mean_rank(ranks: Tensor) -> float:
     return float(ranks.double().mean())
 

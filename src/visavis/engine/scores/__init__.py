@@ -2,7 +2,7 @@
 
 from visavis.engine.scores.base import Block, Gradients, NeedsGrad, Scores
 from visavis.engine.scores.cosine import CosineBlocks, cosine
-from visavis.engine.scores.function import FunctionScores, Score, parameters_of, scores_of
+from visavis.engine.scores.function import FunctionScores, Score, parameters_of
 from visavis.engine.scores.kept import KeptCosines
 
 __all__ = [
@@ -16,5 +16,4 @@ __all__ = [
     "Scores",
     "cosine",
     "parameters_of",
-    "scores_of",
 ]

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 
 from visavis.engine.items import Items, as_leaves, parts, tensors
 from visavis.engine.scores.base import Block, Gradients, NeedsGrad, Scores, learnable_scale
-from visavis.errors import ShapeError
+from visavis.memory import scores_of
 from visavis.objectives.base import promoted
 from visavis.probe import leaves_behind
 
@@ -119,11 +119,3 @@ def parameters_of(score: Score, images: Items, texts: Items) -> list[Tensor]:
     if not (torch.is_grad_enabled() and len(images) and len(texts)):
         return []
     return leaves_behind(score(images[:1], texts[:1]))
-
-
-def scores_of(score: Score, images: Items, texts: Items) -> Tensor:
-    """``score(images, texts)``. Raises ShapeError unless that is images x texts."""
-    scores = score(images, texts)
-    if scores.shape != (len(images), len(texts)):
-        raise ShapeError(f"score returned shape {list(scores.shape)} for {len(images)} images and {len(texts)} texts.")
-    return scores

@@ -1,0 +1,172 @@
+"""Whatever is given to a public function of metrics and evaluation, it answers, or refuses in one sentence that names the argument."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from visavis import DataError, SpecError, Targets, VisavisError, evaluation, metrics
+from visavis.data.dataset import Dataset, Image
+from visavis.degrees.given import FunctionDegrees
+from visavis.evaluation import Protocol, blocks
+from visavis.types import Encoded
+
+NUMBERS = torch.arange(12.0).view(3, 4)
+SMALL = Protocol(name="small", description="")
+ODD: list[Any] = [
+    *(None, True, 0, -1, 2.5, float("nan"), float("inf"), 10**30, 1j, "b", "", "5", b"x", object(), len, Encoded, SMALL),
+    *([], [1, 2], [[1.0, 2.0], [3.0]], (), (0, 0), (2, -1), ("a", "b"), {}, {1}, iter([1, 2, 3])),
+    *(np.float64(2), np.array(3.0), np.ones(3), np.ones((3, 4)), np.ones((2, 3, 4)), np.array(["a", "b", "c"]), np.array([None] * 3)),
+    *(torch.tensor(3.0), *map(torch.ones, (0, 3, 5)), *(torch.ones(shape) for shape in ((0, 4), (3, 0), (7, 7), (2, 3, 4)))),
+    *(NUMBERS.to(dtype) for dtype in (torch.complex64, torch.bool, torch.int8, torch.float16)),
+    *(NUMBERS.bfloat16().requires_grad_(), NUMBERS.to_sparse(), NUMBERS.T, NUMBERS - 20, NUMBERS.log(), NUMBERS * torch.nan),
+    *(NUMBERS.where(NUMBERS != 5, torch.nan), torch.tensor([0, 1, 2]), torch.tensor([True] * 3), torch.tensor([1, torch.nan, torch.inf])),
+    *(Encoded(vectors) for vectors in (torch.ones(3, 2), torch.ones(0, 2), torch.tensor(1.0), np.ones((3, 2)), None, {})),  # type: ignore[arg-type]
+    *(Targets.paired(3), Targets(query_ids=[0, 1, 2], candidate_ids=[5, 6, 7, 8])),
+]
+ALSO_CALLED = {
+    "scores": "score",
+    "relevance": "degrees",
+    "image_ids": " image",
+    "text_ids": " text",
+    "visual": "item",
+    "text": "item",
+    "targets": "query",
+}
+"""What a sentence may speak of instead of an argument."""
+
+
+def by_product(visual: Encoded, text: Encoded) -> torch.Tensor:
+    return visual.vectors @ text.vectors.T  # type: ignore[operator, union-attr]
+
+
+def alike(first: list[str], second: list[str]) -> np.ndarray:
+    return np.array([[float(one == other) for other in second] for one in first])
+
+
+def valid_arguments() -> dict[str, Any]:
+    """For each name of an argument one that every function takes, but for what ``SPECIAL`` has."""
+    data = Dataset("world", tuple(Image(f"{i}.jpg", "test") for i in range(3)), ("a", "b", "c"), np.arange(3))
+    found = torch.tensor([[1.0, 3.0], [2.0, torch.inf], [1.0, 2.0]], dtype=torch.float64)
+    return {
+        **dict.fromkeys(("visual", "text"), Encoded(torch.eye(3))),
+        **dict.fromkeys(("image_ids", "text_ids"), torch.arange(3)),
+        **dict.fromkeys(("places", "image_places", "text_places"), found),
+        **dict.fromkeys(("scores", "relevance"), NUMBERS),
+        "targets": Targets(query_ids=[0, 1, 2], candidate_ids=[0, 1, 2, 0]),
+        "ranks": torch.tensor([1, 2, 5]),
+        "k": 2,
+        "ks": (1, 2),
+        "tau": "b",
+        "semantics": "paper",
+        "ties": "mean",
+        "normalize": "hits",
+        "way": "i2t",
+        "score": by_product,
+        "protocol": SMALL,
+        "memory": None,
+        "tile": (2, 2),
+        "data": data,
+        "degrees": FunctionDegrees(alike),
+    }
+
+
+SPECIAL = {
+    "rank_scores": {"scores": torch.eye(3)},
+    "places_by_rows": {"targets": Targets.paired(3)},
+    "evaluate_listed": {"protocol": "cxc"},
+}
+
+
+def calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    """Every public function, with arguments that it takes."""
+    public = [vars(module)[name] for module in (metrics, evaluation) for name in module.__all__]
+    for function in (*filter(inspect.isfunction, public), blocks.places_by_tiles, blocks.places_by_rows, SMALL.check, SMALL.split):
+        valid = valid_arguments() | SPECIAL.get(function.__name__, {})
+        yield function, {name: valid[name] for name in inspect.signature(function).parameters}
+
+
+def refusal(function: Callable[..., Any], arguments: dict[str, Any]) -> Exception | None:
+    try:
+        function(**arguments)
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is looked at
+        return error
+    return None
+
+
+def test_whatever_is_given_the_answer_is_a_value_or_one_sentence_that_names_it() -> None:
+    drawn, refused = random.Random(0), 0
+    for function, arguments in calls():
+        for name in arguments:
+            for odd in drawn.sample(ODD, 12):
+                called = f"{function.__name__}({name}={odd!r})"
+                error = refusal(function, arguments | {name: odd})
+                refused += error is not None
+                speaks_of = (name, ALSO_CALLED.get(name, name), "protocol cxc is defined on", "in the catalog", "of the form", "items and")
+                told = str(error or f"{name}.")
+                assert isinstance(error, VisavisError | None), (called, error)
+                assert told.endswith("."), called
+                assert "\n" not in told, called
+                assert any(word in told for word in speaks_of), (called, told)
+    assert refused > 500
+
+
+def test_the_door_changes_no_valid_call() -> None:
+    for function, arguments in calls():
+        if function.__name__ != "evaluate_listed":
+            inside = inspect.unwrap(function)
+            right = inside(SMALL, **arguments) if inspect.ismethod(function) else inside(**arguments)
+            assert repr(function(**arguments)) == repr(right)
+
+
+@pytest.mark.parametrize("odd", [0, -1, True, 2.0, "5", None, np.float64(5), torch.ones(2)])
+def test_k_is_a_whole_number_from_1_up(odd: Any) -> None:
+    given = valid_arguments()
+    for metric, names in ((metrics.recall_at, ("ranks",)), (metrics.map_at_k, ("places",)), (metrics.ndcg_at, ("scores", "relevance"))):
+        with pytest.raises(SpecError, match=r"^k is .+, expected a whole number from 1 up\.$"):
+            metric(**{name: given[name] for name in names}, k=odd)  # type: ignore[operator]
+    assert metrics.recall_at(given["ranks"], np.int64(2)) == metrics.recall_at(given["ranks"], 2)
+
+
+def test_degrees_that_ndcg_cannot_add_up_are_refused() -> None:
+    for odd in (-0.5, torch.inf):
+        degrees = torch.tensor([[1.0, 0.5], [0.5, odd]])
+        with pytest.raises(DataError, match=r"^the degrees of query 1 hold a number below 0 or infinity: "):
+            metrics.ndcg(torch.rand(2, 2), degrees)
+    assert metrics.coherent_scores(torch.tensor([[1.0, 2.0]]), torch.tensor([[-1.0, -0.5]]), k=2).tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("broken", "sentence"),
+    [
+        (lambda visual, text: None, "score returned a NoneType for "),
+        (lambda visual, text: by_product(visual, text).numpy(), "score returned a ndarray for "),
+        (lambda visual, text: by_product(visual, text)[:, :1], "score returned shape ["),
+        (lambda visual, text: by_product(visual, text).index_fill(1, torch.tensor([2]), torch.nan), " is NaN: the model or its features"),
+    ],
+)
+def test_a_score_that_gives_something_else_is_told(broken: Any, sentence: str) -> None:
+    given = valid_arguments() | {"score": broken, "targets": Targets.paired(3), "tile": (3, 3), "memory": 2**20}
+    for function in (evaluation.evaluate, evaluation.coherence_of, blocks.places_by_tiles, blocks.places_by_rows):
+        known = inspect.signature(function).parameters
+        with pytest.raises(VisavisError) as refused:
+            function(**{name: given[name] for name in known})
+        assert sentence in str(refused.value).replace("hold NaN", "is NaN")
+
+
+def test_nan_in_the_score_of_a_wrong_pair_is_told_too() -> None:
+    """No comparison with NaN is true: such a pair would never stand before the right one."""
+
+    def score(visual: Encoded, text: Encoded) -> torch.Tensor:
+        return torch.where((visual.vectors[:, None] == 2) & (text.vectors == 5), torch.nan, torch.rand(len(visual), len(text)))  # type: ignore[call-overload, index]
+
+    items = Encoded(torch.arange(9))
+    for tile in ((2, 4), (9, 9)):
+        with pytest.raises(DataError, match=r"^the score of image 2 and text 5 is NaN: the model or its features are broken\.$"):
+            blocks.places_by_tiles(items, items, score, torch.arange(9), torch.arange(9), tile=tile)
