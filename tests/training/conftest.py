@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 import visavis
 from visavis.data.scenes import write_scenes
 from visavis.progress import Silent, TrainingStep
-from visavis.training.trainer import Stopped
+from visavis.training.stopping import Stopped
 
 RECIPE = """
 name = "tiny"
@@ -120,7 +120,7 @@ def command() -> type[Command]:
 
 def _outcome(run: Path) -> dict[str, object]:
     """All that a run ended with, its seconds left out."""
-    (last,) = (run / "checkpoint").glob("step-*")
+    last = max((run / "checkpoint").glob("step-*"))
     log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     state = json.loads((last / "state.json").read_text())
     result = json.loads((run / "result.json").read_text())

@@ -16,7 +16,8 @@ from visavis.memory import ScoreCost
 from visavis.models import CATALOG
 from visavis.progress import Silent
 from visavis.spec import build
-from visavis.training.checkpoint import Checkpoint, TrainerState, optimizer_tensors, restore_optimizer
+from visavis.training.checkpoint import Checkpoint, TrainerState
+from visavis.training.optimizer_state import optimizer_tensors, restore_optimizer
 from visavis.training.data_module import prepare
 from visavis.training.recipe import Phase, ScheduleSettings
 from visavis.training.recipe_files import read_recipe
@@ -172,7 +173,7 @@ def test_the_newest_of_several_checkpoints_of_one_step_is_taken(tmp_path):
             leftover.rmdir()
     Checkpoint(TrainerState(step=4), {}, {}, {}, {}, []).write(tmp_path)
     assert Checkpoint.latest(tmp_path).state.step == 4
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
+    assert len(list(tmp_path.iterdir())) == 2, "the last two are kept"
 
 
 TWO_STEPS = [

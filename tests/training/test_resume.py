@@ -1,10 +1,13 @@
 """Stopped anywhere, a run goes on to the very same end."""
 
 import json
+import os
 import random
 import re
 import shutil
 import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -13,7 +16,8 @@ import visavis
 from visavis import storage
 from visavis.errors import RunError
 from visavis.progress import Silent
-from visavis.training.trainer import Stopped, Trainer
+from visavis.training.stopping import SIGNALS, Stopped, StopRequest
+from visavis.training.trainer import Trainer
 
 
 class Listener(Silent):
@@ -92,10 +96,12 @@ def test_ten_kills_at_random_moments_change_nothing(command, recipe, scenes, uni
     assert outcome(run) == outcome(uninterrupted(autocast))
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(command, recipe, scenes, uninterrupted, outcome, tmp_path):
+@pytest.mark.parametrize("stop", SIGNALS)
+def test_signals_save_and_say_how_to_go_on(command, recipe, scenes, uninterrupted, outcome, tmp_path, stop):
+    """Ctrl-C, the end that another program asks for, and a closed terminal; the exit code is the shell's."""
     run = tmp_path / "run"
     process = command(run, recipe, "--data", scenes, "--out", run)
-    assert process.end(signal.SIGINT, at_step(4)) == 130
+    assert process.end(stop, at_step(4)) == 128 + stop
     assert re.search(rf"Stopped; everything is saved\. Go on with: \S*visavis train --resume {re.escape(str(run))}\n", process.said)
     assert "Traceback" not in process.said
     visavis.train(resume=run)
@@ -177,6 +183,35 @@ def test_only_a_run_can_be_resumed_and_none_is_overwritten(uninterrupted, recipe
         visavis.train(resume=tmp_path)
     with pytest.raises(RunError, match="holds a run already: go on with it by --resume"):
         visavis.train(recipe, data=scenes, out=uninterrupted(False))
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="there are no such terminals here")
+def test_a_closed_terminal_is_survived(recipe, scenes, tmp_path):
+    """Nobody hears a sentence then; all is saved, and the exit code is that of SIGHUP."""
+    run, (terminal, inside) = tmp_path / "run", os.openpty()
+    program = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from visavis.cli import main; main()"
+    command = [sys.executable, "-c", program, "train", recipe, "--data", scenes, "--out", run]
+    with subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside, start_new_session=True) as training:
+        os.close(inside)
+        while len(list((run / "checkpoint").glob("step-*"))) < 2:
+            os.read(terminal, 1024)
+        os.close(terminal)
+        assert training.wait(60) == 128 + signal.SIGHUP
+    assert not (run / "result.json").exists()
+    visavis.train(resume=run)
+
+
+def test_a_signal_that_is_ignored_stays_so():
+    """As SIGHUP under nohup."""
+    before, request = signal.signal(signal.SIGTERM, signal.SIG_IGN), StopRequest()
+    try:
+        with request.heard():
+            signal.raise_signal(signal.SIGTERM)
+            assert request.asked is None
+            assert signal.getsignal(signal.SIGINT) != before
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_second_ctrl_c_ends_at_once(recipe, scenes, tmp_path):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 import typer
 
 from visavis.cli import data, graded, runs
+from visavis.cli.shared import tell
+from visavis.cli.signals import Ended, ends_heard
 from visavis.errors import VisavisError
 
 app = typer.Typer(
@@ -42,14 +45,20 @@ app.add_typer(relevance_app, name="relevance")
 
 
 def main() -> None:
-    """Run the command line; a user's error becomes one sentence on stderr and exit code 1."""
+    """Run the command line; a user's error becomes one sentence on stderr and exit code 1, a signal one sentence and the shell's code."""
     try:
-        app()
+        with ends_heard():
+            app()
     except VisavisError as error:
-        typer.echo(f"visavis: {error}", err=True)
-        sys.exit(1)
+        _end(str(error), 1)
+    except Ended as ended:
+        _end(f"ended by {ended.by.name}.", 128 + ended.by)
     except OSError as error:
         if error.filename is None and error.errno is None:
             raise
-        typer.echo(f"visavis: {error.filename or 'a file'} cannot be read or written: {error.strerror}.", err=True)
-        sys.exit(1)
+        _end(f"{error.filename or 'a file'} cannot be read or written: {error.strerror}.", 1)
+
+
+def _end(sentence: str, code: int) -> NoReturn:
+    tell(f"visavis: {sentence}")
+    sys.exit(code)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from visavis.cli.shared import Json, Memory, SkipBad, bars, print_json
+from visavis.cli.shared import Json, Memory, SkipBad, bars, print_json, tell
 
 
 def train(
@@ -27,7 +27,7 @@ def train(
     from visavis import verbs
     from visavis.cli.output import print_trained
     from visavis.environment import program
-    from visavis.training.trainer import Stopped
+    from visavis.training.stopping import Stopped
 
     settings = overrides or []
     if recipe is not None and "=" in recipe:
@@ -37,8 +37,8 @@ def train(
         with bars() as progress:
             trained = verbs.train(recipe, data=data, out=out, overrides=settings, resume=resume, skip_bad=skip_bad, progress=progress)
     except Stopped as stopped:
-        typer.echo(f"Stopped; everything is saved. Go on with: {program()} train --resume {stopped}", err=True)
-        raise typer.Exit(130) from None
+        tell(f"Stopped; everything is saved. Go on with: {program()} train --resume {stopped}")
+        raise typer.Exit(128 + stopped.by) from None
     if json:
         print_json(trained.to_json())
     else:

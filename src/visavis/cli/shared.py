@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,12 @@ def bars() -> Bars:
     from visavis.cli.output import Bars
 
     return Bars()
+
+
+def tell(sentence: str) -> None:
+    """A sentence on stderr; a terminal that was closed hears nothing."""
+    with contextlib.suppress(OSError):
+        typer.echo(sentence, err=True)
 
 
 def print_json(content: dict[str, Any]) -> None:

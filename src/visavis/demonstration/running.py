@@ -6,6 +6,7 @@ What it leaves in its folder: ``report.html``, ``table.md``, ``table.json``, ``r
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from visavis.progress import Progress, TrainingStep
 from visavis.report.figures import require_matplotlib
 from visavis.runs.begin import Trained, begin_run
 from visavis.training.recipe_files import read_recipe
-from visavis.training.trainer import Stopped
+from visavis.training.stopping import Stopped
 
 SEARCHES = (
     ("a yellow square", Facts(({"shape": "square", "color": "yellow"},))),
@@ -68,10 +69,12 @@ def run_demo(out: str | Path | None, progress: Progress, plan: Plan | None = Non
     progress.say(f"Everything that the demo makes is kept in {folder}")
     try:
         _Demo(folder, progress, plan or Plan()).run()
-    except (Stopped, KeyboardInterrupt):
+    except (Stopped, KeyboardInterrupt) as stopped:
         progress.say(
             f"Stopped before the report was written; {folder} keeps what was finished. visavis demo starts anew, in another folder."
         )
+        if isinstance(stopped, Stopped):
+            signal.raise_signal(stopped.by)
         raise KeyboardInterrupt from None
     return folder
 

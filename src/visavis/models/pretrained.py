@@ -24,11 +24,7 @@ OLDER_WEIGHTS = "pytorch_model*.bin"
 
 def weights_checksum(model: nn.Module) -> str:
     """A short hash of all parameters and buffers, by name."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()[:16]
+    return storage.tensors_hash(model.state_dict())[:16]
 
 
 def weights_mark(name: str) -> str:

@@ -19,7 +19,7 @@ from visavis.models.base import Matcher
 from visavis.progress import Progress
 from visavis.runs.folder import environment, recipe_of, set_threads, with_whole_paths
 from visavis.runs.published import check_published
-from visavis.training.checkpoint import Checkpoint
+from visavis.training.checkpoint import complete
 from visavis.training.data_module import DataModule, prepare
 from visavis.training.recipe import Phase, Recipe
 from visavis.training.recipe_files import read_recipe
@@ -73,7 +73,7 @@ def begin_run(name: str | Path, overrides: dict[str, Any], out: str | Path | Non
         with storage.alone(folder / "run", wait=False):
             return finish(data_module, matcher, files, cache_seconds, progress)
     except VisavisError:
-        if Checkpoint.latest(files.checkpoints) is None:
+        if not complete(files.checkpoints):
             storage.remove_folder(folder)
         raise
 
@@ -108,11 +108,8 @@ def finish(data_module: DataModule, matcher: Matcher, files: RunFiles, cache_sec
     progress.say(
         f"{files.folder}: {recipe.phases[0].objective}, positives by {targets_of(recipe)}, {len(trainer.train.data.captions):,} training captions"
     )
-    checkpoint = Checkpoint.latest(files.checkpoints)
-    if checkpoint is None:
+    if not trainer.resume():
         trainer.begin()
-    else:
-        trainer.resume(checkpoint)
     state = trainer.run()
     matcher.load_state_dict(trainer.best)
     if sentence := no_better_than_chance(state.best_rsum, np.bincount(trainer.val.data.image_of).tolist()):

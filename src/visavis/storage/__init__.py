@@ -12,6 +12,7 @@ from visavis.storage.reading import (
     read_text,
     read_toml,
     regular_file,
+    tensors_hash,
 )
 from visavis.storage.writing import (
     append_json_line,
@@ -53,6 +54,7 @@ __all__ = [
     "replacing",
     "replacing_folder",
     "storing",
+    "tensors_hash",
     "write_array",
     "write_bytes",
     "write_json",

@@ -31,6 +31,9 @@ T = TypeVar("T")
 MAX_BYTES = 2**30
 """The largest file that is read whole; larger ones are sparse files, devices or mistakes."""
 
+TENSORS_HASH = "tensors_sha256"
+"""Where the hash of its tensors stands in the metadata of a safetensors file."""
+
 
 @contextmanager
 def regular_file(path: str | Path, *, limit: int | None = None, error: type[VisavisError] = DataError) -> Iterator[None]:
@@ -117,25 +120,40 @@ def read_array(path: str | Path, *, dimensions: int | None = None, kinds: str = 
 def read_tensors(path: str | Path, like: Mapping[str, Tensor] | None = None, *, error: type[VisavisError] = DataError) -> dict[str, Tensor]:
     """The tensors of a safetensors file by name.
 
-    like: what must be in it and nothing else, by names, shapes and dtypes. Raises ``error`` naming the first that does not fit.
+    like: what must be in it and nothing else, by names, shapes and dtypes. Raises ``error`` naming the first that does not fit, and
+    for tensors that are no longer those that ``write_tensors`` wrote.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors import SafetensorError, safe_open
 
     with regular_file(path, error=error):
         try:
-            tensors = load_file(path)
+            with safe_open(path, "pt") as file:
+                written = (file.metadata() or {}).get(TENSORS_HASH)
+                tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
         except (SafetensorError, ValueError, KeyError, OverflowError) as reason:
             raise error(f"{path} is not a readable safetensors file: {_reason(reason)}.") from None
     if like is not None:
         _compare(tensors, like, path, error)
+    if written not in (None, tensors_hash(tensors)):
+        raise error(f"{path} is damaged: its tensors are not those that were written; bring back a whole copy of it.")
     return tensors
 
 
-def content_hash(path: str | Path) -> str:
-    """The SHA-256 of a regular file's content, in hexadecimal. Raises DataError."""
-    with regular_file(path), open(path, "rb") as file:
+def content_hash(path: str | Path, *, error: type[VisavisError] = DataError) -> str:
+    """The SHA-256 of a regular file's content, in hexadecimal. Raises ``error``."""
+    with regular_file(path, error=error), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
+    """The SHA-256 of tensors by their names, in hexadecimal."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def parse_json(content: bytes, shape: Any, where: str, *, error: type[VisavisError] = DataError) -> Any:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from visavis.errors import DataError, StorageError
+from visavis.storage.reading import TENSORS_HASH, tensors_hash
 
 if TYPE_CHECKING:
     import numpy as np
@@ -117,13 +118,14 @@ def write_toml(path: str | Path, content: dict[str, Any]) -> None:
     write_text(path, tomli_w.dumps(content, multiline_strings=True))
 
 
-def write_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+def write_tensors(path: str | Path, tensors: dict[str, Tensor]) -> None:
+    """Tensors by name, with their hash, by which ``read_tensors`` tells a damaged file."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     with replacing(path) as part:
         try:
-            save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, part, metadata)
+            save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, part, {TENSORS_HASH: tensors_hash(tensors)})
         except SafetensorError:
             raise StorageError(f"{path} cannot be written: {_FULL}.") from None
 

@@ -13,7 +13,7 @@ from visavis import objectives
 from visavis.data.loader import Loader
 from visavis.models import Matcher
 from visavis.supervision import TrainingContext
-from visavis.training.checkpoint import optimizer_tensors, restore_optimizer
+from visavis.training.optimizer_state import optimizer_tensors, restore_optimizer
 from visavis.training.recipe import Phase, Recipe, TrainingSettings
 from visavis.training.schedule import make_optimizer, take_step
 

@@ -4,10 +4,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
+
+from pydantic import ConfigDict
+from typing_extensions import TypedDict
 
 from visavis import storage
 from visavis.errors import RunError
+
+
+class Times(TypedDict):
+    """Of a row of the log: seconds of training so far, seconds of the validation, pairs a second."""
+
+    training_s: float
+    validation_s: float
+    pairs_per_s: float | None
+
+
+class LogRow(TypedDict):
+    """What every row of the log holds, beside the metrics of the validation; rows of older runs have no health."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+
+    phase: int
+    epoch: int
+    step: int
+    objective: str
+    running_loss: float | None
+    train: dict[str, float | None]
+    val: dict[str, float | None]
+    rsum: float
+    time: Times
+    health: NotRequired[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -50,8 +78,8 @@ class RunFiles:
         return self.folder / "result.json"
 
     def read_log(self) -> list[dict[str, Any]]:
-        """The rows of the log, oldest first. Raises RunError where there is none yet."""
-        rows = storage.read_json_lines(self.log) if self.log.exists() else []
+        """The rows of the log, oldest first. Raises RunError where there is none yet, or where one is not as it was written."""
+        rows = storage.read_json_lines(self.log, LogRow, error=RunError) if self.log.exists() else []
         if not rows:
             raise RunError(f"{self.folder} has no {self.log.name} with a validation in it: its training has not come that far.")
         return rows

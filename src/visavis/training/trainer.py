@@ -8,10 +8,7 @@ of threads ends in the same weights, bit for bit.
 from __future__ import annotations
 
 import math
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -27,17 +24,15 @@ from visavis.models import Matcher
 from visavis.models.device import choose_device
 from visavis.progress import Progress, TrainingStep
 from visavis.scoring import score_by_blocks
-from visavis.training.checkpoint import Checkpoint, TrainerState, optimizer_tensors, restore_optimizer
+from visavis.training.checkpoint import Checkpoint, TrainerState
 from visavis.training.context import training_context
 from visavis.training.curves import has_gradient, similarities, summarize
 from visavis.training.data_module import DataModule
 from visavis.training.health import alarms, examine, news
+from visavis.training.optimizer_state import check_optimizer, optimizer_tensors, restore_optimizer
 from visavis.training.run_files import RunFiles
 from visavis.training.schedule import factor, make_optimizer, set_lr, take_step
-
-
-class Stopped(Exception):
-    """The user asked to stop; everything is saved; the text is the run folder."""
+from visavis.training.stopping import Stopped, StopRequest
 
 
 class Trainer:
@@ -54,15 +49,21 @@ class Trainer:
             spec.parse(phase.supervision, supervision.CATALOG).check(self.train, self.val)
         self.state, self.log = TrainerState(), list[dict[str, Any]]()
         self.best = self._weights()
-        self.last_checkpoint, self.stop_asked = time.monotonic(), False
+        self.last_checkpoint, self.stop = time.monotonic(), StopRequest()
 
     def begin(self) -> None:
         """Start at the first phase, with an empty log."""
         self._begin_phase({})
         storage.write_json_lines(self.files.log, [])
 
-    def resume(self, checkpoint: Checkpoint) -> None:
-        """Start where a checkpoint was written; the log and the best model become what they were then."""
+    def resume(self) -> bool:
+        """Start where the newest whole checkpoint was written; the log and the best model become what they were then.
+
+        False if there is no checkpoint yet. Raises RunError if there are some and none of them can be used.
+        """
+        checkpoint = Checkpoint.latest(self.files.checkpoints, self.progress, self.matcher.state_dict(), self._check)
+        if checkpoint is None:
+            return False
         self.state, self.log, self.best = checkpoint.state, checkpoint.log, checkpoint.best
         storage.write_json_lines(self.files.log, self.log)
         self.matcher.load_state_dict(self.best)
@@ -70,10 +71,12 @@ class Trainer:
         self.matcher.load_state_dict(checkpoint.weights)
         self._begin_phase(checkpoint.supervision)
         restore_optimizer(self.optimizer, checkpoint.optimizer)
+        checkpoint.remove_newer()
+        return True
 
     def run(self) -> TrainerState:
-        """Train to the end. Raises Stopped after Ctrl-C (all is saved), RunError if the loss is no longer a number."""
-        with self._stoppable():
+        """Train to the end. Raises Stopped after Ctrl-C and the like (all is saved), RunError if the loss is no longer a number."""
+        with self.stop.heard():
             if not self.log:
                 self._validate()
                 self._checkpoint()
@@ -97,9 +100,9 @@ class Trainer:
                 self._next_phase()
                 return
             if self._between_steps(batch.number, steps):
-                if self.stop_asked:
+                if self.stop.asked is not None:
                     self._checkpoint()
-                    raise Stopped(str(self.files.folder))
+                    raise Stopped(str(self.files.folder), self.stop.asked)
                 self._checkpoint_if_due()
             started = time.perf_counter()
         state.epoch, state.batch = state.epoch + 1, 0
@@ -223,7 +226,23 @@ class Trainer:
     @property
     def _epoch_number(self) -> int:
         """The epoch of the run, over all phases; epoch 0 of the plan is kept for probes."""
-        return 1 + sum(phase.epochs for phase in self.recipe.phases[: self.state.phase]) + self.state.epoch
+        return self._first_epoch(self.state.phase) + self.state.epoch
+
+    def _first_epoch(self, phase: int) -> int:
+        return 1 + sum(earlier.epochs for earlier in self.recipe.phases[:phase])
+
+    def _check(self, checkpoint: Checkpoint) -> None:
+        """Raise RunError for a checkpoint that no training by this recipe can have written."""
+        state, phases = checkpoint.state, self.recipe.phases
+        where = f"{checkpoint.folder}: the run would be"
+        if state.phase >= len(phases):
+            raise RunError(f"{where} in phase {state.phase} of {len(phases)}, the first of which is 0.")
+        phase, steps = phases[state.phase], self.train.batches_in(self._first_epoch(state.phase))
+        if state.epoch > phase.epochs or (state.epoch == phase.epochs and not state.done) or state.batch > steps:
+            raise RunError(f"{where} in epoch {state.epoch} of {phase.epochs} and at batch {state.batch} of {steps}, the first of which are 0.")
+        if state.phase_step != state.epoch * steps + state.batch or not checkpoint.matches_its_name:
+            raise RunError(f"{where} at step {state.step}, step {state.phase_step} of its phase, which is not where its epoch and name are.")
+        check_optimizer(make_optimizer(self.matcher, phase), checkpoint.optimizer, state.phase_step, f"{checkpoint.folder}/optimizer.safetensors")
 
     def _train_mode(self) -> None:
         """Training mode, but parts that are frozen keep their batch statistics."""
@@ -264,22 +283,3 @@ class Trainer:
                 seconds_left=ahead * seconds / state.step,
             )
         )
-
-    @contextmanager
-    def _stoppable(self) -> Iterator[None]:
-        """The first Ctrl-C asks the loop to stop after its step; the second one ends it at once."""
-
-        def ask(*_: object) -> None:
-            if self.stop_asked:
-                raise KeyboardInterrupt
-            self.stop_asked = True
-
-        try:
-            before = signal.signal(signal.SIGINT, ask)
-        except ValueError:  # not in the main thread: nobody can press Ctrl-C here
-            yield
-            return
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Self
 
 from rich.console import Console
@@ -12,7 +13,10 @@ from visavis.progress import TrainingStep
 
 
 class Bars:
-    """A Progress that draws bars on stderr if it is a terminal: one for each kind of work, one for training."""
+    """A Progress that draws bars on stderr if it is a terminal: one for each kind of work, one for training.
+
+    A terminal that was closed sees nothing, and the work goes on.
+    """
 
     def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False)
@@ -25,10 +29,12 @@ class Bars:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.progress.stop()
+        with suppress(OSError):
+            self.progress.stop()
 
     def say(self, sentence: str) -> None:
-        self.console.print(escape(sentence), soft_wrap=True)
+        with suppress(OSError):
+            self.console.print(escape(sentence), soft_wrap=True)
 
     def work(self, what: str, done: int, total: int, per_s: float) -> None:
         self._show(what, what, done, total, f"{done:,}/{total:,}" + (f"  {per_s:,.0f}/s" if per_s else ""))
