@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from PIL import Image
 
 import visavis
 from visavis import cli
+from visavis.cli.signals import ENDS
 from visavis.data import open_dataset
 from visavis.data.scenes import write_scenes
 from visavis.runs import agreement
@@ -241,6 +243,13 @@ def test_something_of_the_users_is_never_overwritten(call, recipe, scenes, tmp_p
     check_failed_start(result, "already exists and is not an empty folder; nothing was changed", tmp_path, ["mine", "tiny.toml"])
     assert (tmp_path / "mine" / "letter.txt").read_text() == "dear"
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["letter.txt"]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_signal_ends_a_command_with_a_sentence_and_the_code_of_the_shell(call, monkeypatch, end):
+    monkeypatch.setattr(cli, "app", lambda: signal.raise_signal(end))
+    assert call() == (128 + end, "", f"visavis: ended by {end.name}.\n")
+    assert signal.getsignal(end) is signal.SIG_DFL
 
 
 def test_where_nothing_can_be_written_a_sentence_says_so(call, recipe, scenes, tmp_path):

@@ -143,6 +143,39 @@ def outcome() -> Callable[[Path], dict[str, object]]:
     return _outcome
 
 
+@pytest.fixture(scope="session")
+def uninterrupted(scenes, recipe, tmp_path_factory):
+    """A finished run without any stop, by precision of the towers."""
+    done = {}
+
+    def run(autocast):
+        if autocast not in done:
+            done[autocast] = tmp_path_factory.mktemp("runs") / f"whole-{autocast}"
+            visavis.train(recipe, data=scenes, out=done[autocast], overrides={"training.autocast": autocast})
+        return done[autocast]
+
+    return run
+
+
+class Listener(Silent):
+    """Hears what a training says, and counts its steps."""
+
+    def __init__(self):
+        self.said: list[str] = []
+        self.steps = 0
+
+    def say(self, sentence: str) -> None:
+        self.said.append(sentence)
+
+    def step(self, step: TrainingStep) -> None:
+        self.steps += 1
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener()
+
+
 class StopAt(Silent):
     """Presses Ctrl-C after so many steps."""
 
@@ -153,6 +186,15 @@ class StopAt(Silent):
         self.steps += 1
         if self.steps == self.last:
             signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture
+def stopped(recipe, scenes, stop_at, tmp_path) -> Path:
+    """A run that was stopped after a few steps, with two checkpoints."""
+    with pytest.raises(Stopped):
+        visavis.train(recipe, data=scenes, out=tmp_path / "run", progress=stop_at(6))
+    assert len(list((tmp_path / "run" / "checkpoint").iterdir())) == 2
+    return tmp_path / "run"
 
 
 @pytest.fixture

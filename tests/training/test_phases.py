@@ -17,8 +17,8 @@ from visavis.models import CATALOG
 from visavis.progress import Silent
 from visavis.spec import build
 from visavis.training.checkpoint import Checkpoint, TrainerState
-from visavis.training.optimizer_state import optimizer_tensors, restore_optimizer
 from visavis.training.data_module import prepare
+from visavis.training.optimizer_state import optimizer_tensors, restore_optimizer
 from visavis.training.recipe import Phase, ScheduleSettings
 from visavis.training.recipe_files import read_recipe
 from visavis.training.run_files import RunFiles

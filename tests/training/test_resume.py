@@ -20,31 +20,6 @@ from visavis.training.stopping import SIGNALS, Stopped, StopRequest
 from visavis.training.trainer import Trainer
 
 
-class Listener(Silent):
-    def __init__(self):
-        self.said, self.steps = [], 0
-
-    def say(self, sentence):
-        self.said.append(sentence)
-
-    def step(self, step):
-        self.steps += 1
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(scenes, recipe, tmp_path_factory):
-    """A finished run without any stop, by precision of the towers."""
-    done = {}
-
-    def run(autocast):
-        if autocast not in done:
-            done[autocast] = tmp_path_factory.mktemp("runs") / f"whole-{autocast}"
-            visavis.train(recipe, data=scenes, out=done[autocast], overrides={"training.autocast": autocast})
-        return done[autocast]
-
-    return run
-
-
 def test_the_uninterrupted_run_is_worth_interrupting(uninterrupted, outcome):
     """It has two phases, learns, validates within epochs, and its best model is not its last one."""
     log = outcome(uninterrupted(False))["log"]
@@ -118,8 +93,8 @@ def test_a_run_stopped_after_every_few_steps_ends_as_the_uninterrupted_one(
     assert outcome(run) == outcome(uninterrupted(autocast))
 
 
-def test_a_finished_run_gives_its_result_without_training(uninterrupted, outcome):
-    run, progress = uninterrupted(False), Listener()
+def test_a_finished_run_gives_its_result_without_training(uninterrupted, outcome, listener):
+    run, progress = uninterrupted(False), listener
     before = outcome(run)
     trained = visavis.train(resume=run, progress=progress)
     assert progress.steps == 0
@@ -127,8 +102,8 @@ def test_a_finished_run_gives_its_result_without_training(uninterrupted, outcome
     assert trained.test.metrics["rsum"] == before["result"]["rsum"]
 
 
-def test_another_number_of_threads_is_said(uninterrupted, tmp_path):
-    run, progress = tmp_path / "run", Listener()
+def test_another_number_of_threads_is_said(uninterrupted, tmp_path, listener):
+    run, progress = tmp_path / "run", listener
     shutil.copytree(uninterrupted(False), run)
     recorded = json.loads((run / "environment.json").read_text())
     (run / "environment.json").write_text(json.dumps({**recorded, "threads": 3}))
@@ -215,7 +190,7 @@ def test_a_signal_that_is_ignored_stays_so():
 
 
 def test_a_second_ctrl_c_ends_at_once(recipe, scenes, tmp_path):
-    class Impatient(Listener):
+    class Impatient(Silent):
         def step(self, step):
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)

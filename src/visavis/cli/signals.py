@@ -23,7 +23,7 @@ class Ended(BaseException):
 def ends_heard() -> Iterator[None]:
     """Raise Ended on a signal in this block; ignored ones stay ignored (``nohup``)."""
 
-    def end(number: int, frame: FrameType | None) -> None:
+    def end(number: int, _: FrameType | None) -> None:
         raise Ended(signal.Signals(number))
 
     heard = [number for number in ENDS if signal.getsignal(number) is signal.SIG_DFL]

@@ -93,37 +93,37 @@ def compare_runs(
         raise VisavisError(f"top is {top}, expected at least 1.")
     if image not in get_args(ImageBy):
         raise VisavisError(f"image is {image!r}, expected own, best or mean.")
-    scale, estimator = Scale(irrelevant), spec.parse(degrees, CATALOG)
-    recipes = [recipe_of(run, data, memory) for run in runs]
-    split = split or recipes[0].evaluation.test
-    names = _names(runs)
-    opened = [_open(run, name, recipe, split, progress) for run, name, recipe in zip(runs, names, recipes, strict=True)]
-    ranked_data = opened[0][1]
-    for run, (_, other) in zip(runs, opened, strict=True):
-        if other.fingerprint != ranked_data.fingerprint:
-            raise RunError(
-                f"split {split} of {other.name}, the data of {run}, is not that of {ranked_data.name}, the data of {runs[0]}: "
-                "lists can be compared only where all runs rank the same images and captions."
-            )
-    chosen = choose(queries, ranked_data, seed)
-    image_degrees = estimator.between(ranked_data, image)
-    check(image_degrees, ranked_data)
-    folder = storage.numbered_folder("runs/coherence") if out is None else storage.new_folder(out)
-    ranked = tuple(ranker for ranker, _ in opened)
-    rankers = (*ranked, Ranker.random(ranked_data, seed))
-    memory = recipes[0].memory or None
-    return Comparison(
-        folder,
-        ranked_data,
-        estimator,
-        image,
-        top,
-        scale,
-        rankers,
-        tuple(name for name, recipe in zip(names, recipes, strict=True) if _taught(recipe, estimator)),
-        measure(rankers, estimator, image, ranked_data, scale, top, progress, memory),
-        tuple(answer(way, index, ranked, image_degrees, ranked_data, scale, top, memory) for way, index in chosen),
-    )
+    with storage.begun_folder(out, "runs/coherence") as folder:
+        scale, estimator = Scale(irrelevant), spec.parse(degrees, CATALOG)
+        recipes = [recipe_of(run, data, memory) for run in runs]
+        split = split or recipes[0].evaluation.test
+        names = _names(runs)
+        opened = [_open(run, name, recipe, split, progress) for run, name, recipe in zip(runs, names, recipes, strict=True)]
+        ranked_data = opened[0][1]
+        for run, (_, other) in zip(runs, opened, strict=True):
+            if other.fingerprint != ranked_data.fingerprint:
+                raise RunError(
+                    f"split {split} of {other.name}, the data of {run}, is not that of {ranked_data.name}, the data of {runs[0]}: "
+                    "lists can be compared only where all runs rank the same images and captions."
+                )
+        chosen = choose(queries, ranked_data, seed)
+        image_degrees = estimator.between(ranked_data, image)
+        check(image_degrees, ranked_data)
+        ranked = tuple(ranker for ranker, _ in opened)
+        rankers = (*ranked, Ranker.random(ranked_data, seed))
+        memory = recipes[0].memory or None
+        return Comparison(
+            folder,
+            ranked_data,
+            estimator,
+            image,
+            top,
+            scale,
+            rankers,
+            tuple(name for name, recipe in zip(names, recipes, strict=True) if _taught(recipe, estimator)),
+            measure(rankers, estimator, image, ranked_data, scale, top, progress, memory),
+            tuple(answer(way, index, ranked, image_degrees, ranked_data, scale, top, memory) for way, index in chosen),
+        )
 
 
 def _open(run: Path, name: str, recipe: Recipe, split: str, progress: Progress) -> tuple[Ranker, Dataset]:

@@ -56,7 +56,7 @@ def fit(
         raise SpecError(f"{epochs} epochs of batches of {batch_size} are no training: both must be at least 1.")
     torch.manual_seed(seed)
     regression: Regression = _Cosine(open_text(model)) if kind == "bi" else _Output(open_pairs(model, new_output=True))
-    tower, out, lr = regression.tower, storage.new_folder(out), lr or LEARNING_RATES[kind]
+    tower, out, lr = regression.tower, storage.new_folder(out, replaced=True), lr or LEARNING_RATES[kind]
     steps = epochs * -(-len(train.first) // batch_size)
     optimizer = torch.optim.AdamW(tower.parameters(), lr=lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / (0.1 * steps), (steps - step) / (0.9 * steps), 1))

@@ -10,7 +10,6 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-import torch
 from torch import nn
 
 from visavis import storage

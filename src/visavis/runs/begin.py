@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 
 from visavis import objectives, spec, storage, supervision
-from visavis.errors import RunError, VisavisError
+from visavis.errors import RunError, StorageError, VisavisError
 from visavis.evaluation import Evaluation
 from visavis.metrics.recall import random_rsum
 from visavis.models.base import Matcher
@@ -51,11 +52,19 @@ class Trained:
 
 
 def begin_run(name: str | Path, overrides: dict[str, Any], out: str | Path | None, progress: Progress) -> Trained:
-    """A new run in a new folder; one that fails before its first checkpoint leaves no folder behind."""
+    """A new run in a new folder, claimed before any work; one that fails before its first checkpoint leaves nothing behind.
+
+    Only a disk that is full leaves a run from its first file on, to go on when there is room.
+    """
     recipe = with_whole_paths(read_recipe(name, overrides))
     check_published(recipe.published)
-    if out is not None and RunFiles(Path(out)).recipe.exists():
-        raise RunError(f"{out} holds a run already: go on with it by --resume {out}, or name another folder.")
+    if out is not None:
+        _refuse_run(Path(out))
+    with storage.begun_folder(out, Path("runs") / recipe.name) as folder:
+        return _begin(recipe, RunFiles(folder), progress)
+
+
+def _begin(recipe: Recipe, files: RunFiles, progress: Progress) -> Trained:
     set_threads(recipe)
     started = time.perf_counter()
     data_module, matcher = prepare(recipe, progress)
@@ -64,24 +73,28 @@ def begin_run(name: str | Path, overrides: dict[str, Any], out: str | Path | Non
         if sentence := nothing_read(number, phase):
             progress.say(sentence)
     cache_seconds = time.perf_counter() - started
-    folder = storage.numbered_folder(Path("runs") / recipe.name) if out is None else storage.new_folder(out)
-    files = RunFiles(folder)
-    with storage.replacing_folder(folder) as part:
-        storage.write_toml(RunFiles(part).recipe, recipe.to_dict())
-        storage.write_json(RunFiles(part).environment, environment(data_module, matcher))
-    try:
-        with storage.alone(folder / "run", wait=False):
+    with storage.alone(files.run, wait=False):
+        _refuse_run(files.folder)
+        try:
+            storage.write_json(files.environment, environment(data_module, matcher))
+            storage.write_toml(files.recipe, recipe.to_dict())  # the last: by it a folder is a run
             return finish(data_module, matcher, files, cache_seconds, progress)
-    except VisavisError:
-        if not complete(files.checkpoints):
-            storage.remove_folder(folder)
-        raise
+        except VisavisError as error:
+            goes_on = complete(files.checkpoints) or (isinstance(error, StorageError) and files.recipe.exists())
+            if not goes_on:
+                files.remove()
+            raise
+
+
+def _refuse_run(folder: Path) -> None:
+    if os.path.exists(RunFiles(folder).recipe):  # also where such a name cannot be: a folder that cannot be made says why
+        raise RunError(f"{folder} holds a run already: go on with it by --resume {folder}, or name another folder.")
 
 
 def continue_run(folder: Path, progress: Progress) -> Trained:
     """Go on with a stopped run. Raises RunError if the folder is no run, or if its data have changed."""
     recipe, files = recipe_of(folder), RunFiles(folder)
-    with storage.alone(folder / "run", wait=False):
+    with storage.alone(files.run, wait=False):
         storage.remove_parts(folder)
         recorded = storage.read_json(files.environment)
         if not isinstance(recorded, dict) or not {"threads", "data_fingerprint"} <= recorded.keys():

@@ -1,6 +1,16 @@
 """The only place that reads and writes files of the program's own formats: whole, checked, and never over a file of the user's."""
 
-from visavis.storage.folders import alone, cache_folder, new_file, new_folder, numbered_folder, remove_folder, remove_parts
+from visavis.storage.folders import (
+    alone,
+    begun_folder,
+    cache_folder,
+    new_file,
+    new_folder,
+    numbered_folder,
+    remove_folder,
+    remove_lock,
+    remove_parts,
+)
 from visavis.storage.reading import (
     content_hash,
     parse_json,
@@ -33,6 +43,7 @@ from visavis.storage.writing import (
 __all__ = [
     "alone",
     "append_json_line",
+    "begun_folder",
     "cache_folder",
     "content_hash",
     "create_array",
@@ -50,6 +61,7 @@ __all__ = [
     "read_toml",
     "regular_file",
     "remove_folder",
+    "remove_lock",
     "remove_parts",
     "replacing",
     "replacing_folder",

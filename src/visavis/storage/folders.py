@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from visavis.errors import RefusedOverwrite, RunError
+from visavis.errors import RefusedOverwrite, RunError, StorageError
+from visavis.storage.writing import storing
 
 
 def cache_folder() -> Path:
@@ -18,16 +20,43 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "visavis"
 
 
-def new_folder(path: str | Path) -> Path:
-    """Create a folder; an existing one is accepted if it is empty.
+def new_folder(path: str | Path, *, replaced: bool = False) -> Path:
+    """Create a folder that can be written in; an existing one is accepted if it is empty.
 
-    Raises RefusedOverwrite if the path is a file or holds anything.
+    replaced: ``replacing_folder`` will put another in its place, as none can in that of a link or a mount point.
+    Raises RefusedOverwrite if the path is a file or holds anything, StorageError where nothing can be written.
     """
     path = Path(path)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise RefusedOverwrite(f"{path} already exists and is not an empty folder; nothing was changed: name another folder.")
-    path.mkdir(parents=True, exist_ok=True)
-    return path
+    try:
+        if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
+            raise RefusedOverwrite(f"{path} already exists and is not an empty folder; nothing was changed: name another folder.")
+        if replaced and (path.is_symlink() or path.is_mount()):
+            kind = "link" if path.is_symlink() else "mount point"
+            raise RefusedOverwrite(f"{path} is a {kind}, which is never replaced; nothing was changed: name a folder in it.")
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return path
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror or error}.") from None
+
+
+@contextmanager
+def begun_folder(path: str | Path | None, stem: str | Path) -> Iterator[Path]:
+    """A new folder for what is made in this block, ``stem-1``, ``stem-2``, ... if ``path`` is None: made first, so that nothing is lost
+    by a name that cannot be. If the block fails, the folders that were made for it are removed again, unless they hold something.
+
+    Raises as ``new_folder``.
+    """
+    chosen = Path(stem if path is None else path)
+    missing = [folder for folder in (chosen, *chosen.parents) if not os.path.lexists(folder)]
+    folder = new_folder(numbered_folder(chosen)) if path is None else new_folder(chosen)
+    try:
+        yield folder
+    except BaseException:
+        for made in [folder, *missing] if path is None else missing:
+            with suppress(OSError):
+                made.rmdir()
+        raise
 
 
 def new_file(path: str | Path) -> Path:
@@ -41,14 +70,15 @@ def new_file(path: str | Path) -> Path:
 def numbered_folder(stem: str | Path) -> Path:
     """Create the first of the folders ``stem-1``, ``stem-2``, ... that does not exist."""
     stem, number = Path(stem), 1
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        path = stem.with_name(f"{stem.name}-{number}")
-        try:
-            path.mkdir()
-            return path
-        except FileExistsError:
-            number += 1
+    with storing(stem):
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            path = stem.with_name(f"{stem.name}-{number}")
+            try:
+                path.mkdir()
+                return path
+            except FileExistsError:
+                number += 1
 
 
 @contextmanager
@@ -60,16 +90,27 @@ def alone(path: str | Path, *, wait: bool) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path.parent / f".{path.name}.lock", timeout=-1 if wait else 0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise RunError(f"another process is at work on {path}: wait for its end, or stop it first.") from None
+    lock = FileLock(_lock(path), timeout=-1 if wait else 0)
+    with storing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise RunError(f"another process is at work on {path}: wait for its end, or stop it first.") from None
     try:
         yield
     finally:
         lock.release()
+
+
+def remove_lock(path: str | Path) -> None:
+    """Remove the file that ``alone`` left of a lock, once nobody will work on ``path`` again."""
+    with suppress(OSError):  # where a lock that is held cannot be removed, its release does
+        _lock(Path(path)).unlink()
+
+
+def _lock(path: Path) -> Path:
+    return path.parent / f".{path.name}.lock"
 
 
 def remove_parts(folder: str | Path) -> None:

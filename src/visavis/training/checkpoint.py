@@ -102,7 +102,7 @@ class Checkpoint:
         folder: Path,
         progress: Progress | None = None,
         like: Mapping[str, Tensor] | None = None,
-        check: Callable[[Checkpoint], None] = lambda checkpoint: None,
+        check: Callable[[Checkpoint], None] | None = None,
     ) -> Checkpoint | None:
         """The newest checkpoint of a run's that can be used; None if there is none yet.
 
@@ -113,12 +113,13 @@ class Checkpoint:
         for path in reversed(complete(folder)):
             try:
                 checkpoint = cls.read(path, like)
-                check(checkpoint)
+                if check is not None:
+                    check(checkpoint)
             except RunError as error:
                 wrong.append(error)
                 continue
-            for error in wrong:
-                (progress or Silent()).say(f"{error} The checkpoint before it is taken, {path.name}.")
+            for reason in wrong:
+                (progress or Silent()).say(f"{reason} The checkpoint before it is taken, {path.name}.")
             return checkpoint
         if wrong:
             raise wrong[0]

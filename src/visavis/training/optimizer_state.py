@@ -8,7 +8,11 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from visavis.errors import RunError
 
-OF_PARAMETER: dict[type[Optimizer], tuple[str, ...]] = {Adam: ("exp_avg", "exp_avg_sq", "step"), AdamW: ("exp_avg", "exp_avg_sq", "step"), SGD: ()}
+OF_PARAMETER: dict[type[Optimizer], tuple[str, ...]] = {
+    Adam: ("exp_avg", "exp_avg_sq", "step"),
+    AdamW: ("exp_avg", "exp_avg_sq", "step"),
+    SGD: (),
+}
 """What an optimizer that recipes name remembers of each parameter that it has moved; "step" is one number, the rest are like the parameter."""
 
 
@@ -43,7 +47,9 @@ def check_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor], steps: int
     expected = {f"{parameter}.{name}": parameters[parameter] for parameter in parameters for name in names}
     for key in sorted(tensors.keys() | {f"{key.rsplit('.', 1)[0]}.{name}" for key in tensors for name in names}):
         if key not in expected or key not in tensors:
-            raise RunError(f"{where}: {key} is {'unknown' if key in tensors else 'missing'}, expected the state of {type(optimizer).__name__}.")
+            raise RunError(
+                f"{where}: {key} is {'unknown' if key in tensors else 'missing'}, expected the state of {type(optimizer).__name__}."
+            )
         wanted = [] if key.endswith(".step") else list(expected[key].shape)
         if list(tensors[key].shape) != wanted:
             raise RunError(f"{where}: {key} is of shape {list(tensors[key].shape)}, expected {wanted}.")
@@ -53,5 +59,7 @@ def check_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor], steps: int
 
 def _parameters(optimizer: Optimizer) -> dict[str, Tensor]:
     """By name, in the order of the optimizer's own numbers."""
-    named = ((name, parameter) for group in optimizer.param_groups for name, parameter in zip(group["param_names"], group["params"], strict=True))
+    named = (
+        (name, parameter) for group in optimizer.param_groups for name, parameter in zip(group["param_names"], group["params"], strict=True)
+    )
     return dict(named)

@@ -50,6 +50,11 @@ class RunFiles:
     folder: Path
 
     @property
+    def run(self) -> Path:
+        """What a process that trains holds the lock of."""
+        return self.folder / "run"
+
+    @property
     def recipe(self) -> Path:
         return self.folder / "run.toml"
 
@@ -76,6 +81,14 @@ class RunFiles:
     @property
     def result(self) -> Path:
         return self.folder / "result.json"
+
+    def remove(self) -> None:
+        """Remove all that a training wrote, and nothing else."""
+        for file in (self.recipe, self.environment, self.log, self.result):
+            file.unlink(missing_ok=True)
+        for folder in (self.model, self.peer, self.checkpoints):
+            storage.remove_folder(folder)
+        storage.remove_lock(self.run)
 
     def read_log(self) -> list[dict[str, Any]]:
         """The rows of the log, oldest first. Raises RunError where there is none yet, or where one is not as it was written."""

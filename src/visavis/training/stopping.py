@@ -34,7 +34,7 @@ class StopRequest:
             return
         before = {number: handler for number in SIGNALS if (handler := signal.getsignal(number)) not in (signal.SIG_IGN, None)}
 
-        def hear(number: int, frame: FrameType | None) -> None:
+        def hear(number: int, _: FrameType | None) -> None:
             if self.asked is None:
                 self.asked = signal.Signals(number)
                 return

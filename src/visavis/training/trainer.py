@@ -239,10 +239,16 @@ class Trainer:
             raise RunError(f"{where} in phase {state.phase} of {len(phases)}, the first of which is 0.")
         phase, steps = phases[state.phase], self.train.batches_in(self._first_epoch(state.phase))
         if state.epoch > phase.epochs or (state.epoch == phase.epochs and not state.done) or state.batch > steps:
-            raise RunError(f"{where} in epoch {state.epoch} of {phase.epochs} and at batch {state.batch} of {steps}, the first of which are 0.")
+            raise RunError(
+                f"{where} in epoch {state.epoch} of {phase.epochs} and at batch {state.batch} of {steps}, the first of which are 0."
+            )
         if state.phase_step != state.epoch * steps + state.batch or not checkpoint.matches_its_name:
-            raise RunError(f"{where} at step {state.step}, step {state.phase_step} of its phase, which is not where its epoch and name are.")
-        check_optimizer(make_optimizer(self.matcher, phase), checkpoint.optimizer, state.phase_step, f"{checkpoint.folder}/optimizer.safetensors")
+            raise RunError(
+                f"{where} at step {state.step}, step {state.phase_step} of its phase, which is not where its epoch and name are."
+            )
+        check_optimizer(
+            make_optimizer(self.matcher, phase), checkpoint.optimizer, state.phase_step, f"{checkpoint.folder}/optimizer.safetensors"
+        )
 
     def _train_mode(self) -> None:
         """Training mode, but parts that are frozen keep their batch statistics."""

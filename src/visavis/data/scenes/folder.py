@@ -44,7 +44,7 @@ def write_scenes(
     """
     counts = {"train": num_train, "val": num_val, "test": num_test}
     _check(counts, captions_per_image, size, seed, noise, near_duplicates)
-    folder = storage.new_folder(folder)
+    folder = storage.new_folder(folder, replaced=True)
     rows = [
         row
         for number, split in enumerate(counts)
