@@ -134,6 +134,16 @@ def test_k_is_a_whole_number_from_1_up(odd: Any) -> None:
     assert metrics.recall_at(given["ranks"], np.int64(2)) == metrics.recall_at(given["ranks"], 2)
 
 
+@pytest.mark.parametrize("odd", [-1, True, 2.0, "5", None, [], torch.ones(2), np.ones(3)])
+def test_numbers_of_items_are_whole(odd: Any) -> None:
+    with pytest.raises(SpecError, match=r"^n is .+, expected a whole number from 0 up\.$"):
+        Targets.paired(odd)
+    for name in ("num_queries", "num_candidates"):
+        with pytest.raises(SpecError, match=f"^{name} is .+, expected a whole number from 0 up"):
+            Targets.from_pairs([0], [0], **{"num_queries": 1, "num_candidates": 1} | {name: odd})
+    assert Targets.paired(np.int64(0)).shape == (0, 0)
+
+
 def test_degrees_that_ndcg_cannot_add_up_are_refused() -> None:
     for odd in (-0.5, torch.inf):
         degrees = torch.tensor([[1.0, 0.5], [0.5, odd]])

@@ -7,6 +7,7 @@ evaluated. ``repr`` of such a value is its spec, so that run folders, reports an
 from __future__ import annotations
 
 import ast
+import operator
 import re
 import sys
 import types
@@ -15,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from visavis.errors import SpecError, nearest
+from visavis.errors import SpecError, nearest, shown
 
 T = TypeVar("T")
 
@@ -93,6 +94,21 @@ def require(condition: bool, value: Any, field: str, expected: str) -> None:
     """Raise SpecError naming the field, its value and what was expected, unless ``condition`` holds."""
     if not condition:
         raise SpecError(f"{type(value).__name__}: {field} is {getattr(value, field)!r}, expected {expected}.")
+
+
+def whole_number(value: Any, name: str, least: int = 0) -> int:
+    """A whole number from ``least`` up, at most 2**53, which is exact in every comparison. Raises SpecError, by ``name``, for anything else.
+
+    >>> whole_number(3, "k")
+    3
+    """
+    try:
+        number = least - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise SpecError(f"{name} is {shown(value)}, expected a whole number from {least} up.")
+    return min(number, 2**53)
 
 
 def _coerce(given: Any, hint: Any) -> Any:

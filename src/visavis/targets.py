@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from visavis.errors import MissingSupervision, ShapeError
+from visavis.spec import whole_number
 
 Ids = Tensor | np.ndarray | Sequence[int]
 
@@ -126,12 +127,14 @@ class Targets:
     @classmethod
     def paired(cls, n: int, **facts: Any) -> Targets:
         """Query i belongs to candidate i only: what the papers' code does."""
+        n = whole_number(n, "n")
         return cls(query_ids=torch.arange(n), candidate_ids=torch.arange(n), **facts)
 
     @classmethod
     def from_pairs(cls, query_index: Ids, candidate_index: Ids, num_queries: int, num_candidates: int, **facts: Any) -> Targets:
         """Any relation, given by its pairs (positions ``[P]`` and ``[P]``); positives may overlap."""
         query_index, candidate_index = as_ids(query_index, "query_index"), as_ids(candidate_index, "candidate_index")
+        num_queries, num_candidates = whole_number(num_queries, "num_queries"), whole_number(num_candidates, "num_candidates")
         if len(query_index) != len(candidate_index):
             raise ShapeError(
                 f"query_index has {len(query_index)} entries and candidate_index {len(candidate_index)}: give one of each for a pair."

@@ -9,7 +9,6 @@ visavis.errors.SpecError: k is 0, expected a whole number from 1 up.
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any, Literal, ParamSpec, TypeVar, get_args
@@ -18,15 +17,13 @@ import torch
 from torch import Tensor
 
 from visavis.errors import DataError, ShapeError, SpecError, shown
+from visavis.spec import whole_number
 from visavis.targets import Targets, as_ids
 
 Ties = Literal["pessimistic", "mean", "optimistic"]
 Normalize = Literal["min_r_k", "hits"]
 Tau = Literal["a", "b"]
 Semantics = Literal["reference", "paper"]
-
-LARGEST = 2**53
-"""Whole numbers up to here are exact in every comparison."""
 
 NO_GAINS = "the degrees of {} hold a number below 0 or infinity: nDCG adds up finite degrees from 0 up."
 
@@ -118,17 +115,6 @@ def ranks(value: Any, name: str) -> Tensor:
     return found
 
 
-def count(value: Any, name: str) -> int:
-    """A whole number from 1 up."""
-    try:
-        number = 0 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = 0
-    if number < 1:
-        raise SpecError(f"{name} is {shown(value)}, expected a whole number from 1 up.")
-    return min(number, LARGEST)
-
-
 def choice(literal: Any) -> Form:
     """One of the values of a Literal."""
     known = get_args(literal)
@@ -148,6 +134,9 @@ def instance(of: type, remedy: str, value: Any, name: str) -> Any:
         raise SpecError(f"{name} is {shown(value)}, expected {remedy}.")
     return value
 
+
+count: Form = partial(whole_number, least=1)
+"""A whole number from 1 up."""
 
 FORMS: dict[str, Form] = {
     "scores": scores,
