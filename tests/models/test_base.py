@@ -13,7 +13,7 @@ from visavis import spec, storage
 from visavis.errors import RunError, ShapeError, SpecError, VisavisError
 from visavis.memory import declared_cost
 from visavis.models import CATALOG, CLIP, Heads, VSEInfinity, VSEPlusPlus
-from visavis.models.base import load_weights, vectors
+from visavis.models.base import build_with_weights, vectors
 from visavis.probe import measure_cost
 from visavis.types import Encoded
 
@@ -38,9 +38,8 @@ def test_a_folder_gives_the_same_matcher_back(kind, config, tmp_path):
     saved = json.loads((tmp_path / "config.json").read_text())
     assert CATALOG[saved["kind"]] is kind
     assert saved["vocabulary"] == ["a", "b"]
-    again = kind(spec.build(kind.Config, saved["architecture"]))
+    again = build_with_weights(kind, spec.build(kind.Config, saved["architecture"]), tmp_path)
     assert again.config == matcher.config
-    load_weights(again, tmp_path)
     assert matcher.state_dict().keys() == again.state_dict().keys()
     assert all(torch.equal(ours, again.state_dict()[name]) for name, ours in matcher.state_dict().items())
 
@@ -49,24 +48,24 @@ def test_a_folder_gives_the_same_matcher_back(kind, config, tmp_path):
 def test_weights_of_another_width_or_version_are_named(kind, tmp_path):
     matcher = kind(CONFIGS[kind])
     matcher.save_pretrained(tmp_path)
-    wider = kind(spec.build(kind.Config, vars(CONFIGS[kind]) | {"width": 8}))
+    wider = spec.build(kind.Config, vars(CONFIGS[kind]) | {"width": 8})
     with pytest.raises(
         RunError, match=r"model\.safetensors: .* is float32 of shape \[.*\], expected float32 of shape \[.*\]: the file is incomplete"
     ):
-        load_weights(wider, tmp_path)
+        build_with_weights(kind, wider, tmp_path)
     state = matcher.state_dict()
     name = min(state)
     storage.write_tensors(tmp_path / "less" / "model.safetensors", {key: state[key] for key in state if key != name})
     with pytest.raises(RunError, match=rf"{re.escape(name)} is missing, expected float32 of shape \["):
-        load_weights(matcher, tmp_path / "less")
+        build_with_weights(kind, CONFIGS[kind], tmp_path / "less")
     storage.write_tensors(tmp_path / "more" / "model.safetensors", state | {"a.stranger": torch.ones(2)})
     with pytest.raises(RunError, match=r"a\.stranger is float32 of shape \[2\], expected none of that name"):
-        load_weights(matcher, tmp_path / "more")
+        build_with_weights(kind, CONFIGS[kind], tmp_path / "more")
 
 
 def test_a_folder_without_weights_is_one_sentence(tmp_path):
     with pytest.raises(VisavisError, match=r"model\.safetensors"):
-        load_weights(Heads(CONFIGS[Heads]), tmp_path)
+        build_with_weights(Heads, CONFIGS[Heads], tmp_path)
 
 
 WRONG_VIEWS = {

@@ -18,7 +18,7 @@ from visavis.data.features import FeatureStore, FeatureWriter
 from visavis.errors import DataError, MissingExtra, RefusedOverwrite, SpecError
 from visavis.models import caching
 from visavis.models.caching import cache_features, store_folder
-from visavis.models.preprocessing import Preprocessing
+from visavis.models.preprocessing import Preprocessing, PreprocessorConfig
 from visavis.models.towers import TowerSpec, open_text, open_visual
 
 transformers = pytest.importorskip("transformers")
@@ -187,7 +187,7 @@ def test_sentence_models_pool_as_their_folder_says(folders, tmp_path, mode, kind
 
 
 def test_a_picture_of_the_right_size_passes_unresized():
-    preprocessing = Preprocessing.from_config({**PREPROCESSOR, "size": {"shortest_edge": 32}})
+    preprocessing = Preprocessing.of(PreprocessorConfig(**{**PREPROCESSOR, "size": {"shortest_edge": 32}}))
     (picture,) = pictures(1, (32, 32))
     expected = (np.asarray(picture) / 255 - [0.5, 0.4, 0.3]) / [0.5, 0.6, 0.7]
     assert np.allclose(preprocessing(picture).permute(1, 2, 0), expected, atol=1e-6)
@@ -197,12 +197,12 @@ def test_a_picture_of_the_right_size_passes_unresized():
 def test_pixels_are_those_of_transformers(size):
     config = {**PREPROCESSOR, "size": size, "resample": 3}
     theirs = transformers.CLIPImageProcessorPil(**{**config, "size": {"shortest_edge": 36} if size == 36 else size})
-    ours = torch.stack([Preprocessing.from_config(config)(picture) for picture in pictures()])
+    ours = torch.stack([Preprocessing.of(PreprocessorConfig(**config))(picture) for picture in pictures()])
     assert torch.allclose(ours, theirs(pictures(), return_tensors="pt")["pixel_values"], atol=1e-5)
 
 
 def test_ten_crops_are_center_corners_and_mirrors():
-    views = Preprocessing.from_config(PREPROCESSOR)(pictures(1)[0], crops=10)
+    views = Preprocessing.of(PreprocessorConfig(**PREPROCESSOR))(pictures(1)[0], crops=10)
     assert views.shape == (10, 3, 32, 32)
     assert torch.equal(views[5:], views[:5].flip(-1))
     assert len({view.sum().item() for view in views[:5]}) == 5
@@ -229,7 +229,7 @@ def test_unknown_names_and_incomplete_folders_are_sentences(folders, tmp_path):
     with pytest.raises(DataError, match=r"lacks weights of its own config"):
         open_visual(str(tmp_path))
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(DataError, match=r"does not hold a model that transformers can read"):
+    with pytest.raises(DataError, match=r"holds no model that transformers can read"):
         open_visual(str(tmp_path))
 
 

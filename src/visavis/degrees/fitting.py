@@ -18,6 +18,7 @@ from visavis.degrees.ratings import BEST, RatedPairs, read_stsb
 from visavis.errors import SpecError
 from visavis.models.pair_tower import PairTower, open_pairs
 from visavis.models.pretrained import model_folder, quiet_transformers
+from visavis.models.sentence_pooling import read_modules
 from visavis.models.towers import TextTower, open_text
 from visavis.progress import Progress
 
@@ -148,7 +149,7 @@ def write(fitted: Fitted, tower: TextTower | PairTower, model: str, settings: di
 def copy_pooling(source: Path, folder: Path) -> None:
     """Copy the pooling configuration of a sentence-transformers folder; a bare transformers folder has none."""
     if (source / "modules.json").exists():
-        modules = [Path(module["path"]) / "config.json" for module in storage.read_json(source / "modules.json")]
+        modules = [Path(module.path) / "config.json" for module in read_modules(source)]
         for name in (Path("modules.json"), Path("sentence_bert_config.json"), *modules):
             if name != Path("config.json") and (source / name).exists():
                 storage.write_bytes(folder / name, storage.read_bytes(source / name))

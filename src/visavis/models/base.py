@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -167,6 +167,21 @@ def unit(rows: Tensor) -> Encoded:
     return Encoded(normalize(rows if rows.dtype.itemsize >= 4 else rows.float(), dim=-1))
 
 
-def load_weights(matcher: Matcher, folder: Path) -> None:
-    """Fill a matcher from ``model.safetensors``. Raises RunError naming the first tensor that does not fit."""
-    matcher.load_state_dict(storage.read_tensors(folder / "model.safetensors", matcher.state_dict(), error=RunError))
+def build_with_weights(kind: type[Matcher], config: MatcherConfig, folder: Path) -> Matcher:
+    """A matcher with the weights of ``model.safetensors``.
+
+    One without a pretrained encoder is first laid out without its weights and compared, so that a config with damaged sizes takes no
+    memory. Raises RunError if it cannot be built, or naming the first tensor that does not fit.
+    """
+    pretrained = bool(getattr(config, "backbone", ""))
+    try:
+        with nullcontext() if pretrained else torch.device("meta"):
+            matcher = kind(config)
+    except VisavisError:
+        raise
+    except (ValueError, RuntimeError, ArithmeticError) as error:
+        raise RunError(f"{folder / 'config.json'} describes a model that cannot be built: {str(error).splitlines()[0]}.") from None
+    tensors = storage.read_tensors(folder / "model.safetensors", matcher.state_dict(), error=RunError)
+    matcher = matcher if pretrained else kind(config)
+    matcher.load_state_dict(tensors)
+    return matcher

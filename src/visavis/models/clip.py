@@ -13,14 +13,20 @@ from torch import nn
 from visavis import storage
 from visavis.errors import DataError
 from visavis.models.base import GlobalMatcher, MatcherConfig, unit, vectors
-from visavis.models.pretrained import load_model, model_folder, quiet_transformers
+from visavis.models.foreign import open_config, open_model, tried
+from visavis.models.pretrained import model_folder
 from visavis.models.processor import Processor
-from visavis.models.towers import TowerSpec
+from visavis.models.towers import TowerSpec, blank
 from visavis.types import Encoded
 
 KINDS = ("clip", "siglip")
 """The ``model_type`` of the folders that are read."""
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class _Config:
+    model_type: str | None = None
 
 
 class CLIP(GlobalMatcher):
@@ -46,8 +52,8 @@ class CLIP(GlobalMatcher):
 
     def __init__(self, config: Config):
         super().__init__(config)
-        self.model = load_model(model_folder(config.backbone), dtype=torch.float32)
-        kind = self.model.config.model_type  # type: ignore[union-attr]
+        self.model = open_model(model_folder(config.backbone), dtype=torch.float32)
+        kind = self.model.config.model_type
         if kind not in KINDS:
             raise DataError(f"{config.backbone} is a model of kind {kind}, expected {' or '.join(KINDS)}: two encoders trained on pairs.")
         for temperature in {"logit_scale", "logit_bias"} & dict(self.model.named_parameters(recurse=False)).keys():
@@ -59,11 +65,11 @@ class CLIP(GlobalMatcher):
         return {"visual": [children[name] for name in children if name not in text], "text": [children[name] for name in text]}
 
     def encode_visual(self, items: Encoded) -> Encoded:
-        return unit(self.model.get_image_features(pixel_values=vectors(items)).pooler_output)  # type: ignore[operator]
+        return unit(self.model.get_image_features(pixel_values=vectors(items)).pooler_output)
 
     def encode_text(self, items: Encoded) -> Encoded:
         mask = None if items.mask is None else items.mask.long()  # type: ignore[union-attr]
-        return unit(self.model.get_text_features(input_ids=vectors(items), attention_mask=mask).pooler_output)  # type: ignore[operator]
+        return unit(self.model.get_text_features(input_ids=vectors(items), attention_mask=mask).pooler_output)
 
 
 def find_dual_encoder(name: str | Path) -> str | None:
@@ -74,7 +80,7 @@ def find_dual_encoder(name: str | Path) -> str | None:
     """
     for folder in (Path(name), storage.cache_folder() / "backbones" / name):
         if (folder / "config.json").is_file():
-            return str(folder.resolve()) if storage.read_json(folder / "config.json").get("model_type") in KINDS else None
+            return str(folder.resolve()) if storage.read_json(folder / "config.json", _Config).model_type in KINDS else None
     if Path(name).exists() or not HUB_NAME.fullmatch(str(name)) or Path(name).parent.exists():
         return None
     return str(name) if find_dual_encoder(model_folder(str(name))) else None
@@ -84,7 +90,10 @@ def open_dual_encoder(name: str) -> tuple[CLIP, Processor]:
     """A pretrained model with its preprocessing and tokenizer. Raises DataError if it cannot be read."""
     processor = Processor(TowerSpec("visual", name, "grid"), None, None, name)
     assert processor.tokens is not None
-    with quiet_transformers() as transformers:
-        config = transformers.AutoConfig.from_pretrained(model_folder(name))
+    folder = model_folder(name)
+    config = open_config(folder)
     width = getattr(config, "projection_dim", config.vision_config.hidden_size)
-    return CLIP(CLIP.Config(backbone=name, visual_width=width, text_width=len(processor.tokens))), processor
+    matcher = CLIP(CLIP.Config(backbone=name, visual_width=width, text_width=len(processor.tokens))).eval()
+    tried(lambda: vectors(matcher.encode_visual(processor.images([blank()], "pixels"))), folder, "a picture")
+    tried(lambda: vectors(matcher.encode_text(processor.texts(["a dog"]))), folder, "a text")
+    return matcher, processor

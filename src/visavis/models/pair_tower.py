@@ -9,16 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from visavis.errors import DataError
-from visavis.models.pretrained import model_folder, quiet_transformers
+from visavis.models.foreign import open_model, open_tokenizer, tried
+from visavis.models.pretrained import model_folder
+
+ONE_OUTPUT = "expected a cross-encoder with one output: visavis relevance fit --kind cross makes one"
 
 
 class PairTower(nn.Module):
     """Pairs of texts to one number each: a sequence classifier of ``transformers`` with one output."""
 
-    def __init__(self, model: Any, tokenizer: Any):
+    def __init__(self, model: Any, tokenizer: Any, longest: int):
         super().__init__()
-        self.model, self.tokenizer = model, tokenizer
-        self.longest = min(model.config.max_position_embeddings, tokenizer.model_max_length)
+        self.model, self.tokenizer, self.longest = model, tokenizer, longest
 
     def preprocess(self, first: Sequence[str], second: Sequence[str]) -> Any:
         """Tokens of pairs, padded to the longest."""
@@ -40,14 +42,9 @@ def open_pairs(name: str, *, new_output: bool = False) -> PairTower:
     """
     folder = model_folder(name)
     options = {"num_labels": 1} if new_output else {}
-    try:
-        with quiet_transformers() as transformers:
-            kind = transformers.AutoModelForSequenceClassification
-            model, loading = kind.from_pretrained(folder, use_safetensors=True, output_loading_info=True, **options)
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{folder} does not hold a model that transformers can read: {str(error).splitlines()[0]}") from None
-    if model.config.num_labels != 1 or (loading["missing_keys"] and not new_output):
-        found = "no trained output" if loading["missing_keys"] else f"{model.config.num_labels} outputs"
-        raise DataError(f"{folder} has {found}, expected a cross-encoder with one output: visavis relevance fit --kind cross makes one.")
-    return PairTower(model, tokenizer).eval()
+    model = open_model(folder, "AutoModelForSequenceClassification", new_output=new_output, expected=ONE_OUTPUT, **options)
+    if model.config.num_labels != 1:
+        raise DataError(f"{folder} has {model.config.num_labels} outputs; {ONE_OUTPUT}.")
+    tower = PairTower(model, *open_tokenizer(folder)).eval()
+    tried(lambda: tower(tower.preprocess(["a dog"], ["a cat"])), folder, "a pair of texts")
+    return tower

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import torch
+from pydantic import Field, FiniteFloat
 from torch import Tensor
 
 from visavis import storage
@@ -18,6 +19,32 @@ if TYPE_CHECKING:
 
 TEN_CROP_MARGIN = 8 / 7
 """For ten crops a picture's shorter edge is at least this multiple of the crop: 256 for 224."""
+
+
+_Edge = Annotated[int, Field(gt=0, le=10_000)]
+_Size = _Edge | dict[str, _Edge]
+_Three = Annotated[list[FiniteFloat], Field(min_length=3, max_length=3)]
+
+
+@dataclass(frozen=True)
+class PreprocessorConfig:
+    """The ``preprocessor_config.json`` of a transformers folder: what of it is known, by its own names."""
+
+    do_resize: bool | None = True
+    size: _Size | None = None
+    do_center_crop: bool | None = False
+    crop_size: _Size | None = None
+    crop_pct: Annotated[float, Field(gt=0, le=1)] | None = None
+    resample: Annotated[int, Field(ge=0, le=5)] = 2
+    do_rescale: bool | None = True
+    rescale_factor: FiniteFloat = 1 / 255
+    do_normalize: bool | None = True
+    image_mean: _Three | None = None
+    image_std: Annotated[list[Annotated[FiniteFloat, Field(gt=0)]], Field(min_length=3, max_length=3)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.do_normalize and (self.image_mean is None or self.image_std is None):
+            raise ValueError("it normalizes, and lacks image_mean or image_std")
 
 
 @dataclass(frozen=True)
@@ -40,22 +67,22 @@ class Preprocessing:
         """That of a transformers folder. Raises DataError if it has none."""
         if not (folder / "preprocessor_config.json").exists():
             raise DataError(f"{folder} has no preprocessor_config.json: it does not say how pictures are resized and normalized.")
-        return cls.from_config(storage.read_json(folder / "preprocessor_config.json"))
+        return cls.of(storage.read_json(folder / "preprocessor_config.json", PreprocessorConfig))
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Preprocessing:
-        resize = _size(config.get("size")) if config.get("do_resize", True) else None
-        crop = _square(_size(config.get("crop_size"))) if config.get("do_center_crop") else None
-        if (part := config.get("crop_pct")) and resize and len(resize) == 1:  # ConvNeXt: below 384 the shorter edge is that of the crop
+    def of(cls, config: PreprocessorConfig) -> Preprocessing:
+        """The steps that a config asks for. Raises DataError for a size of an unknown kind."""
+        resize = _size(config.size) if config.do_resize else None
+        crop = _square(_size(config.crop_size)) if config.do_center_crop else None
+        if (part := config.crop_pct) and resize and len(resize) == 1:  # ConvNeXt: below 384 the shorter edge is that of the crop
             resize, crop = ((int(resize[0] / part),), _square(resize)) if resize[0] < 384 else (_square(resize), None)
-        normalize = config.get("do_normalize", True)
         return cls(
             resize=resize,
             crop=crop,
-            resample=config.get("resample", 2),
-            scale=config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1.0,
-            mean=tuple(config["image_mean"]) if normalize else cls.mean,
-            std=tuple(config["image_std"]) if normalize else cls.std,
+            resample=config.resample,
+            scale=config.rescale_factor if config.do_rescale else 1.0,
+            mean=tuple(config.image_mean) if config.do_normalize and config.image_mean else cls.mean,
+            std=tuple(config.image_std) if config.do_normalize and config.image_std else cls.std,
         )
 
     def __call__(self, picture: Picture, crops: int = 1) -> Tensor:
@@ -87,7 +114,7 @@ class Preprocessing:
         return (values * self.scale - mean) / std
 
 
-def _size(value: Any) -> tuple[int, ...] | None:
+def _size(value: int | dict[str, int] | None) -> tuple[int, ...] | None:
     """A size of a config: a number, ``{"shortest_edge": n}`` or ``{"height": h, "width": w}``."""
     if value is None:
         return None
@@ -95,7 +122,7 @@ def _size(value: Any) -> tuple[int, ...] | None:
         return (value,)
     if "shortest_edge" in value:
         return (value["shortest_edge"],)
-    if "height" in value:
+    if "height" in value and "width" in value:
         return value["height"], value["width"]
     raise DataError(
         f"the picture size {value} of a preprocessor_config.json is of an unknown kind: expected shortest_edge, or height and width."

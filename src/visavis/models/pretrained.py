@@ -7,7 +7,6 @@ import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 from torch import nn
@@ -85,25 +84,3 @@ def quiet_transformers() -> Iterator[Any]:
     finally:
         logging.set_verbosity(level)
         logging.enable_progress_bar()
-
-
-def load_model(folder: Path, **options: Any) -> nn.Module:
-    """The bare model of a folder; a pooler that the folder has no weights for is removed, never left at random.
-
-    Of safetensors; where there are none, of ``.bin`` files, as tensors alone. options: for ``from_pretrained``, such as a dtype.
-    """
-    safe = None if any(folder.glob(OLDER_WEIGHTS)) and not any(folder.glob("*.safetensors")) else True
-    options |= {"use_safetensors": safe, "weights_only": True, "output_loading_info": True}
-    try:
-        with quiet_transformers() as transformers:
-            model, loading = transformers.AutoModel.from_pretrained(folder, **options)
-    except (OSError, ValueError, RuntimeError, UnpicklingError) as error:
-        raise DataError(f"{folder} does not hold a model that transformers can read: {str(error).splitlines()[0]}") from None
-    missing = [key for key in loading["missing_keys"] if "pooler" not in key]
-    if missing:
-        raise DataError(
-            f"{folder} lacks weights of its own config: {missing[0]} and {len(missing) - 1} more; it is of another kind or incomplete."
-        )
-    if loading["missing_keys"]:
-        model.pooler = None
-    return model

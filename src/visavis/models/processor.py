@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field
 from torch import Tensor
 
-from visavis.data.captions import Vocabulary
+from visavis.data.captions import END, PAD, START, UNKNOWN, Vocabulary
 from visavis.data.features import side_of
 from visavis.errors import RunError
 from visavis.models.base import Matcher
@@ -21,6 +22,31 @@ from visavis.types import Encoded
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
+
+
+def _of_today(fields: Any) -> Any:
+    return {**fields, "side": side_of(fields["side"])} if isinstance(fields, dict) and "side" in fields else fields
+
+
+def _with_own(words: list[str] | None) -> list[str] | None:
+    if words and not ({PAD, START, END, UNKNOWN} <= set(words) and len(set(words)) == len(words)):
+        raise ValueError(f"the vocabulary lacks one of {PAD}, {START}, {END} and {UNKNOWN}, or names a word twice")
+    return words
+
+
+_Tower = Annotated[TowerSpec, BeforeValidator(_of_today)]
+
+
+@dataclass(frozen=True)
+class SavedConfig:
+    """The ``config.json`` of a model folder, also of older versions: kind and architecture of the matcher, and its processor."""
+
+    kind: str
+    architecture: dict[str, Any]
+    visual: Annotated[_Tower | None, Field(validation_alias=AliasChoices("visual", "vision"))]
+    text: _Tower | None
+    vocabulary: Annotated[list[str] | None, AfterValidator(_with_own)]
+    tokenizer: str | None = None
 
 
 @dataclass(frozen=True)
@@ -37,11 +63,12 @@ class Processor:
     tokenizer: str | None = None
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Processor:
-        """That of a model's ``config.json``, also of older versions. Raises KeyError or TypeError for what is incomplete."""
-        words = config["vocabulary"]
-        visual = config["visual"] if "visual" in config else config["vision"]
-        return cls(_spec(visual), _spec(config["text"]), Vocabulary(tuple(words)) if words else None, config.get("tokenizer"))
+    def of(cls, config: SavedConfig) -> Processor:
+        """That of a model's ``config.json``. Raises RunError if it does not say how texts are read."""
+        if config.text is None and not config.vocabulary and config.tokenizer is None:
+            raise RunError("it names neither a text tower nor a vocabulary nor a tokenizer: the model could read no texts.")
+        words = Vocabulary(tuple(config.vocabulary)) if config.vocabulary else None
+        return cls(config.visual, config.text, words, config.tokenizer)
 
     @property
     def visual_spec(self) -> TowerSpec:
@@ -87,7 +114,3 @@ class Processor:
         own = {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
         visual = None if self.visual is None else asdict(self.visual)
         matcher.save_pretrained(folder, visual=visual, text=text, vocabulary=words, **own)
-
-
-def _spec(fields: dict[str, Any] | None) -> TowerSpec | None:
-    return None if fields is None else TowerSpec(**{**fields, "side": side_of(fields["side"])})

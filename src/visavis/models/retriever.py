@@ -13,11 +13,11 @@ from visavis import storage
 from visavis.data.pictures import open_picture
 from visavis.errors import RunError, ShapeError, VisavisError, nearest
 from visavis.memory import Memory, parse_memory
-from visavis.models.base import Matcher, load_weights
+from visavis.models.base import Matcher, build_with_weights
 from visavis.models.clip import find_dual_encoder, open_dual_encoder
 from visavis.models.device import choose_device
 from visavis.models.encoding import OnBatch, batches_of_at_most, device_of, encode
-from visavis.models.processor import Processor
+from visavis.models.processor import Processor, SavedConfig
 from visavis.models.scoring import score_all
 from visavis.spec import build
 from visavis.types import Encoded
@@ -68,18 +68,20 @@ class Retriever:
                 f"{folder} is no run or model folder: expected config.json and model.safetensors in it, or in its folder model, "
                 "or a CLIP or SigLIP model of transformers."
             )
-        config = storage.read_json(folder / "config.json")
-        if config.get("kind") not in CATALOG:
-            raise RunError(f"{folder / 'config.json'} is of kind {config.get('kind')!r}: {nearest(str(config.get('kind')), CATALOG)}")
+        config = storage.read_json(folder / "config.json", SavedConfig, error=RunError)
+        if config.kind not in CATALOG:
+            raise RunError(f"{folder / 'config.json'} is of kind {config.kind!r}: {nearest(config.kind, CATALOG)}")
+        kind = CATALOG[config.kind]
         try:
-            kind, processor, architecture = CATALOG[config["kind"]], Processor.from_config(config), config["architecture"]
-        except (KeyError, TypeError) as missing:
-            raise RunError(f"{folder / 'config.json'} is incomplete or of another version: {missing}.") from None
-        try:
-            model = kind(build(kind.Config, architecture))
+            processor, architecture = Processor.of(config), build(kind.Config, config.architecture)
         except VisavisError as error:
             raise RunError(f"{folder / 'config.json'} does not describe a model of this version: {error}") from None
-        load_weights(model, folder)
+        if processor.vocabulary is not None and len(processor.vocabulary) != architecture.text_width:
+            raise RunError(
+                f"{folder / 'config.json'} has a vocabulary of {len(processor.vocabulary):,} words, expected the {architecture.text_width:,} "
+                "of its text_width: it is damaged."
+            )
+        model = build_with_weights(kind, architecture, folder)
         return cls(model.to(chosen), processor, batch_size=batch_size, memory=memory)
 
     def encode_images(self, images: Sequence[str | Path | Picture], on_progress: OnBatch | None = None) -> Tensor:

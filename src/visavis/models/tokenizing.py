@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from visavis.models.pretrained import model_folder, quiet_transformers
+from visavis.models.foreign import open_config, open_tokenizer
+from visavis.models.pretrained import model_folder
 from visavis.types import Encoded
 
 ONE_LENGTH = ("siglip",)
@@ -31,11 +32,7 @@ class PretrainedTokenizer:
     def open(cls, name: str) -> PretrainedTokenizer:
         """That of a model's folder or hub name. Raises DataError if no such model is found."""
         folder = model_folder(name)
-        with quiet_transformers() as transformers:
-            config = transformers.AutoConfig.from_pretrained(folder)
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        longest = min(config.text_config.max_position_embeddings, tokenizer.model_max_length)
-        return cls(tokenizer, longest, config.model_type in ONE_LENGTH)
+        return cls(*open_tokenizer(folder), open_config(folder).model_type in ONE_LENGTH)
 
     def __len__(self) -> int:
         return len(self.tokenizer)

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from visavis.data.features import Side, View
 from visavis.errors import SpecError
 from visavis.models import small_cnn
+from visavis.models.foreign import open_model, open_tokenizer, tried
 from visavis.models.preprocessing import Preprocessing
-from visavis.models.pretrained import import_transformers, load_model, model_folder
+from visavis.models.pretrained import model_folder
 from visavis.models.sentence_pooling import SentencePooling
 from visavis.types import Encoded
 
@@ -77,9 +78,7 @@ class VisualTower(nn.Module):
     @property
     def width(self) -> int:
         """The width of one vector, or of one region."""
-        from PIL import Image
-
-        return self.encode([Image.new("RGB", (224, 224))]).vectors.shape[-1]  # type: ignore[union-attr]
+        return self.encode([blank()]).vectors.shape[-1]  # type: ignore[union-attr]
 
     def forward(self, pixels: Tensor) -> Encoded:
         """Features of what ``preprocess`` gave, as float32."""
@@ -156,19 +155,26 @@ def open_visual(name: str, view: View = "pooled", *, crops: int = 1) -> VisualTo
     if name == small_cnn.NAME:
         return VisualTower(spec, small_cnn.SmallCNN(), small_cnn.SmallCNN.preprocessing).eval()
     folder = model_folder(name)
-    model = load_model(folder).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return VisualTower(spec, model, Preprocessing.read(folder)).eval()
+    model = open_model(folder).to(memory_format=torch.channels_last)
+    tower = VisualTower(spec, model, Preprocessing.read(folder)).eval()
+    tried(lambda: tower.encode([blank()]).vectors, folder, "a picture")
+    return tower
 
 
 def open_text(name: str, view: View = "pooled") -> TextTower:
     """The text encoder of a name. Raises DataError if no such model is found, MissingExtra without its package."""
     spec, folder = TowerSpec("text", name, view), model_folder(name)
-    model = load_model(folder)
-    tokenizer = import_transformers().AutoTokenizer.from_pretrained(folder)
-    config: Any = getattr(model.config, "text_config", model.config)
-    return TextTower(
-        spec, model, tokenizer, SentencePooling.read(folder, min(config.max_position_embeddings, tokenizer.model_max_length))
-    ).eval()
+    tokenizer, longest = open_tokenizer(folder)
+    tower = TextTower(spec, open_model(folder), tokenizer, SentencePooling.read(folder, longest)).eval()
+    tried(lambda: tower.encode(["a dog"]).vectors, folder, "a text")
+    return tower
+
+
+def blank() -> Picture:
+    """A picture to try a tower by."""
+    from PIL import Image
+
+    return Image.new("RGB", (224, 224))
 
 
 def _visual_output(model: nn.Module, pixels: Tensor) -> Any:

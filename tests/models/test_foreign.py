@@ -1,0 +1,216 @@
+"""Folders of transformers that are damaged, or that bring code: a sentence names the folder, and nothing in it is run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from visavis.errors import DataError
+from visavis.models.clip import open_dual_encoder
+from visavis.models.pair_tower import open_pairs
+from visavis.models.towers import open_text, open_visual
+
+transformers = pytest.importorskip("transformers")
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "dog", "runs", "cat", "sleeps", "on", "the", "beach"]
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+OPEN = {"vit": open_visual, "bert": open_text, "cross": open_pairs, "clip": open_dual_encoder}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory, dual_encoders):
+    """Sound folders: ``vit``, ``bert``, ``cross`` and ``clip``."""
+    root = tmp_path_factory.mktemp("sound")
+    text = transformers.BertConfig(**SMALL, vocab_size=len(WORDS), max_position_embeddings=16, num_labels=1)
+    models = {
+        "vit": transformers.ViTModel(transformers.ViTConfig(**SMALL, image_size=32, patch_size=8)),
+        "bert": transformers.BertModel(text),
+        "cross": transformers.BertForSequenceClassification(text),
+    }
+    transformers.utils.logging.disable_progress_bar()
+    for name, model in models.items():
+        model.save_pretrained(root / name)
+    transformers.utils.logging.enable_progress_bar()
+    pixels = {"size": {"height": 32, "width": 32}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (root / "vit" / "preprocessor_config.json").write_text(json.dumps(pixels))
+    (root / "vocab.txt").write_text("\n".join(WORDS))
+    for name in ("bert", "cross"):
+        transformers.BertTokenizer(str(root / "vocab.txt")).save_pretrained(root / name)
+    shutil.copytree(dual_encoders / "clip", root / "clip")
+    return root
+
+
+def edited(file, **values):
+    def edit(folder):
+        content = json.loads((folder / file).read_text())
+        for name, value in values.items():
+            content.pop(name, None)
+            if value is not None:
+                content[name] = value
+        (folder / file).write_text(json.dumps(content))
+
+    return edit
+
+
+def written(file, content):
+    return lambda folder: (folder / file).write_bytes(content)
+
+
+def shortened(file, part=0.5):
+    return lambda folder: (folder / file).write_bytes((folder / file).read_bytes()[: int(part * (folder / file).stat().st_size)])
+
+
+def removed(*files):
+    return lambda folder: [(folder / file).unlink() for file in files]
+
+
+def as_pipe(file):
+    def replace(folder):
+        (folder / file).unlink(missing_ok=True)
+        os.mkfifo(folder / file)
+
+    return replace
+
+
+def vocabulary(**words):
+    def edit(folder):
+        content = json.loads((folder / "tokenizer.json").read_text())
+        content["model"]["vocab"] = words
+        (folder / "tokenizer.json").write_text(json.dumps(content))
+
+    return edit
+
+
+def not_finite(folder):
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    next(iter(weights.values())).flatten()[0] = float("nan")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+SPECIAL = {word: number for number, word in enumerate(WORDS[:4])}
+DAMAGES = {
+    "weights cut": ("vit bert cross clip", shortened("model.safetensors"), "holds no model that transformers can read"),
+    "weights empty": ("bert", written("model.safetensors", b""), "holds no model that transformers can read"),
+    "weights a pipe": ("bert", as_pipe("model.safetensors"), "model.safetensors is a named pipe, expected a regular file"),
+    "weights not finite": ("vit bert cross", not_finite, "is damaged: its weights .* hold values that are not finite"),
+    "config cut": ("vit bert cross clip", shortened("config.json"), r"config\.json is not JSON"),
+    "config a list": ("vit bert", written("config.json", b"[1]"), r"config\.json: its content is \[1\]"),
+    "config without a kind": ("bert cross", edited("config.json", model_type=None), r"config\.json: model_type is missing"),
+    "another width": ("vit bert cross", edited("config.json", hidden_size=32), "its weights have other shapes than its config"),
+    "a huge width": ("bert", edited("config.json", hidden_size=2**30), "its weights have other shapes than its config"),
+    "a width in words": ("vit bert", edited("config.json", hidden_size="wide"), "hidden_size"),
+    "fewer layers": ("vit bert cross", edited("config.json", num_hidden_layers=1), "holds weights beyond its own config"),
+    "more layers": ("vit bert cross", edited("config.json", num_hidden_layers=3), "lacks weights of its own config"),
+    "another kind": ("vit bert cross", edited("config.json", model_type="gpt2"), "lacks weights of its own config|reads no text"),
+    "no such function": ("bert", edited("config.json", hidden_act="nope"), "KeyError 'nope'"),
+    "no tokenizer": ("bert cross clip", removed("tokenizer.json", "tokenizer_config.json"), "has no working tokenizer|holds no tokenizer"),
+    "no words": ("bert cross", vocabulary(**SPECIAL), "has no working tokenizer"),
+    "one word": ("bert", vocabulary(**SPECIAL, a=4), "has no working tokenizer"),
+    "words of another": ("bert cross", vocabulary(**SPECIAL, a=4, dog=5, cat=99), "numbers words up to 99, and its model knows 12"),
+    "tokenizer cut": ("bert cross clip", shortened("tokenizer.json"), "holds no tokenizer that transformers can read"),
+    "tokenizer garbage": ("bert", written("tokenizer.json", b"{}"), "holds no tokenizer that transformers can read"),
+    "settings garbage": ("bert", written("tokenizer_config.json", b"[]"), r"tokenizer_config\.json: its content is \[\]"),
+    "no room for words": ("bert", edited("tokenizer_config.json", model_max_length=2), "cuts texts after 2 tokens, which leaves none"),
+    "modules garbage": ("bert", written("modules.json", b"{}"), r"modules\.json: its content is \{\}"),
+    "modules without pooling": ("bert", written("modules.json", b"[]"), r"modules\.json names no Pooling"),
+    "modules elsewhere": (
+        "bert",
+        written("modules.json", b'[{"type": "Pooling", "path": "../bert"}]'),
+        r"modules\.json: 0\.path is '\.\./bert'",
+    ),
+    "preparation a list": ("vit clip", written("preprocessor_config.json", b"[]"), r"preprocessor_config\.json: its content is \[\]"),
+    "no mean": ("vit", edited("preprocessor_config.json", image_mean=None), "it normalizes, and lacks image_mean or image_std"),
+    "no deviation": ("vit", edited("preprocessor_config.json", image_std=[0, 0, 0]), r"image_std\.0 is 0"),
+    "negative pictures": ("vit", edited("preprocessor_config.json", size={"height": -4, "width": 32}), "size"),
+    "pictures of another size": (
+        "vit clip",
+        edited("preprocessor_config.json", size={"height": 30, "width": 30}),
+        r"holds a model that cannot encode a picture: Input image size \(30\*30\) doesn't match model",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, (kinds, *_) in DAMAGES.items() for kind in kinds.split()])
+def test_a_damaged_folder_is_one_sentence(folders, tmp_path, name, kind):
+    _, damage, sentence = DAMAGES[name]
+    folder = tmp_path / "tower"
+    shutil.copytree(folders / kind, folder)
+    damage(folder)
+    with pytest.raises(DataError, match=sentence) as error:
+        OPEN[kind](str(folder))
+    assert str(folder) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+CODE = {"AutoConfig": "evil.Config", "AutoModel": "evil.Model", "AutoModelForSequenceClassification": "evil.Model"}
+FOREIGN = {
+    "a kind of its own": (
+        edited("config.json", model_type="evil", auto_map=CODE),
+        "whose code it brings itself .*; such code is never run",
+    ),
+    "attention of the hub": (edited("config.json", attn_implementation="evil/kernel"), "asks .* for the code 'evil/kernel' from elsewhere"),
+    "an adapter": (written("adapter_config.json", b'{"base_model_name_or_path": "evil/base"}'), "is an adapter to another model"),
+}
+OF_TEXTS = {
+    "a tokenizer of its own": (
+        edited("tokenizer_config.json", tokenizer_class="Evil", auto_map={"AutoTokenizer": ["evil.Tokenizer", None]}),
+        "has a tokenizer whose code it brings itself",
+    ),
+}
+ASK = """
+import sys
+from visavis.models.{module} import {function}
+try:
+    {function}(sys.argv[1])
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def with_code(folder, source, change):
+    shutil.copytree(source, folder)
+    trap = f"open({str(folder.parent / 'sprung')!r}, 'w').close()\nclass Config: pass\nclass Model: pass\nclass Tokenizer: pass\n"
+    (folder / "evil.py").write_text(trap)
+    change(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *((kind, name) for kind in OPEN for name in FOREIGN if kind != "clip" or name != "a kind of its own"),
+        *(("bert", name) for name in OF_TEXTS),
+    ],
+)
+def test_code_that_a_folder_brings_is_refused(folders, tmp_path, kind, name):
+    change, sentence = (FOREIGN | OF_TEXTS)[name]
+    with_code(tmp_path / "tower", folders / kind, change)
+    with pytest.raises(DataError, match=sentence):
+        OPEN[kind](str(tmp_path / "tower"))
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("answers", [b"y\n" * 9, None], ids=["yes to everything", "closed"])
+def test_nobody_is_asked_whether_code_may_run(folders, tmp_path, answers):
+    with_code(tmp_path / "tower", folders / "bert", FOREIGN["a kind of its own"][0])
+    script = ASK.format(module="towers", function="open_text")
+    given = {"input": answers} if answers else {"stdin": subprocess.DEVNULL}
+    done = subprocess.run([sys.executable, "-c", script, tmp_path / "tower"], capture_output=True, check=True, **given)
+    assert done.stdout.startswith(b"DataError")
+    assert b"[y/N]" not in done.stdout + done.stderr
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("kind", ["vit", "bert", "cross"])
+def test_a_kind_that_transformers_has_is_read_without_the_code_beside_it(folders, tmp_path, kind):
+    with_code(tmp_path / "tower", folders / kind, edited("config.json", auto_map=CODE))
+    given, expected = (OPEN[kind](str(folder)).state_dict() for folder in (tmp_path / "tower", folders / kind))
+    assert all(torch.equal(given[name], weight) for name, weight in expected.items())
+    assert not (tmp_path / "sprung").exists()
