@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from visavis import storage
 from visavis.errors import DataError, VisavisError
@@ -56,7 +57,7 @@ def open_model(folder: Path, kind: str = "AutoModel", *, new_output: bool = Fals
     with _opening(folder, "holds no model that transformers can read") as transformers:
         model, loading = getattr(transformers, kind).from_pretrained(folder, **_LOCAL, **options)
     _check_names(folder, model, loading, new_output, expected)
-    broken = next((name for name, weight in model.named_parameters() if weight.is_floating_point() and not weight.isfinite().all()), None)
+    broken = next((name for name, weight in model.named_parameters() if not _finite(weight)), None)
     if broken is not None:
         raise DataError(f"{folder} is damaged: its weights {broken} hold values that are not finite.")
     return model.eval()
@@ -165,6 +166,10 @@ def _check_names(folder: Path, model: Any, loading: dict[str, Any], new_output: 
         raise DataError(
             f"{folder} holds weights beyond its own config: {more[0]} and {len(more) - 1} more; its config.json is of another model."
         )
+
+
+def _finite(weight: Tensor) -> bool:
+    return not weight.numel() or all(bound.isfinite() for bound in weight.aminmax())
 
 
 def _numberless(name: str) -> str:
