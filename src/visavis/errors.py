@@ -15,7 +15,9 @@ VisavisError
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -90,3 +92,23 @@ def shown(value: Any) -> str:
             return f"{text[:57]}..."
     shape = getattr(value, "shape", None)
     return f"a {type(value).__name__}" + (f" of shape {list(shape)}" if isinstance(shape, tuple) else "")
+
+
+def say(sentence: str) -> None:
+    """A warning in one sentence, for what goes on all the same; Python shows a sentence once."""
+    warnings.warn(sentence, UserWarning, stacklevel=2)
+
+
+@contextmanager
+def in_the_words_of(caller: str, inner: str) -> Iterator[None]:
+    """Errors that name an inner class name the one that the user has called.
+
+    >>> with in_the_words_of("MetricLoss", "PairLoss"):
+    ...     raise SpecError("PairLoss got scale=0.")
+    Traceback (most recent call last):
+    visavis.errors.SpecError: MetricLoss got scale=0.
+    """
+    try:
+        yield
+    except VisavisError as error:
+        raise type(error)(str(error).replace(inner, caller)) from None

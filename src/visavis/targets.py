@@ -219,6 +219,8 @@ class Targets:
 
 def as_ids(ids: Ids, name: str) -> Tensor:
     """Ids as a LongTensor ``[N]``. Raises ShapeError, by ``name``, for anything but whole numbers in one row."""
+    if ids is None:
+        raise ShapeError(f"{name} is None, expected one whole number for each item: equal ids belong together.")
     try:
         tensor = ids if isinstance(ids, Tensor) else torch.from_numpy(np.array(ids))
     except (TypeError, ValueError, RuntimeError):

@@ -80,3 +80,21 @@ def test_what_it_cannot_do_is_refused_in_one_sentence():
         ClipLoss(NTXent())(*features()[0], 10.0, torch.tensor(-10.0))
     with pytest.raises(SpecError, match="expected an objective"):
         ClipLoss("Unified()")
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler's own, of scales on a graph
+@pytest.mark.parametrize("objective", [NTXent(), Unified(gamma=5)], ids=str)
+def test_a_compiler_sees_through_it(objective):
+    given, log_scale = features()
+    torch._dynamo.reset()
+    compiled, plain = torch.compile(ClipLoss(objective), fullgraph=True, backend="eager"), ClipLoss(objective)
+    for ids in (None, torch.tensor([1, 1, 2, 2, 3, 3])):
+        values = [loss(*given, log_scale.exp(), image_ids=ids) for loss in (compiled, plain)]
+        equal(*values)
+        for mine, right in zip(*(torch.autograd.grad(value, (*given, log_scale)) for value in values), strict=True):
+            equal(mine, right)
+
+
+def test_a_scale_is_checked_at_the_call():
+    with pytest.raises(SpecError, match=r"^ClipLoss got logit_scale=tensor\(\[1\., 1\.\]\), expected one number above 0"):
+        ClipLoss(NTXent())(*features()[0], torch.ones(2))

@@ -11,11 +11,11 @@ from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 from tiny_models import sentences, tiny_sentence_transformer
 
 from visavis import PairLoss
-from visavis.engine import cosine
-from visavis.errors import ShapeError
+from visavis.engine import LearnedScale, cosine
+from visavis.errors import RunError, ShapeError, SpecError, VisavisError
 from visavis.integrations.metric_learning import MetricLoss
-from visavis.integrations.sentence_transformers import VisavisLoss
-from visavis.objectives import VLC, NTXent, Triplet, TripletHN, Unified
+from visavis.integrations.sentence_transformers import LossCheckpoints, VisavisLoss, in_latex
+from visavis.objectives import VLC, Goal, NTXent, Triplet, TripletHN, Unified
 from visavis.targets import Targets
 
 FAMILY = (Triplet(), TripletHN(), NTXent(), VLC(), Unified())
@@ -113,9 +113,78 @@ def test_a_model_card_can_name_it(model):
         TripletHN(): "source: Faghri et al., VSE++ (2018), eq. 6; Unified loss",
     }.items():
         citation = VisavisLoss(model, objective).citation
-        assert f"Objective {objective!r}; {source}" in citation
+        assert f"Objective {objective!r}; {source}".replace("_", r"\_") in citation
         assert citation.count("{") == citation.count("}")
         assert "Special" not in citation
+
+
+def test_the_card_names_the_temperature_that_rules(model):
+    asked = VisavisLoss(model, NTXent(tau=0.07), scale=25).get_config_dict()
+    assert asked == {"objective": repr(NTXent(tau=0.04)), "scale": 25, "similarity_fct": "cos_sim"}
+    learned = VisavisLoss(model, NTXent(tau=0.07), scale=LearnedScale(20.0)).get_config_dict()
+    assert (learned["objective"], learned["scale"]) == (repr(NTXent(tau=0.05)), "learned, from 20")
+    assert VisavisLoss(model, Unified()).get_config_dict()["objective"] == repr(Unified())
+
+
+def test_a_citation_is_text_that_latex_takes():
+    citation = VisavisLoss(torch.nn.Identity(), Goal(pair="sig_ms")).citation
+    assert r"pair='sig\_ms'" in citation
+    assert in_latex("50% of {a_b} & c#d $e ~f^g \\ <h>") == (
+        r"50\% of \{a\_b\} \& c\#d \$e \textasciitilde{}f\textasciicircum{}g \textbackslash{} \textless{}h\textgreater{}"
+    )
+
+
+@every_objective
+@pytest.mark.parametrize("size", [1, 5, 16, 99])
+def test_mini_batches_change_neither_value_nor_gradient(model, objective, size):
+    sides = (COLUMNS["anchor"], COLUMNS["positive"])
+    whole, parts = (VisavisLoss(model, objective, mini_batch_size=each)(features(model, *sides), IDS) for each in (None, size))
+    equal(parts, whole)
+    given = [each for name, each in model.named_parameters() if "pooler" not in name]
+    equal(torch.autograd.grad(parts, given), torch.autograd.grad(whole, given))
+
+
+def test_mini_batches_meet_the_same_dropout_again(model):
+    model.train()
+    torch.manual_seed(3)
+    loss = VisavisLoss(model, Unified(), mini_batch_size=4)
+    value = loss(features(model, COLUMNS["anchor"], COLUMNS["positive"]), IDS)
+    torch.manual_seed(3)
+    drawn = [
+        torch.cat([model({name: part[start : start + 4] for name, part in each.items() if isinstance(part, torch.Tensor)})["sentence_embedding"]
+                   for start in range(0, 16, 4)])
+        for each in features(model, COLUMNS["anchor"], COLUMNS["positive"])
+    ]  # fmt: skip
+    expected = PairLoss(Unified())(*drawn, IDS)
+    equal(value, expected)
+    given = [each for name, each in model.named_parameters() if "pooler" not in name]
+    equal(torch.autograd.grad(value, given), torch.autograd.grad(expected, given))
+    model.eval()
+
+
+@pytest.mark.parametrize("size", [0, -1, True, 2.0, "4"])
+def test_a_size_that_is_none_is_refused(model, size):
+    with pytest.raises(SpecError, match=r"^VisavisLoss got mini_batch_size=.* expected a whole number above 0, or None for all at once\.$"):
+        VisavisLoss(model, Unified(), mini_batch_size=size)
+
+
+def test_features_that_have_no_row_for_each_input_are_refused(model):
+    flat = {"input_ids": torch.zeros(7), "offsets": torch.zeros(3)}
+    with pytest.raises(
+        ShapeError, match=r"do not all have one row for each input, input_ids \[7\], offsets \[3\]: leave mini_batch_size out\.$"
+    ):
+        VisavisLoss(model, Unified(), mini_batch_size=2)([flat, flat])
+    with pytest.raises(VisavisError, match=r"^VisavisLoss\(mini_batch_size=\) cannot stand inside MatryoshkaLoss"):
+        MatryoshkaLoss(model, VisavisLoss(model, Unified(), mini_batch_size=2), [32, 8])(features(model, COLUMNS["anchor"]), IDS)
+
+
+def test_errors_name_the_class_that_was_called(model):
+    with pytest.raises(SpecError, match=r"^VisavisLoss got scale=tensor\(10\), of torch.int64, expected a number above 0"):
+        VisavisLoss(model, NTXent(), scale=torch.tensor(10))
+    with pytest.raises(SpecError, match=r"give VisavisLoss\(scale=\) only to NTXent or InfoNCE"):
+        VisavisLoss(model, Unified(), scale=20.0)
+    with pytest.raises(SpecError, match=r"^VisavisLoss got 'Unified\(\)', expected an objective"):
+        VisavisLoss(model, "Unified()")
 
 
 def test_the_trainer_learns_the_scale_and_evaluates(tmp_path):
@@ -132,3 +201,30 @@ def test_the_trainer_learns_the_scale_and_evaluates(tmp_path):
     trainer.train()
     assert abs(scale.item() - 20) > 0.01
     assert trainer.evaluate()["eval_loss"] < before
+
+
+def test_a_learned_scale_is_resumed_with_the_model(tmp_path):
+    pytest.importorskip("accelerate")
+    data = pytest.importorskip("datasets").Dataset.from_dict(COLUMNS)
+    from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+
+    def trained(folder, steps, *, keep=True, **how):
+        torch.manual_seed(0)
+        model = tiny_sentence_transformer()
+        loss = VisavisLoss(model, NTXent(), scale=LearnedScale(20.0))
+        quiet = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "steps", "save_steps": 2}
+        args = SentenceTransformerTrainingArguments(
+            folder, max_steps=steps, learning_rate=0.01, lr_scheduler_type="constant", per_device_train_batch_size=16, **quiet
+        )
+        callbacks = [LossCheckpoints(loss)] if keep else []
+        SentenceTransformerTrainer(model, args, train_dataset=data, loss=loss, callbacks=callbacks).train(**how)
+        return loss.loss.scale().item()
+
+    once = trained(tmp_path / "once", 4)
+    trained(tmp_path / "twice", 2)
+    assert trained(tmp_path / "twice", 4, resume_from_checkpoint=True) == once != 20
+    trained(tmp_path / "without", 2, keep=False)
+    with pytest.raises(
+        RunError, match=r"visavis_loss\.safetensors is missing, so the scale cannot be resumed: the checkpoint was made without"
+    ):
+        trained(tmp_path / "without", 4, resume_from_checkpoint=True)

@@ -13,7 +13,28 @@ from visavis.engine.facts import facts_needing_grad
 from visavis.engine.items import Items, join, off_graph, parts, tensors
 from visavis.engine.processes import Processes
 from visavis.errors import ShapeError
-from visavis.targets import CANDIDATE_FACTS, PAIR_FACTS, Factors, Ids, Targets, as_ids
+from visavis.objectives.base import Objective
+from visavis.targets import CANDIDATE_FACTS, FACTS, PAIR_FACTS, Factors, Ids, Targets, as_ids
+
+
+def what_is_compared(objective: Objective, data_set: str | None, images: Items, texts: Items, targets: Targets, by: str) -> str:
+    """In words, what must be equal on all processes before they can compare their items. by: how the targets were given."""
+    forms = " with ".join(map(_form, (images, texts)))
+    facts = "".join(f" and {fact.name}" for fact in FACTS if getattr(targets, fact.name) is not None)
+    return f"{objective!r}{'' if data_set is None else f' of {data_set}'} on {forms}, {by}{facts}"
+
+
+def _form(items: Items) -> str:
+    """The kind of items; how long a text is, or how many regions an image has, may differ between processes."""
+    if isinstance(items, Tensor) and items.dim() == 2:
+        return f"{items.shape[1]} numbers of {items.dtype}"
+    return ", ".join(f"{part.dim()} dimensions of {part.dtype}" for part in tensors(items))
+
+
+def no_negatives(targets: Targets) -> bool:
+    """Whether all queries and candidates have one single id, or there are none."""
+    ids = torch.cat([targets.query_ids, targets.candidate_ids])
+    return targets.relation is None and not bool((ids != ids[:1]).any())
 
 
 class Extra(NamedTuple):

@@ -15,33 +15,38 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from visavis.engine.candidates import Side, across, are_positions, extra_candidates, with_extra
+from visavis.engine.candidates import Side, across, are_positions, extra_candidates, no_negatives, what_is_compared, with_extra
 from visavis.engine.chunks import in_chunks
 from visavis.engine.facts import facts_needing_grad
 from visavis.engine.items import Items, join, tensors
 from visavis.engine.plan import Plan
 from visavis.engine.planner import Planner
 from visavis.engine.processes import Processes, processes_for
+from visavis.engine.scale import Scale, is_scale, scale_now
 from visavis.engine.scores import CosineBlocks, FunctionScores, KeptCosines, Score, Scores, cosine
 from visavis.engine.walks import on_graph, walk_rows, walk_shared_blocks
-from visavis.errors import ShapeError, SpecError
+from visavis.errors import ShapeError, SpecError, say
 from visavis.memory import Memory, ScoreCost, scores_of
 from visavis.objectives.base import Objective, SummaryObjective, check_targets
 from visavis.targets import Ids, Targets, as_ids
 from visavis.types import Encoded
 
 Encode = Callable[[Any], Items]
-LARGEST_SCALE = 100.0
+ENOUGH_TO_SAY = 2
+"""Batches without a negative."""
 
 
 class PairLoss(nn.Module):
     """The value of an objective for images and texts, in both directions.
 
-    objective: any of the catalog. score: ``(images, texts) -> [V, T]``; None: cosine. scale: a number or a tensor, learnable
-    as an ``nn.Parameter`` (put back within 0..100 at each call), that multiplies the scores; only for objectives with a temperature (NTXent,
-    InfoNCE), which then run with tau = 1. block_rows: how many queries are scored at once; None chooses. Value and gradient
-    are exact and the same for any number. A score function is called again for every use of a block. gather: None gathers over
-    torch.distributed in train mode, where there are several processes; False never.
+    objective: any of the catalog. score: ``(images, texts) -> [V, T]``; None: cosine. scale: multiplies the scores; a number, a
+    ``LearnedScale``, or an ``nn.Parameter``, which learns as it stands (put back within 0..100 at each call); only for objectives with a
+    temperature (NTXent, InfoNCE), which then run with tau = 1. block_rows: how many queries are scored at once; None chooses. Value and
+    gradient are exact and the same for any number. A score function is called again for every use of a block.
+
+    gather: None gathers over torch.distributed in train mode where there are several processes, and all call the same objective on the
+    same data_set and kind of items (else it says so and compares each process' own items alone); True refuses anything else; False never
+    gathers. data_set: the name of what the batches come from, where each step of a process may come from another.
 
     memory: what may be used beyond the items, for their gradients and blocks of scores: bytes, "2GiB", or None, a share of what is free
     for blocks. score_cost: the bytes of a pair by ``score``; without it the owner of the score is asked (``score_cost(visual, text)`` of
@@ -50,7 +55,8 @@ class PairLoss(nn.Module):
     ``loss(images, texts, image_ids, text_ids)``: images ``[V, D]``, texts ``[T, D]``; equal ids belong together. Without
     ids, image i belongs to text i and lengths must be equal. text_ids=None: image_ids for both. extra_images and
     extra_texts (a memory bank, a queue) with their ids are further candidates, never queries. targets: a Targets of
-    ``[V, T]`` instead of ids, for objectives that need more than ids. Returns a scalar. Raises ShapeError.
+    ``[V, T]`` instead of ids, for objectives that need more than ids. scale: of this call in place of the loss' own, for models that own
+    one. Returns a scalar. Raises ShapeError. Says once where no pair is negative, so that nothing can be learned.
 
     Gathering: a process scores its own queries against the candidates of all, extra ones included; a bank that all have in
     common counts once. Ids hold over all processes, and so do positions that are asked of functions; numbers of items may differ, and
@@ -63,11 +69,12 @@ class PairLoss(nn.Module):
         objective: Objective,
         block_rows: int | None = None,
         score: Score | None = None,
-        scale: float | Tensor | None = None,
+        scale: Scale = None,
         gather: bool | None = None,
         *,
         memory: Memory = None,
         score_cost: ScoreCost | None = None,
+        data_set: str | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(objective, Objective):
@@ -79,13 +86,18 @@ class PairLoss(nn.Module):
             raise SpecError(
                 f"{objective!r} has a fixed gamma or margin, which a scale would change: give PairLoss(scale=) only to NTXent or InfoNCE."
             )
-        if not _is_scale(scale):
-            raise SpecError(f"PairLoss got scale={scale!r}, expected a number above 0 or an nn.Parameter of one number.")
+        if not is_scale(scale):
+            kind = f", of {scale.dtype}" if isinstance(scale, Tensor) and scale.numel() == 1 else ""
+            raise SpecError(f"PairLoss got scale={scale!r}{kind}, expected a number above 0 or an nn.Parameter of one number.")
+        if not (gather is None or isinstance(gather, bool)):
+            raise SpecError(f"PairLoss got gather={gather!r}, expected True, False, or None to gather where that is possible.")
         self.objective = unscaled
         self.block_rows = block_rows
         self.score = score or cosine
         self.scale = scale
         self.gather = gather
+        self.data_set = data_set
+        self.without_negatives: int | None = 0  # batches so far; None: no longer counted
         self.planner = Planner(unscaled, None if self.score is cosine else self.score, block_rows, memory, score_cost)
 
     def forward(
@@ -100,19 +112,28 @@ class PairLoss(nn.Module):
         extra_texts: Items | None = None,
         extra_text_ids: Ids | None = None,
         targets: Targets | None = None,
+        scale: Tensor | float | None = None,
     ) -> Tensor:
         for name, items in {"images": images, "texts": texts, "extra_images": extra_images, "extra_texts": extra_texts}.items():
             if items is not None and not isinstance(items, Encoded) and not (isinstance(items, Tensor) and items.dim()):
                 raise ShapeError(f"PairLoss got {name} of type {type(items).__name__}, expected a tensor [N, D] or Encoded items.")
+        if scale is not None and (self.scale is None or not is_scale(scale)):
+            raise SpecError(f"PairLoss got scale={scale!r} in a call, expected one number, of a loss that was made with a scale.")
+        by = "in order" if targets is None and image_ids is None else "by ids" if targets is None else "by targets"
         if targets is None:
             targets = _targets_by_ids(len(images), len(texts), image_ids, text_ids)
         elif image_ids is not None or text_ids is not None:
             raise ShapeError("PairLoss got both targets and ids: give one of them.")
         check_targets(targets, torch.Size((len(images), len(texts))))
-        if isinstance(self.scale, nn.Parameter):  # in place: beyond a bound, a clamped copy would have no gradient to come back by
-            self.scale.data.clamp_(0, LARGEST_SCALE)
+        scale = scale_now(self.scale) if scale is None else scale
         device = tensors(images)[0].device
-        processes, targets = processes_for(self.gather, device, training=self.training), targets.to(device)
+        targets = targets.to(device)
+        processes = processes_for(
+            self.gather,
+            device,
+            training=self.training,
+            holds=lambda: what_is_compared(self.objective, self.data_set, images, texts, targets, by),
+        )
         ids_are_positions = image_ids is None and are_positions([targets.query_ids, targets.candidate_ids], processes)
         further_images = extra_candidates("extra_images", extra_images, extra_image_ids, images, processes)
         further_texts = extra_candidates("extra_texts", extra_texts, extra_text_ids, texts, processes)
@@ -123,13 +144,17 @@ class PairLoss(nn.Module):
             across(targets.T, processes, ids_are_positions=ids_are_positions), further_images, ids_are_positions=ids_are_positions
         )
         if torch.compiler.is_compiling() and processes.number == 1:
-            return self._dense(images, texts, extra_images, extra_texts, forth, back)
+            return self._dense(images, texts, extra_images, extra_texts, forth, back, scale)
         extra = further_images is not None or further_texts is not None
         plan = self.planner.of(images, texts, (forth, back), extra=extra, processes=processes.number, training=self.training)
         if plan.path == "dense":
-            return self._dense(images, texts, extra_images, extra_texts, forth, back)
-        sides = Side(images, further_images, processes), Side(texts, further_texts, processes)
-        return self._walk(plan, *sides, (forth, back), processes)
+            value = self._dense(images, texts, extra_images, extra_texts, forth, back, scale)
+        else:
+            sides = Side(images, further_images, processes), Side(texts, further_texts, processes)
+            value = self._walk(plan, *sides, (forth, back), scale, processes)
+        if self.training and self.without_negatives is not None:
+            self._say_if_nothing_is_learned(value, forth, back)
+        return value
 
     def from_chunks(
         self, encode_images: Encode, encode_texts: Encode, image_chunks: Iterable[Any], text_chunks: Iterable[Any], *ids: Ids, **facts: Any
@@ -165,9 +190,31 @@ class PairLoss(nn.Module):
     def extra_repr(self) -> str:
         return repr(self.objective)
 
-    def _walk(self, plan: Plan, images: Side, texts: Side, targets: tuple[Targets, Targets], processes: Processes) -> Tensor:
+    def _say_if_nothing_is_learned(self, value: Tensor, *directions: Targets) -> None:
+        """Asked until a batch has negatives: later ones may be as small as they like; and one alone may be the rest of a data set."""
+        assert self.without_negatives is not None
+        self.without_negatives = self.without_negatives + 1 if all(map(no_negatives, directions)) else None
+        if self.without_negatives == ENOUGH_TO_SAY:
+            self.without_negatives = None
+            if float(value.detach()) != 0:
+                return
+            say(
+                f"every batch so far had no more than one id, the last one for {len(directions[0].query_ids)} images and "
+                f"{len(directions[1].query_ids)} texts: no pair is negative, {self.objective!r} is 0, and nothing is learned; "
+                "give different things different ids, or larger batches."
+            )
+
+    def _walk(
+        self,
+        plan: Plan,
+        images: Side,
+        texts: Side,
+        targets: tuple[Targets, Targets],
+        scale: Tensor | float | None,
+        processes: Processes,
+    ) -> Tensor:
         """Value and gradients at once, as planned, then put on the graph."""
-        arguments = images.items, texts.items, self.scale, (images.needs_grad, texts.needs_grad)
+        arguments = images.items, texts.items, scale, (images.needs_grad, texts.needs_grad)
         scores: Scores
         if self.score is not cosine:
             scores = FunctionScores(self.score, *arguments, plan.columns)
@@ -197,20 +244,27 @@ class PairLoss(nn.Module):
         return on_graph(outcome.value, gradients)
 
     def _dense(
-        self, images: Items, texts: Items, extra_images: Items | None, extra_texts: Items | None, forth: Targets, back: Targets
+        self,
+        images: Items,
+        texts: Items,
+        extra_images: Items | None,
+        extra_texts: Items | None,
+        forth: Targets,
+        back: Targets,
+        scale: Tensor | float | None,
     ) -> Tensor:
         """All scores in one matrix."""
         if extra_images is None and extra_texts is None:
-            return self.objective(self._scores(images, texts), forth)
+            return self.objective(self._scores(images, texts, scale), forth)
         all_texts = texts if extra_texts is None else join(texts, extra_texts, "extra_texts")
         all_images = images if extra_images is None else join(images, extra_images, "extra_images")
-        to_texts = self.objective.prepare(self._scores(images, all_texts), forth)
-        to_images = self.objective.prepare(self._scores(all_images, texts).T, back)
+        to_texts = self.objective.prepare(self._scores(images, all_texts, scale), forth)
+        to_images = self.objective.prepare(self._scores(all_images, texts, scale).T, back)
         return self.objective.reduce(self.objective.terms(*to_texts), self.objective.terms(*to_images))
 
-    def _scores(self, images: Items, texts: Items) -> Tensor:
+    def _scores(self, images: Items, texts: Items, scale: Tensor | float | None) -> Tensor:
         scores = scores_of(self.score, images, texts)
-        return scores if self.scale is None else scores * self.scale
+        return scores if scale is None else scores * scale
 
 
 def _targets_by_ids(num_images: int, num_texts: int, image_ids: Ids | None, text_ids: Ids | None) -> Targets:
@@ -228,9 +282,3 @@ def _targets_by_ids(num_images: int, num_texts: int, image_ids: Ids | None, text
         if len(ids) != number:
             raise ShapeError(f"{len(ids)} {kind} ids for {number} {kind}s: give one id for each.")
     return Targets(query_ids=image_ids, candidate_ids=text_ids)
-
-
-def _is_scale(scale: Any) -> bool:
-    if isinstance(scale, Tensor):
-        return scale.numel() == 1 and scale.is_floating_point()
-    return scale is None or (isinstance(scale, int | float) and not isinstance(scale, bool) and 0 < scale < float("inf"))

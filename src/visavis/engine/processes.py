@@ -6,11 +6,13 @@ pass, so that the backward pass needs no other process, and one without items is
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, distributed
 
 from visavis.engine.items import Items, rebuilt, tensors
-from visavis.errors import VisavisError
+from visavis.errors import VisavisError, say
 from visavis.types import concatenate
 
 
@@ -56,6 +58,11 @@ class Processes:
         distributed.all_gather(received, bits)
         return [other.view(own.dtype)[:size].view(*shape.tolist()) for other, size, shape in zip(received, sizes, shapes, strict=True)]
 
+    def texts(self, own: str) -> list[str]:
+        """The text of every process."""
+        letters = torch.tensor(list(own.encode()), dtype=torch.uint8, device=self.device)
+        return [bytes(text.tolist()).decode() for text in self.from_all(letters)]
+
     def agree(self, tensor: Tensor) -> bool:
         """Whether all have the same tensor, to the last bit."""
         if self.number == 1:
@@ -87,14 +94,27 @@ class Processes:
         return (torch.cat(by_process) if isinstance(items, Tensor) else concatenate(by_process)), own  # type: ignore[arg-type]
 
 
-def processes_for(gather: bool | None, device: torch.device, *, training: bool) -> Processes:
-    """Those that a loss works with: none but its own outside train mode, or where ``gather`` is False.
+def processes_for(gather: bool | None, device: torch.device, *, training: bool, holds: Callable[[], str]) -> Processes:
+    """Those that a loss works with: none but its own outside train mode, where ``gather`` is False, or, with ``gather=None``, where
+    the others hold something else.
 
-    Raises VisavisError if ``gather`` is True and there is no group.
+    holds: what is compared here, in words; only what is equal on all processes can be compared over them, or collectives that do
+    not belong together would mix or wait for ever. Raises VisavisError if ``gather`` is True and there is no group, or no agreement.
     """
     grouped = distributed.is_available() and distributed.is_initialized()
     if gather and training and not grouped:
         raise VisavisError(
             "PairLoss(gather=True) found no process group: start with torchrun and init_process_group, or leave gather=None."
         )
-    return Processes(device, together=training and grouped and gather is not False)
+    processes = Processes(device, together=training and grouped and gather is not False)
+    if processes.number == 1:
+        return processes
+    own = holds()
+    others = [other for other in processes.texts(own) if other != own]
+    if not others:
+        return processes
+    differ = f"the processes hold batches that cannot be compared, {own} on process {processes.rank}, {others[0]} on another"
+    if gather:
+        raise VisavisError(f"{differ}: let all processes take each step with one loss and one data set, or give gather=False.")
+    say(f"{differ}: such a step compares each process' own items alone, as gather=False does in every step.")
+    return Processes(device, together=False)

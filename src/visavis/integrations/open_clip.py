@@ -12,7 +12,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from visavis.engine import PairLoss
-from visavis.errors import VisavisError
+from visavis.engine.scale import is_scale
+from visavis.errors import SpecError, VisavisError, in_the_words_of
 from visavis.objectives import Objective
 from visavis.targets import Ids
 
@@ -28,6 +29,8 @@ class ClipLoss(nn.Module):
 
     image_ids, text_ids: beyond open_clip; equal ids belong together, as in PairLoss. A logit_bias is refused, since it belongs
     to the sigmoid loss. Returns a scalar, or ``{"contrastive_loss": scalar}`` with output_dict. Raises VisavisError, ShapeError.
+    Differs from: open_clip without local_loss and gather_with_grad, its default, whose gradient under several processes is
+    1 / world_size of the exact one.
     """
 
     def __init__(
@@ -43,9 +46,10 @@ class ClipLoss(nn.Module):
         super().__init__()
         if use_horovod:
             raise VisavisError("ClipLoss got use_horovod=True, expected processes of torch.distributed: start with torchrun.")
-        self.objective = objective
-        self.gather = world_size > 1
-        self.unscaled = PairLoss(objective, gather=self.gather)
+        with in_the_words_of("ClipLoss", "PairLoss"):
+            self.loss = PairLoss(objective, gather=world_size > 1)
+        if objective.for_scaled_scores() is not None:
+            self.loss = PairLoss(objective, scale=1.0, gather=world_size > 1)
 
     def forward(
         self,
@@ -59,10 +63,10 @@ class ClipLoss(nn.Module):
     ) -> Tensor | dict[str, Tensor]:
         if logit_bias is not None:
             raise VisavisError("ClipLoss got a logit_bias, which belongs to the sigmoid loss: make the model without init_logit_bias.")
-        loss = self.unscaled
-        if self.objective.for_scaled_scores() is not None:
-            loss = PairLoss(self.objective, scale=logit_scale, gather=self.gather).train(self.training)
-        value = loss(image_features, text_features, image_ids, text_ids)
-        if loss is self.unscaled:
-            value = value + 0 * logit_scale  # DDP waits for a gradient of every parameter
+        if not is_scale(logit_scale) or logit_scale is None:
+            raise SpecError(f"ClipLoss got logit_scale={logit_scale!r}, expected one number above 0: the scale, not its logarithm.")
+        if self.loss.scale is None:
+            value = self.loss(image_features, text_features, image_ids, text_ids) + 0 * logit_scale  # DDP waits for every gradient
+        else:
+            value = self.loss(image_features, text_features, image_ids, text_ids, scale=logit_scale)
         return {"contrastive_loss": value} if output_dict else value

@@ -1,0 +1,82 @@
+"""A CLIP under transformers' Trainer with gradient checkpointing, on several processes, against one process.
+
+python studies/peers/clip_trainer.py, or under torchrun --nproc-per-node 2; --way says which loss.
+"""
+
+import argparse
+import hashlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import distributed
+from transformers import Trainer, TrainingArguments
+
+sys.path.append(str(Path(__file__).parents[2] / "examples"))
+from tiny_models import captioned_images, rows, tiny_clip
+
+from visavis.integrations.transformers import TrainerLoss
+from visavis.objectives import NTXent, Unified
+
+WAYS = {
+    "fixed margin": lambda _: TrainerLoss(Unified(margin=0.2, gamma=10, reduction="half_mean")),
+    "temperature": lambda _: TrainerLoss(NTXent()),
+    "learned scale": lambda model: TrainerLoss(NTXent(), logit_scale=model.logit_scale),
+}
+
+
+class InOrder(torch.utils.data.Dataset):
+    """All rows in every step, whatever the number of processes."""
+
+    def __init__(self, columns: dict[str, torch.Tensor], steps: int) -> None:
+        self.rows = rows(columns) * steps
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return self.rows[index]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--way", choices=WAYS, default="fixed margin")
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--no-checkpointing", action="store_true")
+    parser.add_argument("--weights", type=Path, help="where the first process leaves the weights")
+    asked = parser.parse_args()
+    torch.manual_seed(0)
+    model, columns = tiny_clip(), captioned_images()
+    with tempfile.TemporaryDirectory() as folder:
+        args = TrainingArguments(
+            folder,
+            max_steps=asked.steps,
+            per_device_train_batch_size=16 // int(os.environ.get("WORLD_SIZE", "1")),
+            gradient_checkpointing=not asked.no_checkpointing,
+            train_sampling_strategy="sequential",
+            learning_rate=0.5,
+            optim="sgd",
+            logging_steps=1,
+            label_names=["labels"],
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+            save_strategy="no",
+        )
+        trainer = Trainer(model, args, train_dataset=InOrder(columns, asked.steps), compute_loss_func=WAYS[asked.way](model))
+        trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    print(f"weights {hashlib.sha256(b''.join(value.numpy().tobytes() for value in weights.values())).hexdigest()[:8]}", flush=True)
+    if not distributed.is_initialized() or distributed.get_rank() == 0:
+        print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f}", flush=True)
+        if asked.weights:
+            torch.save(weights, asked.weights)
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
