@@ -7,7 +7,8 @@ objective, variant and parameters, never by its name or case. All computed array
 manifest gives its outputs. What is not replayed is listed with the reason; the last line is
 ``replayed N of M, K mismatches``, and the exit code is 1 if K is not 0.
 
-A new objective is one row of golden_losses.OBJECTIVES, a new metric one function in METRICS.
+A new objective is one row of golden_losses.OBJECTIVES, a new metric one function in METRICS, a new model one branch of
+golden_models.replay.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from visavis.targets import Targets
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for when this file is loaded by its path
 import golden_analysis
 import golden_losses
+import golden_models
 from golden_losses import ids
 
 Arrays = dict[str, np.ndarray]
@@ -143,16 +145,19 @@ def replay_analysis(entry: dict[str, Any], inputs: Arrays) -> Arrays:
     return found
 
 
-def replay_later(_entry: dict[str, Any], _inputs: Arrays) -> Arrays:
-    raise NotReplayed("nothing here computes it yet")
+def replay_model(entry: dict[str, Any], inputs: Arrays) -> Arrays:
+    if not (found := golden_models.replay(entry, inputs)):
+        raise NotReplayed("no such model here")
+    return found
 
 
-REPLAYS = {"losses": replay_loss, "metrics": replay_metric, "analysis": replay_analysis, "models": replay_later}
+REPLAYS = {"losses": replay_loss, "metrics": replay_metric, "analysis": replay_analysis, "models": replay_model}
 
 
 def answers(manifest: str, entry: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Arrays:
     """What is computed here for an entry. Raises NotReplayed where that is nothing."""
-    found = REPLAYS[manifest](entry, {name: arrays[key] for name, key in entry["inputs"].items()})
+    given = entry["inputs"] | {f"{golden_models.WEIGHTS}{name}": key for name, key in entry.get("state", {}).items()}
+    found = REPLAYS[manifest](entry, {name: arrays[key] for name, key in given.items()})
     if entry.get("outputs") and not entry["outputs"].keys() & found.keys():
         raise NotReplayed("none of its outputs is computed here")
     return found

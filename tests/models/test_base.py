@@ -12,7 +12,7 @@ from torch import nn
 from visavis import spec, storage
 from visavis.errors import RunError, ShapeError, SpecError, VisavisError
 from visavis.memory import declared_cost
-from visavis.models import CATALOG, CLIP, Heads, VSEInfinity, VSEPlusPlus
+from visavis.models import BFAN, CATALOG, CLIP, SCAN, SGRAF, VSRN, Heads, MaxSim, VSEInfinity, VSEPlusPlus
 from visavis.models.base import build_with_weights, vectors
 from visavis.probe import measure_cost
 from visavis.types import Encoded
@@ -21,6 +21,11 @@ CONFIGS = {
     Heads: Heads.Config(visual_width=6, text_width=3, width=4, hidden=5),
     VSEPlusPlus: VSEPlusPlus.Config(visual_width=6, text_view="tokens", text_width=20, width=4, word_width=5),
     VSEInfinity: VSEInfinity.Config(visual_width=6, text_view="tokens", text_width=20, width=4, word_width=5),
+    VSRN: VSRN.Config(visual_width=6, text_view="tokens", text_width=20, width=4, word_width=5, steps=2),
+    SCAN: SCAN.Config(visual_width=6, text_view="tokens", text_width=20, width=4, word_width=5),
+    BFAN: BFAN.Config(visual_width=6, text_view="tokens", text_width=20, width=4, word_width=5),
+    SGRAF: SGRAF.Config(visual_width=6, text_view="tokens", text_width=20, width=4, word_width=5, regions=3, similarity_width=6),
+    MaxSim: MaxSim.Config(visual_width=6, text_view="tokens", text_width=20, width=4, word_width=5),
 }
 every_matcher = pytest.mark.parametrize("kind", CATALOG.values(), ids=lambda kind: kind.__name__)
 of_own_width = pytest.mark.parametrize("kind", CONFIGS, ids=lambda kind: kind.__name__)

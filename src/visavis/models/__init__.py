@@ -1,11 +1,30 @@
 """The catalog of matching models, by the names that recipes use."""
 
 from visavis.models.base import GlobalMatcher, Matcher, MatcherConfig
+from visavis.models.bfan import BFAN
 from visavis.models.clip import CLIP
 from visavis.models.heads import Heads
+from visavis.models.max_sim import MaxSim
+from visavis.models.scan import SCAN
+from visavis.models.sgraf import SGRAF
 from visavis.models.vse_infinity import VSEInfinity
 from visavis.models.vse_plus_plus import VSEPlusPlus
+from visavis.models.vsrn import VSRN
 
-CATALOG: dict[str, type[Matcher]] = {kind.name: kind for kind in (Heads, VSEPlusPlus, VSEInfinity, CLIP)}
+CATALOG: dict[str, type[Matcher]] = {kind.name: kind for kind in (Heads, VSEPlusPlus, VSEInfinity, VSRN, SCAN, BFAN, SGRAF, MaxSim, CLIP)}
 
-__all__ = ["CATALOG", "CLIP", "GlobalMatcher", "Heads", "Matcher", "MatcherConfig", "VSEInfinity", "VSEPlusPlus"]
+__all__ = [
+    "BFAN",
+    "CATALOG",
+    "CLIP",
+    "GlobalMatcher",
+    "Heads",
+    "Matcher",
+    "MatcherConfig",
+    "MaxSim",
+    "SCAN",
+    "SGRAF",
+    "VSEInfinity",
+    "VSEPlusPlus",
+    "VSRN",
+]

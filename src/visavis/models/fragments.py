@@ -1,0 +1,74 @@
+"""What matchers of regions and words share: one unit vector for every region and every word."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from visavis.models.attention import Products
+from visavis.models.base import Matcher, MatcherConfig, vectors
+from visavis.models.layers import linear
+from visavis.models.text import RecurrentWords
+from visavis.types import Encoded
+
+
+class FragmentMatcher(Matcher):
+    """A matcher that keeps every region and every word as a unit vector, and scores sets of them.
+
+    Images: regions (grid) through a linear map. Texts: token ids through a bidirectional GRU whose directions are averaged, or word
+    vectors of a frozen encoder through a linear map. Source: SCAN (Lee et al., 2018), sections 3.2 and 3.3.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MatcherConfig):
+        visual_view: Literal["grid"] = "grid"
+        width: int = 1024
+        word_width: int = 300
+        dropout: float = 0.0
+
+    visual_views = ("grid",)
+    text_views = ("words", "tokens")
+    config: Config
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.visual = linear(config.visual_width, config.width)
+        self.text: nn.Module = (
+            RecurrentWords(config.text_width, config.word_width, config.width, bidirectional=True, dropout=config.dropout)
+            if config.text_view == "tokens"
+            else linear(config.text_width, config.width)
+        )
+
+    def parts(self) -> dict[str, list[nn.Module]]:
+        return {"visual": [self.visual], "text": [self.text]}
+
+    def encode_visual(self, items: Encoded) -> Encoded:
+        return _unit_fragments(self.visual(vectors(items)), items)
+
+    def encode_text(self, items: Encoded) -> Encoded:
+        return _unit_fragments(self.text(items if self.config.text_view == "tokens" else vectors(items)), items)
+
+
+class AttentionMatcher(FragmentMatcher):
+    """A matcher whose score follows from the products of regions with words, and what attends to what."""
+
+    def from_products(self, products: Products) -> Tensor:
+        """The scores ``[V, T]``, or of pairs ``[N, 1]``."""
+        raise NotImplementedError
+
+    def score(self, visual: Encoded, text: Encoded) -> Tensor:
+        return self.from_products(Products.of(visual, text))
+
+    def score_pairs(self, visual: Encoded, text: Encoded) -> Tensor:
+        return self.from_products(Products.of_pairs(visual, text))[:, 0]
+
+
+def _unit_fragments(fragments: Tensor, items: Encoded) -> Encoded:
+    """Each at length 1, in float32 at least; 0 where nothing is."""
+    fragments = normalize(fragments if fragments.dtype.itemsize >= 4 else fragments.float(), dim=-1)
+    if isinstance(items.mask, Tensor):
+        fragments = fragments * items.mask[..., None]
+    return Encoded(fragments, items.mask)

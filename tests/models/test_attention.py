@@ -1,0 +1,206 @@
+"""Matchers of regions and words: beside their formulas written down fragment by fragment, and the laws that a score of sets keeps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from visavis.engine import PairLoss
+from visavis.errors import ShapeError
+from visavis.evaluation import rank_scores
+from visavis.models import BFAN, SCAN, SGRAF, VSRN, MaxSim
+from visavis.models.scoring import score_all
+from visavis.models.vsrn import GraphConvolution
+from visavis.objectives import VLC, TripletHN
+from visavis.types import Encoded
+
+REGIONS, WORDS, WIDTH = 4, 6, 5
+SIZES = {"visual_width": 3, "text_view": "words", "text_width": 3, "width": WIDTH}
+MATCHERS = {
+    "SCAN t2i": SCAN.Config(**SIZES),
+    "SCAN i2t lse": SCAN.Config(**SIZES, direction="i2t", pool="lse", sharpness=4.0, pool_sharpness=5.0),
+    "SCAN softmax": SCAN.Config(**SIZES, normalization="softmax", pool="lse"),
+    "SCAN none": SCAN.Config(**SIZES, normalization="none", direction="i2t"),
+    "BFAN equal": BFAN.Config(**SIZES, focus="equal"),
+    "BFAN prob": BFAN.Config(**SIZES, focus="prob"),
+    "MaxSim": MaxSim.Config(**SIZES),
+    "MaxSim i2t": MaxSim.Config(**SIZES, direction="i2t"),
+    "SGR": SGRAF.Config(**SIZES, kind="SGR", regions=REGIONS, similarity_width=7),
+    "SAF": SGRAF.Config(**SIZES, kind="SAF", regions=REGIONS, similarity_width=7),
+}
+every_matcher = pytest.mark.parametrize("name", MATCHERS)
+KINDS = {kind.Config: kind for kind in (SCAN, BFAN, MaxSim, SGRAF)}
+
+
+def made(name: str):
+    return KINDS[type(MATCHERS[name])](MATCHERS[name]).double().eval()
+
+
+def items(count: int, length: int, *, ragged: bool) -> Encoded:
+    vectors = torch.randn(count, length, 3, dtype=torch.float64)
+    mask = torch.arange(length) < torch.randint(1, length + 1, (count, 1)) if ragged else None
+    return Encoded(vectors, mask)
+
+
+def encoded(matcher, images: int = 3, texts: int = 5, *, ragged_images: bool = False) -> tuple[Encoded, Encoded]:
+    with torch.no_grad():
+        visual = matcher.encode_visual(items(images, REGIONS, ragged=ragged_images and not isinstance(matcher, SGRAF)))
+        return visual, matcher.encode_text(items(texts, WORDS, ragged=True))
+
+
+def by_hand(config, regions: Tensor, words: Tensor) -> Tensor:
+    """The score of one image with one text, every attended vector formed."""
+    if isinstance(config, MaxSim.Config):
+        products = regions @ words.T
+        ways = {"t2i": products.amax(0).mean(), "i2t": products.amax(1).mean()}
+        return (ways["t2i"] + ways["i2t"]) / 2 if config.direction == "both" else ways[config.direction]
+    if isinstance(config, BFAN.Config):
+        return one_way(config, regions, words).mean() + one_way(config, words, regions).mean()
+    cosines = one_way(config, regions, words) if config.direction == "t2i" else one_way(config, words, regions)
+    return cosines.mean() if config.pool == "mean" else (config.pool_sharpness * cosines).exp().sum().log() / config.pool_sharpness
+
+
+def one_way(config, context: Tensor, query: Tensor) -> Tensor:
+    values = context @ query.T
+    how = getattr(config, "normalization", "clipped_l2norm")
+    if how == "clipped_l2norm":
+        values = torch.where(values > 0, values, 0.1 * values)
+        values = values / (values.norm(dim=1, keepdim=True) + 1e-8)
+    elif how == "softmax":
+        values = values.softmax(1)
+    weights = (config.sharpness * values).softmax(0)
+    if isinstance(config, BFAN.Config):
+        kept = []
+        for column in weights.T:
+            if config.focus == "equal":
+                focus = column * len(column) - column.sum()
+            else:
+                focus = torch.stack([((a - column) * column.sqrt()).sum() for a in column])
+            kept.append(torch.where(focus > 0, column, 0.0))
+        weights = torch.stack(kept, 1)
+        weights = weights / weights.sum(0)
+    return cosine_similarity(query, weights.T @ context, dim=1)
+
+
+@pytest.mark.parametrize("name", [name for name in MATCHERS if name not in ("SGR", "SAF")])
+def test_the_score_is_the_formula_with_every_attended_vector_formed(name):
+    matcher = made(name)
+    visual, text = encoded(matcher, ragged_images=True)
+    scores = matcher.score(visual, text)
+    for i in range(len(visual)):
+        for j in range(len(text)):
+            regions, words = visual.vectors[i][visual.mask[i]], text.vectors[j][text.mask[j]]
+            torch.testing.assert_close(scores[i, j], by_hand(matcher.config, regions, words), rtol=1e-6, atol=1e-8)
+
+
+@every_matcher
+def test_pairs_are_the_diagonal_and_blocks_the_whole(name):
+    matcher = made(name)
+    visual, text = encoded(matcher, 5, 5, ragged_images=True)
+    scores = matcher.score(visual, text)
+    assert scores.shape == (5, 5)
+    torch.testing.assert_close(matcher.score_pairs(visual, text), scores.diagonal())
+    torch.testing.assert_close(matcher.score(visual[1:3], text[2:]), scores[1:3, 2:])
+    with torch.no_grad():
+        torch.testing.assert_close(score_all(matcher, visual, text, "4kB"), scores.detach())
+
+
+@every_matcher
+def test_neither_padding_nor_the_order_of_fragments_counts(name):
+    matcher = made(name)
+    visual, text = encoded(matcher)
+    longer = torch.nn.functional.pad(text.vectors["fragments"] if isinstance(text.vectors, dict) else text.vectors, (0, 0, 0, 3), value=7.0)
+    mask = text.mask["fragments"] if isinstance(text.mask, dict) else text.mask
+    order = torch.randperm(WORDS + 3)
+    changed = Encoded(longer[:, order], torch.nn.functional.pad(mask, (0, 3))[:, order])
+    if isinstance(text.vectors, dict):
+        changed = Encoded({"fragments": changed.vectors, "whole": text.vectors["whole"]}, {"fragments": changed.mask})
+    torch.testing.assert_close(matcher.score(visual, changed), matcher.score(visual, text))
+
+
+@every_matcher
+def test_gradients_are_those_of_the_score(name):
+    matcher = made(name)
+    visual, text = encoded(matcher, 2, 2)
+
+    def score(regions: Tensor, words: Tensor) -> Tensor:
+        parts = [
+            Encoded(given | {"fragments": new} if isinstance(given, dict) else new, old.mask)
+            for old, given, new in ((visual, visual.vectors, regions), (text, text.vectors, words))
+        ]
+        return matcher.score(*parts)
+
+    inputs = [
+        (side.vectors["fragments"] if isinstance(side.vectors, dict) else side.vectors).clone().requires_grad_() for side in (visual, text)
+    ]
+    assert torch.autograd.gradcheck(score, inputs, nondet_tol=0)
+
+
+@every_matcher
+def test_a_fragment_that_is_nothing_has_a_finite_score_and_gradient(name):
+    matcher = made(name)
+    visual, text = encoded(matcher, 2, 3)
+    for side in (visual, text):
+        (side.vectors["fragments"] if isinstance(side.vectors, dict) else side.vectors)[0] = 0.0
+    inputs = [side.map(lambda part: part.clone().requires_grad_() if part.is_floating_point() else part) for side in (visual, text)]
+    scores = matcher.score(*inputs)
+    scores.sum().backward()
+    grads = [(side.vectors["fragments"] if isinstance(side.vectors, dict) else side.vectors).grad for side in inputs]
+    assert scores.isfinite().all()
+    assert all(grad.isfinite().all() for grad in grads)
+
+
+@pytest.mark.parametrize("name", [*MATCHERS, "VSRN"])
+@pytest.mark.parametrize("objective", [VLC(gamma=10.0), TripletHN()], ids=lambda objective: type(objective).__name__)
+def test_the_loss_falls_on_pairs_that_can_be_learned_by_heart(name, objective):
+    torch.manual_seed(1)
+    pairs, given = 16, 32
+    if name == "VSRN":
+        matcher = VSRN(VSRN.Config(visual_width=given, text_width=pairs + 1, text_view="tokens", width=16, word_width=8, steps=2))
+        texts = Encoded(torch.stack([torch.arange(1, pairs + 1), torch.arange(1, pairs + 1).flip(0)], 1))
+    else:
+        config = MATCHERS[name]
+        matcher = KINDS[type(config)](type(config)(**vars(config) | {"width": 24, "visual_width": given, "text_width": given}))
+        texts = Encoded(torch.randn(pairs, WORDS, given), torch.arange(WORDS) < torch.randint(1, WORDS + 1, (pairs, 1)))
+    images = Encoded(torch.randn(pairs, REGIONS, given))
+    loss, optimizer = PairLoss(objective, score=matcher.score), torch.optim.Adam(matcher.parameters(), lr=0.01)
+    before = rsum(matcher, images, texts)
+    values = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        value = loss(matcher.encode_visual(images), matcher.encode_text(texts))
+        value.backward()
+        optimizer.step()
+        values.append(value.item())
+    assert all(torch.tensor(values).isfinite())
+    assert values[-1] < values[0]
+    assert rsum(matcher, images, texts) > max(450, before + 50)
+
+
+def rsum(matcher, images: Encoded, texts: Encoded) -> float:
+    own = torch.arange(len(images))
+    matcher.eval()
+    with torch.no_grad():
+        found = rank_scores(matcher.score(matcher.encode_visual(images), matcher.encode_text(texts)), own, own).metrics["rsum"]
+    matcher.train()
+    return found
+
+
+def test_a_graph_convolution_does_nothing_at_first_and_ignores_regions_that_are_not_there():
+    convolution = GraphConvolution(WIDTH).double()
+    regions = torch.randn(3, REGIONS, WIDTH, dtype=torch.float64)
+    torch.testing.assert_close(convolution(regions), regions)
+    torch.nn.init.ones_(convolution.norm.weight)
+    convolution.eval()
+    mask = torch.tensor([True, True, True, False]).expand(3, -1)
+    changed = torch.where(mask[..., None], regions, 9.0)
+    torch.testing.assert_close(convolution(changed, mask)[mask], convolution(regions[:, :3]).flatten(0, 1))
+    order = torch.randperm(REGIONS)
+    torch.testing.assert_close(convolution(regions[:, order]), convolution(regions)[:, order])
+
+
+def test_sgraf_says_how_many_regions_it_was_made_for():
+    with pytest.raises(ShapeError, match=r"^SGRAF was made for 4 regions an image, found 3: set model\.regions\.$"):
+        made("SGR").encode_visual(Encoded(torch.randn(2, 3, 3, dtype=torch.float64)))
