@@ -150,12 +150,12 @@ def _undisturbed(score: Score, items: Items) -> Iterator[None]:
     some = items if isinstance(items, Tensor) else next(iter(tree_leaves(items.vectors)))
     owner = getattr(score, "__self__", score)
     buffers = list(owner.buffers()) if isinstance(owner, nn.Module) else []
-    before = [(buffer._version, buffer.clone()) for buffer in buffers]
+    before = [buffer.clone() for buffer in buffers]
     device = some.device.type
     mixed = torch.autocast(device, torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device), cache_enabled=False)
     with torch.random.fork_rng([some.device] if device == "cuda" else []), mixed:
         yield
     with torch.no_grad():
-        for buffer, (version, value) in zip(buffers, before, strict=True):
-            if buffer._version != version:  # writing the same again would spoil a graph that holds the buffer
+        for buffer, value in zip(buffers, before, strict=True):
+            if not torch.equal(buffer, value):  # writing the same again would spoil a graph that holds the buffer
                 buffer.copy_(value)
