@@ -125,7 +125,8 @@ def write_tensors(path: str | Path, tensors: dict[str, Tensor]) -> None:
 
     with replacing(path) as part:
         try:
-            save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, part, {TENSORS_HASH: tensors_hash(tensors)})
+            metadata = {"format": "pt", TENSORS_HASH: tensors_hash(tensors)}  # transformers reads no file of another format
+            save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, part, metadata)
         except SafetensorError:
             raise StorageError(f"{path} cannot be written: {_FULL}.") from None
 
