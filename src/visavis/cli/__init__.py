@@ -8,8 +8,8 @@ from typing import NoReturn
 import typer
 
 from visavis.cli import data, graded, runs
-from visavis.cli.shared import tell
 from visavis.cli.signals import Ended, ends_heard
+from visavis.cli.terminal import show_what_can_be_shown, tell
 from visavis.errors import VisavisError
 
 app = typer.Typer(
@@ -46,11 +46,14 @@ app.add_typer(relevance_app, name="relevance")
 
 def main() -> None:
     """Run the command line; a user's error becomes one sentence on stderr and exit code 1, a signal one sentence and the shell's code."""
+    show_what_can_be_shown()
     try:
         with ends_heard():
             app()
     except VisavisError as error:
         _end(str(error), 1)
+    except MemoryError as error:
+        _end(f"the memory is not enough{f': {error}' if str(error) else ''}; take less at once, or close other programs.", 1)
     except Ended as ended:
         _end(f"ended by {ended.by.name}.", 128 + ended.by)
     except OSError as error:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from visavis.cli.shared import Json, SkipBad, bars, print_json
+from visavis.cli.shared import Json, SkipBad, bars
+from visavis.cli.terminal import print_json, print_line
 
 
 def demo(out: Annotated[Path | None, typer.Option(help="A new folder; default runs/demo-<n>.")] = None, json: Json = False) -> None:
@@ -77,7 +78,7 @@ def features(
     if json:
         print_json({"stores": facts})
     for fact in () if json else facts:
-        typer.echo(f"{fact['folder']}: {fact['rows']:,} rows of {fact['view']} features, {fact['width']} wide")
+        print_line(f"{fact['folder']}: {fact['rows']:,} rows of {fact['view']} features, {fact['width']} wide")
 
 
 def catalog(

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from visavis.cli.shared import Json, Memory, bars, print_json
+from visavis.cli.shared import Json, Memory, bars
+from visavis.cli.terminal import print_json
 
 
 def agreement(

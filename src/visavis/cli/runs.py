@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from visavis.cli.shared import Json, Memory, SkipBad, bars, print_json, tell
+from visavis.cli.shared import Json, Memory, SkipBad, bars
+from visavis.cli.terminal import print_json, tell
 
 
 def train(

@@ -1,10 +1,8 @@
-"""Options and helpers that all commands share."""
+"""Options that all commands share."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,13 +21,3 @@ def bars() -> Bars:
     from visavis.cli.output import Bars
 
     return Bars()
-
-
-def tell(sentence: str) -> None:
-    """A sentence on stderr; a terminal that was closed hears nothing."""
-    with contextlib.suppress(OSError):
-        typer.echo(sentence, err=True)
-
-
-def print_json(content: dict[str, Any]) -> None:
-    typer.echo(json.dumps(content, ensure_ascii=False))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Self
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from visavis.cli.output.console import Console
+from visavis.cli.terminal import visible
 from visavis.progress import TrainingStep
 
 
@@ -20,7 +21,12 @@ class Bars:
 
     def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False)
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+        )
         self.progress = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
         self.tasks: dict[str, TaskID] = {}
 
@@ -47,6 +53,7 @@ class Bars:
         self._show("training", f"{phase}epoch {step.epoch + 1}/{step.epochs}", done, step.epochs * step.steps, note)
 
     def _show(self, key: str, title: str, done: int, total: int, note: str) -> None:
+        title = visible(title)
         if key not in self.tasks:
             self.tasks[key] = self.progress.add_task(title, total=total, note=note)
         task = self.tasks[key]
