@@ -119,14 +119,6 @@ def test_one_process_at_a_time(uninterrupted, tmp_path):
     visavis.train(resume=run)
 
 
-def test_a_damaged_environment_is_a_sentence(uninterrupted, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(uninterrupted(False), run)
-    (run / "environment.json").write_text("{}")
-    with pytest.raises(RunError, match=r"environment\.json is damaged"):
-        visavis.train(resume=run)
-
-
 def test_changed_data_are_refused(uninterrupted, scenes, tmp_path):
     run, data = tmp_path / "run", tmp_path / "scenes"
     shutil.copytree(uninterrupted(False), run)

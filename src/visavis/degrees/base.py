@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
@@ -54,6 +55,10 @@ class Degrees(ABC):
     @abstractmethod
     def of(self, captions: Sequence[str]) -> CaptionDegrees:
         """The degrees between the captions of one list, to be computed by blocks."""
+
+    def files(self, data: Dataset) -> list[Path]:
+        """What is read to tell the degrees of a data set."""
+        return []
 
     def __call__(self, captions_a: Sequence[str], captions_b: Sequence[str]) -> Tensor:
         """The degrees of every caption of one list with every caption of the other: ``[A, B]``."""

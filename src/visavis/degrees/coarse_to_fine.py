@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from visavis.data.dataset import Dataset
 from visavis.degrees.base import CaptionDegrees, Degrees
 from visavis.degrees.cross_encoder import CrossEncoder
 from visavis.degrees.sentences import SentenceModel
@@ -39,6 +41,9 @@ class CoarseToFine(Degrees):
         require(0 <= self.above <= 1, self, "above", "a number from 0 to 1")
         parse(self.coarse, OF_CAPTIONS)
         parse(self.fine, OF_CAPTIONS)
+
+    def files(self, data: Dataset) -> list[Path]:
+        return [file for degrees in (self.coarse, self.fine) for file in parse(degrees, OF_CAPTIONS).files(data)]
 
     def of(self, captions: Sequence[str]) -> CaptionDegrees:
         coarse, fine = parse(self.coarse, OF_CAPTIONS).of(captions), parse(self.fine, OF_CAPTIONS).of(captions)

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from visavis import storage
 from visavis.data.captions import tokenize
+from visavis.data.dataset import Dataset
 from visavis.degrees.base import CaptionDegrees, Degrees, treatment_note
 from visavis.degrees.kept_pairs import KeptPairs, Pair
 from visavis.errors import DataError
 from visavis.models.pair_tower import PairTower, open_pairs
-from visavis.models.pretrained import weights_mark
+from visavis.models.pretrained import model_files, weights_mark
 from visavis.spec import check_fields, require
 
 
@@ -42,6 +43,9 @@ class CrossEncoder(Degrees):
     def __post_init__(self) -> None:
         check_fields(self)
         require(self.batch_size > 0, self, "batch_size", "a number above 0")
+
+    def files(self, data: Dataset) -> list[Path]:
+        return model_files(self.model)
 
     def of(self, captions: Sequence[str]) -> CrossDegrees:
         wordless = torch.tensor([not tokenize(caption) for caption in captions])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -28,6 +29,9 @@ class GivenDegrees(Degrees):
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    def files(self, data: Dataset) -> list[Path]:
+        return [find_file(self.path)]
 
     def of(self, captions: Sequence[str]) -> CaptionDegrees:
         matrix = self._matrix()

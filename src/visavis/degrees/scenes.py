@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -23,14 +24,20 @@ class SceneDegrees(Degrees):
     def __post_init__(self) -> None:
         check_fields(self)
 
+    def files(self, data: Dataset) -> list[Path]:
+        return [self._folder(data) / "scenes.jsonl"]
+
     def of(self, captions: Sequence[str]) -> NoReturn:
         raise DataError("SceneDegrees are of pictures with captions; of captions alone nothing is known: use CBoW or SentenceModel.")
 
     def between(self, data: Dataset, image: ImageBy = "own") -> _Truth:
+        return _Truth(SceneGraphs.open(self._folder(data)), data)
+
+    def _folder(self, data: Dataset) -> Path:
         place = data.images[0].bytes
         if place is None:
             raise DataError(f"SceneDegrees needs the folder of drawn scenes that {data.name} was made as; its pictures are not here.")
-        return _Truth(SceneGraphs.open(place.path.parent.parent), data)
+        return place.path.parent.parent
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from visavis.data.dataset import Dataset
 from visavis.degrees.base import Degrees, treatment_note
 from visavis.degrees.cosines import CosineDegrees
 from visavis.models.caching import cache_features
+from visavis.models.pretrained import model_files
 from visavis.models.towers import TowerSpec
 from visavis.spec import check_fields
 
@@ -31,6 +33,9 @@ class SentenceModel(Degrees):
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    def files(self, data: Dataset) -> list[Path]:
+        return model_files(self.model)
 
     def of(self, captions: Sequence[str]) -> CosineDegrees:
         different = tuple(sorted(set(captions)))

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from visavis.data.captions import tokenize
+from visavis.data.dataset import Dataset
 from visavis.data.reading import find_file
 from visavis.degrees.base import Degrees, treatment_note
 from visavis.degrees.cosines import CosineDegrees
@@ -42,6 +43,9 @@ class CBoW(Degrees):
     def __post_init__(self) -> None:
         check_fields(self)
         require(self.common >= 0, self, "common", "a number from 0 on")
+
+    def files(self, data: Dataset) -> list[Path]:
+        return [find_file(self.vectors)]
 
     def of(self, captions: Sequence[str]) -> CosineDegrees:
         texts = [tokenize(caption) for caption in captions]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,9 @@ FILES = ("*.json", "*.txt", "*.model", "model*.safetensors")
 OLDER_WEIGHTS = "pytorch_model*.bin"
 """Fetched and read only where there are no safetensors, and by torch's reader that knows tensors alone: nothing is ever unpickled."""
 
+SCENES = Path(__file__).with_name("weights") / "scene_encoder.safetensors"
+"""The shipped tower of drawn scenes."""
+
 
 def weights_checksum(model: nn.Module) -> str:
     """A short hash of all parameters and buffers, by name."""
@@ -31,10 +33,20 @@ def weights_mark(name: str) -> str:
     Those that ship are known by their content, those of a folder by the names, sizes and times of their files.
     """
     if name == "scenes":
-        return hashlib.sha256(Path(__file__).with_name("weights").joinpath("scene_encoder.safetensors").read_bytes()).hexdigest()
+        return storage.content_hash(SCENES)
     folders = (Path(name), storage.cache_folder() / "backbones" / name)
     files = sorted(file for folder in folders for kind in ("*.safetensors", OLDER_WEIGHTS) for file in folder.glob(kind))
     return " ".join(f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files)
+
+
+def model_files(name: str) -> list[Path]:
+    """What makes a tower what it is: its weights, and how it reads pictures or texts; none for one that begins at random."""
+    if name == "scenes":
+        return [SCENES]
+    if name in ("vocabulary", "small-cnn"):
+        return []
+    folder = model_folder(name)
+    return sorted({file for kind in (*FILES, OLDER_WEIGHTS, "*/*.json") for file in folder.glob(kind)})
 
 
 def model_folder(name: str) -> Path:

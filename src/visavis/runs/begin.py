@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from visavis import objectives, spec, storage, supervision
 from visavis.errors import RunError, StorageError, VisavisError
@@ -18,8 +17,9 @@ from visavis.evaluation import Evaluation
 from visavis.metrics.recall import random_rsum
 from visavis.models.base import Matcher
 from visavis.progress import Progress
-from visavis.runs.folder import environment, recipe_of, set_threads, with_whole_paths
+from visavis.runs.folder import recipe_of, set_threads, with_whole_paths
 from visavis.runs.published import check_published
+from visavis.runs.record import Record
 from visavis.training.checkpoint import complete
 from visavis.training.data_module import DataModule, prepare
 from visavis.training.recipe import Phase, Recipe
@@ -73,10 +73,11 @@ def _begin(recipe: Recipe, files: RunFiles, progress: Progress) -> Trained:
         if sentence := nothing_read(number, phase):
             progress.say(sentence)
     cache_seconds = time.perf_counter() - started
+    record = Record.of(data_module, matcher, progress)
     with storage.alone(files.run, wait=False):
         _refuse_run(files.folder)
         try:
-            storage.write_json(files.environment, environment(data_module, matcher))
+            storage.write_json(files.environment, asdict(record))
             storage.write_toml(files.recipe, recipe.to_dict())  # the last: by it a folder is a run
             return finish(data_module, matcher, files, cache_seconds, progress)
         except VisavisError as error:
@@ -92,25 +93,17 @@ def _refuse_run(folder: Path) -> None:
 
 
 def continue_run(folder: Path, progress: Progress) -> Trained:
-    """Go on with a stopped run. Raises RunError if the folder is no run, or if its data have changed."""
+    """Go on with a stopped run. Raises RunError if the folder is no run, or if its recipe or what it reads has changed."""
     recipe, files = recipe_of(folder), RunFiles(folder)
     with storage.alone(files.run, wait=False):
         storage.remove_parts(folder)
-        recorded = storage.read_json(files.environment)
-        if not isinstance(recorded, dict) or not {"threads", "data_fingerprint"} <= recorded.keys():
-            raise RunError(f"{files.environment} is damaged: start a new run, or bring the old file back.")
+        record = Record.read(files.environment)
+        record.check_recipe(recipe, files.recipe)
         set_threads(recipe)
-        if recorded["threads"] != torch.get_num_threads():
-            progress.say(
-                f"this run was trained with {recorded['threads']} threads and goes on with {torch.get_num_threads()}: "
-                f"the result will differ in the last digits; set training.threads or OMP_NUM_THREADS={recorded['threads']} for the very same."
-            )
+        record.say_differences(progress)
         started = time.perf_counter()
         data_module, matcher = prepare(recipe, progress)
-        if recorded["data_fingerprint"] != data_module.data.fingerprint:
-            raise RunError(
-                f"the data at {recipe.data.path} have changed since {folder} began: start a new run, or bring the old data back."
-            )
+        record.check_data(data_module, folder, progress)
         return finish(data_module, matcher, files, time.perf_counter() - started, progress)
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from visavis import storage
-from visavis.environment import git_hash, versions
 from visavis.errors import RunError
 from visavis.memory import Memory, parse_memory
 from visavis.models.base import Matcher
@@ -85,20 +83,3 @@ def set_threads(recipe: Recipe) -> None:
     """Use as many threads as the recipe says."""
     if recipe.training.threads:
         torch.set_num_threads(recipe.training.threads)
-
-
-def environment(data_module: DataModule, matcher: Matcher) -> dict[str, Any]:
-    """What a run depends on besides its recipe."""
-    return {
-        "versions": versions(),
-        "git": git_hash(),
-        "threads": torch.get_num_threads(),
-        "device": data_module.recipe.training.device,
-        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "seed": data_module.recipe.seed,
-        "data_fingerprint": data_module.data.fingerprint,
-        "data_skipped": list(data_module.data.skipped),
-        "images": len(data_module.data.images),
-        "captions": len(data_module.data.captions),
-        "parameters": sum(parameter.numel() for parameter in matcher.parameters()),
-    }

@@ -9,12 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from visavis.data.dataset import Dataset
 from visavis.data.loader import Batch, Loader
 from visavis.memory import Memory
 from visavis.models.base import Matcher
@@ -71,6 +73,10 @@ class Supervision(ABC):
 
     def check(self, train: Loader, validation: Loader) -> None:  # noqa: B027 - most can work with any
         """Called for every phase before anything is trained. Raises RecipeError for batches that this cannot work with."""
+
+    def files(self, data: Dataset) -> list[Path]:
+        """What is read besides the data set, so that a run goes on with the very same."""
+        return []
 
     def begin_phase(self, context: TrainingContext, state: dict[str, Tensor]) -> None:  # noqa: B027 - most have nothing to do
         """Called once before a phase. state: what ``state_dict`` gave, where a stopped run or a phase of the same supervision

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from visavis.data.dataset import Dataset
 from visavis.data.loader import Batch
 from visavis.degrees.base import ImageBy
 from visavis.degrees.catalog import CATALOG
@@ -40,6 +42,9 @@ class GradedSupervision(Supervision):
     def __post_init__(self) -> None:
         check_fields(self)
         self._degrees = parse(self.degrees, CATALOG)
+
+    def files(self, data: Dataset) -> list[Path]:
+        return parse(self.degrees, CATALOG).files(data)
 
     def begin_phase(self, context: TrainingContext, state: dict[str, Tensor]) -> None:
         self._context = context
