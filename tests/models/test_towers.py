@@ -18,7 +18,7 @@ from visavis.data.features import FeatureStore, FeatureWriter
 from visavis.errors import DataError, MissingExtra, RefusedOverwrite, SpecError
 from visavis.models import caching
 from visavis.models.caching import cache_features, store_folder
-from visavis.models.preprocessing import Preprocessing, PreprocessorConfig
+from visavis.models.preprocessing import MAX_RESIZED, Preprocessing, PreprocessorConfig
 from visavis.models.towers import TowerSpec, open_text, open_visual
 
 transformers = pytest.importorskip("transformers")
@@ -201,6 +201,19 @@ def test_pixels_are_those_of_transformers(size):
     assert torch.allclose(ours, theirs(pictures(), return_tensors="pt")["pixel_values"], atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [(1, 20_000), (20_000, 1), (2, 60_000)])
+@pytest.mark.parametrize("crops", [1, 10])
+def test_no_picture_is_made_larger_than_is_sensible(size, crops, monkeypatch):
+    made, resize = [], Pillow.Image.resize
+    monkeypatch.setattr(Pillow.Image, "resize", lambda self, size, *rest, **form: made.append(size) or resize(self, size, *rest, **form))
+    middle = np.zeros((size[1], size[0], 3), np.uint8)
+    middle[size[1] // 3 : -(size[1] // 3) or None, size[0] // 3 : -(size[0] // 3) or None] = 255
+    pixels = Preprocessing(resize=(224,), crop=(224, 224))(Pillow.fromarray(middle), crops)
+    assert [width * height <= MAX_RESIZED for width, height in made] == [True]
+    assert pixels.shape[-3:] == (3, 224, 224)
+    assert (pixels if crops == 1 else pixels[0]).min() == 1, "the center crop is of the middle"
+
+
 def test_ten_crops_are_center_corners_and_mirrors():
     views = Preprocessing.of(PreprocessorConfig(**PREPROCESSOR))(pictures(1)[0], crops=10)
     assert views.shape == (10, 3, 32, 32)
@@ -301,7 +314,7 @@ def test_a_kill_in_the_middle_changes_nothing(folders, dataset, tmp_path, monkey
     seen = []
     cache_features(dataset, tower, tmp_path / "killed", batch_size=1, on_progress=lambda *now: seen.append(now[0]))
     assert seen == [3, 4]
-    for file in whole.folder.iterdir():
+    for file in whole.folder.glob("*.npy"):
         assert file.read_bytes() == (tmp_path / "killed" / file.name).read_bytes()
 
 

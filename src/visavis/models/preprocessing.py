@@ -17,6 +17,8 @@ from visavis.errors import DataError
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
+MAX_RESIZED = 16_000_000
+"""Pixels of a resized picture: of a longer one, such as 1 x 20,000 whose shorter edge becomes 224, the middle is taken."""
 TEN_CROP_MARGIN = 8 / 7
 """For ten crops a picture's shorter edge is at least this multiple of the crop: 256 for 224."""
 
@@ -88,12 +90,12 @@ class Preprocessing:
     def __call__(self, picture: Picture, crops: int = 1) -> Tensor:
         """Pixels ``[3, H, W]``; for ten crops ``[10, 3, H, W]``: center, corners, and their mirror images."""
         if crops == 1:
-            pixels = self._pixels(self._resized(picture, 1.0))
-            return pixels if self.crop is None else _cut(pixels, self.crop, 0.5, 0.5)
+            picture = self._resized(picture, 1.0)
+            return self._pixels(picture) if self.crop is None else self._window(picture, self.crop, 0.5, 0.5)
         crop = self.crop or _square(self.resize) or (min(picture.size),) * 2
-        pixels = self._pixels(self._resized(picture, TEN_CROP_MARGIN, crop))
+        picture = self._resized(picture, TEN_CROP_MARGIN, crop)
         places = [(0.5, 0.5), (0, 0), (0, 1), (1, 0), (1, 1)]
-        views = torch.stack([_cut(pixels, crop, down, right) for down, right in places])
+        views = torch.stack([self._window(picture, crop, down, right) for down, right in places])
         return torch.cat([views, views.flip(-1)])
 
     def _resized(self, picture: Picture, margin: float, crop: tuple[int, int] | None = None) -> Picture:
@@ -106,7 +108,16 @@ class Preprocessing:
             return picture
         else:
             size = _shorter_edge(width, height, self.resize[0]) if len(self.resize) == 1 else (self.resize[1], self.resize[0])
-        return picture if size == picture.size else picture.resize(size, self.resample)
+        size, part = _bounded(size, picture.size)
+        return picture if size == picture.size else picture.resize(size, self.resample, box=part)
+
+    def _window(self, picture: Picture, crop: tuple[int, int], down: float, right: float) -> Tensor:
+        """The pixels of a window of the size ``crop``; a picture smaller than it is padded with zeros around it."""
+        height, width = min(crop[0], picture.height), min(crop[1], picture.width)
+        top, left = int(down * (picture.height - height)), int(right * (picture.width - width))
+        pixels = self._pixels(picture.crop((left, top, left + width, top + height)))
+        short = (crop[0] - height, crop[1] - width)
+        return torch.nn.functional.pad(pixels, (short[1] // 2, short[1] - short[1] // 2, short[0] // 2, short[0] - short[0] // 2))
 
     def _pixels(self, picture: Picture) -> Tensor:
         values = torch.from_numpy(np.array(picture.convert("RGB"))).permute(2, 0, 1).float()
@@ -137,9 +148,11 @@ def _shorter_edge(width: int, height: int, edge: int) -> tuple[int, int]:
     return (edge, int(edge * height / width)) if width <= height else (int(edge * width / height), edge)
 
 
-def _cut(pixels: Tensor, crop: tuple[int, int], down: float, right: float) -> Tensor:
-    """A window of the size ``crop``; a picture smaller than it is padded with zeros around it."""
-    short = [max(0, crop[0] - pixels.shape[-2]), max(0, crop[1] - pixels.shape[-1])]
-    pixels = torch.nn.functional.pad(pixels, (short[1] // 2, short[1] - short[1] // 2, short[0] // 2, short[0] - short[0] // 2))
-    top, left = int(down * (pixels.shape[-2] - crop[0])), int(right * (pixels.shape[-1] - crop[1]))
-    return pixels[:, top : top + crop[0], left : left + crop[1]]
+def _bounded(size: tuple[int, int], picture: tuple[int, int]) -> tuple[tuple[int, int], tuple[float, float, float, float] | None]:
+    """A size of at most MAX_RESIZED pixels, and the part of the picture in its middle that is scaled to it (None: all)."""
+    if size[0] * size[1] <= MAX_RESIZED:
+        return size, None
+    kept = tuple(min(edge, max(min(size), MAX_RESIZED // min(size))) for edge in size)
+    shares = (kept[0] / size[0] * picture[0], kept[1] / size[1] * picture[1])
+    left, top = ((whole - share) / 2 for whole, share in zip(picture, shares, strict=True))
+    return (kept[0], kept[1]), (left, top, left + shares[0], top + shares[1])
