@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from visavis.data import Dataset, Image, open_dataset
-from visavis.data.features import ArrayFeatures, PrecompFeatures
 from visavis.data.finite import ROWS, first_broken_row
+from visavis.data.own_features import ArrayFeatures, PrecompFeatures
 
 ITEMS = ROWS + 7
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from visavis.data.dataset import Dataset, Image
 from visavis.degrees import CATALOG, CBoW, CoarseToFine, CrossEncoder, FunctionDegrees, GivenDegrees, SentenceModel
 from visavis.degrees.words import read_vectors
-from visavis.errors import DataError, ShapeError, SpecError
+from visavis.errors import DataError, ShapeError, SpecError, StorageError
 from visavis.models.pair_tower import PairTower, open_pairs
 from visavis.spec import parse
 
@@ -290,7 +290,7 @@ def test_a_file_that_is_no_matrix_is_refused(tmp_path, save):
         GivenDegrees(path=str(tmp_path / "objects.npy")).of(["a"])
     with pytest.raises(ShapeError, match=r"of shape \(3,\), expected a matrix of numbers"):
         save(np.zeros(3)).of(["a"])
-    with pytest.raises(ShapeError, match="complex128 of shape"):
+    with pytest.raises(DataError, match="complex128 of shape"):
         save(np.zeros((1, 1), complex)).of(["a"])
 
 
@@ -326,11 +326,30 @@ def test_a_model_that_is_no_cross_encoder_is_refused(tiny_models, tmp_path):
         CrossEncoder(model=str(tmp_path / "nan"))(["a"], ["dog"])
 
 
-def test_a_broken_cache_of_pairs_is_a_sentence(estimators, fresh_cache):
-    estimators["cross"](["a"], ["dog"])
+@pytest.mark.parametrize("damage", ["no database", "a byte of a degree", "another table"])
+def test_a_damaged_cache_of_pairs_is_made_anew_and_said(estimators, fresh_cache, caplog, damage):
+    first = estimators["cross"](["a", "cat"], ["dog"])
     (file,) = fresh_cache.rglob("*.sqlite")
-    file.write_bytes(b"no database" * 1000)
-    with pytest.raises(DataError, match=r"\.sqlite cannot be used: .*; remove it, it will be made anew"):
+    whole = file.read_bytes()
+    assert estimators["cross"](["a", "cat"], ["dog"]).equal(first)
+    assert not caplog.messages
+    if damage == "no database":
+        file.write_bytes(b"no database" * 1000)
+    elif damage == "another table":
+        file.write_bytes(whole.replace(b"degree BLOB", b"degrei BLOB").replace(b"pair BLOB", b"peir BLOB"))
+    else:
+        file.write_bytes(whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:])
+    assert estimators["cross"](["a", "cat"], ["dog"]).equal(first)
+    (line,) = caplog.messages
+    assert line.startswith(f"{file} is damaged and is made anew: ")
+    assert estimators["cross"](["a", "cat"], ["dog"]).equal(first)
+    assert len(caplog.messages) == 1
+
+
+def test_a_cache_of_pairs_that_cannot_be_written_is_a_sentence(estimators, tmp_path, monkeypatch):
+    (tmp_path / "cache").write_text("a file in its place")
+    monkeypatch.setenv("VISAVIS_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(StorageError, match=r"sqlite cannot be written: (Not a directory|File exists)"):
         estimators["cross"](["a"], ["dog"])
 
 

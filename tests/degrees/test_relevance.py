@@ -96,7 +96,7 @@ def test_missing_and_foreign_files_are_sentences(people, monkeypatch):
     with pytest.raises(DataError, match=r"cxc_sts_test.csv names the caption 99, which .*dataset_coco_5k_test.json does not have"):
         read_crisscrossed()
     (people / "coco_5k_test_text" / "dataset_coco_5k_test.json").write_text("{}")
-    with pytest.raises(DataError, match="is no list of images with their sentences"):
+    with pytest.raises(DataError, match=r"dataset_coco_5k_test\.json: images is missing"):
         read_crisscrossed()
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import tarfile
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
+from visavis import storage
 from visavis.data.dataset import Bytes
 from visavis.data.listing import Listing
+from visavis.data.walking import files_under
 from visavis.errors import DataError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".avif", ".jp2")
@@ -21,11 +24,16 @@ _UNPACK = "is a compressed archive, whose members cannot be read in place; unpac
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """All files under a folder and in its tar archives, by their path (in the folder, in the archive) and by base name."""
+    """All files under a folder and in its tar archives, by their path (in the folder, in the archive) and by base name.
+
+    broken: why what lies at a path is no file that can be read; broken_names: the same by base name.
+    """
 
     folder: Path
     by_path: dict[str, Bytes] = field(default_factory=dict)
     by_name: dict[str, list[str]] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)
+    broken_names: dict[str, str] = field(default_factory=dict)
     troubles: list[tuple[str, str, str]] = field(default_factory=list)
 
     def add(self, path: str, place: Bytes) -> None:
@@ -38,11 +46,18 @@ class ImageFiles:
         self.by_path[path] = place
         self.by_name.setdefault(path.rpartition("/")[2], []).append(path)
 
+    def add_broken(self, path: str, trouble: str) -> None:
+        path = unicodedata.normalize("NFC", path)
+        self.broken[path] = trouble
+        self.broken_names.setdefault(path.rpartition("/")[2], trouble)
+
     def find(self, file: str) -> str | None:
-        """The key of a listed file: its path as listed, else the one path with its base name. Raises DataError if there are several."""
+        """The key of a listed file: its path as listed, else the one path with its base name. Raises DataError if that is several or no file."""
         file = unicodedata.normalize("NFC", file).removeprefix("./")
         if file in self.by_path:
             return file
+        if trouble := self.broken.get(file) or self.broken_names.get(file):
+            raise DataError(f"the image cannot be read: {trouble}")
         places = self.by_name.get(file.rpartition("/")[2], [])
         if len(places) > 1:
             raise DataError(f"the image could be {' or '.join(places[:3])}; list it with its folder")
@@ -58,21 +73,24 @@ class ImageFiles:
     def images(self) -> list[str]:
         return [path for path in self.by_path if path.lower().endswith(IMAGE_SUFFIXES)]
 
+    def without_pixels(self, listed: Iterable[str]) -> bool:
+        """Whether there is no image at all: none of the listed files, and nothing that is or might hold one."""
+        if self.images or self.troubles or any(path.lower().endswith(IMAGE_SUFFIXES) for path in self.broken):
+            return False
+        return not any(file in self.broken_names or self.find(file) for file in listed)
+
 
 def find_files(folder: Path) -> ImageFiles:
     """Everything under ``folder``, hidden files and folders left out; tar headers are read once."""
-    files = ImageFiles(folder)
-    archives, seen = [], {os.path.realpath(folder)}
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        real = {name: os.path.realpath(os.path.join(parent, name)) for name in sorted(folders) if not name.startswith(".")}
-        folders[:] = [name for name in real if real[name] not in seen]
-        seen.update(real.values())
-        for name in sorted(names):
-            path = Path(parent, name)
-            if name.endswith((".tar", *_COMPRESSED_SUFFIXES)):
-                archives.append(path)
-            elif not name.startswith("."):
-                files.add(path.relative_to(folder).as_posix(), Bytes(path))
+    files, archives = ImageFiles(folder), []
+    for path, trouble in files_under(folder):
+        name = path.relative_to(folder).as_posix()
+        if trouble is not None:
+            files.add_broken(name, trouble)
+        elif name.endswith((".tar", *_COMPRESSED_SUFFIXES)):
+            archives.append(path)
+        else:
+            files.add(name, Bytes(path))
     for archive in archives:
         try:
             for member, place in _members(archive):
@@ -83,21 +101,32 @@ def find_files(folder: Path) -> ImageFiles:
 
 
 def _members(archive: Path) -> Iterator[tuple[str, Bytes]]:
-    with open(archive, "rb") as file:
-        if file.read(6).startswith(_COMPRESSED_BEGINNINGS) or not archive.name.endswith(".tar"):
-            raise DataError(_UNPACK)
-        size = file.seek(0, os.SEEK_END)
-        file.seek(0)
-        try:
-            with tarfile.open(fileobj=file, mode="r:") as tar:
-                for member in tar:
-                    if member.isreg() and not member.issparse() and member.offset_data + member.size <= size:
-                        yield member.name.removeprefix("./"), Bytes(archive, member.offset_data, member.size)
-                file.seek(tar.offset)
-                if any(file.read(tarfile.BLOCKSIZE)):
-                    raise DataError(f"the archive is damaged: no header at byte {tar.offset}; what follows cannot be read")
-        except tarfile.TarError as error:
-            raise DataError(f"the archive is truncated or no tar archive: {error}") from None
+    """The regular members and where they lie. Raises DataError where the archive ends too soon or a header is damaged."""
+    try:
+        with storage.regular_file(archive), open(archive, "rb") as file:
+            yield from _headers(file, archive)
+    except DataError:
+        raise
+    except Exception as error:  # noqa: BLE001 - absurd numbers in headers are errors of every kind
+        raise DataError(f"the archive is truncated or no tar archive: {str(error) or type(error).__name__}") from None
+
+
+def _headers(file: BinaryIO, archive: Path) -> Iterator[tuple[str, Bytes]]:
+    if file.read(6).startswith(_COMPRESSED_BEGINNINGS) or not archive.name.endswith(".tar"):
+        raise DataError(_UNPACK)
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    with tarfile.open(fileobj=file, mode="r:") as tar:
+        before = -1
+        for member in tar:
+            if tar.offset <= before or member.size < 0:
+                raise DataError(f"the archive is damaged: the header of {member.name} says that its size is {member.size:,}")
+            before = tar.offset
+            if member.isreg() and not member.issparse() and member.offset_data + member.size <= size:
+                yield member.name.removeprefix("./"), Bytes(archive, member.offset_data, member.size)
+        file.seek(tar.offset)
+        if any(file.read(tarfile.BLOCKSIZE)):
+            raise DataError(f"the archive is damaged: no header at byte {tar.offset}; what follows cannot be read")
 
 
 def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> None:
@@ -106,7 +135,7 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
     may_lack_pixels: a data set without any image file counts as text only, instead of as one with missing images.
     """
     files = find_files(folder)
-    if may_lack_pixels and not files.images and not files.troubles and not any(files.find(entry.file or "") for entry in listing.entries):
+    if may_lack_pixels and files.without_pixels(entry.file or "" for entry in listing.entries):
         if listing.entries:
             listing.note("no pixels", listing.source.name, f"no image file lies under {folder}, so only texts are here")
         return
@@ -130,6 +159,8 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
             used.add(key)
     for kind, where, what in files.troubles:
         (listing.lose if missing and kind == "broken archive" else listing.note)(kind, where, what)
+    for path, what in files.broken.items():
+        listing.note("unreadable file", path, what)
     for path in files.images:
         if path not in used:
             listing.note("image without caption", path, f"the file lies in the folder, but {listing.source.name} does not list it")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from visavis import storage
 from visavis.errors import DataError, nearest
 
 if TYPE_CHECKING:
@@ -33,9 +34,8 @@ class Bytes:
         return self.path.stat().st_size if self.size is None else self.size
 
     def read(self) -> bytes:
-        with open(self.path, "rb") as file:
-            file.seek(self.offset)
-            return file.read(-1 if self.size is None else self.size)
+        """The bytes. Raises DataError for a file that cannot be read at the moment, or is no regular one of up to a gigabyte."""
+        return storage.read_bytes(self.path) if self.size is None else storage.read_part(self.path, self.offset, self.size)
 
 
 @dataclass(frozen=True)

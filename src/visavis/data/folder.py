@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from visavis import storage
 from visavis.data.archives import attach_files
 from visavis.data.layout import Layout
-from visavis.data.listing import Entry, Listing, decode, printable, split_name
+from visavis.data.listing import Entry, Listing, split_name
+from visavis.data.source_text import RepeatedKey, decode, parse_json, printable, shown
 from visavis.errors import DataError
 
 FILE_NAMES = ("filename", "file_name", "image", "image_name", "file", "path")
@@ -42,7 +43,7 @@ def _list_rows(listing: Listing, rows: Callable[[str, Listing], Iterator[Caption
     path = listing.source
     places: dict[str, int] = {}
     splits: dict[str, str] = {}
-    for line, file, captions, split in rows(decode(path.read_bytes()), listing):
+    for line, file, captions, split in rows(decode(storage.read_bytes(path)), listing):
         place = f"{path.name}:{line}"
         if not file:
             indices = [listing.add_caption(caption, -1, place) for caption in captions]
@@ -69,18 +70,21 @@ def _json_rows(text: str, listing: Listing) -> Iterator[CaptionRow]:
             continue
         place = f"{listing.source.name}:{number}"
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            row = parse_json(line)
+        except ValueError as error:
             listing.lose("malformed line", place, f"the line is not JSON: {error}")
             continue
-        if not isinstance(row, dict):
-            listing.lose("malformed line", place, f"expected an object with filename and captions, found {line:.60}")
+        if not isinstance(row, dict) or isinstance(row, RepeatedKey):
+            expected = "an object with filename and captions" + ", each once" * isinstance(row, dict)
+            listing.lose("malformed line", place, f"expected {expected}, found {line:.60}")
             continue
         file = next((row[name] for name in FILE_NAMES if name in row), None)
         captions: Any = next((row[name] for name in CAPTION_NAMES if name in row), [])
         captions = [captions] if isinstance(captions, str) else captions
         if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
             listing.lose("malformed line", place, "the captions are neither a text nor a list of texts")
+        elif not isinstance(row.get("split", ""), str | None):
+            listing.lose("malformed line", place, f"the split is {shown(row['split'])}, expected a text")
         else:
             yield number, file if isinstance(file, str) else None, captions, split_name(row.get("split"))
 
@@ -101,7 +105,7 @@ def _table_rows(text: str, listing: Listing) -> Iterator[CaptionRow]:
         except StopIteration:
             return
         except csv.Error as error:
-            what = f"the quotes of the row that begins here are wrong, and {reader.line_num - line + 2} lines cannot be read: {error}"
+            what = f"the row that begins here is malformed, and {reader.line_num - line + 2} lines cannot be read: {error}; mind its quotes"
             listing.lose("malformed line", place, what)
             continue
         if not row:

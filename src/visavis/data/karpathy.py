@@ -6,25 +6,28 @@ Images lie in folders beside the file, in ``.tar`` archives, or nowhere (texts o
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from visavis import storage
 from visavis.data.archives import attach_files
 from visavis.data.layout import Layout
-from visavis.data.listing import Entry, Listing, decode, evaluation_first, printable, split_name
+from visavis.data.listing import Entry, Listing, evaluation_first, split_name
+from visavis.data.source_text import RepeatedKey, decode, parse_json, printable, shown
 from visavis.errors import DataError
 
 
 def list_karpathy(path: Path) -> Listing:
     """All images and captions of a Karpathy file, in its order. Raises DataError if it is not JSON with a list ``images``."""
-    content = path.read_bytes()
+    content = storage.read_bytes(path)
     listing = Listing(path)
     try:
-        listed = json.loads(decode(content))
-    except (ValueError, RecursionError) as error:
+        listed = parse_json(decode(content))
+    except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}.") from None
     images = listed.get("images") if isinstance(listed, dict) else None
+    if isinstance(listed, RepeatedKey):
+        raise DataError(f"{path} names one of its keys twice ({printable(', '.join(listed)):.80}): which of them is meant is not known.")
     if not isinstance(images, list):
         content_kind = f"the keys {printable(', '.join(listed)):.80}" if isinstance(listed, dict) else f"a {type(listed).__name__}"
         raise DataError(f"{path} has no list of images: expected {{'images': [...]}}, found {content_kind}.")
@@ -42,13 +45,18 @@ def _read_image(listing: Listing, record: Any, ids: dict[str, str]) -> None:
     index, place = len(listing.entries), f"{listing.source.name}, image {len(listing.entries)}"
     if not isinstance(record, dict):
         listing.entries.append(Entry(place, None))
-        listing.lose("malformed entry", place, f"expected an object with filename, split and sentences, found {record!r:.60}", image=index)
+        listing.lose("malformed entry", place, f"expected an object with filename, split and sentences, found {shown(record)}", image=index)
         return
     file, number = record.get("filename"), record.get("cocoid", record.get("imgid"))
     file = file if isinstance(file, str) and file else None
-    name = file or (place if number is None else str(number))
-    folder = record.get("filepath")
-    listing.entries.append(Entry(name, split_name(record.get("split")), f"{folder}/{file}" if folder and file else file))
+    name = file or (place if number is None else shown(number) if isinstance(number, list | dict) else str(number))
+    folder, split = record.get("filepath"), record.get("split")
+    listing.entries.append(Entry(name, split_name(split), f"{folder}/{file}" if folder and file and isinstance(folder, str) else file))
+    for key, value, kind in (("split", split, str), ("filepath", folder, str), ("cocoid or imgid", number, str | int | float)):
+        if value is not None and not isinstance(value, kind):
+            listing.lose("malformed entry", name, f"its {key} is {shown(value)}, expected another kind of value", image=index)
+    if isinstance(record, RepeatedKey):
+        listing.lose("malformed entry", name, "it names one of its keys twice", image=index)
     if file is None and number is None:
         listing.lose("caption without image", place, "the captions name no image: no filename, cocoid or imgid", image=index)
     for key in ("imgid", "cocoid"):
@@ -59,16 +67,18 @@ def _read_image(listing: Listing, record: Any, ids: dict[str, str]) -> None:
 
 def _read_sentences(listing: Listing, sentences: Any, image: int, name: str, ids: dict[str, str]) -> None:
     if not isinstance(sentences, list):
-        listing.lose("malformed entry", name, f"sentences is {sentences!r:.60}, expected a list", image=image)
+        listing.lose("malformed entry", name, f"sentences is {shown(sentences)}, expected a list", image=image)
         return
     for number, sentence in enumerate(sentences, 1):
         place = f"{name}, caption {number}"
         sentence = sentence if isinstance(sentence, dict) else {"raw": sentence}
         text = sentence.get("raw", sentence.get("tokens"))
-        text = " ".join(map(str, text)) if isinstance(text, list) else text
+        if isinstance(text, list) and all(isinstance(token, str | int | float) for token in text):
+            text = " ".join(map(str, text))
         caption = listing.add_caption(text if isinstance(text, str) else "", image, place)
-        if not isinstance(text, str):
-            listing.lose("malformed entry", place, f"expected raw or tokens, found {sentence!r:.60}", caption=caption)
+        if not isinstance(text, str) or isinstance(sentence, RepeatedKey):
+            once = ", each once" * isinstance(sentence, RepeatedKey)
+            listing.lose("malformed entry", place, f"expected raw or tokens{once}, found {shown(sentence)}", caption=caption)
         elif earlier := _earlier(ids, "sentid", sentence, place):
             listing.lose("id twice", place, f"its sentid {sentence['sentid']} is that of {earlier} already", caption=caption)
 
@@ -77,7 +87,7 @@ def _earlier(ids: dict[str, str], key: str, record: dict[str, Any], owner: str) 
     """The earlier owner of the record's id; None if it is new."""
     if record.get(key) is None:
         return None
-    first = ids.setdefault(f"{key} {record[key]}", owner)
+    first = ids.setdefault(f"{key} {record[key] if isinstance(record[key], str | int | float) else shown(record[key])}", owner)
     return None if first == owner else first
 
 

@@ -15,8 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from visavis.data.dataset import Bytes, Dataset, Image
+from visavis.data.source_text import is_unicode, printable
 from visavis.errors import DataError
 
+LONGEST_CAPTION = 20_000
+"""Characters; a batch is as wide as its longest caption."""
 SPLITS = ("train", "val", "test")
 _SPLIT_NAMES = {"restval": "train", "training": "train", "dev": "val", "valid": "val", "validation": "val", "testing": "test"}
 
@@ -110,17 +113,21 @@ class Listing:
             entry.split = entry.split or assigned_split(entry.name)
 
     def check_texts(self) -> None:
-        """Find names and captions that are not UTF-8, and captions that are empty or repeated."""
+        """Find names, splits and captions that are not UTF-8, and captions that are empty, endless or repeated."""
         for index, entry in enumerate(self.entries):
-            if index not in self.lost_images and not _is_unicode(entry.name):
-                self.lose("broken UTF-8", entry.name, "the image's name is not UTF-8", image=index)
+            for what, text in (("name", entry.name), ("split", entry.split or "")):
+                if index not in self.lost_images and not is_unicode(text):
+                    self.lose("broken UTF-8", entry.name, f"the image's {what} is not UTF-8", image=index)
         seen: set[tuple[int, str]] = set()
         for index, (caption, image) in enumerate(zip(self.captions, self.image_of, strict=True)):
             if index in self.lost_captions:
                 continue
             if not caption.strip():
                 self.lose("empty caption", self.places[index], "the caption is empty", caption=index)
-            elif not _is_unicode(caption):
+            elif len(caption) > LONGEST_CAPTION:
+                what = f"the caption has {len(caption):,} characters, expected at most {LONGEST_CAPTION:,}: it is no caption of one image"
+                self.lose("caption too long", self.places[index], what, caption=index)
+            elif not is_unicode(caption):
                 self.lose("broken UTF-8", self.places[index], f"the caption {caption!r} is not UTF-8; save it as UTF-8", caption=index)
             elif (image, caption) in seen:
                 self.note("caption twice", self.places[index], f"the image has the caption {caption!r} already")
@@ -182,27 +189,3 @@ def assigned_split(name: str) -> str:
     """The split of an image that has none: 80 % train, 10 % val, 10 % test by a hash of its name, whatever else is in the folder."""
     hundredth = int.from_bytes(hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:8]) % 100
     return "train" if hundredth < 80 else "val" if hundredth < 90 else "test"
-
-
-def decode(content: bytes) -> str:
-    """Text of a UTF-8 file, byte order mark removed; bytes that are not UTF-8 become lone surrogates, which ``finish`` finds."""
-    return content.removeprefix(b"\xef\xbb\xbf").decode(errors="surrogateescape")
-
-
-def printable(text: str) -> str:
-    """On one line, lone surrogates shown as the bytes they stand for."""
-    try:
-        content = text.encode(errors="surrogateescape")
-    except UnicodeEncodeError:  # a surrogate that stands for no byte, as JSON can spell it
-        content = text.encode(errors="surrogatepass")
-    return " ".join(content.decode(errors="backslashreplace").splitlines())
-
-
-def _is_unicode(text: str) -> bool:
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

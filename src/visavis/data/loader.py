@@ -18,7 +18,8 @@ from torch import Tensor
 
 from visavis.data.captions import Vocabulary, pad_numbers
 from visavis.data.dataset import Dataset
-from visavis.data.features import ArrayFeatures, FeatureStore, PrecompFeatures
+from visavis.data.features import FeatureStore
+from visavis.data.own_features import ArrayFeatures, PrecompFeatures
 from visavis.errors import DataError
 from visavis.types import Encoded
 

@@ -63,13 +63,16 @@ def _one_sentence(name: str) -> Iterator[None]:
         yield
     except BrokenPicture:
         raise
+    except MemoryError:
+        raise DataError(f"image {name} needs more memory than is free.") from None
     except Exception as error:  # noqa: BLE001 - decoders raise errors of every kind on damaged bytes
         what = f"is truncated or damaged: {str(error).rstrip('.') or type(error).__name__}"
         raise BrokenPicture("truncated image", what, name) from None
 
 
 @cache
-def _formats() -> tuple[str, ...]:
+def known_formats() -> tuple[str, ...]:
+    """The formats that are read, as far as this installation of Pillow has their decoders."""
     Image.init()
     return tuple(name for name in ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000") if name in Image.OPEN)
 
@@ -79,11 +82,11 @@ def _opened(content: bytes, name: str) -> Image.Image:
     if not content:
         raise BrokenPicture("truncated image", "is truncated: the file is empty (0 bytes)", name)
     try:
-        picture = Image.open(io.BytesIO(content), formats=_formats())
+        picture = Image.open(io.BytesIO(content), formats=known_formats())
     except UnidentifiedImageError:
         if content.startswith(_BEGINNINGS):
             raise BrokenPicture("truncated image", f"is truncated or damaged in its header ({len(content)} bytes)", name) from None
-        raise BrokenPicture("not an image", f"is not an image of a known format ({', '.join(_formats())})", name) from None
+        raise BrokenPicture("not an image", f"is not an image of a known format ({', '.join(known_formats())})", name) from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise BrokenPicture("decompression bomb", _TOO_LARGE.format("far more pixels"), name) from None
     if picture.width * picture.height > MAX_PIXELS:

@@ -6,12 +6,15 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from dataclasses import asdict, dataclass
+
+import PIL
 
 from visavis import storage
 from visavis.data.finite import file_marks
 from visavis.data.listing import Listing, evaluation_first
-from visavis.data.pictures import BrokenPicture, picture_size
+from visavis.data.pictures import BrokenPicture, known_formats, picture_size
+from visavis.errors import DataError
 
 Progress = Callable[[int, int], None]
 
@@ -22,20 +25,34 @@ def check_pixels(listing: Listing, *, on_progress: Progress | None = None, remem
     remembered: use the cached result of an earlier check if no file has changed since.
     """
     path = storage.cache_folder() / "checks" / f"{_key(listing)}.json"
-    if remembered and path.exists():
-        seen = storage.read_json(path)
-    else:
+    seen: Seen | None = storage.kept(path, Seen) if remembered else None
+    if seen is None:
         seen = _look(listing, on_progress)
-        storage.write_json(path, seen)
-    for image, kind, what in seen["faults"]:
+        if not seen.unread:
+            storage.keep(path, asdict(seen))
+    for image, kind, what in (*seen.faults, *seen.unread):
         listing.lose(kind, listing.entries[image].name, what, image=image)
-    for image, what in seen["notes"]:
+    for image, what in seen.notes:
         listing.note("image twice", listing.entries[image].name, what)
-    return seen["sizes"]
+    return seen.sizes
 
 
-def _look(listing: Listing, on_progress: Progress | None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Seen:
+    """What was seen of the images of a listing, by their indices. faults: kind and what. notes: what. sizes: how many of each.
+
+    unread: kind and what of images that could not be read at the moment; with any of these, nothing is remembered.
+    """
+
+    faults: list[tuple[int, str, str]]
+    notes: list[tuple[int, str]]
+    sizes: dict[str, int]
+    unread: list[tuple[int, str, str]]
+
+
+def _look(listing: Listing, on_progress: Progress | None) -> Seen:
     faults: list[tuple[int, str, str]] = []
+    unread: list[tuple[int, str, str]] = []
     sizes: Counter[str] = Counter()
     copies: dict[bytes, list[int]] = {}
     if listing.find_broken_features is not None:
@@ -51,8 +68,8 @@ def _look(listing: Listing, on_progress: Progress | None) -> dict[str, Any]:
                 sizes[f"{width}x{height}"] += 1
             except BrokenPicture as error:
                 faults.append((index, error.kind, f"the image {error.what}"))
-            except OSError as error:
-                faults.append((index, "missing image", f"the image cannot be read: {error.strerror}"))
+            except DataError as error:
+                (unread if storage.momentary(error) else faults).append((index, "unreadable image", str(error).removesuffix(".")))
         if on_progress:
             on_progress(index + 1, len(listing.entries))
     notes = []
@@ -66,16 +83,16 @@ def _look(listing: Listing, on_progress: Progress | None) -> dict[str, Any]:
                 faults.append(
                     (other, "image in two splits", f"the image of {copy.split} has the very bytes of {kept.name} of {kept.split}")
                 )
-    return {"faults": faults, "notes": notes, "sizes": dict(sizes)}
+    return Seen(faults, notes, dict(sizes), unread)
 
 
 def _key(listing: Listing) -> str:
-    """A key of the cache that changes with any entry, its split, and the size or time of any file."""
-    digest = hashlib.sha256()
+    """A key of the cache that changes with any entry, its split, the size or time of any file, and the decoders."""
+    digest = hashlib.sha256(json.dumps([PIL.__version__, known_formats()]).encode())
     paths = {entry.bytes.path for entry in listing.entries if entry.bytes}
-    for mark in file_marks(paths.union(listing.feature_files)):
-        digest.update(json.dumps(mark).encode())
+    marks = file_marks(paths.union(listing.feature_files))
+    digest.update(json.dumps(list(marks.values())).encode())
     for index, entry in enumerate(listing.entries):
-        place = entry.bytes and [str(entry.bytes.path), entry.bytes.offset, entry.bytes.size]
+        place = entry.bytes and [marks[entry.bytes.path][0], entry.bytes.offset, entry.bytes.size]
         digest.update(json.dumps([entry.name, entry.split, place, index in listing.lost_images]).encode())
     return digest.hexdigest()[:32]

@@ -12,18 +12,19 @@ from pathlib import Path
 
 import numpy as np
 
+from visavis import storage
 from visavis.data.layout import Layout
-from visavis.data.listing import Entry, Listing, decode, printable, split_name
+from visavis.data.listing import Entry, Listing, split_name
+from visavis.data.source_text import decode
 from visavis.errors import DataError, nearest
 
 CAPTIONS_PER_IMAGE = 5
 
 
 def list_precomp(folder: Path) -> Listing:
-    """All images and captions, split by split. Raises DataError if a split has features without captions or the other way round."""
+    """All images and captions, split by split. Raises DataError for features without captions, or of several shapes."""
     listing = Listing(folder)
-    for stem in _stems(folder):
-        _read_split(listing, folder, stem)
+    _check_shapes(folder, {_split_of(stem): _read_split(listing, folder, stem) for stem in _stems(folder)})
     listing.finish()
     listing.feature_files = tuple(feature_files(folder))
     listing.find_broken_features = lambda: [
@@ -45,9 +46,11 @@ def precomp_features(path: str | Path, split: str) -> np.ndarray:
     return rows[::per_image]
 
 
-def precomp_splits(path: str | Path) -> list[str]:
-    """The splits of a folder in this layout, in order."""
-    return [_split_of(stem) for stem in _stems(Path(path))]
+def all_precomp_features(path: str | Path) -> dict[str, np.ndarray]:
+    """Those of every split, in order. Raises DataError if the features of an image are of another shape in one than in another."""
+    found = {_split_of(stem): precomp_features(path, _split_of(stem)) for stem in _stems(Path(path))}
+    _check_shapes(Path(path), found)
+    return found
 
 
 def feature_files(path: str | Path) -> list[Path]:
@@ -55,16 +58,26 @@ def feature_files(path: str | Path) -> list[Path]:
     return sorted(Path(path).glob("*_ims.npy"))
 
 
-def _read_split(listing: Listing, folder: Path, stem: str) -> None:
+def _read_split(listing: Listing, folder: Path, stem: str) -> np.ndarray:
     rows, captions = _open(folder, stem)
     per_image = _rows_per_image(rows, len(captions))
     if per_image is None:
         listing.lose("wrong width", f"{stem}_caps.txt", _wrong_width(stem, rows, captions))
-        return
+        return rows
     first, images, split = len(listing.entries), len(rows) // per_image, _split_of(stem)
     listing.entries += [Entry(f"{split}-{index}", split) for index in range(images)]
     for line, caption in enumerate(captions):
         listing.add_caption(caption, first + line * images // len(captions), f"{stem}_caps.txt:{line + 1}")
+    return rows
+
+
+def _check_shapes(folder: Path, found: dict[str, np.ndarray]) -> None:
+    shapes = {split: rows.shape[1:] for split, rows in found.items()}
+    first = next(iter(shapes), "")
+    if other := next((split for split, shape in shapes.items() if shape != shapes[first]), None):
+        raise DataError(
+            f"{folder} holds features of shape {shapes[first]} an image in {first} and {shapes[other]} in {other}, expected one shape."
+        )
 
 
 def _broken_rows(folder: Path, split: str) -> list[int]:
@@ -89,15 +102,12 @@ def _split_of(stem: str) -> str:
 
 def _open(folder: Path, stem: str) -> tuple[np.ndarray, list[str]]:
     features, texts = folder / f"{stem}_ims.npy", folder / f"{stem}_caps.txt"
-    try:
-        rows = np.load(features, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # noqa: BLE001 - a damaged header raises errors of every kind
-        raise DataError(f"{features} is not a whole .npy array: {printable(str(error)).rstrip('.')}.") from None
-    if rows.ndim < 2 or rows.dtype.kind not in "fiu":
+    rows = storage.read_array(features, kinds="fiu", mapped=True)
+    if rows.ndim < 2 or 0 in rows.shape:
         raise DataError(f"{features} holds {rows.dtype} of shape {rows.shape}, expected numbers with a row per image.")
-    if not texts.is_file():
+    if not texts.exists():
         raise DataError(f"{texts} is missing: the features in {features.name} have no captions.")
-    lines = decode(texts.read_bytes()).split("\n")
+    lines = decode(storage.read_bytes(texts)).split("\n")
     return rows, [line.rstrip("\r") for line in (lines[:-1] if not lines[-1] else lines)]
 
 

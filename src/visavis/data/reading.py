@@ -11,6 +11,7 @@ from visavis.data.catalog import CATALOG
 from visavis.data.dataset import Dataset
 from visavis.data.layout import Layout
 from visavis.data.listing import Listing, count_kinds
+from visavis.data.source_text import is_unicode, printable
 from visavis.errors import DataError, nearest
 
 
@@ -92,12 +93,14 @@ def _locate(path: str | Path) -> tuple[Layout, Path]:
 
 def _look_up(path: str | Path, expected: str) -> Path:
     path = Path(path).expanduser()
-    if path.exists():
+    if not is_unicode(str(path)):
+        raise DataError(f"the path {printable(str(path))} is not UTF-8, in which all that is written about it would be: rename it.")
+    if os.path.exists(path):
         return path
     root = data_folder()
     if root is None:
         raise DataError(f"{path} does not exist, and VISAVIS_DATA, under which it would be looked up next, is not set{expected}.")
-    if (root / path).exists():
+    if os.path.exists(root / path):
         return root / path
     known = [entry.name for entry in root.iterdir()] if root.is_dir() else []
     raise DataError(f"{path} does not exist, neither here nor under VISAVIS_DATA ({root}){expected}: {nearest(str(path), known)}")

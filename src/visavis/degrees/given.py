@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from visavis import storage
 from visavis.data.dataset import Dataset
 from visavis.data.reading import find_file
 from visavis.degrees.base import CaptionDegrees, Degrees, ImageBy, ImageDegrees, OfCaptions
@@ -55,13 +56,11 @@ class GivenDegrees(Degrees):
 
     def _matrix(self) -> np.ndarray:
         path = find_file(self.path)
-        try:
-            matrix = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"{path} is not a readable .npy of numbers: {error}.") from None
-        if not isinstance(matrix, np.ndarray) or matrix.ndim != 2 or matrix.dtype.kind not in "fiub":
-            content = f"{matrix.dtype} of shape {matrix.shape}" if isinstance(matrix, np.ndarray) else "several arrays"
-            raise ShapeError(f"{path} holds {content}, expected a matrix of numbers, [captions, captions] or [images, captions].")
+        matrix = storage.read_array(path, kinds="fiub", mapped=True)
+        if matrix.ndim != 2:
+            raise ShapeError(
+                f"{path} holds {matrix.dtype} of shape {matrix.shape}, expected a matrix of numbers, [captions, captions] or [images, captions]."
+            )
         return matrix
 
 

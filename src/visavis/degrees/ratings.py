@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -33,7 +33,7 @@ class RatedPairs:
 def read_stsb(split: Literal["train", "dev", "test"], folder: str | Path = "stsb") -> RatedPairs:
     """A split of the STS benchmark (Cer et al., 2017): ``sts-<split>.tsv``, as published. Raises DataError naming a bad line."""
     path = find_file(Path(folder) / f"sts-{split}.tsv")
-    rows = list(csv.DictReader(io.StringIO(storage.read_text(path)), delimiter="\t", quoting=csv.QUOTE_NONE))
+    rows = _rows(path, delimiter="\t", quoting=csv.QUOTE_NONE)
     ratings = _ratings(path, rows, "score", ("sentence1", "sentence2"))
     return RatedPairs(f"STS-B {split}", [row["sentence1"] for row in rows], [row["sentence2"] for row in rows], ratings)
 
@@ -44,18 +44,37 @@ def read_crisscrossed(folder: str | Path = "coco_5k_test_text") -> RatedPairs:
     Raises DataError naming a bad line, or a caption that the list of captions does not have.
     """
     path, listed = find_file(Path(folder) / "cxc_sts_test.csv"), find_file(Path(folder) / "dataset_coco_5k_test.json")
-    rows = list(csv.DictReader(io.StringIO(storage.read_text(path))))
+    rows = _rows(path)
     ratings = _ratings(path, rows, "agg_score", ("caption1", "caption2"))
-    try:
-        captions = {
-            str(sentence["sentid"]): sentence["raw"] for image in storage.read_json(listed)["images"] for sentence in image["sentences"]
-        }
-    except (KeyError, TypeError):
-        raise DataError(f"{listed} is no list of images with their sentences, each with its sentid.") from None
+    images = storage.read_json(listed, _Captions).images
+    captions = {str(sentence.sentid): sentence.raw for image in images for sentence in image.sentences}
     first, second = ([row[name].rpartition(":")[2] for row in rows] for name in ("caption1", "caption2"))
     if unknown := next((number for number in (*first, *second) if number not in captions), None):
         raise DataError(f"{path} names the caption {unknown}, which {listed} does not have.")
     return RatedPairs("Crisscrossed Captions", [captions[number] for number in first], [captions[number] for number in second], ratings)
+
+
+@dataclass(frozen=True)
+class _Caption:
+    sentid: int
+    raw: str
+
+
+@dataclass(frozen=True)
+class _Image:
+    sentences: list[_Caption]
+
+
+@dataclass(frozen=True)
+class _Captions:
+    images: list[_Image]
+
+
+def _rows(path: Path, **form: Any) -> list[dict[str, Any]]:
+    try:
+        return list(csv.DictReader(io.StringIO(storage.read_text(path)), **form))
+    except csv.Error as error:
+        raise DataError(f"{path} is no table: {error}.") from None
 
 
 def _ratings(path: Path, rows: Sequence[Mapping[str, str | None]], column: str, texts: tuple[str, str]) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from math import log
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from visavis import storage
 from visavis.data.captions import tokenize
 from visavis.data.dataset import Dataset
 from visavis.data.reading import find_file
@@ -22,6 +24,9 @@ from visavis.degrees.base import Degrees, treatment_note
 from visavis.degrees.cosines import CosineDegrees
 from visavis.errors import DataError
 from visavis.spec import check_fields, require
+
+LONGEST_LINE = 2**20
+"""Characters of a line of word vectors; what follows would be another line, of another width."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +96,8 @@ def read_vectors(path: Path, vocabulary: Collection[str]) -> dict[str, np.ndarra
     words: dict[str, np.ndarray] = {}
     width = 0
     try:
-        with open(path, encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
+        with storage.regular_file(path), open(path, encoding="utf-8") as file:
+            for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE), ""), start=1):
                 word, *values = line.rstrip(" \n").split(" ")
                 if number == 1 and len(values) == 1 and word.isdigit() and values[0].isdigit():
                     continue

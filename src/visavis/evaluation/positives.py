@@ -23,6 +23,24 @@ COCO_5K = "coco_5k_test_text/dataset_coco_5k_test.json"
 
 
 @dataclass(frozen=True)
+class _Sentence:
+    raw: str
+
+
+@dataclass(frozen=True)
+class _CocoImage:
+    filename: str
+    cocoid: int
+    sentids: list[int]
+    sentences: list[_Sentence]
+
+
+@dataclass(frozen=True)
+class _CocoList:
+    images: list[_CocoImage]
+
+
+@dataclass(frozen=True)
 class Listed:
     """One direction. queries ``[Q]``: positions of those that are listed. targets: their right answers among all candidates."""
 
@@ -44,29 +62,28 @@ def coco_ids(data: Dataset) -> tuple[dict[int, int], dict[int, int]]:
 
     Raises DataError for an image that is none of them, or with other captions.
     """
-    listed = {image["filename"]: image for image in storage.read_json(find_file(COCO_5K))["images"]}
+    listed = {image.filename: image for image in storage.read_json(find_file(COCO_5K), _CocoList).images}
     images: dict[int, int] = {}
     captions: dict[int, int] = {}
     for position, (image, own) in enumerate(zip(data.images, data.captions_of, strict=True)):
         if image.name not in listed:
             raise DataError(f"image {image.name} is not in {COCO_5K}: the lists of right answers are of those images alone.")
         known = listed[image.name]
-        if [tokenize(data.captions[i]) for i in own] != [tokenize(sentence["raw"]) for sentence in known["sentences"]]:
+        if [tokenize(data.captions[i]) for i in own] != [tokenize(sentence.raw) for sentence in known.sentences] or len(
+            known.sentids
+        ) != len(own):
             raise DataError(f"the captions of image {image.name} are not those in {COCO_5K}, or in another order.")
-        images[known["cocoid"]] = position
-        captions |= dict(zip(known["sentids"], own.tolist(), strict=True))
+        images[known.cocoid] = position
+        captions |= dict(zip(known.sentids, own.tolist(), strict=True))
     return images, captions
 
 
 def _read(name: str, queries: dict[int, int], candidates: dict[int, int]) -> Listed:
     """One list; a right answer that is no candidate is left out."""
-    content = storage.read_json(find_file(name))
-    try:
-        listed = {queries[int(query)]: [candidates[answer] for answer in right if answer in candidates] for query, right in content.items()}
-    except KeyError as unknown:
-        raise DataError(f"{name} lists right answers to {unknown}, which is not in {COCO_5K}.") from None
-    except (AttributeError, TypeError, ValueError):
-        raise DataError(f"{name} is damaged: expected an object with a list of ids for each id.") from None
+    content: dict[int, list[int]] = storage.read_json(find_file(name), dict[int, list[int]])
+    if (unknown := next((query for query in content if query not in queries), None)) is not None:
+        raise DataError(f"{name} lists right answers to {unknown}, which is not in {COCO_5K}.")
+    listed = {queries[query]: [candidates[answer] for answer in right if answer in candidates] for query, right in content.items()}
     number = torch.tensor([len(right) for right in listed.values()])
     query = torch.arange(len(listed)).repeat_interleave(number)
     answer = torch.tensor([position for right in listed.values() for position in right])

@@ -16,7 +16,9 @@ import torch
 
 from visavis import storage
 from visavis.data.dataset import Dataset
-from visavis.data.features import Description, FeatureStore, FeatureWriter, read_description
+from visavis.data.description import Description
+from visavis.data.features import FeatureStore, FeatureWriter
+from visavis.data.store_files import discard_store, read_description
 from visavis.errors import SpecError
 from visavis.models import small_cnn
 from visavis.models.pretrained import weights_checksum, weights_mark
@@ -55,7 +57,7 @@ def cache_features(
     """The store of a tower's features of all images, or of all different captions; computes what is missing of it.
 
     A finished store in the default folder is opened without loading the tower. A killed call goes on where it ended;
-    one that another process is computing is waited for.
+    one that another process is computing is waited for. What is damaged is computed anew.
     batch_size: default 4 pictures (more are slower on CPUs) or 64 texts. bfloat16: for products; default: for texts.
     Raises RefusedOverwrite if other features stand in ``folder``.
     """
@@ -64,10 +66,19 @@ def cache_features(
         raise SpecError(f"{spec.name} begins with random weights, so that its features say nothing: train it with visual.view=pixels.")
     if folder is None:
         folder = store_folder(dataset, spec)
-        if isinstance(tower, TowerSpec) and (folder / "features.json").exists() and read_description(folder).complete:
-            return FeatureStore.open(folder)
+        if isinstance(tower, TowerSpec) and (store := _finished(folder)) is not None:
+            return store
     with storage.alone(folder, wait=True):
         return _compute(dataset, tower.open() if isinstance(tower, TowerSpec) else tower, Path(folder), batch_size, bfloat16, on_progress)
+
+
+def _finished(folder: Path) -> FeatureStore | None:
+    """The finished store in a folder of the cache; None where there is none, or a damaged one, which is discarded."""
+    try:
+        return FeatureStore.open(folder) if (folder / "features.json").exists() and read_description(folder).complete else None
+    except storage.Damaged as reason:
+        discard_store(folder, reason)
+        return None
 
 
 def _compute(

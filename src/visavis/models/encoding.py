@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from visavis.data.features import Side
+from visavis.data.description import Side
 from visavis.models.base import Matcher, evaluating
 from visavis.types import Encoded, concatenate
 

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field
 from torch import Tensor
 
 from visavis.data.captions import END, PAD, START, UNKNOWN, Vocabulary
-from visavis.data.features import side_of
+from visavis.data.description import side_of
 from visavis.errors import RunError
 from visavis.models.base import Matcher
 from visavis.models.tokenizing import PretrainedTokenizer

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from visavis.data.features import Side, View
+from visavis.data.description import Side, View
 from visavis.errors import SpecError
 from visavis.models import small_cnn
 from visavis.models.foreign import open_model, open_tokenizer, tried

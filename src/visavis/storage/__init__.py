@@ -1,5 +1,6 @@
 """The only place that reads and writes files of the program's own formats: whole, checked, and never over a file of the user's."""
 
+from visavis.storage.caches import Damaged, discard, keep, kept
 from visavis.storage.folders import (
     alone,
     begun_folder,
@@ -13,11 +14,14 @@ from visavis.storage.folders import (
 )
 from visavis.storage.reading import (
     content_hash,
+    kind_of_file,
+    momentary,
     parse_json,
     read_array,
     read_bytes,
     read_json,
     read_json_lines,
+    read_part,
     read_tensors,
     read_text,
     read_toml,
@@ -41,6 +45,7 @@ from visavis.storage.writing import (
 )
 
 __all__ = [
+    "Damaged",
     "alone",
     "append_json_line",
     "begun_folder",
@@ -48,6 +53,11 @@ __all__ = [
     "content_hash",
     "create_array",
     "database",
+    "discard",
+    "keep",
+    "kept",
+    "kind_of_file",
+    "momentary",
     "new_file",
     "new_folder",
     "numbered_folder",
@@ -56,6 +66,7 @@ __all__ = [
     "read_bytes",
     "read_json",
     "read_json_lines",
+    "read_part",
     "read_tensors",
     "read_text",
     "read_toml",

@@ -42,9 +42,9 @@ def regular_file(path: str | Path, *, limit: int | None = None, error: type[Visa
     limit: the most bytes that it may have. Raises ``error``, also where the block cannot read the file.
     """
     try:
-        status = os.stat(path)
+        status = _status(path)
         if not stat.S_ISREG(status.st_mode):
-            raise error(f"{path} is {_kind(status.st_mode)}, expected a regular file.")
+            raise error(f"{path} is {kind_of_file(status.st_mode)}, expected a regular file.")
         if limit is not None and status.st_size > limit:
             raise error(f"{path} is of {status.st_size:,} bytes, expected at most {limit:,}.")
         yield
@@ -52,10 +52,26 @@ def regular_file(path: str | Path, *, limit: int | None = None, error: type[Visa
         raise error(f"{path} cannot be read: {reason.strerror or reason}.") from None
 
 
+def _status(path: str | Path) -> os.stat_result:
+    try:
+        return os.stat(path)
+    except ValueError as error:  # a NUL, or half a surrogate, in the name
+        raise OSError(str(error)) from None
+
+
 def read_bytes(path: str | Path, *, limit: int = MAX_BYTES, error: type[VisavisError] = DataError) -> bytes:
     """The content of a regular file of at most ``limit`` bytes. Raises ``error``."""
     with regular_file(path, limit=limit, error=error):
         return Path(path).read_bytes()
+
+
+def read_part(path: str | Path, offset: int, size: int, *, limit: int = MAX_BYTES) -> bytes:
+    """At most ``size`` bytes of a regular file, from ``offset`` on. Raises DataError, also for more than ``limit`` bytes."""
+    if size > limit:
+        raise DataError(f"{path} holds a part of {size:,} bytes, expected at most {limit:,}.")
+    with regular_file(path), open(path, "rb") as file:
+        file.seek(offset)
+        return file.read(size)
 
 
 def read_text(path: str | Path) -> str:
@@ -99,22 +115,26 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 def read_array(path: str | Path, *, dimensions: int | None = None, kinds: str = "f", mapped: bool = False) -> np.ndarray:
     """The array of a ``.npy`` of numbers.
 
-    dimensions: how many it must have. kinds: of numpy's dtypes, such as "f" and "iu". mapped: read on demand and copied on
-    write, for arrays larger than memory. Raises DataError.
+    dimensions: how many it must have. kinds: of numpy's dtypes, such as "f" and "iu". mapped: read-only and read on demand, for
+    arrays larger than memory. Raises DataError.
     """
     import numpy as np
 
     path = Path(path)
     with regular_file(path):
         try:
-            array: np.ndarray = np.lib.format.open_memmap(path, mode="c")
+            array: np.ndarray = np.lib.format.open_memmap(path, mode="r")
         except Exception as error:  # noqa: BLE001 - numpy's reader of headers raises errors of every kind on damaged bytes
             raise DataError(f"{path} is not a readable .npy of numbers: {_reason(error)}.") from None
-    if array.dtype.kind not in kinds or not array.dtype.isnative or (dimensions is not None and array.ndim != dimensions):
-        wanted = " or ".join({"f": "floating-point numbers", "i": "integers", "u": "unsigned integers"}[kind] for kind in kinds)
+    known = array.dtype.kind in kinds and array.dtype.isnative and array.dtype.itemsize <= 8
+    if not known or (dimensions is not None and array.ndim != dimensions):
+        wanted = " or ".join(_KINDS[kind] for kind in kinds)
         expected = f"{wanted} of {dimensions} dimensions" if dimensions else wanted
         raise DataError(f"{path} holds {array.dtype} of shape {array.shape}, expected {expected}.")
     return array if mapped else np.array(array)
+
+
+_KINDS = {"f": "floating-point numbers", "i": "integers", "u": "unsigned integers", "b": "truth values"}
 
 
 def read_tensors(path: str | Path, like: Mapping[str, Tensor] | None = None, *, error: type[VisavisError] = DataError) -> dict[str, Tensor]:
@@ -137,6 +157,11 @@ def read_tensors(path: str | Path, like: Mapping[str, Tensor] | None = None, *, 
     if written not in (None, tensors_hash(tensors)):
         raise error(f"{path} is damaged: its tensors are not those that were written; bring back a whole copy of it.")
     return tensors
+
+
+def momentary(error: VisavisError) -> bool:
+    """Whether a file could not be read by a fault that may pass, and not for what is in it: nothing to be remembered."""
+    return isinstance(error.__context__, OSError | MemoryError)
 
 
 def content_hash(path: str | Path, *, error: type[VisavisError] = DataError) -> str:
@@ -190,7 +215,8 @@ def _compare(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor], path: st
             )
 
 
-def _kind(mode: int) -> str:
+def kind_of_file(mode: int) -> str:
+    """In words what a path is that is no regular file."""
     kinds = {stat.S_ISDIR: "a folder", stat.S_ISFIFO: "a named pipe", stat.S_ISSOCK: "a socket"}
     return next((kind for is_one, kind in kinds.items() if is_one(mode)), "a device")
 

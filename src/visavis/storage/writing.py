@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from visavis.errors import DataError, StorageError
+from visavis.errors import StorageError
 from visavis.storage.reading import TENSORS_HASH, tensors_hash
 
 if TYPE_CHECKING:
@@ -156,13 +156,28 @@ def create_array(path: str | Path, *, shape: tuple[int, ...], dtype: str) -> Non
 
 @contextmanager
 def database(path: str | Path) -> Iterator[sqlite3.Connection]:
-    """An SQLite database in a cache, for several processes at once; the block is one transaction, undone if it fails."""
+    """An SQLite database in a cache, for several processes at once; the block is one transaction, undone if it fails.
+
+    Raises StorageError if it cannot be written or opened, sqlite3.DatabaseError if it is damaged.
+    """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with storing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with closing(sqlite3.connect(path, timeout=60)) as connection, connection:
             yield connection
-    except sqlite3.DatabaseError as error:
-        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-            raise StorageError(f"{path} cannot be written: {_FULL}.") from None
-        raise DataError(f"{path} cannot be used: {error}; remove it, it will be made anew.") from None
+    except sqlite3.OperationalError as error:
+        reason = _UNWRITABLE.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
+        if reason is None:
+            raise
+        raise StorageError(f"{path} cannot be written: {reason}.") from None
+
+
+_UNWRITABLE = {
+    sqlite3.SQLITE_FULL: _FULL,
+    sqlite3.SQLITE_READONLY: os.strerror(errno.EROFS),
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
+    sqlite3.SQLITE_PERM: os.strerror(errno.EACCES),
+    sqlite3.SQLITE_BUSY: "another process holds it",
+    sqlite3.SQLITE_IOERR: os.strerror(errno.EIO),
+}

@@ -11,9 +11,9 @@ import torch
 
 from visavis.data.captions import Vocabulary
 from visavis.data.dataset import Dataset
-from visavis.data.features import ArrayFeatures, PrecompFeatures
 from visavis.data.finite import first_broken_row
 from visavis.data.loader import Features, Loader, Plan, Rows, Source, Tokens
+from visavis.data.own_features import ArrayFeatures, PrecompFeatures
 from visavis.data.reading import find_file, find_source, open_dataset
 from visavis.errors import RecipeError, VisavisError, nearest
 from visavis.evaluation import Evaluation, coherence_of, evaluate, evaluate_listed

@@ -8,8 +8,8 @@ from glob import escape
 from typing import Any
 
 from visavis import storage
-from visavis.data.features import read_description
 from visavis.data.reading import open_dataset
+from visavis.data.store_files import read_description
 from visavis.errors import RecipeError
 from visavis.models import small_cnn
 

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from visavis.data.scenes import words
-from visavis.data.scenes.world import Scene, Thing
-
-ATTRIBUTES = ("shape", "color", "pattern", "size")
+from visavis.data.scenes.world import ATTRIBUTES, MOST_THINGS, RELATIONS, Scene, Thing
+from visavis.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,17 @@ class Facts:
     background: str | None = None
     total: int | None = None
 
+    def __post_init__(self) -> None:
+        for mention in self.mentions:
+            for name, value in mention.items():
+                if value not in ATTRIBUTES.get(name, ()):
+                    raise DataError(f"a caption states {name}={value!r}, which is no attribute of drawn things.")
+        for i, name, j in self.relations:
+            if name not in RELATIONS or not 0 <= min(i, j) <= max(i, j) < len(self.mentions) <= MOST_THINGS:
+                raise DataError(
+                    f"a caption states {name!r} of mentions {i} and {j}, expected {', '.join(RELATIONS)} of its {len(self.mentions)}."
+                )
+
     def to_json(self) -> dict[str, Any]:
         return {
             "mentions": list(self.mentions),
@@ -40,10 +50,6 @@ class Facts:
             "background": self.background,
             "total": self.total,
         }
-
-    @classmethod
-    def from_json(cls, row: dict[str, Any]) -> Facts:
-        return cls(tuple(row["mentions"]), tuple((a, name, b) for a, name, b in row["relations"]), row["background"], row["total"])
 
 
 @dataclass(frozen=True)

@@ -81,14 +81,14 @@ class SceneGraphs:
     @classmethod
     def open(cls, folder: str | Path) -> SceneGraphs:
         """Read ``scenes.jsonl`` of a folder. Raises DataError if there is none."""
-        lines = storage.read_json_lines(Path(folder) / "scenes.jsonl")
-        place = {line["filename"]: i for i, line in enumerate(lines)}
+        lines: list[_Line] = storage.read_json_lines(Path(folder) / "scenes.jsonl", _Line)
+        place = {line.filename: i for i, line in enumerate(lines)}
         return cls(
-            tuple(Scene.from_json(line["scene"]) for line in lines),
-            tuple(Facts.from_json(facts) for line in lines for facts in line["facts"]),
-            np.repeat(np.arange(len(lines)), [len(line["facts"]) for line in lines]),
-            np.array([name is not None for line in lines for name in line["swapped_from"]]),
-            np.array([place.get(line["duplicate_of"], -1) for line in lines]),
+            tuple(line.scene for line in lines),
+            tuple(facts for line in lines for facts in line.facts),
+            np.repeat(np.arange(len(lines)), [len(line.facts) for line in lines]),
+            np.array([name is not None for line in lines for name in line.swapped_from]),
+            np.array([place.get(line.duplicate_of or "", -1) for line in lines]),
         )
 
     def relevance(self, images: np.ndarray | None = None, captions: np.ndarray | None = None) -> np.ndarray:
@@ -96,6 +96,17 @@ class SceneGraphs:
         scenes = self.scenes if images is None else [self.scenes[i] for i in images]
         facts = self.facts if captions is None else [self.facts[i] for i in captions]
         return relevance(scenes, facts)
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One image as ``scenes.jsonl`` describes it."""
+
+    filename: str
+    scene: Scene
+    facts: tuple[Facts, ...]
+    swapped_from: tuple[str | None, ...]
+    duplicate_of: str | None
 
 
 @dataclass

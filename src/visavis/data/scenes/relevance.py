@@ -16,14 +16,13 @@ from itertools import permutations
 
 import numpy as np
 
-from visavis.data.scenes.captions import ATTRIBUTES, Facts
-from visavis.data.scenes.world import BACKGROUNDS, COLORS, MOST_THINGS, PATTERNS, RELATIONS, SHAPES, SIZES, Scene
+from visavis.data.scenes.captions import Facts
+from visavis.data.scenes.world import ATTRIBUTES, BACKGROUNDS, MOST_THINGS, RELATIONS, Scene
 
 WEIGHTS = {"shape": 2, "color": 2, "pattern": 2, "size": 1, "relation": 2, "background": 2, "total": 1}
 """How much each kind of fact counts; whole numbers, so that a true caption is worth exactly 1."""
 
-_VALUES = dict(zip(ATTRIBUTES, (SHAPES, COLORS, PATTERNS, SIZES), strict=True))
-_COLUMN = {key: i for i, key in enumerate((name, value) for name in ATTRIBUTES for value in _VALUES[name])}
+_COLUMN = {key: i for i, key in enumerate((name, value) for name, values in ATTRIBUTES.items() for value in values)}
 _SLOTS = MOST_THINGS
 
 

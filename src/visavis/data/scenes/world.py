@@ -15,11 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from visavis.errors import DataError
+
 BACKGROUNDS = ("meadow", "beach", "night", "snow", "table", "sea", "desert", "paper", "sunset", "forest")
 SHAPES = ("circle", "star", "square", "heart", "triangle", "ring", "flower", "diamond", "crescent", "hexagon", "drop", "cross")
 COLORS = ("red", "blue", "yellow", "green", "orange", "purple", "white", "pink", "teal", "black", "brown")
 PATTERNS = ("plain", "striped", "dotted", "shiny", "checkered", "glowing")
 SIZES = ("large", "small")
+ATTRIBUTES = {"shape": SHAPES, "color": COLORS, "pattern": PATTERNS, "size": SIZES}
 RELATIONS = ("left", "above", "front", "inside")
 """a left: a is left of b; front: a covers a part of b; inside: a lies within b's outline."""
 
@@ -56,6 +59,11 @@ class Thing:
     radius: float = 0.1
     angle: float = 0.0
 
+    def __post_init__(self) -> None:
+        for name, values in ATTRIBUTES.items():
+            if (value := getattr(self, name)) not in values:
+                raise DataError(f"a thing has the {name} {value!r}, expected one of {', '.join(values)}.")
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -64,6 +72,12 @@ class Scene:
     background: str
     things: tuple[Thing, ...]
     grain: int = 0
+
+    def __post_init__(self) -> None:
+        if self.background not in BACKGROUNDS or len(self.things) > MOST_THINGS:
+            raise DataError(
+                f"a scene has {len(self.things)} things on {self.background!r}, expected at most {MOST_THINGS} on a known background."
+            )
 
     @cached_property
     def relations(self) -> frozenset[tuple[int, str, int]]:
@@ -91,10 +105,6 @@ class Scene:
 
     def to_json(self) -> dict[str, Any]:
         return {"background": self.background, "things": [asdict(thing) for thing in self.things], "grain": self.grain}
-
-    @classmethod
-    def from_json(cls, row: dict[str, Any]) -> Scene:
-        return cls(row["background"], tuple(Thing(**thing) for thing in row["things"]), row["grain"])
 
 
 held_out_colors = frozenset((shape, COLORS[(5 * i + 3) % len(COLORS)]) for i, shape in enumerate(SHAPES))
