@@ -183,7 +183,11 @@ def pixels(tmp_path):
     data = Dataset("pictures", images, tuple(f"picture {i}" for i in range(6)), np.arange(6))
     tokens = Tokens(data.captions, Vocabulary.of(data.captions, min_count=1))
     return lambda augment, seed: Loader(
-        data, PixelSource(data, WholePictures().preprocess, augment=augment), tokens, Plan(batch_size=2), seed
+        data,
+        PixelSource(data, WholePictures().preprocess, WholePictures().preprocess if augment else None),
+        tokens,
+        Plan(batch_size=2),
+        seed,
     )
 
 
@@ -197,6 +201,13 @@ def test_random_transforms_depend_on_seed_epoch_and_batch_alone(pixels):
         epoch: {int(i): v for b in augmented.epoch(epoch) for i, v in zip(b.images, b.visual.vectors, strict=True)} for epoch in (1, 2)
     }
     assert not all(torch.equal(images[1][i], images[2][i]) for i in range(6)), "another epoch, another crop"
+
+
+def test_crops_become_pixels_as_crops_do_and_whole_pictures_as_pictures_do(pixels):
+    read = pixels(True, 0).visual
+    read.preprocess, read.preprocess_crops = (lambda pictures, n=n: torch.full((len(pictures), 1), n) for n in (1.0, 2.0))
+    assert read.read(np.arange(2), torch.Generator()).vectors.tolist() == [[2.0], [2.0]]
+    assert read.read(np.arange(2)).vectors.tolist() == [[1.0], [1.0]]
 
 
 def test_nothing_is_random_outside_training_and_without_augmentation(pixels):

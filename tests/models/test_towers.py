@@ -193,6 +193,19 @@ def test_a_picture_of_the_right_size_passes_unresized():
     assert np.allclose(preprocessing(picture).permute(1, 2, 0), expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("resize", [(36,), (36, 36), None])
+def test_of_a_random_crop_nothing_more_is_cut_off(resize):
+    """About a quarter of its area was lost where the middle of the crop was taken once more."""
+    preprocessing = Preprocessing(resize=resize, crop=(32, 32))
+    framed = Pillow.new("RGB", (36, 36), "white")
+    framed.paste("black", (2, 2, 34, 34))
+    assert not preprocessing(framed).any(), "the frame lies outside of the middle"
+    whole = preprocessing.of_crops(framed)
+    assert whole.shape == (3, 32, 32)
+    assert min(whole[:, 0].min(), whole[:, -1].min(), whole[:, :, 0].min(), whole[:, :, -1].min()) > 0.5
+    assert preprocessing.of_crops.of_crops == preprocessing.of_crops
+
+
 @pytest.mark.parametrize("size", [{"shortest_edge": 36}, {"height": 40, "width": 38}, 36])
 def test_pixels_are_those_of_transformers(size):
     config = {**PREPROCESSOR, "size": size, "resample": 3}

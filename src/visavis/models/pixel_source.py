@@ -16,18 +16,21 @@ from visavis.types import Encoded
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
+ToPixels = Callable[[Sequence["Picture"]], Tensor]
+
 
 class PixelSource:
     """The pixels of a split's images, for a matcher that trains its backbone; cropped and flipped at random in training.
 
-    preprocess: pictures to pixels ``[N, 3, H, W]``.
+    preprocess: pictures to pixels ``[N, 3, H, W]``. preprocess_crops: the same for random crops; None: nothing is cropped or flipped.
     """
 
-    def __init__(self, data: Dataset, preprocess: Callable[[Sequence[Picture]], Tensor], *, augment: bool):
-        self.data, self.preprocess, self.augment = data, preprocess, augment
+    def __init__(self, data: Dataset, preprocess: ToPixels, preprocess_crops: ToPixels | None = None):
+        self.data, self.preprocess, self.preprocess_crops = data, preprocess, preprocess_crops
 
     def read(self, index: np.ndarray, generator: torch.Generator | None = None) -> Encoded:
         pictures = [self.data.images[i].open() for i in index]
-        if self.augment and generator is not None:
-            pictures = [random_flip(random_resized_crop(picture, min(picture.size), generator), generator) for picture in pictures]
-        return Encoded(self.preprocess(pictures))
+        if self.preprocess_crops is None or generator is None:
+            return Encoded(self.preprocess(pictures))
+        crops = [random_flip(random_resized_crop(picture, min(picture.size), generator), generator) for picture in pictures]
+        return Encoded(self.preprocess_crops(crops))

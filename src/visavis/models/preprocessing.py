@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -86,6 +86,11 @@ class Preprocessing:
             mean=tuple(config.image_mean) if config.do_normalize and config.image_mean else cls.mean,
             std=tuple(config.image_std) if config.do_normalize and config.image_std else cls.std,
         )
+
+    @property
+    def of_crops(self) -> Preprocessing:
+        """The same for pictures that are crops already: of the size that the crop has, and nothing more is cut off them."""
+        return replace(self, resize=self.crop or _square(self.resize), crop=None)
 
     def __call__(self, picture: Picture, crops: int = 1) -> Tensor:
         """Pixels ``[3, H, W]``; for ten crops ``[10, 3, H, W]``: center, corners, and their mirror images."""

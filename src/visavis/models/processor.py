@@ -95,6 +95,11 @@ class Processor:
         """Pictures to the tower's pixels; the tower itself is not loaded."""
         return open_preprocessing(self.visual_spec)
 
+    @cached_property
+    def preprocess_crops(self) -> Callable[[Sequence[Picture]], Tensor]:
+        """Random crops of pictures to the tower's pixels, whole."""
+        return open_preprocessing(self.visual_spec, of_crops=True)
+
     def images(self, pictures: Sequence[Picture], view: str, device: torch.device | str = "cpu") -> Encoded:
         """Pictures as a matcher of this view reads them; a frozen tower computes on ``device``."""
         if view == "pixels":

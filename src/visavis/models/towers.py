@@ -134,13 +134,18 @@ class TextTower(nn.Module):
         return self.tokenizer(list(texts), truncation=True, max_length=self.pooling.longest, return_token_type_ids=False, **options)
 
 
-def open_preprocessing(spec: TowerSpec) -> Callable[[Sequence[Picture]], Tensor]:
-    """How a visual tower makes pixels of pictures, without the tower itself. Raises DataError if no such model is found."""
+def open_preprocessing(spec: TowerSpec, *, of_crops: bool = False) -> Callable[[Sequence[Picture]], Tensor]:
+    """How a visual tower makes pixels of pictures, without the tower itself. Raises DataError if no such model is found.
+
+    of_crops: of pictures that are crops already, of which nothing more is cut off.
+    """
     if spec.name == "scenes":
         from visavis.models.scene_encoder import SceneEncoder
 
         return SceneEncoder.preprocess
     preprocessing = small_cnn.SmallCNN.preprocessing if spec.name == small_cnn.NAME else Preprocessing.read(model_folder(spec.name))
+    if of_crops:
+        preprocessing = preprocessing.of_crops
     return lambda pictures: torch.stack([preprocessing(picture, spec.crops) for picture in pictures])
 
 

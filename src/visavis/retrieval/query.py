@@ -76,7 +76,7 @@ def rank(model: Retriever, place: Dataset, query: str, top: int, progress: Progr
         progress.say(f"left out: {sentence}")
     source: Source
     if matcher.config.visual_view == "pixels":
-        source = PixelSource(place, processor.preprocess, augment=False)
+        source = PixelSource(place, processor.preprocess)
     else:
         store = stored or cache_features(
             place, processor.visual_spec, on_progress=lambda done, total, per_s: progress.work("images", done, total, per_s)

@@ -56,7 +56,7 @@ class DataModule:
         settings, vocabulary = self.recipe.visual, self.processor.vocabulary
         visual: Source
         if self.visual is None:
-            visual = PixelSource(split, self.processor.preprocess, augment=settings.augment)
+            visual = PixelSource(split, self.processor.preprocess, self.processor.preprocess_crops if settings.augment else None)
         else:
             visual = Rows(self.visual, self.visual.rows(image.name for image in split.images), settings.crops)
         if vocabulary is not None:
