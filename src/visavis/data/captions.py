@@ -24,7 +24,11 @@ _DELETE = str.maketrans("", "", string.punctuation)
 
 
 def tokenize(caption: str) -> list[str]:
-    """The words of a caption: lower case, without ASCII punctuation, split at blanks, as in Karpathy's caption files."""
+    """The words of a caption: lower case, without ASCII punctuation, split at blanks, as in Karpathy's caption files.
+
+    Differs from: the code of the VSE++ family, where nltk's word_tokenize makes a word of each mark ("." ends most captions) and two of
+    "man's".
+    """
     return caption.lower().translate(_DELETE).split()
 
 

@@ -93,7 +93,10 @@ class Preprocessing:
         return replace(self, resize=self.crop or _square(self.resize), crop=None)
 
     def __call__(self, picture: Picture, crops: int = 1) -> Tensor:
-        """Pixels ``[3, H, W]``; for ten crops ``[10, 3, H, W]``: center, corners, and their mirror images."""
+        """Pixels ``[3, H, W]``; for ten crops ``[10, 3, H, W]``: center, corners, and their mirror images.
+
+        Differs from: Zhou et al., Ladder loss (2020), who draw the ten at random.
+        """
         if crops == 1:
             picture = self._resized(picture, 1.0)
             return self._pixels(picture) if self.crop is None else self._window(picture, self.crop, 0.5, 0.5)

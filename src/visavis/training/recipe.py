@@ -56,7 +56,8 @@ class VisualSettings(Section):
     tower: the image encoder, by name or folder; a model without one cannot read new images. view: of a frozen encoder one
     vector an image ("pooled") or one a region ("grid"); "pixels": the encoder is part of the model and may be trained.
     features: a stored array of features, row i of image i, instead of computing them; "precomp": those that the data set
-    brings. crops: 1, or 10 for features of ten crops. augment: random resized crops and flips in training ("pixels" only).
+    brings. crops: 1, or 10 for features of ten crops, always the same (center, corners, mirror images). augment: random resized
+    crops and flips in training ("pixels" only).
     """
 
     tower: str = ""
@@ -84,7 +85,7 @@ class TextSettings(Section):
 
     tower: "vocabulary" for words with learned embeddings, or a frozen encoder by name or folder. view: "tokens" of a vocabulary,
     or of an encoder that is the model itself on both sides (CLIP); else one vector a text ("pooled") or one a word piece ("words").
-    min_count: how often a word must occur in the training captions to be in the vocabulary.
+    min_count: how often a word must occur in the training captions to be in the vocabulary, which has no punctuation.
     """
 
     tower: str = "vocabulary"
