@@ -73,13 +73,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A row for each setting, all measured under the same rules."""
+    """A row for each setting, all measured under the same rules. note: what else a reader must know of the rows, without a period."""
 
     rows: tuple[Row, ...]
     rules: Rules
+    note: str = ""
 
     @classmethod
-    def of(cls, results: Mapping[str, Sequence[Evaluation]]) -> Table:
+    def of(cls, results: Mapping[str, Sequence[Evaluation]], note: str = "") -> Table:
         """The evaluations of each setting's runs. Raises RunError if they were not measured under the same rules."""
         rules = list(dict.fromkeys(Rules.of(result) for runs in results.values() for result in runs))
         if len(rules) != 1:
@@ -87,17 +88,17 @@ class Table:
             raise RunError(
                 f"one table needs results of one protocol on one number of candidates, found {conditions}: evaluate all runs alike."
             )
-        return cls(tuple(Row(name, tuple(run.metrics for run in runs)) for name, runs in results.items()), rules[0])
+        return cls(tuple(Row(name, tuple(run.metrics for run in runs)) for name, runs in results.items()), rules[0], note)
 
     def best(self, metric: str = "rsum") -> Row:
         """The row with the highest mean; the first of equal ones."""
         return max(self.rows, key=lambda row: row.mean(metric))
 
     def caption(self) -> str:
-        """What is always printed with the numbers: units, spread and rules."""
+        """What is always printed with the numbers: units, spread, rules and the note."""
         runs = sorted({len(row.metrics) for row in self.rows})
         spread = f"mean ± standard deviation over {' to '.join(map(str, runs))} seeds" if runs[-1] > 1 else "one seed"
-        return f"Recalls in percent, {spread}; {self.rules}."
+        return f"Recalls in percent, {spread}; {self.rules}." + (f" {self.note}." if self.note else "")
 
     def text(self) -> str:
         """For a terminal, about 80 columns for short names; a deviation of 10 or more is printed without decimals."""
@@ -134,4 +135,9 @@ class Table:
             }
             for row in self.rows
         ]
-        return {"rules": asdict(self.rules), "chance": {metric: self.rules.chance(metric) for metric in METRICS}, "rows": rows}
+        return {
+            "rules": asdict(self.rules),
+            "note": self.note,
+            "chance": {metric: self.rules.chance(metric) for metric in METRICS},
+            "rows": rows,
+        }

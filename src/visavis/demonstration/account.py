@@ -81,7 +81,7 @@ def _what_was_done(account: Account) -> str:
     text = (
         "The program drew a small world of shapes, colors and patterns, and wrote five captions for each picture. "
         f"A model with two sides, one for pictures and one for words, was trained on it with {len(account.runs)} objectives and "
-        f"{seeds} {'seeds' if seeds > 1 else 'seed'} each, everything else being equal. "
+        f"{seeds} {'seeds' if seeds > 1 else 'seed'} each, everything else but their learning rates being equal. "
         f"Then each of {rules.num_texts:,} new captions looked for its picture among {rules.num_images:,}, "
         "and each picture for its captions."
     )
@@ -108,8 +108,8 @@ def _reading(table: Table) -> str:
         (least, calm), (most, wild) = spread[0], spread[-1]
         worth = f"Seeds alone move it by ± {least:.1f} ({calm}) to ± {most:.1f} ({wild}); so few seeds show luck, they do not measure it."
     short = (
-        "All share one learning rate, which was chosen with Unified, and a training as short as this one shows "
-        "which objective learns fast, not how far each would come."
+        "Each has a learning rate of its own, chosen with the same effort on another world, as the table says; a training as short as "
+        "this one shows which objective learns fast, not how far each would come."
     )
     return f"By RSUM: {order}. {worth} {short}"
 

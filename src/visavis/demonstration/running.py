@@ -19,6 +19,7 @@ from visavis.comparison.table import Table
 from visavis.data import open_dataset
 from visavis.data.scenes import Facts, write_scenes
 from visavis.demonstration.account import Account, write_report
+from visavis.demonstration.rates import how_chosen
 from visavis.demonstration.retrievals import Gallery
 from visavis.environment import program
 from visavis.models.caching import cache_features
@@ -35,21 +36,21 @@ SEARCHES = (
     ("a checkered circle", Facts(({"pattern": "checkered", "shape": "circle"},))),
     ("a red shape on a wooden table", Facts(({"color": "red"},), background="table")),
 )
-"""The demo's own queries, with what they state; chosen, like the recipe, on other worlds than the one the demo draws."""
+"""The demo's own queries, with what they state; chosen, like the recipes, on other worlds than the one the demo draws."""
 
 CAPTIONS_SHOWN = 5
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How large a demo is. world: the seed of its scenes; another than that on which the recipe was chosen. overrides: of
-    the recipe ``demo``.
+    """How large a demo is. recipes: a row of the comparison each. world: the seed of its scenes; another than that on which the
+    recipes were chosen. overrides: of all recipes.
     """
 
     num_train: int = 1500
     num_val: int = 200
     num_test: int = 500
-    objectives: tuple[str, ...] = ("TripletHN(margin=0.2)", "VLC(gamma=50)", "Unified(margin=0.2, gamma=50)")
+    recipes: tuple[str, ...] = ("demo-triplet-hn", "demo-vlc", "demo-unified")
     seeds: tuple[int, ...] = (1, 2)
     world: int = 2026
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -93,8 +94,8 @@ class _Demo:
             self._draw()
         with self._stage("features", "reading the pictures with the shipped encoder, once for all runs"):
             self._cache()
-        with self._stage("training", f"training {len(plan.objectives)} objectives with {len(plan.seeds)} seeds each"):
-            results = {_name(text): [self._train(text, seed) for seed in plan.seeds] for text in plan.objectives}
+        with self._stage("training", f"training {len(plan.recipes)} objectives with {len(plan.seeds)} seeds each"):
+            results = {_objective(name): [self._train(name, seed) for seed in plan.seeds] for name in plan.recipes}
         with self._stage("report", f"comparing on {plan.num_test:,} unseen scenes, searching them, writing the report"):
             account = self._compare(results)
             write_report(account, self.folder)
@@ -119,14 +120,14 @@ class _Demo:
         )
 
     def _cache(self) -> None:
-        tower = TowerSpec("visual", "scenes", read_recipe("demo", dict(self.plan.overrides)).visual.view)  # type: ignore[arg-type]
+        tower = TowerSpec("visual", "scenes", read_recipe(self.plan.recipes[0], dict(self.plan.overrides)).visual.view)  # type: ignore[arg-type]
         cache_features(open_dataset(self.scenes), tower, on_progress=lambda *done: self.progress.work("pictures", *done))
 
-    def _train(self, objective: str, seed: int) -> Trained:
-        """One run, exactly as ``visavis train demo --data .../scenes objective=... seed=...`` makes it."""
-        name = _name(objective)
-        overrides = {**self.plan.overrides, "data.path": str(self.scenes.resolve()), "objective": objective, "seed": seed}
-        trained = begin_run("demo", overrides, self.folder / f"{name.lower()}-{seed}", _BarsOnly(self.progress))
+    def _train(self, recipe: str, seed: int) -> Trained:
+        """One run, exactly as ``visavis train RECIPE --data .../scenes seed=...`` makes it."""
+        name = _objective(recipe)
+        overrides = {**self.plan.overrides, "data.path": str(self.scenes.resolve()), "seed": seed}
+        trained = begin_run(recipe, overrides, self.folder / f"{name.lower()}-{seed}", _BarsOnly(self.progress))
         assert trained.test is not None
         rsum, recall = (trained.test.metrics[metric] for metric in ("rsum", "t2i_r1"))
         self.progress.say(f"        {name}, seed {seed}: RSUM {rsum:.1f}, text to image R@1 {recall:.1f} %  ({trained.seconds:.0f} s)")
@@ -134,7 +135,8 @@ class _Demo:
 
     def _compare(self, results: dict[str, list[Trained]]) -> Account:
         """The table of results, and the retrievals of the run with the best validation RSUM."""
-        table = Table.of({name: [run.test for run in runs if run.test is not None] for name, runs in results.items()})
+        rates = {_objective(name): read_recipe(name).phases[-1].optimizer.lr for name in self.plan.recipes}
+        table = Table.of({name: [run.test for run in runs if run.test is not None] for name, runs in results.items()}, how_chosen(rates))
         self.progress.say(f"\n{table.text()}\n{table.caption()}\n")
         best = max((run for runs in results.values() for run in runs), key=lambda run: run.validation_rsum)
         gallery = Gallery(best.folder, self.scenes)
@@ -148,8 +150,9 @@ class _Demo:
         self.progress.say(f"Now search yourself: {program()} search {account.best.folder} 'two stars in the snow'")
 
 
-def _name(objective: str) -> str:
-    return type(parse(objective)).__name__
+def _objective(recipe: str) -> str:
+    """The name of a recipe's objective."""
+    return type(parse(read_recipe(recipe).phases[-1].objective)).__name__
 
 
 class _BarsOnly:
