@@ -45,7 +45,7 @@ class Contents:
 
 
 def _marks(files: Mapping[str, Bytes]) -> str:
-    digest = hashlib.sha256(json.dumps(file_marks({place.path for place in files.values()})).encode())
+    digest = hashlib.sha256(json.dumps(list(file_marks({place.path for place in files.values()}).values())).encode())
     for name, place in sorted(files.items()):
         digest.update(json.dumps([name, str(place.path), place.offset, place.size]).encode())
     return digest.hexdigest()[:32]
