@@ -31,7 +31,14 @@ class SceneDegrees(Degrees):
         raise DataError("SceneDegrees are of pictures with captions; of captions alone nothing is known: use CBoW or SentenceModel.")
 
     def between(self, data: Dataset, image: ImageBy = "own") -> _Truth:
-        return _Truth(SceneGraphs.open(self._folder(data)), data)
+        graphs = SceneGraphs.open(self._folder(data))
+        needed = int(data.image_rows.max()) + 1, int(data.caption_rows.max()) + 1
+        if len(graphs.scenes) < needed[0] or len(graphs.facts) < needed[1]:
+            raise DataError(
+                f"{self._folder(data) / 'scenes.jsonl'} describes {len(graphs.scenes):,} pictures and {len(graphs.facts):,} captions, "
+                f"expected at least {needed[0]:,} and {needed[1]:,}: those of {data.name}."
+            )
+        return _Truth(graphs, data)
 
     def _folder(self, data: Dataset) -> Path:
         place = data.images[0].bytes

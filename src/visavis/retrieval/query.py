@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ from visavis.data import Dataset, Image, open_dataset
 from visavis.data.archives import IMAGE_SUFFIXES
 from visavis.data.captions import tokenize
 from visavis.data.dataset import Bytes
+from visavis.data.finite import file_marks
 from visavis.data.listing import Entry, Listing
 from visavis.data.loader import Features, Rows, Source
 from visavis.data.pixels import check_pixels
+from visavis.data.source_text import is_unicode
+from visavis.data.walking import files_under
 from visavis.errors import DataError, RunError, VisavisError
 from visavis.memory import Memory
 from visavis.models.caching import cache_features
@@ -96,15 +100,15 @@ def collection(path: Path) -> Dataset:
     try:
         return open_dataset(path, skip_bad=True, pixels=True)
     except DataError:
-        if not path.is_dir():
+        if not path.is_dir() or not is_unicode(str(path)):
             raise
-    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
+    found = dict(files_under(path, hidden=True))
+    files = sorted(file for file, trouble in found.items() if file.suffix.lower() in IMAGE_SUFFIXES and trouble is None)
     if not files:
         raise DataError(f"{path} holds no images and no data set: name a folder with pictures in it.")
     listing = Listing(path, "images", [Entry(str(file.relative_to(path)), "all", bytes=Bytes(file)) for file in files])
     listing.check_texts()
     check_pixels(listing)
-    digest = hashlib.sha256(
-        "".join(f"{file}{file.stat().st_size}{file.stat().st_mtime_ns}" for file in files).encode(errors="surrogateescape")
-    )
+    marks = [(str(file.relative_to(path)), *mark[1:]) for file, mark in file_marks(files).items()]
+    digest = hashlib.sha256(json.dumps(marks).encode())
     return replace(listing.dataset(), name=f"{path.resolve().name}-{digest.hexdigest()[:8]}")

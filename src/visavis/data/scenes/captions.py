@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from visavis.data.scenes import words
-from visavis.data.scenes.world import ATTRIBUTES, MOST_THINGS, RELATIONS, Scene, Thing
+from visavis.data.scenes.world import ATTRIBUTES, BACKGROUNDS, MOST_THINGS, RELATIONS, Scene, Thing
 from visavis.errors import DataError
 
 
@@ -37,6 +37,10 @@ class Facts:
             for name, value in mention.items():
                 if value not in ATTRIBUTES.get(name, ()):
                     raise DataError(f"a caption states {name}={value!r}, which is no attribute of drawn things.")
+        if self.background not in (None, *BACKGROUNDS) or self.total not in (None, *range(1, MOST_THINGS + 1)):
+            raise DataError(
+                f"a caption states {self.total!r} things on {self.background!r}, expected 1 to {MOST_THINGS} on a known background."
+            )
         for i, name, j in self.relations:
             if name not in RELATIONS or not 0 <= min(i, j) <= max(i, j) < len(self.mentions) <= MOST_THINGS:
                 raise DataError(

@@ -19,7 +19,7 @@ from visavis.data.scenes.captions import Caption, Facts, captions
 from visavis.data.scenes.draw import draw
 from visavis.data.scenes.relevance import relevance
 from visavis.data.scenes.world import Scene, draw_scene, redraw
-from visavis.errors import RecipeError
+from visavis.errors import DataError, RecipeError
 
 
 def write_scenes(
@@ -82,6 +82,8 @@ class SceneGraphs:
     def open(cls, folder: str | Path) -> SceneGraphs:
         """Read ``scenes.jsonl`` of a folder. Raises DataError if there is none."""
         lines: list[_Line] = storage.read_json_lines(Path(folder) / "scenes.jsonl", _Line)
+        if not lines:
+            raise DataError(f"{Path(folder) / 'scenes.jsonl'} describes no scene.")
         place = {line.filename: i for i, line in enumerate(lines)}
         return cls(
             tuple(line.scene for line in lines),
@@ -107,6 +109,13 @@ class _Line:
     facts: tuple[Facts, ...]
     swapped_from: tuple[str | None, ...]
     duplicate_of: str | None
+
+    def __post_init__(self) -> None:
+        stated = [any(facts.mentions) or facts.background is not None or facts.total is not None for facts in self.facts]
+        if not all(stated) or not stated or len(stated) != len(self.swapped_from):
+            raise DataError(
+                f"{len(stated)} captions of {self.filename} with {len(self.swapped_from)} origins, {sum(stated)} of them state facts."
+            )
 
 
 @dataclass
