@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from visavis import storage
 from visavis.data.dataset import Bytes
 from visavis.data.finite import file_marks
-from visavis.errors import DataError
 
 OnProgress = Callable[[int, int], None]
 """Called with files read and files in all."""
@@ -36,12 +35,11 @@ class Contents:
         if known is not None and known.marks == marks:
             return known
         record = storage.cache_folder() / "checks" / f"contents-{marks}.json"
-        try:
-            return storage.read_json(record, cls)
-        except DataError:
+        contents: Contents | None = storage.kept(record, cls)
+        if contents is None:
             contents = cls(len(files), marks, _content(files, on_progress))
-            storage.write_json(record, asdict(contents))
-            return contents
+            storage.keep(record, asdict(contents))
+        return contents
 
 
 def _marks(files: Mapping[str, Bytes]) -> str:
