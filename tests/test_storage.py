@@ -78,6 +78,13 @@ def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
 
 
+def test_equal_tensors_are_equal_files(tmp_path):
+    tensors = {name: torch.arange(12.0) for name in ("weight", "bias", "scale")}
+    for number in range(8):
+        storage.write_tensors(tmp_path / f"{number}.safetensors", tensors)
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+
+
 def test_a_process_killed_in_the_middle_of_a_write_leaves_the_old_file(tmp_path):
     storage.write_text(tmp_path / "a.txt", "old")
     program = """

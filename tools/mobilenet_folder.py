@@ -89,7 +89,7 @@ def convert(backbone: Path, out: Path, *, force: bool = False) -> Path:
     with storage.replacing_folder(out) as part:
         storage.write_json(part / "config.json", config.to_diff_dict())
         storage.write_json(part / "preprocessor_config.json", PREPROCESSING)
-        storage.write_tensors(part / "model.safetensors", model.state_dict())
+        storage.write_tensors(part / "model.safetensors", model.state_dict(), for_transformers=True)
     return out
 
 

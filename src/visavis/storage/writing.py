@@ -118,14 +118,17 @@ def write_toml(path: str | Path, content: dict[str, Any]) -> None:
     write_text(path, tomli_w.dumps(content, multiline_strings=True))
 
 
-def write_tensors(path: str | Path, tensors: dict[str, Tensor]) -> None:
-    """Tensors by name, with their hash, by which ``read_tensors`` tells a damaged file."""
+def write_tensors(path: str | Path, tensors: dict[str, Tensor], *, for_transformers: bool = False) -> None:
+    """Tensors by name, with their hash, by which ``read_tensors`` tells a damaged file; equal tensors are equal files.
+
+    for_transformers: say instead that they are of torch, without which transformers reads no file (two entries have no fixed order).
+    """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     with replacing(path) as part:
         try:
-            metadata = {"format": "pt", TENSORS_HASH: tensors_hash(tensors)}  # transformers reads no file of another format
+            metadata = {"format": "pt"} if for_transformers else {TENSORS_HASH: tensors_hash(tensors)}
             save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, part, metadata)
         except SafetensorError:
             raise StorageError(f"{path} cannot be written: {_FULL}.") from None
