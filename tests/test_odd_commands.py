@@ -1,5 +1,6 @@
 """Commands nobody means: every verb with odd values, drawn by seed. Each ends soon, and in one sentence or in a result."""
 
+# ruff: noqa: SIM905 - words of a command line read best as one
 from __future__ import annotations
 
 import json
@@ -32,50 +33,76 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),  # a warning of a library is no end of a command
 ]
 
-NUMBERS = ["0", "-1", "nan", "inf", "-inf", "1e999", "1e-320", "3.7", "9" * 30, str(2**63), "0x10", "", "one", "٣", "1_000", "True"]
-TEXTS = ["", " ", "\0", "a\0b", "\n", "--", "=", "a" * 5000, "../..", "~", "*", "[bold]", "\udcff", "\ud800", "🙂", "\x1b[2J", "{x}", "%s", "None", "()"]
-SPECS = ["VLC(gamma=-1)", "Unifid()", "TripletHN(margin=nan)", "VLC(" * 500, "VLC(gamma=9" + "9" * 400 + ")", "CBoW(common=-1)", "SceneDegrees()",
-         "CBoW", "SentenceModel(model='{folder}')", "CrossEncoder(model='{bert}')", "CoarseToFine(coarse='CBoW()')", "GivenDegrees(path='{pipe}')", "__import__('os')"]  # fmt: skip
-PATHS = ["{folder}", "{empty}", "{text}", "{bytes}", "{none}", "{pipe}", "{dangling}", "{loop}", "/dev/zero", "/dev/null", "{gone}", "{gone}/deep",
-         "{text}/below", "{run}", "{run}/model", "{run}/run.toml", "{scenes}", "{scenes}/captions.jsonl", "{bert}", "{clip}", "{pictures}", "{recipe}",
-         "{npy}", "{zeros}", "/proc/self/mem", "/", "."]  # fmt: skip
-OVERRIDES = ["seed=-1", "seed=9" + "9" * 40, "training.batch_size=1e400", "visual.tower={clip}", "visual.tower={bert}", "text.tower={clip}", "visual.tower=''",
-             "text.tower={empty}", "visual.features={npy}", "visual.features={pipe}", "visual.features={bytes}", "visual.features={zeros}", "model.width=2000000000000",
-             "model.width=0", "model.kind=Heads", "phases=[]", "phases.0.epochs=0", "phases.0={'a':1}", "objective=VLC(gamma=1e308)", "objective=AOQ()", "name=../x",
-             "name='a\\0b'", "name=" + "n" * 300, "name='\\ud800'", "data.path={text}", "data.splits={'train': 3}", "evaluation.protocol=cxc", "text.min_count=-5", "a" + ".b" * 3000 + "=1",
-             "phases.0.optimizer.lr=1e308", "phases.0.optimizer.lr=nan", "phases.0.schedule.warmup=nan", "memory=0", "training.threads=100000000000", "training.threads=0",
-             "phases.0.supervision=GradedSupervision(degrees='CBoW()')", "phases.0.supervision=NoisySupervision()", "published=cocos", "x=" + "[" * 3000, "evaluation.degrees=CBoW()"]  # fmt: skip
-RUNS = [*PATHS, *TEXTS, "nobody/nothing"]
-MEMORIES = [*NUMBERS, "1B", "-1GiB", "1e99GiB", "2 GiB", "nanGiB", "0GiB"]
-TOWERS = ["{bert}", "{clip}", "{folder}", "{text}", "{pipe}", "scenes", "small-cnn", "minilm", *TEXTS]
-SPLITS = ["train", "val", "tset", *TEXTS]
+NUMBERS = ["", *f"0 -1 nan inf -inf 1e999 1e-320 3.7 {'9' * 30} {2**63} 0x10 one ٣ 1_000 True".split()]
+TEXTS = [
+    "",
+    " ",
+    "\0",
+    "a\0b",
+    "\n",
+    "--",
+    "=",
+    "a" * 5000,
+    "../..",
+    "~",
+    "*",
+    "[bold]",
+    "\udcff",
+    "\ud800",
+    "🙂",
+    "\x1b[2J",
+    "{x}",
+    "%s",
+    "None",
+]
+PATHS = """{folder} {empty} {text} {bytes} {none} {pipe} {dangling} {loop} /dev/zero /dev/null {gone} {gone}/deep {text}/below {run} {run}/model
+    {run}/run.toml {scenes} {scenes}/captions.jsonl {bert} {clip} {pictures} {recipe} {npy} {zeros} /proc/self/mem .""".split()
+PLACES = [*PATHS, *TEXTS]
+RUNS = [*PLACES, "nobody/nothing"]
+TOWERS = [*TEXTS, *"{bert} {clip} {folder} {text} {pipe} scenes small-cnn minilm".split()]
+SPLITS = [*TEXTS, "train", "val", "tset"]
+MEMORIES = [*NUMBERS, *"1B -1GiB 1e99GiB nanGiB 0GiB".split()]
+SPECS = f"""VLC(gamma=-1) Unifid() TripletHN(margin=nan) {"VLC(" * 500} VLC(gamma={"9" * 400}) CBoW(common=-1) SceneDegrees() CBoW __import__('os')
+    SentenceModel(model='{{folder}}') CrossEncoder(model='{{bert}}') CoarseToFine(coarse='CBoW()') GivenDegrees(path='{{pipe}}')""".split()
+OVERRIDES = f"""
+    seed=-1 seed={"9" * 40} training.batch_size=1e400 visual.tower={{clip}} visual.tower={{bert}} text.tower={{clip}} visual.tower='' text.tower={{empty}}
+    visual.features={{npy}} visual.features={{pipe}} visual.features={{bytes}} visual.features={{zeros}} model.width=2000000000000 model.width=0
+    model.kind=Heads phases=[] phases.0.epochs=0 phases.0={{'a':1}} objective=VLC(gamma=1e308) objective=AOQ() name=../x name='a\\0b' name={"n" * 300}
+    name='\\ud800' data.path={{text}} data.splits={{'train':3}} evaluation.protocol=cxc text.min_count=-5 a{".b" * 3000}=1 phases.0.optimizer.lr=1e308
+    phases.0.optimizer.lr=nan phases.0.schedule.warmup=nan memory=0 training.threads=100000000000 training.threads=0 published=cocos x={"[" * 3000}
+    phases.0.supervision=GradedSupervision(degrees='CBoW()') phases.0.supervision=NoisySupervision() evaluation.degrees=CBoW()""".split()
+FLAG = None
 
-VERBS = {  # the arguments of a command that works, and the odd values of its options; a number stands for the argument of that place
-    "doctor": (["doctor"], {"--json": None, "--jsn": None}),
-    "catalog": (["catalog", "recipes"], {1: [*TEXTS, "objective"], "--json": None}),
-    "demo": (["demo", "--out", "{scenes}"], {"--out": ["{run}", "{text}", "{pipe}", "{dangling}", "{loop}", "/dev/null/x", "/proc/x", "{text}/x", "a\0b", "n" * 300]}),
-    "data check": (["data", "check", "{scenes}"], {2: [*PATHS, *TEXTS], "--all": None, "--json": None}),
-    "features": (["features", "{scenes}", "--visual", "scenes", "--out", "stores"],
-                 {1: [*PATHS, *TEXTS], "--visual": TOWERS, "--text": TOWERS, "--view": SPLITS, "--text-view": ["words", "grid"], "--crops": [*NUMBERS, "10"],
-                  "--out": PATHS, "--skip-bad": None, "--json": None}),
-    "train": (["train", "{recipe}", "--data", "{scenes}", "--out", "run"],
-              {1: [*PATHS, *TEXTS, "demo/x", "cocos-flickr8k"], "": OVERRIDES, "--data": [*PATHS, *TEXTS], "--out": [*PATHS, *TEXTS], "--resume": RUNS, "--json": None}),
-    "evaluate": (["evaluate", "{run}"], {1: RUNS, "--protocol": [*TEXTS, "plain", "coco-1k-5fold", "flickr8k"], "--split": SPLITS, "--data": [*PATHS, *TEXTS],
-                                         "--degrees": SPECS, "--semantics": ["paper", *TEXTS], "--memory": MEMORIES, "--json": None}),
-    "diagnose": (["diagnose", "{run}", "--batches", "1"], {1: RUNS, "--objective": SPECS, "--batches": NUMBERS, "--data": [*PATHS, *TEXTS], "--memory": MEMORIES, "--json": None}),
-    "search": (["search", "{run}", "red"], {1: RUNS, 2: [*TEXTS, "red " * 9999], "--in": [*PATHS, *TEXTS], "--top": NUMBERS, "--memory": MEMORIES, "--json": None}),
-    "coherence": (["coherence", "{run}", "--degrees", "SceneDegrees()", "--queries", "1"],
-                  {1: RUNS, "--degrees": SPECS, "--image": ["own", *TEXTS], "--queries": [*NUMBERS, *TEXTS], "--top": NUMBERS, "--irrelevant": NUMBERS, "--split": SPLITS,
-                   "--data": [*PATHS, *TEXTS], "--seed": NUMBERS, "--out": [*PATHS, *TEXTS], "--memory": MEMORIES, "--json": None}),
-    "agreement": (["agreement", "{run}"], {1: RUNS, "--data": [*PATHS, *TEXTS], "--degrees": SPECS, "--json": None}),
-    "relevance": (["relevance", "--degrees", "SceneDegrees()"], {"--degrees": [*SPECS, *TEXTS], "--json": None}),
-    "relevance thresholds": (["relevance", "thresholds", "{scenes}", "--degrees", "SceneDegrees()", "--pairs", "100"],
-                             {2: [*PATHS, *TEXTS], "--degrees": SPECS, "--image": ["best", *TEXTS], "--pairs": NUMBERS, "--picture": [*PATHS, *TEXTS], "--json": None}),
-    "relevance fit": (["relevance", "fit", "--out", "fitted", "--model", "{bert}", "--epochs", "1", "--batch-size", "2"],
-                      {"--out": [*PATHS, *TEXTS], "--kind": ["cross", *TEXTS], "--model": TOWERS, "--epochs": [number for number in NUMBERS if len(number) < 9], "--lr": NUMBERS,
-                       "--batch-size": NUMBERS, "--seed": NUMBERS, "--json": None}),
-}  # fmt: skip
-FLAGS = {"--json", "--jsn", "--all", "--skip-bad"}
+# The arguments of a command that works, and the odd values of its options; a number stands for the argument of that place, "" for one more.
+# fmt: off
+VERBS = {
+    "doctor": ("doctor", {"--json": FLAG, "--jsn": FLAG}),
+    "catalog": ("catalog recipes", {1: [*TEXTS, "objective"], "--json": FLAG}),
+    "demo": ("demo --out {scenes}", {"--out": [*"{run} {text} {pipe} {dangling} {loop} /dev/null/x /proc/x {text}/x a\0b".split(), "n" * 300]}),
+    "data check": ("data check {scenes}", {2: PLACES, "--all": FLAG, "--json": FLAG}),
+    "features": ("features {scenes} --visual scenes --out stores", {
+        1: PLACES, "--visual": TOWERS, "--text": TOWERS, "--view": SPLITS, "--text-view": ["words", "grid"], "--crops": [*NUMBERS, "10"],
+        "--out": PATHS, "--skip-bad": FLAG, "--json": FLAG}),
+    "train": ("train {recipe} --data {scenes} --out run", {
+        1: [*PLACES, "demo/x", "cocos-flickr8k"], "": OVERRIDES, "--data": PLACES, "--out": PLACES, "--resume": RUNS, "--json": FLAG}),
+    "evaluate": ("evaluate {run}", {
+        1: RUNS, "--protocol": [*TEXTS, "plain", "coco-1k-5fold", "flickr8k"], "--split": SPLITS, "--data": PLACES, "--degrees": SPECS,
+        "--semantics": ["paper", *TEXTS], "--average": FLAG, "--memory": MEMORIES, "--json": FLAG}),
+    "diagnose": ("diagnose {run} --batches 1", {
+        1: RUNS, "--objective": SPECS, "--batches": NUMBERS, "--data": PLACES, "--memory": MEMORIES, "--json": FLAG}),
+    "search": ("search {run} red", {1: RUNS, 2: [*TEXTS, "red " * 9999], "--in": PLACES, "--top": NUMBERS, "--memory": MEMORIES, "--json": FLAG}),
+    "coherence": ("coherence {run} --degrees SceneDegrees() --queries 1", {
+        1: RUNS, "--degrees": SPECS, "--image": ["own", *TEXTS], "--queries": [*NUMBERS, *TEXTS], "--top": NUMBERS, "--irrelevant": NUMBERS,
+        "--split": SPLITS, "--data": PLACES, "--seed": NUMBERS, "--out": PLACES, "--memory": MEMORIES, "--json": FLAG}),
+    "agreement": ("agreement {run}", {1: RUNS, "--data": PLACES, "--degrees": SPECS, "--json": FLAG}),
+    "relevance": ("relevance --degrees SceneDegrees()", {"--degrees": [*SPECS, *TEXTS], "--json": FLAG}),
+    "relevance thresholds": ("relevance thresholds {scenes} --degrees SceneDegrees() --pairs 100", {
+        2: PLACES, "--degrees": SPECS, "--image": ["best", *TEXTS], "--pairs": NUMBERS, "--picture": PLACES, "--json": FLAG}),
+    "relevance fit": ("relevance fit --out fitted --model {bert} --epochs 1 --batch-size 2", {
+        "--out": PLACES, "--kind": ["cross", *TEXTS], "--model": TOWERS, "--epochs": [number for number in NUMBERS if len(number) < 9], "--lr": NUMBERS,
+        "--batch-size": NUMBERS, "--seed": NUMBERS, "--json": FLAG}),
+}
+# fmt: on
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +123,7 @@ def places(tmp_path_factory, dual_encoders):
     (root / "none").write_bytes(b"")
     os.mkfifo(root / "pipe")
     (root / "dangling").symlink_to(root / "nowhere")
-    (root / "loop").symlink_to(root / "loop")
+    (root / "loop.toml").symlink_to(root / "loop.toml")
     np.save(root / "npy.npy", np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32))
     np.save(root / "zeros.npy", np.zeros((20, 0), np.float32))
     small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
@@ -111,19 +138,26 @@ def places(tmp_path_factory, dual_encoders):
     for split in ("train", "dev", "test"):
         rows = "".join(f"{score}\ta red circle\ta blue {'circle' * (score > 2)}\n" for score in range(6))
         (root / "data" / "stsb" / f"sts-{split}.tsv").write_text("score\tsentence1\tsentence2\n" + rows)
-    names = ("folder", "empty", "pictures", "text", "bytes", "none", "pipe", "dangling", "loop", "run", "bert", "gone")
-    own = {"scenes": scenes, "recipe": root / "recipe.toml", "npy": root / "npy.npy", "zeros": root / "zeros.npy", "clip": dual_encoders / "clip"}
+    names = ("folder", "empty", "pictures", "text", "bytes", "none", "pipe", "dangling", "run", "bert", "gone")
+    own = {
+        "scenes": scenes,
+        "loop": root / "loop.toml",
+        "recipe": root / "recipe.toml",
+        "npy": root / "npy.npy",
+        "zeros": root / "zeros.npy",
+        "clip": dual_encoders / "clip",
+    }
     return {name: str(root / name) for name in names} | {name: str(path) for name, path in own.items()}
 
 
 def odd_command(verb, chance):
     """A command of this verb, in which one to three values are odd."""
     arguments, options = VERBS[verb]
-    command, names = list(arguments), list(options)
+    command, names = arguments.split(), list(options)
     for name in chance.sample(names, min(len(names), chance.choice([1, 1, 2, 3]))):
         if isinstance(name, int):
             command[name] = chance.choice(options[name])
-        elif options[name] is None:
+        elif options[name] is FLAG:
             command.append(name)
         elif name in command:
             command[command.index(name) + 1] = chance.choice(options[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -55,9 +56,14 @@ def fit(
         raise SpecError(f"kind is {kind!r}, expected 'bi' or 'cross'.")
     if epochs < 1 or batch_size < 1:
         raise SpecError(f"{epochs} epochs of batches of {batch_size} are no training: both must be at least 1.")
+    if lr is not None and not 0 < lr < math.inf:
+        raise SpecError(f"lr is {lr}, expected a finite number above 0.")
+    if not 0 <= seed < 2**63:
+        raise SpecError(f"seed is {seed}, expected a whole number from 0 to 2^63 - 1.")
+    batch_size = min(batch_size, len(train.first))
     torch.manual_seed(seed)
     regression: Regression = _Cosine(open_text(model)) if kind == "bi" else _Output(open_pairs(model, new_output=True))
-    tower, out, lr = regression.tower, storage.new_folder(out, replaced=True), lr or LEARNING_RATES[kind]
+    tower, out, lr = regression.tower, storage.new_folder(out, replaced=True), LEARNING_RATES[kind] if lr is None else lr
     steps = epochs * -(-len(train.first) // batch_size)
     optimizer = torch.optim.AdamW(tower.parameters(), lr=lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / (0.1 * steps), (steps - step) / (0.9 * steps), 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ def new_folder(path: str | Path, *, replaced: bool = False) -> Path:
     Raises RefusedOverwrite if the path is a file or holds anything, StorageError where nothing can be written.
     """
     path = Path(path)
+    if re.search("[\0\ud800-\udfff]", str(path)):
+        raise StorageError(f"{str(path)!r} cannot be written down as text: name another folder.")
     try:
         if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
             raise RefusedOverwrite(f"{path} already exists and is not an empty folder; nothing was changed: name another folder.")

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MAX_DEPTH = 100
+"""The deepest nesting of tables and lists that is read."""
 MAX_BYTES = 2**30
 """The largest file that is read whole; larger ones are sparse files, devices or mistakes."""
 
@@ -105,11 +107,14 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """The tables of a TOML file, whose shape a recipe checks. Raises DataError."""
     text = read_text(path)
     try:
-        return tomllib.loads(text)
+        tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise DataError(f"{path} is not TOML: {error}.") from None
     except (RecursionError, ValueError):  # ValueError: integers of thousands of digits, impossible dates
         raise DataError(f"{path} is not TOML that can be read: it is nested too deeply, or holds an impossible number or date.") from None
+    if _is_deeper(tables, MAX_DEPTH):
+        raise DataError(f"{path} is nested too deeply: expected at most {MAX_DEPTH} tables and lists in each other.")
+    return tables
 
 
 def read_array(path: str | Path, *, dimensions: int | None = None, kinds: str = "f", mapped: bool = False) -> np.ndarray:
@@ -187,6 +192,16 @@ def parse_json(content: bytes, shape: Any, where: str, *, error: type[VisavisErr
         return _adapter(shape).validate_json(content.removeprefix(codecs.BOM_UTF8), strict=True)
     except ValidationError as reason:
         raise error(f"{where}{_first(reason)}") from None
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether tables and lists are nested deeper than this."""
+    parts = [value]
+    for _ in range(levels):
+        parts = [
+            part for outer in parts for part in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
+        ]
+    return bool(parts)
 
 
 @cache

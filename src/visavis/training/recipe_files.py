@@ -11,6 +11,7 @@ differences follow. ``[rows.NAME]`` tables make a file a grid: each row is a rec
 
 from __future__ import annotations
 
+import os
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
@@ -137,13 +138,14 @@ def _changed_phases(phases: Any, changes: Values, where: str) -> list[Any]:
 def _read(name: str, children: tuple[Path, ...]) -> RecipeFile:
     """A recipe file, complete. children: the files that extend it, the first one first."""
     path = shipped().get(name, Path(name))
-    if path.resolve() in children:
-        raise RecipeError(f"{name} extends itself, by way of {children[-1].name}: a recipe cannot be its own beginning.")
     content = _as_merged(storage.read_toml(path))
+    place = Path(os.path.realpath(path))
+    if place in children:
+        raise RecipeError(f"{name} extends itself, by way of {children[-1].name}: a recipe cannot be its own beginning.")
     rows: dict[str, tuple[Values, ...]] = {row: (differences,) for row, differences in _rows(content.pop("rows", {}), name).items()}
     parent = RecipeFile("", {}, {})
     if (extends := content.pop("extends", None)) is not None:
-        parent = _parent(extends, name, path, (*children, path.resolve()))
+        parent = _parent(extends, name, path, (*children, place))
     content = merged(_without_own_names(parent.content), content, name)
     inherited = {row: tuple(map(_without_own_names, differences)) for row, differences in parent.rows.items()}
     rows = {row: (*inherited.get(row, ()), *rows.get(row, ({},))) for row in inherited | rows}
@@ -166,7 +168,7 @@ def _parent(extends: Any, name: str, path: Path, children: tuple[Path, ...]) -> 
 
 def _file_and_row(name: str) -> tuple[str, str | None]:
     """The file and, of a grid, the row that a name stands for. Raises RecipeError if there is neither."""
-    if name.endswith(".toml") or Path(name).is_file() or name in shipped():
+    if name.endswith(".toml") or os.path.isfile(name) or name in shipped():
         return name, None
     grid, _, row = name.rpartition("/")
     if grid.endswith(".toml") or grid in shipped():
