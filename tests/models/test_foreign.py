@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
+from PIL import Image
 
-from visavis.errors import DataError
+import visavis
+from visavis.data.captions import Vocabulary
+from visavis.errors import DataError, VisavisError
+from visavis.models import VSEPlusPlus
 from visavis.models.clip import open_dual_encoder
 from visavis.models.pair_tower import open_pairs
-from visavis.models.towers import open_text, open_visual
+from visavis.models.processor import Processor
+from visavis.models.towers import TowerSpec, open_text, open_visual
+
+from ..mutation import changed, flipped
 
 transformers = pytest.importorskip("transformers")
 
@@ -43,6 +51,9 @@ def folders(tmp_path_factory, dual_encoders):
     for name in ("bert", "cross"):
         transformers.BertTokenizer(str(root / "vocab.txt")).save_pretrained(root / name)
     shutil.copytree(dual_encoders / "clip", root / "clip")
+    words = Vocabulary.of(["a red circle", "a blue star"], min_count=1)
+    config = VSEPlusPlus.Config(visual_width=192, text_view="tokens", text_width=len(words), width=8, word_width=5)
+    Processor(TowerSpec("visual", "scenes"), None, words).save(VSEPlusPlus(config), root / "own")
     return root
 
 
@@ -214,3 +225,53 @@ def test_a_kind_that_transformers_has_is_read_without_the_code_beside_it(folders
     given, expected = (OPEN[kind](str(folder)).state_dict() for folder in (tmp_path / "tower", folders / kind))
     assert all(torch.equal(given[name], weight) for name, weight in expected.items())
     assert not (tmp_path / "sprung").exists()
+
+
+def shaken(folder, chance):
+    """Change one file of a folder: a value of its JSON, or some of its bytes."""
+    file = folder / chance.choice(sorted(path.name for path in folder.iterdir() if path.suffix != ".txt"))
+    if file.suffix == ".json" and chance.random() < 0.7:
+        file.write_text(json.dumps(changed(json.loads(file.read_text()), chance), default=str))
+    else:
+        header = 400 if chance.random() < 0.5 else None
+        content = file.read_bytes()
+        file.write_bytes(flipped(content[:header], chance) + (content[header:] if header else b""))
+
+
+def encoded(kind, folder):
+    """What a model says of something ordinary."""
+    if kind in ("own", "clip"):
+        return visavis.load(folder).encode_texts(["a red circle"])
+    if kind == "cross":
+        return OPEN[kind](str(folder)).encode(["a dog"], ["a cat"])
+    return OPEN[kind](str(folder)).encode([Image.new("RGB", (40, 30), "red")] if kind == "vit" else ["a dog"]).vectors
+
+
+def shake(kind, count, folders, tmp_path):
+    chance, whole = random.Random(kind), 0
+    for number in range(count):
+        folder = tmp_path / str(number)
+        shutil.copytree(folders / kind, folder)
+        shaken(folder, chance)
+        try:
+            vectors = encoded(kind, folder)
+        except VisavisError:
+            continue
+        except Exception as error:
+            raise AssertionError(f"{number}: {type(error).__name__}: {error}") from error
+        assert vectors.isfinite().all(), number
+        whole += 1
+    assert 0 < whole < count
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("kind", [*OPEN, "own"])
+def test_a_folder_changed_at_random_is_opened_or_a_sentence(folders, tmp_path, kind):
+    shake(kind, 15, folders, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("kind", [*OPEN, "own"])
+def test_a_folder_changed_at_random_is_opened_or_a_sentence_again_and_again(folders, tmp_path, kind):
+    shake(kind, 300, folders, tmp_path)
