@@ -118,6 +118,23 @@ def test_tensors_of_a_checkpoint_must_be_those_of_the_model_and_its_optimizer(st
         visavis.train(resume=stopped)
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda row: {"phase": 0}, r"metrics\.jsonl:1: epoch is missing"),
+        (lambda row: row | {"rsum": "much"}, r"metrics\.jsonl:1: rsum is 'much': input should be a valid number"),
+        (lambda row: row | {"rsum": 1e9, "phase": 7}, r"metrics\.jsonl: the best validation is in phase 7 of 2, the first of which is 0"),
+        (lambda row: row["time"], r"metrics\.jsonl:1: phase is missing"),
+    ],
+)
+def test_a_damaged_log_is_a_sentence(finished, change, sentence):
+    log = finished / "metrics.jsonl"
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    storage.write_json_lines(log, [change(rows[0]), *rows[1:]])
+    with pytest.raises(RunError, match=sentence):
+        visavis.diagnose(finished, batches=1)
+
+
 def without_hashes(file: Path) -> None:
     """Tensors as earlier versions wrote them."""
     save_file({name: tensor.clone() for name, tensor in load_file(file).items()}, file)

@@ -154,6 +154,15 @@ def test_a_phase_begins_with_the_best_weights_or_the_last(trainer):
         assert all((parameter == expected).all() for parameter in run.matcher.parameters())
 
 
+def test_an_optimizer_of_another_kind_takes_over_what_it_remembers(recipe, scenes, in_pieces, outcome, tmp_path):
+    """SGD remembers nothing of AdamW, and a stop says so nowhere."""
+    overrides = {"phases.1.optimizer.name": "SGD", "phases.1.epochs": 1}
+    visavis.train(recipe, data=scenes, out=tmp_path / "whole", overrides=overrides)
+    in_pieces(recipe, tmp_path / "run", data=scenes, overrides=overrides)
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+    assert not outcome(tmp_path / "run")["optimizer"]
+
+
 def test_patience_ends_a_phase(recipe, scenes, tmp_path):
     """A rate too small to change anything: one validation sets the best, two more end each phase."""
     overrides = {"training.patience": 2, "phases.0.optimizer.lr": 1e-12, "phases.1.optimizer.lr": 1e-12, "phases.1.start_from": "last"}

@@ -181,6 +181,20 @@ def test_a_signal_that_is_ignored_stays_so():
         signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.parametrize("stop", SIGNALS)
+def test_a_second_signal_does_what_it_would_without_a_training(stop):
+    heard, request = [], StopRequest()
+    before = signal.signal(stop, lambda number, _: heard.append(number))
+    try:
+        with request.heard():
+            signal.raise_signal(stop)
+            assert (request.asked, heard) == (stop, [])
+            signal.raise_signal(stop)
+            assert heard == [stop]
+    finally:
+        signal.signal(stop, before)
+
+
 def test_a_second_ctrl_c_ends_at_once(recipe, scenes, tmp_path):
     class Impatient(Silent):
         def step(self, step):

@@ -134,9 +134,11 @@ def diagnose_run(
 
 
 def best_phase(run: Path, recipe: Recipe) -> tuple[Phase, int]:
-    """The phase whose training made the run's best model, and the step. Raises RunError without a log."""
-    log = RunFiles(run).read_log()
-    best = max(log, key=lambda row: row["rsum"])  # the first of equals, as the trainer keeps
+    """The phase whose training made the run's best model, and the step. Raises RunError without a log, or for one of another recipe."""
+    files = RunFiles(run)
+    best = max(files.read_log(), key=lambda row: row["rsum"])  # the first of equals, as the trainer keeps
+    if not 0 <= best["phase"] < len(recipe.phases):
+        raise RunError(f"{files.log}: the best validation is in phase {best['phase']} of {len(recipe.phases)}, the first of which is 0.")
     return recipe.phases[best["phase"]], best["step"]
 
 
@@ -151,7 +153,7 @@ def teacher_of(run: Path | None, data_module: DataModule, matcher: Matcher, phas
     """The supervision of a phase, with the state that the checkpoint of a run holds of it (None: without)."""
     recipe, teacher = data_module.recipe, spec.parse(phase.supervision, supervision.CATALOG)
     checkpoint = None if run is None else Checkpoint.latest(RunFiles(run).checkpoints)
-    held = checkpoint is not None and recipe.phases[checkpoint.state.phase] == phase
+    held = checkpoint is not None and recipe.phases[checkpoint.state.phase :][:1] == (phase,)
     validation = data_module.loader(data_module.data.split(recipe.evaluation.validation))
     context = training_context(recipe, phase, matcher, make_optimizer(matcher, phase), train, validation)
     teacher.begin_phase(context, checkpoint.supervision if checkpoint is not None and held else {})

@@ -33,7 +33,7 @@ def new_folder(path: str | Path, *, replaced: bool = False) -> Path:
     try:
         if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
             raise RefusedOverwrite(f"{path} already exists and is not an empty folder; nothing was changed: name another folder.")
-        if replaced and (path.is_symlink() or path.is_mount()):
+        if replaced and (path.is_symlink() or os.path.ismount(path)):
             kind = "link" if path.is_symlink() else "mount point"
             raise RefusedOverwrite(f"{path} is a {kind}, which is never replaced; nothing was changed: name a folder in it.")
         path.mkdir(parents=True, exist_ok=True)
