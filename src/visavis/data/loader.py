@@ -20,6 +20,7 @@ from visavis.data.captions import Vocabulary, pad_numbers
 from visavis.data.dataset import Dataset
 from visavis.data.features import FeatureStore
 from visavis.data.own_features import ArrayFeatures, PrecompFeatures
+from visavis.data.standardization import Standardization
 from visavis.errors import DataError
 from visavis.types import Encoded
 
@@ -36,15 +37,17 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Rows:
-    """Features of a store, by the rows of this data set's items; several crops are averaged."""
+    """Features of a store, by the rows of this data set's items; several crops are averaged, then standardized."""
 
     store: Features
     rows: np.ndarray
     crops: int = 1
+    standardization: Standardization | None = None
 
     def read(self, index: np.ndarray, generator: torch.Generator | None = None) -> Encoded:
         encoded = self.store.read(self.rows[index])
-        return encoded.map(lambda part: part.mean(1)) if self.crops > 1 else encoded
+        encoded = encoded.map(lambda part: part.mean(1)) if self.crops > 1 else encoded
+        return encoded if self.standardization is None else self.standardization(encoded)
 
 
 class Tokens:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from visavis.data.captions import END, PAD, START, UNKNOWN, Vocabulary
 from visavis.data.description import side_of
+from visavis.data.standardization import Standardization
 from visavis.errors import RunError
 from visavis.models.base import Matcher
 from visavis.models.tokenizing import PretrainedTokenizer
@@ -47,6 +48,7 @@ class SavedConfig:
     text: _Tower | None
     vocabulary: Annotated[list[str] | None, AfterValidator(_with_own)]
     tokenizer: str | None = None
+    standardization: Standardization | None = None
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,14 @@ class Processor:
 
     visual: the tower of images (its preprocessing alone where the matcher reads pixels); None: only stored features. For
     sentences one of: text, a frozen tower; vocabulary, words learned from captions; tokenizer, the name of a pretrained model.
+    standardization: of a frozen tower's features of images; None: they are read as they are.
     """
 
     visual: TowerSpec | None
     text: TowerSpec | None
     vocabulary: Vocabulary | None
     tokenizer: str | None = None
+    standardization: Standardization | None = None
 
     @classmethod
     def of(cls, config: SavedConfig) -> Processor:
@@ -68,7 +72,7 @@ class Processor:
         if config.text is None and not config.vocabulary and config.tokenizer is None:
             raise RunError("it names neither a text tower nor a vocabulary nor a tokenizer: the model could read no texts.")
         words = Vocabulary(tuple(config.vocabulary)) if config.vocabulary else None
-        return cls(config.visual, config.text, words, config.tokenizer)
+        return cls(config.visual, config.text, words, config.tokenizer, config.standardization)
 
     @property
     def visual_spec(self) -> TowerSpec:
@@ -105,7 +109,8 @@ class Processor:
         if view == "pixels":
             return Encoded(self.preprocess(pictures))
         features = self.visual_tower.to(device).encode(pictures)
-        return features.map(lambda part: part.mean(1)) if self.visual_spec.crops > 1 else features
+        features = features.map(lambda part: part.mean(1)) if self.visual_spec.crops > 1 else features
+        return features if self.standardization is None else self.standardization(features)
 
     def texts(self, texts: Sequence[str], device: torch.device | str = "cpu") -> Encoded:
         """Sentences as the matcher reads them; a frozen tower computes on ``device``."""
@@ -116,6 +121,7 @@ class Processor:
         """A model folder: the matcher's config and weights, and this processor in the config."""
         words = None if self.vocabulary is None else list(self.vocabulary.words)
         text = None if self.text is None else asdict(self.text)
-        own = {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
+        own: dict[str, Any] = {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
+        own |= {} if self.standardization is None else {"standardization": asdict(self.standardization)}
         visual = None if self.visual is None else asdict(self.visual)
         matcher.save_pretrained(folder, visual=visual, text=text, vocabulary=words, **own)

@@ -81,6 +81,11 @@ class Retriever:
                 f"{folder / 'config.json'} has a vocabulary of {len(processor.vocabulary):,} words, expected the {architecture.text_width:,} "
                 "of its text_width: it is damaged."
             )
+        if processor.standardization is not None and len(processor.standardization.mean) != architecture.visual_width:
+            raise RunError(
+                f"{folder / 'config.json'} has a standardization of {len(processor.standardization.mean):,} dimensions, expected the "
+                f"{architecture.visual_width:,} of its visual_width: it is damaged."
+            )
         model = build_with_weights(kind, architecture, folder)
         return cls(model.to(chosen), processor, batch_size=batch_size, memory=memory)
 

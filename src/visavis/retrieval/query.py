@@ -85,7 +85,12 @@ def rank(model: Retriever, place: Dataset, query: str, top: int, progress: Progr
         store = stored or cache_features(
             place, processor.visual_spec, on_progress=lambda done, total, per_s: progress.work("images", done, total, per_s)
         )
-        source = Rows(store, store.rows(image.name for image in place.images), processor.visual.crops if processor.visual else 1)
+        source = Rows(
+            store,
+            store.rows(image.name for image in place.images),
+            processor.visual.crops if processor.visual else 1,
+            processor.standardization,
+        )
     visual = encode(matcher, "visual", source.read, batches_of_at_most(len(place.images), BATCH))
     scores = score_all(matcher, visual, model.encode_text([query]), model.memory)[:, 0]
     best = torch.argsort(scores, descending=True, stable=True)[:top]

@@ -34,7 +34,7 @@ def open_run(folder: Path, recipe: Recipe, progress: Progress) -> tuple[DataModu
         progress.say(f"{folder} was trained on cuda, which is not here: it goes on on the CPU.")
         device = "cpu"
     model = Retriever.load(folder, device=device)
-    return open_data_module(recipe, progress, model.processor.vocabulary), model.matcher
+    return open_data_module(recipe, progress, model.processor), model.matcher
 
 
 def open_peer(folder: Path, first: Matcher) -> Matcher:

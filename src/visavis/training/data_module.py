@@ -15,6 +15,7 @@ from visavis.data.finite import first_broken_row
 from visavis.data.loader import Features, Loader, Plan, Rows, Source, Tokens
 from visavis.data.own_features import ArrayFeatures, PrecompFeatures
 from visavis.data.reading import find_file, find_source, open_dataset
+from visavis.data.standardization import Standardization
 from visavis.errors import RecipeError, VisavisError, nearest
 from visavis.evaluation import Evaluation, coherence_of, evaluate, evaluate_listed
 from visavis.evaluation.protocols import Protocol, named
@@ -58,7 +59,8 @@ class DataModule:
         if self.visual is None:
             visual = PixelSource(split, self.processor.preprocess, self.processor.preprocess_crops if settings.augment else None)
         else:
-            visual = Rows(self.visual, self.visual.rows(image.name for image in split.images), settings.crops)
+            rows = self.visual.rows(image.name for image in split.images)
+            visual = Rows(self.visual, rows, settings.crops, self.processor.standardization)
         if vocabulary is not None:
             return visual, Tokens(split.captions, vocabulary)
         if self.processor.tokens is not None:
@@ -126,17 +128,21 @@ def prepare(recipe: Recipe, progress: Progress | None = None) -> tuple[DataModul
         raise RecipeError(f"model {kind} cannot be built: {str(error).splitlines()[0]}.") from None
 
 
-def open_data_module(recipe: Recipe, progress: Progress | None = None, vocabulary: Vocabulary | None = None) -> DataModule:
-    """The data and features of a recipe. vocabulary: that of a trained model, instead of one of the training captions."""
+def open_data_module(recipe: Recipe, progress: Progress | None = None, trained: Processor | None = None) -> DataModule:
+    """The data and features of a recipe. trained: a model's processor, instead of one made from the training split."""
     progress = progress or Silent()
     data = open_data(recipe, progress, skip_bad=recipe.data.skip_bad)
     visual, visual_tower = visual_features(recipe, data, progress)
-    text, processor = _text(recipe, data, progress, vocabulary, visual_tower)
+    text, processor = _text(recipe, data, progress, trained, visual_tower)
     for sentence in data.skipped:
         progress.say(f"left out: {sentence}")
     if recipe.data.misplaced:
         data = data.misplaced(recipe.data.misplaced, recipe.seed)
-    return DataModule(recipe, data, processor, visual, text)
+    data_module = DataModule(recipe, data, processor, visual, text)
+    if not recipe.visual.standardize:
+        return data_module
+    standardization = trained.standardization if trained else _standardization(data_module)
+    return replace(data_module, processor=replace(processor, standardization=standardization))
 
 
 def open_data(recipe: Recipe, progress: Progress, *, skip_bad: bool) -> Dataset:
@@ -196,16 +202,24 @@ def _fitting(stored: ArrayFeatures | PrecompFeatures, visual: VisualSettings) ->
 
 
 def _text(
-    recipe: Recipe, data: Dataset, progress: Progress, vocabulary: Vocabulary | None, visual: TowerSpec | None
+    recipe: Recipe, data: Dataset, progress: Progress, trained: Processor | None, visual: TowerSpec | None
 ) -> tuple[Features | None, Processor]:
     """The features of a data set's captions (None: the model reads tokens), and how new pictures and sentences are read."""
     text = recipe.text
     if text.tower == "vocabulary":
-        return None, Processor(visual, None, vocabulary or _vocabulary(data.split("train"), text.min_count))
+        return None, Processor(visual, None, (trained and trained.vocabulary) or _vocabulary(data.split("train"), text.min_count))
     if text.view == "tokens":
         return None, Processor(visual, None, None, text.tower)
     tower = TowerSpec("text", text.tower, text.view)
     return cache_features(data, tower, on_progress=_told(progress, "caption features")), Processor(visual, tower, None)
+
+
+def _standardization(data_module: DataModule) -> Standardization:
+    """That of the training images' features."""
+    train = data_module.data.split("train")
+    source, _ = data_module.sources(train)
+    blocks = batches_of_about(np.arange(len(train.images)), ENCODE_IMAGES)
+    return Standardization.of((vectors(source.read(block)) for block in blocks), root=data_module.recipe.visual.standardize == "roots")
 
 
 def _vocabulary(train: Dataset, min_count: int) -> Vocabulary:

@@ -56,22 +56,25 @@ class VisualSettings(Section):
     tower: the image encoder, by name or folder; a model without one cannot read new images. view: of a frozen encoder one
     vector an image ("pooled") or one a region ("grid"); "pixels": the encoder is part of the model and may be trained.
     features: a stored array of features, row i of image i, instead of computing them; "precomp": those that the data set
-    brings. crops: 1, or 10 for features of ten crops, always the same (center, corners, mirror images). augment: random resized
-    crops and flips in training ("pixels" only).
+    brings. crops: 1, or 10 for features of ten crops, always the same (center, corners, mirror images). standardize: features, or
+    their square roots, at mean 0 and deviation 1 over the training images; "": as they are. augment: random resized crops and
+    flips in training ("pixels" only).
     """
 
     tower: str = ""
     view: Literal["pooled", "grid", "pixels"] = "pooled"
     features: str = ""
     crops: Literal[1, 10] = 1
+    standardize: Literal["", "values", "roots"] = ""
     augment: bool = False
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         pixels = self.view == "pixels"
-        if pixels and (self.features or self.crops > 1):
+        if pixels and (self.features or self.crops > 1 or self.standardize):
             raise ValueError(
-                'visual.features and visual.crops are for frozen features: visual.view is "pixels", where the model reads pictures.'
+                "visual.features, visual.crops and visual.standardize are for frozen features: "
+                'visual.view is "pixels", where the model reads pictures.'
             )
         if self.tower == small_cnn.NAME and not pixels:
             raise ValueError(f'visual.tower {self.tower} begins with random weights: train it with visual.view = "pixels".')
