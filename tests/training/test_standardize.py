@@ -13,7 +13,9 @@ from visavis.runs.folder import open_run, recipe_of
 
 
 def test_stored_and_new_pictures_are_standardized_alike(scenes, recipe, tmp_path):
-    run = visavis.train(recipe, data=scenes, out=tmp_path / "run", overrides={"visual.standardize": "roots", "phases.0.epochs": 1, "phases.1.epochs": 1}).folder
+    run = visavis.train(
+        recipe, data=scenes, out=tmp_path / "run", overrides={"visual.standardize": "roots", "phases.0.epochs": 1, "phases.1.epochs": 1}
+    ).folder
     data_module, matcher = open_run(run, recipe_of(run), Silent())
     train = data_module.data.split("train")
     features = vectors(data_module.sources(train)[0].read(torch.arange(len(train.images)).numpy()))
