@@ -16,7 +16,7 @@ from visavis.objectives import Unified
 class Retriever(PairLossSteps, LightningModule):
     def __init__(self):
         super().__init__()
-        self.model, self.loss = tiny_clip(), PairLoss(Unified(margin=0.2, gamma=10))
+        self.model, self.loss = tiny_clip(), PairLoss(Unified(margin=0.2, gamma=10, reduction="half_mean"))
 
     def embed(self, batch):
         found = self.model(pixel_values=batch["pixel_values"], input_ids=batch["input_ids"])

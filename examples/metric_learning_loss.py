@@ -8,7 +8,7 @@ from visavis.objectives import TripletHN
 
 tower, batch = tiny_clip().vision_model, captioned_images()
 images, labels = batch["pixel_values"] + 0.3 * torch.randn_like(batch["pixel_values"]), batch["labels"]
-loss = MetricLoss(TripletHN(margin=0.2))
+loss = MetricLoss(TripletHN(margin=0.2, reduction="half_mean"))  # a mean, as that library's losses are
 optimizer = torch.optim.AdamW(tower.parameters(), lr=2e-3)
 
 losses = []

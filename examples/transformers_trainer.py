@@ -14,14 +14,14 @@ from visavis.objectives import Unified
 with tempfile.TemporaryDirectory() as folder:
     args = TrainingArguments(
         folder,
-        num_train_epochs=10,
+        num_train_epochs=20,
         per_device_train_batch_size=16,
         learning_rate=2e-3,
         logging_steps=1,
         label_names=["labels"],
         use_cpu=True,
     )
-    loss = TrainerLoss(Unified(margin=0.2, gamma=10))
+    loss = TrainerLoss(Unified(margin=0.2, gamma=10, reduction="half_mean"))  # a mean, as the rate is made for
     trainer = Trainer(tiny_clip(), args, train_dataset=rows(captioned_images()), compute_loss_func=loss)
     trainer.train()
 losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

@@ -4,17 +4,16 @@ python studies/peers/clip_trainer.py, or under torchrun --nproc-per-node 2; --wa
 """
 
 import argparse
-import hashlib
 import os
 import sys
 import tempfile
 from pathlib import Path
 
 import torch
-from torch import distributed
 from transformers import Trainer, TrainingArguments
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
+from reporting import report
 from tiny_models import captioned_images, rows, tiny_clip
 
 from visavis.integrations.transformers import TrainerLoss
@@ -68,14 +67,7 @@ def main() -> None:
         trainer = Trainer(model, args, train_dataset=InOrder(columns, asked.steps), compute_loss_func=WAYS[asked.way](model))
         trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    print(f"weights {hashlib.sha256(b''.join(value.numpy().tobytes() for value in weights.values())).hexdigest()[:8]}", flush=True)
-    if not distributed.is_initialized() or distributed.get_rank() == 0:
-        print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f}", flush=True)
-        if asked.weights:
-            torch.save(weights, asked.weights)
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
+    report(model, losses, asked.weights)
 
 
 if __name__ == "__main__":

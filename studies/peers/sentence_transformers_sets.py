@@ -4,7 +4,6 @@ python studies/peers/sentence_transformers_sets.py, or under torchrun --nproc-pe
 """
 
 import argparse
-import hashlib
 import os
 import sys
 import tempfile
@@ -14,9 +13,9 @@ from pathlib import Path
 import torch
 from datasets import Dataset, DatasetDict
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-from torch import distributed
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
+from reporting import report
 from tiny_models import sentences, tiny_sentence_transformer
 
 from visavis.engine import LearnedScale
@@ -77,17 +76,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         model, losses = trained(asked.way, folder, steps=asked.steps, rows=asked.rows)
-    weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    print(f"weights {hashlib.sha256(b''.join(value.numpy().tobytes() for value in weights.values())).hexdigest()[:8]}", flush=True)
     for said in caught:
         if "compare" in str(said.message):
             print(f"said: {said.message}", flush=True)
-    if not distributed.is_initialized() or distributed.get_rank() == 0:
-        print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f}", flush=True)
-        if asked.weights:
-            torch.save(weights, asked.weights)
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
+    report(model, losses, asked.weights)
 
 
 if __name__ == "__main__":

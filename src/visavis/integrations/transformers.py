@@ -1,6 +1,6 @@
 """Any objective as the ``compute_loss_func`` of ``transformers.Trainer``, for models of two towers such as CLIP.
 
-``Trainer(model, TrainingArguments(..., label_names=["labels"]), compute_loss_func=TrainerLoss(Unified()))``
+``Trainer(model, TrainingArguments(..., label_names=["labels"]), compute_loss_func=TrainerLoss(Unified(reduction="half_mean")))``
 """
 
 from __future__ import annotations

@@ -1,0 +1,111 @@
+"""Other libraries' own trainers with our losses put in: on one process, on two, and how far apart the weights are.
+
+    python studies/peers.py [--only sentence-transformers ...]
+
+Two processes share the rows of one, so that gathered losses must train the same weights; what cannot be gathered is said. A library
+that is not installed is left out, in one line. open_clip needs torchvision, which the rest of the house does without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+FOLDER = Path(__file__).parent / "peers"
+
+
+class Peer(NamedTuple):
+    """A script, what it needs, and its ways, each with whether two processes train the weights of one."""
+
+    script: str
+    packages: tuple[str, ...]
+    ways: dict[str, bool]
+
+
+PEERS = {
+    "sentence-transformers": Peer(
+        "sentence_transformers_sets.py",
+        ("sentence_transformers", "accelerate", "datasets"),
+        {
+            "one set": True,
+            "mini batches": True,
+            "a learned scale": True,
+            "a loss for each set": False,
+            "one loss for both sets": False,
+            "no gathering": False,
+        },
+    ),
+    "transformers": Peer(
+        "clip_trainer.py", ("transformers", "accelerate"), {"fixed margin": True, "temperature": True, "learned scale": True}
+    ),
+    "open_clip": Peer("open_clip_training.py", ("open_clip", "torchvision"), {}),
+    "pytorch-metric-learning": Peer("metric_learning.py", ("pytorch_metric_learning", "sklearn"), {}),
+}
+
+
+class Finding(NamedTuple):
+    """What one run printed, and the weights it left."""
+
+    lines: list[str]
+    weights: dict[str, torch.Tensor]
+
+
+def run(script: str, processes: int, way: str | None = None) -> Finding:
+    """A script, under torchrun where there are several processes; never longer than five minutes."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes > 1 else []
+    with tempfile.TemporaryDirectory() as folder:
+        weights = Path(folder) / "weights.pt"
+        asked = [] if way is None else ["--way", way, "--weights", str(weights)]
+        command = [sys.executable, *launcher, str(FOLDER / script), *asked]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+        return Finding(done.stdout.splitlines(), torch.load(weights) if weights.exists() else {})
+
+
+def apart(one: Finding, two: Finding) -> float:
+    """The largest difference between the weights of two runs."""
+    return max((two.weights[name].float() - weight.float()).abs().max().item() for name, weight in one.weights.items())
+
+
+def compare(script: str, way: str, *, equal: bool) -> str:
+    """One way in one line: the losses, and, where it is to equal one process, how far the weights of two are."""
+    two = run(script, 2, way)
+    hashes = {line for line in two.lines if line.startswith("weights ")}
+    if len(hashes) != 1:
+        raise RuntimeError(f"{script}, {way}: the processes ended with different weights.")
+    (losses,) = (line for line in two.lines if line.startswith("loss "))
+    said = sum(line.startswith("said: ") for line in two.lines)
+    found = (
+        f"two processes {apart(run(script, 1, way), two):.0e} away from one" if equal else f"{said} of 2 said that they compare their own"
+    )
+    return f"{way}: {losses}, {found}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", nargs="+", choices=PEERS, default=list(PEERS))
+    for name in parser.parse_args().only:
+        peer = PEERS[name]
+        print(f"## {name}")
+        missing = [package for package in peer.packages if importlib.util.find_spec(package) is None]
+        if missing:
+            print(f"left out: {', '.join(missing)} is not installed")
+            continue
+        for way, equal in peer.ways.items():
+            print(compare(peer.script, way, equal=equal), flush=True)
+        for processes in () if peer.ways else (1, 2):
+            lines = [line for line in run(peer.script, processes).lines if re.match(r"[\w, ()=\"'-]+: ", line)]
+            print("\n".join([f"{processes} process{'es' * (processes > 1)}:", *lines]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

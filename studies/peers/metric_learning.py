@@ -1,0 +1,169 @@
+"""pytorch-metric-learning's losses beside ours: values, magnitudes, and what a clipped gradient makes of a sum.
+
+python studies/peers/metric_learning.py, or under torchrun --nproc-per-node 2 for its DistributedLossWrapper. Needs
+pytorch-metric-learning and scikit-learn. Checked as its own tests check: by loops over labelled angles, with references and without,
+and on batches that hold no pair.
+"""
+
+import copy
+import math
+import os
+from collections.abc import Callable
+
+import torch
+from pytorch_metric_learning import distances, losses, miners, reducers
+from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
+from sklearn.datasets import load_digits
+from torch import Tensor, distributed, nn
+from torch.nn.functional import normalize
+from torch.nn.parallel import DistributedDataParallel
+
+from visavis.integrations.metric_learning import MetricLoss
+from visavis.metrics import average_precision_at_r
+from visavis.objectives import Circle, InfoNCE, MultiSimilarity, NTXent, Triplet, Unified
+
+SUM = {"distance": distances.CosineSimilarity(), "reducer": reducers.SumReducer()}
+PAIRS = {
+    "NTXent": (losses.NTXentLoss(temperature=0.1), MetricLoss(NTXent(tau=0.1))),
+    "SupCon": (losses.SupConLoss(temperature=0.1), MetricLoss(InfoNCE(tau=0.1))),
+    "Triplet, twice": (lambda *given: 2 * losses.TripletMarginLoss(margin=0.2, **SUM)(*given), MetricLoss(Triplet())),
+    "Circle": (losses.CircleLoss(m=0.25, gamma=64), MetricLoss(Circle(margin=0.25, gamma=64, reduction="half_mean"))),
+}
+
+
+def angles(degrees: list[float], dtype: torch.dtype) -> Tensor:
+    radians = torch.tensor(degrees, dtype=dtype).deg2rad()
+    return torch.stack([radians.cos(), radians.sin()], dim=-1).requires_grad_()
+
+
+def by_loops(embeddings: Tensor, labels: list[int], references: Tensor, theirs: list[int], *, same: bool) -> Tensor:
+    """NT-Xent of one direction, term by term."""
+    terms = []
+    for i, own in enumerate(labels):
+        scores = [(embeddings[i] @ other / 0.1).exp() for other in references]
+        negative = sum((score for score, label in zip(scores, theirs, strict=True) if label != own), torch.zeros(()))
+        terms += [
+            -(score / (score + negative)).log()
+            for j, (score, label) in enumerate(zip(scores, theirs, strict=True))
+            if label == own and not (same and i == j)
+        ]
+    return torch.stack(terms).mean()
+
+
+def check_by_loops() -> None:
+    loss, (degrees, labels), (others, theirs) = MetricLoss(NTXent(tau=0.1)), *LABELLED
+    furthest = 0.0
+    for dtype in (torch.float32, torch.float64):
+        embeddings, references = angles(degrees, dtype), angles(others, dtype)
+        value = loss(embeddings, labels)
+        furthest = max(furthest, abs(value.item() - by_loops(embeddings, labels, embeddings, labels, same=True).item()))
+        both = by_loops(embeddings, labels, references, theirs, same=False) + by_loops(references, theirs, embeddings, labels, same=False)
+        value = loss(embeddings, labels, ref_emb=references, ref_labels=theirs)
+        furthest = max(furthest, abs(value.item() - both.item() / 2))
+        value.backward()
+    empty = [
+        loss(angles(degrees, torch.float32), ids).item() for degrees, ids in (([0], [0]), ([0, 10, 20], [0] * 3), ([0, 40, 60], [1, 2, 3]))
+    ]
+    print(f"by loops over angles: at most {furthest:.0e} apart; batches without a pair: {empty}")
+
+
+LABELLED = (([0, 10, 20, 50, 60, 80], [0, 0, 0, 1, 1, 2]), ([5, 25, 55, 70], [0, 1, 1, 2]))
+
+
+def check_values(draws: int = 200) -> None:
+    for name, (theirs, ours) in PAIRS.items():
+        apart = 0.0
+        for draw in range(draws):
+            torch.manual_seed(draw)
+            labels = torch.randint(0, 4, (16,))
+            embeddings = torch.randn(16, 8, dtype=torch.float64, requires_grad=True)
+            values = theirs(embeddings, labels), ours(embeddings, labels)
+            gradients = [torch.autograd.grad(value, embeddings)[0] for value in values]
+            apart = max(apart, abs((values[0] - values[1]).item()), (gradients[0] - gradients[1]).abs().max().item())
+        print(f"{name}: value and gradient at most {apart:.0e} apart over {draws} batches")
+    mined = 0.0
+    for draw in range(draws):
+        torch.manual_seed(draw)
+        labels, embeddings = torch.arange(16) // 4, torch.randn(16, 8, dtype=torch.float64)
+        pairs = miners.MultiSimilarityMiner(epsilon=0.1)(embeddings, labels)
+        value = MetricLoss(MultiSimilarity(reduction="half_mean"))(embeddings, labels)
+        mined = max(mined, abs((losses.MultiSimilarityLoss()(embeddings, labels, pairs) - value).item()))
+    print(f"MultiSimilarity with its miner: at most {mined:.0e} apart")
+
+
+def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    images, labels = (torch.tensor(each) for each in load_digits(return_X_y=True))
+    images = images.float() / 16
+    return images[:1200], labels[:1200], images[1200:], labels[1200:]
+
+
+OF_DIGITS = {
+    "pytorch-metric-learning's TripletMarginLoss": lambda: losses.TripletMarginLoss(margin=0.2, distance=distances.CosineSimilarity()),
+    "Triplet(), a sum": lambda: MetricLoss(Triplet()),
+    'Triplet(reduction="half_mean")': lambda: MetricLoss(Triplet(reduction="half_mean")),
+    "Unified(), a sum": lambda: MetricLoss(Unified()),
+    'Unified(reduction="half_mean")': lambda: MetricLoss(Unified(reduction="half_mean")),
+}
+
+
+def train_on_digits(make: Callable[[], nn.Module], seed: int, longest: float, *, steps: int = 200) -> tuple[float, float]:
+    """The norm of the first gradient, and MAP@R of unseen digits; longest: the norm at which gradients are clipped."""
+    images, labels, unseen, theirs = digits()
+    torch.manual_seed(seed)
+    model, loss, first = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16)), make(), math.nan
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        rows = torch.randperm(len(images))[:128]
+        optimizer.zero_grad()
+        loss(model(images[rows]), labels[rows]).backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), longest)
+        first = norm.item() if step == 0 else first
+        optimizer.step()
+    with torch.no_grad():
+        embeddings = normalize(model(unseen), dim=-1)
+    order = (embeddings @ embeddings.T).fill_diagonal_(-math.inf).argsort(descending=True)[:, :-1]
+    places = torch.arange(1.0, order.shape[1] + 1).where(theirs[order] == theirs[:, None], math.inf).sort().values
+    return first, average_precision_at_r(places).mean().item()
+
+
+def magnitudes(seeds: int = 3) -> None:
+    for name, make in OF_DIGITS.items():
+        found = torch.tensor([[train_on_digits(make, seed, longest) for seed in range(seeds)] for longest in (math.inf, 1.0)])
+        scores = [f"{of_one.mean():.3f} ± {of_one.std():.3f}" for of_one in found[:, :, 1]]
+        print(f"{name}: first gradient of norm {found[0, :, 0].mean():.3g}, MAP@R {scores[0]}, clipped at norm 1 {scores[1]}")
+
+
+def over_processes() -> None:
+    """The gradient under DDP of ours and of their wrapper, as a multiple of one process' with all items."""
+    distributed.init_process_group("gloo")
+    rank, number = distributed.get_rank(), distributed.get_world_size()
+    torch.manual_seed(0)
+    items, labels, model = torch.randn(16, 8), torch.arange(16) % 4, nn.Linear(8, 4)
+    own = slice(rank * 16 // number, (rank + 1) * 16 // number)
+    one = MetricLoss(NTXent(tau=0.1), gather=False)
+    exact = torch.autograd.grad(one(model(items), labels), model.weight)[0]
+    for name, loss in {
+        "MetricLoss": MetricLoss(NTXent(tau=0.1)),
+        "DistributedLossWrapper": DistributedLossWrapper(losses.NTXentLoss(temperature=0.1)),
+        "DistributedLossWrapper(efficient=True)": DistributedLossWrapper(losses.NTXentLoss(temperature=0.1), efficient=True),
+    }.items():
+        wrapped = DistributedDataParallel(copy.deepcopy(model))
+        loss(wrapped(items[own]), labels[own]).backward()
+        gradient = wrapped.module.weight.grad
+        times, turn = gradient.norm() / exact.norm(), torch.cosine_similarity(gradient.flatten(), exact.flatten(), dim=0)
+        if rank == 0:
+            print(f"{name}: {times:.4f} times the exact gradient, cosine {turn:.6f}")
+    distributed.destroy_process_group()
+
+
+def main() -> None:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        over_processes()
+    else:
+        check_by_loops()
+        check_values()
+        magnitudes()
+
+
+if __name__ == "__main__":
+    main()

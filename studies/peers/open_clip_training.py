@@ -1,0 +1,118 @@
+"""open_clip's own ``train_one_epoch`` with its ClipLoss and with ours, on one process or several.
+
+python studies/peers/open_clip_training.py, or under torchrun --nproc-per-node 2. Needs open_clip_torch and torchvision.
+"""
+
+import argparse
+import copy
+import os
+import types
+from functools import cache
+
+import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+
+from visavis.integrations.open_clip import ClipLoss
+from visavis.objectives import InfoNCE, NTXent, Unified
+
+RANK, NUMBER = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+BATCH, STEPS, PROCESSES = 16, 6, {"rank": RANK, "world_size": NUMBER}
+EXACT = {"local_loss": True, "gather_with_grad": True}
+TOWER = {"width": 32, "layers": 2}
+LOSSES = {
+    "open_clip, local_loss and gather_with_grad": lambda: imported().ClipLoss(**EXACT, **PROCESSES),
+    "open_clip, its default": lambda: imported().ClipLoss(**PROCESSES),
+    "NTXent": lambda: ClipLoss(NTXent(), **EXACT, **PROCESSES),
+    "InfoNCE": lambda: ClipLoss(InfoNCE(), **PROCESSES),
+    "Unified": lambda: ClipLoss(Unified(margin=0.2, gamma=10, reduction="half_mean"), **PROCESSES),
+}
+ARGS = {
+    "device": "cpu",
+    "precision": "fp32",
+    "distill": False,
+    "skip_scheduler": True,
+    "accum_freq": 1,
+    "grad_clip_norm": None,
+    "horovod": False,
+    "rank": RANK,
+    "local_rank": RANK,
+    "world_size": NUMBER,
+    "distributed": NUMBER > 1,
+    "log_every_n_steps": 1,
+    "log_local": False,
+    "wandb": False,
+    "batch_size": BATCH // NUMBER,
+}
+
+
+@cache
+def imported() -> types.ModuleType:
+    """open_clip, also beside a torch without CUDA: torchvision's wheels ask at import for operators that are made for it."""
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for operator in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, operator):
+            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    import open_clip
+
+    return open_clip
+
+
+class Batches:
+    """This process' part of the same rows in every step."""
+
+    num_batches, num_samples = STEPS, STEPS * BATCH
+
+    def __init__(self) -> None:
+        drawn = torch.Generator().manual_seed(1)
+        part = slice(RANK * BATCH // NUMBER, (RANK + 1) * BATCH // NUMBER)
+        self.rows = torch.randn(BATCH, 3, 32, 32, generator=drawn)[part], torch.randint(1, 60, (BATCH, 8), generator=drawn)[part]
+
+    def __iter__(self):
+        return iter([self.rows] * STEPS)
+
+
+def tiny_model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    visual = {"image_size": 32, "patch_size": 16, "head_width": 16} | TOWER
+    return imported().CLIP(16, visual, {"context_length": 8, "vocab_size": 64, "heads": 2} | TOWER, output_dict=True)
+
+
+def trained(name: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The gradient of the towers at the first step, and the weights after all."""
+    model, data = tiny_model(), Batches()
+    from open_clip_train.train import train_one_epoch
+
+    wrapped = DistributedDataParallel(model) if NUMBER > 1 else model
+    loss = LOSSES[name]()
+    probe = copy.deepcopy(model)
+    probed = DistributedDataParallel(probe) if NUMBER > 1 else probe
+    loss(**probed(*data.rows)).backward()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reader = {"train": types.SimpleNamespace(set_epoch=lambda _: None, dataloader=data)}
+    train_one_epoch(wrapped, reader, loss, 0, optimizer, None, None, None, types.SimpleNamespace(**ARGS))
+    of_towers = [parameter.grad for name, parameter in probe.named_parameters() if name != "logit_scale"]
+    return of_towers, [parameter.detach() for parameter in model.parameters()]
+
+
+def apart(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
+    return max((mine - right).abs().max().item() for mine, right in zip(ours, theirs, strict=True))
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    if NUMBER > 1:
+        distributed.init_process_group("gloo")
+    found = {name: trained(name) for name in LOSSES}
+    exact = found["open_clip, local_loss and gather_with_grad"]
+    norm = torch.cat([gradient.flatten() for gradient in exact[0]]).norm()
+    for name, (gradients, weights) in found.items() if RANK == 0 else ():
+        length = torch.cat([gradient.flatten() for gradient in gradients]).norm() / norm
+        away = "trained" if name == "Unified" else f"weights after {STEPS} steps {apart(weights, exact[1]):.1e} away"
+        print(f"{name}: gradient {length:.4f} times the exact one of CLIP's loss, {away}", flush=True)
+    if NUMBER > 1:
+        distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
