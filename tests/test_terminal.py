@@ -72,9 +72,11 @@ def test_json_in_ascii_says_what_it_says_in_utf_8(call):
     assert in_ascii == in_unicode
 
 
+of_linux = pytest.mark.skipif(sys.platform != "linux", reason="names of files that other systems do not allow")
 STEERING = "\x1b[2J\x9b31m\x07"
 
 
+@of_linux
 def test_names_never_steer_the_terminal(call, run, tmp_path):
     (tmp_path / "pictures").mkdir()
     Image.new("RGB", (40, 40), "red").save(tmp_path / "pictures" / f"{STEERING}.png")
@@ -95,6 +97,7 @@ def test_an_error_is_one_line_whatever_a_name_holds(call):
     assert err.count("\n") == 1
 
 
+@of_linux
 def test_a_name_that_is_no_text_is_shown(call, tmp_path):
     name = os.fsdecode(b"gone\xff")
     code, _, err = call("evaluate", name)

@@ -60,6 +60,12 @@ def test_vectors_and_scores_are_those_of_the_model_itself(dual_encoders, kind, p
     assert model.score(pictures, SENTENCES).std() > 0.01, "a model that says one thing of everything proves nothing"
 
 
+@pytest.mark.parametrize("text", ["a \ud800 circle", None, b"a circle"])
+def test_what_is_no_text_is_a_sentence(dual_encoders, text):
+    with pytest.raises(DataError, match="text 1 is .*, expected text: it is of another type, or holds half a character"):
+        visavis.load(dual_encoders / "clip").encode_texts(["a circle", text])
+
+
 @kinds
 def test_its_parts_are_two_and_its_temperature_is_no_part_of_it(dual_encoders, kind):
     matcher, _ = open_dual_encoder(str(dual_encoders / kind))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,7 +18,9 @@ def demo(out: Annotated[Path | None, typer.Option(help="A new folder; default ru
     with bars() as progress:
         folder = verbs.demo(out=out, progress=progress)
     if json:
-        print_json({"folder": str(folder), "report": str(folder / "report.html"), **storage.read_json(folder / "table.json")})
+        print_json(
+            {"folder": str(folder), "report": str(folder / "report.html"), **storage.read_json(folder / "table.json", dict[str, Any])}
+        )
 
 
 def doctor(json: Json = False) -> None:

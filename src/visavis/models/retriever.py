@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from visavis import storage
 from visavis.data.pictures import open_picture
-from visavis.errors import RunError, ShapeError, VisavisError, nearest
+from visavis.errors import DataError, RunError, ShapeError, VisavisError, nearest
 from visavis.memory import Memory, parse_memory
 from visavis.models.base import Matcher, build_with_weights
 from visavis.models.clip import find_dual_encoder, open_dual_encoder
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 BATCH = 64
+HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
 class Retriever:
@@ -120,6 +122,9 @@ class Retriever:
         """Sentences as ``matcher.score`` reads them."""
         if isinstance(texts, str):
             raise ShapeError(f"expected a list of sentences, found one text: write [{texts!r}].")
+        for number, text in enumerate(texts):
+            if not isinstance(text, str) or HALF_A_CHARACTER.search(text):
+                raise DataError(f"text {number} is {text!r}, expected text: it is of another type, or holds half a character.")
         device, batches = device_of(self.matcher), batches_of_at_most(_some(texts), self.batch_size)
         return encode(
             self.matcher,
