@@ -90,6 +90,12 @@ def check_fields(value: Any) -> None:
             raise SpecError(f"{type(value).__name__}: {field.name} is {given!r}, expected {expected}.") from None
 
 
+def check_seed(seed: int) -> None:
+    """Raise SpecError for a seed that numpy or torch would not take."""
+    if not 0 <= seed < 2**63:
+        raise SpecError(f"seed is {seed}, expected a whole number from 0 to 2^63 - 1.")
+
+
 def require(condition: bool, value: Any, field: str, expected: str) -> None:
     """Raise SpecError naming the field, its value and what was expected, unless ``condition`` holds."""
     if not condition:

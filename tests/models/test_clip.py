@@ -62,7 +62,7 @@ def test_vectors_and_scores_are_those_of_the_model_itself(dual_encoders, kind, p
 
 @pytest.mark.parametrize("text", ["a \ud800 circle", None, b"a circle"])
 def test_what_is_no_text_is_a_sentence(dual_encoders, text):
-    with pytest.raises(DataError, match="text 1 is .*, expected text: it is of another type, or holds half a character"):
+    with pytest.raises(DataError, match=r"text 1 is .*, expected text: it is of another type, or holds half a character"):
         visavis.load(dual_encoders / "clip").encode_texts(["a circle", text])
 
 

@@ -16,6 +16,7 @@ from visavis.errors import RunError, VisavisError
 from visavis.memory import Memory
 from visavis.progress import Progress
 from visavis.runs.folder import open_run, recipe_of
+from visavis.spec import check_seed
 from visavis.training.recipe import Recipe
 from visavis.types import Direction
 
@@ -91,6 +92,7 @@ def compare_runs(
     """
     if top < 1:
         raise VisavisError(f"top is {top}, expected at least 1.")
+    check_seed(seed)
     if image not in get_args(ImageBy):
         raise VisavisError(f"image is {image!r}, expected own, best or mean.")
     with storage.begun_folder(out, "runs/coherence") as folder:

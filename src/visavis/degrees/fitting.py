@@ -22,6 +22,7 @@ from visavis.models.pretrained import model_folder, quiet_transformers
 from visavis.models.sentence_pooling import read_modules
 from visavis.models.towers import TextTower, open_text
 from visavis.progress import Progress
+from visavis.spec import check_seed
 
 Kind = Literal["bi", "cross"]
 
@@ -58,8 +59,7 @@ def fit(
         raise SpecError(f"{epochs} epochs of batches of {batch_size} are no training: both must be at least 1.")
     if lr is not None and not 0 < lr < math.inf:
         raise SpecError(f"lr is {lr}, expected a finite number above 0.")
-    if not 0 <= seed < 2**63:
-        raise SpecError(f"seed is {seed}, expected a whole number from 0 to 2^63 - 1.")
+    check_seed(seed)
     batch_size = min(batch_size, len(train.first))
     torch.manual_seed(seed)
     regression: Regression = _Cosine(open_text(model)) if kind == "bi" else _Output(open_pairs(model, new_output=True))

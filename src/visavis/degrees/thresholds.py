@@ -21,6 +21,7 @@ from visavis.spec import parse
 SHARES = (0.01, 0.03, 0.1, 0.3)
 """The share of a batch's other captions above the first threshold, the second, ...; each about three times the one before."""
 
+MOST_PAIRS = 100_000_000
 BATCH = 128
 
 
@@ -49,8 +50,8 @@ class Distribution:
 
 def distributions(specs: Sequence[str], data: Dataset, image: ImageBy, pairs: int, progress: Progress) -> list[Distribution]:
     """How each estimator's degrees lie over the training pairs of a data set. Raises DataError if all degrees are equal."""
-    if image not in get_args(ImageBy) or pairs < 1:
-        raise SpecError(f"image is {image!r} and pairs is {pairs}, expected 'own', 'best' or 'mean', and at least 1.")
+    if image not in get_args(ImageBy) or not 1 <= pairs <= MOST_PAIRS:
+        raise SpecError(f"image is {image!r} and pairs is {pairs}, expected 'own', 'best' or 'mean', and 1 to {MOST_PAIRS:,}.")
     estimators = [parse(spec, CATALOG) for spec in specs]
     train = data.split("train")
     rows = []

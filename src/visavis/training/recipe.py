@@ -204,7 +204,7 @@ class Recipe(Section):
     name: str = Field(pattern=r"^[^/\\]+$")
     about: str = ""
     published: str = ""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     memory: str = ""
     data: DataSettings = DataSettings()
     visual: VisualSettings
