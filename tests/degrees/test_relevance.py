@@ -238,7 +238,7 @@ def test_no_thresholds_where_too_many_degrees_are_equal():
 
 @pytest.mark.parametrize("wrong", [{"image": "worst"}, {"pairs": 0}])
 def test_impossible_samples_are_refused(scenes, wrong):
-    with pytest.raises(SpecError, match="expected 'own', 'best' or 'mean', and at least 1"):
+    with pytest.raises(SpecError, match="expected 'own', 'best' or 'mean', and 1 to 100,000,000"):
         verbs.relevance_thresholds(scenes, degrees="SceneDegrees()", **wrong)
 
 
