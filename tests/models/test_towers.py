@@ -243,6 +243,12 @@ def test_impossible_towers_are_refused(side, view, crops):
         TowerSpec(side, "any", view, crops)
 
 
+@pytest.mark.parametrize("name", ["\0", "x" * 161, "a/" * 600, "\ud800", "two\nlines"])
+def test_names_that_no_folder_can_have_are_refused(name):
+    with pytest.raises(SpecError, match=r"^the name of a tower is '.*', expected a folder or a name of the Hugging Face hub"):
+        TowerSpec("visual", name)
+
+
 def test_unknown_names_and_incomplete_folders_are_sentences(folders, tmp_path):
     with pytest.raises(DataError, match=r"nobody/nothing is no folder with a config.json"):
         open_text("nobody/nothing")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +39,7 @@ def store_folder(dataset: Dataset, spec: TowerSpec) -> Path:
     The name changes with the images' sizes in bytes and with the tower's weights, so that a replaced picture (unless it is
     exactly as large) or a retrained tower does not meet features of the old one.
     """
-    tower = Path(spec.name).resolve().name if Path(spec.name).exists() else spec.name.replace("/", "--")
+    tower = Path(spec.name).resolve().name if os.path.exists(spec.name) else spec.name.replace("/", "--")
     crops = "" if spec.crops == 1 else f"-{spec.crops}crops"
     sizes = [image.bytes.num_bytes for image in dataset.images if image.bytes is not None] if spec.side == "visual" else []
     mark = hashlib.sha256(f"{sizes} {weights_mark(spec.name)}".encode()).hexdigest()[:8]

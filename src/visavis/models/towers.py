@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from visavis.models.scene_encoder import SceneEncoder
 
 
+LONGEST_NAME = 160
+"""Characters of one part of a tower's name: with those of a data set they make the name of a folder."""
+
+
 @dataclass(frozen=True)
 class TowerSpec:
     """Which encoder, and what of it: the part of a model's config that names its features.
@@ -49,6 +53,8 @@ class TowerSpec:
     crops: int = 1
 
     def __post_init__(self) -> None:
+        if not self.name.isprintable() or len(self.name) > 1000 or max(map(len, self.name.split("/"))) > LONGEST_NAME:
+            raise SpecError(f"the name of a tower is {self.name[:60]!r}, expected a folder or a name of the Hugging Face hub.")
         views = ("pooled", "grid") if self.side == "visual" else ("pooled", "words")
         if self.view not in views:
             raise SpecError(f"the view of a {self.side} tower is {self.view!r}, expected {' or '.join(views)}.")

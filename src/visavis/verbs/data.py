@@ -44,9 +44,9 @@ def features(
     from visavis.models.towers import TowerSpec
 
     progress = progress or Silent()
-    if visual is None and text is None:
+    if not visual and not text:
         raise VisavisError("nothing to compute: name an encoder with --visual, with --text, or both.")
-    dataset = open_dataset(path, skip_bad=skip_bad, pixels=visual is not None)
+    dataset = open_dataset(path, skip_bad=skip_bad, pixels=bool(visual))
     towers = [TowerSpec("visual", visual, view, crops)] if visual else []  # type: ignore[arg-type]
     towers += [TowerSpec("text", text, text_view)] if text else []  # type: ignore[arg-type]
 
