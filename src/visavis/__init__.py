@@ -11,6 +11,7 @@ _HOMES = {
     "Targets": "visavis.targets",
     "Factors": "visavis.targets",
     "PairLoss": "visavis.engine",
+    "LearnedScale": "visavis.engine",
     "Retriever": "visavis.models.retriever",
     "DataError": "visavis.errors",
     "MissingExtra": "visavis.errors",
@@ -43,6 +44,7 @@ _HOMES = {
 __all__ = [
     "DataError",
     "Factors",
+    "LearnedScale",
     "MissingExtra",
     "MissingSupervision",
     "PairLoss",
@@ -75,7 +77,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from visavis.engine import PairLoss
+    from visavis.engine import LearnedScale, PairLoss
     from visavis.errors import (
         DataError,
         MissingExtra,

@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parents[2] / "examples"))
 from reporting import report
 from tiny_models import sentences, tiny_sentence_transformer
 
-from visavis.engine import LearnedScale
+from visavis import LearnedScale
 from visavis.integrations.sentence_transformers import VisavisLoss
 from visavis.objectives import NTXent, Unified
 

@@ -1,6 +1,8 @@
 """VisavisLoss: a loss of sentence-transformers, on a real BERT of random weights."""
 
+import copy
 import json
+import pickle
 
 import pytest
 import torch
@@ -176,6 +178,13 @@ def test_features_that_have_no_row_for_each_input_are_refused(model):
         VisavisLoss(model, Unified(), mini_batch_size=2)([flat, flat])
     with pytest.raises(VisavisError, match=r"^VisavisLoss\(mini_batch_size=\) cannot stand inside MatryoshkaLoss"):
         MatryoshkaLoss(model, VisavisLoss(model, Unified(), mini_batch_size=2), [32, 8])(features(model, COLUMNS["anchor"]), IDS)
+
+
+def test_a_loss_is_copied_and_pickled_as_any_module_is(model):
+    loss = VisavisLoss(model, NTXent(), scale=LearnedScale(20.0))
+    for other in (copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))):
+        value = other(features(model, COLUMNS["anchor"], COLUMNS["positive"]), IDS)
+        equal(value, loss(features(model, COLUMNS["anchor"], COLUMNS["positive"]), IDS))
 
 
 def test_errors_name_the_class_that_was_called(model):

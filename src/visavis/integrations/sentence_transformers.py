@@ -9,6 +9,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -26,8 +27,11 @@ from visavis.objectives import Objective
 from visavis.targets import as_ids
 
 NOBODY = torch.iinfo(torch.int64).min  # the id of negatives, which belong to no anchor
-LOSSES: WeakKeyDictionary[nn.Module, WeakSet[VisavisLoss]] = WeakKeyDictionary()
-"""The losses made for a model: in the same order on every process, so that their numbers name them there too."""
+LOSSES: WeakSet[VisavisLoss] = WeakSet()
+"""All there are: made in the same order on every process, so that the numbers of a model's losses name them there too."""
+MODELS: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+"""A number for each model, which stays with its losses when the trainer has wrapped it."""
+NUMBERS = count()
 
 
 class VisavisLoss(nn.Module):
@@ -65,9 +69,9 @@ class VisavisLoss(nn.Module):
         self.gather = gather
         self.mini_batch_size = mini_batch_size
         self.card = getattr(model, "model_card_data", None)  # the trainer notes its data sets there; what wraps the model later has none
-        self.of_this_model = LOSSES.setdefault(model, WeakSet())
-        self.number: int = 1 + max((loss.number for loss in self.of_this_model), default=0)
-        self.of_this_model.add(self)
+        self.model_number = MODELS.setdefault(model, next(NUMBERS))
+        self.number: int = 1 + max((loss.number for loss in LOSSES if loss.model_number == self.model_number), default=0)
+        LOSSES.add(self)
         with in_the_words_of("VisavisLoss", "PairLoss"):
             self.loss = PairLoss(objective, scale=scale, gather=gather, data_set=f"VisavisLoss {self.number} of its model")
 
@@ -90,11 +94,12 @@ class VisavisLoss(nn.Module):
     def _gather(self) -> bool | None:
         """False where it cannot be known which data set the other processes hold: one loss is called for several."""
         data_sets = len(getattr(self.card, "train_datasets", ()))
-        if self.gather is not None or data_sets <= len(self.of_this_model):
+        losses = sum(loss.model_number == self.model_number for loss in LOSSES)
+        if self.gather is not None or data_sets <= max(losses, 1):
             return self.gather
         if self.loss.training and distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
             say(
-                f"{data_sets} data sets share {len(self.of_this_model)} VisavisLoss, which cannot know what the other processes hold, so each "
+                f"{data_sets} data sets share {losses} VisavisLoss, which cannot know what the other processes hold, so each "
                 "compares its own items alone: give each data set a VisavisLoss of its own, in a dict, or gather=False."
             )
         return False
