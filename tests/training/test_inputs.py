@@ -154,7 +154,7 @@ def test_other_versions_are_said(begun, listener):
         ("{}", r"environment\.json: threads is missing"),
         ('{"threads": "1", "data_fingerprint": "x"}', r"environment\.json: threads is '1': input should be a valid integer"),
         ('{"threads": 1, "data_fingerprint": "x", "inputs": {"the pictures": 3}}', r"environment\.json: inputs\.the pictures is 3"),
-        ('{"threads": 1, "data_fingerprint": "x", "recipe": {"name": "y"}}', "the recipe that the run began with: visual is missing"),
+        ('{"threads": 1, "data_fingerprint": "x", "recipe": {"name": "y"}}', r"environment\.json, recipe: visual is missing"),
     ],
 )
 def test_a_damaged_record_is_a_sentence(uninterrupted, tmp_path, content, sentence):

@@ -120,7 +120,7 @@ def read_description(folder: Path) -> Description:
 def create_files(folder: Path, description: Description, keys: Sequence[str], lengths: np.ndarray | None) -> None:
     """Create all files of an empty store in one step, so that a killed process leaves none or all of them."""
     if folder.exists():
-        storage.new_folder(folder)
+        storage.new_folder(folder, replaced=True)
     with storage.replacing_folder(folder) as part:
         storage.write_json(part / "features.json", asdict(description))
         storage.write_json(part / "keys.json", list(keys))

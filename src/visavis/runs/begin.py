@@ -98,7 +98,7 @@ def continue_run(folder: Path, progress: Progress) -> Trained:
     with storage.alone(files.run, wait=False):
         storage.remove_parts(folder)
         record = Record.read(files.environment)
-        record.check_recipe(recipe, files.recipe)
+        record.check_recipe(recipe, files)
         set_threads(recipe)
         record.say_differences(progress)
         started = time.perf_counter()

@@ -18,6 +18,7 @@ from visavis.progress import Progress
 from visavis.runs.inputs import inputs_of
 from visavis.training.data_module import DataModule
 from visavis.training.recipe import Recipe, build_recipe
+from visavis.training.run_files import RunFiles
 
 FREE = (
     "name", "about", "published", "memory", "data.path", "visual.features", "training.threads", "training.device", "training.checkpoint_s",
@@ -72,16 +73,16 @@ class Record:
         """Raises RunError for a file that holds none."""
         return storage.read_json(file, cls, error=RunError)
 
-    def check_recipe(self, recipe: Recipe, file: Path) -> None:
+    def check_recipe(self, recipe: Recipe, files: RunFiles) -> None:
         """Raise RunError naming the first key of a run's recipe that is no longer what it was, and matters."""
         if self.recipe is None:
             return
-        before = dict(_flat(build_recipe(self.recipe, {}, "the recipe that the run began with").to_dict()))
+        before = dict(_flat(build_recipe(self.recipe, {}, f"{files.environment}, recipe").to_dict()))
         now = dict(_flat(recipe.to_dict()))
         for key in dict.fromkeys((*before, *now)):
             if before.get(key) != now.get(key) and key not in FREE:
                 raise RunError(
-                    f"{file}: {key} is {_told(now.get(key))}, and was {_told(before.get(key))} when the run began: a run keeps its recipe; "
+                    f"{files.recipe}: {key} is {_told(now.get(key))}, and was {_told(before.get(key))} when the run began: a run keeps its recipe; "
                     "write it as it was, or start a new run."
                 )
 
