@@ -163,4 +163,12 @@ def test_one_flipped_bit_of_a_model_is_told_and_a_model_without_a_hash_loads_as_
     with pytest.raises(RunError, match=re.escape(f"{weights} is damaged: its tensors are not those that were written")):
         visavis.load(finished)
     visavis.train(resume=finished)
+    config = finished / "model" / "config.json"
+    config.write_text(config.read_text().replace('"circle"', '"circla"'))
+    with pytest.raises(RunError, match=re.escape(f"{config} is damaged: it is not what was written")):
+        visavis.load(finished)
+    known = json.loads(config.read_text())
+    storage.write_json(config, {name: value for name, value in known.items() if name != "config_sha256"})
+    visavis.load(finished)
+    visavis.train(resume=finished)
     assert visavis.load(finished).encode_texts(["a red circle"]).equal(before), "its checkpoint has the best weights too"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -21,6 +23,8 @@ from visavis.types import Encoded
 
 VisualView = Literal["pooled", "grid", "pixels"]
 TextView = Literal["pooled", "words", "tokens"]
+CONFIG_HASH = "config_sha256"
+"""Where the hash of all else stands in ``config.json``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +124,8 @@ class Matcher(nn.Module, ABC):
         """Write ``config.json`` and ``model.safetensors``; ``extra`` goes into the config beside kind and architecture."""
         folder = Path(folder)
         storage.write_tensors(folder / "model.safetensors", self.state_dict())
-        storage.write_json(folder / "config.json", {"kind": self.name, "architecture": asdict(self.config), **extra})
+        content = {"kind": self.name, "architecture": asdict(self.config), **extra}
+        storage.write_json(folder / "config.json", content | {CONFIG_HASH: _config_hash(content)})
 
 
 class GlobalMatcher(Matcher):
@@ -165,6 +170,19 @@ def vectors(encoded: Encoded) -> Tensor:
 def unit(rows: Tensor) -> Encoded:
     """Rows at length 1, in float32 at least (half precision loses ranks)."""
     return Encoded(normalize(rows if rows.dtype.itemsize >= 4 else rows.float(), dim=-1))
+
+
+def check_config(file: Path) -> None:
+    """Raise RunError for a ``config.json`` that is no longer what was written; older ones cannot tell."""
+    content = storage.read_json(file, dict[str, Any], error=RunError)
+    if content.pop(CONFIG_HASH, None) not in (None, _config_hash(content)):
+        raise RunError(
+            f"{file} is damaged: it is not what was written; bring back a whole copy, or take {CONFIG_HASH} out of it if you changed it."
+        )
+
+
+def _config_hash(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def build_with_weights(kind: type[Matcher], config: MatcherConfig, folder: Path) -> Matcher:

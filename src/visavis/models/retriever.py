@@ -14,7 +14,7 @@ from visavis import storage
 from visavis.data.pictures import open_picture
 from visavis.errors import DataError, RunError, ShapeError, VisavisError, nearest
 from visavis.memory import Memory, parse_memory
-from visavis.models.base import Matcher, build_with_weights
+from visavis.models.base import Matcher, build_with_weights, check_config
 from visavis.models.clip import find_dual_encoder, open_dual_encoder
 from visavis.models.device import choose_device
 from visavis.models.encoding import OnBatch, batches_of_at_most, device_of, encode
@@ -88,6 +88,7 @@ class Retriever:
                 f"{folder / 'config.json'} has a standardization of {len(processor.standardization.mean):,} dimensions, expected the "
                 f"{architecture.visual_width:,} of its visual_width: it is damaged."
             )
+        check_config(folder / "config.json")
         model = build_with_weights(kind, architecture, folder)
         return cls(model.to(chosen), processor, batch_size=batch_size, memory=memory)
 
