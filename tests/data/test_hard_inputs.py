@@ -19,6 +19,7 @@ from PIL import Image
 from visavis.data import check_dataset, open_dataset
 from visavis.data.own_features import ArrayFeatures, PrecompFeatures
 from visavis.errors import DataError
+from visavis.retrieval.query import collection
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links, pipes and names of this kind are not of Windows")
 NAMES = ("a.png", "b.png", "c.png")
@@ -106,6 +107,17 @@ def test_endless_folders_and_circles_of_links_end(photos):
         subprocess.run(["rm", "-r", photos / "d"], check=True)  # shutil would go too deep
     assert report.ok
     assert [finding.kind for finding in report.findings] == ["image without caption"]
+
+
+def test_a_folder_to_search_is_known_by_its_pictures_alone(photos, monkeypatch):
+    (photos / "captions.jsonl").unlink()
+    (photos / "images" / "link.png").symlink_to("nowhere")
+    os.mkfifo(photos / "images" / "pipe.jpg")
+    (photos / "images" / "again").symlink_to(photos)
+    whole = collection(photos)
+    assert [image.name for image in whole.images] == [f"images/{name}" for name in NAMES]
+    monkeypatch.chdir(photos.parent)
+    assert collection(Path(photos.name)).name == whole.name
 
 
 TEXTS = {
