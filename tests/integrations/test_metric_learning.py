@@ -92,15 +92,17 @@ def test_misuse_is_named():
         loss(embeddings, LABELS, ref_emb=embeddings)
     with pytest.raises(ShapeError, match=r"^6 labels for 4 embeddings: give one label for each\.$"):
         loss(embeddings[:4], LABELS)
-    with pytest.raises(ShapeError, match=r"^3 ref_labels for 6 embeddings: give one label for each\.$"):
+    with pytest.raises(ShapeError, match=r"^3 ref_labels for 6 ref_emb: give one label for each\.$"):
         loss(embeddings, LABELS, ref_emb=embeddings, ref_labels=LABELS[:3])
     with pytest.raises(ShapeError, match=r"^labels is None, expected one whole number for each item"):
         loss(embeddings, None)
     with pytest.raises(ShapeError, match=r"^labels must be whole numbers in one row; texts and nested lists cannot be ids: number them"):
         loss(embeddings, ["a", "b", "c", "d", "e", "f"])
+    with pytest.raises(SpecError, match=r"^MetricLoss got a Tensor of shape \[6, 5\], expected an objective: such as Unified\(\)"):
+        MetricLoss(embeddings, LABELS)
     with pytest.raises(SpecError, match=r"^MetricLoss got scale=tensor\(10\), of torch.int64, expected a number above 0"):
         MetricLoss(NTXent(), scale=torch.tensor(10))
-    with pytest.raises(ShapeError, match=r"^embeddings are of type list, expected a tensor \[N, D\]\.$"):
+    with pytest.raises(ShapeError, match=r"^embeddings are a list, expected a tensor \[N, D\]\.$"):
         loss(embeddings.tolist(), LABELS)
     with pytest.raises(ShapeError, match=r"^ref_labels has shape .* expected one whole number"):
         loss(embeddings, LABELS, ref_emb=embeddings, ref_labels=torch.rand(6))

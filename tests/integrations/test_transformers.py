@@ -76,6 +76,8 @@ def test_misuse_is_named(model, batch):
         TrainerLoss(NTXent(), logit_scale=2.6)
     with pytest.raises(ShapeError, match=r"^labels must be whole numbers in one row; texts and nested lists cannot be ids"):
         TrainerLoss(Unified())(embedded(model, batch), ["a", "b"])
+    with pytest.raises(ShapeError, match=r"^3 labels for 16 image_embeds: give one label for each\.$"):
+        TrainerLoss(Unified())(embedded(model, batch), torch.arange(3))
 
 
 class InOrder(torch.utils.data.IterableDataset):

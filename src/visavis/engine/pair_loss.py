@@ -25,7 +25,7 @@ from visavis.engine.processes import Processes, processes_for
 from visavis.engine.scale import Scale, is_scale, scale_now
 from visavis.engine.scores import CosineBlocks, FunctionScores, KeptCosines, Score, Scores, cosine
 from visavis.engine.walks import on_graph, walk_rows, walk_shared_blocks
-from visavis.errors import ShapeError, SpecError, say
+from visavis.errors import ShapeError, SpecError, say, shown
 from visavis.memory import Memory, ScoreCost, scores_of
 from visavis.objectives.base import Objective, SummaryObjective, check_targets
 from visavis.targets import Ids, Targets, as_ids
@@ -78,7 +78,7 @@ class PairLoss(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(objective, Objective):
-            raise SpecError(f"PairLoss got {objective!r}, expected an objective: such as Unified(), or visavis.parse of a text.")
+            raise SpecError(f"PairLoss got {shown(objective)}, expected an objective: such as Unified(), or visavis.parse of a text.")
         if block_rows is not None and (isinstance(block_rows, bool) or not isinstance(block_rows, int) or block_rows < 1):
             raise SpecError(f"PairLoss got block_rows={block_rows!r}, expected a whole number above 0, or None to let it choose.")
         unscaled = objective if scale is None else objective.for_scaled_scores()

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from visavis.engine import LearnedScale, PairLoss
-from visavis.errors import ShapeError, VisavisError, in_the_words_of
+from visavis.errors import ShapeError, VisavisError, in_the_words_of, shown
 from visavis.objectives import Objective
 from visavis.targets import Ids, Targets, as_ids
 
@@ -65,10 +65,10 @@ def compared_with_each_other(loss: PairLoss, embeddings: Tensor, labels: Tensor)
 
 
 def check_one_each(labels: Tensor, embeddings: Tensor, name: str = "labels", items: str = "embeddings") -> None:
-    if not isinstance(embeddings, Tensor):
-        raise ShapeError(f"{items} are of type {type(embeddings).__name__}, expected a tensor [N, D].")
+    if not isinstance(embeddings, Tensor) or embeddings.dim() != 2:
+        raise ShapeError(f"{items} are {shown(embeddings)}, expected a tensor [N, D].")
     if len(labels) != len(embeddings):
-        raise ShapeError(f"{len(labels)} {name} for {len(embeddings)} embeddings: give one label for each.")
+        raise ShapeError(f"{len(labels)} {name} for {len(embeddings)} {items}: give one label for each.")
 
 
 def same_item(rows: Tensor, columns: Tensor) -> Tensor:

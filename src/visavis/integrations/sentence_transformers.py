@@ -22,7 +22,7 @@ from visavis import storage
 from visavis.engine import LearnedScale, PairLoss, in_chunks
 from visavis.engine.items import vectors
 from visavis.errors import RunError, ShapeError, SpecError, VisavisError, in_the_words_of, say
-from visavis.integrations.metric_learning import compared_with_each_other
+from visavis.integrations.metric_learning import check_one_each, compared_with_each_other
 from visavis.objectives import Objective
 from visavis.targets import as_ids
 
@@ -85,6 +85,8 @@ class VisavisLoss(nn.Module):
                 if ids is None:
                     raise ShapeError("VisavisLoss got one column without labels: add a column of positives, or a column label of ids.")
                 return compared_with_each_other(self.loss, anchors, ids)
+            if ids is not None:
+                check_one_each(ids, anchors)
             positives, *negatives = others
             if not negatives:
                 return self.loss(anchors, positives, ids)

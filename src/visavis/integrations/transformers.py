@@ -13,6 +13,7 @@ from torch import Tensor, distributed, nn
 
 from visavis.engine import PairLoss
 from visavis.errors import ShapeError, SpecError, in_the_words_of
+from visavis.integrations.metric_learning import check_one_each
 from visavis.objectives import Objective
 from visavis.targets import as_ids
 
@@ -56,6 +57,8 @@ class TrainerLoss:
         self.loss.train(torch.is_grad_enabled())  # evaluation runs without gradient and gathers nothing from other processes
         with in_the_words_of("TrainerLoss", "PairLoss"):
             ids = as_ids(labels, "labels")
+            for items, name in zip((images, texts), self.names, strict=True):
+                check_one_each(ids, items, items=name)
             value = self.loss(images, texts, ids, scale=None if self.logit_scale is None else self.logit_scale.exp())
         if distributed.is_available() and distributed.is_initialized():
             value = value + sum(zero.to(value) for zero in nothing_of(outputs))
