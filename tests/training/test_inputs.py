@@ -97,10 +97,19 @@ phases = [{{ epochs = 1, objective = "VLC()" }}]
 """)
     with pytest.raises(Stopped):
         visavis.train(tmp_path / "clip.toml", data=world, out=run, progress=stop_at(1))
-    pixels = json.loads((clip / "preprocessor_config.json").read_text())
-    (clip / "preprocessor_config.json").write_text(json.dumps(pixels | {"image_mean": [0.1, 0.1, 0.1]}))
+    file = clip / "preprocessor_config.json"
+    own, other = file.read_text(), json.dumps(json.loads(file.read_text()) | {"image_mean": [0.1, 0.1, 0.1]})
+    file.write_text(other)
     with pytest.raises(RunError, match="the encoder of the images changed"):
         visavis.train(resume=run)
+    file.write_text(own)
+    visavis.train(resume=run)
+    assert visavis.evaluate(run).metrics["rsum"] > 0
+    file.write_text(other)
+    with pytest.raises(
+        RunError, match=f"^the encoder of the images is not the one that {run} was trained with: bring its old weights back"
+    ):
+        visavis.evaluate(run)
 
 
 @pytest.mark.parametrize(

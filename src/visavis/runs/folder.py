@@ -13,6 +13,7 @@ from visavis.models.base import Matcher
 from visavis.models.encoding import device_of
 from visavis.models.retriever import Retriever
 from visavis.progress import Progress
+from visavis.runs.record import Record
 from visavis.runs.zero_shot import zero_shot_recipe
 from visavis.training.data_module import DataModule, open_data_module
 from visavis.training.recipe import Recipe, build_recipe
@@ -34,7 +35,10 @@ def open_run(folder: Path, recipe: Recipe, progress: Progress) -> tuple[DataModu
         progress.say(f"{folder} was trained on cuda, which is not here: it goes on on the CPU.")
         device = "cpu"
     model = Retriever.load(folder, device=device)
-    return open_data_module(recipe, progress, model.processor), model.matcher
+    data_module = open_data_module(recipe, progress, model.processor)
+    if (environment := RunFiles(folder).environment).exists():
+        Record.read(environment).check_encoders(data_module, folder, progress)
+    return data_module, model.matcher
 
 
 def open_peer(folder: Path, first: Matcher) -> Matcher:

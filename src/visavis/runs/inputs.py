@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 
 from visavis import spec, supervision
@@ -15,9 +15,17 @@ from visavis.models.pretrained import model_files
 from visavis.progress import Progress
 from visavis.training.data_module import DataModule
 
+ENCODERS = ("the encoder of the images", "the encoder of the texts")
+"""What a trained model reads everything through, whatever the data."""
 
-def inputs_of(data_module: DataModule, known: Mapping[str, Contents], progress: Progress) -> dict[str, Contents]:
-    """Every input by what it is, in the words of a sentence. known: those of an earlier time, which are read again only where they changed."""
+
+def inputs_of(
+    data_module: DataModule, known: Mapping[str, Contents], progress: Progress, among: Container[str] | None = None
+) -> dict[str, Contents]:
+    """Every input by what it is, in the words of a sentence.
+
+    known: those of an earlier time, which are read again only where they changed. among: the ones that are asked for; None: all.
+    """
     recipe, data, words = data_module.recipe, data_module.data, data_module.processor.vocabulary
     files: dict[str, dict[str, Bytes]] = {}
     told: dict[str, str] = {}
@@ -25,11 +33,12 @@ def inputs_of(data_module: DataModule, known: Mapping[str, Contents], progress: 
         files["the pictures"] = {image.name: image.bytes for image in data.images if image.bytes is not None}
     else:
         files["the stored features"] = _named(data_module.visual.files)
-    for side, features, tower in (("images", data_module.visual, recipe.visual.tower), ("texts", data_module.text, recipe.text.tower)):
+    sides = ((data_module.visual, recipe.visual.tower), (data_module.text, recipe.text.tower))
+    for encoder, (features, tower) in zip(ENCODERS, sides, strict=True):
         if isinstance(features, FeatureStore):
-            told[f"the encoder of the {side}"] = features.description.weights
+            told[encoder] = features.description.weights
         elif features is None:
-            files[f"the encoder of the {side}"] = _named(model_files(tower))
+            files[encoder] = _named(model_files(tower))
     if words is not None:
         told["the vocabulary"] = hashlib.sha256(json.dumps(words.words).encode()).hexdigest()[:32]
     for number, phase in enumerate(recipe.phases):
@@ -39,8 +48,9 @@ def inputs_of(data_module: DataModule, known: Mapping[str, Contents], progress: 
     def told_by(what: str, places: Mapping[str, Bytes]) -> Contents:
         return Contents.of(places, known.get(what), lambda done, total: progress.work(f"reading {what}", done, total, 0.0))
 
-    return {what: told_by(what, places) for what, places in files.items() if places} | {
-        what: Contents(1, content, content) for what, content in told.items()
+    asked = [*files, *told] if among is None else among
+    return {what: told_by(what, places) for what, places in files.items() if places and what in asked} | {
+        what: Contents(1, content, content) for what, content in told.items() if what in asked
     }
 
 

@@ -15,7 +15,7 @@ from visavis.environment import git_hash, versions
 from visavis.errors import RunError
 from visavis.models.base import Matcher
 from visavis.progress import Progress
-from visavis.runs.inputs import inputs_of
+from visavis.runs.inputs import ENCODERS, inputs_of
 from visavis.training.data_module import DataModule
 from visavis.training.recipe import Recipe, build_recipe
 from visavis.training.run_files import RunFiles
@@ -98,6 +98,12 @@ class Record:
             contents = [inputs[what].content if what in inputs else None for inputs in (self.inputs, now)]
             if contents[0] != contents[1]:
                 raise RunError(f"{what} changed since {folder} began (data: {path}): start a new run, or bring back what was read then.")
+
+    def check_encoders(self, data_module: DataModule, folder: Path, progress: Progress) -> None:
+        """Raise RunError if an encoder is no longer the one through which the model learned to read."""
+        for what, now in inputs_of(data_module, self.inputs, progress, ENCODERS).items():
+            if what in self.inputs and now.content != self.inputs[what].content:
+                raise RunError(f"{what} is not the one that {folder} was trained with: bring its old weights back, or train anew.")
 
     def say_differences(self, progress: Progress) -> None:
         """Say what the results depend on in their last digits and is no longer the same."""
