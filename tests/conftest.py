@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -65,6 +66,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("a small file system may not be mounted here")
     yield folder
     subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.fixture
+def hangups_heard() -> Iterator[None]:
+    """SIGHUP does what it does by default, here and in processes begun here, also where the tests run under nohup."""
+    if hasattr(signal, "SIGHUP"):
+        before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        yield
+        signal.signal(signal.SIGHUP, before)
+    else:
+        yield
 
 
 @pytest.fixture(autouse=True)

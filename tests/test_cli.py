@@ -247,7 +247,7 @@ def test_something_of_the_users_is_never_overwritten(call, recipe, scenes, tmp_p
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_signal_ends_a_command_with_a_sentence_and_the_code_of_the_shell(call, monkeypatch, end):
+def test_a_signal_ends_a_command_with_a_sentence_and_the_code_of_the_shell(call, monkeypatch, end, hangups_heard):
     monkeypatch.setattr(cli, "app", lambda: signal.raise_signal(end))
     assert call() == (128 + end, "", f"visavis: ended by {end.name}.\n")
     assert signal.getsignal(end) is signal.SIG_DFL

@@ -72,7 +72,7 @@ def test_ten_kills_at_random_moments_change_nothing(command, recipe, scenes, uni
 
 
 @pytest.mark.parametrize("stop", SIGNALS)
-def test_signals_save_and_say_how_to_go_on(command, recipe, scenes, uninterrupted, outcome, tmp_path, stop):
+def test_signals_save_and_say_how_to_go_on(command, recipe, scenes, uninterrupted, outcome, tmp_path, stop, hangups_heard):
     """Ctrl-C, the end that another program asks for, and a closed terminal; the exit code is the shell's."""
     run = tmp_path / "run"
     process = command(run, recipe, "--data", scenes, "--out", run)
@@ -153,7 +153,7 @@ def test_only_a_run_can_be_resumed_and_none_is_overwritten(uninterrupted, recipe
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="there are no such terminals here")
-def test_a_closed_terminal_is_survived(recipe, scenes, tmp_path):
+def test_a_closed_terminal_is_survived(recipe, scenes, tmp_path, hangups_heard):
     """Nobody hears a sentence then; all is saved, and the exit code is that of SIGHUP."""
     run, (terminal, inside) = tmp_path / "run", os.openpty()
     program = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from visavis.cli import main; main()"
