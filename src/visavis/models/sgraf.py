@@ -31,7 +31,7 @@ class SGRAF(FragmentMatcher):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(FragmentMatcher.Config):
-        kind: Literal["SGR", "SAF"] = "SGR"
+        module: Literal["SGR", "SAF"] = "SGR"
         regions: int = 36
         similarity_width: int = 256
         steps: int = 3
@@ -46,7 +46,7 @@ class SGRAF(FragmentMatcher):
         self.text_global = GlobalAttention(config.width, config.global_dropout)
         self.local_similarity, self.global_similarity = (_linear(config.width, config.similarity_width) for _ in range(2))
         self.nodes: nn.Module = (
-            Filtration(config.similarity_width) if config.kind == "SAF" else Reasoning(config.similarity_width, config.steps)
+            Filtration(config.similarity_width) if config.module == "SAF" else Reasoning(config.similarity_width, config.steps)
         )
         self.last = _linear(config.similarity_width, 1)
 
