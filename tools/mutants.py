@@ -1,0 +1,141 @@
+"""Would the suite notice? Faults drawn by a seed, put into the source one at a time, and the tests run on each.
+
+    pip install cosmic-ray && python tools/mutants.py [--count 40] [--seed 1] [--first 0]
+
+A place of src/visavis is drawn among all where an operator of cosmic-ray applies (arithmetic, comparisons, booleans, numbers,
+loops, exceptions, decorators), then one of these operators; annotations are left out, where a fault changes nothing. The tests
+of the same package run first, then the others (without the long ones), in a copy of the last commit, until one fails. Each
+mutant is printed with the first test that fails; those that survive are to be explained or to get a test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cosmic_ray.ast
+from cosmic_ray import mutating, plugins
+
+PROJECT = Path(__file__).resolve().parents[1]
+TIMEOUT_S = 1800
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault: the file in the project, the operator's name, and which of its occurrences."""
+
+    file: Path
+    operator: str
+    occurrence: int
+
+    def code(self, source: str) -> str:
+        return mutating.mutate_code(source, plugins.get_operator(self.operator)(), self.occurrence) or source
+
+
+def drawn(count: int, seed: int) -> Iterator[Mutant]:
+    """Mutants that differ from the source in more than annotations."""
+    draw, places = random.Random(seed), all_places()
+    keys = sorted(places)
+    draw.shuffle(keys)
+    for key in keys:
+        mutant = draw.choice(places[key])
+        source = (PROJECT / mutant.file).read_text(encoding="utf-8")
+        if _without_annotations(source) != _without_annotations(mutant.code(source)):
+            yield mutant
+            count -= 1
+        if count == 0:
+            return
+
+
+def all_places() -> dict[tuple[str, Any, Any], list[Mutant]]:
+    """The mutants by their place in the source."""
+    places: dict[tuple[str, Any, Any], list[Mutant]] = defaultdict(list)
+    operators = {name: plugins.get_operator(name) for name in plugins.operator_names()}
+    for path in sorted((PROJECT / "src" / "visavis").rglob("*.py")):
+        nodes = list(cosmic_ray.ast.ast_nodes(cosmic_ray.ast.get_ast(path.read_text(encoding="utf-8"))))
+        for name, operator in operators.items():
+            if operator.arguments():
+                continue
+            found = [position for node in nodes for position in operator().mutation_positions(node)]
+            for occurrence, (start, end) in enumerate(found):
+                places[str(path), start, end].append(Mutant(path.relative_to(PROJECT), name, occurrence))
+    return places
+
+
+def _without_annotations(source: str) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        for name in ("annotation", "returns"):
+            if getattr(node, name, None) is not None:
+                setattr(node, name, ast.Constant(None))
+    return ast.dump(tree)
+
+
+def first_failure(copy: Path, near: list[str]) -> str:
+    """The first test that fails on the code in the copy, those near to the fault first; "" if all pass."""
+    for paths in (near, ["tests", "src/visavis"]):
+        if not paths:
+            continue
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "auto", "--dist", "loadfile", "--timeout", "120"]
+        command += ["-m", "not long and not timing", "-p", "no:cacheprovider", *paths]
+        environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1"}
+        try:
+            ended = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired:
+            return f"no end after {TIMEOUT_S} s"
+        if ended.returncode not in (0, 5):  # 5: no test there
+            failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", ended.stdout, re.MULTILINE)
+            return failed[0] if failed else (ended.stdout + ended.stderr).strip().splitlines()[-1]
+    return ""
+
+
+def tests_near(file: Path) -> list[str]:
+    """The tests of a file's package."""
+    parts = file.relative_to("src/visavis").with_suffix("").parts
+    folder = PROJECT / "tests" / parts[0]
+    names = {parts[0], parts[-1]}
+    return [str(folder.relative_to(PROJECT))] * folder.is_dir() + sorted(
+        {str(path.relative_to(PROJECT)) for name in names for path in (PROJECT / "tests").glob(f"test_{name}*.py")}
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--count", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="go on from this mutant")
+    args = parser.parse_args()
+    survivors = 0
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy"
+        subprocess.run(["git", "clone", "--quiet", "--shared", PROJECT, copy], check=True)
+        for number, mutant in enumerate(drawn(args.count, args.seed)):
+            if number < args.first:
+                continue
+            source = (copy / mutant.file).read_text(encoding="utf-8")
+            code = mutant.code(source)
+            (copy / mutant.file).write_text(code, encoding="utf-8")
+            failed = first_failure(copy, tests_near(mutant.file))
+            (copy / mutant.file).write_text(source, encoding="utf-8")
+            survivors += not failed
+            changes = [line for line in difflib.unified_diff(source.splitlines(), code.splitlines(), n=0, lineterm="") if line[:2] != "--"]
+            print(f"{number} {mutant.file}: {'caught by ' + failed if failed else 'SURVIVED'}")
+            print("\n".join(f"    {line}" for line in changes if not line.startswith("+++")), flush=True)
+    print(f"{args.count - args.first - survivors} of {args.count - args.first} caught, seed {args.seed}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
