@@ -12,63 +12,44 @@ file's place), and a command runs in a process of its own. It counts what came o
     said      another result, and a sentence that the undamaged files do not bring
     another   another result in silence of a *fresh* look at the data, the encoder or the recipe, for which nothing else is known
     SILENT    another result in silence, where the run or the cache knew better
+    WORDLESS  an exit code other than 0 without a sentence
     TRACEBACK, HANG (over --limit seconds), DIED (by a signal)
 
-The last four lines are printed whole, with the command. The exit code is 1 if there is one.
+What counts as a defect (in capitals) is printed whole, with the command. The exit code is 1 if there is one.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import os
 import random
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
-import tomli_w
 import torch
-import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-import visavis
 from visavis.cli import main as visavis_main
-from visavis.data import open_dataset
-from visavis.progress import Silent, TrainingStep
-from visavis.training.trainer import Stopped
+
+sys.path.insert(0, str(Path(__file__).with_suffix("")))
+from ways import damage
+from world import build
 
 TRACED = 70
-BAD = ("SILENT", "TRACEBACK", "HANG", "DIED")
-RECIPE = """
-name = "small"
-seed = 3
-data = {{ path = "{photos}" }}
-visual = {visual}
-text = {text}
-model = {model}
-training = {{ batch_size = 8, threads = 1, checkpoint_s = 0, probe_batches = 1 }}
-
-[[phases]]
-epochs = 4
-objective = "VLC(gamma=20)"
-optimizer = {{ name = "AdamW", lr = 1e-3 }}
-"""
+BAD = ("SILENT", "WORDLESS", "TRACEBACK", "HANG", "DIED")
 
 
 @dataclass(frozen=True)
@@ -103,171 +84,6 @@ TRIALS = (
     Trial("encoders, cached anew", ("towers/**/*",), ("features", "photos", "--text", "towers/text", "--out", "stores"), fresh=True),
     Trial("recipe", ("frozen.toml",), ("train", "frozen.toml", "epochs=1", "--out", "runs/new"), "runs/new", True),
 )
-
-
-class StopAt(Silent):
-    """Presses Ctrl-C after so many steps."""
-
-    def __init__(self, last: int):
-        self.left = last
-
-    def step(self, step: TrainingStep) -> None:
-        self.left -= 1
-        if self.left == 0:
-            signal.raise_signal(signal.SIGINT)
-
-
-def build(folder: Path) -> None:
-    """The undamaged world."""
-    os.environ["VISAVIS_CACHE"] = str(folder / "cache")
-    folder.mkdir(parents=True)
-    os.chdir(folder)
-    data = open_dataset("flickr8k").split("train")
-    (folder / "photos").mkdir()
-    images = []
-    for i, split in enumerate(["train"] * 24 + ["val"] * 8 + ["test"] * 8):
-        image = data.images[i]
-        assert image.bytes is not None
-        (folder / "photos" / image.name).write_bytes(image.bytes.read())
-        images.append({"filename": image.name, "split": split, "sentences": [{"raw": data.captions[c]} for c in data.captions_of[i][:3]]})
-    (folder / "photos" / "dataset.json").write_text(json.dumps({"images": images}, indent=1))
-    tool = Path(__file__).resolve().parents[1] / "tools" / "mobilenet_folder.py"
-    subprocess.run([sys.executable, tool, "--out", folder / "towers" / "visual"], check=True, capture_output=True)
-    words = sorted({word for image in images for sentence in image["sentences"] for word in re.findall(r"\w+", sentence["raw"].lower())})
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", ",", *words]))
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64}
-    bert = transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=len(words) + 7))
-    bert.save_pretrained(folder / "towers" / "text")
-    transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder / "towers" / "text")
-    frozen = '{{ tower = "{}", view = "pooled" }}'
-    recipes = {
-        "frozen": (
-            frozen.format("towers/visual"),
-            frozen.format("towers/text"),
-            '{ kind = "Heads", width = 32, hidden = 48, dropout = 0.1 }',
-        ),
-        "pixels": ('{ tower = "small-cnn", view = "pixels" }', "{ min_count = 1 }", '{ kind = "VSE++", width = 16, word_width = 8 }'),
-    }
-    for name, (visual, text, model) in recipes.items():
-        (folder / f"{name}.toml").write_text(RECIPE.format(photos="photos", visual=visual, text=text, model=model))
-    visavis.train("frozen.toml", out="runs/finished", progress=Silent())
-    for recipe, name in (("frozen.toml", "stopped"), ("pixels.toml", "pixels")):
-        try:
-            visavis.train(recipe, out=f"runs/{name}", progress=StopAt(14))
-        except Stopped:
-            continue
-
-
-def damage(file: Path, draw: random.Random) -> str:
-    """Damage one file; what was done."""
-    content = file.read_bytes()
-    place = draw.randrange(len(content) or 1)
-
-    def bit() -> None:
-        file.write_bytes(content[:place] + bytes([content[place] ^ 1 << draw.randrange(8)]) + content[place + 1 :] if content else b"\0")
-
-    def some_bytes() -> None:
-        file.write_bytes(content[:place] + draw.randbytes(draw.randint(1, 16)) + content[place + draw.randint(0, 16) :])
-
-    def linked(to: Path) -> None:
-        file.unlink()
-        file.symlink_to(to)
-
-    def pipe() -> None:
-        file.unlink()
-        os.mkfifo(file)
-
-    def folder() -> None:
-        file.unlink()
-        file.mkdir()
-
-    def sparse() -> None:
-        with open(file, "r+b") as target:
-            target.truncate(40 * 2**30)
-
-    ways: dict[str, Callable[[], object]] = {
-        "one bit": bit,
-        "some bytes": some_bytes,
-        "cut": lambda: file.write_bytes(content[:place]),
-        "longer": lambda: file.write_bytes(content + draw.randbytes(20)),
-        "zeros": lambda: file.write_bytes(content[:place] + bytes(min(64, len(content) - place)) + content[place + 64 :]),
-        "empty": lambda: file.write_bytes(b""),
-        "removed": file.unlink,
-        "a folder": folder,
-        "a pipe": pipe,
-        "a link to itself": lambda: linked(file),
-        "a device": lambda: linked(Path("/dev/zero")),
-        "40 GB": sparse,
-        "a mark in front": lambda: file.write_bytes(b"\xef\xbb\xbf" + content),
-        "another file": lambda: file.write_bytes(
-            draw.choice(sorted(other for other in file.parent.iterdir() if other.is_file())).read_bytes()
-        ),
-    }
-    changed = _with_odd_value(file, content, draw) if file.suffix in (".json", ".jsonl", ".toml") and draw.random() < 0.6 else None
-    if changed is not None:
-        file.write_bytes(changed[1])
-        return changed[0]
-    name = draw.choices(list(ways), [4, 4, 3] + [1] * (len(ways) - 3))[0]
-    ways[name]()
-    return name
-
-
-ODD = (
-    None,
-    True,
-    -1,
-    0,
-    3,
-    0.5,
-    1e308,
-    float("nan"),
-    10**30,
-    "",
-    "\x1b[31m",
-    "..",
-    "x" * 100_000,
-    [],
-    [[]],
-    {},
-    {"a": 1},
-    ["a", 1],
-    "CLIP",
-)
-
-
-def _with_odd_value(file: Path, content: bytes, draw: random.Random) -> tuple[str, bytes] | None:
-    """A JSON or TOML file with one value replaced or left out."""
-    lines = content.splitlines() if file.suffix == ".jsonl" else [content]
-    number = draw.randrange(len(lines) or 1)
-    try:
-        value = tomllib.loads(content.decode()) if file.suffix == ".toml" else json.loads(lines[number])
-    except (ValueError, IndexError):
-        return None
-    places = list(_places(value))
-    if not places:
-        return None
-    holder, key = draw.choice(places)
-    odd = draw.choice(ODD)
-    what = f"{key} = {odd!r:.30}"
-    if draw.random() < 0.25:
-        del holder[key]
-        what = f"without {key}"
-    else:
-        holder[key] = odd
-    try:
-        written = tomli_w.dumps(value) if file.suffix == ".toml" else json.dumps(value)
-    except (TypeError, ValueError):
-        return None
-    lines[number] = written.encode()
-    return what, b"\n".join(lines) + b"\n"
-
-
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every place of a value, as what holds it and the key or index there."""
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
-        yield value, key
-        yield from _places(inner)
 
 
 @dataclass(frozen=True)
@@ -343,7 +159,7 @@ def judge(trial: Trial, found: Outcome, usual: Outcome) -> str:
     if "Traceback" in found.said or found.code == TRACED:
         return "TRACEBACK"
     if found.code != 0:
-        return "refused"
+        return "refused" if re.search(r"^visavis: .", found.said, re.MULTILINE) or trial.command[0] == "data" else "WORDLESS"
     if found.result == usual.result:
         return "same"
     if _sentences(found) - _sentences(usual):
@@ -352,7 +168,9 @@ def judge(trial: Trial, found: Outcome, usual: Outcome) -> str:
 
 
 def _sentences(outcome: Outcome) -> set[str]:
-    return {re.sub(r"[\d.,]+", "0", line) for line in outcome.said.splitlines() if not re.search(r"\d/\d|%|epoch|phase", line)}
+    return {
+        re.sub(r"[\d.,]+", "0", line) for line in outcome.said.splitlines() if not re.search(r"\d/\d|%|epoch|phase|collapse|chance", line)
+    }
 
 
 def main() -> int:
