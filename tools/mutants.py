@@ -52,7 +52,11 @@ def drawn(count: int, seed: int) -> Iterator[Mutant]:
     for key in keys:
         mutant = draw.choice(places[key])
         source = (PROJECT / mutant.file).read_text(encoding="utf-8")
-        if _without_annotations(source) != _without_annotations(mutant.code(source)):
+        try:
+            differs = _without_annotations(source) != _without_annotations(mutant.code(source))
+        except SyntaxError:  # of an operator that does not know a form of the language
+            continue
+        if differs:
             yield mutant
             count -= 1
         if count == 0:
