@@ -32,6 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["VISAVIS_CACHE"] = config.stash[_CACHE]
     os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets its background jobs ignore it
 
 
 _CACHE = pytest.StashKey[str]()
