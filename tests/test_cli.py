@@ -323,6 +323,14 @@ def test_without_json_people_read_a_text(call, run, scenes, name):
     assert not out.startswith("{")
 
 
+def test_recipes_have_a_line_each_and_other_entries_a_paragraph(call):
+    _, recipes, _ = call("catalog", "recipes")
+    assert re.search(r"^  heads-flickr8k  Two small towers", recipes, re.MULTILINE)
+    assert "formula" not in recipes
+    _, objectives, _ = call("catalog", "objectives")
+    assert re.search(r"^  TripletHN\n      \S.*\n(      .*\n)*      formula: ", objectives, re.MULTILINE)
+
+
 def test_a_run_folder_is_told_in_one_piece_however_long(call, run):
     code, out, _ = call("train", "--resume", run)
     assert code == 0
