@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import shutil
@@ -54,6 +55,13 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one_to_the_very_same
     visavis.train(resume=stopped, progress=listener)
     assert any(f"{newest}/weights.safetensors is damaged" in sentence and older.name in sentence for sentence in listener.said)
     assert outcome(stopped) == outcome(uninterrupted(False))
+
+
+def test_a_log_without_end_is_passed_over_unread(stopped, listener):
+    older, newest = complete(stopped / "checkpoint")
+    os.truncate(newest / "metrics.jsonl", 40 * 2**30)
+    visavis.train(resume=stopped, progress=listener)
+    assert any("metrics.jsonl is of 42,949,672,960 bytes" in sentence and older.name in sentence for sentence in listener.said)
 
 
 def test_without_a_whole_checkpoint_nothing_goes_on(stopped):

@@ -13,6 +13,7 @@ from visavis.storage.folders import (
     remove_parts,
 )
 from visavis.storage.reading import (
+    MAX_BYTES,
     content_hash,
     kind_of_file,
     momentary,
@@ -45,6 +46,7 @@ from visavis.storage.writing import (
 )
 
 __all__ = [
+    "MAX_BYTES",
     "Damaged",
     "alone",
     "append_json_line",

@@ -169,9 +169,9 @@ def momentary(error: VisavisError) -> bool:
     return isinstance(error.__context__, OSError | MemoryError)
 
 
-def content_hash(path: str | Path, *, error: type[VisavisError] = DataError) -> str:
-    """The SHA-256 of a regular file's content, in hexadecimal. Raises ``error``."""
-    with regular_file(path, error=error), open(path, "rb") as file:
+def content_hash(path: str | Path, *, limit: int | None = None, error: type[VisavisError] = DataError) -> str:
+    """The SHA-256 of the content of a regular file of at most ``limit`` bytes, in hexadecimal. Raises ``error``."""
+    with regular_file(path, limit=limit, error=error), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

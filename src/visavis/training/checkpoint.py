@@ -84,7 +84,7 @@ class Checkpoint:
         """The checkpoint in a folder. like: what its weights must fit. Raises RunError if anything in it is not as it was written."""
         if (folder / HASHES).exists():
             for name, written in storage.read_json(folder / HASHES, dict[str, str], error=RunError).items():
-                if storage.content_hash(folder / name, error=RunError) != written:
+                if storage.content_hash(folder / name, limit=storage.MAX_BYTES, error=RunError) != written:
                     raise RunError(f"{folder / name} is damaged: it is not what was written.")
         state_file = next(file for name in STATE_FILES if (file := folder / name).exists())
         fits = {"weights": like, "best": like}
