@@ -49,6 +49,7 @@ class StopAt(Silent):
 def build(folder: Path) -> None:
     """The undamaged world."""
     os.environ["VISAVIS_CACHE"] = str(folder / "cache")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets its background jobs ignore it
     folder.mkdir(parents=True)
     os.chdir(folder)
     data = open_dataset("flickr8k").split("train")
@@ -60,7 +61,7 @@ def build(folder: Path) -> None:
         (folder / "photos" / image.name).write_bytes(image.bytes.read())
         images.append({"filename": image.name, "split": split, "sentences": [{"raw": data.captions[c]} for c in data.captions_of[i][:3]]})
     (folder / "photos" / "dataset.json").write_text(json.dumps({"images": images}, indent=1))
-    tool = Path(__file__).resolve().parents[1] / "tools" / "mobilenet_folder.py"
+    tool = Path(__file__).resolve().parents[2] / "tools" / "mobilenet_folder.py"
     subprocess.run([sys.executable, tool, "--out", folder / "towers" / "visual"], check=True, capture_output=True)
     words = sorted({word for image in images for sentence in image["sentences"] for word in re.findall(r"\w+", sentence["raw"].lower())})
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", ",", *words]))
