@@ -1,6 +1,6 @@
 """Would the suite notice? Faults drawn by a seed, put into the source one at a time, and the tests run on each.
 
-    pip install cosmic-ray && python tools/mutants.py [--count 40] [--seed 1] [--first 0]
+    pip install cosmic-ray && python tools/mutants.py [--count 40] [--seed 1] [--near] [--only NUMBER ...]
 
 A place of src/visavis is drawn among all where an operator of cosmic-ray applies (arithmetic, comparisons, booleans, numbers,
 loops, exceptions, decorators), then one of these operators; annotations are left out, where a fault changes nothing. The tests
@@ -30,6 +30,8 @@ from cosmic_ray import mutating, plugins
 
 PROJECT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 1800
+ELSEWHERE = {"runs": "training", "supervision": "training", "probe": "memory", "scoring": "costly_score", "verbs": "cli"}
+"""Packages whose tests are those of another."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +89,13 @@ def _without_annotations(source: str) -> str:
     return ast.dump(tree)
 
 
-def first_failure(copy: Path, near: list[str]) -> str:
-    """The first test that fails on the code in the copy, those near to the fault first; "" if all pass.
+def first_failure(copy: Path, near: list[str], *, everywhere: bool) -> str:
+    """The first test that fails on the code in the copy, those near to the fault first; "" if all pass. everywhere: then all others.
 
     It must fail once more alone, or it is left out and the others go on: what fails only beside others says nothing of the fault.
     """
     left_out: list[str] = []
-    for paths in [near, ["tests", "src/visavis"]] if near else [["tests", "src/visavis"]]:
+    for paths in ([near] if near else []) + ([["tests", "src/visavis"]] if everywhere else []):
         while failed := _run(copy, "-n", "auto", "--dist", "loadfile", *(f"--deselect={test}" for test in left_out), *paths):
             if "::" not in failed or _run(copy, failed):
                 return failed
@@ -120,8 +122,8 @@ def _run(copy: Path, *arguments: str) -> str:
 def tests_near(file: Path) -> list[str]:
     """The tests of a file's package."""
     parts = file.relative_to("src/visavis").with_suffix("").parts
-    folder = PROJECT / "tests" / parts[0]
-    names = {parts[0], parts[-1]}
+    folder = PROJECT / "tests" / ELSEWHERE.get(parts[0], parts[0])
+    names = {parts[0], parts[-1], ELSEWHERE.get(parts[0], parts[0])}
     return [str(folder.relative_to(PROJECT))] * folder.is_dir() + sorted(
         {str(path.relative_to(PROJECT)) for name in names for path in (PROJECT / "tests").glob(f"test_{name}*.py")}
     )
@@ -131,25 +133,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--first", type=int, default=0, help="go on from this mutant")
+    parser.add_argument("--only", type=int, nargs="*", help="the numbers of the mutants to try; default all")
+    parser.add_argument("--near", action="store_true", help="run the tests of the same package alone")
     args = parser.parse_args()
-    survivors = 0
+    survivors = tried = 0
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
         subprocess.run(["git", "clone", "--quiet", "--shared", PROJECT, copy], check=True)
         for number, mutant in enumerate(drawn(args.count, args.seed)):
-            if number < args.first:
+            if args.only and number not in args.only:
                 continue
+            tried += 1
             source = (copy / mutant.file).read_text(encoding="utf-8")
             code = mutant.code(source)
             (copy / mutant.file).write_text(code, encoding="utf-8")
-            failed = first_failure(copy, tests_near(mutant.file))
+            failed = first_failure(copy, tests_near(mutant.file), everywhere=not args.near)
             (copy / mutant.file).write_text(source, encoding="utf-8")
             survivors += not failed
             changes = [line for line in difflib.unified_diff(source.splitlines(), code.splitlines(), n=0, lineterm="") if line[:2] != "--"]
             print(f"{number} {mutant.file}: {'caught by ' + failed if failed else 'SURVIVED'}")
             print("\n".join(f"    {line}" for line in changes if not line.startswith("+++")), flush=True)
-    print(f"{args.count - args.first - survivors} of {args.count - args.first} caught, seed {args.seed}")
+    print(f"{tried - survivors} of {tried} caught, seed {args.seed}")
     return 0
 
 
