@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from visavis.data.scenes import Facts, Scene, SceneGraphs, Thing, captions, draw, draw_scene, redraw, relevance, write_scenes
+from visavis.data.scenes.backgrounds import paint_background
 from visavis.data.scenes.relevance import WEIGHTS
 from visavis.data.scenes.words import article, join
 from visavis.data.scenes.world import BACKGROUNDS, COLORS, PATTERNS, SHAPES, held_out_colors, held_out_relations
@@ -252,6 +253,27 @@ def test_the_world_of_a_seed_stays_what_it_is(tmp_path):
     said = "\n".join(caption for row in rows for caption in row["captions"])
     seen = np.stack([np.asarray(Image.open(folder / row["filename"]).resize((4, 4), Image.Resampling.BOX), float) for row in rows])
     assert hashlib.sha256(said.encode()).hexdigest()[:16] == "abfeeb66b1a7ce9c"
+    assert hashlib.sha256((folder / "scenes.jsonl").read_bytes()).hexdigest()[:16] == "d71cb0c291fe9aee"
     assert seen.mean((0, 1, 2)) == pytest.approx([143.24, 147.62, 145.04], abs=0.1)
     assert seen.std((0, 1, 2)) == pytest.approx([69.63, 58.61, 61.18], abs=0.1)
     assert seen[::20].mean((1, 2, 3)) == pytest.approx([141, 143, 121, 158, 105, 121, 134, 216, 158, 187], abs=0.7)
+
+
+BACKGROUND_COLORS = {
+    "meadow": (145.69, 200.04, 162.33),
+    "beach": (171.57, 205.29, 201.93),
+    "night": (38.30, 36.00, 79.53),
+    "snow": (205.45, 220.81, 237.09),
+    "table": (192.10, 141.12, 92.64),
+    "sea": (48.54, 136.91, 181.16),
+    "desert": (237.89, 186.23, 125.24),
+    "paper": (226.92, 231.78, 231.25),
+    "sunset": (191.87, 120.88, 121.56),
+    "forest": (83.75, 119.39, 84.74),
+}
+
+
+@pytest.mark.parametrize("name", BACKGROUNDS)
+def test_backgrounds_keep_their_colors(name):
+    canvas = paint_background(name, 64, np.random.default_rng(5))
+    assert 255 * canvas.mean((0, 1)) == pytest.approx(BACKGROUND_COLORS[name], abs=0.1)
