@@ -264,6 +264,10 @@ def test_captions_are_text_and_images_without_pixels_are_shown_by_their_words(co
     assert nasty not in text
     assert marks(text).classes.count("words") == 2 * 2 * 30 + 4
     assert Image.open(io.BytesIO(lists_picture(blind.queries[:2], bare, Thumbnails(bare)))).width == 1800
+    query = replace(blind.queries[0], lists=blind.queries[0].lists[:1] * 6)
+    tall = Image.open(io.BytesIO(lists_picture([query], bare, Thumbnails(bare))))
+    inches = 0.5 + 6 * (0.3 + 2 * (10 / 15 + 0.1)) + 0.35
+    assert tall.height / 150 == pytest.approx(inches, abs=0.02), "six lists of two rows each"
 
 
 def test_one_run_and_queries_by_name(runs, scenes, tmp_path):
