@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageColor
 from scipy.stats import kendalltau
 
 import visavis
@@ -29,6 +29,7 @@ from visavis.progress import Silent
 from visavis.report.coherence import page
 from visavis.report.coherence.figures import lists_picture
 from visavis.report.coherence.thumbnails import Thumbnails
+from visavis.report.figures import LIGHT
 from visavis.report.page import Shades
 from visavis.runs.folder import open_run, recipe_of
 from visavis.types import Encoded
@@ -268,6 +269,14 @@ def test_captions_are_text_and_images_without_pixels_are_shown_by_their_words(co
     tall = Image.open(io.BytesIO(lists_picture([query], bare, Thumbnails(bare))))
     inches = 0.5 + 6 * (0.3 + 2 * (10 / 15 + 0.1)) + 0.35
     assert tall.height / 150 == pytest.approx(inches, abs=0.02), "six lists of two rows each"
+
+
+def test_the_frame_of_the_own_image_is_seen_at_a_glance(comparison):
+    query = next(query for query in comparison.queries if any(item.own for item in query.lists[0].items))
+    picture = Image.open(io.BytesIO(lists_picture([replace(query, lists=query.lists[:1])], comparison.data, Thumbnails(comparison.data))))
+    green = np.abs(np.asarray(picture.convert("RGB"), int) - np.array(ImageColor.getrgb(LIGHT.right))).sum(-1) < 12
+    own = sum(item.own for item in query.lists[0].items)
+    assert green.sum() > 5.5 * own * 4 * 100, "a line of about six pixels around a tile of a hundred"
 
 
 def test_one_run_and_queries_by_name(runs, scenes, tmp_path):
