@@ -19,10 +19,11 @@ from visavis.spec import build
 from visavis.training.checkpoint import Checkpoint, TrainerState
 from visavis.training.data_module import prepare
 from visavis.training.optimizer_state import optimizer_tensors, restore_optimizer
-from visavis.training.recipe import Phase, ScheduleSettings
+from visavis.training.probing import probe
 from visavis.training.recipe_files import read_recipe
 from visavis.training.run_files import RunFiles
 from visavis.training.schedule import factor, make_optimizer, set_lr
+from visavis.training.settings import Phase, ScheduleSettings
 from visavis.training.trainer import Trainer
 
 
@@ -264,7 +265,7 @@ def test_a_model_that_overrides_the_score_is_trained_and_evaluated_by_its_own(re
     matcher.eval()
     visual, text = matcher.encode_visual(batch.visual), matcher.encode_text(batch.text)
     targets = trainer.supervision.targets(visual, text, batch)
-    torch.testing.assert_close(trainer.loss(visual, text, targets=targets), trainer.objective(matcher.score(visual, text), targets))
+    torch.testing.assert_close(trainer.loss(visual, text, targets=targets), trainer.loss.objective(matcher.score(visual, text), targets))
     split = data_module.data.split("val")
     expected = evaluation.evaluate(
         *data_module.encode(matcher, split),
@@ -302,7 +303,12 @@ def test_a_recipe_s_memory_holds_in_steps_probes_and_evaluation(recipe, scenes, 
         most = {}
         for name, work in (
             ("step", lambda trainer=trainer: trainer._step(next(trainer.train.epoch(1)), 1)),
-            ("probe", lambda trainer=trainer: rows.setdefault("probe", []).append(trainer._probe(trainer.val)[0])),
+            (
+                "probe",
+                lambda trainer=trainer: rows.setdefault("probe", []).append(
+                    probe(trainer.matcher, trainer.loss, trainer.supervision, trainer.val, trainer.recipe)[0]
+                ),
+            ),
             (
                 "evaluation",
                 lambda module=data_module, matcher=matcher: rows.setdefault("rsum", []).append(module.evaluate(matcher, "val").metrics),

@@ -35,9 +35,10 @@ from visavis.targets import Targets
 from visavis.training.checkpoint import Checkpoint
 from visavis.training.context import training_context
 from visavis.training.data_module import DataModule
-from visavis.training.recipe import Phase, Recipe
+from visavis.training.recipe import Recipe
 from visavis.training.run_files import RunFiles
 from visavis.training.schedule import make_optimizer
+from visavis.training.settings import Phase
 
 BATCH = 128
 EPSILON = 0.01

@@ -29,7 +29,7 @@ from visavis.models.retriever import Retriever
 from visavis.models.scoring import score_all
 from visavis.progress import Progress
 from visavis.runs.folder import recipe_of
-from visavis.training.data_module import open_data, visual_features
+from visavis.training.inputs import open_data, visual_features
 
 BATCH = 256
 

@@ -22,10 +22,11 @@ from visavis.runs.published import check_published
 from visavis.runs.record import Record
 from visavis.training.checkpoint import complete
 from visavis.training.data_module import DataModule, prepare
-from visavis.training.recipe import Phase, Recipe
+from visavis.training.recipe import Recipe
 from visavis.training.recipe_files import read_recipe
 from visavis.training.run_files import RunFiles
 from visavis.training.schedule import make_optimizer
+from visavis.training.settings import Phase
 from visavis.training.trainer import Trainer
 
 

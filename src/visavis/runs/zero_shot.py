@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from visavis.models.clip import CLIP, find_dual_encoder
-from visavis.training.recipe import Recipe, TextSettings, VisualSettings
+from visavis.training.recipe import Recipe
+from visavis.training.settings import TextSettings, VisualSettings
 
 
 def zero_shot_recipe(name: str | Path) -> Recipe | None:

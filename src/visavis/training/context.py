@@ -14,8 +14,9 @@ from visavis.data.loader import Loader
 from visavis.models import Matcher
 from visavis.supervision import TrainingContext
 from visavis.training.optimizer_state import optimizer_tensors, restore_optimizer
-from visavis.training.recipe import Phase, Recipe, TrainingSettings
+from visavis.training.recipe import Recipe
 from visavis.training.schedule import make_optimizer, take_step
+from visavis.training.settings import Phase, TrainingSettings
 
 
 def training_context(

@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from visavis.data.captions import Vocabulary
 from visavis.data.dataset import Dataset
-from visavis.data.finite import first_broken_row
 from visavis.data.loader import Features, Loader, Plan, Rows, Source, Tokens
-from visavis.data.own_features import ArrayFeatures, PrecompFeatures
-from visavis.data.reading import find_file, find_source, open_dataset
 from visavis.data.standardization import Standardization
 from visavis.errors import RecipeError, VisavisError, nearest
 from visavis.evaluation import Evaluation, coherence_of, evaluate, evaluate_listed
 from visavis.evaluation.protocols import Protocol, named
 from visavis.models import CATALOG, Matcher
 from visavis.models.base import evaluating, vectors
-from visavis.models.caching import cache_features
 from visavis.models.encoding import batches_of_about, encode
 from visavis.models.pixel_source import PixelSource
 from visavis.models.processor import Processor
 from visavis.models.scoring import score_from_cpu
 from visavis.models.tokenizing import PretrainedTokens
-from visavis.models.towers import TowerSpec
 from visavis.progress import Progress, Silent
 from visavis.spec import build
-from visavis.training.recipe import Recipe, VisualSettings
+from visavis.training.inputs import open_data, text_features, visual_features
+from visavis.training.recipe import Recipe
 from visavis.types import Encoded
 
 ENCODE_IMAGES, ENCODE_TEXTS = 256, 512
-PRECOMP = "precomp"
-"""``visual.features`` of this name: those that the data set itself stores, in the layout of the VSE++ family."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +125,7 @@ def open_data_module(recipe: Recipe, progress: Progress | None = None, trained: 
     progress = progress or Silent()
     data = open_data(recipe, progress, skip_bad=recipe.data.skip_bad)
     visual, visual_tower = visual_features(recipe, data, progress)
-    text, processor = _text(recipe, data, progress, trained, visual_tower)
+    text, processor = text_features(recipe, data, progress, trained, visual_tower)
     for sentence in data.skipped:
         progress.say(f"left out: {sentence}")
     if recipe.data.misplaced:
@@ -143,19 +135,6 @@ def open_data_module(recipe: Recipe, progress: Progress | None = None, trained: 
         return data_module
     standardization = trained.standardization if trained else _standardization(data_module)
     return replace(data_module, processor=replace(processor, standardization=standardization))
-
-
-def open_data(recipe: Recipe, progress: Progress, *, skip_bad: bool) -> Dataset:
-    """The data set of a recipe, every image looked at once unless stored features stand for the images."""
-    if not recipe.data.path:
-        raise RecipeError("the recipe names no data: give data.path, or --data on the command line.")
-    pixels = recipe.visual.view == "pixels" or not recipe.visual.features
-    return open_dataset(
-        recipe.data.path,
-        skip_bad=skip_bad,
-        pixels=pixels,
-        on_progress=lambda done, total: progress.work("checking images", done, total, 0.0),
-    )
 
 
 def _check_splits(recipe: Recipe, data: Dataset) -> None:
@@ -174,67 +153,12 @@ def of_protocol(split: Dataset, protocol: Protocol) -> Dataset:
     return split if protocol.captions_per_image is None else split.first_captions(protocol.captions_per_image)
 
 
-def visual_features(recipe: Recipe, data: Dataset, progress: Progress) -> tuple[Features | None, TowerSpec | None]:
-    """The features of a data set's images (None: the model reads pixels) and their tower (None: only stored ones are known)."""
-    visual = recipe.visual
-    if not visual.tower and (visual.view == "pixels" or not visual.features):
-        raise RecipeError("visual.tower is empty: name the encoder of the images, or stored features in visual.features.")
-    tower = TowerSpec("visual", visual.tower, "grid" if visual.view == "pixels" else visual.view, visual.crops) if visual.tower else None
-    if visual.view == "pixels":
-        return None, tower
-    if visual.features == PRECOMP:
-        return _fitting(PrecompFeatures(find_source(recipe.data.path)), visual), tower
-    if visual.features:
-        return _fitting(ArrayFeatures.open(find_file(visual.features), data), visual), tower
-    assert tower is not None
-    return cache_features(data, tower, on_progress=_told(progress, "image features")), tower
-
-
-def _fitting(stored: ArrayFeatures | PrecompFeatures, visual: VisualSettings) -> Features:
-    """Stored features, if an image's have the axes that the recipe's view and crops say. Raises RecipeError."""
-    axes = [*(["crops"] if visual.crops > 1 else []), *(["regions"] if visual.view == "grid" else []), "width"]
-    shape = list(vectors(stored.read(np.arange(1))).shape[1:])
-    if len(shape) != len(axes):
-        raise RecipeError(f"{visual.features} holds features of shape {shape} an image, expected {' x '.join(axes)}: see visual.view.")
-    if (row := first_broken_row(stored)) is not None:
-        raise RecipeError(f"{visual.features}: row {row} holds features that are not finite: compute them again.")
-    return stored
-
-
-def _text(
-    recipe: Recipe, data: Dataset, progress: Progress, trained: Processor | None, visual: TowerSpec | None
-) -> tuple[Features | None, Processor]:
-    """The features of a data set's captions (None: the model reads tokens), and how new pictures and sentences are read."""
-    text = recipe.text
-    if text.tower == "vocabulary":
-        return None, Processor(visual, None, (trained and trained.vocabulary) or _vocabulary(data.split("train"), text.min_count))
-    if text.view == "tokens":
-        return None, Processor(visual, None, None, text.tower)
-    tower = TowerSpec("text", text.tower, text.view)
-    return cache_features(data, tower, on_progress=_told(progress, "caption features")), Processor(visual, tower, None)
-
-
 def _standardization(data_module: DataModule) -> Standardization:
     """That of the training images' features."""
     train = data_module.data.split("train")
     source, _ = data_module.sources(train)
     blocks = batches_of_about(np.arange(len(train.images)), ENCODE_IMAGES)
     return Standardization.of((vectors(source.read(block)) for block in blocks), root=data_module.recipe.visual.standardize == "roots")
-
-
-def _vocabulary(train: Dataset, min_count: int) -> Vocabulary:
-    """The words of the training captions. Raises RecipeError if there are none, where all captions would read the same."""
-    vocabulary = Vocabulary.of(train.captions, min_count)
-    if len(vocabulary) == len(Vocabulary.of([])):
-        raise RecipeError(
-            f"no word occurs {min_count} times or more in the {len(train.captions):,} training captions of {train.name}, "
-            "so that all would read the same: lower text.min_count."
-        )
-    return vocabulary
-
-
-def _told(progress: Progress, what: str) -> Callable[[int, int, float], None]:
-    return lambda done, total, per_s: progress.work(what, done, total, per_s)
 
 
 def _architecture(recipe: Recipe, data_module: DataModule) -> dict[str, Any]:

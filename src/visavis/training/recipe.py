@@ -6,16 +6,16 @@ branches of the trainer. Every key is checked; an unknown one is an error that n
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from visavis import degrees, objectives, spec, supervision
+from visavis import spec
 from visavis.errors import RecipeError, SpecError, nearest
 from visavis.memory import parse_memory
-from visavis.models import small_cnn
 from visavis.training.overrides import set_values
 from visavis.training.renamed import with_new_names
+from visavis.training.settings import DataSettings, EvaluationSettings, Phase, Section, TextSettings, TrainingSettings, VisualSettings
 
 FORMS = {
     "tuple_type": "expected a list",
@@ -27,170 +27,6 @@ FORMS = {
     "string_type": "expected a text in quotes",
 }
 """What a key of the wrong kind should have been, by pydantic's name for the error, in the words of TOML."""
-
-Multiple = Annotated[float, Field(gt=0)]
-"""What a learning rate is multiplied by."""
-
-
-class Section(BaseModel):
-    """Values are what they are written as: no True for a number, no 1000.0 for a whole one; only a list may be a tuple."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
-
-
-class DataSettings(Section):
-    """The data set.
-
-    path: a folder, a list in it, or a name under ``VISAVIS_DATA``. skip_bad: leave out what is broken instead of stopping.
-    misplaced: the share of training captions that are moved to wrong images, drawn by the run's seed, to study noise.
-    """
-
-    path: str = ""
-    skip_bad: bool = False
-    misplaced: float = Field(0.0, ge=0, le=1)
-
-
-class VisualSettings(Section):
-    """The input of the visual side: features of a frozen image encoder, or pixels.
-
-    tower: the image encoder, by name or folder; a model without one cannot read new images. view: of a frozen encoder one
-    vector an image ("pooled") or one a region ("grid"); "pixels": the encoder is part of the model and may be trained.
-    features: a stored array of features, row i of image i, instead of computing them; "precomp": those that the data set
-    brings. crops: 1, or 10 for features of ten crops, always the same (center, corners, mirror images). standardize: features, or
-    their square roots, at mean 0 and deviation 1 over the training images; "": as they are. augment: random resized crops and
-    flips in training ("pixels" only).
-    """
-
-    tower: str = ""
-    view: Literal["pooled", "grid", "pixels"] = "pooled"
-    features: str = ""
-    crops: Literal[1, 10] = 1
-    standardize: Literal["", "values", "roots"] = ""
-    augment: bool = False
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        pixels = self.view == "pixels"
-        if pixels and (self.features or self.crops > 1 or self.standardize):
-            raise ValueError(
-                "visual.features, visual.crops and visual.standardize are for frozen features: "
-                'visual.view is "pixels", where the model reads pictures.'
-            )
-        if self.tower == small_cnn.NAME and not pixels:
-            raise ValueError(f'visual.tower {self.tower} begins with random weights: train it with visual.view = "pixels".')
-        if self.augment and not pixels:
-            raise ValueError(f'visual.augment is for visual.view = "pixels"; features of the view {self.view} are computed once.')
-        return self
-
-
-class TextSettings(Section):
-    """The input of the text side: token ids of words, or features of a frozen text encoder.
-
-    tower: "vocabulary" for words with learned embeddings, or a frozen encoder by name or folder. view: "tokens" of a vocabulary,
-    or of an encoder that is the model itself on both sides (CLIP); else one vector a text ("pooled") or one a word piece ("words").
-    min_count: how often a word must occur in the training captions to be in the vocabulary, which has no punctuation.
-    """
-
-    tower: str = "vocabulary"
-    view: Literal["pooled", "words", "tokens"] = "tokens"
-    min_count: int = Field(4, gt=0)
-
-
-class OptimizerSettings(Section):
-    """The optimizer and its learning rates.
-
-    name: a class of torch.optim. lr: the learning rate. lr_multipliers: its factors by part of the model ("visual", "text",
-    "backbone"); 1 for parts that are not named.
-    """
-
-    name: Literal["Adam", "AdamW", "SGD"] = "Adam"
-    lr: float = Field(5e-4, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    lr_multipliers: dict[str, Multiple] = {}
-
-
-class ScheduleSettings(Section):
-    """How the learning rate changes over a phase.
-
-    kind: "constant"; "step": times ``factor`` after each epoch of ``milestones``; "cosine": falling to 0. warmup: the share of
-    the phase's steps over which the learning rate first rises linearly from 0.
-    """
-
-    kind: Literal["constant", "step", "cosine"] = "constant"
-    milestones: tuple[Annotated[int, Field(gt=0)], ...] = Field((), strict=False)
-    factor: Multiple = 0.1
-    warmup: float = Field(0.0, ge=0, lt=1)
-
-
-class Phase(Section):
-    """Epochs with one objective, supervision and optimizer.
-
-    objective, supervision: texts of the catalogs, such as "VLC(gamma=40)". trainable: the parts of the model that learn, all if
-    empty. start_from: begin with the last weights or the best ones by validation RSUM. keep_optimizer: take over the state of
-    the optimizer from the phase before.
-    """
-
-    epochs: int = Field(gt=0)
-    objective: str
-    supervision: str = "PairSupervision(by='ids')"
-    trainable: tuple[str, ...] = Field((), strict=False)
-    optimizer: OptimizerSettings = OptimizerSettings()
-    schedule: ScheduleSettings = ScheduleSettings()
-    start_from: Literal["last", "best"] = "last"
-    keep_optimizer: bool = False
-
-    @field_validator("objective")
-    @classmethod
-    def _objective(cls, text: str) -> str:
-        return repr(objectives.parse(text))
-
-    @field_validator("supervision")
-    @classmethod
-    def _supervision(cls, text: str) -> str:
-        return repr(spec.parse(text, supervision.CATALOG))
-
-
-class TrainingSettings(Section):
-    """Batches, steps and what is watched.
-
-    batch_size: pairs; images where ``captions_per_image`` is given, each with so many of its captions. length_buckets: batches
-    within which captions are sorted by length; 0: not. clip_norm: the largest norm of the gradient over all parameters; 0: any.
-    accumulate: batches whose gradients are averaged in one step. autocast: matrix products in bfloat16. patience: a phase ends
-    after so many validations without a better RSUM; 0: never. evaluate_every: steps between validations; 0: an epoch.
-    checkpoint_s: seconds that pass at least between checkpoints. threads: of the CPU; 0: as torch finds. device: "auto" takes CUDA
-    where there is one. probe_batches: batches of each split on which losses and similarities are logged.
-    """
-
-    batch_size: int = Field(128, gt=1)
-    captions_per_image: int | None = Field(None, gt=0)
-    length_buckets: int = Field(0, ge=0)
-    clip_norm: float = Field(2.0, ge=0)
-    accumulate: int = Field(1, gt=0)
-    autocast: bool = False
-    patience: int = Field(0, ge=0)
-    evaluate_every: int = Field(0, ge=0)
-    checkpoint_s: float = Field(30.0, ge=0)
-    threads: int = Field(0, ge=0)
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    probe_batches: int = Field(8, gt=0)
-
-
-class EvaluationSettings(Section):
-    """The validation after each epoch and the test at the end.
-
-    protocol: a named protocol, for the test split. validation, test: names of splits. degrees: a way to tell degrees of relevance,
-    such as "CBoW()"; the test then also has CS@K and nDCG@K.
-    """
-
-    protocol: str = "plain"
-    validation: str = "val"
-    test: str = "test"
-    degrees: str = ""
-
-    @field_validator("degrees")
-    @classmethod
-    def _degrees(cls, text: str) -> str:
-        return text and repr(spec.parse(text, degrees.CATALOG))
 
 
 class Recipe(Section):

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from visavis.errors import RecipeError, nearest
 from visavis.models.base import Matcher
-from visavis.training.recipe import Phase, ScheduleSettings
+from visavis.training.settings import Phase, ScheduleSettings
 
 
 def factor(schedule: ScheduleSettings, step: int, steps_per_epoch: int, epochs: int) -> float:

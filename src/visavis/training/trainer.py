@@ -17,19 +17,18 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from visavis import objectives, spec, storage, supervision
-from visavis.data.loader import Batch, Loader, seed_of
+from visavis.data.loader import Batch, seed_of
 from visavis.engine import PairLoss
 from visavis.errors import RunError
 from visavis.models import Matcher
 from visavis.models.device import choose_device
 from visavis.progress import Progress, TrainingStep
-from visavis.scoring import score_by_blocks
 from visavis.training.checkpoint import Checkpoint, TrainerState
 from visavis.training.context import training_context
-from visavis.training.curves import has_gradient, similarities, summarize
 from visavis.training.data_module import DataModule
-from visavis.training.health import alarms, examine, news
+from visavis.training.health import alarms, news
 from visavis.training.optimizer_state import check_optimizer, optimizer_tensors, restore_optimizer
+from visavis.training.probing import probe
 from visavis.training.run_files import RunFiles
 from visavis.training.schedule import factor, make_optimizer, set_lr, take_step
 from visavis.training.stopping import Stopped, StopRequest
@@ -142,7 +141,9 @@ class Trainer:
         """One row of the log; keeps the best model. True if the phase should end early."""
         state, started = self.state, time.perf_counter()
         result = self.data_module.evaluate(self.matcher, self.recipe.evaluation.validation)
-        (train, health), (val, _) = self._probe(self.train), self._probe(self.val)
+        (train, health), (val, _) = (
+            probe(self.matcher, self.loss, self.supervision, loader, self.recipe) for loader in (self.train, self.val)
+        )
         row: dict[str, Any] = {
             "phase": state.phase,
             "epoch": state.epoch,
@@ -178,31 +179,11 @@ class Trainer:
             state.stale += 1
         return bool(self.recipe.training.patience) and state.stale >= self.recipe.training.patience
 
-    @torch.no_grad()
-    def _probe(self, loader: Loader) -> tuple[dict[str, float], dict[str, Any]]:
-        """Loss, similarities and shares of queries with a gradient on the first batches of a fixed plan, without dropout;
-        and the health of the first of them.
-        """
-        self.matcher.eval()
-        batches, health = [], dict[str, Any]()
-        for batch in loader.epoch(0, training=False):
-            moved = batch.to(self.device)
-            visual, text = self.matcher.encode_visual(moved.visual), self.matcher.encode_text(moved.text)
-            targets = self.supervision.targets(visual, text, moved).to(self.device)
-            scores = score_by_blocks(self.matcher.score, visual, text, self.recipe.memory or None)
-            loss = self.loss(visual, text, targets=targets)
-            health = health or examine(self.objective, visual, text, scores, targets, loss)
-            batches.append({"loss": loss, **similarities(scores, targets), **has_gradient(self.objective, scores, targets)})
-            if len(batches) == self.recipe.training.probe_batches:
-                break
-        return summarize(batches), health
-
     def _begin_phase(self, state: dict[str, Tensor], before: Optimizer | None = None) -> None:
         """The objective, supervision (with its state) and optimizer of the current phase; ``before``: the optimizer to take over from."""
         self.phase = self.recipe.phases[self.state.phase]
-        self.objective = objectives.parse(self.phase.objective)
         score = None if self.matcher.score_is_cosine else self.matcher.score
-        self.loss = PairLoss(self.objective, score=score, memory=self.recipe.memory or None)
+        self.loss = PairLoss(objectives.parse(self.phase.objective), score=score, memory=self.recipe.memory or None)
         self.supervision = spec.parse(self.phase.supervision, supervision.CATALOG)
         self.optimizer = make_optimizer(self.matcher, self.phase)
         self.matcher.zero_grad(set_to_none=True)

@@ -1,0 +1,93 @@
+"""What a recipe's model reads: the data set, features of its images and captions, and how new pictures and sentences are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from visavis.data.captions import Vocabulary
+from visavis.data.dataset import Dataset
+from visavis.data.finite import first_broken_row
+from visavis.data.loader import Features
+from visavis.data.own_features import ArrayFeatures, PrecompFeatures
+from visavis.data.reading import find_file, find_source, open_dataset
+from visavis.errors import RecipeError
+from visavis.models.base import vectors
+from visavis.models.caching import cache_features
+from visavis.models.processor import Processor
+from visavis.models.towers import TowerSpec
+from visavis.progress import Progress
+from visavis.training.recipe import Recipe
+from visavis.training.settings import VisualSettings
+
+PRECOMP = "precomp"
+"""``visual.features`` of this name: those that the data set itself stores, in the layout of the VSE++ family."""
+
+
+def open_data(recipe: Recipe, progress: Progress, *, skip_bad: bool) -> Dataset:
+    """The data set of a recipe, every image looked at once unless stored features stand for the images."""
+    if not recipe.data.path:
+        raise RecipeError("the recipe names no data: give data.path, or --data on the command line.")
+    pixels = recipe.visual.view == "pixels" or not recipe.visual.features
+    return open_dataset(
+        recipe.data.path,
+        skip_bad=skip_bad,
+        pixels=pixels,
+        on_progress=lambda done, total: progress.work("checking images", done, total, 0.0),
+    )
+
+
+def visual_features(recipe: Recipe, data: Dataset, progress: Progress) -> tuple[Features | None, TowerSpec | None]:
+    """The features of a data set's images (None: the model reads pixels) and their tower (None: only stored ones are known)."""
+    visual = recipe.visual
+    if not visual.tower and (visual.view == "pixels" or not visual.features):
+        raise RecipeError("visual.tower is empty: name the encoder of the images, or stored features in visual.features.")
+    tower = TowerSpec("visual", visual.tower, "grid" if visual.view == "pixels" else visual.view, visual.crops) if visual.tower else None
+    if visual.view == "pixels":
+        return None, tower
+    if visual.features == PRECOMP:
+        return _fitting(PrecompFeatures(find_source(recipe.data.path)), visual), tower
+    if visual.features:
+        return _fitting(ArrayFeatures.open(find_file(visual.features), data), visual), tower
+    assert tower is not None
+    return cache_features(data, tower, on_progress=_told(progress, "image features")), tower
+
+
+def _fitting(stored: ArrayFeatures | PrecompFeatures, visual: VisualSettings) -> Features:
+    """Stored features, if an image's have the axes that the recipe's view and crops say. Raises RecipeError."""
+    axes = [*(["crops"] if visual.crops > 1 else []), *(["regions"] if visual.view == "grid" else []), "width"]
+    shape = list(vectors(stored.read(np.arange(1))).shape[1:])
+    if len(shape) != len(axes):
+        raise RecipeError(f"{visual.features} holds features of shape {shape} an image, expected {' x '.join(axes)}: see visual.view.")
+    if (row := first_broken_row(stored)) is not None:
+        raise RecipeError(f"{visual.features}: row {row} holds features that are not finite: compute them again.")
+    return stored
+
+
+def text_features(
+    recipe: Recipe, data: Dataset, progress: Progress, trained: Processor | None, visual: TowerSpec | None
+) -> tuple[Features | None, Processor]:
+    """The features of a data set's captions (None: the model reads tokens), and how new pictures and sentences are read."""
+    text = recipe.text
+    if text.tower == "vocabulary":
+        return None, Processor(visual, None, (trained and trained.vocabulary) or _vocabulary(data.split("train"), text.min_count))
+    if text.view == "tokens":
+        return None, Processor(visual, None, None, text.tower)
+    tower = TowerSpec("text", text.tower, text.view)
+    return cache_features(data, tower, on_progress=_told(progress, "caption features")), Processor(visual, tower, None)
+
+
+def _vocabulary(train: Dataset, min_count: int) -> Vocabulary:
+    """The words of the training captions. Raises RecipeError if there are none, where all captions would read the same."""
+    vocabulary = Vocabulary.of(train.captions, min_count)
+    if len(vocabulary) == len(Vocabulary.of([])):
+        raise RecipeError(
+            f"no word occurs {min_count} times or more in the {len(train.captions):,} training captions of {train.name}, "
+            "so that all would read the same: lower text.min_count."
+        )
+    return vocabulary
+
+
+def _told(progress: Progress, what: str) -> Callable[[int, int, float], None]:
+    return lambda done, total, per_s: progress.work(what, done, total, per_s)
