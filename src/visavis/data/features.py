@@ -20,6 +20,7 @@ from torch import Tensor
 
 from visavis import storage
 from visavis.data.description import Description
+from visavis.data.ragged import read_ragged
 from visavis.data.store_files import StoreFiles, Written, create_files, discard_store, read_description, vectors_name
 from visavis.errors import DataError, RefusedOverwrite, StorageError
 from visavis.types import Encoded
@@ -69,12 +70,7 @@ class FeatureStore:
         rows = np.asarray(rows)
         if self._offsets is None:
             return Encoded(torch.from_numpy(self._vectors[rows]).float())
-        starts, lengths = self._offsets[rows], self._offsets[rows + 1] - self._offsets[rows]
-        place = np.arange(lengths.max(initial=0))
-        mask = place < lengths[:, None]
-        vectors = torch.zeros(*mask.shape, self.width)
-        vectors[torch.from_numpy(mask)] = torch.from_numpy(self._vectors[(starts[:, None] + place)[mask]]).float()
-        return Encoded(vectors, torch.from_numpy(mask))
+        return Encoded(*read_ragged(self._vectors, self._offsets, rows))
 
 
 class FeatureWriter:

@@ -18,13 +18,14 @@ from torch import Tensor
 
 from visavis.data.captions import Vocabulary, pad_numbers
 from visavis.data.dataset import Dataset
+from visavis.data.experts import ExpertStore
 from visavis.data.features import FeatureStore
 from visavis.data.own_features import ArrayFeatures, PrecompFeatures
 from visavis.data.standardization import Standardization
 from visavis.errors import DataError
 from visavis.types import Encoded
 
-Features = FeatureStore | ArrayFeatures | PrecompFeatures
+Features = FeatureStore | ArrayFeatures | PrecompFeatures | ExpertStore
 
 
 class Source(Protocol):

@@ -21,7 +21,7 @@ from visavis.memory import ScoreCost
 from visavis.spec import check_fields
 from visavis.types import Encoded
 
-VisualView = Literal["pooled", "grid", "pixels"]
+VisualView = Literal["pooled", "grid", "pixels", "experts"]
 TextView = Literal["pooled", "words", "tokens"]
 CONFIG_HASH = "config_sha256"
 """Where the hash of all else stands in ``config.json``."""
@@ -32,7 +32,8 @@ class MatcherConfig:
     """The complete description of a matcher's architecture; every field a plain value.
 
     visual_view, visual_width: what an image is given as ("pooled" ``[N, D]``, "grid" ``[N, R, D]``, "pixels"
-    ``[N, 3, H, W]``) and its D. text_view, text_width: what a text is given as ("pooled" ``[N, D]``, "words"
+    ``[N, 3, H, W]``, "experts": named parts ``[N, L, D]`` with masks, whose widths the field ``experts`` has) and its D, the sum of
+    all for experts. text_view, text_width: what a text is given as ("pooled" ``[N, D]``, "words"
     ``[N, L, D]``, "tokens" ``[N, L]`` of a vocabulary) and its D, or the number of words.
     """
 

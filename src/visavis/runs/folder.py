@@ -72,7 +72,7 @@ def with_whole_paths(recipe: Recipe) -> Recipe:
         return str(Path(name).resolve()) if name and exists else name
 
     data, visual, text = recipe.data, recipe.visual, recipe.text
-    features = whole(visual.features, Path(visual.features).is_file())
+    features = whole(visual.features, Path(visual.features).is_dir() if visual.view == "experts" else Path(visual.features).is_file())
     towers = [whole(side.tower, (Path(side.tower) / "config.json").is_file()) for side in (visual, text)]
     return recipe.model_copy(
         update={

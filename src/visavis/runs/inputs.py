@@ -10,6 +10,7 @@ from pathlib import Path
 from visavis import spec, supervision
 from visavis.data.contents import Contents
 from visavis.data.dataset import Bytes
+from visavis.data.experts import ExpertStore
 from visavis.data.features import FeatureStore
 from visavis.models.pretrained import model_files
 from visavis.progress import Progress
@@ -29,7 +30,9 @@ def inputs_of(
     recipe, data, words = data_module.recipe, data_module.data, data_module.processor.vocabulary
     files: dict[str, dict[str, Bytes]] = {}
     told: dict[str, str] = {}
-    if isinstance(data_module.visual, FeatureStore) or data_module.visual is None:
+    if isinstance(data_module.visual, ExpertStore):
+        told["the stored features"] = data_module.visual.sha256
+    elif isinstance(data_module.visual, FeatureStore) or data_module.visual is None:
         files["the pictures"] = {image.name: image.bytes for image in data.images if image.bytes is not None}
     else:
         files["the stored features"] = _named(data_module.visual.files)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from visavis.data.dataset import Dataset
+from visavis.data.experts import ExpertStore
 from visavis.data.loader import Features, Loader, Plan, Rows, Source, Tokens
 from visavis.data.standardization import Standardization
 from visavis.errors import RecipeError, VisavisError, nearest
@@ -113,7 +114,7 @@ def prepare(recipe: Recipe, progress: Progress | None = None) -> tuple[DataModul
     _check_splits(recipe, data_module.data)
     torch.manual_seed(recipe.seed)
     try:
-        return data_module, CATALOG[kind](build(CATALOG[kind].Config, _architecture(recipe, data_module)))
+        return data_module, CATALOG[kind](build(CATALOG[kind].Config, _architecture(recipe, data_module, CATALOG[kind])))
     except VisavisError as error:
         raise RecipeError(f"model {kind}: {error}") from None
     except (ValueError, RuntimeError) as error:
@@ -161,7 +162,7 @@ def _standardization(data_module: DataModule) -> Standardization:
     return Standardization.of((vectors(source.read(block)) for block in blocks), root=data_module.recipe.visual.standardize == "roots")
 
 
-def _architecture(recipe: Recipe, data_module: DataModule) -> dict[str, Any]:
+def _architecture(recipe: Recipe, data_module: DataModule, kind: type[Matcher]) -> dict[str, Any]:
     """The model's fields: the recipe's own, and the views and widths that the features have."""
     fields = {key: value for key, value in recipe.model.items() if key != "kind"}
     if recipe.visual.view == "pixels":
@@ -169,6 +170,8 @@ def _architecture(recipe: Recipe, data_module: DataModule) -> dict[str, Any]:
     else:
         assert data_module.visual is not None
         fields |= {"visual_width": data_module.visual.width}
+    if isinstance(data_module.visual, ExpertStore) and "experts" in kind.visual_views:
+        fields |= {"experts": data_module.visual.widths}
     words = data_module.processor.vocabulary or data_module.processor.tokens
     text_width = len(words) if words else data_module.text.width  # type: ignore[union-attr]
     return fields | {"visual_view": recipe.visual.view, "text_view": recipe.text.view, "text_width": text_width}

@@ -8,6 +8,7 @@ import numpy as np
 
 from visavis.data.captions import Vocabulary
 from visavis.data.dataset import Dataset
+from visavis.data.experts import ExpertStore
 from visavis.data.finite import first_broken_row
 from visavis.data.loader import Features
 from visavis.data.own_features import ArrayFeatures, PrecompFeatures
@@ -41,6 +42,8 @@ def open_data(recipe: Recipe, progress: Progress, *, skip_bad: bool) -> Dataset:
 def visual_features(recipe: Recipe, data: Dataset, progress: Progress) -> tuple[Features | None, TowerSpec | None]:
     """The features of a data set's images (None: the model reads pixels) and their tower (None: only stored ones are known)."""
     visual = recipe.visual
+    if visual.view == "experts":
+        return ExpertStore.open(find_file(visual.features), visual.experts, longest=visual.longest), None
     if not visual.tower and (visual.view == "pixels" or not visual.features):
         raise RecipeError("visual.tower is empty: name the encoder of the images, or stored features in visual.features.")
     tower = TowerSpec("visual", visual.tower, "grid" if visual.view == "pixels" else visual.view, visual.crops) if visual.tower else None

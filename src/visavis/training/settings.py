@@ -35,16 +35,20 @@ class VisualSettings(Section):
     """The input of the visual side: features of a frozen image encoder, or pixels.
 
     tower: the image encoder, by name or folder; a model without one cannot read new images. view: of a frozen encoder one
-    vector an image ("pooled") or one a region ("grid"); "pixels": the encoder is part of the model and may be trained.
-    features: a stored array of features, row i of image i, instead of computing them; "precomp": those that the data set
-    brings. crops: 1, or 10 for features of ten crops, always the same (center, corners, mirror images). standardize: features, or
-    their square roots, at mean 0 and deviation 1 over the training images; "": as they are. augment: random resized crops and
+    vector an image ("pooled") or one a region ("grid"); "pixels": the encoder is part of the model and may be trained; "experts":
+    named features of unequal length, some missing. features: a stored array of features, row i of image i, instead of computing them;
+    "precomp": those that the data set brings; the folder of a store of experts. experts: names of those that are read, all if empty.
+    longest: vectors of each expert that are read, evenly spaced in a longer sequence; 0: all. crops: 1, or 10 for features of ten
+    crops, always the same (center, corners, mirror images). standardize: features, or their square roots, at mean 0 and deviation 1
+    over the training images; "": as they are. augment: random resized crops and
     flips in training ("pixels" only).
     """
 
     tower: str = ""
-    view: Literal["pooled", "grid", "pixels"] = "pooled"
+    view: Literal["pooled", "grid", "pixels", "experts"] = "pooled"
     features: str = ""
+    experts: tuple[str, ...] = Field((), strict=False)
+    longest: int = Field(0, ge=0)
     crops: Literal[1, 10] = 1
     standardize: Literal["", "values", "roots"] = ""
     augment: bool = False
@@ -57,6 +61,14 @@ class VisualSettings(Section):
                 "visual.features, visual.crops and visual.standardize are for frozen features: "
                 'visual.view is "pixels", where the model reads pictures.'
             )
+        experts = self.view == "experts"
+        if experts and (not self.features or self.tower or self.crops > 1 or self.standardize):
+            raise ValueError(
+                'visual.view = "experts" reads the store of experts that visual.features names: '
+                "visual.tower, visual.crops and visual.standardize are for other views."
+            )
+        if not experts and (self.experts or self.longest):
+            raise ValueError(f'visual.experts and visual.longest are for visual.view = "experts", found {self.view!r}.')
         if self.tower == small_cnn.NAME and not pixels:
             raise ValueError(f'visual.tower {self.tower} begins with random weights: train it with visual.view = "pixels".')
         if self.augment and not pixels:

@@ -1,0 +1,142 @@
+"""Training on a store of experts: the model is told names and widths, and a run goes on only with the very same store."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import visavis
+from visavis.data.experts import new_experts
+from visavis.errors import DataError, RecipeError, RunError
+from visavis.models import CATALOG
+from visavis.models.base import GlobalMatcher, MatcherConfig, unit
+from visavis.models.text import RecurrentWords, pool_words
+from visavis.training.data_module import prepare
+from visavis.training.recipe_files import read_recipe
+
+WORDS = ["dog", "cat", "boat", "tree", "kite", "car"]
+
+
+class MeanOfExperts(GlobalMatcher):
+    """One linear map an expert over the mean of its vectors, summed."""
+
+    name = "MeanOfExperts"
+    visual_views = ("experts",)
+    text_views = ("tokens",)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MatcherConfig):
+        width: int = 8
+        experts: dict[str, int] = field(default_factory=dict)
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.maps = torch.nn.ModuleDict({name: torch.nn.Linear(width, config.width) for name, width in config.experts.items()})
+        self.text = RecurrentWords(config.text_width, 8, config.width, bidirectional=False, dropout=0.0)
+
+    def parts(self):
+        return {"visual": [self.maps], "text": [self.text]}
+
+    def encode_visual(self, items):
+        return unit(
+            sum(
+                (self.maps[name](part) * items.mask[name][..., None]).sum(1) / items.mask[name].sum(1, keepdim=True).clamp(min=1)
+                for name, part in items.vectors.items()
+            )
+        )
+
+    def encode_text(self, items):
+        return unit(pool_words(self.text(items), items.mask, "last"))
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """A list of captions without pixels, and the experts of its items: which word is meant is in one expert or in the other."""
+    monkeypatch.setitem(CATALOG, MeanOfExperts.name, MeanOfExperts)
+    random, images = np.random.default_rng(0), []
+    with new_experts(tmp_path / "experts", {"appearance": len(WORDS), "sound": len(WORDS)}) as writer:
+        for number in range(60):
+            word = number % len(WORDS)
+            code = np.eye(len(WORDS))[[word] * random.integers(1, 5)]
+            writer.append(f"video{number}", {"appearance" if number % 2 else "sound": code})
+            split = "val" if number >= 48 else "train"
+            images.append({"filename": f"video{number}", "split": split, "sentences": [{"raw": f"a {WORDS[word]} {number}"}]})
+    (tmp_path / "dataset.json").write_text(json.dumps({"images": images}))
+    return tmp_path
+
+
+@pytest.fixture
+def recipe(store):
+    path = store / "tiny.toml"
+    path.write_text(
+        f"""
+        name = "tiny"
+        data = {{ path = "{store / "dataset.json"}" }}
+        visual = {{ view = "experts", features = "{store / "experts"}" }}
+        text = {{ tower = "vocabulary", min_count = 1 }}
+        model = {{ kind = "MeanOfExperts" }}
+        training = {{ batch_size = 12 }}
+        [[phases]]
+        epochs = 2
+        objective = "Unified(gamma=20)"
+        optimizer = {{ lr = 0.02 }}
+        """
+    )
+    return path
+
+
+def test_a_model_is_told_names_and_widths(recipe):
+    data_module, matcher = prepare(read_recipe(recipe, {"visual.longest": 2}))
+    assert matcher.config.experts == {"appearance": 6, "sound": 6}
+    assert matcher.config.visual_width == 12
+    batch = next(data_module.loader(data_module.data.split("train")).epoch(0))
+    assert batch.visual.vectors["sound"].shape[1] <= 2
+    _, matcher = prepare(read_recipe(recipe, {"visual.experts": ["sound"]}))
+    assert matcher.config.experts == {"sound": 6}
+
+
+def test_a_run_on_experts_is_evaluated_and_goes_on_only_with_the_very_same(recipe, store, monkeypatch):
+    run = store / "run"
+    monkeypatch.chdir(store)
+    trained = visavis.train(recipe, out=run, overrides={"visual.features": "experts"})
+    assert visavis.evaluate(run, split="val").to_json()["rsum"] == pytest.approx(trained.validation_rsum)
+    with pytest.raises(RunError, match="without a visual tower"):
+        visavis.load(run).encode_images([Image.new("RGB", (8, 8))])
+    with new_experts(store / "other", {"appearance": 6, "sound": 6}) as writer:
+        for number in range(60):
+            writer.append(f"video{number}", {"sound": np.ones(6)})
+    (store / "experts").rename(store / "before")
+    (store / "other").rename(store / "experts")
+    with pytest.raises(RunError, match="the stored features changed since"):
+        visavis.train(resume=run)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "sentence"),
+    [
+        ({"visual.features": ""}, RecipeError, 'visual.view = "experts" reads the store of experts that visual.features names'),
+        ({"visual.tower": "scenes"}, RecipeError, "are for other views"),
+        ({"visual.standardize": "roots"}, RecipeError, "are for other views"),
+        ({"visual.view": "pooled", "visual.longest": 3}, RecipeError, "visual.experts and visual.longest are for"),
+        ({"visual.experts": ["face"]}, DataError, "has no expert 'face': known: appearance, sound"),
+        ({"visual.features": "nowhere"}, DataError, "nowhere does not exist"),
+        ({"model": {"kind": "VSE++"}}, RecipeError, r"cannot read images as experts: expected pooled or grid or pixels"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(recipe, overrides, error, sentence):
+    with pytest.raises(error, match=sentence):
+        prepare(read_recipe(recipe, overrides))
+
+
+def test_an_item_without_any_row_in_the_store_is_named(recipe, store):
+    listed = json.loads((store / "dataset.json").read_text())
+    listed["images"][3]["filename"] = "video99"
+    (store / "dataset.json").write_text(json.dumps(listed))
+    data_module, _ = prepare(read_recipe(recipe, {}))
+    with pytest.raises(DataError, match="no features of 'video99'"):
+        data_module.loader(data_module.data.split("train"))
