@@ -132,6 +132,10 @@ def _coerce(given: Any, hint: Any) -> Any:
         if not isinstance(given, list | tuple):
             raise TypeError("a list of values")
         return tuple(_coerce(item, get_args(hint)[0]) for item in given)
+    if origin is dict:
+        if not isinstance(given, dict):
+            raise TypeError("a table of names and values")
+        return {name: _coerce(value, get_args(hint)[1]) for name, value in given.items()}
     if hint is float:
         if isinstance(given, bool) or not isinstance(given, int | float) or not -sys.float_info.max <= given <= sys.float_info.max:
             raise TypeError("a finite number")

@@ -12,7 +12,7 @@ from torch import nn
 from visavis import spec, storage
 from visavis.errors import RunError, ShapeError, SpecError, VisavisError
 from visavis.memory import declared_cost
-from visavis.models import BFAN, CATALOG, CLIP, SCAN, SGRAF, VSRN, Heads, MaxSim, VSEInfinity, VSEPlusPlus
+from visavis.models import BFAN, CATALOG, CE, CLIP, MMT, SCAN, SGRAF, VSRN, Heads, MaxSim, VSEInfinity, VSEPlusPlus
 from visavis.models.base import build_with_weights, vectors
 from visavis.probe import measure_cost
 from visavis.types import Encoded
@@ -25,6 +25,8 @@ CONFIGS = {
     SCAN: SCAN.Config(visual_width=6, text_view="tokens", text_width=20, width=4, word_width=5),
     BFAN: BFAN.Config(visual_width=6, text_view="tokens", text_width=20, width=4, word_width=5),
     SGRAF: SGRAF.Config(visual_width=6, text_view="tokens", text_width=20, width=4, word_width=5, regions=3, similarity_width=6),
+    CE: CE.Config(visual_width=6, experts={"face": 4, "audio": 2}, text_view="words", text_width=3, width=4, clusters={"audio": 3}),
+    MMT: MMT.Config(visual_width=6, experts={"face": 4, "audio": 2}, text_view="tokens", text_width=20, width=4, word_width=5, hidden=5),
     MaxSim: MaxSim.Config(visual_width=6, text_view="tokens", text_width=20, width=4, word_width=5),
 }
 every_matcher = pytest.mark.parametrize("kind", CATALOG.values(), ids=lambda kind: kind.__name__)

@@ -10,13 +10,6 @@ import typer
 from visavis.cli.shared import Json, Memory, SkipBad, bars
 from visavis.cli.terminal import print_json, tell
 
-Runs = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="RUN...", help="A run folder, or a CLIP or SigLIP model: its folder or hub name; several: the mean of their scores."
-    ),
-]
-
 
 def train(
     recipe: Annotated[
@@ -54,7 +47,7 @@ def train(
 
 
 def evaluate(
-    run: Runs,
+    run: Annotated[Path, typer.Argument(help="A run folder, or a CLIP or SigLIP model: its folder or hub name.")],
     protocol: Annotated[str | None, typer.Option(help="A named protocol; see visavis catalog protocols.")] = None,
     split: Annotated[str | None, typer.Option(help="A split; default the recipe's test split.")] = None,
     data: Annotated[str | None, typer.Option(help="Another data set.")] = None,
@@ -69,7 +62,7 @@ def evaluate(
     memory: Memory = None,
     json: Json = False,
 ) -> None:
-    """R@K both ways, RSUM, ranks and mAP of a run's best model, or of several together; with degrees CS@K and nDCG@K."""
+    """R@K both ways, RSUM, ranks and mAP of a run's best model; with degrees CS@K and nDCG@K."""
     from visavis import verbs
     from visavis.cli.output import print_evaluation
 
@@ -114,7 +107,7 @@ def diagnose(
 
 
 def search(
-    run: Runs,
+    run: Annotated[Path, typer.Argument(help="A run folder, or a CLIP or SigLIP model: its folder or hub name.")],
     query: Annotated[str, typer.Argument(help="A sentence that describes the images.")],
     inside: Annotated[
         Path | None, typer.Option("--inside", "--in", help="A data set or any folder of images; default: the run's own data.")

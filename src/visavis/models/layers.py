@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import batch_norm
 
 
 def head(inputs: int, outputs: int, *, depth: int, hidden: int, dropout: float, input_dropout: float) -> nn.Sequential:
@@ -39,3 +41,23 @@ class ResidualMap(nn.Module):
     def forward(self, items: Tensor) -> Tensor:
         flat = items.flatten(0, 1)
         return (self.linear(flat) + self.mlp(flat)).unflatten(0, items.shape[:2])
+
+
+class PresentBatchNorm(nn.BatchNorm1d):
+    """Batch norm over the vectors that are there: ``[..., D]``, present ``[...]`` (None: all).
+
+    In training the mean and variance are those of the present vectors; of fewer than two, those learned so far.
+    """
+
+    def forward(self, items: Tensor, present: Tensor | None = None) -> Tensor:
+        rows = items.flatten(0, -2) if present is None else items[present]
+        if not self.training or len(rows) < 2:
+            return batch_norm(items.flatten(0, -2), self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps).view_as(
+                items
+            )
+        normed = super().forward(rows)
+        return (
+            normed.view_as(items)
+            if present is None
+            else torch.zeros_like(items, dtype=normed.dtype).masked_scatter(present[..., None], normed)
+        )
