@@ -86,7 +86,7 @@ VERBS = {
     "train": ("train {recipe} --data {scenes} --out run", {
         1: [*PLACES, "demo/x", "cocos-flickr8k"], "": OVERRIDES, "--data": PLACES, "--out": PLACES, "--resume": RUNS, "--json": FLAG}),
     "evaluate": ("evaluate {run}", {
-        1: RUNS, "--protocol": [*TEXTS, "plain", "coco-1k-5fold", "flickr8k"], "--split": SPLITS, "--data": PLACES, "--degrees": SPECS,
+        1: RUNS, "": RUNS, "--protocol": [*TEXTS, "plain", "coco-1k-5fold", "flickr8k"], "--split": SPLITS, "--data": PLACES, "--degrees": SPECS,
         "--semantics": ["paper", *TEXTS], "--average": FLAG, "--memory": MEMORIES, "--json": FLAG}),
     "diagnose": ("diagnose {run} --batches 1", {
         1: RUNS, "--objective": SPECS, "--batches": NUMBERS, "--data": PLACES, "--memory": MEMORIES, "--json": FLAG}),

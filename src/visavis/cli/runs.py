@@ -10,6 +10,13 @@ import typer
 from visavis.cli.shared import Json, Memory, SkipBad, bars
 from visavis.cli.terminal import print_json, tell
 
+Runs = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RUN...", help="A run folder, or a CLIP or SigLIP model: its folder or hub name; several: the mean of their scores."
+    ),
+]
+
 
 def train(
     recipe: Annotated[
@@ -47,7 +54,7 @@ def train(
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run folder, or a CLIP or SigLIP model: its folder or hub name.")],
+    run: Runs,
     protocol: Annotated[str | None, typer.Option(help="A named protocol; see visavis catalog protocols.")] = None,
     split: Annotated[str | None, typer.Option(help="A split; default the recipe's test split.")] = None,
     data: Annotated[str | None, typer.Option(help="Another data set.")] = None,
@@ -62,7 +69,7 @@ def evaluate(
     memory: Memory = None,
     json: Json = False,
 ) -> None:
-    """R@K both ways, RSUM, ranks and mAP of a run's best model; with degrees CS@K and nDCG@K."""
+    """R@K both ways, RSUM, ranks and mAP of a run's best model, or of several together; with degrees CS@K and nDCG@K."""
     from visavis import verbs
     from visavis.cli.output import print_evaluation
 
@@ -107,7 +114,7 @@ def diagnose(
 
 
 def search(
-    run: Annotated[Path, typer.Argument(help="A run folder, or a CLIP or SigLIP model: its folder or hub name.")],
+    run: Runs,
     query: Annotated[str, typer.Argument(help="A sentence that describes the images.")],
     inside: Annotated[
         Path | None, typer.Option("--inside", "--in", help="A data set or any folder of images; default: the run's own data.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,11 @@ from visavis.types import Encoded, Parts
 
 
 class Average(Matcher):
-    """Matchers that read the same items; the score of a pair is the mean of theirs. For evaluation.
+    """Matchers whose scores of a pair are averaged. For evaluation.
 
-    Items carry what every member made of them: its tensors by ``<member>/<field>/<part>``.
-    Source: how BFAN, VSE∞ and NCR report two networks together.
+    Items carry what every member made of them: its tensors by ``<member>/<field>/<part>``. Members that read the same items encode
+    them here; what others made, each of its own features, is put together by ``joined``.
+    Source: how BFAN, SGRAF, VSE∞ and NCR report two networks together, the starred rows of tables.
     """
 
     name = "Average"
@@ -25,10 +26,10 @@ class Average(Matcher):
         self.config, self.members = members[0].config, nn.ModuleList(members)
 
     def encode_visual(self, items: Encoded) -> Encoded:
-        return self._each(lambda member: member.encode_visual(items))
+        return joined([member.encode_visual(items) for member in self.members])  # type: ignore[operator]
 
     def encode_text(self, items: Encoded) -> Encoded:
-        return self._each(lambda member: member.encode_text(items))
+        return joined([member.encode_text(items) for member in self.members])  # type: ignore[operator]
 
     def score(self, visual: Encoded, text: Encoded) -> Tensor:
         scores = [member.score(_of(visual, number), _of(text, number)) for number, member in enumerate(self.members)]  # type: ignore[operator]
@@ -37,9 +38,10 @@ class Average(Matcher):
     def parts(self) -> dict[str, list[nn.Module]]:
         return {str(number): [member] for number, member in enumerate(self.members)}
 
-    def _each(self, encode: Callable[[Matcher], Encoded]) -> Encoded:
-        encoded = [encode(member) for member in self.members]  # type: ignore[arg-type]
-        return Encoded({f"{number}/{name}": tensor for number, items in enumerate(encoded) for name, tensor in _tensors(items).items()})
+
+def joined(encoded: Sequence[Encoded]) -> Encoded:
+    """The same items, as each of several matchers encoded them, as their ``Average`` reads them."""
+    return Encoded({f"{number}/{name}": tensor for number, items in enumerate(encoded) for name, tensor in _tensors(items).items()})
 
 
 def _tensors(items: Encoded) -> dict[str, Tensor]:

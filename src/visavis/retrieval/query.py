@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from visavis.data import Dataset, Image, open_dataset
 from visavis.data.archives import IMAGE_SUFFIXES
@@ -28,7 +30,7 @@ from visavis.models.pixel_source import PixelSource
 from visavis.models.retriever import Retriever
 from visavis.models.scoring import score_all
 from visavis.progress import Progress
-from visavis.runs.folder import recipe_of
+from visavis.runs.ensemble import check_same_captions, recipes_of
 from visavis.training.inputs import open_data, visual_features
 
 BATCH = 256
@@ -36,7 +38,7 @@ BATCH = 256
 
 @dataclass(frozen=True)
 class Hit:
-    """One image that was found: its name, its score (a cosine), and the image itself."""
+    """One image that was found: its name, its score, and the image itself."""
 
     name: str
     score: float
@@ -47,28 +49,34 @@ class Hit:
         return {"name": self.name, "score": self.score, "path": path}
 
 
-def search_images(run: Path, query: str, inside: Path | None, top: int, progress: Progress, memory: Memory = None) -> list[Hit]:
-    """The ``top`` images of a place that fit a sentence best. memory: of blocks of scores. Raises DataError where there are none."""
+def search_images(runs: Sequence[Path], query: str, inside: Path | None, top: int, progress: Progress, memory: Memory = None) -> list[Hit]:
+    """The ``top`` images of a place that fit a sentence best, by the mean of the scores of the models of runs.
+
+    inside: the place; None: the data of the runs. memory: of blocks of scores. Raises DataError where there are no images, RunError for
+    runs on different data.
+    """
     if not query.strip():
         raise VisavisError("the query is empty: write what to look for, such as 'a dog runs on the beach'.")
     if top < 1:
         raise VisavisError(f"top is {top}, expected at least 1.")
-    model = Retriever.load(run, memory=memory)
+    models = {run: Retriever.load(run, memory=memory) for run in runs}
     if inside is not None:
-        return rank(model, collection(inside), query, top, progress)
-    recipe = recipe_of(run, memory=memory)
-    if not recipe.data.path:
-        raise RunError(f"{run} is a model that was not trained here and brings no data: name pictures with --in.")
-    model.memory = recipe.memory or None
-    place = open_data(recipe, progress, skip_bad=True)
-    return rank(model, place, query, top, progress, visual_features(recipe, place, progress)[0])
+        place = collection(inside)
+        return best([similarities(model, place, query, progress) for model in models.values()], place, top, progress)
+    scores, places = [], dict[Path, Dataset]()
+    for run, recipe in recipes_of(runs, memory=memory).items():
+        if not recipe.data.path:
+            raise RunError(f"{run} is a model that was not trained here and brings no data: name pictures with --in.")
+        models[run].memory = recipe.memory or None
+        places[run] = open_data(recipe, progress, skip_bad=True)
+        check_same_captions(places)
+        stored, _ = visual_features(recipe, places[run], progress)
+        scores.append(similarities(models[run], places[run], query, progress, stored))
+    return best(scores, places[runs[0]], top, progress)
 
 
-def rank(model: Retriever, place: Dataset, query: str, top: int, progress: Progress, stored: Features | None = None) -> list[Hit]:
-    """The best images of a collection for one sentence, best first; equal scores in the collection's order.
-
-    stored: the features of its images, where they need not be computed.
-    """
+def similarities(model: Retriever, place: Dataset, query: str, progress: Progress, stored: Features | None = None) -> Tensor:
+    """The scores of all images of a collection for one sentence ``[V]``. stored: their features, where they need not be computed."""
     matcher, processor = model.matcher, model.processor
     if processor.vocabulary is not None and (unknown := processor.vocabulary.unknown(query)):
         if len(unknown) == len(tokenize(query)):
@@ -76,8 +84,6 @@ def rank(model: Retriever, place: Dataset, query: str, top: int, progress: Progr
                 f"no word of {query!r} is among the {len(processor.vocabulary):,} that this model has learned: try other words."
             )
         progress.say(f"words that this model has not learned: {', '.join(unknown)}")
-    for sentence in place.skipped:
-        progress.say(f"left out: {sentence}")
     source: Source
     if matcher.config.visual_view == "pixels":
         source = PixelSource(place, processor.preprocess)
@@ -92,9 +98,16 @@ def rank(model: Retriever, place: Dataset, query: str, top: int, progress: Progr
             processor.standardization,
         )
     visual = encode(matcher, "visual", source.read, batches_of_at_most(len(place.images), BATCH))
-    scores = score_all(matcher, visual, model.encode_text([query]), model.memory)[:, 0]
-    best = torch.argsort(scores, descending=True, stable=True)[:top]
-    return [Hit(place.images[i].name, scores[i].item(), place.images[i]) for i in best.tolist()]
+    return score_all(matcher, visual, model.encode_text([query]), model.memory)[:, 0]
+
+
+def best(scores: Sequence[Tensor], place: Dataset, top: int, progress: Progress) -> list[Hit]:
+    """The images of a collection of the highest mean score, best first; equal scores in the collection's order."""
+    for sentence in place.skipped:
+        progress.say(f"left out: {sentence}")
+    mean = torch.stack(list(scores)).mean(0)
+    order = torch.argsort(mean, descending=True, stable=True)[:top]
+    return [Hit(place.images[i].name, mean[i].item(), place.images[i]) for i in order.tolist()]
 
 
 def collection(path: Path) -> Dataset:

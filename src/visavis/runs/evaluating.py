@@ -1,18 +1,26 @@
-"""The best model of a run on a split, of its own data or of others."""
+"""The best model of a run on a split, of its own data or of others, or those of several runs together."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from visavis.evaluation import Evaluation
+from visavis.evaluation import Evaluation, evaluate_data
+from visavis.evaluation.protocols import named
 from visavis.memory import Memory
-from visavis.models.average import Average
+from visavis.models.average import Average, joined
+from visavis.models.base import Matcher, evaluating
+from visavis.models.encoding import device_of
+from visavis.models.scoring import score_from_cpu
 from visavis.progress import Progress
-from visavis.runs.folder import open_peer, open_run, recipe_of
+from visavis.runs.ensemble import agreed, check_same_captions, recipes_of
+from visavis.runs.folder import open_peer, open_run
+from visavis.training.data_module import of_protocol
+from visavis.types import Encoded
 
 
-def evaluate_run(
-    folder: Path,
+def evaluate_runs(
+    folders: Sequence[Path],
     protocol: str | None,
     split: str | None,
     data: str | None,
@@ -23,15 +31,31 @@ def evaluate_run(
     *,
     average: bool = False,
 ) -> Evaluation:
-    """The best model of a run on a split, of its own data or of others. average: the mean of the scores of both its networks.
+    """The best model of a run on a split, of its own data or of others; of several runs, by the mean of their scores.
 
-    Raises RunError for an average of a run that trained one network.
+    Each model encodes what it reads itself. average: both networks of a run. Raises RunError for an average of a run that trained one
+    network, for runs that are evaluated by different rules where none are given, and on different captions.
     """
-    recipe = recipe_of(folder, data, memory)
-    degrees = recipe.evaluation.degrees if degrees is None else degrees
-    own = data is None and split in (None, recipe.evaluation.test)
-    data_module, matcher = open_run(folder, recipe, progress)
-    if average:
-        matcher = Average([matcher, open_peer(folder, matcher)])
-    protocol = protocol or (recipe.evaluation.protocol if own else "plain")
-    return data_module.evaluate(matcher, split or recipe.evaluation.test, protocol, degrees, semantics)
+    recipes = recipes_of(folders, data, memory)
+    split = agreed(recipes, "evaluation.test", split)
+    own = data is None and all(recipe.evaluation.test == split for recipe in recipes.values())
+    rules = named(agreed(recipes, "evaluation.protocol", protocol or (None if own else "plain")))
+    degrees = agreed(recipes, "evaluation.degrees", degrees)
+
+    opened = {folder: open_run(folder, recipe, progress) for folder, recipe in recipes.items()}
+    splits = {folder: of_protocol(data_module.data.split(split), rules) for folder, (data_module, _) in opened.items()}
+    check_same_captions(splits)
+    matchers: list[Matcher] = []
+    items: list[tuple[Encoded, Encoded]] = []
+    for folder, (data_module, matcher) in opened.items():
+        networks = [matcher, open_peer(folder, matcher)] if average else [matcher]
+        items += [data_module.encode(network, splits[folder]) for network in networks]
+        matchers += networks
+
+    first = matchers[0]
+    together = first if len(matchers) == 1 else Average(matchers).to(device_of(first))
+    visual, text = items[0] if len(items) == 1 else map(joined, zip(*items, strict=True))
+    memory = next(iter(recipes.values())).memory or None
+    with evaluating(together):
+        score = score_from_cpu(together)
+        return evaluate_data(visual, text, score, splits[folders[0]], rules, degrees=degrees, semantics=semantics, memory=memory)

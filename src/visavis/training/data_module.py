@@ -13,7 +13,7 @@ from visavis.data.experts import ExpertStore
 from visavis.data.loader import Features, Loader, Plan, Rows, Source, Tokens
 from visavis.data.standardization import Standardization
 from visavis.errors import RecipeError, VisavisError, nearest
-from visavis.evaluation import Evaluation, coherence_of, evaluate, evaluate_listed
+from visavis.evaluation import Evaluation, evaluate_data
 from visavis.evaluation.protocols import Protocol, named
 from visavis.models import CATALOG, Matcher
 from visavis.models.base import evaluating, vectors
@@ -90,19 +90,19 @@ class DataModule:
         Raises DataError for an unknown split, SpecError if the protocol does not fit.
         """
         rules = named(protocol)
-        data, memory = of_protocol(self.data.split(split), rules), self.recipe.memory or None
+        data = of_protocol(self.data.split(split), rules)
         visual, text = self.encode(matcher, data)
-        score = score_from_cpu(matcher)
         with evaluating(matcher):
-            if rules.positives:
-                result = evaluate_listed(visual, text, score, data, protocol=rules, memory=memory)
-            else:
-                ids = torch.arange(len(data.images)), torch.from_numpy(data.image_of)
-                result = evaluate(visual, text, score, *ids, protocol=rules, memory=memory)
-            if not degrees:
-                return result
-            coherence = coherence_of(visual, text, score, data, degrees, semantics=semantics, protocol=rules, memory=memory)
-        return replace(result, coherence=coherence)
+            return evaluate_data(
+                visual,
+                text,
+                score_from_cpu(matcher),
+                data,
+                rules,
+                degrees=degrees,
+                semantics=semantics,
+                memory=self.recipe.memory or None,
+            )
 
 
 def prepare(recipe: Recipe, progress: Progress | None = None) -> tuple[DataModule, Matcher]:

@@ -71,7 +71,7 @@ def load(path: str | Path, *, device: str | None = None, batch_size: int = 64, m
 
 
 def evaluate(
-    run: str | Path,
+    run: str | Path | Sequence[str | Path],
     *,
     protocol: str | None = None,
     split: str | None = None,
@@ -84,18 +84,19 @@ def evaluate(
 ) -> Evaluation:
     """The metrics of a run's best model: R@K both ways, RSUM, ranks, mAP, under a named protocol; with degrees also CS@K and nDCG@K.
 
-    run: a run folder, or, with ``data``, the folder or hub name of a CLIP or SigLIP model (so in every verb that takes a run).
+    run: a run folder, or, with ``data``, the folder or hub name of a CLIP or SigLIP model (so in every verb that takes a run); or
+    several, whose scores are averaged, each model reading its own features of the same images and captions.
     protocol, split, data, degrees: default to the recipe's; on other data or another split the protocol is "plain".
     degrees: the estimator of degrees of relevance, such as "CBoW()". semantics: the definition of CS@K. "reference", that of the
     released code of the Ladder loss: tau-b over the first caption of each image. "paper", that of its text: tau-a over all
     captions, under keys of its own (``i2t_cs_at_100_paper``). average: the mean of the scores of both networks, for a run of
-    NoisySupervision, which trains two. memory: the most that blocks of scores may take, in bytes or as "2GiB";
+    NoisySupervision, which trains two, or of each of several. memory: the most that blocks of scores may take, in bytes or as "2GiB";
     default the recipe's, else a quarter of the free memory.
     """
-    from visavis.runs.evaluating import evaluate_run
+    from visavis.runs.evaluating import evaluate_runs
 
     data = None if data is None else str(data)
-    return evaluate_run(Path(run), protocol, split, data, progress or Silent(), degrees, semantics, memory, average=average)
+    return evaluate_runs(_paths(run), protocol, split, data, progress or Silent(), degrees, semantics, memory, average=average)
 
 
 def diagnose(
@@ -121,7 +122,7 @@ def diagnose(
 
 
 def search(
-    run: str | Path,
+    run: str | Path | Sequence[str | Path],
     query: str,
     *,
     inside: str | Path | None = None,
@@ -131,8 +132,13 @@ def search(
 ) -> list[Hit]:
     """The images that fit a sentence best, best first. inside: a data set or any folder of images; default: the run's data.
 
-    memory: as in ``evaluate``.
+    run: as in ``evaluate``: the scores of several are averaged. memory: as in ``evaluate``.
     """
     from visavis.retrieval.query import search_images
 
-    return search_images(Path(run), query, None if inside is None else Path(inside), top, progress or Silent(), memory)
+    return search_images(_paths(run), query, None if inside is None else Path(inside), top, progress or Silent(), memory)
+
+
+def _paths(run: str | Path | Sequence[str | Path]) -> list[Path]:
+    """The folders of one run or several."""
+    return [Path(run)] if isinstance(run, str | Path) else [Path(folder) for folder in run]
