@@ -21,19 +21,21 @@ LARGEST_SCALE = 100.0
 class LearnedScale(nn.Module):
     """A scale learned by its logarithm: ``scale = e^log``, so that a step changes it by a share, wherever it stands.
 
-    start: the scale before the first step, 1 / temperature, above 0 and at most 100. ``log``: the parameter, put back to log 100 at most
-    at each call; it is saved with the ``state_dict`` of the loss. Raises SpecError. Source: Radford et al., CLIP (2021), section 2.5.
+    start: the scale before the first step, 1 / temperature, above 0 and at most 100. smallest, largest: other bounds. ``log``: the
+    parameter, put back within the bounds at each call; it is saved with the ``state_dict`` of the loss. Raises SpecError.
+    Source: Radford et al., CLIP (2021), section 2.5, which bounds it by 100 from above alone.
     """
 
-    def __init__(self, start: float) -> None:
+    def __init__(self, start: float, *, smallest: float = 0.0, largest: float = LARGEST_SCALE) -> None:
         super().__init__()
-        if not (is_scale(start) and isinstance(start, int | float) and start <= LARGEST_SCALE):
-            raise SpecError(f"LearnedScale got start={start!r}, expected a number above 0 and at most 100: 1 / temperature.")
-        self.start = float(start)
+        if not (is_scale(start) and isinstance(start, int | float) and smallest <= start <= largest):
+            least = f"a number from {smallest:g} up" if smallest > 0 else "a number above 0"
+            raise SpecError(f"LearnedScale got start={start!r}, expected {least} and at most {largest:g}: 1 / temperature.")
+        self.start, self.smallest, self.largest = float(start), float(smallest), float(largest)
         self.log = nn.Parameter(torch.tensor(math.log(start)))
 
     def forward(self) -> Tensor:
-        self.log.data.clamp_(max=math.log(LARGEST_SCALE))
+        self.log.data.clamp_(math.log(self.smallest) if self.smallest > 0 else None, math.log(self.largest))
         return self.log.exp()
 
     def extra_repr(self) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from visavis import storage
+from visavis.engine.scale import LearnedScale
 from visavis.errors import RunError, ShapeError, VisavisError
 from visavis.memory import ScoreCost
 from visavis.spec import check_fields
@@ -23,6 +24,8 @@ from visavis.types import Encoded
 
 VisualView = Literal["pooled", "grid", "pixels", "experts"]
 TextView = Literal["pooled", "words", "tokens"]
+SCALE = "scale"
+"""The part that a learned scale is."""
 CONFIG_HASH = "config_sha256"
 """Where the hash of all else stands in ``config.json``."""
 
@@ -111,6 +114,14 @@ class Matcher(nn.Module, ABC):
                 raise VisavisError(f"{type(self).__name__}.parts() leaves out {name}: name the module that holds it in one of its parts.")
             by_part.setdefault(part_of[parameter], []).append((name, parameter))
         return by_part
+
+    @property
+    def scale(self) -> LearnedScale | None:
+        """What multiplies the scores in training in place of the temperature of an objective; None: the objective has its own.
+
+        It is the part "scale", and no part of ``score``, whose order it would not change.
+        """
+        return None
 
     @property
     def score_is_cosine(self) -> bool:

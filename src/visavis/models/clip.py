@@ -1,4 +1,4 @@
-"""CLIP and SigLIP as they come: dual encoders of ``transformers``, which need no training on one's own data."""
+"""CLIP and SigLIP, dual encoders of ``transformers``: as they come, with no training on one's own data, or trained further."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import torch
 from torch import nn
 
 from visavis import storage
+from visavis.engine.scale import LearnedScale
 from visavis.errors import DataError
-from visavis.models.base import GlobalMatcher, MatcherConfig, unit, vectors
+from visavis.models.base import SCALE, GlobalMatcher, MatcherConfig, unit, vectors
 from visavis.models.foreign import open_config, open_model, tried
 from visavis.models.pretrained import model_folder
 from visavis.models.processor import Processor
 from visavis.models.towers import TowerSpec, blank
+from visavis.spec import require
 from visavis.types import Encoded
 
 KINDS = ("clip", "siglip")
@@ -33,7 +35,8 @@ class CLIP(GlobalMatcher):
     """Two transformers, one a side, that were trained to agree on pairs; the score is the cosine of their projected vectors.
 
     backbone: a folder of transformers with a CLIP or SigLIP model, or the name of one on the hub; it brings its preprocessing and
-    its tokenizer. visual_width: of a vector; text_width: the number of tokens.
+    its tokenizer. visual_width: of a vector; text_width: the number of tokens. scale: "learned" multiplies the scores in training
+    in place of the temperature of NTXent or InfoNCE, from the one that the model was pretrained with on, within scale_bounds.
     Source: Radford et al. (2021); Zhai et al., Sigmoid Loss for Language Image Pre-Training (2023).
     Differs from: both, whose learned temperature (and bias) are not part of the score here, as they change no ranking.
     """
@@ -45,6 +48,13 @@ class CLIP(GlobalMatcher):
         visual_view: Literal["pixels"] = "pixels"
         text_view: Literal["tokens"] = "tokens"
         backbone: str
+        scale: Literal["fixed", "learned"] = "fixed"
+        scale_bounds: tuple[float, ...] = (1.0, 100.0)
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            bounds = self.scale_bounds
+            require(len(bounds) == 2 and 0 < bounds[0] <= bounds[1], self, "scale_bounds", "two numbers above 0, the smaller one first")
 
     visual_views = ("pixels",)
     text_views = ("tokens",)
@@ -56,13 +66,22 @@ class CLIP(GlobalMatcher):
         kind = self.model.config.model_type
         if kind not in KINDS:
             raise DataError(f"{config.backbone} is a model of kind {kind}, expected {' or '.join(KINDS)}: two encoders trained on pairs.")
+        pretrained = self.model.logit_scale.exp().item()
         for temperature in {"logit_scale", "logit_bias"} & dict(self.model.named_parameters(recurse=False)).keys():
             delattr(self.model, temperature)
+        smallest, largest = config.scale_bounds
+        start = min(max(pretrained, smallest), largest)
+        self.learned_scale = LearnedScale(start, smallest=smallest, largest=largest) if config.scale == "learned" else None
+
+    @property
+    def scale(self) -> LearnedScale | None:
+        return self.learned_scale
 
     def parts(self) -> dict[str, list[nn.Module]]:
         children = dict(self.model.named_children())
         text = [name for name in children if name.startswith("text_")]
-        return {"visual": [children[name] for name in children if name not in text], "text": [children[name] for name in text]}
+        parts = {"visual": [children[name] for name in children if name not in text], "text": [children[name] for name in text]}
+        return parts if self.learned_scale is None else parts | {SCALE: [self.learned_scale]}
 
     def encode_visual(self, items: Encoded) -> Encoded:
         return unit(self.model.get_image_features(pixel_values=vectors(items)).pooler_output)

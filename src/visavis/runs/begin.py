@@ -22,6 +22,7 @@ from visavis.runs.published import check_published
 from visavis.runs.record import Record
 from visavis.training.checkpoint import complete
 from visavis.training.data_module import DataModule, prepare
+from visavis.training.loss import phase_loss
 from visavis.training.recipe import Recipe
 from visavis.training.recipe_files import read_recipe
 from visavis.training.run_files import RunFiles
@@ -70,7 +71,8 @@ def _begin(recipe: Recipe, files: RunFiles, progress: Progress) -> Trained:
     started = time.perf_counter()
     data_module, matcher = prepare(recipe, progress)
     for number, phase in enumerate(recipe.phases):
-        make_optimizer(matcher, phase)  # raises for a part that the model does not have, also in the last phase
+        make_optimizer(matcher, phase)  # raises for a part that the model does not have, also in the last phase,
+        phase_loss(matcher, phase)  # and for an objective whose scale the model cannot learn
         if sentence := nothing_read(number, phase):
             progress.say(sentence)
     cache_seconds = time.perf_counter() - started

@@ -32,8 +32,9 @@ def probe(
         targets = supervision.targets(visual, text, moved).to(device)
         scores = score_by_blocks(matcher.score, visual, text, recipe.memory or None)
         value = loss(visual, text, targets=targets)
-        health = health or examine(loss.objective, visual, text, scores, targets, value)
-        seen.append({"loss": value, **similarities(scores, targets), **has_gradient(loss.objective, scores, targets)})
+        scaled = scores if matcher.scale is None else scores * matcher.scale()
+        health = health or examine(loss.objective, visual, text, scaled, targets, value)
+        seen.append({"loss": value, **similarities(scores, targets), **has_gradient(loss.objective, scaled, targets)})
         if len(seen) == recipe.training.probe_batches:
             break
     return summarize(seen), health

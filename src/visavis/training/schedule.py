@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
+from itertools import accumulate, groupby
 
 import torch
 from torch.optim import Optimizer
 
 from visavis.errors import RecipeError, nearest
-from visavis.models.base import Matcher
+from visavis.models.base import SCALE, Matcher
 from visavis.training.settings import Phase, ScheduleSettings
 
 
@@ -30,12 +33,13 @@ def factor(schedule: ScheduleSettings, step: int, steps_per_epoch: int, epochs: 
 
 
 def make_optimizer(matcher: Matcher, phase: Phase) -> Optimizer:
-    """An optimizer over the trainable parts, one group a part, each with its own learning rate (``base_lr``).
+    """An optimizer over the trainable parts, one group a part, each with its own learning rate (``base_lr``); with a ``layer_decay``
+    one group a layer of a part.
 
     Freezes the other parts. Raises RecipeError for a part that the model does not have.
     """
-    by_part = matcher.parameters_by_part()
-    for part in (*phase.trainable, *phase.optimizer.lr_multipliers):
+    by_part, settings = matcher.parameters_by_part(), phase.optimizer
+    for part in (*phase.trainable, *settings.lr_multipliers):
         if part not in by_part:
             raise RecipeError(f"{part} is not a part of {type(matcher).__name__}: {nearest(part, by_part)}")
     groups = []
@@ -44,10 +48,30 @@ def make_optimizer(matcher: Matcher, phase: Phase) -> Optimizer:
         for _, parameter in parameters:
             parameter.requires_grad_(trainable)
         if trainable:
-            groups.append({"params": parameters, "base_lr": phase.optimizer.lr * phase.optimizer.lr_multipliers.get(part, 1.0)})
-    kind = getattr(torch.optim, phase.optimizer.name)
-    optimizer: Optimizer = kind(groups, lr=phase.optimizer.lr, weight_decay=phase.optimizer.weight_decay, fused=True)
+            lr, decay = settings.lr * settings.lr_multipliers.get(part, 1.0), 0.0 if part == SCALE else settings.weight_decay
+            below = layers_below_top([name for name, _ in parameters]) if settings.layer_decay < 1 else [0] * len(parameters)
+            for layers, members in groupby(zip(below, parameters, strict=True), key=lambda member: member[0]):
+                own = [parameter for _, parameter in members]
+                groups.append({"params": own, "base_lr": lr * settings.layer_decay**layers, "weight_decay": decay})
+    kind = getattr(torch.optim, settings.name)
+    optimizer: Optimizer = kind(groups, lr=settings.lr, weight_decay=settings.weight_decay, fused=True)
     return optimizer
+
+
+def layers_below_top(names: Sequence[str]) -> list[int]:
+    """How many layers are above that of each parameter of a part, by their names in the order of the model.
+
+    A layer is what stands in a numbered list; what comes before all lists, such as embeddings, is the lowest one, and what follows the
+    last one, such as a projection, the top.
+
+    >>> layers_below_top(["embeddings.weight", "layers.0.k.weight", "layers.0.k.bias", "layers.1.k.weight", "projection.weight"])
+    [3, 2, 2, 1, 0]
+    """
+    layers = [match[0] if (match := re.match(r".*?\.\d+\.", name)) else "" for name in names]
+    order = {layer: number for number, layer in enumerate(dict.fromkeys(filter(None, layers)), 1)}
+    top = max((place for place, layer in enumerate(layers) if layer), default=-1) + 1
+    heights = list(accumulate([order.get(layer, 0) for layer in layers[:top]], max)) + [len(order) + 1] * (len(layers) - top)
+    return [max(heights, default=0) - height for height in heights]
 
 
 def set_lr(optimizer: Optimizer, multiple: float) -> None:

@@ -92,14 +92,16 @@ class TextSettings(Section):
 class OptimizerSettings(Section):
     """The optimizer and its learning rates.
 
-    name: a class of torch.optim. lr: the learning rate. lr_multipliers: its factors by part of the model ("visual", "text",
-    "backbone"); 1 for parts that are not named.
+    name: a class of torch.optim. lr: the learning rate. weight_decay: of all parts but "scale". lr_multipliers: its factors by part of
+    the model ("visual", "text", "backbone"); 1 for parts that are not named. layer_decay: a further factor for each layer below the
+    top of its part, such as 0.8, so that the early layers of a pretrained encoder change least.
     """
 
     name: Literal["Adam", "AdamW", "SGD"] = "Adam"
     lr: float = Field(5e-4, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     lr_multipliers: dict[str, Multiple] = {}
+    layer_decay: float = Field(1.0, gt=0, le=1)
 
 
 class ScheduleSettings(Section):

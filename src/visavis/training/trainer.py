@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from visavis import objectives, spec, storage, supervision
+from visavis import spec, storage, supervision
 from visavis.data.loader import Batch, seed_of
-from visavis.engine import PairLoss
 from visavis.errors import RunError
 from visavis.models import Matcher
 from visavis.models.device import choose_device
@@ -27,6 +26,7 @@ from visavis.training.checkpoint import Checkpoint, TrainerState
 from visavis.training.context import training_context
 from visavis.training.data_module import DataModule
 from visavis.training.health import alarms, news
+from visavis.training.loss import phase_loss
 from visavis.training.optimizer_state import check_optimizer, optimizer_tensors, restore_optimizer
 from visavis.training.probing import probe
 from visavis.training.run_files import RunFiles
@@ -182,8 +182,7 @@ class Trainer:
     def _begin_phase(self, state: dict[str, Tensor], before: Optimizer | None = None) -> None:
         """The objective, supervision (with its state) and optimizer of the current phase; ``before``: the optimizer to take over from."""
         self.phase = self.recipe.phases[self.state.phase]
-        score = None if self.matcher.score_is_cosine else self.matcher.score
-        self.loss = PairLoss(objectives.parse(self.phase.objective), score=score, memory=self.recipe.memory or None)
+        self.loss = phase_loss(self.matcher, self.phase, self.recipe.memory or None)
         self.supervision = spec.parse(self.phase.supervision, supervision.CATALOG)
         self.optimizer = make_optimizer(self.matcher, self.phase)
         self.matcher.zero_grad(set_to_none=True)
