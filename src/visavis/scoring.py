@@ -33,7 +33,7 @@ from visavis.memory import (
     score_in_blocks,
     spans,
 )
-from visavis.probe import FEW, cost_of
+from visavis.probe import FEW, cost_of, measure_cost
 from visavis.types import Direction, Encoded
 
 Score = Callable[[Any, Any], Tensor]
@@ -41,6 +41,8 @@ Score = Callable[[Any, Any], Tensor]
 
 LARGEST_ROWS = 256
 """Whole rows of scores at once; more gain no speed."""
+HELD_BY_RERANKING = 64.0
+"""Bytes of a pair while both stages are put in order: scores of both, flags and places, in float64."""
 SomeItems = TypeVar("SomeItems", Tensor, Encoded)
 
 
@@ -59,12 +61,70 @@ class DeviceScore:
         return declared_cost(self.score, visual, text)
 
 
+@dataclass(frozen=True)
+class TwoStageScore(DeviceScore):
+    """A score that is cheap for all, and a better one for the candidates of a query that come first by it.
+
+    Called, it is the first stage; ``score_by_rows`` gives the order of both. first_stage: what ``score`` reads of items. second_stage:
+    ``second_stage(visual, text) -> [N]``, of item i with item i. top: a candidate is scored anew if at most so many of a query's
+    candidates score as much as it does or more: all where there are no more, and one of many that are equal only if all of these are.
+    """
+
+    first_stage: Callable[[Any], Any]
+    second_stage: Score
+    top: int
+
+    def __call__(self, visual: Items, text: Items) -> Tensor:
+        return super().__call__(self.first_stage(visual), self.first_stage(text))
+
+    @torch.inference_mode()
+    def reranked(self, scores: Tensor, visual: Items, text: Items, way: Direction, memory_bytes: int) -> Tensor:
+        """Scores ``[Q, C]`` of a direction's queries that order as both stages do, in float64.
+
+        Those of the second stage, and below the lowest of these, in the order and at the distances of the first, all the rest.
+        """
+        inside = torch.ones_like(scores, dtype=torch.bool)
+        if self.top < scores.shape[1]:
+            inside = scores > scores.topk(self.top + 1, 1).values[:, -1:]
+        query, candidate = inside.nonzero().unbind(1)
+        pairs = (query, candidate) if way == "i2t" else (candidate, query)
+        anew = self._pairs(visual, text, pairs, memory_bytes).double()
+        scores = scores.double()
+        lowest = torch.full_like(scores, math.inf).masked_scatter(inside, anew).amin(1, keepdim=True)
+        highest = scores.masked_fill(inside, -math.inf).amax(1, keepdim=True)
+        shift = torch.where(torch.isfinite(lowest - highest), lowest - highest - 1, 0.0)
+        return (scores + shift).masked_scatter(inside, anew)
+
+    def _pairs(self, visual: Items, text: Items, pairs: tuple[Tensor, Tensor], memory_bytes: int) -> Tensor:
+        """The second stage of visual item i with text j for each pair (i, j): ``[P]``, so many at a time as the memory allows."""
+        rows, columns = pairs
+        if not len(rows):
+            return torch.zeros(0)
+        score = DeviceScore(self.second_stage, self.device)
+        few = (items[:2].to(self.device) for items in (visual, text))
+        cost = measure_cost(_each_with_each(self.second_stage), *few, training=False).pair + item_bytes(visual) + item_bytes(text)
+        at_once = block_shape(1, len(rows), BlockCost(cost), memory_bytes, largest=(1, LARGEST_TILE[0]))[1]
+        return torch.cat([score(visual[rows[part]], text[columns[part]]) for part in spans(len(rows), at_once)])
+
+
+def _each_with_each(score_pairs: Score) -> Score:
+    """A score of pairs as one of all pairs, to be measured."""
+
+    def score(visual: Items, text: Items) -> Tensor:
+        rows, columns = torch.cartesian_prod(torch.arange(len(visual)), torch.arange(len(text))).unbind(1)
+        return score_pairs(visual[rows], text[columns]).view(len(visual), len(text))
+
+    return score
+
+
 @torch.no_grad()
 def score_by_blocks(score: Score, visual: Items, text: Items, memory: Memory = None) -> Tensor:
-    """``score(visual, text)``, the whole matrix ``[V, T]``, without a gradient.
+    """``score(visual, text)``, the whole matrix ``[V, T]``, without a gradient; of two stages the first.
 
     memory: of a block, beside the matrix itself. What fits is scored in one call. Raises VisavisError where not even one pair fits.
     """
+    if isinstance(score, TwoStageScore):
+        visual, text = score.first_stage(visual), score.first_stage(text)
     return score_in_blocks(score, visual, text, _shape(score, visual, text, _bytes_for(score, visual, memory)))
 
 
@@ -75,18 +135,29 @@ def score_by_rows(
     """Some queries after the other with all candidates: which queries, and their scores ``[R, C]``.
 
     way: "i2t" where the visual items are the queries, "t2i" where the texts are. held: the bytes of a pair that the caller holds while it works
-    on a block, the scores themselves included; these blocks take half of the memory, scoring them the other half. Raises
-    VisavisError where not even one pair fits.
+    on a block, the scores themselves included; these blocks take half of the memory, scoring them the other half. A ``TwoStageScore``
+    orders them by both stages. Raises VisavisError where not even one pair fits.
     """
-    asked, answering = (visual, text) if way == "i2t" else (text, visual)
+    stages = score if isinstance(score, TwoStageScore) else None
+    first, other = (visual, text) if stages is None else (stages.first_stage(visual), stages.first_stage(text))
+    asked, answering = (first, other) if way == "i2t" else (other, first)
     rows = rows_at_once(len(answering), held, memory)
-    some = (visual[:rows], text) if way == "i2t" else (visual, text[:rows])
-    shape = _shape(score, *some, _bytes_for(score, visual, memory) // 2)
+    some = (first[:rows], other) if way == "i2t" else (first, other[:rows])
+    available = _bytes_for(score, first, memory) // 2
+    shape = _shape(score, *some, available)
     for queries in spans(len(asked), rows):
-        if way == "i2t":
-            yield queries, score_in_blocks(score, visual[queries], text, shape)
-        else:
-            yield queries, score_in_blocks(score, visual, text[queries], shape).T
+        these = (queries, slice(None)) if way == "i2t" else (slice(None), queries)
+        block = score_in_blocks(score, first[these[0]], other[these[1]], shape)
+        block = block if way == "i2t" else block.T
+        yield queries, block if stages is None else stages.reranked(block, visual[these[0]], text[these[1]], way, available)
+
+
+def score_in_order(score: Score, visual: Items, text: Items, way: Direction, memory: Memory = None) -> Tensor:
+    """The scores of all queries of a direction with all candidates ``[Q, C]``, in the order of both stages where there are two."""
+    if not isinstance(score, TwoStageScore):
+        scores = score_by_blocks(score, visual, text, memory)
+        return scores if way == "i2t" else scores.T
+    return torch.cat([block for _, block in score_by_rows(score, visual, text, way, held=HELD_BY_RERANKING, memory=memory)])
 
 
 def rows_at_once(candidates: int, held: float, memory: Memory = None) -> int:

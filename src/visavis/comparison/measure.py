@@ -25,7 +25,7 @@ from visavis.models import Matcher
 from visavis.models.base import vectors
 from visavis.models.scoring import score_from_cpu
 from visavis.progress import Progress
-from visavis.scoring import Score, pick, rows_at_once, score_by_blocks
+from visavis.scoring import Score, pick, rows_at_once, score_in_order
 from visavis.types import DIRECTIONS, Direction, Encoded
 
 SHOWN: tuple[Direction, ...] = ("t2i", "i2t")
@@ -123,9 +123,8 @@ class Ranker:
 
     def scores(self, way: Direction, queries: Tensor, memory: Memory = None) -> Tensor:
         """The scores of queries, by index, with all candidates: ``[Q, C]``."""
-        if way == "t2i":
-            return score_by_blocks(self.score, self.images, pick(self.texts, queries), memory).T
-        return score_by_blocks(self.score, pick(self.images, queries), self.texts, memory)
+        some = (self.images, pick(self.texts, queries)) if way == "t2i" else (pick(self.images, queries), self.texts)
+        return score_in_order(self.score, *some, way, memory)
 
 
 def spread(numbers: Tensor) -> Tensor:

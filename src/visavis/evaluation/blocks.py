@@ -26,7 +26,7 @@ from visavis.evaluation.arguments import checked
 from visavis.memory import Memory, scores_of
 from visavis.metrics.arguments import Ties, refuse_rows
 from visavis.metrics.ranking import by_query, place, places, steps
-from visavis.scoring import Score, pick, score_by_rows, tile_shape
+from visavis.scoring import Score, TwoStageScore, pick, score_by_rows, tile_shape
 from visavis.targets import Targets
 from visavis.types import Direction, Encoded
 
@@ -74,12 +74,16 @@ def places_by_tiles(
 
     score: ``score(visual[rows], text[columns]) -> [rows, columns]``. image_ids ``[V]``, text_ids ``[T]``: equal = belong
     together. memory: what a tile may take. tile: the largest number of images and texts scored at once, where it is known; neither ever
-    sets the result.
+    sets the result. A score in two stages orders the candidates of each direction otherwise: it is walked by rows, once for each.
     Raises ShapeError for an image or text that belongs to nothing, DataError for scores that are not numbers.
     """
     _check(visual, image_ids)
     _check(text, text_ids)
     image, caption = _positive_pairs(image_ids, text_ids)
+    if isinstance(score, TwoStageScore):
+        targets = Targets(query_ids=image_ids, candidate_ids=text_ids)
+        of_images = places_by_rows(visual, text, score, targets, "i2t", ties=ties, memory=memory)
+        return of_images, places_by_rows(visual, text, score, targets.T, "t2i", ties=ties, memory=memory)
     tile = tile or tile_shape(score, visual, text, held=HELD_BY_COUNTING, memory=memory)
     images, texts = _side(visual, image_ids, tile[0]), _side(text, text_ids, tile[1])
     tiles = images.tile_of(image) * (len(texts.cuts) - 1) + texts.tile_of(caption)

@@ -35,6 +35,18 @@ class Average(Matcher):
         scores = [member.score(_of(visual, number), _of(text, number)) for number, member in enumerate(self.members)]  # type: ignore[operator]
         return torch.stack(scores).mean(0)
 
+    @property
+    def rerank(self) -> int:
+        """The most that any member ranks anew; what has one stage alone then gives the same score again."""
+        return max(member.rerank for member in self.members)  # type: ignore[type-var, return-value]
+
+    def first_stage(self, items: Encoded) -> Encoded:
+        return joined([member.first_stage(_of(items, number)) for number, member in enumerate(self.members)])  # type: ignore[operator]
+
+    def second_stage(self, visual: Encoded, text: Encoded) -> Tensor:
+        pairs = [(member.second_stage if member.rerank else member.score_pairs, number) for number, member in enumerate(self.members)]
+        return torch.stack([score(_of(visual, number), _of(text, number)) for score, number in pairs]).mean(0)  # type: ignore[operator]
+
     def parts(self) -> dict[str, list[nn.Module]]:
         return {str(number): [member] for number, member in enumerate(self.members)}
 

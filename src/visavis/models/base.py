@@ -20,6 +20,7 @@ from visavis.engine.scale import LearnedScale
 from visavis.errors import RunError, ShapeError, VisavisError
 from visavis.memory import ScoreCost
 from visavis.spec import check_fields
+from visavis.targets import Targets
 from visavis.types import Encoded
 
 VisualView = Literal["pooled", "grid", "pixels", "experts"]
@@ -124,8 +125,25 @@ class Matcher(nn.Module, ABC):
         return None
 
     @property
+    def rerank(self) -> int:
+        """How many candidates of a query, the first ones by ``score``, are ranked anew by ``second_stage``; 0: none."""
+        return 0
+
+    def first_stage(self, items: Encoded) -> Encoded:
+        """The part of encoded items that ``score`` reads."""
+        return items
+
+    def second_stage(self, visual: Encoded, text: Encoded) -> Tensor:
+        """A better and costlier score of image i with text i: ``[N]``."""
+        raise NotImplementedError
+
+    def extra_loss(self, visual: Encoded, text: Encoded, targets: Targets) -> Tensor | None:
+        """What a matcher learns besides its score, from a batch and who belongs to whom in it; added to the loss of every step."""
+        return None
+
+    @property
     def score_is_cosine(self) -> bool:
-        """Whether ``score`` is the product of unit ``vectors``, which needs no matrix in memory and is as fast as a product can be."""
+        """Whether ``score`` is the product of the first stage's unit ``vectors``: no matrix in memory, and as fast as can be."""
         return False
 
     def score_cost(self, visual: Encoded, text: Encoded) -> ScoreCost | None:
@@ -148,17 +166,17 @@ class GlobalMatcher(Matcher):
         return type(self).score is GlobalMatcher.score
 
     def score(self, visual: Encoded, text: Encoded) -> Tensor:
-        return vectors(visual) @ vectors(text).T
+        return vectors(self.first_stage(visual)) @ vectors(self.first_stage(text)).T
 
     def score_cost(self, visual: Encoded, text: Encoded) -> ScoreCost | None:
         """The product itself; in training its gradient too."""
-        number = vectors(visual).dtype.itemsize
+        number = vectors(self.first_stage(visual)).dtype.itemsize
         return ScoreCost(scored=number, trained=2 * number)
 
     def score_pairs(self, visual: Encoded, text: Encoded) -> Tensor:
         if not self.score_is_cosine:
             return super().score_pairs(visual, text)
-        return (vectors(visual) * vectors(text)).sum(-1)
+        return (vectors(self.first_stage(visual)) * vectors(self.first_stage(text))).sum(-1)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from visavis.models.encoding import OnBatch, batches_of_at_most, device_of, enco
 from visavis.models.processor import Processor, SavedConfig
 from visavis.models.scoring import score_all
 from visavis.spec import build
-from visavis.types import Encoded
+from visavis.types import Direction, Encoded
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -103,9 +103,12 @@ class Retriever:
         """Unit rows ``[N, D]`` of sentences, on the CPU. Raises ShapeError for a model without one vector an item."""
         return self._unit_rows(self.encode_text(texts, on_progress))
 
-    def score(self, images: Sequence[str | Path | Picture], texts: Sequence[str]) -> Tensor:
-        """How well every picture fits every sentence, for any model: ``[V, T]``, on the CPU, in blocks within the memory."""
-        return score_all(self.matcher, self.encode_visual(images), self.encode_text(texts), self.memory)
+    def score(self, images: Sequence[str | Path | Picture], texts: Sequence[str], *, way: Direction = "t2i") -> Tensor:
+        """How well every picture fits every sentence, for any model: ``[V, T]``, on the CPU, in blocks within the memory.
+
+        way: of a model that ranks in two stages, whose first candidates are scored anew: those of each text ("t2i") or image ("i2t").
+        """
+        return score_all(self.matcher, self.encode_visual(images), self.encode_text(texts), self.memory, way)
 
     def encode_visual(self, images: Sequence[str | Path | Picture], on_progress: OnBatch | None = None) -> Encoded:
         """Pictures as ``matcher.score`` reads them: one vector each, or regions, or named parts."""
@@ -136,7 +139,7 @@ class Retriever:
         )
 
     def _unit_rows(self, encoded: Encoded) -> Tensor:
-        rows = encoded.vectors
+        rows = self.matcher.first_stage(encoded).vectors
         if not isinstance(rows, Tensor) or rows.dim() != 2:
             raise ShapeError(f"{type(self.matcher).__name__} has no single vector an item: ask for score(images, texts).")
         return rows

@@ -98,7 +98,9 @@ class NoisySupervision(Supervision):
         def own_loss(matcher: Matcher) -> Tensor:
             loss = PairLoss(self._context.objective, score=matcher.score, gather=False, memory=self._context.memory)
             items = matcher.encode_visual(batch.visual), matcher.encode_text(batch.text)
-            return loss(*items, targets=self._margins(batch, SECOND))
+            targets = self._margins(batch, SECOND)
+            value = loss(*map(matcher.first_stage, items), targets=targets)
+            return value if (extra := matcher.extra_loss(*items, targets)) is None else value + extra
 
         self._second.step(own_loss)
 

@@ -30,6 +30,7 @@ def probe(
         moved = batch.to(device)
         visual, text = matcher.encode_visual(moved.visual), matcher.encode_text(moved.text)
         targets = supervision.targets(visual, text, moved).to(device)
+        visual, text = matcher.first_stage(visual), matcher.first_stage(text)
         scores = score_by_blocks(matcher.score, visual, text, recipe.memory or None)
         value = loss(visual, text, targets=targets)
         scaled = scores if matcher.scale is None else scores * matcher.scale()

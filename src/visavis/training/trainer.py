@@ -118,7 +118,9 @@ class Trainer:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=training.autocast):
             visual, text = self.matcher.encode_visual(batch.visual), self.matcher.encode_text(batch.text)
             targets = self.supervision.targets(visual, text, batch)
-            loss = self.loss(visual, text, targets=targets)
+            loss = self.loss(self.matcher.first_stage(visual), self.matcher.first_stage(text), targets=targets)
+            if (extra := self.matcher.extra_loss(visual, text, targets)) is not None:
+                loss = loss + extra
         value = loss.item()
         if not math.isfinite(value):
             raise RunError(
