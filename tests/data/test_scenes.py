@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from PIL import Image
 from visavis.data.scenes import Facts, Scene, SceneGraphs, Thing, captions, draw, draw_scene, redraw, relevance, write_scenes
 from visavis.data.scenes.backgrounds import paint_background
 from visavis.data.scenes.relevance import WEIGHTS
+from visavis.data.scenes.style import STYLES
 from visavis.data.scenes.words import article, join
 from visavis.data.scenes.world import BACKGROUNDS, COLORS, PATTERNS, SHAPES, held_out_colors, held_out_relations
 from visavis.errors import DataError, RecipeError, RefusedOverwrite
@@ -222,6 +224,25 @@ def test_a_number_out_of_range_is_refused_before_anything_is_written(tmp_path, k
     with pytest.raises(RecipeError, match=next(iter(knobs))):
         write_scenes(tmp_path / "world", **knobs)
     assert not (tmp_path / "world").exists()
+
+
+def test_another_style_has_the_same_scenes_in_other_paint_and_under_other_names(tmp_path):
+    paper, glass = STYLES["paper"], STYLES["glass"]
+    for kind in ("shapes", "colors"):
+        own, other = getattr(paper, kind), getattr(glass, kind)
+        assert own.keys() == other.keys()
+        assert not {word for words in own.values() for word in words} & {word for words in other.values() for word in words}
+    assert paper.paint.keys() == glass.paint.keys()
+    assert all(np.abs(np.subtract(paper.paint[color], glass.paint[color])).max() > 0.05 for color in COLORS)
+    folders = [write_scenes(tmp_path / style, num_train=3, num_val=0, num_test=0, style=style) for style in STYLES]
+    one, two = (SceneGraphs.open(folder) for folder in folders)
+    assert replace(one.scenes[0], things=()) == replace(two.scenes[0], things=()), "of the same seed"
+    assert (folders[0] / "images/000000.png").read_bytes() != (folders[1] / "images/000000.png").read_bytes()
+    names = {word for words in (*paper.shapes.values(), *paper.colors.values()) for phrase in words for word in phrase.split()}
+    said = (folders[1] / "captions.jsonl").read_text().lower()
+    assert not [word for word in sorted(names - {"moon", "sign", "blue"}) if re.search(rf"\b(a|an|plain|shiny) {word}\b", said)]
+    with pytest.raises(RecipeError, match=r"style='glas' is no style of drawn worlds: did you mean glass\?"):
+        write_scenes(tmp_path / "other", style="glas")
 
 
 def test_progress_counts_the_images(tmp_path):

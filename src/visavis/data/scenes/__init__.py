@@ -4,7 +4,7 @@
     degrees = SceneGraphs.open(folder).relevance()                 # [images, captions] in [0, 1]
 
 It is made of `world` (what there is), `draw` and `backgrounds` (pixels), `captions` and `words` (sentences and
-the facts they state), `relevance` (how true a caption is of a picture) and `folder` (files).
+the facts they state), `style` (another paint, other names), `relevance` (how true a caption is of a picture) and `folder` (files).
 """
 
 from visavis.data.scenes.captions import Caption, Facts, caption, captions

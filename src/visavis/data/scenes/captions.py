@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from visavis.data.scenes import words
+from visavis.data.scenes.style import PAPER, Style
 from visavis.data.scenes.world import ATTRIBUTES, BACKGROUNDS, MOST_THINGS, RELATIONS, Scene, Thing
 from visavis.errors import DataError
 
@@ -64,16 +65,16 @@ class Caption:
     facts: Facts
 
 
-def caption(scene: Scene, rng: np.random.Generator) -> Caption:
-    """A random true caption of a scene."""
-    return _Writer(scene, rng).write()
+def caption(scene: Scene, rng: np.random.Generator, style: Style = PAPER) -> Caption:
+    """A random true caption of a scene, in the words of a style."""
+    return _Writer(scene, rng, style).write()
 
 
-def captions(scene: Scene, count: int, rng: np.random.Generator) -> list[Caption]:
+def captions(scene: Scene, count: int, rng: np.random.Generator, style: Style = PAPER) -> list[Caption]:
     """``count`` true captions of a scene, all different as texts."""
     by_text: dict[str, Caption] = {}
     while len(by_text) < count:
-        drawn = caption(scene, rng)
+        drawn = caption(scene, rng, style)
         by_text.setdefault(drawn.text, drawn)
     return list(by_text.values())
 
@@ -81,8 +82,8 @@ def captions(scene: Scene, count: int, rng: np.random.Generator) -> list[Caption
 class _Writer:
     """One caption in the making: the scene, the randomness, and the facts stated so far."""
 
-    def __init__(self, scene: Scene, rng: np.random.Generator):
-        self.scene, self.rng = scene, rng
+    def __init__(self, scene: Scene, rng: np.random.Generator, style: Style):
+        self.scene, self.rng, self.style = scene, rng, style
         self.mentions: list[dict[str, str]] = []
         self.relations: list[tuple[int, str, int]] = []
         self.background: str | None = None
@@ -199,13 +200,13 @@ class _Writer:
     def _noun(self, looks: dict[str, str], *, plural: bool = False) -> str:
         adjectives = [self._pick(words.SIZES[looks["size"]])] if "size" in looks else []
         tail = ""
-        middle = [self._pick(words.COLORS[looks["color"]])] if "color" in looks else []
+        middle = [self._pick(self.style.colors[looks["color"]])] if "color" in looks else []
         if "pattern" in looks:
             if looks["pattern"] in words.TAILS and self._chance(0.3):
                 tail = f" {self._pick(words.TAILS[looks['pattern']])}"
             else:
                 middle.insert(len(middle) if self._chance(0.2) else 0, self._pick(words.PATTERNS[looks["pattern"]]))
-        noun = self._pick(words.SHAPES[looks["shape"]]) if "shape" in looks else self._pick(words.ANYTHING)
+        noun = self._pick(self.style.shapes[looks["shape"]]) if "shape" in looks else self._pick(words.ANYTHING)
         phrase = " ".join([*adjectives, *middle, words.plural(noun) if plural else noun]) + tail
         return phrase if plural else words.article(phrase)
 

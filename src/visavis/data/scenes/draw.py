@@ -6,6 +6,7 @@ the final size in float32. All lengths scale with the picture's size.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -17,7 +18,8 @@ from visavis.data.scenes.world import Scene, Thing
 FINER = 4
 """Supersampling of outlines and patterns."""
 
-PAINT = {
+Paint = Mapping[str, tuple[float, float, float]]
+PAINT: Paint = {
     "red": (0.88, 0.16, 0.18),
     "blue": (0.15, 0.36, 0.85),
     "yellow": (0.99, 0.82, 0.16),
@@ -34,15 +36,15 @@ ACCENT = {"white": (0.60, 0.66, 0.76), "yellow": (1.0, 0.97, 0.84), "black": (0.
 """The second color of stripes, dots and squares, where it is not a pale tint of the first."""
 
 
-def draw(scene: Scene, size: int = 96) -> Image.Image:
-    """The picture of a scene, RGB, ``size`` x ``size`` pixels; the same scene gives the same pixels."""
+def draw(scene: Scene, size: int = 96, paint: Paint = PAINT) -> Image.Image:
+    """The picture of a scene, RGB, ``size`` x ``size`` pixels; the same scene and paint give the same pixels."""
     canvas = paint_background(scene.background, size, np.random.default_rng(scene.grain))
     for thing in scene.things:
-        _draw_thing(canvas, thing, size, dark=scene.background in ("night", "forest", "sea"))
+        _draw_thing(canvas, thing, size, paint, dark=scene.background in ("night", "forest", "sea"))
     return Image.fromarray((np.clip(canvas, 0, 1) * 255 + 0.5).astype(np.uint8))
 
 
-def _draw_thing(canvas: np.ndarray, thing: Thing, size: int, *, dark: bool) -> None:
+def _draw_thing(canvas: np.ndarray, thing: Thing, size: int, palette: Paint, *, dark: bool) -> None:
     """Shadow or halo, then the thing itself, blended into ``canvas [size, size, 3]`` in place."""
     radius = thing.radius * size
     half = int(radius * 1.6) + 3
@@ -55,7 +57,7 @@ def _draw_thing(canvas: np.ndarray, thing: Thing, size: int, *, dark: bool) -> N
     window = canvas[rows, columns]
     inner = (slice(rows.start - top, rows.stop - top), slice(columns.start - left, columns.stop - left))
 
-    paint = np.array(PAINT[thing.color], np.float32)
+    paint = np.array(palette[thing.color], np.float32)
     if thing.pattern == "glowing":
         halo = _blur(alpha, 0.30 * radius)[inner]
         light = 0.55 * paint + 0.45

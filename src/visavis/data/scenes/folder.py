@@ -18,8 +18,9 @@ from visavis import storage
 from visavis.data.scenes.captions import Caption, Facts, captions
 from visavis.data.scenes.draw import draw
 from visavis.data.scenes.relevance import relevance
+from visavis.data.scenes.style import STYLES, Style
 from visavis.data.scenes.world import Scene, draw_scene, redraw
-from visavis.errors import DataError, RecipeError
+from visavis.errors import DataError, RecipeError, nearest
 
 
 def write_scenes(
@@ -33,22 +34,26 @@ def write_scenes(
     seed: int = 0,
     noise: float = 0.0,
     near_duplicates: float = 0.0,
+    style: str = "paper",
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Path:
     """Draw a captioned world into a new folder; the same arguments give the same bytes.
 
     size: pixels of a side. noise: share of the training captions that are moved to a wrong image. near_duplicates:
-    share of the images of each split that are slight re-drawings of an earlier one. on_progress: called with the
+    share of the images of each split that are slight re-drawings of an earlier one. style: its paint and words, "paper", or "glass",
+    where every color looks otherwise and every color and shape has another name. on_progress: called with the
     numbers of images drawn and of all images. Returns the folder. Raises RefusedOverwrite if anything stands
-    there, RecipeError for a number out of range.
+    there, RecipeError for a number out of range or an unknown style.
     """
     counts = {"train": num_train, "val": num_val, "test": num_test}
     _check(counts, captions_per_image, size, seed, noise, near_duplicates)
+    if style not in STYLES:
+        raise RecipeError(f"style={style!r} is no style of drawn worlds: {nearest(style, STYLES)}")
     folder = storage.new_folder(folder, replaced=True)
     rows = [
         row
         for number, split in enumerate(counts)
-        for row in _compose(split, counts[split], captions_per_image, [seed, number], near_duplicates)
+        for row in _compose(split, counts[split], captions_per_image, [seed, number], near_duplicates, STYLES[style])
     ]
     for number, row in enumerate(rows):
         row.filename = f"images/{number:06d}.png"
@@ -56,7 +61,7 @@ def write_scenes(
     with storage.replacing_folder(folder) as part:
         (part / "images").mkdir()
         for number, row in enumerate(rows):
-            draw(row.scene, size).save(part / row.filename, compress_level=1)
+            draw(row.scene, size, STYLES[style].paint).save(part / row.filename, compress_level=1)
             if on_progress:
                 on_progress(number + 1, len(rows))
         storage.write_json_lines(part / "captions.jsonl", [row.captions_line() for row in rows])
@@ -143,7 +148,7 @@ class _Row:
         }
 
 
-def _compose(split: str, count: int, per_image: int, seed: list[int], near_duplicates: float) -> list[_Row]:
+def _compose(split: str, count: int, per_image: int, seed: list[int], near_duplicates: float, style: Style) -> list[_Row]:
     """The scenes and captions of one split; every image has a random generator of its own."""
     plan = np.random.default_rng([*seed, 0])
     copies = set((1 + plan.permutation(max(count - 1, 0))[: round(near_duplicates * count)]).tolist())
@@ -155,7 +160,7 @@ def _compose(split: str, count: int, per_image: int, seed: list[int], near_dupli
             origin = rows[int(plan.integers(i))]
             origin = origin.duplicate_of or origin
         scene = redraw(origin.scene, rng) if origin else draw_scene(rng, training=split == "train")
-        rows.append(_Row(split, scene, captions(scene, per_image, rng), [None] * per_image, origin))
+        rows.append(_Row(split, scene, captions(scene, per_image, rng, style), [None] * per_image, origin))
     return rows
 
 
