@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import visavis
 from visavis.data.scenes import write_scenes
-from visavis.errors import RecipeError
+from visavis.errors import DataError, RecipeError, SpecError
 from visavis.models import CLIP
 from visavis.objectives import InfoNCE
 from visavis.training.recipe_files import read_file
 from visavis.training.schedule import layers_below_top, make_optimizer
 from visavis.training.settings import Phase
+from visavis.types import Encoded
 
 pytest.importorskip("transformers")
 
-WAYS = tuple(read_file("clip").rows)
+HAS_PEFT = importlib.util.find_spec("peft") is not None
+adapters = pytest.mark.skipif(not HAS_PEFT, reason="needs peft")
+WAYS = [pytest.param(row, marks=adapters if row not in ("linear", "full") else ()) for row in read_file("clip").rows]
 
 
 @pytest.fixture(scope="module")
@@ -95,3 +102,42 @@ def test_an_objective_of_fixed_margin_has_no_scale_to_learn(small, tmp_path):
     assert not (tmp_path / "run").exists()
     with pytest.raises(RecipeError, match=r"scale_bounds is \(3.0, 2.0\), expected two numbers above 0, the smaller one first"):
         visavis.train("clip/full", overrides=small | {"model.scale_bounds": [3, 2]}, out=tmp_path / "run")
+
+
+@adapters
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_adapters_change_nothing_at_first_and_are_all_that_learns_and_is_saved(dual_encoders, kind, tmp_path):
+    plain, adapted = matcher(dual_encoders, kind), matcher(dual_encoders, kind, lora_rank=2, lora_layers=["q_proj", "out_proj"])
+    pixels, texts = Encoded(torch.randn(2, 3, 32, 32)), Encoded(torch.tensor([[2, 5, 3]]))
+    assert torch.equal(adapted.encode_visual(pixels).vectors, plain.encode_visual(pixels).vectors)
+    assert torch.equal(adapted.encode_text(texts).vectors, plain.encode_text(texts).vectors)
+    by_part = adapted.parameters_by_part()
+    names = {name for part in ("visual", "text") for name, _ in by_part[part]}
+    assert names == set(adapted.state_dict()) == {name for name, _ in adapted.named_parameters()}
+    assert len(names) == 2 * 2 * 2 * 2, "two matrices, of two kinds of layers, in two layers, of two sides"
+    assert all(".lora_A." in name or ".lora_B." in name for name in names)
+    adapted.save_pretrained(tmp_path)
+    assert set(load_file(tmp_path / "model.safetensors")) == names
+
+
+@adapters
+def test_adapters_go_with_the_weights_that_they_were_trained_on(dual_encoders, small, tmp_path):
+    base = tmp_path / "base"
+    shutil.copytree(dual_encoders / "clip", base)
+    own = {"visual.tower": str(base), "text.tower": str(base)}
+    visavis.train("clip/lora", overrides=small | own, out=tmp_path / "run")
+    weights = load_file(base / "model.safetensors")
+    save_file({name: weight * 1.01 for name, weight in weights.items()}, base / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        DataError, match=r"^\S*base holds weights \w{16}, and these adapters belong to \w{16}: bring back the model that they were"
+    ):
+        visavis.load(tmp_path / "run")
+    shutil.rmtree(base)
+    with pytest.raises(DataError, match=r"^these adapters belong to \S*base, which is needed beside them: \S*base is no folder"):
+        visavis.load(tmp_path / "run")
+
+
+@adapters
+def test_layers_that_are_not_there_are_named(dual_encoders):
+    with pytest.raises(SpecError, match=r"lora_layers names 'q_prj', and no linear layer of CLIPModel ends so: did you mean q_proj\?"):
+        matcher(dual_encoders, lora_rank=2, lora_layers=["v_proj", "q_prj"])

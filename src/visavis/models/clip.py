@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +15,8 @@ from visavis.engine.scale import LearnedScale
 from visavis.errors import DataError
 from visavis.models.base import SCALE, GlobalMatcher, MatcherConfig, unit, vectors
 from visavis.models.foreign import open_config, open_model, tried
-from visavis.models.pretrained import model_folder
+from visavis.models.lora import add_adapters
+from visavis.models.pretrained import model_folder, weights_checksum
 from visavis.models.processor import Processor
 from visavis.models.towers import TowerSpec, blank
 from visavis.spec import require
@@ -37,7 +38,9 @@ class CLIP(GlobalMatcher):
     backbone: a folder of transformers with a CLIP or SigLIP model, or the name of one on the hub; it brings its preprocessing and
     its tokenizer. visual_width: of a vector; text_width: the number of tokens. scale: "learned" multiplies the scores in training
     in place of the temperature of NTXent or InfoNCE, from the one that the model was pretrained with on, within scale_bounds.
-    Source: Radford et al. (2021); Zhai et al., Sigmoid Loss for Language Image Pre-Training (2023).
+    lora_rank: above 0, low-rank adapters on all linear layers whose names end as lora_layers say; they alone learn, at lora_alpha / lora_rank
+    and with lora_dropout, and are saved, with base: the hash of the weights that they belong to.
+    Source: Radford et al. (2021); Zhai et al., Sigmoid Loss for Language Image Pre-Training (2023); Hu et al., LoRA (2022).
     Differs from: both, whose learned temperature (and bias) are not part of the score here, as they change no ranking.
     """
 
@@ -50,10 +53,19 @@ class CLIP(GlobalMatcher):
         backbone: str
         scale: Literal["fixed", "learned"] = "fixed"
         scale_bounds: tuple[float, ...] = (1.0, 100.0)
+        lora_rank: int = 0
+        lora_alpha: float = 16.0
+        lora_dropout: float = 0.0
+        lora_layers: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+        base: str = ""
 
         def __post_init__(self) -> None:
             super().__post_init__()
             bounds = self.scale_bounds
+            require(self.lora_rank >= 0, self, "lora_rank", "0, or the rank of the adapters")
+            require(self.lora_alpha > 0, self, "lora_alpha", "a number above 0")
+            require(0 <= self.lora_dropout < 1, self, "lora_dropout", "a share from 0 to below 1")
+            require(bool(self.lora_layers), self, "lora_layers", "endings of the names of linear layers")
             require(len(bounds) == 2 and 0 < bounds[0] <= bounds[1], self, "scale_bounds", "two numbers above 0, the smaller one first")
 
     visual_views = ("pixels",)
@@ -62,13 +74,16 @@ class CLIP(GlobalMatcher):
 
     def __init__(self, config: Config):
         super().__init__(config)
-        self.model = open_model(model_folder(config.backbone), dtype=torch.float32)
+        self.model = open_model(_folder(config), dtype=torch.float32)
         kind = self.model.config.model_type
         if kind not in KINDS:
             raise DataError(f"{config.backbone} is a model of kind {kind}, expected {' or '.join(KINDS)}: two encoders trained on pairs.")
         pretrained = self.model.logit_scale.exp().item()
         for temperature in {"logit_scale", "logit_bias"} & dict(self.model.named_parameters(recurse=False)).keys():
             delattr(self.model, temperature)
+        if config.lora_rank:
+            self.config = replace(config, base=_checked_base(config, self.model))
+            add_adapters(self.model, config.lora_rank, config.lora_alpha, config.lora_dropout, config.lora_layers)
         smallest, largest = config.scale_bounds
         start = min(max(pretrained, smallest), largest)
         self.learned_scale = LearnedScale(start, smallest=smallest, largest=largest) if config.scale == "learned" else None
@@ -89,6 +104,26 @@ class CLIP(GlobalMatcher):
     def encode_text(self, items: Encoded) -> Encoded:
         mask = None if items.mask is None else items.mask.long()  # type: ignore[union-attr]
         return unit(self.model.get_text_features(input_ids=vectors(items), attention_mask=mask).pooler_output)
+
+
+def _folder(config: CLIP.Config) -> Path:
+    """The folder of the pretrained model. Raises DataError where there is none, in the words of the adapters that need it."""
+    try:
+        return model_folder(config.backbone)
+    except DataError as error:
+        raise DataError(
+            f"these adapters belong to {config.backbone}, which is needed beside them: {error}" if config.base else str(error)
+        ) from None
+
+
+def _checked_base(config: CLIP.Config, model: nn.Module) -> str:
+    """The hash of the weights of the pretrained model. Raises DataError if adapters belong to others."""
+    found = weights_checksum(model)
+    if config.base not in ("", found):
+        raise DataError(
+            f"{config.backbone} holds weights {found}, and these adapters belong to {config.base}: bring back the model that they were trained on."
+        )
+    return found
 
 
 def find_dual_encoder(name: str | Path) -> str | None:
