@@ -58,7 +58,7 @@ golden: .venv/.core
 	@$(call install,.[report]) && touch .venv/.core $@
 
 .venv/.dev: pyproject.toml constraints.txt | .venv/.made
-	@$(call install,.[minilm$(comma)report$(comma)dev]) && touch .venv/.core .venv/.demo $@
+	@$(call install,.[minilm$(comma)report$(comma)video$(comma)dev]) && touch .venv/.core .venv/.demo $@
 
 .venv/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

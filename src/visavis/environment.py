@@ -26,6 +26,7 @@ SERVES = {
     "minilm": "visavis features, train, relevance: the sentence model minilm",
     "report": "visavis demo, coherence, relevance: pictures",
     "noise": "visavis train: NoisySupervision",
+    "video": "visavis data convert, features, train, search: .h5 files, video files",
     "dev": "tests and checks of visavis itself",
 }
 """The commands that need an extra, and what for."""

@@ -56,6 +56,28 @@ def data_check(
         raise typer.Exit(1)
 
 
+def data_convert(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            help="Pickles, .npy of objects, .h5 files or a folder of them, lists such as train_list.txt; NAME=PATH names an expert."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="A new folder for the stores and lists.")],
+    json: Json = False,
+) -> None:
+    """Turn published features of videos into stores that training reads; nothing in the sources is run."""
+    from visavis import verbs
+    from visavis.cli.output import print_converted
+
+    with bars() as progress:
+        converted = verbs.data_convert(sources, out, progress=progress)
+    if json:
+        print_json(converted.to_json())
+    else:
+        print_converted(converted)
+
+
 def features(
     path: Annotated[str, typer.Argument(help="A data set: a folder, a list in it, or a name under VISAVIS_DATA.")],
     visual: Annotated[
@@ -85,14 +107,13 @@ def features(
 
 def catalog(
     kind: Annotated[str | None, typer.Argument(help="objectives, models, metrics, layouts, recipes, protocols and others.")] = None,
-    paper: Annotated[str | None, typer.Option(help="Of recipes: the rows of this paper's tables, such as goal.")] = None,
     json: Json = False,
 ) -> None:
     """See what there is: names, formulas, sources, defaults."""
     from visavis import verbs
     from visavis.cli.output import print_catalog
 
-    entries = verbs.catalog(kind, paper=paper)
+    entries = verbs.catalog(kind)
     if json:
         print_json(entries)
     else:

@@ -5,7 +5,7 @@
 >>> visavis.evaluate(run.folder).metrics["rsum"]                           # doctest: +SKIP
 """
 
-from visavis.verbs.data import catalog, data_check, demo, doctor, features
+from visavis.verbs.data import catalog, data_check, data_convert, demo, doctor, features
 from visavis.verbs.graded import agreement, coherence, relevance, relevance_fit, relevance_thresholds
 from visavis.verbs.runs import diagnose, evaluate, load, search, train
 
@@ -13,6 +13,7 @@ __all__ = [
     "agreement",
     "catalog",
     "data_check",
+    "data_convert",
     "coherence",
     "demo",
     "diagnose",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from visavis.progress import Progress, Silent
 
 if TYPE_CHECKING:
     from visavis.data.check import CheckReport
+    from visavis.data.conversion import Converted
     from visavis.data.features import FeatureStore
     from visavis.environment import Fact
 
@@ -20,6 +22,16 @@ def data_check(path: str | Path, *, progress: Progress | None = None) -> CheckRe
 
     progress = progress or Silent()
     return check_dataset(path, on_progress=lambda done, total: progress.work("images", done, total, 0.0))
+
+
+def data_convert(sources: Sequence[str | Path], out: str | Path, *, progress: Progress | None = None) -> Converted:
+    """Published features of videos, as pickles or .h5 files, into stores and lists that training reads (``visavis data convert``).
+
+    sources: each ``PATH``, or ``NAME=PATH`` to name an expert. out: a new folder, written as a whole or not at all. Nothing is unpickled.
+    """
+    from visavis.data.conversion import convert_features
+
+    return convert_features(sources, out, progress)
 
 
 def features(
@@ -81,17 +93,10 @@ def demo(*, out: str | Path | None = None, progress: Progress | None = None) -> 
     return run_demo(out, progress or Silent())
 
 
-def catalog(kind: str | None = None, *, paper: str | None = None) -> dict[str, list[dict[str, Any]]]:
-    """What there is: name, what it is, formula, source and defaults of objectives, models, metrics, layouts of data, recipes, protocols.
-
-    paper: of recipes, the rows of this paper's tables alone.
-    """
-    from visavis.verbs.listing import KINDS, table_rows
+def catalog(kind: str | None = None) -> dict[str, list[dict[str, Any]]]:
+    """What there is: name, what it is, formula, source and defaults of objectives, models, metrics, layouts of data, recipes, protocols."""
+    from visavis.verbs.listing import KINDS
 
     if kind is not None and kind not in KINDS:
         raise VisavisError(f"there is no catalog of {kind}: {nearest(kind, KINDS)}")
-    if paper is not None:
-        if kind not in (None, "recipes"):
-            raise VisavisError(f"there is no catalog of {kind} of a paper: ask for its recipes.")
-        return {"recipes": table_rows(paper)}
     return {name: entries() for name, entries in KINDS.items() if kind in (None, name)}

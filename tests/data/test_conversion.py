@@ -1,0 +1,217 @@
+"""Published features become stores and lists: from pickles as CE publishes them, and from .h5 files as MMT does."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import pickle
+
+import numpy as np
+import pytest
+
+import visavis
+from visavis.data.experts import ExpertStore
+from visavis.data.features import FeatureStore
+from visavis.data.partitions import HELD_OUT
+from visavis.data.reading import open_dataset
+from visavis.errors import DataError, RefusedOverwrite
+
+VIDEOS = [f"video{number}" for number in range(20)]
+WORDS = {video: [["a", "dog", str(number)], ["one", "cat"], ["é"]] for number, video in enumerate(VIDEOS)}
+
+
+def dump(path, value, protocol=4):
+    path.write_bytes(pickle.dumps(value, protocol))
+    return path
+
+
+@pytest.fixture
+def ce(tmp_path):
+    """A folder as that of CE: two experts, one of them missing here and there, captions, features of captions, and lists."""
+    random = np.random.default_rng(0)
+    folder = tmp_path / "feats"
+    folder.mkdir()
+    appearance = {video: random.random((1 + number % 4, 3)).astype(np.float32) for number, video in enumerate(VIDEOS)}
+    audio = collections.defaultdict(float, {video: random.random((2, 2)) for video in VIDEOS})
+    audio |= {"video3": float("nan"), "video4": np.full((1, 2), np.nan), "video5": None, "video6": np.empty((0, 2))}
+    dump(folder / "I3D_new.pickle", appearance, 2)
+    dump(folder / "Audio.pickle", audio)
+    np.save(folder / "scene-raw.npy", np.array({video: random.random(5) for video in VIDEOS}, dtype=object), allow_pickle=True)
+    dump(folder / "raw-captions.pkl", WORDS)
+    dump(folder / "w2v.pkl", {video: [random.random((len(words), 4)) for words in WORDS[video]] for video in VIDEOS})
+    dump(folder / "jsfusion_val_caption_idx.pkl", {video: number % 3 for number, video in enumerate(VIDEOS)}, 0)
+    for name, videos in {"train_list_full": VIDEOS[:12], "val_list_full": VIDEOS[12:14], "test_list_full": VIDEOS[14:]}.items():
+        (folder / f"{name}.txt").write_text("\n".join(videos) + "\n")
+    (folder / "train_list_jsfusion.txt").write_text("\r\n".join(VIDEOS[:15]))
+    (folder / "val_list_jsfusion.txt").write_text("\n".join(VIDEOS[15:]))
+    return folder
+
+
+def sources(folder):
+    return [f"i3d={path}" if path.name.startswith("I3D") else path for path in sorted(folder.iterdir())]
+
+
+def test_the_folder_of_ce_becomes_stores_and_lists(ce, tmp_path):
+    out = tmp_path / "msrvtt"
+    converted = visavis.data_convert(sources(ce), out)
+    assert converted.experts == {"Audio": (2, 16), "i3d": (3, 20), "scene-raw": (5, 20)}
+    assert (converted.videos, converted.captions, converted.texts) == (20, 60, ("w2v",))
+    store = ExpertStore.open(out / "experts")
+    read = store.read(store.rows(["video3", "video7"]))
+    appearance = pickle.loads((ce / "I3D_new.pickle").read_bytes())
+    assert np.array_equal(read.vectors["i3d"][1].numpy(), appearance["video7"])
+    assert read.mask["Audio"].sum(1).tolist() == [0, 2]
+    assert read.mask["scene-raw"].sum(1).tolist() == [1, 1]
+    assert open_dataset(out / "dataset_msrvtt-full.json").captions[:3] == ("a dog 0", "one cat", "é")
+    texts = FeatureStore.open(out / "texts" / "w2v")
+    assert texts.read(texts.rows(["a dog 7", "é"])).mask.sum(1).tolist() == [3, 1]
+
+
+def test_lists_divide_the_videos_in_their_ways(ce, tmp_path):
+    converted = visavis.data_convert(sources(ce), tmp_path / "msrvtt")
+    full, held_out, all_of_them = (open_dataset(tmp_path / "msrvtt" / f"dataset_msrvtt-{way}.json") for way in ("full", "1ka", "1ka-all"))
+    assert converted.lists == ("dataset_msrvtt-full.json", "dataset_msrvtt-1ka.json", "dataset_msrvtt-1ka-all.json")
+    counted = [collections.Counter(image.split for image in data.images) for data in (full, held_out, all_of_them)]
+    assert counted == [{"train": 12, "val": 2, "test": 6}, {"train": 14, "val": 1, "test": 5}, {"train": 15, "test": 5}]
+    test = held_out.split("test")
+    assert test.captions == ("a dog 15", "one cat", "é", "a dog 18", "one cat")
+    assert len(full.split("test").captions) == 18
+    assert HELD_OUT == 500
+
+
+def test_nothing_is_overwritten_and_a_failure_leaves_nothing(ce, tmp_path):
+    out = tmp_path / "msrvtt"
+    out.mkdir()
+    (out / "mine.txt").write_text("mine")
+    with pytest.raises(RefusedOverwrite, match="already exists"):
+        visavis.data_convert(sources(ce), out)
+    dump(ce / "face.pkl", {video: np.ones((1, 3 if video == "video2" else 4)) for video in VIDEOS})
+    with pytest.raises(
+        DataError, match=r"video0: the expert face is|video2: the expert face is float64 of shape \[1, 3\], expected numbers"
+    ):
+        visavis.data_convert(sources(ce), tmp_path / "other")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["feats", "msrvtt"]
+
+
+class Command:
+    def __reduce__(self):
+        return os.system, ("touch gone",)
+
+
+ARRAYS = {"a": np.ones((2, 3))}
+BAD = {
+    "code": (Command(), "is a pickle with code in it: it names '(posix|nt).system'"),
+    "a list": ([1, 2], r"x\.pkl holds a list, expected a dict that gives each video an array"),
+    "nothing": ({}, r"x\.pkl holds a dict, expected"),
+    "numbers for names": ({1: np.ones(3)}, "has a int for the name of a video"),
+    "a dict of dicts": ({"a": {"boxes": np.ones(3)}}, "gives the video a a dict, expected"),
+    "ragged features": (
+        ARRAYS | {"b": np.ones((2, 4))},
+        r"b: the expert x is float64 of shape \[2, 4\], expected numbers of shape \[length, 3\]",
+    ),
+    "maps": (ARRAYS | {"b": np.ones((2, 7, 7, 3))}, r"of shape \[2, 7, 7, 3\], expected"),
+    "some NaN": (ARRAYS | {"b": np.array([[1, np.nan, 1]])}, "b: the expert x holds values that are not finite"),
+    "a text among arrays": (ARRAYS | {"b": "c"}, "gives b a str, but an array to others"),
+    "a number among captions": ({"a": ["x"], "b": [3]}, "has a caption of b that is no text"),
+    "no list of captions": ({"a": ["x"], "b": "y"}, "gives b a str, but captions to others"),
+    "features without captions": ({"a": [np.ones((2, 3))]}, "features x are of 1 captions of a, of which 0 are here"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_does_not_fit_is_one_sentence(tmp_path, what):
+    value, sentence = BAD[what]
+    with pytest.raises(DataError, match=sentence) as error:
+        visavis.data_convert([dump(tmp_path / "x.pkl", value)], tmp_path / "out")
+    assert "\n" not in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.pkl"]
+
+
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        ({"x.txt": "a"}, r"x\.txt cannot be converted: expected \.pkl, \.pickle, \.npy, \.h5, \.hdf5, or a list of videos"),
+        ({"train_list.txt": "a\na\n"}, r"train_list\.txt names a video twice"),
+        ({"train_list.txt": ""}, r"train_list\.txt names no video"),
+        ({"train_list_x.txt": "a"}, "of the lists x only train is given"),
+        ({"train_list.txt": "a b", "test_list.txt": "b"}, "put b in train and in test"),
+        ({"train_list.txt": "a", "test_list.txt": "b"}, "a list names the video b, of which there are no captions"),
+    ],
+)
+def test_lists_that_do_not_fit_are_one_sentence(tmp_path, files, sentence):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    captions = dump(tmp_path / "captions.pkl", {"a": ["a dog"]})
+    with pytest.raises(DataError, match=sentence):
+        visavis.data_convert([captions, *(tmp_path / name for name in files)], tmp_path / "out")
+
+
+def test_a_caption_that_is_not_there_cannot_be_tested(ce, tmp_path):
+    dump(ce / "jsfusion_val_caption_idx.pkl", dict.fromkeys(VIDEOS, 3))
+    with pytest.raises(DataError, match="caption 3 of video15 is tested, but it has 3, counted from 0"):
+        visavis.data_convert(sources(ce), tmp_path / "out")
+
+
+def test_captions_alone_are_divided_as_those_of_own_pictures(tmp_path):
+    visavis.data_convert([dump(tmp_path / "raw-captions.pkl", WORDS)], tmp_path / "own")
+    assert set(open_dataset(tmp_path / "own").splits) <= {"train", "val", "test"}
+
+
+@pytest.fixture
+def mmt(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    for number, video in enumerate(VIDEOS):
+        folder = tmp_path / "vid_feat_files" / "v" / str(number)
+        folder.mkdir(parents=True)
+        with h5py.File(folder / f"{video}.h5", "w") as file:
+            file["features.rgb"] = np.full((2 + number % 3, 4), number, np.float32)
+            if number % 2:
+                file["features.audio"] = np.full((1, 3), np.nan if number == 1 else number, np.float32)
+                file["features_t.audio"] = np.zeros((1, 2))
+            for caption, words in enumerate(WORDS[video]):
+                file[f"raw_captions.{caption}"] = np.array([word.encode() for word in words])
+    return tmp_path / "vid_feat_files"
+
+
+def test_h5_files_become_a_store_and_captions(mmt, tmp_path, capsys):
+    converted = visavis.data_convert([mmt], tmp_path / "mmt")
+    assert converted.experts == {"audio": (3, 9), "rgb": (4, 20)}
+    store = ExpertStore.open(tmp_path / "mmt" / "experts")
+    assert store.read(store.rows(["video7", "video1"])).mask["audio"].sum(1).tolist() == [1, 0]
+    assert sorted(open_dataset(tmp_path / "mmt", skip_bad=True).captions) == sorted(" ".join(w) for own in WORDS.values() for w in own)
+
+
+def test_h5_files_that_do_not_fit_are_one_sentence(mmt, tmp_path):
+    h5py = pytest.importorskip("h5py")
+    path = mmt / "v" / "3" / "video3.h5"
+    with h5py.File(path, "a") as file:
+        file["features.face"] = h5py.ExternalLink("/etc/hosts", "/")
+    with pytest.raises(DataError, match=r"video3\.h5: features\.face is a link to elsewhere, which is not followed"):
+        visavis.data_convert([mmt], tmp_path / "out")
+    with h5py.File(path, "a") as file:
+        del file["features.face"]
+        file["features.face"] = np.ones((2, 2))
+        file.create_group("group")
+    with pytest.raises(DataError, match="group is no array in the file itself"):
+        visavis.data_convert([mmt], tmp_path / "out")
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(DataError, match=r"video3\.h5"):
+        visavis.data_convert([mmt], tmp_path / "out")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"holds no \.h5"):
+        visavis.data_convert([tmp_path / "empty"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_line_says_what_was_written(ce, tmp_path):
+    from typer.testing import CliRunner
+
+    from visavis.cli import app
+
+    arguments = ["data", "convert", *map(str, sources(ce)), "--out", str(tmp_path / "msrvtt")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "experts/Audio: 2 wide, of 16 videos" in result.output
+    result = CliRunner().invoke(app, [*arguments[:-1], str(tmp_path / "again"), "--json"])
+    assert json.loads(result.output)["experts"]["i3d"] == {"width": 3, "videos": 20}
