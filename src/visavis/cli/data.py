@@ -107,13 +107,14 @@ def features(
 
 def catalog(
     kind: Annotated[str | None, typer.Argument(help="objectives, models, metrics, layouts, recipes, protocols and others.")] = None,
+    paper: Annotated[str | None, typer.Option(help="Of recipes: the rows of this paper's tables, such as goal.")] = None,
     json: Json = False,
 ) -> None:
     """See what there is: names, formulas, sources, defaults."""
     from visavis import verbs
     from visavis.cli.output import print_catalog
 
-    entries = verbs.catalog(kind)
+    entries = verbs.catalog(kind, paper=paper)
     if json:
         print_json(entries)
     else:

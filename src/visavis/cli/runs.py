@@ -55,7 +55,9 @@ def train(
 
 def evaluate(
     run: Runs,
-    protocol: Annotated[str | None, typer.Option(help="A named protocol; see visavis catalog protocols.")] = None,
+    protocol: Annotated[
+        list[str] | None, typer.Option(help="A named protocol; see visavis catalog protocols; may be given several times.")
+    ] = None,
     split: Annotated[str | None, typer.Option(help="A split; default the recipe's test split.")] = None,
     data: Annotated[str | None, typer.Option(help="Another data set.")] = None,
     degrees: Annotated[
@@ -65,7 +67,10 @@ def evaluate(
         str,
         typer.Option(help="The definition of CS@K: reference (tau-b, first captions) or paper (tau-a, all captions; keys end in _paper)."),
     ] = "reference",
-    average: Annotated[bool, typer.Option("--average", help="The mean of the scores of both networks, where a run trained two.")] = False,
+    average: Annotated[
+        bool | None,
+        typer.Option("--average/--single", help="The mean of the scores of both networks, where a run trained two; default the recipe's."),
+    ] = None,
     memory: Memory = None,
     json: Json = False,
 ) -> None:

@@ -72,6 +72,12 @@ def find_file(path: str | Path) -> Path:
     return _look_up(path, "")
 
 
+def is_there(path: str | Path) -> bool:
+    """Whether ``find_file`` finds something."""
+    path, root = Path(path).expanduser(), data_folder()
+    return os.path.exists(path) or (root is not None and os.path.exists(root / path))
+
+
 def _locate(path: str | Path) -> tuple[Layout, Path]:
     """The layout of a data set, and its source: the list, or the folder."""
     expected = ", ".join(layout.files for layout in CATALOG[:-1]) + f", or {CATALOG[-1].files}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -99,3 +100,8 @@ def named(protocol: str | Protocol) -> Protocol:
     if not isinstance(protocol, str) or protocol not in by_name:
         raise SpecError(f"there is no protocol {shown(protocol)}: {nearest(protocol if isinstance(protocol, str) else '', by_name)}")
     return by_name[protocol]
+
+
+def all_named(protocols: str | Protocol | Sequence[str | Protocol]) -> list[Protocol]:
+    """One protocol, or several, as ``named`` finds them."""
+    return [named(protocol) for protocol in ([protocols] if isinstance(protocols, str | Protocol) else protocols)]

@@ -16,6 +16,7 @@ from visavis.evaluation.blocks import places_by_rows, places_by_tiles
 from visavis.evaluation.coherence import Coherence
 from visavis.evaluation.positives import listed_positives
 from visavis.evaluation.protocols import Protocol, named
+from visavis.evaluation.published import Published
 from visavis.memory import Memory
 from visavis.metrics import ranking_metrics
 from visavis.metrics.arguments import Ties
@@ -33,6 +34,8 @@ class Evaluation:
     their ratio. ties: the rule. metrics: by the keys of ``metrics.CATALOG``, recalls in percent. image_ranks ``[V]``,
     text_ranks ``[T]``: the rank of each query's best right answer, from 1, in the order given, for paired tests; where a protocol
     lists its queries, of those, in its order. coherence: how well the whole order follows degrees of relevance, where those were given.
+    others: the same items under further protocols. report: keys of metrics to print beside the usual ones. published: the row of a paper
+    beside which this is to be set.
     """
 
     protocol: str
@@ -44,9 +47,40 @@ class Evaluation:
     image_ranks: np.ndarray
     text_ranks: np.ndarray
     coherence: Coherence | None = None
+    others: tuple[Evaluation, ...] = ()
+    report: tuple[str, ...] = ()
+    published: Published | None = None
+
+    @property
+    def by_protocol(self) -> dict[str, Evaluation]:
+        """This and the others, by the names of their protocols."""
+        return {result.protocol: result for result in (self, *self.others)}
+
+    @property
+    def measured(self) -> dict[str, float | None]:
+        """All metrics, those of coherence too."""
+        return {**self.metrics, **(self.coherence.metrics if self.coherence else {})}
+
+    @property
+    def as_published(self) -> Evaluation:
+        """The result under the protocol of the published row; this one where that was not asked for."""
+        return self.by_protocol.get(self.published.protocol, self) if self.published else self
 
     def to_json(self) -> dict[str, Any]:
-        """One flat object of numbers and names: the rules, then all metrics."""
+        """One flat object of numbers and names: the rules, then all metrics.
+
+        Of several protocols it is that of the first, and ``protocols`` holds one for each, by name. ``published`` holds the figures of
+        a paper with what was reached instead of them, by key.
+        """
+        result = self._flat()
+        if self.others:
+            result |= {"protocols": {name: evaluation._flat() for name, evaluation in self.by_protocol.items()}}
+        if self.published is not None:
+            figures = {found.key: found.to_json() for found in self.published.differences(self.as_published.measured)}
+            result |= {"published": self.published.to_json() | {"published": figures, "reached_by": self.as_published.protocol}}
+        return result
+
+    def _flat(self) -> dict[str, Any]:
         rules = ("protocol", "num_images", "num_texts", "captions_per_image", "ties")
         queries = {"image_queries": len(self.image_ranks), "text_queries": len(self.text_ranks)}
         graded = self.coherence.to_json() if self.coherence else {}

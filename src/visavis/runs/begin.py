@@ -15,10 +15,11 @@ from visavis import objectives, spec, storage, supervision
 from visavis.errors import RunError, StorageError, VisavisError
 from visavis.evaluation import Evaluation
 from visavis.metrics.recall import random_rsum
+from visavis.models.average import Average
 from visavis.models.base import Matcher
 from visavis.progress import Progress
-from visavis.runs.folder import recipe_of, set_threads, with_whole_paths
-from visavis.runs.published import check_published
+from visavis.runs.folder import open_peer, recipe_of, set_threads, with_whole_paths
+from visavis.runs.published import beside_published, check_published
 from visavis.runs.record import Record
 from visavis.training.checkpoint import complete
 from visavis.training.data_module import DataModule, prepare
@@ -125,7 +126,9 @@ def finish(data_module: DataModule, matcher: Matcher, files: RunFiles, cache_sec
         progress.say(sentence)
     test = None
     if recipe.evaluation.test in data_module.data.splits:
-        test = data_module.evaluate(matcher, recipe.evaluation.test, recipe.evaluation.protocol, recipe.evaluation.degrees)
+        tested = matcher if not recipe.evaluation.average else Average([matcher, open_peer(files.folder, matcher)])
+        test = data_module.evaluate(tested, recipe.evaluation.test, recipe.evaluation.protocols, recipe.evaluation.degrees)
+        test = beside_published(test, recipe)
     seconds = state.seconds + sum(row["time"]["validation_s"] for row in trainer.log)
     trained = Trained(
         files.folder,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,12 +31,12 @@ def recipes_of(folders: Sequence[Path], data: str | None = None, memory: Memory 
     return {folder: recipe if recipe.data.path else recipe_of(folder, known, memory) for folder, recipe in recipes.items()}
 
 
-def agreed(recipes: Mapping[Path, Recipe], key: str, given: str | None) -> str:
+def agreed(recipes: Mapping[Path, Recipe], key: str, given: Any) -> Any:
     """What an evaluation goes by: as given, or as the recipes of all trained runs say. Raises RunError where they differ."""
     if given is not None:
         return given
     trained = {folder: recipe for folder, recipe in recipes.items() if recipe.phases} or recipes
-    said = {folder: str(reduce(getattr, key.split("."), recipe)) for folder, recipe in trained.items()}
+    said = {folder: reduce(getattr, key.split("."), recipe) for folder, recipe in trained.items()}
     (first, value), *others = said.items()
     for folder, other in others:
         if other != value:

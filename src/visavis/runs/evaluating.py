@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from visavis.evaluation import Evaluation, evaluate_data
-from visavis.evaluation.protocols import named
+from visavis.evaluation.of_data import read_by
+from visavis.evaluation.protocols import all_named
 from visavis.memory import Memory
 from visavis.models.average import Average, joined
 from visavis.models.base import Matcher, evaluating
@@ -15,13 +16,13 @@ from visavis.models.scoring import score_from_cpu
 from visavis.progress import Progress
 from visavis.runs.ensemble import agreed, check_same_captions, recipes_of
 from visavis.runs.folder import open_peer, open_run
-from visavis.training.data_module import of_protocol
+from visavis.runs.published import beside_published
 from visavis.types import Encoded
 
 
 def evaluate_runs(
     folders: Sequence[Path],
-    protocol: str | None,
+    protocol: str | Sequence[str] | None,
     split: str | None,
     data: str | None,
     progress: Progress,
@@ -29,26 +30,27 @@ def evaluate_runs(
     semantics: str = "reference",
     memory: Memory = None,
     *,
-    average: bool = False,
+    average: bool | None = None,
 ) -> Evaluation:
     """The best model of a run on a split, of its own data or of others; of several runs, by the mean of their scores.
 
-    Each model encodes what it reads itself. average: both networks of a run. Raises RunError for an average of a run that trained one
+    Each model encodes what it reads itself. average: both networks of a run; None: as its recipe says. Raises RunError for an average of a run that trained one
     network, for runs that are evaluated by different rules where none are given, and on different captions.
     """
     recipes = recipes_of(folders, data, memory)
     split = agreed(recipes, "evaluation.test", split)
     own = data is None and all(recipe.evaluation.test == split for recipe in recipes.values())
-    rules = named(agreed(recipes, "evaluation.protocol", protocol or (None if own else "plain")))
+    rules = all_named(agreed(recipes, "evaluation.protocol", protocol or (None if own else "plain")))
     degrees = agreed(recipes, "evaluation.degrees", degrees)
 
     opened = {folder: open_run(folder, recipe, progress) for folder, recipe in recipes.items()}
-    splits = {folder: of_protocol(data_module.data.split(split), rules) for folder, (data_module, _) in opened.items()}
+    splits = {folder: read_by(data_module.data.split(split), rules) for folder, (data_module, _) in opened.items()}
     check_same_captions(splits)
     matchers: list[Matcher] = []
     items: list[tuple[Encoded, Encoded]] = []
     for folder, (data_module, matcher) in opened.items():
-        networks = [matcher, open_peer(folder, matcher)] if average else [matcher]
+        both = recipes[folder].evaluation.average if average is None else average
+        networks = [matcher, open_peer(folder, matcher)] if both else [matcher]
         items += [data_module.encode(network, splits[folder]) for network in networks]
         matchers += networks
 
@@ -58,4 +60,5 @@ def evaluate_runs(
     memory = next(iter(recipes.values())).memory or None
     with evaluating(together):
         score = score_from_cpu(together)
-        return evaluate_data(visual, text, score, splits[folders[0]], rules, degrees=degrees, semantics=semantics, memory=memory)
+        result = evaluate_data(visual, text, score, splits[folders[0]], rules, degrees=degrees, semantics=semantics, memory=memory)
+    return beside_published(result, recipes[folders[0]]) if own and len(folders) == 1 else result

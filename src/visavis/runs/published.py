@@ -1,19 +1,71 @@
-"""Figures that papers print, for a run to be set beside: one TOML file a paper, in the folder ``published`` of the package.
+"""Figures that papers print, row by row, from the tables that ship as recipes: for a run to be set beside.
 
->>> [figures.objective for figures in published()["COCOS/VSE++/Flickr30k"]][:2]
-['Triplet(margin=0.2)', 'TripletHN(margin=0.2)']
+>>> row = published_rows()["goal/3/r152-cir-sig-ms"]
+>>> row.values["i2t_r1"]
+(35.3, 0.4)
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from visavis import storage
 from visavis.errors import RecipeError, nearest
+from visavis.evaluation import Evaluation
+from visavis.evaluation.published import Published
+from visavis.training.recipe import Recipe
+from visavis.training.recipe_files import RecipeFile, read_file, tables
+
+_Figure = float | tuple[float, float]
+"""A mean, or a mean and its deviation."""
+_FIGURES: TypeAdapter[dict[str, _Figure]] = TypeAdapter(dict[str, _Figure])
+
+
+@cache
+def published_rows() -> dict[str, Published]:
+    """Every row of every table by its address, ``PAPER/TABLE/ROW``."""
+    return {row.address: row for table in tables() for row in _rows(table, read_file(table))}
+
+
+def beside_published(result: Evaluation, recipe: Recipe) -> Evaluation:
+    """A result of a recipe with what the recipe asks to print beside it: further metrics, and the row of a table that it stands for."""
+    return replace(result, report=recipe.evaluation.report, published=published_rows().get(recipe.published))
+
+
+def _rows(table: str, file: RecipeFile) -> list[Published]:
+    paper, _, number = table.partition("/")
+    rows = []
+    for row, facts in file.facts.items():
+        said = file.table | facts
+        figures = _FIGURES.validate_python(facts["published"])
+        texts = {key: said[key] for key in ("unstated", "misprint", "absent") if key in said}
+        rows.append(
+            Published(
+                paper=paper,
+                table=int(number),
+                row=row,
+                source=file.table["source"],
+                protocol=_protocol(file, row),
+                values={key: (figure, None) if isinstance(figure, float) else figure for key, figure in figures.items()},
+                cited=said.get("cited", False),
+                **texts,
+            )
+        )
+    return rows
+
+
+def _protocol(file: RecipeFile, row: str) -> str:
+    """What a row's figures were measured by: as it says, else the table where the row is evaluated so, else what it is evaluated by first."""
+    named: Any = file.row_content(row).get("evaluation", {}).get("protocol", "")
+    evaluated = named if isinstance(named, list) else [named]
+    of_table = file.table.get("protocol", "")
+    return str(file.facts[row].get("protocol") or (of_table if of_table in evaluated else evaluated[0]))
 
 
 @dataclass(frozen=True)
@@ -52,8 +104,8 @@ def published() -> dict[str, tuple[Figures, ...]]:
 
 def check_published(name: str) -> None:
     """Refuse, with a RecipeError, a name in a recipe that names no figures."""
-    if name and name not in published():
-        raise RecipeError(f"published is {name!r}, which names no figures of a paper: {nearest(name, published())}")
+    if name and name not in published() and name not in published_rows():
+        raise RecipeError(f"published is {name!r}, which names no figures of a paper: {nearest(name, [*published(), *published_rows()])}")
 
 
 def _figures(paper: dict[str, Any], row: dict[str, Any]) -> Figures:

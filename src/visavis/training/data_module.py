@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,8 @@ from visavis.data.loader import Features, Loader, Plan, Rows, Source, Tokens
 from visavis.data.standardization import Standardization
 from visavis.errors import RecipeError, VisavisError, nearest
 from visavis.evaluation import Evaluation, evaluate_data
-from visavis.evaluation.protocols import Protocol, named
+from visavis.evaluation.of_data import read_by
+from visavis.evaluation.protocols import Protocol, all_named
 from visavis.models import CATALOG, Matcher
 from visavis.models.base import evaluating, vectors
 from visavis.models.encoding import batches_of_about, encode
@@ -83,14 +85,19 @@ class DataModule:
         )
 
     def evaluate(
-        self, matcher: Matcher, split: str, protocol: str = "plain", degrees: str = "", semantics: str = "reference"
+        self,
+        matcher: Matcher,
+        split: str,
+        protocol: str | Protocol | Sequence[str | Protocol] = "plain",
+        degrees: str = "",
+        semantics: str = "reference",
     ) -> Evaluation:
-        """The metrics of a matcher on a split. degrees: also how well the order follows them, with CS@K of these semantics.
+        """The metrics of a matcher on a split, encoded once; arguments as those of ``evaluate_data``.
 
-        Raises DataError for an unknown split, SpecError if the protocol does not fit.
+        Raises DataError for an unknown split, SpecError if a protocol does not fit.
         """
-        rules = named(protocol)
-        data = of_protocol(self.data.split(split), rules)
+        rules = all_named(protocol)
+        data = read_by(self.data.split(split), rules)
         visual, text = self.encode(matcher, data)
         with evaluating(matcher):
             return evaluate_data(
@@ -140,18 +147,13 @@ def open_data_module(recipe: Recipe, progress: Progress | None = None, trained: 
 
 def _check_splits(recipe: Recipe, data: Dataset) -> None:
     """Refuse splits that are not there, and a protocol that the test split does not fit, before anything is trained."""
-    protocol, name = named(recipe.evaluation.protocol), recipe.evaluation.test
+    protocols, name = all_named(recipe.evaluation.protocol), recipe.evaluation.test
     data.split(recipe.evaluation.validation)
     if len(data.split("train").images) < 2:
         raise RecipeError(f"the training split of {data.name} has one image: there is nothing to tell it from; expected at least 2.")
-    if name in data.splits or name != "test":
-        test = of_protocol(data.split(name), protocol)
+    for protocol in protocols if name in data.splits or name != "test" else ():
+        test = read_by(data.split(name), [protocol])
         protocol.check(torch.arange(len(test.images)), torch.from_numpy(test.image_of))
-
-
-def of_protocol(split: Dataset, protocol: Protocol) -> Dataset:
-    """What a protocol ranks of a split: all images, each with as many of its captions, the first ones, as the protocol has."""
-    return split if protocol.captions_per_image is None else split.first_captions(protocol.captions_per_image)
 
 
 def _standardization(data_module: DataModule) -> Standardization:

@@ -12,8 +12,8 @@ from visavis.data.experts import ExpertStore
 from visavis.data.finite import first_broken_row
 from visavis.data.loader import Features
 from visavis.data.own_features import ArrayFeatures, PrecompFeatures
-from visavis.data.reading import find_file, find_source, open_dataset
-from visavis.errors import RecipeError
+from visavis.data.reading import data_folder, find_file, find_source, is_there, open_dataset
+from visavis.errors import DataError, RecipeError
 from visavis.models.base import vectors
 from visavis.models.caching import cache_features
 from visavis.models.processor import Processor
@@ -31,6 +31,13 @@ def open_data(recipe: Recipe, progress: Progress, *, skip_bad: bool) -> Dataset:
     if not recipe.data.path:
         raise RecipeError("the recipe names no data: give data.path, or --data on the command line.")
     pixels = recipe.visual.view == "pixels" or not recipe.visual.features
+    if recipe.data.needs and not is_there(recipe.data.path):
+        root = data_folder()
+        raise DataError(
+            f"{recipe.published or recipe.name} needs {recipe.data.needs}; there is no {recipe.data.path}, neither here nor "
+            + (f"under VISAVIS_DATA ({root})" if root else "under VISAVIS_DATA, which is not set")
+            + ": put it there, or name where it is with --data."
+        )
     return open_dataset(
         recipe.data.path,
         skip_bad=skip_bad,

@@ -59,6 +59,12 @@ class Recipe(Section):
             raise ValueError(f"text.view is {text.view!r}, expected {expected} for text.tower = {text.tower!r}.")
         return self
 
+    @model_validator(mode="after")
+    def _average_fits(self) -> Self:
+        if self.evaluation.average and not all(phase.supervision.startswith("NoisySupervision(") for phase in self.phases):
+            raise ValueError('evaluation.average is for runs of two networks: give every phase supervision = "NoisySupervision()".')
+        return self
+
     @field_validator("model", mode="before")
     @classmethod
     def _model(cls, model: Any) -> Any:

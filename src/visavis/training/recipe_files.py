@@ -7,13 +7,17 @@ differences follow. ``[rows.NAME]`` tables make a file a grid: each row is a rec
 - tables merge key by key, but one with a ``kind`` (model, schedule) replaces what was there whole;
 - ``[[phases]]`` replace all phases; ``[phases.0]`` changes the first one; ``objective`` and ``epochs`` are short as in overrides;
 - anything else replaces what was there. ``name`` and ``about``, also those of rows, are never taken over.
+
+``extends`` may be a list, each entry over the ones before it, and a row may have one of its own, taken over before its
+differences. Parts that are made to be extended ship as ``parts/NAME``; the tables of papers as ``PAPER/NUMBER``, a row of
+which, trained as ``PAPER/NUMBER/ROW``, also holds facts about itself (see ``FACTS``) that no other recipe takes over.
 """
 
 from __future__ import annotations
 
 import os
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -27,6 +31,8 @@ from visavis.training.renamed import with_new_names
 
 Values = dict[str, Any]
 """Plain values of TOML."""
+FACTS = ("published", "protocol", "cited", "unstated", "misprint", "absent")
+"""What a row says about itself and not about its training, in files with a ``[table]``; ``runs.published`` reads them."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +40,14 @@ class RecipeFile:
     """A recipe file with everything that it extends merged in.
 
     where: as it was named. content: what all its rows share. rows: by name, the differences of a row, one after the other;
-    none: the file is one recipe.
+    none: the file is one recipe. facts: of each row. table: what a paper's table says of all its rows.
     """
 
     where: str
     content: Values
     rows: dict[str, tuple[Values, ...]]
+    facts: dict[str, Values] = field(default_factory=dict)
+    table: Values = field(default_factory=dict)
 
     def row_content(self, row: str) -> Values:
         """The plain values of one row's recipe. Raises RecipeError if there is no such row."""
@@ -49,7 +57,8 @@ class RecipeFile:
         content = self.content
         for differences in self.rows[row]:
             content = merged(content, differences, f"{self.where}/{row}")
-        return {**content, "name": self.row_names[row]}
+        published = {"published": f"{self.where}/{row}"} if "published" in self.facts[row] else {}
+        return {**content, **published, "name": self.row_names[row]}
 
     @property
     def row_names(self) -> dict[str, str]:
@@ -58,6 +67,8 @@ class RecipeFile:
 
     def recipe(self, row: str | None, overrides: Values) -> Recipe:
         """The recipe of the file, or of one of its rows. Raises RecipeError."""
+        if row is not None and (absent := self.facts.get(row, {}).get("absent")):
+            raise RecipeError(f"{self.where}/{row} is there for its figures alone and cannot be trained: {absent}.")
         if row is not None:
             return build_recipe(self.row_content(row), overrides, f"{self.where}/{row}")
         if self.rows:
@@ -67,9 +78,24 @@ class RecipeFile:
 
 
 def shipped() -> dict[str, Path]:
-    """The recipe files of the package, by name."""
-    folder = Path(str(resources.files("visavis") / "recipes"))
-    return {path.stem: path for path in sorted(folder.glob("*.toml"), key=lambda path: path.stem)}
+    """The recipe files of the package, by name, but for those of papers' tables."""
+    return {path.stem: path for path in sorted(_folder().glob("*.toml"), key=lambda path: path.stem)}
+
+
+@cache
+def tables() -> dict[str, Path]:
+    """The files of papers' tables, as ``PAPER/NUMBER``."""
+    return {f"{path.parent.name}/{path.stem}": path for path in sorted(_folder().glob("*/[0-9].toml"))}
+
+
+@cache
+def _parts() -> dict[str, Path]:
+    """The files that ship to be extended, as ``parts/NAME``."""
+    return {f"parts/{path.stem}": path for path in sorted(_folder().glob("parts/*.toml"))}
+
+
+def _folder() -> Path:
+    return Path(str(resources.files("visavis") / "recipes"))
 
 
 @cache
@@ -137,45 +163,70 @@ def _changed_phases(phases: Any, changes: Values, where: str) -> list[Any]:
 
 def _read(name: str, children: tuple[Path, ...]) -> RecipeFile:
     """A recipe file, complete. children: the files that extend it, the first one first."""
-    path = shipped().get(name, Path(name))
+    path = _packaged().get(name, Path(name))
     content = _as_merged(storage.read_toml(path))
     place = Path(os.path.realpath(path))
     if place in children:
         raise RecipeError(f"{name} extends itself, by way of {children[-1].name}: a recipe cannot be its own beginning.")
-    rows: dict[str, tuple[Values, ...]] = {row: (differences,) for row, differences in _rows(content.pop("rows", {}), name).items()}
-    parent = RecipeFile("", {}, {})
-    if (extends := content.pop("extends", None)) is not None:
-        parent = _parent(extends, name, path, (*children, place))
-    content = merged(_without_own_names(parent.content), content, name)
-    inherited = {row: tuple(map(_without_own_names, differences)) for row, differences in parent.rows.items()}
+    table, children = content.pop("table", {}), (*children, place)
+    own, facts = _rows(content.pop("rows", {}), name), dict[str, Values]()
+    rows: dict[str, tuple[Values, ...]] = {}
+    for row, differences in own.items():
+        facts[row] = {key: differences.pop(key) for key in FACTS if key in differences} if table else {}
+        bases = [_without_own_names(base.content) for base in _parents(differences.pop("extends", []), f"{name}/{row}", path, children)]
+        rows[row] = (*bases, differences)
+    inherited: dict[str, tuple[Values, ...]] = {}
+    parents = Values()
+    for parent in _parents(content.pop("extends", []), name, path, children):
+        parents = merged(parents, _without_own_names(parent.content), name)
+        inherited |= {row: tuple(map(_without_own_names, differences)) for row, differences in parent.rows.items()}
+    content = merged(parents, content, name)
     rows = {row: (*inherited.get(row, ()), *rows.get(row, ({},))) for row in inherited | rows}
     if rows and "name" not in content:
         raise RecipeError(f"{name}: name is missing.")
-    return RecipeFile(name, content, rows)
+    return RecipeFile(name, content, rows, {row: facts.get(row, {}) for row in rows}, table)
 
 
-def _parent(extends: Any, name: str, path: Path, children: tuple[Path, ...]) -> RecipeFile:
-    """What a file extends: a whole file, or one row of a grid as if it were a file of its own."""
-    if not isinstance(extends, str):
-        raise RecipeError(f"{name}: extends is {extends!r}, expected the name of a recipe that ships or the path of a file.")
+def _parents(extends: Any, name: str, path: Path, children: tuple[Path, ...]) -> list[RecipeFile]:
+    """What a file or a row extends: whole files, or one row of a grid as if it were a file of its own."""
+    named = extends if isinstance(extends, list) else [extends]
+    if not all(isinstance(one, str) for one in named):
+        raise RecipeError(
+            f"{name}: extends is {extends!r}, expected the name of a recipe that ships or the path of a file, or a list of them."
+        )
+    return [_parent(one, name, path, children) for one in named]
+
+
+def _parent(extends: str, name: str, path: Path, children: tuple[Path, ...]) -> RecipeFile:
     try:
         file, row = _file_and_row(str(path.parent / extends) if ".toml" in extends else extends)
     except RecipeError as error:
         raise RecipeError(f"{name}, extends: {error}") from None
-    parent = _read(file, children)
+    parent = _part(file) if file in _parts() else _read(file, children)
     return parent if row is None else RecipeFile(extends, parent.row_content(row), {})
+
+
+@cache
+def _part(name: str) -> RecipeFile:
+    """A part that ships: hundreds of rows extend the same few."""
+    return _read(name, ())
+
+
+def _packaged() -> dict[str, Path]:
+    return shipped() | tables() | _parts()
 
 
 def _file_and_row(name: str) -> tuple[str, str | None]:
     """The file and, of a grid, the row that a name stands for. Raises RecipeError if there is neither."""
-    if name.endswith(".toml") or os.path.isfile(name) or name in shipped():
+    packaged = _packaged()
+    if name.endswith(".toml") or os.path.isfile(name) or name in packaged:
         return name, None
     grid, _, row = name.rpartition("/")
-    if grid.endswith(".toml") or grid in shipped():
+    if grid.endswith(".toml") or grid in packaged:
         return grid, row
     if name in shipped_names():
         return shipped_names()[name]
-    raise RecipeError(f"{name} is neither a TOML file nor a recipe that ships: {nearest(name, [*shipped_names(), *shipped()])}")
+    raise RecipeError(f"{name} is neither a TOML file nor a recipe that ships: {nearest(name, [*shipped_names(), *packaged])}")
 
 
 def _rows(rows: Any, where: str) -> dict[str, Values]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from visavis import degrees, objectives, spec, supervision
+from visavis import degrees, metrics, objectives, spec, supervision
+from visavis.errors import nearest
 from visavis.models import small_cnn
 
 Multiple = Annotated[float, Field(gt=0)]
@@ -22,11 +23,13 @@ class Section(BaseModel):
 class DataSettings(Section):
     """The data set.
 
-    path: a folder, a list in it, or a name under ``VISAVIS_DATA``. skip_bad: leave out what is broken instead of stopping.
+    path: a folder, a list in it, or a name under ``VISAVIS_DATA``. needs: which files in which layout a recipe expects there, in words, which
+    are said where there is nothing of that name. skip_bad: leave out what is broken instead of stopping.
     misplaced: the share of training captions that are moved to wrong images, drawn by the run's seed, to study noise.
     """
 
     path: str = ""
+    needs: str = ""
     skip_bad: bool = False
     misplaced: float = Field(0.0, ge=0, le=1)
 
@@ -173,14 +176,39 @@ class TrainingSettings(Section):
 class EvaluationSettings(Section):
     """The validation after each epoch and the test at the end.
 
-    protocol: a named protocol, for the test split. validation, test: names of splits. degrees: a way to tell degrees of relevance,
-    such as "CBoW()"; the test then also has CS@K and nDCG@K.
+    protocol: a named protocol, or a list of several, for the test split. validation, test: names of splits. degrees: a way to tell
+    degrees of relevance, such as "CBoW()"; the test then also has CS@K and nDCG@K. report: keys of further metrics to print, such as
+    ["i2t_map_at_5_hits"]. average: test the mean of the scores of both networks, where ``NoisySupervision`` trains two.
     """
 
-    protocol: str = "plain"
+    protocol: str | tuple[str, ...] = "plain"
     validation: str = "val"
     test: str = "test"
     degrees: str = ""
+    report: tuple[str, ...] = Field((), strict=False)
+    average: bool = False
+
+    @property
+    def protocols(self) -> tuple[str, ...]:
+        """The names of all protocols; the metrics of the first stand for the run."""
+        return (self.protocol,) if isinstance(self.protocol, str) else self.protocol
+
+    @field_validator("protocol", mode="before")
+    @classmethod
+    def _protocol(cls, named: Any) -> str | tuple[str, ...]:
+        several = tuple(named) if isinstance(named, list | tuple) else (named,)
+        if not several or not all(isinstance(name, str) for name in several):
+            raise ValueError(f"evaluation.protocol is {named!r}: expected the name of a protocol in quotes, or a list of several.")
+        return named if isinstance(named, str) else several
+
+    @field_validator("report")
+    @classmethod
+    def _report(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
+        known = [metric.name for metric in metrics.CATALOG]
+        for key in keys:
+            if key not in known:
+                raise ValueError(f"evaluation.report names {key!r}, which is no metric: {nearest(key, known)}")
+        return keys
 
     @field_validator("degrees")
     @classmethod

@@ -93,10 +93,17 @@ def demo(*, out: str | Path | None = None, progress: Progress | None = None) -> 
     return run_demo(out, progress or Silent())
 
 
-def catalog(kind: str | None = None) -> dict[str, list[dict[str, Any]]]:
-    """What there is: name, what it is, formula, source and defaults of objectives, models, metrics, layouts of data, recipes, protocols."""
-    from visavis.verbs.listing import KINDS
+def catalog(kind: str | None = None, *, paper: str | None = None) -> dict[str, list[dict[str, Any]]]:
+    """What there is: name, what it is, formula, source and defaults of objectives, models, metrics, layouts of data, recipes, protocols.
+
+    paper: of recipes, the rows of this paper's tables alone.
+    """
+    from visavis.verbs.listing import KINDS, table_rows
 
     if kind is not None and kind not in KINDS:
         raise VisavisError(f"there is no catalog of {kind}: {nearest(kind, KINDS)}")
+    if paper is not None:
+        if kind not in (None, "recipes"):
+            raise VisavisError(f"there is no catalog of {kind} of a paper: ask for its recipes.")
+        return {"recipes": table_rows(paper)}
     return {name: entries() for name, entries in KINDS.items() if kind in (None, name)}

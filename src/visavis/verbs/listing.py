@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
+from visavis.errors import VisavisError, nearest
+
 CatalogRow = dict[str, Any]
 """An entry of a catalog: its name, what it is, and further texts by label; for recipes also nested values."""
 LABELS = ("Formula:", "dL/ds", "Advice:", "Source:", "Special cases:", "Memory:", "Differs from:")
@@ -94,7 +96,7 @@ def degrees() -> list[CatalogRow]:
 
 
 def recipes() -> list[CatalogRow]:
-    """Every recipe file that ships: one recipe, or a grid with its rows, each as training resolves it."""
+    """Every recipe file that ships, one recipe or a grid with its rows, each as training resolves it; then every row of every table."""
     from visavis.training.recipe_files import read_file, shipped
 
     entries = []
@@ -103,6 +105,28 @@ def recipes() -> list[CatalogRow]:
         rows = {row: file.recipe(row, {}).to_dict() for row in file.rows}
         entry = {"name": name, "what": str(file.content.get("about", ""))}
         entries.append(entry | ({"rows": rows} if rows else {"recipe": file.recipe(None, {}).to_dict()}))
+    return entries + table_rows()
+
+
+def table_rows(paper: str | None = None) -> list[CatalogRow]:
+    """Every row of every table of the papers, or of one, with its figures, what it needs, and its recipe as training resolves it.
+
+    Raises VisavisError for a paper without tables.
+    """
+    from visavis.runs.published import published_rows
+    from visavis.training.recipe_files import read_file, tables
+
+    papers = {name.partition("/")[0] for name in tables()}
+    if paper is not None and paper not in papers:
+        raise VisavisError(f"there are no tables of a paper {paper}: {nearest(paper, papers)}")
+    entries = []
+    for table in tables():
+        file = read_file(table)
+        for name in (f"{table}/{row}" for row in file.rows if paper in (None, table.partition("/")[0])):
+            row = published_rows()[name]
+            recipe = None if row.absent else file.recipe(row.row, {}).to_dict()
+            needs = recipe["data"]["needs"] if recipe else ""
+            entries.append({"name": name, "what": str(file.content["about"])} | row.to_json() | {"needs": needs, "recipe": recipe})
     return entries
 
 

@@ -73,12 +73,12 @@ def load(path: str | Path, *, device: str | None = None, batch_size: int = 64, m
 def evaluate(
     run: str | Path | Sequence[str | Path],
     *,
-    protocol: str | None = None,
+    protocol: str | Sequence[str] | None = None,
     split: str | None = None,
     data: str | Path | None = None,
     degrees: str | None = None,
     semantics: str = "reference",
-    average: bool = False,
+    average: bool | None = None,
     memory: Memory = None,
     progress: Progress | None = None,
 ) -> Evaluation:
@@ -86,7 +86,8 @@ def evaluate(
 
     run: a run folder, or, with ``data``, the folder or hub name of a CLIP or SigLIP model (so in every verb that takes a run); or
     several, whose scores are averaged, each model reading its own features of the same images and captions.
-    protocol, split, data, degrees: default to the recipe's; on other data or another split the protocol is "plain".
+    protocol, split, data, degrees, average: default to the recipe's; on other data or another split the protocol is "plain". Of several
+    protocols the first is the result, which holds the rest as ``others``.
     degrees: the estimator of degrees of relevance, such as "CBoW()". semantics: the definition of CS@K. "reference", that of the
     released code of the Ladder loss: tau-b over the first caption of each image. "paper", that of its text: tau-a over all
     captions, under keys of its own (``i2t_cs_at_100_paper``). average: the mean of the scores of both networks, for a run of

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from visavis.cli.output.console import standard_output
+from visavis.cli.output.published import print_rows
 
 if TYPE_CHECKING:
     from visavis.data.check import CheckReport
@@ -67,14 +70,28 @@ def print_catalog(entries: dict[str, list[dict[str, Any]]]) -> None:
     console = standard_output()
     for kind, rows in entries.items():
         console.print(f"[bold]{kind}[/bold]")
+        if kind == "recipes":
+            print_recipes(console, rows)
+            continue
         for row in rows:
-            if kind == "recipes":
-                console.print(recipe_line(row), soft_wrap=True, highlight=False)
-                continue
             (_, name), (_, what), *rest = row.items()
             console.print(f"  [cyan]{escape(name)}[/cyan]", soft_wrap=True)
             for text in filter(None, [what, *(f"{label}: {value}" for label, value in rest if value)]):
                 console.print(f"      {escape(text)}", soft_wrap=True)
+
+
+def print_recipes(console: Console, entries: list[dict[str, Any]]) -> None:
+    """Each recipe or grid on a line, then each table of a paper; where there are rows of tables alone, each of them."""
+    files, rows = ([entry for entry in entries if ("paper" in entry) == of_table] for of_table in (False, True))
+    for entry in files:
+        console.print(recipe_line(entry), soft_wrap=True, highlight=False)
+    if not files:
+        print_rows(rows)
+        return
+    for table, group in groupby(rows, lambda row: (row["paper"], row["table"], row["what"])):
+        (paper, number, what), count = table, len(list(group))
+        line = f"  [cyan]{paper}/{number}/ROW[/cyan]  {escape(what)} {count} rows: visavis catalog recipes --paper {paper}"
+        console.print(line, soft_wrap=True, highlight=False)
 
 
 def recipe_line(entry: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from visavis.cli.output.console import standard_output
+from visavis.cli.output.published import print_differences, print_report
 from visavis.types import DIRECTIONS
 
 if TYPE_CHECKING:
@@ -38,6 +40,13 @@ def print_trained(trained: Trained) -> None:
 
 
 def print_evaluation(result: Evaluation) -> None:
+    for evaluation in (result, *result.others):
+        _print_protocol(replace(evaluation, report=result.report))
+    if result.published is not None:
+        print_differences(result)
+
+
+def _print_protocol(result: Evaluation) -> None:
     m = result.metrics
     table = Table(box=None, pad_edge=False)
     for column in ("", "R@1", "R@5", "R@10", "median rank", "mean rank"):
@@ -50,6 +59,8 @@ def print_evaluation(result: Evaluation) -> None:
         f"{result.num_texts:,} texts, {result.captions_per_image:g} captions an image; ties {result.ties})",
         soft_wrap=True,
     )
+    if result.report:
+        print_report(result)
     queries = len(result.image_ranks), len(result.text_ranks)
     if queries[0] < result.num_images or queries[1] < result.num_texts:
         standard_output().print(

@@ -1,0 +1,115 @@
+"""The rows of the papers' tables: their figures are those of the papers, and each trains at toy size."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from visavis.errors import RecipeError, VisavisError
+from visavis.evaluation.published import Published, metric_of
+from visavis.runs.published import published_rows
+from visavis.training.recipe_files import read_recipe
+
+from .toy import one_step, toy, write_toys
+
+ROWS = published_rows()
+TRAINABLE = [address for address, row in ROWS.items() if not row.absent]
+PAPERS = Path(os.environ.get("VISAVIS_DATA", "."), "..", "papers")
+TEXTS = {"goal": ["goal.txt"]}
+"""The text of each paper, where there is one beside the data."""
+
+
+def kinds() -> dict[tuple[object, ...], str]:
+    """One trainable row of each kind: of the same model, objectives and supervision."""
+    found: dict[tuple[object, ...], str] = {}
+    for address in TRAINABLE:
+        recipe = read_recipe(address)
+        phases = tuple((phase.objective.partition("(")[0], phase.supervision.partition("(")[0]) for phase in recipe.phases)
+        found.setdefault((recipe.model["kind"], recipe.visual.view, recipe.text.tower, phases), address)
+    return found
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory) -> Path:
+    return write_toys(tmp_path_factory.mktemp("toys"))
+
+
+@pytest.mark.parametrize("address", kinds().values())
+def test_a_row_of_each_kind_builds_and_takes_a_step_of_each_phase(address, toys):
+    assert all(math.isfinite(loss) for loss in one_step(toy(address, toys)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("address", TRAINABLE)
+def test_every_row_builds_and_takes_a_step_of_each_phase(address, toys):
+    assert all(math.isfinite(loss) for loss in one_step(toy(address, toys)))
+
+
+@cache
+def lines(paper: str) -> list[list[str]]:
+    """The numbers of each line of a paper, as printed."""
+    texts = [PAPERS / name for name in TEXTS[paper]]
+    if not all(text.exists() for text in texts):
+        pytest.skip(f"the text of {paper} is not beside the data")
+    return [re.findall(r"\d*\.\d+|\d+", line) for text in texts for line in text.read_text(encoding="utf-8").splitlines()]
+
+
+def printed(row: Published) -> list[float]:
+    return [number for figure in row.values.values() for number in figure if number is not None]
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("paper", TEXTS)
+def test_the_figures_of_a_row_stand_in_one_line_of_the_paper_in_their_order(paper):
+    known = [[float(number) for number in line] for line in lines(paper)]
+    for address, row in ROWS.items():
+        if row.paper == paper:
+            assert any(in_order(printed(row), line) for line in known), address
+
+
+def in_order(few: list[float], many: list[float]) -> bool:
+    rest = iter(many)
+    return all(number in rest for number in few)
+
+
+@pytest.mark.parametrize("address", ROWS)
+def test_a_row_says_what_it_was_measured_by_and_obeys_the_laws_of_its_metrics(address):
+    row = ROWS[address]
+    for key, (mean, deviation) in row.values.items():
+        least = 0 if metric_of(key).unit in ("percent", "rank") else -1
+        assert mean >= least and (deviation is None or deviation >= 0), key
+    for way in ("i2t", "t2i"):
+        recalls = [row.values[key][0] for key in (f"{way}_r1", f"{way}_r5", f"{way}_r10") if key in row.values]
+        assert recalls == sorted(recalls) and max(recalls, default=0) <= 100
+    six = [f"{way}_r{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)]
+    if "rsum" in row.values and all(key in row.values for key in six):
+        off = abs(sum(row.values[key][0] for key in six) - row.values["rsum"][0])
+        assert (off > 0.31) == bool(row.misprint), "each number is rounded; what is further off is a misprint, and said so"
+    if not row.absent:
+        recipe = read_recipe(address)
+        assert (recipe.published, row.protocol in recipe.evaluation.protocols, bool(recipe.data.needs)) == (address, True, True)
+
+
+def test_a_row_without_its_data_says_in_one_sentence_which_files_it_needs(monkeypatch, tmp_path):
+    import visavis
+
+    monkeypatch.setenv("VISAVIS_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    sentence = (
+        r"goal/3/r152-con-con needs MS-COCO .* dataset_coco\.json .* there is no coco, neither here nor under VISAVIS_DATA .*: put it there"
+    )
+    with pytest.raises(VisavisError, match=sentence):
+        visavis.train("goal/3/r152-con-con")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_row_that_is_not_there_is_named_by_its_nearest():
+    with pytest.raises(RecipeError, match=r"goal/3 has no row r152-con-co: did you mean r152-con-con\?"):
+        read_recipe("goal/3/r152-con-co")
+    with pytest.raises(RecipeError, match=r"neither a TOML file nor a recipe that ships"):
+        read_recipe("goal/9/r152-con-con")

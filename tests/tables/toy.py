@@ -1,0 +1,70 @@
+"""Any row of a paper's table at toy size: its phases, objectives, supervision and model on a few drawn pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from visavis import objectives, spec, supervision
+from visavis.data.scenes import write_scenes
+from visavis.engine import PairLoss
+from visavis.training.context import training_context
+from visavis.training.data_module import prepare
+from visavis.training.recipe import Recipe
+from visavis.training.recipe_files import read_recipe
+from visavis.training.schedule import make_optimizer, take_step
+
+SMALL = {"width": 8, "word_width": 4}
+
+
+def write_toys(folder: Path) -> Path:
+    """Pictures with five captions each, of three splits."""
+    return write_scenes(folder / "pictures", num_train=4, num_val=3, num_test=4, captions_per_image=5, size=32)
+
+
+def overrides(address: str, toys: Path) -> dict[str, Any]:
+    """What makes a row small: toys for data, small widths, one epoch a phase."""
+    recipe = read_recipe(address)
+    changed: dict[str, Any] = {
+        "data.path": str(toys),
+        "visual.tower": "scenes",
+        "text.min_count": 1,
+        "training.batch_size": 16,
+        "training.probe_batches": 1,
+        "training.threads": 1,
+        "evaluation.protocol": "plain",
+    }
+    changed |= {f"model.{key}": value for key, value in SMALL.items() if key in recipe.model}
+    changed |= {f"phases.{number}.epochs": 1 for number in range(len(recipe.phases))}
+    return changed
+
+
+def toy(address: str, toys: Path) -> Recipe:
+    return read_recipe(address, overrides(address, toys))
+
+
+def one_step(recipe: Recipe) -> list[float]:
+    """Build a recipe's model and take one step of each of its phases; their losses, and refuse one that moves nothing."""
+    data_module, matcher = prepare(recipe)
+    train, val = (data_module.loader(data_module.data.split(name)) for name in ("train", "val"))
+    losses = []
+    for phase in recipe.phases:
+        optimizer = make_optimizer(matcher, phase)
+        told = spec.parse(phase.supervision, supervision.CATALOG)
+        told.check(train, val)
+        told.begin_phase(training_context(recipe, phase, matcher, optimizer, train, val), {})
+        told.begin_epoch(1)
+        batch = next(iter(train.epoch(1)))
+        torch.manual_seed(0)
+        matcher.train()
+        visual, text = matcher.encode_visual(batch.visual), matcher.encode_text(batch.text)
+        score = None if matcher.score_is_cosine else matcher.score
+        loss = PairLoss(objectives.parse(phase.objective), score=score)(visual, text, targets=told.targets(visual, text, batch))
+        before = [parameter.detach().clone() for parameter in matcher.parameters()]
+        loss.backward()
+        take_step(optimizer, recipe.training.clip_norm)
+        assert any(not torch.equal(*pair) for pair in zip(before, matcher.parameters(), strict=True)), phase.objective
+        losses.append(loss.item())
+    return losses
