@@ -15,6 +15,7 @@ from visavis.models.encoding import batches_of_at_most, encode
 from visavis.scoring import score_by_rows
 from visavis.spec import check_fields, require
 from visavis.supervision.base import Supervision, TrainingContext
+from visavis.supervision.preselection import scores_of_preselected
 from visavis.targets import Targets
 from visavis.types import Direction, Encoded
 
@@ -30,16 +31,20 @@ class BankSupervision(Supervision):
     The lists are made at the beginning of the phase, by the model as it then is, and kept: the first round, with another
     objective, is the phase before. For an image v: a caption t_o of its list with v, and an image of the list of one of v's own
     captions with that t_o; for a caption likewise with the roles exchanged. All four are encoded anew, with gradient.
-    size: how many of the hardest are kept for each item.
+    size: how many of the hardest are kept for each item. preselect: of a score that is no plain cosine (attention), only so many
+    wrong ones of each item are scored, those of the highest cosine of mean-pooled fragments (regions, words); 0, or as many as there
+    are: all, which is exact.
     Source: Chen et al., AOQ (2020): lists of 300.
     Differs from: the released code, which reads lists from files, and whose second pair of items is drawn once for both directions.
     """
 
     size: int = 300
+    preselect: int = 0
 
     def __post_init__(self) -> None:
         check_fields(self)
         require(self.size > 0, self, "size", "at least 1")
+        require(self.preselect == 0 or self.preselect >= self.size, self, "preselect", "0 for all, or at least size")
 
     def check(self, train: Loader, validation: Loader) -> None:
         for name, loader in (("training", train), ("validation", validation)):
@@ -102,11 +107,18 @@ class BankSupervision(Supervision):
             image = torch.arange(len(data.images), device=self._context.device)
 
             def hardest(way: Direction, own: Tensor, other: Tensor) -> Tensor:
-                blocks = score_by_rows(matcher.score, visual, text, way, held=HELD, memory=self._context.memory)
-                return torch.cat([self._first(scores, own[rows, None] == other) for rows, scores in blocks])
+                score, memory = matcher.score, self._context.memory
+                wrong = len(other) - int(torch.bincount(other)[own].max())  # those that every query has
+
+                def first(rows: slice, scores: Tensor, most: int) -> Tensor:
+                    return scores.masked_fill(own[rows, None] == other, float("-inf")).topk(min(most, wrong)).indices
+
+                if matcher.score_is_cosine or not 0 < self.preselect < wrong:
+                    blocks = score_by_rows(score, visual, text, way, held=HELD, memory=memory)
+                    return torch.cat([first(rows, scores, self.size).int().cpu() for rows, scores in blocks])
+                listed = scores_of_preselected(
+                    score, visual, text, way, lambda rows, cosines: first(rows, cosines, self.preselect), held=HELD, memory=memory
+                )
+                return torch.stack([items[scores.topk(self.size).indices].int().cpu() for items, scores in listed])
 
             return hardest("i2t", image, image_of), hardest("t2i", image_of, image)
-
-    def _first(self, scores: Tensor, own: Tensor) -> Tensor:
-        count = min(self.size, int((~own).sum(1).min()))
-        return scores.masked_fill(own, float("-inf")).topk(count).indices.int().cpu()
