@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 
 import pytest
@@ -14,7 +15,8 @@ from visavis.data.scenes import write_scenes
 from visavis.errors import DataError, RecipeError, SpecError
 from visavis.models import CLIP
 from visavis.objectives import InfoNCE
-from visavis.training.recipe_files import read_file
+from visavis.runs.interpolation import between, smallest_share
+from visavis.training.recipe_files import read_file, read_recipe
 from visavis.training.schedule import layers_below_top, make_optimizer
 from visavis.training.settings import Phase
 from visavis.types import Encoded
@@ -23,7 +25,7 @@ pytest.importorskip("transformers")
 
 HAS_PEFT = importlib.util.find_spec("peft") is not None
 adapters = pytest.mark.skipif(not HAS_PEFT, reason="needs peft")
-WAYS = [pytest.param(row, marks=adapters if row not in ("linear", "full") else ()) for row in read_file("clip").rows]
+WAYS = [pytest.param(row, marks=adapters if read_recipe(f"clip/{row}").model.get("lora_rank") else ()) for row in read_file("clip").rows]
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +48,7 @@ def test_each_way_resumes_exactly_loads_and_is_read_by_every_verb(way, small, fe
     assert outcome(tmp_path / "pieces") == outcome(tmp_path / "whole")
     assert whole.best_step >= 0
     assert visavis.evaluate(tmp_path / "whole").metrics == whole.test.metrics
+    assert visavis.evaluate(tmp_path / "whole", split="val").metrics["rsum"] == whole.validation_rsum
     assert len(visavis.search(tmp_path / "whole", "a red circle", inside=few_scenes, top=3)) == 3
     assert visavis.diagnose(tmp_path / "whole").counts[0].objective
     model = visavis.load(tmp_path / "whole")
@@ -141,3 +144,64 @@ def test_adapters_go_with_the_weights_that_they_were_trained_on(dual_encoders, s
 def test_layers_that_are_not_there_are_named(dual_encoders):
     with pytest.raises(SpecError, match=r"lora_layers names 'q_prj', and no linear layer of CLIPModel ends so: did you mean q_proj\?"):
         matcher(dual_encoders, lora_rank=2, lora_layers=["v_proj", "q_prj"])
+
+
+def weights_of(model):
+    return {name: tensor.clone() for name, tensor in model.matcher.state_dict().items()}
+
+
+def test_weights_go_as_far_as_validation_says(dual_encoders, small, listener, tmp_path):
+    shares = small | {"interpolation.shares": [0.25, 0.5, 1.0], "interpolation.gain": 1e-6}
+    result = visavis.train("clip/wise", overrides=shares, out=tmp_path / "run", progress=listener)
+    visavis.train("clip/full", overrides=small, out=tmp_path / "full")
+    start = weights_of(visavis.load(dual_encoders / "clip"))
+    full, own = weights_of(visavis.load(tmp_path / "full")), weights_of(visavis.load(tmp_path / "run"))
+    told = result.interpolation
+    assert set(told.rsum) == {0.25, 0.5, 1.0}
+    assert told.rsum[told.share] == result.validation_rsum
+    assert told.share == smallest_share(told.before, told.rsum, 1e-6)
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["interpolation"]["share"] == told.share
+    assert [sentence for sentence in listener.said if sentence.startswith(f"weights at {told.share:g} of the way from those before")]
+    for name, weight in start.items():
+        torch.testing.assert_close(own[name], (1 - told.share) * weight + told.share * full[name])
+
+
+@adapters
+def test_adapters_between_are_a_share_of_their_whole_update(dual_encoders):
+    model = matcher(dual_encoders, lora_rank=2)
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    end = {name: tensor + torch.rand_like(tensor) for name, tensor in start.items()}
+    layer = model.model.text_model.encoder.layers[0].self_attn.q_proj
+    updates = {}
+    for share in (0, 0.5, 1):
+        model.load_state_dict(between(start, end, share))
+        updates[share] = layer.get_delta_weight("default")
+    assert updates[1].abs().max() > 0
+    torch.testing.assert_close(updates[0.5], updates[1] / 2)
+    assert not updates[0].any()
+
+
+def test_where_nothing_is_gained_the_smallest_of_the_best_shares_is_taken():
+    assert smallest_share(100.0, {0.2: 99.0, 0.4: 99.0, 1.0: 50.0}, 0.9) == 0.2
+    assert smallest_share(100.0, {0.2: 150.0, 0.4: 199.0, 1.0: 200.0}, 1.0) == 1.0
+
+
+@pytest.mark.parametrize("way", ["linear", "full"])
+def test_what_was_forgotten_is_told_on_other_data(way, dual_encoders, small, listener, tmp_path):
+    other = write_scenes(tmp_path / "other", num_train=0, num_val=0, num_test=12, captions_per_image=1, size=32, seed=7)
+    result = visavis.train(f"clip/{way}", overrides=small | {"evaluation.forgetting": str(other)}, out=tmp_path / "run", progress=listener)
+    told = result.forgetting
+    assert told.before.metrics == visavis.evaluate(dual_encoders / "clip", data=other).metrics
+    assert told.after.metrics == visavis.evaluate(tmp_path / "run", data=other).metrics
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["forgetting"]["after"]["rsum"] == told.after.metrics["rsum"]
+    assert any("other, by the pretrained model and after the training: RSUM" in sentence for sentence in listener.said)
+
+
+def test_what_could_not_be_told_after_a_training_is_refused_before_it(small, few_scenes, tmp_path):
+    with pytest.raises(
+        RecipeError, match=r"^evaluation\.forgetting compares with a pretrained CLIP or SigLIP model, and .* scenes and vocabulary\.$"
+    ):
+        visavis.train("demo", data=few_scenes, overrides={"evaluation.forgetting": str(few_scenes)}, out=tmp_path / "run")
+    with pytest.raises(DataError, match="gone"):
+        visavis.train("clip/full", overrides=small | {"evaluation.forgetting": str(tmp_path / "gone")}, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -9,6 +9,9 @@ from torch import nn
 
 from visavis.errors import MissingExtra, SpecError, nearest
 
+FIRST_FACTOR = ".lora_A."
+"""In the name of every A of an update B A, which begins at random, while B begins at 0."""
+
 
 def add_adapters(model: nn.Module, rank: int, alpha: float, dropout: float, layers: Sequence[str]) -> None:
     """Give every linear layer whose name ends as one of ``layers`` an update ``(alpha / rank) B A`` of its weight, 0 at first, that learns alone.

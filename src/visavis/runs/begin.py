@@ -19,6 +19,8 @@ from visavis.models.average import Average
 from visavis.models.base import Matcher
 from visavis.progress import Progress
 from visavis.runs.folder import open_peer, recipe_of, set_threads, with_whole_paths
+from visavis.runs.forgetting import Forgetting, check_forgetting, forgetting
+from visavis.runs.interpolation import Interpolation, interpolate
 from visavis.runs.published import beside_published, check_published
 from visavis.runs.record import Record
 from visavis.training.checkpoint import complete
@@ -36,7 +38,8 @@ from visavis.training.trainer import Trainer
 class Trained:
     """What a training ended with. targets: how positives are told ("ids", "position"). test: None without a test split.
 
-    seconds: of training steps and validations in all; cache_seconds: of opening data and computing features before.
+    seconds: of training steps and validations in all; cache_seconds: of opening data and computing features before. interpolation,
+    forgetting: None unless the recipe asks for them.
     """
 
     folder: Path
@@ -47,11 +50,14 @@ class Trained:
     test: Evaluation | None
     seconds: float
     cache_seconds: float
+    interpolation: Interpolation | None = None
+    forgetting: Forgetting | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """One flat object; the test metrics by their keys."""
+        """One flat object; the test metrics by their keys; interpolation and forgetting are objects of their own."""
         facts = {name: getattr(self, name) for name in ("objective", "targets", "best_step", "validation_rsum", "seconds", "cache_seconds")}
-        return {"run": str(self.folder), **facts, **({} if self.test is None else self.test.to_json())}
+        own = {name: told.to_json() for name in ("interpolation", "forgetting") if (told := getattr(self, name)) is not None}
+        return {"run": str(self.folder), **facts, **({} if self.test is None else self.test.to_json()), **own}
 
 
 def begin_run(name: str | Path, overrides: dict[str, Any], out: str | Path | None, progress: Progress) -> Trained:
@@ -70,6 +76,7 @@ def begin_run(name: str | Path, overrides: dict[str, Any], out: str | Path | Non
 def _begin(recipe: Recipe, files: RunFiles, progress: Progress) -> Trained:
     set_threads(recipe)
     started = time.perf_counter()
+    check_forgetting(recipe, progress)
     data_module, matcher = prepare(recipe, progress)
     for number, phase in enumerate(recipe.phases):
         make_optimizer(matcher, phase)  # raises for a part that the model does not have, also in the last phase,
@@ -115,6 +122,7 @@ def finish(data_module: DataModule, matcher: Matcher, files: RunFiles, cache_sec
     """Train to the end, from the last checkpoint on if there is one; evaluate the best weights on the test split, write the result."""
     recipe = data_module.recipe
     trainer = Trainer(data_module, matcher, files, progress)
+    start, interpolation = trainer.best, None
     progress.say(
         f"{files.folder}: {recipe.phases[0].objective}, positives by {targets_of(recipe)}, {len(trainer.train.data.captions):,} training captions"
     )
@@ -122,23 +130,34 @@ def finish(data_module: DataModule, matcher: Matcher, files: RunFiles, cache_sec
         trainer.begin()
     state = trainer.run()
     matcher.load_state_dict(trainer.best)
-    if sentence := no_better_than_chance(state.best_rsum, np.bincount(trainer.val.data.image_of).tolist()):
+    rsum = state.best_rsum
+    if recipe.interpolation.shares:
+        interpolation = interpolate(data_module, matcher, start, trainer.best, trainer.log[0]["rsum"])
+        rsum = interpolation.rsum[interpolation.share]
+        data_module.processor.save(matcher, files.model)
+        progress.say(str(interpolation))
+    if sentence := no_better_than_chance(rsum, np.bincount(trainer.val.data.image_of).tolist()):
         progress.say(sentence)
     test = None
     if recipe.evaluation.test in data_module.data.splits:
         tested = matcher if not recipe.evaluation.average else Average([matcher, open_peer(files.folder, matcher)])
         test = data_module.evaluate(tested, recipe.evaluation.test, recipe.evaluation.protocols, recipe.evaluation.degrees)
         test = beside_published(test, recipe)
+    forgotten = forgetting(data_module, matcher, progress) if recipe.evaluation.forgetting else None
+    if forgotten is not None:
+        progress.say(str(forgotten))
     seconds = state.seconds + sum(row["time"]["validation_s"] for row in trainer.log)
     trained = Trained(
         files.folder,
         recipe.phases[-1].objective,
         targets_of(recipe),
         state.best_step,
-        state.best_rsum,
+        rsum,
         test,
         round(seconds, 1),
         round(cache_seconds, 1),
+        interpolation,
+        forgotten,
     )
     storage.write_json(files.result, trained.to_json())
     return trained

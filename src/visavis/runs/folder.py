@@ -71,7 +71,7 @@ def with_whole_paths(recipe: Recipe) -> Recipe:
     def whole(name: str, exists: bool) -> str:
         return str(Path(name).resolve()) if name and exists else name
 
-    data, visual, text = recipe.data, recipe.visual, recipe.text
+    data, visual, text, evaluation = recipe.data, recipe.visual, recipe.text, recipe.evaluation
     features = whole(visual.features, Path(visual.features).is_dir() if visual.view == "experts" else Path(visual.features).is_file())
     towers = [whole(side.tower, (Path(side.tower) / "config.json").is_file()) for side in (visual, text)]
     return recipe.model_copy(
@@ -79,6 +79,7 @@ def with_whole_paths(recipe: Recipe) -> Recipe:
             "data": data.model_copy(update={"path": whole(data.path, Path(data.path).exists())}),
             "visual": visual.model_copy(update={"features": features, "tower": towers[0]}),
             "text": text.model_copy(update={"tower": towers[1]}),
+            "evaluation": evaluation.model_copy(update={"forgetting": whole(evaluation.forgetting, Path(evaluation.forgetting).exists())}),
         }
     )
 

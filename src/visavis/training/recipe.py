@@ -15,7 +15,16 @@ from visavis.errors import RecipeError, SpecError, nearest
 from visavis.memory import parse_memory
 from visavis.training.overrides import set_values
 from visavis.training.renamed import with_new_names
-from visavis.training.settings import DataSettings, EvaluationSettings, Phase, Section, TextSettings, TrainingSettings, VisualSettings
+from visavis.training.settings import (
+    DataSettings,
+    EvaluationSettings,
+    InterpolationSettings,
+    Phase,
+    Section,
+    TextSettings,
+    TrainingSettings,
+    VisualSettings,
+)
 
 FORMS = {
     "tuple_type": "expected a list",
@@ -48,6 +57,7 @@ class Recipe(Section):
     model: dict[str, Any]
     training: TrainingSettings = TrainingSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+    interpolation: InterpolationSettings = InterpolationSettings()
     phases: tuple[Phase, ...] = Field(strict=False)
 
     @model_validator(mode="after")

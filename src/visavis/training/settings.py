@@ -178,7 +178,8 @@ class EvaluationSettings(Section):
 
     protocol: a named protocol, or a list of several, for the test split. validation, test: names of splits. degrees: a way to tell
     degrees of relevance, such as "CBoW()"; the test then also has CS@K and nDCG@K. report: keys of further metrics to print, such as
-    ["i2t_map_at_5_hits"]. average: test the mean of the scores of both networks, where ``NoisySupervision`` trains two.
+    ["i2t_map_at_5_hits"]. average: test the mean of the scores of both networks, where ``NoisySupervision`` trains two. forgetting: another
+    data set, of whose test split it is told how much of what the pretrained CLIP or SigLIP model knew the trained one still knows.
     """
 
     protocol: str | tuple[str, ...] = "plain"
@@ -187,6 +188,7 @@ class EvaluationSettings(Section):
     degrees: str = ""
     report: tuple[str, ...] = Field((), strict=False)
     average: bool = False
+    forgetting: str = ""
 
     @property
     def protocols(self) -> tuple[str, ...]:
@@ -214,3 +216,15 @@ class EvaluationSettings(Section):
     @classmethod
     def _degrees(cls, text: str) -> str:
         return text and repr(spec.parse(text, degrees.CATALOG))
+
+
+class InterpolationSettings(Section):
+    """Weights between those before the training and the trained ones; of use where a pretrained model goes on learning.
+
+    shares: of the trained weights, those of before are the rest; (): the trained ones as they are. gain: the smallest share whose
+    validation RSUM has so much of the best gain becomes the model of the run, so that it stays near to what was known before.
+    Source: Wortsman et al., WiSE-FT (2022).
+    """
+
+    shares: tuple[Annotated[float, Field(ge=0, le=1)], ...] = Field((), strict=False)
+    gain: float = Field(1.0, gt=0, le=1)
