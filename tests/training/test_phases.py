@@ -4,6 +4,7 @@ import json
 import math
 import signal
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from visavis.evaluation.protocols import named
 from visavis.memory import ScoreCost
 from visavis.models import CATALOG
 from visavis.progress import Silent
+from visavis.runs.folder import open_run, recipe_of
 from visavis.spec import build
 from visavis.training.checkpoint import Checkpoint, TrainerState
 from visavis.training.data_module import prepare
@@ -335,3 +337,16 @@ def test_a_memory_setting_is_kept_as_it_was_written(recipe, memory, kept):
 def test_a_memory_setting_that_is_no_size_is_refused(recipe, memory):
     with pytest.raises(RecipeError, match=rf"memory is {memory!r}, expected bytes such as 2000000000, a text such as '2GiB'"):
         read_recipe(recipe, {"memory": memory})
+
+
+def test_epochs_of_some_batches_and_validations_of_some_images(recipe, scenes, tmp_path):
+    few = {"training.batches_per_epoch": 2, "evaluation.validation_images": 5, "phases.0.epochs": 2, "phases.1.epochs": 1}
+    trained = visavis.train(recipe, data=scenes, out=tmp_path / "run", overrides=few)
+    log = [json.loads(line) for line in (trained.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in log] == [0, 2, 4, 6]
+    assert {row["num_images"] for row in log} == {5} == {trained.validation_images}
+    data_module, _ = open_run(trained.folder, recipe_of(trained.folder), Silent())
+    plan = data_module.loader(data_module.data.split("train")).plan
+    first, second = (plan.batches(data_module.data.split("train"), 0, epoch) for epoch in (1, 2))
+    assert len(first) == 2
+    assert not np.array_equal(first[0][1], second[0][1])

@@ -101,13 +101,15 @@ class Plan:
     batch_size: pairs, or images where ``captions_per_image`` is given. captions_per_image: None draws over captions, each
     with its image, as the papers' codes do (an image can then occur twice); k draws over images, each with k of its
     captions at random (all of them if it has fewer). length_buckets: n sorts captions by length within n batches, to save
-    padding; 0: no sorting. drop_last: leave out a last batch that is not full.
+    padding; 0: no sorting. drop_last: leave out a last batch that is not full. batches_per_epoch: an epoch has the first n of its
+    batches, which are other ones in each epoch; 0: all.
     """
 
     batch_size: int = 128
     captions_per_image: int | None = None
     length_buckets: int = 0
     drop_last: bool = False
+    batches_per_epoch: int = 0
 
     def batches(self, data: Dataset, seed: int, epoch: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """The (images, captions) of every batch of an epoch. Raises DataError if there are too few items for a single batch."""
@@ -118,7 +120,7 @@ class Plan:
             raise DataError(
                 f"data set {data.name} is smaller than one batch of {self.batch_size} {unit}: choose a smaller training.batch_size."
             )
-        return plan
+        return plan[: self.batches_per_epoch or None]
 
     def _pairs(self, data: Dataset, random: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
         order = random.permutation(len(data.captions))

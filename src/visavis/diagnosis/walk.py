@@ -171,7 +171,7 @@ def batches_of(data_module: DataModule) -> Loader:
     """The training set in the batches of the diagnosis; a smaller set comes as one."""
     loader = data_module.loader(data_module.data.split("train"))
     items = loader.data.captions if loader.plan.captions_per_image is None else loader.data.images
-    return replace(loader, plan=replace(loader.plan, batch_size=BATCH, length_buckets=0, drop_last=len(items) > BATCH))
+    return replace(loader, plan=replace(loader.plan, batch_size=BATCH, length_buckets=0, drop_last=len(items) > BATCH, batches_per_epoch=0))
 
 
 @torch.no_grad()

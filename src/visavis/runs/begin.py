@@ -38,8 +38,8 @@ from visavis.training.trainer import Trainer
 class Trained:
     """What a training ended with. targets: how positives are told ("ids", "position"). test: None without a test split.
 
-    seconds: of training steps and validations in all; cache_seconds: of opening data and computing features before. interpolation,
-    forgetting: None unless the recipe asks for them.
+    validation_images: how many each validation ranks, with all their captions. seconds: of training steps and validations in all;
+    cache_seconds: of opening data and computing features before. interpolation, forgetting: None unless the recipe asks for them.
     """
 
     folder: Path
@@ -47,6 +47,7 @@ class Trained:
     targets: str
     best_step: int
     validation_rsum: float
+    validation_images: int
     test: Evaluation | None
     seconds: float
     cache_seconds: float
@@ -55,7 +56,8 @@ class Trained:
 
     def to_json(self) -> dict[str, Any]:
         """One flat object; the test metrics by their keys; interpolation and forgetting are objects of their own."""
-        facts = {name: getattr(self, name) for name in ("objective", "targets", "best_step", "validation_rsum", "seconds", "cache_seconds")}
+        names = ("objective", "targets", "best_step", "validation_rsum", "validation_images", "seconds", "cache_seconds")
+        facts = {name: getattr(self, name) for name in names}
         own = {name: told.to_json() for name in ("interpolation", "forgetting") if (told := getattr(self, name)) is not None}
         return {"run": str(self.folder), **facts, **({} if self.test is None else self.test.to_json()), **own}
 
@@ -153,6 +155,7 @@ def finish(data_module: DataModule, matcher: Matcher, files: RunFiles, cache_sec
         targets_of(recipe),
         state.best_step,
         rsum,
+        len(trainer.val.data.images),
         test,
         round(seconds, 1),
         round(cache_seconds, 1),

@@ -72,6 +72,7 @@ class DataModule:
             captions_per_image=training.captions_per_image,
             length_buckets=training.length_buckets,
             drop_last=len(items) > training.batch_size,
+            batches_per_epoch=training.batches_per_epoch,
         )
         return Loader(split, *self.sources(split), plan, self.recipe.seed)
 
@@ -84,20 +85,27 @@ class DataModule:
             encode(matcher, "text", text.read, batches_of_about(by_length, ENCODE_TEXTS)),
         )
 
+    @property
+    def validation(self) -> Dataset:
+        """What each validation ranks: the recipe's split, or its first images."""
+        settings = self.recipe.evaluation
+        split = self.data.split(settings.validation)
+        return split.take(np.arange(len(split.images))[: settings.validation_images or None])
+
     def evaluate(
         self,
         matcher: Matcher,
-        split: str,
+        split: str | Dataset,
         protocol: str | Protocol | Sequence[str | Protocol] = "plain",
         degrees: str = "",
         semantics: str = "reference",
     ) -> Evaluation:
-        """The metrics of a matcher on a split, encoded once; arguments as those of ``evaluate_data``.
+        """The metrics of a matcher on a split, by its name or itself, encoded once; arguments as those of ``evaluate_data``.
 
         Raises DataError for an unknown split, SpecError if a protocol does not fit.
         """
         rules = all_named(protocol)
-        data = read_by(self.data.split(split), rules)
+        data = read_by(self.data.split(split) if isinstance(split, str) else split, rules)
         visual, text = self.encode(matcher, data)
         with evaluating(matcher):
             return evaluate_data(

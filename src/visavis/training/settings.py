@@ -156,7 +156,8 @@ class TrainingSettings(Section):
     accumulate: batches whose gradients are averaged in one step. autocast: matrix products in bfloat16. patience: a phase ends
     after so many validations without a better RSUM; 0: never. evaluate_every: steps between validations; 0: an epoch.
     checkpoint_s: seconds that pass at least between checkpoints. threads: of the CPU; 0: as torch finds. device: "auto" takes CUDA
-    where there is one. probe_batches: batches of each split on which losses and similarities are logged.
+    where there is one. probe_batches: batches of each split on which losses and similarities are logged. batches_per_epoch: an epoch ends
+    after so many of its batches, other ones each time; 0: after all.
     """
 
     batch_size: int = Field(128, gt=1)
@@ -171,12 +172,14 @@ class TrainingSettings(Section):
     threads: int = Field(0, ge=0)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     probe_batches: int = Field(8, gt=0)
+    batches_per_epoch: int = Field(0, ge=0)
 
 
 class EvaluationSettings(Section):
     """The validation after each epoch and the test at the end.
 
-    protocol: a named protocol, or a list of several, for the test split. validation, test: names of splits. degrees: a way to tell
+    protocol: a named protocol, or a list of several, for the test split. validation, test: names of splits. validation_images: a
+    validation ranks the first so many images of its split, with all of their captions; 0: all of them. degrees: a way to tell
     degrees of relevance, such as "CBoW()"; the test then also has CS@K and nDCG@K. report: keys of further metrics to print, such as
     ["i2t_map_at_5_hits"]. average: test the mean of the scores of both networks, where ``NoisySupervision`` trains two. forgetting: another
     data set, of whose test split it is told how much of what the pretrained CLIP or SigLIP model knew the trained one still knows.
@@ -185,6 +188,7 @@ class EvaluationSettings(Section):
     protocol: str | tuple[str, ...] = "plain"
     validation: str = "val"
     test: str = "test"
+    validation_images: int = Field(0, ge=0)
     degrees: str = ""
     report: tuple[str, ...] = Field((), strict=False)
     average: bool = False

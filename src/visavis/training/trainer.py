@@ -43,7 +43,7 @@ class Trainer:
         self.device = choose_device(recipe.training.device, "training.device")
         self.matcher = matcher.to(self.device)
         self.train = data_module.loader(data_module.data.split("train"))
-        self.val = data_module.loader(data_module.data.split(recipe.evaluation.validation))
+        self.val = data_module.loader(data_module.validation)
         for phase in recipe.phases:
             spec.parse(phase.supervision, supervision.CATALOG).check(self.train, self.val)
         self.state, self.log = TrainerState(), list[dict[str, Any]]()
@@ -142,7 +142,7 @@ class Trainer:
     def _validate(self) -> bool:
         """One row of the log; keeps the best model. True if the phase should end early."""
         state, started = self.state, time.perf_counter()
-        result = self.data_module.evaluate(self.matcher, self.recipe.evaluation.validation)
+        result = self.data_module.evaluate(self.matcher, self.data_module.validation)
         (train, health), (val, _) = (
             probe(self.matcher, self.loss, self.supervision, loader, self.recipe) for loader in (self.train, self.val)
         )

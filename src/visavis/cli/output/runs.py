@@ -32,7 +32,8 @@ def print_trained(trained: Trained) -> None:
         print_evaluation(trained.test)
     console.print(
         f"{escape(trained.objective)}, positives by {trained.targets}: "
-        f"best RSUM {trained.validation_rsum:.1f} on the validation split (all its images against all its captions), at step {trained.best_step:,}; "
+        f"best RSUM {trained.validation_rsum:.1f} on validation ({trained.validation_images:,} images against all their captions), "
+        f"at step {trained.best_step:,}; "
         f"training {trained.seconds:.0f} s, data and features {trained.cache_seconds:.0f} s.",
         soft_wrap=True,
     )

@@ -1,0 +1,287 @@
+"""The matchers on Flickr8k: regions of one frozen image encoder, words from scratch, the same minutes of training for each.
+
+    VISAVIS_DATA=... python studies/matchers.py [--minutes 20] [--seeds 3] [--threads 2] [--only SCAN ...] [--out runs/matchers]
+
+All read the 7x7 grid of MobileNetV2 (``python tools/mobilenet_folder.py`` once; its features are computed once and cached) and the
+same learned words: vectors of 300 through a GRU of 512, which reads both ways where a matcher keeps or averages its states and
+forward where it takes the last one. A run trains for as many steps as its own pace, measured first, fits into the minutes: the
+learning rate then falls to 0 at their end. Validations, ten a run on 200 images, and the test come on top. Rates were chosen on validation
+with ``--rates 3e-4 1e-3 3e-3 --minutes 1.5``, which prints the validation RSUM of each instead.
+
+Each run has its folder and its process; a finished one is not trained again, a stopped one goes on. Printed: a JSON line a run,
+then a table: test RSUM of the best validation (mean and standard deviation over seeds), how far above the mean-pooled VSE++ (95 % interval
+by seed), milliseconds to find a text among 1,000 images, and the most memory that the process held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from noise import with_interval
+from torch.optim import Optimizer
+
+import visavis
+from visavis import storage
+from visavis.engine import PairLoss
+from visavis.errors import VisavisError
+from visavis.models import Matcher
+from visavis.models.scoring import score_all
+from visavis.progress import Silent
+from visavis.runs.folder import open_run, recipe_of
+from visavis.training.data_module import DataModule, prepare
+from visavis.training.loss import phase_loss
+from visavis.training.recipe_files import read_recipe
+from visavis.training.run_files import RunFiles
+from visavis.training.schedule import make_optimizer, take_step
+from visavis.training.trainer import Trainer
+
+RECIPE = Path(__file__).with_suffix(".toml")
+OBJECTIVES = {"Unified": "Unified(margin=0.2, gamma=50)", "TripletHN": "TripletHN(margin=0.2)"}
+VALIDATIONS, WARM, TIMED, QUERIES = 10, 3, 12, 30
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A matcher of the study, and its learning rate with each objective. batch_size: pairs, fewer where a pair costs much."""
+
+    model: str
+    rates: dict[str, float]
+    batch_size: int = 128
+
+
+CANDIDATES = {
+    "VSE++ mean": Candidate(
+        "VSE++(width=512, bidirectional=True, word_pool='mean', region_pool='mean')", {"Unified": 1e-3, "TripletHN": 1e-3}
+    ),
+    "VSE++ GRU": Candidate("VSE++(width=512, region_pool='mean')", {"Unified": 1e-3, "TripletHN": 1e-3}),
+    "VSEInfinity": Candidate("VSEInfinity(width=512)", {"Unified": 1e-3, "TripletHN": 1e-3}),
+    "VSRN": Candidate("VSRN(width=512)", {"Unified": 1e-3, "TripletHN": 1e-3}),
+    "MaxSim": Candidate("MaxSim(width=512)", {"Unified": 1e-3, "TripletHN": 1e-3}),
+    "SCAN t2i": Candidate("SCAN(width=512, direction='t2i', sharpness=9)", {"Unified": 1e-3, "TripletHN": 1e-3}),
+    "SCAN i2t": Candidate("SCAN(width=512, direction='i2t', sharpness=4)", {"Unified": 1e-3, "TripletHN": 1e-3}),
+    "BFAN": Candidate("BFAN(width=512)", {"Unified": 1e-3, "TripletHN": 1e-3}),
+    "SAF": Candidate("SGRAF(width=512, regions=49, module='SAF')", {"Unified": 5e-4, "TripletHN": 5e-4}, batch_size=64),
+    "SGR": Candidate("SGRAF(width=512, regions=49, module='SGR')", {"Unified": 5e-4, "TripletHN": 5e-4}, batch_size=64),
+}
+PLAIN = "VSE++ mean"
+"""The one that the others are set beside."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training: who, by which objective, at which rate, from which seed, for how long."""
+
+    name: str
+    objective: str
+    rate: float
+    seed: int
+    minutes: float
+    threads: int
+    out: Path
+
+    @property
+    def folder(self) -> Path:
+        parts = self.name, self.objective, f"{self.rate:g}", f"{self.minutes:g}min", str(self.seed)
+        return self.out / "-".join(parts).replace(" ", "-").replace("+", "p").lower()
+
+    @property
+    def measured(self) -> Path:
+        return self.folder / "study.json"
+
+    def facts(self) -> dict[str, Any]:
+        return {"matcher": self.name, "objective": self.objective, "rate": self.rate, "seed": self.seed}
+
+    def overrides(self) -> dict[str, Any]:
+        candidate = CANDIDATES[self.name]
+        return {
+            "model": candidate.model,
+            "objective": OBJECTIVES[self.objective],
+            "phases.0.optimizer.lr": self.rate,
+            "training.batch_size": candidate.batch_size,
+            "training.threads": self.threads,
+            "seed": self.seed,
+        }
+
+
+def train(job: Job) -> None:
+    """Train, or go on, and test; then measure, and keep what was found in the run folder."""
+    files = RunFiles(job.folder)
+    if files.recipe.exists():
+        trained = visavis.train(resume=job.folder)
+    else:
+        trained = visavis.train(RECIPE, out=job.folder, overrides=job.overrides() | steps_within(job))
+    assert trained.test is not None
+    last = storage.read_json_lines(files.log, dict[str, Any])[-1]
+    storage.write_json(
+        job.measured,
+        {
+            **job.facts(),
+            "steps": last["step"],
+            "training_s": last["time"]["training_s"],
+            "validation_rsum": trained.validation_rsum,
+            "test_rsum": trained.test.metrics["rsum"],
+            "query_ms": milliseconds_a_query(job.folder),
+            "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        },
+    )
+
+
+def try_rate(job: Job) -> None:
+    """Train without a test, and keep the validation RSUM."""
+    recipe = read_recipe(RECIPE, job.overrides() | steps_within(job))
+    trainer = Trainer(*prepare(recipe), RunFiles(job.folder), Silent())
+    trainer.begin()
+    storage.write_json(job.measured, {**job.facts(), "validation_rsum": trainer.run().best_rsum})
+
+
+def steps_within(job: Job) -> dict[str, Any]:
+    """The epochs, and batches an epoch, that fit into the minutes at the pace of a few steps; ten epochs, or more where they are shorter."""
+    recipe = read_recipe(RECIPE, job.overrides())
+    data_module, matcher = prepare(recipe)
+    loader = data_module.loader(data_module.data.split("train"))
+    seconds = list(paces(data_module, matcher))
+    steps = max(VALIDATIONS, int(60 * job.minutes / statistics.median(seconds)))
+    epochs = max(VALIDATIONS, -(-steps // loader.batches_in(1)))
+    return {"epochs": epochs, "training.batches_per_epoch": steps // epochs}
+
+
+def paces(data_module: DataModule, matcher: Matcher) -> Iterator[float]:
+    """The seconds of each of some steps of training, after the first ones."""
+    phase = data_module.recipe.phases[0]
+    loss, optimizer = phase_loss(matcher, phase), make_optimizer(matcher, phase)
+    matcher.train()
+    started = time.perf_counter()
+    for batch in data_module.loader(data_module.data.split("train")).epoch(1):
+        step(matcher, loss, optimizer, batch)
+        if batch.number >= WARM:
+            yield time.perf_counter() - started
+        if batch.number + 1 == WARM + TIMED:
+            return
+        started = time.perf_counter()
+
+
+def step(matcher: Matcher, loss: PairLoss, optimizer: Optimizer, batch: Any) -> None:
+    """A step as the trainer takes it."""
+    with torch.autocast("cpu", torch.bfloat16):
+        value = loss(
+            matcher.encode_visual(batch.visual), matcher.encode_text(batch.text), image_ids=batch.image_ids, text_ids=batch.text_ids
+        )
+    value.backward()
+    take_step(optimizer, 2.0)
+
+
+def milliseconds_a_query(run: Path) -> float:
+    """The time to encode a test caption and score it with 1,000 encoded images: the median of some."""
+    recipe = recipe_of(run)
+    data_module, matcher = open_run(run, recipe, Silent())
+    test = data_module.data.split("test")
+    visual, _ = data_module.encode(matcher, test)
+    seconds = []
+    with torch.inference_mode():
+        for caption in test.captions[:: len(test.captions) // QUERIES]:
+            started = time.perf_counter()
+            score_all(matcher, visual, matcher.encode_text(data_module.processor.texts([caption])))[:, 0].argsort(descending=True)
+            seconds.append(time.perf_counter() - started)
+    return round(1000 * statistics.median(seconds), 2)
+
+
+def results(jobs: list[Job], *trying: str) -> list[dict[str, Any]]:
+    """What each run found; those that are not finished are trained, each in a process of its own."""
+    found = []
+    for job in jobs:
+        if not job.measured.exists():
+            sys.stderr.write(f"{job.folder.name} ...\n")
+            values = ("--name", job.name, "--objective", job.objective, "--rate", job.rate, "--seed", job.seed)
+            common = ("--minutes", job.minutes, "--threads", job.threads, "--out", job.out)
+            command = [sys.executable, __file__, *map(str, (*values, *common)), *trying]
+            subprocess.run(command, check=True)
+        found.append(storage.read_json(job.measured, dict[str, Any]))
+        sys.stdout.write(json.dumps(found[-1]) + "\n")
+        sys.stdout.flush()
+    return found
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    """A row for each matcher and objective."""
+    heads = "matcher", "objective", "test RSUM", f"above {PLAIN}", "steps", "training", "a query", "memory"
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for objective in dict.fromkeys(run["objective"] for run in found):
+        of_objective = [run for run in found if run["objective"] == objective]
+        plain = {run["seed"]: run["test_rsum"] for run in of_objective if run["matcher"] == PLAIN}
+        for name in dict.fromkeys(run["matcher"] for run in of_objective):
+            runs = [run for run in of_objective if run["matcher"] == name]
+            above = [run["test_rsum"] - plain[run["seed"]] for run in runs if run["seed"] in plain and name != PLAIN]
+            mean = {key: statistics.mean(run[key] for run in runs) for key in ("steps", "training_s", "query_ms", "peak_gb")}
+            cells = (
+                name,
+                objective,
+                spread([run["test_rsum"] for run in runs]),
+                with_interval(above) if above else "",
+                f"{mean['steps']:,.0f}",
+                f"{mean['training_s'] / 60:.1f} min",
+                f"{mean['query_ms']:.1f} ms",
+                f"{mean['peak_gb']:.1f} GB",
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def table_of_rates(found: list[dict[str, Any]]) -> str:
+    """The validation RSUM of each matcher and objective at each rate, the best in bold."""
+    rates = sorted({run["rate"] for run in found})
+    lines = [f"| | {' | '.join(f'{rate:g}' for rate in rates)} |", "|---" * (len(rates) + 1) + "|"]
+    for key in dict.fromkeys((run["matcher"], run["objective"]) for run in found):
+        values = {run["rate"]: run["validation_rsum"] for run in found if (run["matcher"], run["objective"]) == key}
+        cells = [("**{:.1f}**" if values.get(rate) == max(values.values()) else "{:.1f}").format(values[rate]) for rate in rates]
+        lines.append(f"| {', '.join(key)} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def spread(values: list[float]) -> str:
+    return f"{statistics.mean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=20.0, help="of training, each")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", nargs="+", choices=CANDIDATES, default=list(CANDIDATES))
+    parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=list(OBJECTIVES))
+    parser.add_argument("--out", type=Path, default=Path("runs/matchers"))
+    parser.add_argument("--rates", type=float, nargs="+", help="learning rates to try on validation, instead of the chosen ones")
+    for hidden, kind in (("name", str), ("objective", str), ("rate", float), ("seed", int)):
+        parser.add_argument(f"--{hidden}", type=kind, help=argparse.SUPPRESS)
+    parser.add_argument("--trying", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    common = {"minutes": options.minutes, "threads": options.threads, "out": options.out}
+    if options.name:
+        torch.set_num_threads(options.threads)
+        (try_rate if options.trying else train)(Job(options.name, options.objective, options.rate, options.seed, **common))
+        return
+    jobs = [
+        Job(name, objective, rate, seed, **common)
+        for seed in range(1, (1 if options.rates else options.seeds) + 1)
+        for name in options.only
+        for objective in options.objectives
+        for rate in options.rates or [CANDIDATES[name].rates[objective]]
+    ]
+    sys.stdout.write(table_of_rates(results(jobs, "--trying")) if options.rates else table(results(jobs)))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except VisavisError as error:
+        sys.exit(f"matchers: {error}")
