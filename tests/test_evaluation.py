@@ -175,7 +175,18 @@ def test_folds_are_consecutive_and_averaged() -> None:
 
 
 def test_protocols_state_their_size_and_refuse_another() -> None:
-    assert [protocol.name for protocol in CATALOG] == ["plain", "flickr8k", "flickr30k", "coco-1k-5fold", "coco-5k", "eccv-caption", "cxc"]
+    assert [protocol.name for protocol in CATALOG] == [
+        "plain",
+        "flickr8k",
+        "flickr30k",
+        "coco-1k-5fold",
+        "coco-5k",
+        "eccv-caption",
+        "cxc",
+        "msrvtt-full",
+        "msrvtt-1ka",
+        "msvd",
+    ]
     scores = torch.eye(3)
     with pytest.raises(SpecError, match=r"^protocol flickr8k is defined on 1000 images, here are 3: .* use the protocol plain\.$"):
         rank_scores(scores, range(3), range(3), protocol="flickr8k")
@@ -208,3 +219,18 @@ def test_a_result_is_one_flat_object_of_json() -> None:
     assert found["protocol"] == "plain"
     assert (found["num_images"], found["num_texts"], found["captions_per_image"], found["ties"]) == (4, 4, 1.0, "pessimistic")
     assert found["rsum"] == 600
+
+
+@pytest.mark.parametrize(("protocol", "videos", "captions"), [("msrvtt-full", 2990, 2), ("msrvtt-1ka", 1000, 1), ("msvd", 670, 3)])
+def test_protocols_of_videos_count_ties_by_their_mean_rank(protocol, videos, captions) -> None:
+    """Every second video scores as the one before it: of two that tie, the mean rank is 1.5, which is no hit at 1 and one at 2 and more."""
+    ids = torch.arange(videos).repeat_interleave(captions)
+    same = torch.arange(videos) // 2
+    scores = (same[:, None] == same[ids][None]).double()
+    found = rank_scores(scores, range(videos), ids, protocol=protocol)
+    assert (found.ties, found.num_images) == ("mean", videos)
+    assert (found.metrics["t2i_r1_mean_ties"], found.metrics["t2i_r5_mean_ties"]) == (0, 100)
+    assert np.unique(found.text_ranks).tolist() == [1.5]
+    assert rank_scores(scores, range(videos), ids, protocol=protocol, ties="pessimistic").ties == "pessimistic"
+    with pytest.raises(SpecError, match=f"protocol {protocol} is defined on {videos} images, here are 4"):
+        rank_scores(torch.eye(4), range(4), range(4), protocol=protocol)

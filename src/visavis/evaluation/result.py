@@ -96,20 +96,21 @@ def evaluate(
     text_ids: Ids,
     *,
     protocol: str | Protocol = "plain",
-    ties: Ties = "pessimistic",
+    ties: Ties | None = None,
     memory: Memory = None,
 ) -> Evaluation:
     """Rank all texts for each image and all images for each text, by tiles of the score matrix.
 
     score: ``score(visual[rows], text[columns]) -> [rows, columns]``, as every matcher has it. image_ids ``[V]``, text_ids
     ``[T]``: equal = belong together. memory: what a tile may take, in bytes or as "2GiB" (None: a share of what is free); the tiles follow
-    from what the score costs, and the result does not depend on them.
+    from what the score costs, and the result does not depend on them. ties: the rule; None: the protocol's.
     Raises SpecError where the data are not those of the protocol, ShapeError for an image or text that belongs to
     nothing, DataError for scores that are not numbers.
     """
     targets = Targets(query_ids=image_ids, candidate_ids=text_ids).to("cpu")  # type: ignore[arg-type]  # ids as any row of numbers
     ids = targets.query_ids, targets.candidate_ids
     protocol = named(protocol)
+    ties = ties or protocol.ties
     if protocol.positives:
         raise SpecError(f"protocol {protocol.name} lists its right answers by name: use evaluate_listed, or visavis evaluate RUN.")
     protocol.check(*ids)
@@ -140,7 +141,7 @@ def evaluate_listed(
     data: Dataset,
     *,
     protocol: str | Protocol,
-    ties: Ties = "pessimistic",
+    ties: Ties | None = None,
     memory: Memory = None,
 ) -> Evaluation:
     """``evaluate`` by a protocol that lists right answers, of encoded images and captions, those of ``data`` in its order.
@@ -149,6 +150,7 @@ def evaluate_listed(
     or damaged, and for data that they are not of.
     """
     protocol = named(protocol)
+    ties = ties or protocol.ties
     if not protocol.positives:
         raise SpecError(f"protocol {protocol.name} lists no right answers: use evaluate, with the ids of images and texts.")
     fit(visual, text, data)
@@ -171,7 +173,7 @@ def evaluate_listed(
 
 @checked
 def rank_scores(
-    scores: Tensor, image_ids: Ids, text_ids: Ids, *, protocol: str | Protocol = "plain", ties: Ties = "pessimistic"
+    scores: Tensor, image_ids: Ids, text_ids: Ids, *, protocol: str | Protocol = "plain", ties: Ties | None = None
 ) -> Evaluation:
     """``evaluate`` for a full matrix ``[V, T]`` of scores, such as the mean of two models' matrices. Raises as it does."""
     if scores.shape != (len(image_ids), len(text_ids)):
