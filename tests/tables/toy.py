@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from visavis import objectives, spec, supervision
@@ -16,20 +17,29 @@ from visavis.training.recipe import Recipe
 from visavis.training.recipe_files import read_recipe
 from visavis.training.schedule import make_optimizer, take_step
 
-SMALL = {"width": 8, "word_width": 4}
+REGIONS = 3
+SMALL = {"width": 8, "word_width": 4, "similarity_width": 4, "regions": REGIONS}
 
 
 def write_toys(folder: Path) -> Path:
-    """Pictures with five captions each, of three splits."""
-    return write_scenes(folder / "pictures", num_train=4, num_val=3, num_test=4, captions_per_image=5, size=32)
+    """Pictures with five captions each, and regions of as many images, in a folder each."""
+    write_scenes(folder / "pictures", num_train=4, num_val=3, num_test=4, captions_per_image=5, size=32)
+    (folder / "regions").mkdir()
+    chance = np.random.default_rng(0)
+    for split, images in (("train", 4), ("dev", 3), ("test", 4), ("testall", 4)):
+        np.save(folder / "regions" / f"{split}_ims.npy", chance.normal(size=(images, REGIONS, 6)).astype(np.float32))
+        captions = [f"{split} image {image} caption {number} of it" for image in range(images) for number in range(5)]
+        (folder / "regions" / f"{split}_caps.txt").write_text("\n".join(captions) + "\n")
+    return folder
 
 
 def overrides(address: str, toys: Path) -> dict[str, Any]:
     """What makes a row small: toys for data, small widths, one epoch a phase."""
     recipe = read_recipe(address)
+    stored = recipe.visual.features == "precomp"
     changed: dict[str, Any] = {
-        "data.path": str(toys),
-        "visual.tower": "scenes",
+        "data.path": str(toys / ("regions" if stored else "pictures")),
+        "visual.tower": "" if stored else "scenes",
         "text.min_count": 1,
         "training.batch_size": 16,
         "training.probe_batches": 1,

@@ -22,13 +22,14 @@ from visavis.data.loader import Loader
 from visavis.diagnosis.cocos import Cocos, Semantics, contributing_by_direction
 from visavis.diagnosis.counting import rule_of
 from visavis.errors import RunError, VisavisError
+from visavis.evaluation.published import Published
 from visavis.memory import Memory
 from visavis.models import Matcher
 from visavis.models.encoding import device_of
 from visavis.objectives import Objective
 from visavis.progress import Progress
 from visavis.runs.folder import open_run, recipe_of
-from visavis.runs.published import Figures, published
+from visavis.runs.published import counted_rows, objective_of
 from visavis.scoring import score_by_blocks
 from visavis.supervision import Supervision
 from visavis.targets import Targets
@@ -70,7 +71,7 @@ class Diagnosis:
     """What moves the queries of a run's training set at its best point.
 
     step: that of the best model; 0 for one that was not trained here. images, texts: of a batch. counts: the run's own objective
-    first. published: the figures of a paper that the recipe names, if any; those for the run's objective are ``beside``.
+    first. published: the row of a paper's table that the recipe names, if any; its counts for the run's objective are ``beside``.
     """
 
     run: Path
@@ -85,10 +86,10 @@ class Diagnosis:
     published: str
 
     @property
-    def beside(self) -> Figures | None:
+    def beside(self) -> Published | None:
         """What the paper printed for the objective of the run; None where it has nothing for it."""
-        own = objectives.parse(self.counts[0].objective)
-        return next((figures for figures in published().get(self.published, ()) if objectives.parse(figures.objective) == own), None)
+        own = self.counts[0].objective
+        return next((row for row in counted_rows(self.published) if objective_of(row.address) == own), None)
 
     def to_json(self) -> dict[str, Any]:
         facts = {name: getattr(self, name) for name in ("model", "data", "step", "batches", "images", "texts", "epsilon")}

@@ -14,7 +14,8 @@ from visavis.metrics import CATALOG, Metric
 class Published:
     """What a paper prints in one row of one table; it belongs to that row, whatever else has the same configuration.
 
-    source: the paper. protocol: what the row was measured by, "" where the row counts a training instead. values: a mean and, where one was
+    source: the paper. number: the paper's own of the experiment, the same in all its tables, if it has one. protocol: what the row was
+    measured by, "" where it counts a training (see ``visavis diagnose``) instead. values: a mean and, where one was
     printed, a deviation, by keys of results. cited: taken over from the paper that made it.
     unstated: what of its training is published nowhere. misprint: where the row contradicts itself. caution: how the released code
     counts otherwise than the paper defines. absent: why it cannot be trained here; "": it can.
@@ -26,6 +27,7 @@ class Published:
     source: str
     protocol: str
     values: Mapping[str, tuple[float, float | None]]
+    number: str = ""
     cited: bool = False
     unstated: str = ""
     misprint: str = ""
@@ -39,7 +41,7 @@ class Published:
 
     def to_json(self) -> dict[str, Any]:
         """Means under their keys, deviations under the same with ``_std``."""
-        facts = ("paper", "table", "row", "source", "protocol", "cited", "unstated", "misprint", "caution", "absent")
+        facts = ("paper", "table", "row", "number", "source", "protocol", "cited", "unstated", "misprint", "caution", "absent")
         means = {key: mean for key, (mean, _) in self.values.items()}
         deviations = {f"{key}_std": deviation for key, (_, deviation) in self.values.items() if deviation is not None}
         return {name: getattr(self, name) for name in facts} | {"published": means | deviations}

@@ -8,9 +8,19 @@ from visavis.metrics.arguments import checked
 from visavis.metrics.coherent import COHERENT_SCORE, COHERENT_SCORE_PAPER, NDCG, NDCG_PAPER
 from visavis.metrics.declaration import SIDES, Metric
 from visavis.metrics.mean_average_precision import MAP_AT_R, MAPS, MAPS_BY_HITS, R_PRECISION
-from visavis.metrics.recall import AVERAGE_RECALL, MEAN_RANK, MEDIAN_RANK, RECALLS, RECALLS_BY_MEAN_TIES, RSUM
+from visavis.metrics.recall import AVERAGE_RECALL, MEAN_RANK, MEAN_RECALL, MEDIAN_RANK, RECALLS, RECALLS_BY_MEAN_TIES, RSUM
 
-RANKING: tuple[Metric, ...] = (*RECALLS, *RECALLS_BY_MEAN_TIES, MEDIAN_RANK, MEAN_RANK, *MAPS, *MAPS_BY_HITS, R_PRECISION, MAP_AT_R)
+RANKING: tuple[Metric, ...] = (
+    *RECALLS,
+    MEAN_RECALL,
+    *RECALLS_BY_MEAN_TIES,
+    MEDIAN_RANK,
+    MEAN_RANK,
+    *MAPS,
+    *MAPS_BY_HITS,
+    R_PRECISION,
+    MAP_AT_R,
+)
 """Metrics of one direction, read from places."""
 
 COMBINED: tuple[Metric, ...] = (RSUM, AVERAGE_RECALL)

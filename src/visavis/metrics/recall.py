@@ -102,6 +102,15 @@ def _recall_mean_ties(k: int) -> Metric:
 
 
 RECALLS = tuple(_recall(k) for k in (1, 5, 10))
+MEAN_RECALL = Metric(
+    name="average_recall",
+    label="average recall",
+    definition="mean of R@1, R@5 and R@10, in percent",
+    formula="(R@1 + R@5 + R@10) / 3",
+    unit="percent",
+    reads="places",
+    function=lambda places: sum(metric.function(places) for metric in RECALLS) / len(RECALLS),
+)
 RECALLS_BY_MEAN_TIES = tuple(_recall_mean_ties(k) for k in (1, 5, 10))
 MEDIAN_RANK = Metric(
     name="medr",

@@ -7,23 +7,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import re
+from dataclasses import replace
 from functools import cache
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from visavis import storage
 from visavis.errors import RecipeError, nearest
 from visavis.evaluation import Evaluation
 from visavis.evaluation.published import Published
 from visavis.training.recipe import Recipe
-from visavis.training.recipe_files import RecipeFile, read_file, tables
+from visavis.training.recipe_files import RecipeFile, read_file, read_recipe, tables
 
 _Figure = float | tuple[float, float]
 """A mean, or a mean and its deviation."""
+_TOLD = ("source", "number", "cited", "unstated", "misprint", "caution", "absent")
 _FIGURES: TypeAdapter[dict[str, _Figure]] = TypeAdapter(dict[str, _Figure])
 
 
@@ -33,9 +32,35 @@ def published_rows() -> dict[str, Published]:
     return {row.address: row for table in tables() for row in _rows(table, read_file(table))}
 
 
+def check_published(address: str) -> None:
+    """Refuse, with a RecipeError, what a recipe names if it is no row of a table."""
+    if address and address not in published_rows() and not counted_rows(address):
+        raise RecipeError(f"published is {address!r}, which names no row of a paper's table: {nearest(address, published_rows())}")
+
+
 def beside_published(result: Evaluation, recipe: Recipe) -> Evaluation:
     """A result of a recipe with what the recipe asks to print beside it: further metrics, and the row of a table that it stands for."""
-    return replace(result, report=recipe.evaluation.report, published=published_rows().get(recipe.published))
+    row = published_rows().get(recipe.published)
+    return replace(result, report=recipe.evaluation.report, published=row if row and row.protocol else None)
+
+
+def counted_rows(address: str) -> list[Published]:
+    """The rows with counts of a training that stand for what a recipe names: that row, or those of the paper with the same number.
+
+    address: also ``COCOS/<model>/<data>``, as older runs have it, for the rows of every objective.
+    """
+    rows = published_rows()
+    counted = [row for row in rows.values() if not row.protocol]
+    if older := re.fullmatch(r"COCOS/(.+)/(?:MS-)?(.+)", address):
+        return [row for row in counted if row.paper == "cocos" and row.row.startswith("-".join(older.groups()).lower() + "-")]
+    named = rows.get(address)
+    return [row for row in counted if named and named.number and (row.paper, row.number) == (named.paper, named.number)]
+
+
+@cache
+def objective_of(address: str) -> str:
+    """What a row trains with, at last."""
+    return read_recipe(address).phases[-1].objective
 
 
 def _rows(table: str, file: RecipeFile) -> list[Published]:
@@ -44,17 +69,14 @@ def _rows(table: str, file: RecipeFile) -> list[Published]:
     for row, facts in file.facts.items():
         said = file.table | facts
         figures = _FIGURES.validate_python(facts["published"])
-        texts = {key: said[key] for key in ("unstated", "misprint", "absent") if key in said}
         rows.append(
             Published(
                 paper=paper,
                 table=int(number),
                 row=row,
-                source=file.table["source"],
                 protocol=_protocol(file, row),
                 values={key: (figure, None) if isinstance(figure, float) else figure for key, figure in figures.items()},
-                cited=said.get("cited", False),
-                **texts,
+                **{key: said[key] for key in _TOLD if key in said},
             )
         )
     return rows
@@ -64,57 +86,7 @@ def _protocol(file: RecipeFile, row: str) -> str:
     """What a row's figures were measured by: as it says, else the table where the row is evaluated so, else what it is evaluated by first."""
     named: Any = file.row_content(row).get("evaluation", {}).get("protocol", "")
     evaluated = named if isinstance(named, list) else [named]
-    of_table = file.table.get("protocol", "")
+    of_table = file.table.get("protocol")
+    if of_table == "":
+        return ""
     return str(file.facts[row].get("protocol") or (of_table if of_table in evaluated else evaluated[0]))
-
-
-@dataclass(frozen=True)
-class Figures:
-    """One row of a table: what a paper measured with one objective, model and data set.
-
-    place: the table and the row. values: mean and deviation by ``<way>_<measure>``, the names of a diagnosis. caution: how
-    the released code counts otherwise than the paper defines, if it does.
-    """
-
-    source: str
-    place: str
-    model: str
-    data: str
-    objective: str
-    values: dict[str, tuple[float, float]]
-    caution: str
-
-    def to_json(self) -> dict[str, Any]:
-        facts = {name: getattr(self, name) for name in ("source", "place", "model", "data", "objective", "caution")}
-        means = {f"{key}_mean": mean for key, (mean, _) in self.values.items()}
-        return facts | means | {f"{key}_std": deviation for key, (_, deviation) in self.values.items()}
-
-
-@cache
-def published() -> dict[str, tuple[Figures, ...]]:
-    """All figures by the names that a recipe may give: ``<paper>/<model>/<data set>``."""
-    figures: dict[str, tuple[Figures, ...]] = {}
-    for path in sorted(Path(str(resources.files("visavis") / "published")).glob("*.toml")):
-        paper = storage.read_toml(path)
-        for row in paper["rows"]:
-            name = "/".join((paper["paper"], row["model"], row["data"]))
-            figures[name] = (*figures.get(name, ()), _figures(paper, row))
-    return figures
-
-
-def check_published(name: str) -> None:
-    """Refuse, with a RecipeError, a name in a recipe that names no figures."""
-    if name and name not in published() and name not in published_rows():
-        raise RecipeError(f"published is {name!r}, which names no figures of a paper: {nearest(name, [*published(), *published_rows()])}")
-
-
-def _figures(paper: dict[str, Any], row: dict[str, Any]) -> Figures:
-    return Figures(
-        source=paper["source"],
-        place=row["place"],
-        model=paper["models"][row["model"]],
-        data=row["data"],
-        objective=row["objective"],
-        values={f"{way}_{measure}": (mean, deviation) for way in ("i2t", "t2i") for measure, (mean, deviation) in row[way].items()},
-        caution=paper["cautions"].get(row["objective"].partition("(")[0], ""),
-    )

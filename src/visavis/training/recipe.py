@@ -42,7 +42,7 @@ class Recipe(Section):
     """The complete description of a training; a run keeps it, resolved, as ``run.toml``.
 
     model: a table with a ``kind`` of the catalog, or the same as one text, "VSE++(width=512)".
-    published: a paper's figures, beside which a diagnosis sets those of the run, such as "COCOS/VSE++/Flickr30k". memory: what
+    published: a row of a paper's table, beside which the run is set, such as "cocos/2/vse++-flickr30k-triplet". memory: what
     blocks of scores may take in training and evaluation, such as "2GiB"; "": a quarter of what is free.
     """
 

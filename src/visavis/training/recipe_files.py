@@ -6,7 +6,7 @@ differences follow. ``[rows.NAME]`` tables make a file a grid: each row is a rec
 
 - tables merge key by key, but one with a ``kind`` (model, schedule) replaces what was there whole;
 - ``[[phases]]`` replace all phases; ``[phases.0]`` changes the first one; ``objective`` and ``epochs`` are short as in overrides;
-- anything else replaces what was there. ``name`` and ``about``, also those of rows, are never taken over.
+- anything else replaces what was there. ``name``, ``about`` and ``published``, also those of rows, are never taken over.
 
 ``extends`` may be a list, each entry over the ones before it, and a row may have one of its own, taken over before its
 differences. Parts that are made to be extended ship as ``parts/NAME``; the tables of papers as ``PAPER/NUMBER``, a row of
@@ -31,7 +31,7 @@ from visavis.training.renamed import with_new_names
 
 Values = dict[str, Any]
 """Plain values of TOML."""
-FACTS = ("published", "protocol", "cited", "unstated", "misprint", "absent")
+FACTS = ("published", "number", "protocol", "cited", "unstated", "misprint", "caution", "absent")
 """What a row says about itself and not about its training, in files with a ``[table]``; ``runs.published`` reads them."""
 
 
@@ -242,4 +242,4 @@ def _as_merged(content: Values) -> Values:
 
 
 def _without_own_names(content: Values) -> Values:
-    return {key: value for key, value in content.items() if key not in ("name", "about")}
+    return {key: value for key, value in content.items() if key not in ("name", "about", "published")}

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from visavis.evaluation.published import Published
 
 
+MEASURES = {"per_moved": "C^q", "per_query": "C^q of all", "in_batch": "C^B", "idle": "C^0", "push": "W-", "pull": "W+"}
+"""The counts and weights of a diagnosis, and their symbols in the COCOS paper."""
+
+
 def print_report(result: Evaluation) -> None:
     """The further metrics that a recipe asks for, on one line."""
     told = (f"{_title(key)} {_number(key, result.metrics[key])}" for key in result.report)
@@ -45,13 +49,20 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
     """The rows of tables, one a line: its figures, and what it needs."""
     console = standard_output()
     for row in rows:
-        figures = row["published"]
-        keys = [key for key in figures if not key.endswith("_std")]
-        told = ", ".join(f"{_title(key)} {_figure(key, figures[key], figures.get(f'{key}_std'))}" for key in keys)
         marks = [mark for mark in ("cited", "absent", "unstated", "misprint") if row[mark]]
-        needs = f"needs {row['needs']}" if row["needs"] else f"no recipe: {row['absent']}" if row["absent"] else ""
-        end = "; ".join(filter(None, [", ".join(marks), needs]))
-        console.print(f"  [cyan]{escape(row['name'])}[/cyan]  {escape(told)}  ({escape(end)})", soft_wrap=True, highlight=False)
+        needs = f"needs {row['needs'].partition(',')[0]}" if row["needs"] else f"no recipe: {row['absent']}"
+        told = escape(f"{_figures(row['published'])}  ({', '.join([*marks, needs])})")
+        console.print(f"  [cyan]{escape(row['name'])}[/cyan]  {told}", soft_wrap=True, highlight=False)
+
+
+def _figures(published: dict[str, float]) -> str:
+    """All figures of a row, each direction named once."""
+    parts: dict[str, list[str]] = {}
+    for key, mean in published.items():
+        if not key.endswith("_std"):
+            way = DIRECTIONS.get(key.partition("_")[0], "")
+            parts.setdefault(way, []).append(f"{_label(key)} {_figure(key, mean, published.get(f'{key}_std'))}")
+    return "; ".join(" ".join(filter(None, [way, ", ".join(told)])) for way, told in parts.items())
 
 
 def _print_remarks(console: Console, row: Published) -> None:
@@ -65,10 +76,14 @@ def _print_remarks(console: Console, row: Published) -> None:
 
 def _title(key: str) -> str:
     """A metric with its direction, as a person says it."""
+    way = DIRECTIONS.get(key.partition("_")[0], "")
+    return f"{way} {_label(key)}".strip()
+
+
+def _label(key: str) -> str:
     from visavis.evaluation.published import label_of
 
-    way, _, _ = key.partition("_")
-    return f"{DIRECTIONS[way]} {label_of(key)}" if way in DIRECTIONS else label_of(key)
+    return MEASURES.get(key.partition("_")[2]) or label_of(key)
 
 
 def _figure(key: str, mean: float, deviation: float | None) -> str:
@@ -78,4 +93,6 @@ def _figure(key: str, mean: float, deviation: float | None) -> str:
 def _number(key: str, value: float) -> str:
     from visavis.evaluation.published import metric_of
 
+    if key.partition("_")[2] in MEASURES:
+        return f"{value:.2f}"
     return f"{value:.1f}" if metric_of(key).unit in ("percent", "rank") else f"{value:.3f}"

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from visavis.cli.output.console import standard_output
-from visavis.cli.output.published import print_differences, print_report
+from visavis.cli.output.published import MEASURES, print_differences, print_report
 from visavis.types import DIRECTIONS
 
 if TYPE_CHECKING:
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from visavis.evaluation import Coherence, Evaluation
     from visavis.retrieval.query import Hit
     from visavis.runs.begin import Trained
-
-
-MEASURES = {"per_moved": "C^q", "per_query": "C^q of all", "in_batch": "C^B", "idle": "C^0", "push": "W-", "pull": "W+"}
-"""The counts and weights of a diagnosis, and their symbols in the COCOS paper."""
 
 
 def print_trained(trained: Trained) -> None:
@@ -130,14 +126,16 @@ def _print_published(console: Console, result: Diagnosis) -> None:
     table = Table(box=None, pad_edge=False)
     for column in ("", "", "published", "reached", "reached, as the released code counts"):
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for key, figures in beside.values.items():
+    for key, (mean, deviation) in beside.values.items():
         way, _, measure = key.partition("_")
         otherwise = _spread(released.mean[key], released.deviation[key]) if released else "-" if beside.caution else "the same"
-        table.add_row(DIRECTIONS[way], MEASURES[measure], _spread(*figures), _spread(own.mean[key], own.deviation[key]), otherwise)
+        table.add_row(
+            DIRECTIONS[way], MEASURES[measure], _spread(mean, deviation or 0.0), _spread(own.mean[key], own.deviation[key]), otherwise
+        )
     console.print()
     console.print(table)
     console.print(
-        f"Published: {beside.source}, {beside.place}: {escape(beside.model)}, {beside.data}. "
+        f"Published: {escape(beside.address)}, number {beside.number}: {escape(beside.source)}. "
         f"Reached: {escape(result.model)}, {escape(result.data)}.",
         soft_wrap=True,
     )
