@@ -148,7 +148,10 @@ OVERRIDES = [
     ("visual.crops=3", r"visual\.crops is 3: input should be 1 or 10"),
     ("visual.augment=true", r"visual\.augment is for visual\.view = \"pixels\""),
     ("text.view=words", r"text\.view is 'words', expected \"tokens\" for text\.tower = 'vocabulary'"),
-    ("text.tower=minilm", r"text\.view is 'tokens', expected \"pooled\" or \"words\" for text\.tower = 'minilm'"),
+    (
+        "text.tower=minilm",
+        r"text\.view is missing, expected \"pooled\" or \"words\" for text\.tower = 'minilm' as it is, or \"tokens\" to train it",
+    ),
     ("text.min_count=0", r"text\.min_count is 0"),
     ("text.min_count=1000000", r"no word occurs 1000000 times or more in the 24 training captions of scenes.*: lower text\.min_count"),
     ("visual.features=gone.npy", r"gone\.npy does not exist"),

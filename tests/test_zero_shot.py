@@ -129,8 +129,8 @@ def test_what_it_does_not_bring_is_said_in_one_sentence(dual_encoders, scenes, t
         visavis.evaluate(tmp_path, data=scenes)
 
 
-def test_only_a_model_of_both_sides_reads_the_tokens_of_a_tower(tmp_path):
+def test_a_text_encoder_is_trained_only_where_the_recipe_says_so(tmp_path):
     recipe = 'name = "x"\nphases = [{ epochs = 1, objective = "VLC()" }]\nmodel = { kind = "VSE++" }\n'
     (tmp_path / "x.toml").write_text(recipe + 'visual = { tower = "scenes" }\ntext = { tower = "minilm" }\n')
-    with pytest.raises(RecipeError, match=r"text\.view is 'tokens', expected \"pooled\" or"):
+    with pytest.raises(RecipeError, match=r"text\.view is missing, expected \"pooled\" or"):
         read_recipe(tmp_path / "x.toml")

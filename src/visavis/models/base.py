@@ -19,6 +19,8 @@ from visavis import storage
 from visavis.engine.scale import LearnedScale
 from visavis.errors import RunError, ShapeError, VisavisError
 from visavis.memory import ScoreCost
+from visavis.models import text_backbone
+from visavis.models.pretrained import weights_follow
 from visavis.spec import check_fields
 from visavis.targets import Targets
 from visavis.types import Encoded
@@ -151,8 +153,14 @@ class Matcher(nn.Module, ABC):
         return None
 
     def save_pretrained(self, folder: str | Path, **extra: Any) -> None:
-        """Write ``config.json`` and ``model.safetensors``; ``extra`` goes into the config beside kind and architecture."""
+        """Write ``config.json`` and ``model.safetensors``; ``extra`` goes into the config beside kind and architecture.
+
+        Of a text backbone, its own config and tokenizer go into a folder beside them.
+        """
         folder = Path(folder)
+        for child in self.children():
+            if isinstance(child, text_backbone.TextBackbone):
+                child.save(folder / text_backbone.FOLDER)
         storage.write_tensors(folder / "model.safetensors", self.state_dict())
         content = {"kind": self.name, "architecture": asdict(self.config), **extra}
         storage.write_json(folder / "config.json", content | {CONFIG_HASH: _config_hash(content)})
@@ -223,13 +231,15 @@ def build_with_weights(kind: type[Matcher], config: MatcherConfig, folder: Path)
     """
     pretrained = bool(getattr(config, "backbone", ""))
     try:
-        with nullcontext() if pretrained else torch.device("meta"):
+        with weights_follow(folder), nullcontext() if pretrained else torch.device("meta"):
             matcher = kind(config)
     except VisavisError:
         raise
     except (ValueError, RuntimeError, ArithmeticError) as error:
         raise RunError(f"{folder / 'config.json'} describes a model that cannot be built: {str(error).splitlines()[0]}.") from None
     tensors = storage.read_tensors(folder / "model.safetensors", matcher.state_dict(), error=RunError)
-    matcher = matcher if pretrained else kind(config)
+    if not pretrained:
+        with weights_follow(folder):
+            matcher = kind(config)
     matcher.load_state_dict(tensors)
     return matcher

@@ -63,6 +63,12 @@ def open_model(folder: Path, kind: str = "AutoModel", *, new_output: bool = Fals
     return model.eval()
 
 
+def lay_out_model(folder: Path) -> Any:
+    """A model by the config of a folder, without its weights: they are loaded over it. Raises DataError."""
+    with _opening(folder, "holds no config that transformers can read") as transformers:
+        return transformers.AutoModel.from_config(open_config(folder), dtype=torch.float32, trust_remote_code=False).eval()
+
+
 def open_tokenizer(folder: Path) -> tuple[Any, int]:
     """The tokenizer of a folder, and the number of tokens after which a text is cut.
 

@@ -9,24 +9,23 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from visavis.models.attention import Products
-from visavis.models.base import Matcher, MatcherConfig, vectors
+from visavis.models.base import Matcher, vectors
 from visavis.models.layers import linear
-from visavis.models.text import RecurrentWords
+from visavis.models.words import LinearWords, WordsConfig, read_words
 from visavis.types import Encoded
 
 
 class FragmentMatcher(Matcher):
     """A matcher that keeps every region and every word as a unit vector, and scores sets of them.
 
-    Images: regions (grid) through a linear map. Texts: token ids through a bidirectional GRU whose directions are averaged, or word
-    vectors of a frozen encoder through a linear map. Source: SCAN (Lee et al., 2018), sections 3.2 and 3.3.
+    Images: regions (grid) through a linear map. Texts: token ids through a bidirectional GRU whose directions are averaged; word
+    vectors of a frozen encoder, or of a text backbone that is trained with it, through a linear map. Source: SCAN (Lee et al., 2018), sections 3.2 and 3.3.
     """
 
     @dataclass(frozen=True, kw_only=True)
-    class Config(MatcherConfig):
+    class Config(WordsConfig):
         visual_view: Literal["grid"] = "grid"
         width: int = 1024
-        word_width: int = 300
         dropout: float = 0.0
 
     visual_views = ("grid",)
@@ -36,20 +35,21 @@ class FragmentMatcher(Matcher):
     def __init__(self, config: Config):
         super().__init__(config)
         self.visual = linear(config.visual_width, config.width)
-        self.text: nn.Module = (
-            RecurrentWords(config.text_width, config.word_width, config.width, bidirectional=True, dropout=config.dropout)
+        self.text_backbone, self.text = (
+            read_words(config, config.width, bidirectional=True, dropout=config.dropout)
             if config.text_view == "tokens"
-            else linear(config.text_width, config.width)
+            else (nn.Identity(), linear(config.text_width, config.width, LinearWords))
         )
 
     def parts(self) -> dict[str, list[nn.Module]]:
-        return {"visual": [self.visual], "text": [self.text]}
+        return {"visual": [self.visual], "text": [self.text], "text_backbone": [self.text_backbone]}
 
     def encode_visual(self, items: Encoded) -> Encoded:
         return _unit_fragments(self.visual(vectors(items)), items)
 
     def encode_text(self, items: Encoded) -> Encoded:
-        return _unit_fragments(self.text(items if self.config.text_view == "tokens" else vectors(items)), items)
+        items = self.text_backbone(items)
+        return _unit_fragments(self.text(items), items)
 
 
 class AttentionMatcher(FragmentMatcher):

@@ -16,9 +16,9 @@ def head(inputs: int, outputs: int, *, depth: int, hidden: int, dropout: float, 
     return nn.Sequential(*layers, nn.Linear(inputs, outputs))
 
 
-def linear(inputs: int, outputs: int) -> nn.Linear:
+def linear(inputs: int, outputs: int, kind: type[nn.Linear] = nn.Linear) -> nn.Linear:
     """A linear map as the VSE family starts it: uniform by Glorot's bound, bias 0."""
-    layer = nn.Linear(inputs, outputs)
+    layer = kind(inputs, outputs)
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer

@@ -5,18 +5,21 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from visavis import storage
-from visavis.errors import DataError, MissingExtra
+from visavis.errors import DataError, MissingExtra, RunError
 
 FILES = ("*.json", "*.txt", "*.model", "model*.safetensors")
 """What is fetched of a hub model."""
 OLDER_WEIGHTS = "pytorch_model*.bin"
 """Fetched and read only where there are no safetensors, and by torch's reader that knows tensors alone: nothing is ever unpickled."""
+
+_MODEL_FOLDER: ContextVar[Path | None] = ContextVar("model folder", default=None)
 
 SCENES = Path(__file__).with_name("weights") / "scene_encoder.safetensors"
 """The shipped tower of drawn scenes."""
@@ -73,6 +76,31 @@ def model_folder(name: str) -> Path:
         raise DataError(
             f"{name} is no folder with a config.json, no backbone in the cache, and not to be had from the Hugging Face hub{hint}: {reason}."
         ) from None
+
+
+@contextmanager
+def weights_follow(folder: Path) -> Iterator[None]:
+    """Lay out what is trained with a matcher by the files that its model folder keeps: weights are loaded after this block."""
+    token = _MODEL_FOLDER.set(folder)
+    try:
+        yield
+    finally:
+        _MODEL_FOLDER.reset(token)
+
+
+def kept_folder(part: str) -> Path | None:
+    """Where the model folder whose weights follow keeps the files of a part; None where no weights follow. Raises RunError if it has none."""
+    folder = _MODEL_FOLDER.get()
+    if folder is None:
+        return None
+    if not (folder / part / "config.json").is_file():
+        raise RunError(f"{folder / part} has no config.json, by which this model reads: copy the whole model folder.")
+    return folder / part
+
+
+def kept_files(folder: Path) -> list[Path]:
+    """What a model folder keeps of a part: its config and preparation, not its weights."""
+    return sorted(file for kind in FILES[:3] for file in folder.glob(kind) if not file.name.endswith(".index.json"))
 
 
 def import_transformers() -> Any:

@@ -16,7 +16,9 @@ from visavis.data.captions import END, PAD, START, UNKNOWN, Vocabulary
 from visavis.data.description import side_of
 from visavis.data.standardization import Standardization
 from visavis.errors import RunError
+from visavis.models import text_backbone
 from visavis.models.base import Matcher
+from visavis.models.pretrained import model_folder
 from visavis.models.tokenizing import PretrainedTokenizer
 from visavis.models.towers import TextTower, TowerSpec, VisualTower, open_preprocessing
 from visavis.types import Encoded
@@ -57,7 +59,8 @@ class Processor:
 
     visual: the tower of images (its preprocessing alone where the matcher reads pixels); None: only stored features. For
     sentences one of: text, a frozen tower; vocabulary, words learned from captions; tokenizer, the name of a pretrained model.
-    standardization: of a frozen tower's features of images; None: they are read as they are.
+    standardization: of a frozen tower's features of images; None: they are read as they are. tokenizer_folder: where a model folder
+    keeps the tokenizer itself, that of a text backbone trained with the model; None: with the pretrained model.
     """
 
     visual: TowerSpec | None
@@ -65,14 +68,16 @@ class Processor:
     vocabulary: Vocabulary | None
     tokenizer: str | None = None
     standardization: Standardization | None = None
+    tokenizer_folder: Path | None = None
 
     @classmethod
-    def of(cls, config: SavedConfig) -> Processor:
-        """That of a model's ``config.json``. Raises RunError if it does not say how texts are read."""
+    def of(cls, config: SavedConfig, folder: Path) -> Processor:
+        """That of the ``config.json`` of a model folder. Raises RunError if it does not say how texts are read."""
         if config.text is None and not config.vocabulary and config.tokenizer is None:
             raise RunError("it names neither a text tower nor a vocabulary nor a tokenizer: the model could read no texts.")
         words = Vocabulary(tuple(config.vocabulary)) if config.vocabulary else None
-        return cls(config.visual, config.text, words, config.tokenizer, config.standardization)
+        kept = folder / text_backbone.FOLDER if config.architecture.get("text_backbone") else None
+        return cls(config.visual, config.text, words, config.tokenizer, config.standardization, kept)
 
     @property
     def visual_spec(self) -> TowerSpec:
@@ -92,7 +97,7 @@ class Processor:
 
     @cached_property
     def tokens(self) -> PretrainedTokenizer | None:
-        return None if self.tokenizer is None else PretrainedTokenizer.open(self.tokenizer)
+        return None if self.tokenizer is None else PretrainedTokenizer.open(self.tokenizer_folder or model_folder(self.tokenizer))
 
     @cached_property
     def preprocess(self) -> Callable[[Sequence[Picture]], Tensor]:

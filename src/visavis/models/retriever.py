@@ -75,7 +75,7 @@ class Retriever:
             raise RunError(f"{folder / 'config.json'} is of kind {config.kind!r}: {nearest(config.kind, CATALOG)}")
         kind = CATALOG[config.kind]
         try:
-            processor, architecture = Processor.of(config), build(kind.Config, config.architecture)
+            processor, architecture = Processor.of(config, folder), build(kind.Config, config.architecture)
         except VisavisError as error:
             raise RunError(f"{folder / 'config.json'} does not describe a model of this version: {error}") from None
         if processor.vocabulary is not None and len(processor.vocabulary) != architecture.text_width:

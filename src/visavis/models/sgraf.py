@@ -53,7 +53,7 @@ class SGRAF(FragmentMatcher):
     def parts(self) -> dict[str, list[nn.Module]]:
         shared: list[nn.Module] = [self.local_similarity, self.global_similarity, self.nodes, self.last]
         visual, text = [self.visual, self.visual_global], [self.text, self.text_global]
-        return {"visual": visual, "text": text, "similarity": shared}
+        return {"visual": visual, "text": text, "text_backbone": [self.text_backbone], "similarity": shared}
 
     def encode_visual(self, items: Encoded) -> Encoded:
         if vectors(items).shape[1] != self.config.regions:

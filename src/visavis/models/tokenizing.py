@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from visavis.models.foreign import open_config, open_tokenizer
-from visavis.models.pretrained import model_folder
 from visavis.types import Encoded
 
 ONE_LENGTH = ("siglip",)
@@ -19,7 +19,7 @@ ONE_LENGTH = ("siglip",)
 
 @dataclass(frozen=True)
 class PretrainedTokenizer:
-    """The tokenizer of a dual encoder. longest: the number of tokens after which a text is cut.
+    """The tokenizer of a pretrained model. longest: the number of tokens after which a text is cut.
 
     one_length: every text is padded to ``longest`` and has no mask, as SigLIP was trained; else to the longest of its batch.
     """
@@ -29,9 +29,8 @@ class PretrainedTokenizer:
     one_length: bool
 
     @classmethod
-    def open(cls, name: str) -> PretrainedTokenizer:
-        """That of a model's folder or hub name. Raises DataError if no such model is found."""
-        folder = model_folder(name)
+    def open(cls, folder: Path) -> PretrainedTokenizer:
+        """That of a model's folder. Raises DataError if it has none."""
         return cls(*open_tokenizer(folder), open_config(folder).model_type in ONE_LENGTH)
 
     def __len__(self) -> int:

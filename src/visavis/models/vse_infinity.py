@@ -8,37 +8,39 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from visavis.models.base import GlobalMatcher, MatcherConfig, unit, vectors
+from visavis.models.base import GlobalMatcher, unit, vectors
 from visavis.models.layers import ResidualMap, head
 from visavis.models.pooling import GeneralizedPooling, mean_pool
-from visavis.models.text import RecurrentWords
+from visavis.models.words import WordsConfig, read_words
 from visavis.types import Encoded
 
 
 class VSEInfinity(GlobalMatcher):
     """VSE-infinity: generalised pooling over regions and over words.
 
-    Images: regions (grid) through a ResidualMap, then the pooling operator. Texts: token ids through a bidirectional GRU, or
-    word vectors of a frozen encoder through a ResidualMap, then a pooling operator of their own. In training each region,
-    and each word, is left out with probability ``size_augmentation``; ``dropout`` falls on hidden layers,
+    Images: regions (grid) through a ResidualMap, then the pooling operator. Texts: token ids through a bidirectional GRU, or through
+    a text backbone that is trained with it and a linear map, or word vectors of a frozen encoder through a ResidualMap, then a pooling
+    operator of their own. In training each region, and each word, is left out with probability ``size_augmentation`` (those of a
+    text backbone are masked, replaced and left out before it reads them); ``dropout`` falls on hidden layers,
     ``region_dropout`` on the regions' features, ``word_dropout`` on word vectors and states, ``pooled_dropout`` on what the
     operators give. temperature: of the operators; the larger, the nearer they begin and stay to the mean. hidden: 0 maps
     regions and word vectors before they are pooled; n pools them as they are and maps what comes of it, by one hidden layer of
-    n units with ReLU and dropout. The states of the GRU are pooled and not mapped, either way.
+    n units with ReLU and dropout. The states of the GRU or the text backbone are pooled, either way.
     region_pool: "mean" is the control that learns nothing of how regions are pooled.
     Source: Chen et al. (2021); VSE-infinity with Bi-GRU as in the Unified paper's tables.
-    Differs from: the released code, whose words are masked or replaced as well as left out (only words of its trainable
-    BERT can be), has no dropout, temperature 0.1, nothing after the pooling (hidden = 0), and maps BERT's words by one linear
-    layer; at least one region or word always survives here.
+    Differs from: the released code, which has no GRU, no frozen words, no dropout but BERT's own, temperature 0.1 and nothing after the
+    pooling (hidden = 0); at least one region, or word of a GRU, always survives here.
     """
 
     name = "VSEInfinity"
 
     @dataclass(frozen=True, kw_only=True)
-    class Config(MatcherConfig):
+    class Config(WordsConfig):
         visual_view: Literal["grid"] = "grid"
         width: int = 1024
-        word_width: int = 300
+        masked_words: float = 0.1
+        replaced_words: float = 0.02
+        omitted_words: float = 0.08
         dropout: float = 0.0
         region_dropout: float = 0.0
         word_dropout: float = 0.0
@@ -58,10 +60,10 @@ class VSEInfinity(GlobalMatcher):
         self.visual = self._map(config.visual_width)
         self.visual_pool = mean_pool if config.region_pool == "mean" else GeneralizedPooling(temperature=config.temperature)
         self.visual_head = self._head(config.visual_width)
-        self.text: nn.Module = (
-            RecurrentWords(config.text_width, config.word_width, config.width, bidirectional=True, dropout=config.word_dropout)
+        self.text_backbone, self.text = (
+            read_words(config, config.width, bidirectional=True, dropout=config.word_dropout)
             if config.text_view == "tokens"
-            else self._map(config.text_width)
+            else (nn.Identity(), self._map(config.text_width))
         )
         self.text_pool = GeneralizedPooling(temperature=config.temperature)
         self.text_head = nn.Dropout(config.pooled_dropout) if config.text_view == "tokens" else self._head(config.text_width)
@@ -79,15 +81,17 @@ class VSEInfinity(GlobalMatcher):
 
     def parts(self) -> dict[str, list[nn.Module]]:
         visual = [self.visual, *([self.visual_pool] if isinstance(self.visual_pool, nn.Module) else []), self.visual_head]
-        return {"visual": visual, "text": [self.text, self.text_pool, self.text_head]}
+        return {"visual": visual, "text": [self.text, self.text_pool, self.text_head], "text_backbone": [self.text_backbone]}
 
     def encode_visual(self, items: Encoded) -> Encoded:
         regions = self.visual(self.region_dropout(vectors(items)))
         return unit(self.visual_head(self.visual_pool(regions, self._left_in(items))))
 
     def encode_text(self, items: Encoded) -> Encoded:
+        items = self.text_backbone(items)
         words = self.text(items) if self.config.text_view == "tokens" else self.text(self.word_dropout(vectors(items)))
-        return unit(self.text_head(self.text_pool(self.word_dropout(words), self._left_in(items))))
+        left_in = items.mask if self.config.text_backbone else self._left_in(items)
+        return unit(self.text_head(self.text_pool(self.word_dropout(words), left_in)))
 
     def _left_in(self, items: Encoded) -> Tensor | None:
         """The mask of an item's positions; in training each falls out by chance, but never an item's last one."""

@@ -7,10 +7,11 @@ from typing import Literal
 
 from torch import nn
 
-from visavis.models.base import GlobalMatcher, MatcherConfig, unit, vectors
+from visavis.models.base import GlobalMatcher, unit, vectors
 from visavis.models.layers import linear
 from visavis.models.pooling import max_pool, mean_pool
-from visavis.models.text import RecurrentWords, pool_words
+from visavis.models.text import pool_words
+from visavis.models.words import WordsConfig, read_words
 from visavis.types import Encoded
 
 
@@ -25,9 +26,8 @@ class VSEPlusPlus(GlobalMatcher):
     name = "VSE++"
 
     @dataclass(frozen=True, kw_only=True)
-    class Config(MatcherConfig):
+    class Config(WordsConfig):
         width: int = 1024
-        word_width: int = 300
         bidirectional: bool = False
         word_pool: Literal["last", "max", "mean"] = "last"
         region_pool: Literal["max", "mean"] = "max"
@@ -45,12 +45,10 @@ class VSEPlusPlus(GlobalMatcher):
 
             self.backbone = TowerSpec("visual", config.backbone, "grid").open()
         self.visual = linear(config.visual_width, config.width)
-        self.text = RecurrentWords(
-            config.text_width, config.word_width, config.width, bidirectional=config.bidirectional, dropout=config.dropout
-        )
+        self.text_backbone, self.text = read_words(config, config.width, bidirectional=config.bidirectional, dropout=config.dropout)
 
     def parts(self) -> dict[str, list[nn.Module]]:
-        parts: dict[str, list[nn.Module]] = {"visual": [self.visual], "text": [self.text]}
+        parts: dict[str, list[nn.Module]] = {"visual": [self.visual], "text": [self.text], "text_backbone": [self.text_backbone]}
         return parts | {"backbone": [self.backbone]} if self.config.visual_view == "pixels" else parts
 
     def encode_visual(self, items: Encoded) -> Encoded:
@@ -62,5 +60,6 @@ class VSEPlusPlus(GlobalMatcher):
         return unit(mapped)
 
     def encode_text(self, items: Encoded) -> Encoded:
+        items = self.text_backbone(items)
         assert not isinstance(items.mask, dict)
         return unit(pool_words(self.text(items), items.mask, self.config.word_pool))

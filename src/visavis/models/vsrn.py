@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from visavis.models.base import GlobalMatcher, MatcherConfig, unit, vectors
+from visavis.models.base import GlobalMatcher, unit, vectors
 from visavis.models.layers import linear
-from visavis.models.text import RecurrentWords, pool_words
+from visavis.models.text import pool_words
+from visavis.models.words import WordsConfig, read_words
 from visavis.types import Encoded
 
 
@@ -28,11 +29,10 @@ class VSRN(GlobalMatcher):
     name = "VSRN"
 
     @dataclass(frozen=True, kw_only=True)
-    class Config(MatcherConfig):
+    class Config(WordsConfig):
         visual_view: Literal["grid"] = "grid"
         text_view: Literal["tokens"] = "tokens"
         width: int = 2048
-        word_width: int = 300
         steps: int = 4
         normalize_over: Literal["regions", "features"] = "regions"
         batch_norm: bool = False
@@ -48,10 +48,11 @@ class VSRN(GlobalMatcher):
         self.reasoning = nn.ModuleList(GraphConvolution(config.width) for _ in range(config.steps))
         self.fusion = nn.GRU(config.width, config.width, batch_first=True)
         self.norm: nn.Module = nn.BatchNorm1d(config.width) if config.batch_norm else nn.Identity()
-        self.text = RecurrentWords(config.text_width, config.word_width, config.width, bidirectional=False, dropout=config.dropout)
+        self.text_backbone, self.text = read_words(config, config.width, bidirectional=False, dropout=config.dropout)
 
     def parts(self) -> dict[str, list[nn.Module]]:
-        return {"visual": [self.visual, self.reasoning, self.fusion, self.norm], "text": [self.text]}
+        visual = [self.visual, self.reasoning, self.fusion, self.norm]
+        return {"visual": visual, "text": [self.text], "text_backbone": [self.text_backbone]}
 
     def encode_visual(self, items: Encoded) -> Encoded:
         assert items.mask is None or isinstance(items.mask, Tensor)
@@ -66,6 +67,7 @@ class VSRN(GlobalMatcher):
         return unit(self.norm(pool_words(states, items.mask, "last")))
 
     def encode_text(self, items: Encoded) -> Encoded:
+        items = self.text_backbone(items)
         assert items.mask is None or isinstance(items.mask, Tensor)
         return unit(pool_words(self.text(items), items.mask, "last"))
 

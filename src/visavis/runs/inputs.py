@@ -40,7 +40,7 @@ def inputs_of(
     for encoder, (features, tower) in zip(ENCODERS, sides, strict=True):
         if isinstance(features, FeatureStore):
             told[encoder] = features.description.weights
-        elif features is None:
+        elif features is None and (among is None or encoder in among):
             files[encoder] = _named(model_files(tower))
     if words is not None:
         told["the vocabulary"] = hashlib.sha256(json.dumps(words.words).encode()).hexdigest()[:32]

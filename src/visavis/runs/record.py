@@ -101,7 +101,8 @@ class Record:
 
     def check_encoders(self, data_module: DataModule, folder: Path, progress: Progress) -> None:
         """Raise RunError if an encoder is no longer the one through which the model learned to read."""
-        for what, now in inputs_of(data_module, self.inputs, progress, ENCODERS).items():
+        among = ENCODERS[:1] if data_module.processor.tokenizer_folder else ENCODERS  # a text backbone is kept with the model
+        for what, now in inputs_of(data_module, self.inputs, progress, among).items():
             if what in self.inputs and now.content != self.inputs[what].content:
                 raise RunError(f"{what} is not the one that {folder} was trained with: bring its old weights back, or train anew.")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -174,14 +174,29 @@ def _standardization(data_module: DataModule) -> Standardization:
 
 def _architecture(recipe: Recipe, data_module: DataModule, kind: type[Matcher]) -> dict[str, Any]:
     """The model's fields: the recipe's own, and the views and widths that the features have."""
-    fields = {key: value for key, value in recipe.model.items() if key != "kind"}
+    architecture = {key: value for key, value in recipe.model.items() if key != "kind"}
     if recipe.visual.view == "pixels":
-        fields |= {"backbone": recipe.visual.tower, "visual_width": data_module.processor.visual_tower.width}
+        architecture |= {"backbone": recipe.visual.tower, "visual_width": data_module.processor.visual_tower.width}
     else:
         assert data_module.visual is not None
-        fields |= {"visual_width": data_module.visual.width}
+        architecture |= {"visual_width": data_module.visual.width}
     if isinstance(data_module.visual, ExpertStore) and "experts" in kind.visual_views:
-        fields |= {"experts": data_module.visual.widths}
+        architecture |= {"experts": data_module.visual.widths}
     words = data_module.processor.vocabulary or data_module.processor.tokens
     text_width = len(words) if words else data_module.text.width  # type: ignore[union-attr]
-    return fields | {"visual_view": recipe.visual.view, "text_view": recipe.text.view, "text_width": text_width}
+    architecture |= _text_backbone(recipe)
+    return architecture | {"visual_view": recipe.visual.view, "text_view": recipe.text.view, "text_width": text_width}
+
+
+def _text_backbone(recipe: Recipe) -> dict[str, str]:
+    """The field of a matcher that trains its text encoder. Raises RecipeError for one that trains none."""
+    kind, text = CATALOG[recipe.model["kind"]], recipe.text
+    if "text_backbone" in recipe.model:
+        raise RecipeError('model.text_backbone follows from text.tower: name the encoder there, with text.view = "tokens".')
+    if text.tower == "vocabulary" or text.view != "tokens":
+        return {}
+    if "text_backbone" not in {field.name for field in fields(kind.Config)}:
+        if text.tower == recipe.visual.tower:  # a dual encoder
+            return {}
+        raise RecipeError(f'{kind.name} trains no text encoder: with text.view = "pooled" or "words" it reads one as it is.')
+    return {"text_backbone": text.tower}

@@ -83,7 +83,7 @@ def text_features(
     if text.tower == "vocabulary":
         return None, Processor(visual, None, (trained and trained.vocabulary) or _vocabulary(data.split("train"), text.min_count))
     if text.view == "tokens":
-        return None, Processor(visual, None, None, text.tower)
+        return None, Processor(visual, None, None, text.tower, tokenizer_folder=trained.tokenizer_folder if trained else None)
     tower = TowerSpec("text", text.tower, text.view)
     return cache_features(data, tower, on_progress=_told(progress, "caption features")), Processor(visual, tower, None)
 

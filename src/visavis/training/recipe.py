@@ -64,9 +64,12 @@ class Recipe(Section):
     def _text_fits(self) -> Self:
         text, visual = self.text, self.visual
         both_sides = text.tower == visual.tower and visual.view == "pixels"  # a dual encoder, which has tokens of its own
-        if (text.tower == "vocabulary") != (text.view == "tokens") and not (both_sides and text.view == "tokens"):
-            expected = '"tokens"' if text.tower == "vocabulary" else '"pooled" or "words"'
-            raise ValueError(f"text.view is {text.view!r}, expected {expected} for text.tower = {text.tower!r}.")
+        if text.tower == "vocabulary" and text.view != "tokens":
+            raise ValueError(f"text.view is {text.view!r}, expected \"tokens\" for text.tower = 'vocabulary'.")
+        if text.tower != "vocabulary" and "view" not in text.model_fields_set and not both_sides:
+            raise ValueError(
+                f'text.view is missing, expected "pooled" or "words" for text.tower = {text.tower!r} as it is, or "tokens" to train it.'
+            )
         return self
 
     @model_validator(mode="after")

@@ -82,8 +82,9 @@ class VisualSettings(Section):
 class TextSettings(Section):
     """The input of the text side: token ids of words, or features of a frozen text encoder.
 
-    tower: "vocabulary" for words with learned embeddings, or a frozen encoder by name or folder. view: "tokens" of a vocabulary,
-    or of an encoder that is the model itself on both sides (CLIP); else one vector a text ("pooled") or one a word piece ("words").
+    tower: "vocabulary" for words with learned embeddings, or an encoder by name or folder. view: "tokens" of a vocabulary, or of an
+    encoder that is part of the model and trained with it, the part "text_backbone" (or the model itself on both sides, CLIP); of a
+    frozen encoder one vector a text ("pooled") or one a word piece ("words").
     min_count: how often a word must occur in the training captions to be in the vocabulary, which has no punctuation.
     """
 
