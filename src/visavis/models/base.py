@@ -51,6 +51,11 @@ class MatcherConfig:
     def __post_init__(self) -> None:
         check_fields(self)
 
+    @property
+    def tower_view(self) -> Literal["pooled", "grid"]:
+        """What a matcher of pixels reads of the tower that is its backbone."""
+        return "grid"
+
 
 class Matcher(nn.Module, ABC):
     """A model of both sides: ``encode_visual``, ``encode_text``, and ``score`` for any block of rows and columns.

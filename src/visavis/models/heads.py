@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import nn
 
@@ -32,6 +33,10 @@ class Heads(GlobalMatcher):
         bilinear: bool = False
         backbone: str = ""
 
+        @property
+        def tower_view(self) -> Literal["pooled"]:
+            return "pooled"
+
     visual_views = ("pooled", "pixels")
     text_views = ("pooled",)
     config: Config
@@ -41,7 +46,7 @@ class Heads(GlobalMatcher):
         if config.visual_view == "pixels":
             from visavis.models.towers import TowerSpec
 
-            self.backbone = TowerSpec("visual", config.backbone, "pooled").open()
+            self.backbone = TowerSpec("visual", config.backbone, config.tower_view).open()
         width = config.visual_width if config.bilinear else config.width
         layers = {key: getattr(config, key) for key in ("depth", "hidden", "dropout", "input_dropout")}
         self.visual = nn.Identity() if config.bilinear else head(config.visual_width, width, **layers)

@@ -13,6 +13,7 @@ from torch import nn
 
 from visavis import storage
 from visavis.errors import DataError, MissingExtra, RunError
+from visavis.models.published_backbones import published_name, weights_file
 
 FILES = ("*.json", "*.txt", "*.model", "model*.safetensors")
 """What is fetched of a hub model."""
@@ -39,6 +40,7 @@ def weights_mark(name: str) -> str:
         return storage.content_hash(SCENES)
     folders = (Path(name), storage.cache_folder() / "backbones" / name)
     files = sorted(file for folder in folders for kind in ("*.safetensors", OLDER_WEIGHTS) for file in folder.glob(kind))
+    files = [weights_file(name)] if published_name(name) else files
     return " ".join(f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files)
 
 
@@ -48,6 +50,8 @@ def model_files(name: str) -> list[Path]:
         return [SCENES]
     if name in ("vocabulary", "small-cnn"):
         return []
+    if published_name(name):
+        return [weights_file(name)]
     folder = model_folder(name)
     return sorted({file for kind in (*FILES, OLDER_WEIGHTS, "*/*.json") for file in folder.glob(kind)})
 
@@ -86,6 +90,11 @@ def weights_follow(folder: Path) -> Iterator[None]:
         yield
     finally:
         _MODEL_FOLDER.reset(token)
+
+
+def weights_are_to_follow() -> bool:
+    """Whether what is opened now only needs its layout."""
+    return _MODEL_FOLDER.get() is not None
 
 
 def kept_folder(part: str) -> Path | None:

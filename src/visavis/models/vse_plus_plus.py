@@ -19,7 +19,8 @@ class VSEPlusPlus(GlobalMatcher):
     """VSE++: one linear map of the image, the last state of a GRU over the words.
 
     Images: pooled features; regions, mapped and then pooled by ``region_pool`` ("max" as in the Unified paper's VSE++ on
-    regions); or pixels through ``backbone``, a tower that a recipe may train. Source: Faghri et al. (2018).
+    regions); or pixels through ``backbone``, a tower that a recipe may train: its regions, or with region_pool = "tower" the one vector
+    that it gives itself (of VGG19 the layer fc7, of a ViT the class token or what its pooler makes of it). Source: Faghri et al. (2018).
     Differs from: the released code, which normalizes features of a trained CNN before the linear map; here never.
     """
 
@@ -30,9 +31,13 @@ class VSEPlusPlus(GlobalMatcher):
         width: int = 1024
         bidirectional: bool = False
         word_pool: Literal["last", "max", "mean"] = "last"
-        region_pool: Literal["max", "mean"] = "max"
+        region_pool: Literal["max", "mean", "tower"] = "max"
         dropout: float = 0.0
         backbone: str = ""
+
+        @property
+        def tower_view(self) -> Literal["pooled", "grid"]:
+            return "pooled" if self.region_pool == "tower" else "grid"
 
     visual_views = ("pooled", "grid", "pixels")
     text_views = ("tokens",)
@@ -43,7 +48,7 @@ class VSEPlusPlus(GlobalMatcher):
         if config.visual_view == "pixels":
             from visavis.models.towers import TowerSpec
 
-            self.backbone = TowerSpec("visual", config.backbone, "grid").open()
+            self.backbone = TowerSpec("visual", config.backbone, config.tower_view).open()
         self.visual = linear(config.visual_width, config.width)
         self.text_backbone, self.text = read_words(config, config.width, bidirectional=config.bidirectional, dropout=config.dropout)
 

@@ -73,7 +73,7 @@ def with_whole_paths(recipe: Recipe) -> Recipe:
 
     data, visual, text, evaluation = recipe.data, recipe.visual, recipe.text, recipe.evaluation
     features = whole(visual.features, Path(visual.features).is_dir() if visual.view == "experts" else Path(visual.features).is_file())
-    towers = [whole(side.tower, (Path(side.tower) / "config.json").is_file()) for side in (visual, text)]
+    towers = [whole(side.tower, (Path(side.tower) / "config.json").is_file() or side.tower.endswith(".pth")) for side in (visual, text)]
     return recipe.model_copy(
         update={
             "data": data.model_copy(update={"path": whole(data.path, Path(data.path).exists())}),

@@ -24,6 +24,7 @@ from visavis.models.pixel_source import PixelSource
 from visavis.models.processor import Processor
 from visavis.models.scoring import score_from_cpu
 from visavis.models.tokenizing import PretrainedTokens
+from visavis.models.towers import VisualTower
 from visavis.progress import Progress, Silent
 from visavis.spec import build
 from visavis.training.inputs import open_data, text_features, visual_features
@@ -174,18 +175,18 @@ def _standardization(data_module: DataModule) -> Standardization:
 
 def _architecture(recipe: Recipe, data_module: DataModule, kind: type[Matcher]) -> dict[str, Any]:
     """The model's fields: the recipe's own, and the views and widths that the features have."""
-    architecture = {key: value for key, value in recipe.model.items() if key != "kind"}
-    if recipe.visual.view == "pixels":
-        architecture |= {"backbone": recipe.visual.tower, "visual_width": data_module.processor.visual_tower.width}
-    else:
-        assert data_module.visual is not None
-        architecture |= {"visual_width": data_module.visual.width}
-    if isinstance(data_module.visual, ExpertStore) and "experts" in kind.visual_views:
-        architecture |= {"experts": data_module.visual.widths}
+    architecture = {key: value for key, value in recipe.model.items() if key != "kind"} | _text_backbone(recipe)
     words = data_module.processor.vocabulary or data_module.processor.tokens
     text_width = len(words) if words else data_module.text.width  # type: ignore[union-attr]
-    architecture |= _text_backbone(recipe)
-    return architecture | {"visual_view": recipe.visual.view, "text_view": recipe.text.view, "text_width": text_width}
+    architecture |= {"visual_view": recipe.visual.view, "text_view": recipe.text.view, "text_width": text_width}
+    if isinstance(data_module.visual, ExpertStore) and "experts" in kind.visual_views:
+        architecture |= {"experts": data_module.visual.widths}
+    if data_module.visual is not None:
+        return architecture | {"visual_width": data_module.visual.width}
+    architecture |= {"backbone": recipe.visual.tower}
+    view = build(kind.Config, architecture | {"visual_width": 1}).tower_view
+    tower: VisualTower = replace(data_module.processor.visual_spec, view=view).open()  # type: ignore[assignment]
+    return architecture | {"visual_width": tower.width}
 
 
 def _text_backbone(recipe: Recipe) -> dict[str, str]:
