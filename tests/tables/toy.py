@@ -18,6 +18,7 @@ from visavis.training.recipe_files import read_recipe
 from visavis.training.schedule import make_optimizer, take_step
 
 REGIONS = 3
+DEGREES = "SceneDegrees()"
 SMALL = {"width": 8, "word_width": 4, "similarity_width": 4, "regions": REGIONS}
 
 
@@ -40,12 +41,17 @@ def overrides(address: str, toys: Path) -> dict[str, Any]:
     changed: dict[str, Any] = {
         "data.path": str(toys / ("regions" if stored else "pictures")),
         "visual.tower": "" if stored else "scenes",
+        "visual.crops": 1,
         "text.min_count": 1,
         "training.batch_size": 16,
         "training.probe_batches": 1,
         "training.threads": 1,
         "evaluation.protocol": "plain",
     }
+    if recipe.evaluation.degrees:
+        changed["evaluation.degrees"] = DEGREES
+    graded = [number for number, phase in enumerate(recipe.phases) if phase.supervision.startswith("GradedSupervision(")]
+    changed |= {f"phases.{number}.supervision": f"GradedSupervision(degrees='{DEGREES}', by='position')" for number in graded}
     changed |= {f"model.{key}": value for key, value in SMALL.items() if key in recipe.model}
     changed |= {f"phases.{number}.epochs": 1 for number in range(len(recipe.phases))}
     return changed
