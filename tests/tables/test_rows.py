@@ -13,6 +13,7 @@ import pytest
 from visavis.errors import RecipeError, VisavisError
 from visavis.evaluation.published import Published, metric_of
 from visavis.runs.published import published_rows
+from visavis.training.members import member_recipes
 from visavis.training.recipe_files import read_recipe
 
 from .toy import one_step, toy, write_toys
@@ -20,7 +21,12 @@ from .toy import one_step, toy, write_toys
 ROWS = published_rows()
 TRAINABLE = [address for address, row in ROWS.items() if not row.absent]
 PAPERS = Path(os.environ.get("VISAVIS_DATA", "."), "..", "papers")
-TEXTS = {"goal": ["goal.txt"], "cocos": ["cocos.txt"], "ladder": ["ladder_loss.txt"]}
+TEXTS = {
+    "goal": ["goal.txt"],
+    "cocos": ["cocos.txt"],
+    "ladder": ["ladder_loss.txt"],
+    "unified": ["unified_loss_html.txt", "unified_loss_pdf.txt"],
+}
 """The text of each paper, where there is one beside the data."""
 
 
@@ -30,7 +36,7 @@ def kinds() -> dict[tuple[object, ...], str]:
     for address in TRAINABLE:
         recipe = read_recipe(address)
         phases = tuple((phase.objective.partition("(")[0], phase.supervision.partition("(")[0]) for phase in recipe.phases)
-        found.setdefault((recipe.model["kind"], recipe.visual.view, recipe.text.tower, phases), address)
+        found.setdefault((bool(recipe.members), recipe.model["kind"], recipe.visual.view, recipe.text.tower, phases), address)
     return found
 
 
@@ -41,13 +47,19 @@ def toys(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("address", kinds().values())
 def test_a_row_of_each_kind_builds_and_takes_a_step_of_each_phase(address, toys):
-    assert all(math.isfinite(loss) for loss in one_step(toy(address, toys)))
+    check(address, toys)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("address", TRAINABLE)
 def test_every_row_builds_and_takes_a_step_of_each_phase(address, toys):
-    assert all(math.isfinite(loss) for loss in one_step(toy(address, toys)))
+    check(address, toys)
+
+
+def check(address: str, toys: Path) -> None:
+    recipe = toy(address, toys)
+    for member in member_recipes(recipe).values() or [recipe]:
+        assert all(math.isfinite(loss) for loss in one_step(member))
 
 
 @cache
@@ -69,7 +81,7 @@ def test_the_figures_of_a_row_stand_in_one_line_of_the_paper_in_their_order(pape
     """But for those of the ladder paper, whose text has each column of a table on lines of its own."""
     known = [[float(number) for number in line] for line in lines(paper)]
     if paper == "ladder":
-        known = [sum(known, [])]
+        known = [[number for line in known for number in line]]
     for address, row in ROWS.items():
         if row.paper == paper:
             found = set(printed(row)) <= set(known[0]) if paper == "ladder" else any(in_order(printed(row), line) for line in known)

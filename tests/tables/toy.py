@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from visavis import objectives, spec, supervision
 from visavis.data.scenes import write_scenes
 from visavis.engine import PairLoss
+from visavis.models import CATALOG
 from visavis.training.context import training_context
 from visavis.training.data_module import prepare
 from visavis.training.recipe import Recipe
@@ -48,11 +50,16 @@ def overrides(address: str, toys: Path) -> dict[str, Any]:
         "training.threads": 1,
         "evaluation.protocol": "plain",
     }
+    if recipe.text.tower != "vocabulary":
+        changed["text.tower"] = "minilm"
     if recipe.evaluation.degrees:
         changed["evaluation.degrees"] = DEGREES
     graded = [number for number, phase in enumerate(recipe.phases) if phase.supervision.startswith("GradedSupervision(")]
     changed |= {f"phases.{number}.supervision": f"GradedSupervision(degrees='{DEGREES}', by='position')" for number in graded}
-    changed |= {f"model.{key}": value for key, value in SMALL.items() if key in recipe.model}
+    fields = {field.name for field in dataclasses.fields(CATALOG[recipe.model["kind"]].Config)}
+    changed |= {f"model.{key}": value for key, value in SMALL.items() if key in fields}
+    for name in recipe.members:
+        changed |= {f"members.{name}.phases.{number}.epochs": 1 for number in range(len(recipe.phases))}
     changed |= {f"phases.{number}.epochs": 1 for number in range(len(recipe.phases))}
     return changed
 

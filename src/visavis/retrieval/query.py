@@ -30,7 +30,7 @@ from visavis.models.pixel_source import PixelSource
 from visavis.models.retriever import Retriever
 from visavis.models.scoring import score_all
 from visavis.progress import Progress
-from visavis.runs.ensemble import check_same_captions, recipes_of
+from visavis.runs.ensemble import check_same_captions, members_of, recipes_of
 from visavis.training.inputs import open_data, visual_features
 
 BATCH = 256
@@ -59,6 +59,7 @@ def search_images(runs: Sequence[Path], query: str, inside: Path | None, top: in
         raise VisavisError("the query is empty: write what to look for, such as 'a dog runs on the beach'.")
     if top < 1:
         raise VisavisError(f"top is {top}, expected at least 1.")
+    runs = members_of(runs)
     models = {run: Retriever.load(run, memory=memory) for run in runs}
     if inside is not None:
         place = collection(inside)

@@ -40,6 +40,7 @@ class Trained:
 
     validation_images: how many each validation ranks, with all their captions. seconds: of training steps and validations in all;
     cache_seconds: of opening data and computing features before. interpolation, forgetting: None unless the recipe asks for them.
+    members: of an ensemble, whose own numbers are those of the mean of their scores.
     """
 
     folder: Path
@@ -53,13 +54,15 @@ class Trained:
     cache_seconds: float
     interpolation: Interpolation | None = None
     forgetting: Forgetting | None = None
+    members: tuple[Trained, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """One flat object; the test metrics by their keys; interpolation and forgetting are objects of their own."""
         names = ("objective", "targets", "best_step", "validation_rsum", "validation_images", "seconds", "cache_seconds")
         facts = {name: getattr(self, name) for name in names}
         own = {name: told.to_json() for name in ("interpolation", "forgetting") if (told := getattr(self, name)) is not None}
-        return {"run": str(self.folder), **facts, **({} if self.test is None else self.test.to_json()), **own}
+        members = {"members": [member.to_json() for member in self.members]} if self.members else {}
+        return {"run": str(self.folder), **facts, **({} if self.test is None else self.test.to_json()), **own, **members}
 
 
 def begin_run(name: str | Path, overrides: dict[str, Any], out: str | Path | None, progress: Progress) -> Trained:
@@ -67,7 +70,11 @@ def begin_run(name: str | Path, overrides: dict[str, Any], out: str | Path | Non
 
     Only a disk that is full leaves a run from its first file on, to go on when there is room.
     """
-    recipe = with_whole_paths(read_recipe(name, overrides))
+    return begin_recipe(with_whole_paths(read_recipe(name, overrides)), out, progress)
+
+
+def begin_recipe(recipe: Recipe, out: str | Path | None, progress: Progress) -> Trained:
+    """``begin_run`` by a recipe at hand."""
     check_published(recipe.published)
     if out is not None:
         _refuse_run(Path(out))

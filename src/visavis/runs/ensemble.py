@@ -9,24 +9,42 @@ from typing import Any
 
 import numpy as np
 
+from visavis import storage
 from visavis.data.dataset import Dataset
 from visavis.errors import RunError, shown
 from visavis.memory import Memory
 from visavis.runs.folder import recipe_of
-from visavis.training.recipe import Recipe
+from visavis.training.recipe import Recipe, build_recipe
 
 OPTIONS = {"evaluation.test": "split", "evaluation.protocol": "protocol", "evaluation.degrees": "degrees"}
 """Keys of recipes that an evaluation may be given otherwise, and how."""
 
 
+def ensemble_file(folder: Path) -> Path:
+    """What makes a folder that of an ensemble: its recipe, with members."""
+    return folder / "ensemble.toml"
+
+
+def ensemble_of(folder: Path) -> Recipe | None:
+    """The recipe of an ensemble; None for any other folder."""
+    file = ensemble_file(folder)
+    return build_recipe(storage.read_toml(file), {}, str(file)) if file.exists() else None
+
+
+def members_of(folders: Sequence[Path]) -> list[Path]:
+    """Runs, with the members of an ensemble instead of its folder."""
+    named = {folder: ensemble_of(folder) for folder in folders}
+    return [run for folder, recipe in named.items() for run in ([folder / name for name in recipe.members] if recipe else [folder])]
+
+
 def recipes_of(folders: Sequence[Path], data: str | None = None, memory: Memory = None) -> dict[Path, Recipe]:
-    """The recipes of runs; a CLIP or SigLIP model among them reads the data of the first that was trained here.
+    """The recipes of runs, those of the members of an ensemble; a CLIP or SigLIP model among them reads the data of the first that was trained here.
 
     data, memory: instead of their own. Raises RunError for a folder that is neither, and if there is none.
     """
     if not folders:
         raise RunError("there is no run: name at least one run folder.")
-    recipes = {folder: recipe_of(folder, data, memory) for folder in folders}
+    recipes = {folder: recipe_of(folder, data, memory) for folder in members_of(folders)}
     known = next((recipe.data.path for recipe in recipes.values() if recipe.data.path), None)
     return {folder: recipe if recipe.data.path else recipe_of(folder, known, memory) for folder, recipe in recipes.items()}
 

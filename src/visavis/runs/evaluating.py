@@ -14,7 +14,7 @@ from visavis.models.base import Matcher, evaluating
 from visavis.models.encoding import device_of
 from visavis.models.scoring import score_from_cpu
 from visavis.progress import Progress
-from visavis.runs.ensemble import agreed, check_same_captions, recipes_of
+from visavis.runs.ensemble import agreed, check_same_captions, ensemble_of, recipes_of
 from visavis.runs.folder import open_peer, open_run
 from visavis.runs.published import beside_published
 from visavis.types import Encoded
@@ -60,5 +60,6 @@ def evaluate_runs(
     memory = next(iter(recipes.values())).memory or None
     with evaluating(together):
         score = score_from_cpu(together)
-        result = evaluate_data(visual, text, score, splits[folders[0]], rules, degrees=degrees, semantics=semantics, memory=memory)
-    return beside_published(result, recipes[folders[0]]) if own and len(folders) == 1 else result
+        result = evaluate_data(visual, text, score, next(iter(splits.values())), rules, degrees=degrees, semantics=semantics, memory=memory)
+    asked = ensemble_of(folders[0]) or recipes.get(folders[0]) if own and len(folders) == 1 else None
+    return beside_published(result, asked) if asked else result

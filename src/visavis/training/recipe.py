@@ -6,6 +6,7 @@ branches of the trainer. Every key is checked; an unknown one is an error that n
 
 from __future__ import annotations
 
+import re
 from typing import Any, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -43,7 +44,8 @@ class Recipe(Section):
 
     model: a table with a ``kind`` of the catalog, or the same as one text, "VSE++(width=512)".
     published: a row of a paper's table, beside which the run is set, such as "cocos/2/vse++-flickr30k-triplet". memory: what
-    blocks of scores may take in training and evaluation, such as "2GiB"; "": a quarter of what is free.
+    blocks of scores may take in training and evaluation, such as "2GiB"; "": a quarter of what is free. members: of an ensemble, models
+    that are trained apart and tested by the mean of their scores: what is different in each, by name.
     """
 
     name: str = Field(pattern=r"^[^/\\]+$")
@@ -51,6 +53,7 @@ class Recipe(Section):
     published: str = ""
     seed: int = Field(0, ge=0, lt=2**63)
     memory: str = ""
+    members: dict[str, dict[str, Any]] = Field(default_factory=dict)
     data: DataSettings = DataSettings()
     visual: VisualSettings
     text: TextSettings = TextSettings()
@@ -82,6 +85,13 @@ class Recipe(Section):
     @classmethod
     def _model(cls, model: Any) -> Any:
         return model_table(model)
+
+    @field_validator("members")
+    @classmethod
+    def _members(cls, members: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        if len(members) == 1 or not all(re.fullmatch(r"\w[\w+-]*", name) for name in members):
+            raise ValueError(f"members are {', '.join(members)!r}: expected two or more, whose names are names of folders.")
+        return members
 
     @field_validator("memory", mode="before")
     @classmethod

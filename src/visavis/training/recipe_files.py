@@ -164,7 +164,7 @@ def _changed_phases(phases: Any, changes: Values, where: str) -> list[Any]:
 def _read(name: str, children: tuple[Path, ...]) -> RecipeFile:
     """A recipe file, complete. children: the files that extend it, the first one first."""
     path = _packaged().get(name, Path(name))
-    content = _as_merged(storage.read_toml(path))
+    content = as_merged(storage.read_toml(path))
     place = Path(os.path.realpath(path))
     if place in children:
         raise RecipeError(f"{name} extends itself, by way of {children[-1].name}: a recipe cannot be its own beginning.")
@@ -232,10 +232,10 @@ def _file_and_row(name: str) -> tuple[str, str | None]:
 def _rows(rows: Any, where: str) -> dict[str, Values]:
     if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
         raise RecipeError(f"{where}: rows is {rows!r}, expected tables such as [rows.large] of what is different in each row.")
-    return {name: _as_merged(row) for name, row in rows.items()}
+    return {name: as_merged(row) for name, row in rows.items()}
 
 
-def _as_merged(content: Values) -> Values:
+def as_merged(content: Values) -> Values:
     """Values as differences are taken: keys under their names of today, a model that is written as a text as its table."""
     content = with_new_names(content)
     return content | {"model": model_table(content["model"])} if "model" in content else content

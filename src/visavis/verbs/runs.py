@@ -35,7 +35,7 @@ def train(
     ``["training.batch_size=64"]``. resume: the folder of a stopped run to continue; no other argument is then allowed.
     Raises RecipeError, DataError, RefusedOverwrite; Stopped after Ctrl-C, once everything is saved.
     """
-    from visavis.runs.begin import begin_run, continue_run
+    from visavis.runs.together import begin_training, continue_training
     from visavis.training.default_recipe import choose_recipe
     from visavis.training.overrides import parse_override
 
@@ -52,10 +52,10 @@ def train(
             default = choose_recipe(settings)
             progress.say(default.why)
             recipe, settings = default.name, default.overrides | settings
-        return begin_run(recipe, settings, out, progress)
+        return begin_training(recipe, settings, out, progress)
     if settings or out is not None or recipe is not None:
         raise RunError("a resumed run keeps its recipe, its data and its folder: give --resume with the run folder alone.")
-    return continue_run(Path(resume), progress)
+    return continue_training(Path(resume), progress)
 
 
 def load(path: str | Path, *, device: str | None = None, batch_size: int = 64, memory: int | str | None = None) -> Retriever:

@@ -33,6 +33,9 @@ def print_trained(trained: Trained) -> None:
         f"training {trained.seconds:.0f} s, data and features {trained.cache_seconds:.0f} s.",
         soft_wrap=True,
     )
+    for member in trained.members:
+        told = f"{member.folder.name}: best RSUM {member.validation_rsum:.1f} on validation, at step {member.best_step:,}"
+        console.print(escape(told if member.test is None else f"{told}; RSUM {member.test.metrics['rsum']:.1f} on test"), soft_wrap=True)
     console.print(f"Run folder: {escape(str(trained.folder))}", soft_wrap=True)
 
 
