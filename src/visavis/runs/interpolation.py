@@ -36,7 +36,7 @@ class Interpolation:
 
 def interpolate(data_module: DataModule, matcher: Matcher, start: Weights, end: Weights, before: float) -> Interpolation:
     """Leave in a matcher the weights of the share that the recipe's ``interpolation`` chooses. before: the validation RSUM of ``start``."""
-    settings, split = data_module.recipe.interpolation, data_module.recipe.evaluation.validation
+    settings, split = data_module.recipe.interpolation, data_module.validation
     rsum: dict[float, float] = {}
     for share in sorted(set(settings.shares)):
         matcher.load_state_dict(between(start, end, share))
