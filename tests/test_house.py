@@ -20,7 +20,7 @@ from visavis import cli, verbs
 PROJECT = Path(__file__).resolve().parents[1]
 PACKAGE = PROJECT / "src" / "visavis"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-VERBS = {*verbs.__all__, "compare", "explain", "index", "reproduce", "serve"}
+VERBS = {*verbs.__all__, "compare", "index", "reproduce", "serve"}
 """Those that are there, and those whose names are kept for them."""
 
 

@@ -91,6 +91,8 @@ VERBS = {
     "diagnose": ("diagnose {run} --batches 1", {
         1: RUNS, "--objective": SPECS, "--batches": NUMBERS, "--data": PLACES, "--memory": MEMORIES, "--json": FLAG}),
     "search": ("search {run} red", {1: RUNS, 2: [*TEXTS, "red " * 9999], "--in": PLACES, "--top": NUMBERS, "--memory": MEMORIES, "--json": FLAG}),
+    "explain": ("explain {run} {pictures}/1.png red", {
+        1: RUNS, 2: [*PLACES, "{pictures}/9.png"], 3: [*TEXTS, "red " * 9999], "--out": PATHS, "--json": FLAG}),
     "coherence": ("coherence {run} --degrees SceneDegrees() --queries 1", {
         1: RUNS, "--degrees": SPECS, "--image": ["own", *TEXTS], "--queries": [*NUMBERS, *TEXTS], "--top": NUMBERS, "--irrelevant": NUMBERS,
         "--split": SPLITS, "--data": PLACES, "--seed": NUMBERS, "--out": PLACES, "--memory": MEMORIES, "--json": FLAG}),

@@ -62,6 +62,18 @@ class Encoded:
         return self.map(lambda part: part if dtypes and not part.is_floating_point() else part.to(*args, **kwargs))  # type: ignore[call-overload]
 
 
+@dataclass(frozen=True)
+class Attention:
+    """Which regions of one image answered each word of one text.
+
+    weights ``[W, R]``: the share of each region in what answered a word; a row's sum is 1, or 0 where nothing did. scores ``[W]``: of each
+    word with what answered it: their cosine, or the part of the whole score that is the word's.
+    """
+
+    weights: Tensor
+    scores: Tensor
+
+
 def concatenate(blocks: Iterable[Encoded]) -> Encoded:
     """Blocks of items as one; ragged ``L`` axes are padded with zeros (and masked) to the longest.
 

@@ -35,6 +35,7 @@ for command in (
     runs.train,
     runs.evaluate,
     runs.diagnose,
+    runs.explain,
     graded.coherence,
     graded.agreement,
     runs.search,

@@ -138,3 +138,22 @@ def search(
         print_json({"query": query, "hits": [hit.to_json() for hit in hits]})
     else:
         print_hits(hits)
+
+
+def explain(
+    run: Annotated[Path, typer.Argument(help="A run folder of a model that attends, such as SCAN.")],
+    image: Annotated[str, typer.Argument(help="A picture, or the name of an image in the run's data.")],
+    text: Annotated[str, typer.Argument(help="A sentence that may describe it.")],
+    out: Annotated[Path | None, typer.Option(help="A new PNG; default runs/explanation-<n>.png.")] = None,
+    json: Json = False,
+) -> None:
+    """Which region of an image answered which word of a text: a picture, word by word."""
+    from visavis import verbs
+    from visavis.cli.output import print_explanation
+
+    with bars() as progress:
+        result = verbs.explain(run, image, text, out=out, progress=progress)
+    if json:
+        print_json(result.to_json())
+    else:
+        print_explanation(result)

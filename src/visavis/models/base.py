@@ -23,7 +23,7 @@ from visavis.models import text_backbone
 from visavis.models.pretrained import weights_follow
 from visavis.spec import check_fields
 from visavis.targets import Targets
-from visavis.types import Encoded
+from visavis.types import Attention, Encoded
 
 VisualView = Literal["pooled", "grid", "pixels", "experts"]
 TextView = Literal["pooled", "words", "tokens"]
@@ -96,6 +96,13 @@ class Matcher(nn.Module, ABC):
         """
         one_pair = [slice(i, i + 1) for i in range(len(visual))]
         return torch.cat([self.score(visual[i], text[i]).flatten() for i in one_pair]) if one_pair else self.score(visual, text).flatten()
+
+    def attention(self, visual: Encoded, text: Encoded) -> Attention | None:
+        """Which regions of one image answered which words of one text, both as the views of the config give them.
+
+        None: the score of this matcher does not tell. In evaluation mode.
+        """
+        return None
 
     @abstractmethod
     def parts(self) -> Mapping[str, Sequence[nn.Module | nn.Parameter]]:

@@ -32,10 +32,13 @@ class BFAN(AttentionMatcher):
         by_words, by_regions = (self._one_way(way) for way in (products, products.T))
         return by_words + by_regions
 
-    def _one_way(self, products: Products) -> Tensor:
+    def attended(self, products: Products) -> Tensor:
         weights = attention(products, self.config.sharpness)
         kept = weights * (focus_equal(weights, products) if self.config.focus == "equal" else focus_prob(weights))
-        return products.mean(products.cosines(kept / kept.sum(1, keepdim=True).clamp(min=SMALLEST)))
+        return kept / kept.sum(1, keepdim=True).clamp(min=SMALLEST)
+
+    def _one_way(self, products: Products) -> Tensor:
+        return products.mean(products.cosines(self.attended(products)))
 
 
 def focus_equal(weights: Tensor, products: Products) -> Tensor:

@@ -12,7 +12,7 @@ from visavis.models.attention import Products
 from visavis.models.base import Matcher, vectors
 from visavis.models.layers import linear
 from visavis.models.words import LinearWords, WordsConfig, read_words
-from visavis.types import Encoded
+from visavis.types import Attention, Encoded
 
 
 class FragmentMatcher(Matcher):
@@ -43,6 +43,19 @@ class FragmentMatcher(Matcher):
 
     def parts(self) -> dict[str, list[nn.Module]]:
         return {"visual": [self.visual], "text": [self.text], "text_backbone": [self.text_backbone]}
+
+    def attended(self, products: Products) -> Tensor:
+        """How much each fragment that asks attends to each of those it asks: as ``products.values``, with sum 1 over the context."""
+        raise NotImplementedError
+
+    def attention(self, visual: Encoded, text: Encoded) -> Attention:
+        products = self.products(self.encode_visual(visual), self.encode_text(text))
+        weights = self.attended(products)
+        return Attention(weights[0, :, 0].T, products.cosines(weights)[0, 0])
+
+    def products(self, visual: Encoded, text: Encoded) -> Products:
+        """Words ask the regions of every image, both encoded."""
+        return Products.of(visual, text)
 
     def encode_visual(self, items: Encoded) -> Encoded:
         return _unit_fragments(self.visual(vectors(items)), items)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from visavis.models.attention import Products
@@ -27,6 +28,11 @@ class MaxSim(AttentionMatcher):
         direction: Literal["both", "t2i", "i2t"] = "both"
 
     config: Config
+
+    def attended(self, products: Products) -> Tensor:
+        """All of it to the best region, the first of equal ones."""
+        best = products.values.masked_fill(~products.context_mask, float("-inf")).argmax(1, keepdim=True)
+        return torch.zeros_like(products.values).scatter_(1, best, 1.0)
 
     def from_products(self, products: Products) -> Tensor:
         ways = {"both": (products, products.T), "t2i": (products,), "i2t": (products.T,)}[self.config.direction]

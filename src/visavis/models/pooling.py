@@ -51,6 +51,13 @@ class GeneralizedPooling(nn.Module):
         weights = self.weights(lengths, items.shape[1])[kind].to(items.dtype)
         return torch.einsum("ndl,nl->nd", ascending(by_value), weights.flip(-1))
 
+    def shares(self, items: Tensor, mask: Tensor | None = None) -> Tensor:
+        """What each position gives to what is pooled ``[N, L, D]``; their sum over L is that."""
+        valid = torch.ones(items.shape[:2], dtype=torch.bool, device=items.device) if mask is None else mask
+        places = items.masked_fill(~valid[..., None], LEFT_OUT).argsort(dim=1, descending=True, stable=True).argsort(1)
+        weights = self.weights(valid.sum(1), items.shape[1]).to(items.dtype)
+        return weights[..., None].expand_as(items).gather(1, places) * items
+
     def weights(self, lengths: Tensor, longest: int) -> Tensor:
         """The weights for sets of the given sizes ``[K]``: ``[K, longest]``, rows sum to 1, 0 beyond a set's size."""
         positions = sinusoids(longest, self.position_width, lengths.device).to(self.linear.weight.dtype).expand(len(lengths), -1, -1)

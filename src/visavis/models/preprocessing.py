@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
@@ -105,6 +105,16 @@ class Preprocessing:
         places = [(0.5, 0.5), (0, 0), (0, 1), (1, 0), (1, 1)]
         views = torch.stack([self._window(picture, crop, down, right) for down, right in places])
         return torch.cat([views, views.flip(-1)])
+
+    def seen(self, picture: Picture, enlarged: int = 1) -> Picture:
+        """The part of a picture that is left of it, as a picture, at a multiple of the size that the encoder reads."""
+        from PIL import Image
+
+        def larger(size: tuple[int, ...] | None) -> Any:
+            return size and tuple(enlarged * edge for edge in size)
+
+        plain = Preprocessing(larger(self.resize), larger(self.crop), self.resample, scale=1.0)
+        return Image.fromarray(plain(picture).permute(1, 2, 0).numpy().astype(np.uint8))
 
     def _resized(self, picture: Picture, margin: float, crop: tuple[int, int] | None = None) -> Picture:
         width, height = picture.size

@@ -12,10 +12,10 @@ import torch
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field
 from torch import Tensor
 
-from visavis.data.captions import END, PAD, START, UNKNOWN, Vocabulary
+from visavis.data.captions import END, PAD, START, UNKNOWN, Vocabulary, tokenize
 from visavis.data.description import side_of
 from visavis.data.standardization import Standardization
-from visavis.errors import RunError
+from visavis.errors import RunError, VisavisError
 from visavis.models import text_backbone
 from visavis.models.base import Matcher
 from visavis.models.pretrained import model_folder
@@ -121,6 +121,27 @@ class Processor:
         """Sentences as the matcher reads them; a frozen tower computes on ``device``."""
         words = self.vocabulary or self.tokens
         return self.text_tower.to(device).encode(texts) if words is None else words.encode(texts)
+
+    def unknown_words(self, text: str) -> list[str]:
+        """Words of a sentence that the captions did not teach. Raises VisavisError if there are no others."""
+        if self.vocabulary is None:
+            return []
+        unknown = self.vocabulary.unknown(text)
+        if len(unknown) == len(tokenize(text)):
+            raise VisavisError(f"no word of {text!r} is among the {len(self.vocabulary):,} that this model has learned: try other words.")
+        return unknown
+
+    def words_of(self, text: str) -> list[str | None]:
+        """The words, or pieces of words, of a sentence that a matcher reads one by one; None for marks of its beginning and end."""
+        if self.vocabulary is not None:
+            return [None, *tokenize(text), None]
+        pretrained = self.tokens
+        tokenizer, longest = (
+            (pretrained.tokenizer, pretrained.longest) if pretrained else (self.text_tower.tokenizer, self.text_tower.pooling.longest)
+        )
+        numbers = tokenizer(text, truncation=True, max_length=longest)["input_ids"]
+        marks = tokenizer.get_special_tokens_mask(numbers, already_has_special_tokens=True)
+        return [None if mark else word for word, mark in zip(tokenizer.convert_ids_to_tokens(numbers), marks, strict=True)]
 
     def save(self, matcher: Matcher, folder: Path) -> None:
         """A model folder: the matcher's config and weights, and this processor in the config."""

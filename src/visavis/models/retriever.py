@@ -48,6 +48,11 @@ class Retriever:
         self.matcher, self.processor = matcher.eval(), processor
         self.batch_size, self.memory = batch_size, memory
 
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return device_of(self.matcher)
+
     @classmethod
     def load(
         cls, folder: str | Path, *, device: str | torch.device | None = None, batch_size: int = BATCH, memory: Memory = None

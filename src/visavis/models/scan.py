@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from visavis.models.attention import Normalization, Products, attention
+from visavis.models.attention import SMALLEST, Normalization, Products, attention
 from visavis.models.fragments import AttentionMatcher, FragmentMatcher
 
 
@@ -32,6 +32,14 @@ class SCAN(AttentionMatcher):
         normalization: Normalization = "clipped_l2norm"
 
     config: Config
+
+    def attended(self, products: Products) -> Tensor:
+        """Of regions that ask the words ("i2t") their attention, divided by its sum over the regions."""
+        config = self.config
+        if config.direction == "t2i":
+            return attention(products, config.sharpness, config.normalization)
+        by_regions = attention(products.T, config.sharpness, config.normalization).permute(2, 3, 0, 1) * products.query_mask
+        return by_regions / by_regions.sum(1, keepdim=True).clamp(min=SMALLEST)
 
     def from_products(self, products: Products) -> Tensor:
         config = self.config

@@ -65,10 +65,16 @@ class SGRAF(FragmentMatcher):
     def encode_text(self, items: Encoded) -> Encoded:
         return self.with_global(super().encode_text(items), self.text_global)
 
-    def with_global(self, fragments: Encoded, attention: nn.Module) -> Encoded:
+    def with_global(self, fragments: Encoded, pool: nn.Module) -> Encoded:
         """Fragments ``[N, L, D]`` together with the global vector of each item ``[N, D]``."""
-        whole = attention(vectors(fragments), mask_of(fragments))
+        whole = pool(vectors(fragments), mask_of(fragments))
         return Encoded({"fragments": vectors(fragments), "whole": whole}, {"fragments": mask_of(fragments)})
+
+    def attended(self, products: Products) -> Tensor:
+        return attention(products, self.config.sharpness)
+
+    def products(self, visual: Encoded, text: Encoded) -> Products:
+        return Products.of(_parts(visual)[0], _parts(text)[0])
 
     def score(self, visual: Encoded, text: Encoded) -> Tensor:
         (images, image), (texts, sentence) = _parts(visual), _parts(text)
@@ -80,7 +86,7 @@ class SGRAF(FragmentMatcher):
 
     def _scores(self, products: Products, image: Tensor, sentence: Tensor) -> Tensor:
         """The scores ``[V, T]``, or of pairs ``[N, 1]``."""
-        weights = attention(products, self.config.sharpness)
+        weights = self.attended(products)
         regions, words = vectors(products.context), vectors(products.query)
         attended = at_length_one((weights.flatten(2).transpose(1, 2) @ regions).unflatten(1, weights.shape[2:]))
         local = at_length_one(self.local_similarity((attended - (words[:, None] if products.paired else words[None])).square()))

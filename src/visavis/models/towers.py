@@ -157,6 +157,11 @@ def open_preprocessing(spec: TowerSpec, *, of_crops: bool = False) -> Callable[[
     return lambda pictures: torch.stack([preprocessing(picture, spec.crops) for picture in pictures])
 
 
+def seen_by(spec: TowerSpec, picture: Picture, enlarged: int = 2) -> Picture:
+    """The part of a picture that a visual tower of one crop reads. Raises DataError if no such model is found."""
+    return picture.resize((384, 384)) if spec.name == "scenes" else _preprocessing(spec.name).seen(picture, enlarged)
+
+
 def _preprocessing(name: str) -> Preprocessing:
     if name == small_cnn.NAME:
         return small_cnn.SmallCNN.preprocessing

@@ -8,11 +8,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from visavis.models.attention import SMALLEST
 from visavis.models.base import GlobalMatcher, unit, vectors
 from visavis.models.layers import ResidualMap, head
 from visavis.models.pooling import GeneralizedPooling, mean_pool
 from visavis.models.words import WordsConfig, read_words
-from visavis.types import Encoded
+from visavis.types import Attention, Encoded
 
 
 class VSEInfinity(GlobalMatcher):
@@ -82,6 +83,20 @@ class VSEInfinity(GlobalMatcher):
     def parts(self) -> dict[str, list[nn.Module]]:
         visual = [self.visual, *([self.visual_pool] if isinstance(self.visual_pool, nn.Module) else []), self.visual_head]
         return {"visual": visual, "text": [self.text, self.text_pool, self.text_head], "text_backbone": [self.text_backbone]}
+
+    def attention(self, visual: Encoded, text: Encoded) -> Attention | None:
+        """The score is a sum over regions and words, as far as nothing is mapped after pooling; a word's answer is what adds to it."""
+        if self.config.hidden:
+            return None
+        regions = self.visual(vectors(visual))
+        text = self.text_backbone(text)
+        words = self.text(text) if self.config.text_view == "tokens" else self.text(vectors(text))
+        of_regions = self.visual_pool.shares(regions) if isinstance(self.visual_pool, GeneralizedPooling) else regions / regions.shape[1]
+        of_words = self.text_pool.shares(words)
+        norms = of_regions.sum(1).norm() * of_words.sum(1).norm()
+        parts = of_words[0] @ of_regions[0].T / norms
+        adding = parts.clamp(min=0)
+        return Attention(adding / adding.sum(1, keepdim=True).clamp(min=SMALLEST), parts.sum(1))
 
     def encode_visual(self, items: Encoded) -> Encoded:
         regions = self.visual(self.region_dropout(vectors(items)))

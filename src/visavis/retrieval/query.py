@@ -14,7 +14,6 @@ from torch import Tensor
 
 from visavis.data import Dataset, Image, open_dataset
 from visavis.data.archives import IMAGE_SUFFIXES
-from visavis.data.captions import tokenize
 from visavis.data.dataset import Bytes
 from visavis.data.finite import file_marks
 from visavis.data.listing import Entry, Listing
@@ -79,11 +78,7 @@ def search_images(runs: Sequence[Path], query: str, inside: Path | None, top: in
 def similarities(model: Retriever, place: Dataset, query: str, progress: Progress, stored: Features | None = None) -> Tensor:
     """The scores of all images of a collection for one sentence ``[V]``. stored: their features, where they need not be computed."""
     matcher, processor = model.matcher, model.processor
-    if processor.vocabulary is not None and (unknown := processor.vocabulary.unknown(query)):
-        if len(unknown) == len(tokenize(query)):
-            raise VisavisError(
-                f"no word of {query!r} is among the {len(processor.vocabulary):,} that this model has learned: try other words."
-            )
+    if unknown := processor.unknown_words(query):
         progress.say(f"words that this model has not learned: {', '.join(unknown)}")
     source: Source
     if matcher.config.visual_view == "pixels":

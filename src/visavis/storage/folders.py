@@ -70,6 +70,20 @@ def new_file(path: str | Path) -> Path:
     return path
 
 
+def numbered_file(path: str | Path) -> Path:
+    """Claim, empty, the first of the files ``name-1.png``, ``name-2.png``, ... beside ``name.png`` that does not exist."""
+    path, number = Path(path), 1
+    with storing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            claimed = path.with_stem(f"{path.stem}-{number}")
+            try:
+                claimed.touch(exist_ok=False)
+                return claimed
+            except FileExistsError:
+                number += 1
+
+
 def numbered_folder(stem: str | Path) -> Path:
     """Create the first of the folders ``stem-1``, ``stem-2``, ... that does not exist."""
     stem, number = Path(stem), 1

@@ -7,7 +7,7 @@
 
 from visavis.verbs.data import catalog, data_check, data_convert, demo, doctor, features
 from visavis.verbs.graded import agreement, coherence, relevance, relevance_fit, relevance_thresholds
-from visavis.verbs.runs import diagnose, evaluate, load, search, train
+from visavis.verbs.runs import diagnose, evaluate, explain, load, search, train
 
 __all__ = [
     "agreement",
@@ -19,6 +19,7 @@ __all__ = [
     "diagnose",
     "doctor",
     "evaluate",
+    "explain",
     "features",
     "load",
     "relevance",

@@ -10,6 +10,7 @@ from visavis.errors import RecipeError, RunError
 from visavis.progress import Progress, Silent
 
 if TYPE_CHECKING:
+    from visavis.diagnosis.explanation import Explanation
     from visavis.diagnosis.walk import Diagnosis
     from visavis.evaluation import Evaluation
     from visavis.memory import Memory
@@ -143,3 +144,32 @@ def search(
 def _paths(run: str | Path | Sequence[str | Path]) -> list[Path]:
     """The folders of one run or several."""
     return [Path(run)] if isinstance(run, str | Path) else [Path(folder) for folder in run]
+
+
+def explain(
+    run: str | Path,
+    image: str | Path,
+    text: str,
+    *,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Explanation:
+    """Which region of an image answered which word of a text, by a model that attends; drawn word by word.
+
+    image: the path of a picture, or the name of an image in the run's data. out: a new PNG; default ``runs/explanation-<n>.png``.
+    What it returns has ``words``, ``weights`` ``[words, regions]`` (the share of each region in what answered a word), ``scores`` (of each
+    word with what answered it) and ``score``. Raises RunError for a model whose score does not tell.
+    """
+    from dataclasses import replace
+
+    from visavis import storage
+    from visavis.diagnosis.explanation import explained
+    from visavis.report.explanation import explanation_picture
+
+    if out is not None:
+        storage.new_file(out)
+    explanation = explained(Path(run), str(image), text, progress or Silent())
+    content = explanation_picture(explanation)
+    file = storage.numbered_file("runs/explanation.png") if out is None else Path(out)
+    storage.write_bytes(file, content)
+    return replace(explanation, file=file)

@@ -3,7 +3,7 @@
 from visavis.cli.output.bars import Bars
 from visavis.cli.output.data import print_catalog, print_check, print_converted, print_findings
 from visavis.cli.output.graded import print_agreement, print_coherence, print_distributions, print_fitted, print_judged
-from visavis.cli.output.runs import print_diagnosis, print_evaluation, print_hits, print_trained
+from visavis.cli.output.runs import print_diagnosis, print_evaluation, print_explanation, print_hits, print_trained
 
 __all__ = [
     "Bars",
@@ -15,6 +15,7 @@ __all__ = [
     "print_diagnosis",
     "print_distributions",
     "print_evaluation",
+    "print_explanation",
     "print_findings",
     "print_fitted",
     "print_hits",

@@ -16,6 +16,7 @@ from visavis.cli.output.published import MEASURES, print_differences, print_repo
 from visavis.types import DIRECTIONS
 
 if TYPE_CHECKING:
+    from visavis.diagnosis.explanation import Explanation
     from visavis.diagnosis.walk import Diagnosis
     from visavis.evaluation import Coherence, Evaluation
     from visavis.retrieval.query import Hit
@@ -148,6 +149,19 @@ def _print_published(console: Console, result: Diagnosis) -> None:
 
 def _spread(mean: float, deviation: float) -> str:
     return "-" if math.isnan(mean) else f"{mean:.2f}±{deviation:.2f}"
+
+
+def print_explanation(explanation: Explanation) -> None:
+    table = Table(box=None, pad_edge=False)
+    for column in ("word", "score", "best region", "its share"):
+        table.add_column(column, justify="left" if column == "word" else "right", overflow="fold")
+    for word, score, best, row in zip(explanation.words, explanation.scores, explanation.best, explanation.weights, strict=True):
+        place = (
+            best + 1 if explanation.grid is None else "row {}, column {}".format(*(1 + part for part in divmod(best, explanation.grid[1])))
+        )
+        table.add_row(escape(word), f"{score:.3f}", str(place), f"{100 * row[best]:.0f} %")
+    standard_output().print(table)
+    standard_output().print(f"{explanation.model}, score {explanation.score:.4f}. Drawn: {escape(str(explanation.file))}", soft_wrap=True)
 
 
 def print_hits(hits: Iterable[Hit]) -> None:
