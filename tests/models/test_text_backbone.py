@@ -87,17 +87,23 @@ def test_the_same_seed_is_the_same_noise_and_evaluation_has_none(bert):
     assert states(True).vectors.shape != states(False).vectors.shape or not torch.equal(states(True).vectors, states(False).vectors)
 
 
-WITH_BACKBONE = ["VSE++", "VSEInfinity", "VSRN", "SCAN", "SGRAF", "MaxSim"]
+WITH_BACKBONE = ["VSE++", "VSEInfinity", "VSRN", "SCAN", "SGRAF", "MaxSim", "CE", "MMT"]
+SMALL = {
+    "SGRAF": {"regions": 3, "similarity_width": 6},
+    "CE": {"experts": {"face": 5}, "text_clusters": 2},
+    "MMT": {"experts": {"face": 5}, "layers": 1, "feedforward": 8, "word_pool": "first"},
+}
 
 
 @pytest.mark.parametrize("kind", WITH_BACKBONE)
 def test_matchers_train_it_and_their_folder_needs_the_original_no_more(kind, bert, tmp_path):
-    view = {"visual_view": "pooled" if kind == "VSE++" else "grid", "text_view": "tokens", "text_width": len(WORDS)}
-    small = {"SGRAF": {"regions": 3, "similarity_width": 6}}.get(kind, {})
-    matcher = CATALOG[kind](CATALOG[kind].Config(visual_width=5, width=8, text_backbone=str(bert), **view, **small))
+    view = {"VSE++": "pooled", "CE": "experts", "MMT": "experts"}.get(kind, "grid")
+    read = {"visual_view": view, "text_view": "tokens", "text_width": len(WORDS), "text_backbone": str(bert)}
+    matcher = CATALOG[kind](CATALOG[kind].Config(visual_width=5, width=8, **read, **SMALL.get(kind, {})))
     by_part = matcher.parameters_by_part()
     assert {name.split(".")[0] for name, _ in by_part["text_backbone"]} == {"text_backbone"}
-    given, images = tokens(bert), Encoded(torch.randn(4, 5) if kind == "VSE++" else torch.randn(4, 3, 5))
+    given, images = tokens(bert), Encoded(torch.randn(4, 5) if view == "pooled" else torch.randn(4, 3, 5))
+    images = Encoded({"face": images.vectors}, {"face": torch.ones(4, 3, dtype=torch.bool)}) if view == "experts" else images
     matcher.train().score(matcher.encode_visual(images), matcher.encode_text(given)).sum().backward()
     assert all(parameter.grad is not None for _, parameter in by_part["text_backbone"])
     expected = matcher.eval().score(matcher.encode_visual(images), matcher.encode_text(given))

@@ -30,7 +30,7 @@ class CE(ExpertMatcher):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(ExpertMatcher.Config):
-        word_pool: Literal["vlad", "last", "max", "mean"] = "vlad"
+        word_pool: Literal["vlad", "first", "last", "max", "mean"] = "vlad"
         clusters: dict[str, int] = field(default_factory=dict)
 
         def __post_init__(self) -> None:

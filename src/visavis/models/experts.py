@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from visavis.memory import ScoreCost
-from visavis.models.base import Matcher, MatcherConfig, vectors
+from visavis.models.base import Matcher, vectors
 from visavis.models.gating import GatedEmbedding
 from visavis.models.net_vlad import NetVLAD
 from visavis.models.text import RecurrentWords, pool_words
+from visavis.models.text_backbone import TextBackbone
+from visavis.models.words import WordsConfig
 from visavis.spec import require
 from visavis.types import Encoded
 
@@ -47,18 +49,19 @@ class ExpertMatcher(Matcher):
 
     Formula: ``S = sum_e p_e w_e <v_e, t_e> / sum_e p_e w_e`` with p_e = 1 where the video has expert e, else 0, and
     ``w = softmax(M h)`` of the text's vector h; ``t_e`` a gated embedding of h. A video without experts scores 0.
-    Texts: a vector of a frozen encoder ("pooled"), or words, frozen or learned, of which ``word_pool`` makes one vector.
+    Texts: a vector of a frozen encoder ("pooled"), or words, of which ``word_pool`` makes one vector: frozen ("words"), learned through
+    a GRU of ``hidden`` units, or the states of a text backbone that is trained ("tokens"), whose "first" is BERT's own of the whole.
     Source: Miech et al., Learning a Text-Video Embedding from Incomplete and Heterogeneous Data (2018), equations 3 to 5.
     """
 
     @dataclass(frozen=True, kw_only=True)
-    class Config(MatcherConfig):
+    class Config(WordsConfig):
         visual_view: Literal["experts"] = "experts"
         experts: dict[str, int]
         width: int = 512
-        word_width: int = 300
         hidden: int = 512
-        word_pool: Literal["vlad", "last", "max", "mean"] = "max"
+        bidirectional: bool = False
+        word_pool: Literal["vlad", "first", "last", "max", "mean"] = "last"
         text_clusters: int = 32
         dropout: float = 0.0
 
@@ -75,21 +78,24 @@ class ExpertMatcher(Matcher):
 
     def __init__(self, config: Config):
         super().__init__(config)
-        learned = config.text_view == "tokens"
-        self.words = (
-            RecurrentWords(config.text_width, config.word_width, config.hidden, bidirectional=True, dropout=config.dropout)
-            if learned
-            else None
-        )
-        width = config.hidden if learned else config.text_width
+        self.text_backbone: nn.Module = nn.Identity()
+        self.words, width = None, config.text_width
+        if config.text_backbone:
+            self.text_backbone = backbone = TextBackbone(config.text_backbone, config.noise)
+            width = backbone.width
+        elif config.text_view == "tokens":
+            width = config.hidden
+            self.words = RecurrentWords(
+                config.text_width, config.word_width, width, bidirectional=config.bidirectional, dropout=config.dropout
+            )
         self.word_clusters = NetVLAD(width, config.text_clusters) if config.word_pool == "vlad" and config.text_view != "pooled" else None
         width = width if self.word_clusters is None else self.word_clusters.out_width
         self.text_gates = nn.ModuleList(GatedEmbedding(width, config.width) for _ in config.experts)
         self.mixture = nn.Linear(width, len(config.experts))
 
     def parts(self) -> dict[str, list[nn.Module]]:
-        text = [self.words, self.word_clusters, self.text_gates, self.mixture]
-        return {"visual": [self.visual], "text": [module for module in text if module is not None]}
+        read = [module for module in (self.words, self.word_clusters) if module is not None]
+        return {"visual": [self.visual], "text": [*read, self.text_gates, self.mixture], "text_backbone": [self.text_backbone]}
 
     def encode_visual(self, items: Encoded) -> Encoded:
         """``v_e`` ``[V, E, width]``, 0 where the expert is missing, and ``p_e``."""
@@ -107,6 +113,7 @@ class ExpertMatcher(Matcher):
 
     def _text(self, items: Encoded) -> Tensor:
         """One vector a text ``[N, D]``."""
+        items = self.text_backbone(items)
         words, mask = vectors(items) if self.words is None else self.words(items), items.mask
         assert not isinstance(mask, dict)
         if self.config.text_view == "pooled":

@@ -65,9 +65,8 @@ class ExpertTransformer(nn.Module):
             width, config.heads, config.feedforward, config.attention_dropout, "gelu", layer_norm_eps=1e-12, batch_first=True
         )
         self.encoder = nn.TransformerEncoder(layer, config.layers, enable_nested_tensor=False)
-        for parameter in self.parameters():
-            if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=0.02)
+        for embedding in (self.experts, self.times):
+            nn.init.normal_(embedding.weight, std=width**-0.5)  # of length 1, as the features
 
     def forward(self, experts: Sequence[Expert]) -> Tensor:
         present = torch.stack([expert.present for expert in experts], 1)

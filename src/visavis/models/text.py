@@ -49,7 +49,9 @@ class RecurrentWords(nn.Module):
 
 
 def pool_words(words: Tensor, mask: Tensor | None, how: str) -> Tensor:
-    """Word states as one vector a text: its last valid state, the largest value of each dimension, or the mean."""
+    """Word states as one vector a text: its first, its last valid state, the largest value of each dimension, or the mean."""
+    if how == "first":
+        return words[:, 0]
     if how == "last":
         if mask is None:
             return words[:, -1]

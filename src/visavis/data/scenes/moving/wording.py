@@ -10,14 +10,14 @@ from visavis.data.scenes.moving.clips import Clip, Event
 from visavis.data.scenes.words import article
 
 DOES = {
-    "left": ("moves left and back", "steps to the left and returns"),
-    "right": ("moves right and back", "steps to the right and returns"),
-    "up": ("moves up and back", "jumps up and returns"),
-    "down": ("moves down and back", "drops down and returns"),
-    "vanish": ("vanishes for a moment", "disappears and comes back"),
-    "grow": ("grows for a moment", "swells and shrinks again"),
-    "change": ("turns white for a moment", "becomes white and changes back"),
-    "meet": ("meets {other}", "visits {other} and returns"),
+    "left": ("steps left and back", "dodges to the left"),
+    "right": ("steps right and back", "dodges to the right"),
+    "up": ("steps up and back", "jumps"),
+    "down": ("steps down and back", "ducks"),
+    "vanish": ("vanishes and returns", "blinks"),
+    "grow": ("grows and shrinks", "swells"),
+    "change": ("turns white and back", "pales"),
+    "meet": ("meets {other}", "visits {other}"),
 }
 CROSSES = {
     "left": ("crosses from right to left", "travels all the way to the left"),
@@ -26,9 +26,8 @@ CROSSES = {
     "down": ("sinks from the top to the bottom", "travels all the way down"),
 }
 SOUND = ("with a {sound}", "to the sound of a {sound}")
-IN_ORDER = ("{0}, then {1}", "first {0}, then {1}", "{0} before {1}")
-TURNED = ("before {1}, {0}", "{1} after {0}", "after {0}, {1}")
-"""The later event may come first in the sentence."""
+IN_ORDER = ("{0}, then {1}", "first {0}, then {1}", "{0} before {1}", "after {0}, {1}", "{1} after {0}")
+"""Of the last one the later event comes first."""
 
 
 def clip_captions(clip: Clip, count: int, rng: np.random.Generator, *, heard: bool) -> list[str]:
@@ -43,7 +42,7 @@ def _caption(clip: Clip, rng: np.random.Generator, *, heard: bool) -> str:
     happenings = [_happening(clip, event, rng, heard=heard) for event in clip.events]
     if len(happenings) == 1:
         return _pick(("{0}", "{0} slowly", "we see how {0}"), rng).format(*happenings)
-    return _pick((*IN_ORDER, *TURNED), rng).format(*happenings)
+    return _pick(IN_ORDER, rng).format(*happenings)
 
 
 def _happening(clip: Clip, event: Event, rng: np.random.Generator, *, heard: bool) -> str:
