@@ -84,9 +84,10 @@ def features(
         str | None, typer.Option("--visual", "--vision", help="An image encoder: scenes, a transformers folder, or a hub name.")
     ] = None,
     text: Annotated[str | None, typer.Option(help="A text encoder: minilm, a transformers folder, or a hub name.")] = None,
-    view: Annotated[str, typer.Option(help="Features of images: pooled, or grid for regions.")] = "pooled",
+    view: Annotated[str, typer.Option(help="Features of images: pooled, or grid for regions; of videos: frames.")] = "pooled",
     text_view: Annotated[str, typer.Option(help="Features of captions: pooled, or words.")] = "pooled",
     crops: Annotated[int, typer.Option(help="Crops per image: 1 or 10.")] = 1,
+    frames_per_second: Annotated[float, typer.Option(help="Frames of a video that are read, for the view frames.")] = 0.0,
     out: Annotated[Path | None, typer.Option(help="A folder for the stores; default: the cache, where training finds them.")] = None,
     skip_bad: SkipBad = False,
     json: Json = False,
@@ -96,7 +97,16 @@ def features(
 
     with bars() as progress:
         stores = verbs.features(
-            path, visual=visual, text=text, view=view, text_view=text_view, crops=crops, out=out, skip_bad=skip_bad, progress=progress
+            path,
+            visual=visual,
+            text=text,
+            view=view,
+            text_view=text_view,
+            crops=crops,
+            frames_per_second=frames_per_second,
+            out=out,
+            skip_bad=skip_bad,
+            progress=progress,
         )
     facts = [{"folder": str(store.folder), "rows": len(store), "width": store.width, "view": store.description.view} for store in stores]
     if json:

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from visavis import storage
+from visavis.data.clips import VIDEO_SUFFIXES
 from visavis.data.dataset import Bytes
 from visavis.data.listing import Listing
 from visavis.data.walking import files_under
 from visavis.errors import DataError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".avif", ".jp2")
+VISUAL_SUFFIXES = IMAGE_SUFFIXES + VIDEO_SUFFIXES
 _COMPRESSED_SUFFIXES = (".tgz", ".tbz", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _COMPRESSED_BEGINNINGS = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")
 _UNPACK = "is a compressed archive, whose members cannot be read in place; unpack it to a plain .tar or a folder"
@@ -71,11 +73,11 @@ class ImageFiles:
 
     @property
     def images(self) -> list[str]:
-        return [path for path in self.by_path if path.lower().endswith(IMAGE_SUFFIXES)]
+        return [path for path in self.by_path if path.lower().endswith(VISUAL_SUFFIXES)]
 
     def without_pixels(self, listed: Iterable[str]) -> bool:
         """Whether there is no image at all: none of the listed files, and nothing that is or might hold one."""
-        if self.images or self.troubles or any(path.lower().endswith(IMAGE_SUFFIXES) for path in self.broken):
+        if self.images or self.troubles or any(path.lower().endswith(VISUAL_SUFFIXES) for path in self.broken):
             return False
         return not any(file in self.broken_names or self.find(file) for file in listed)
 

@@ -33,6 +33,11 @@ class Bytes:
     def num_bytes(self) -> int:
         return self.path.stat().st_size if self.size is None else self.size
 
+    @property
+    def source(self) -> Path | bytes:
+        """The file, or the bytes that are a part of one: what readers of videos take."""
+        return self.path if self.size is None else self.read()
+
     def read(self) -> bytes:
         """The bytes. Raises DataError for a file that cannot be read at the moment, or is no regular one of up to a gigabyte."""
         return storage.read_bytes(self.path) if self.size is None else storage.read_part(self.path, self.offset, self.size)
@@ -40,19 +45,50 @@ class Bytes:
 
 @dataclass(frozen=True)
 class Image:
-    """One image: its name (unique in the data set), its split, and where its bytes lie (None: text or features only)."""
+    """One image, or a clip: its name (unique in the data set), its split, and where its bytes lie (None: text or features only)."""
 
     name: str
     split: str
     bytes: Bytes | None = None
 
+    @property
+    def is_clip(self) -> bool:
+        """Whether it is a video, by the ending of its file's name."""
+        from visavis.data.clips import is_video
+
+        return is_video(self.name) or (self.bytes is not None and self.bytes.size is None and is_video(self.bytes.path.name))
+
     def open(self) -> Picture:
         """The picture in RGB, upright (EXIF orientation applied). Raises DataError naming the image."""
         from visavis.data.pictures import open_picture
 
+        if self.is_clip:
+            raise DataError(f'{self.name} is a video, expected a picture: read its frames, with visual.view = "frames".')
+        return open_picture(self._there.read(), self.name)
+
+    def frames(self, rate: float) -> list[Picture]:
+        """The pictures of a clip, so many a second; of a picture itself. Raises DataError naming the clip."""
+        from visavis.data.clips import clip_frames
+
+        return clip_frames(self._there.source, self.name, rate) if self.is_clip else [self.open()]
+
+    def num_frames(self, rate: float) -> int:
+        """How many pictures ``frames`` gives; nothing is decoded. Raises DataError naming the clip."""
+        from visavis.data.clips import frames_in
+
+        return frames_in(self._there.source, self.name, rate) if self.is_clip else 1
+
+    def preview(self) -> Picture:
+        """The picture; of a clip its first frame. Raises DataError naming it."""
+        from visavis.data.clips import first_frame
+
+        return first_frame(self._there.source, self.name) if self.is_clip else self.open()
+
+    @property
+    def _there(self) -> Bytes:
         if self.bytes is None:
             raise DataError(f"image {self.name} has no pixels in this data set: only its captions or features are here.")
-        return open_picture(self.bytes.read(), self.name)
+        return self.bytes
 
 
 @dataclass(frozen=True)

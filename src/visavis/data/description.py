@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 Side = Literal["visual", "text"]
-View = Literal["pooled", "grid", "words"]
+View = Literal["pooled", "grid", "words", "frames"]
+RAGGED = {"words": "words.npy", "frames": "frames.npy"}
+"""Views of so many vectors as an item has words or frames, and the file of their vectors."""
 
 
 def side_of(name: str) -> Side:
@@ -22,7 +24,7 @@ class Description:
     """What a store holds, and how it was made.
 
     side: images or captions. tower and weights: the encoder's name and a checksum of its parameters. shape: of one
-    item, ``(D,)``, ``(R, D)`` or, for words, ``(D,)`` a word; with several crops their number comes first.
+    item, ``(D,)``, ``(R, D)`` or, for words and frames, ``(D,)`` each; with several crops their number comes first.
     fingerprint: of the data set. precision: in which the encoder ran. versions: of the packages; not compared.
     """
 
@@ -38,6 +40,11 @@ class Description:
     preprocessing: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     complete: bool = False
+
+    @property
+    def ragged(self) -> bool:
+        """Whether items have vectors of unequal number."""
+        return self.view in RAGGED
 
     @property
     def width(self) -> int:

@@ -2,8 +2,8 @@
 
 A store is a folder: ``features.json`` (what the features are), ``keys.json`` (the image names or caption texts, one
 a row), ``progress.json`` (how much is written, and its checksum) and float16 arrays: ``vectors.npy`` ``[N, D]``, ``[N, R, D]`` for
-grids, with a crop axis after ``N`` where there are several crops; for words ``words.npy`` ``[total, D]`` and
-``offsets.npy`` ``[N + 1]``. Equal captions share a row. Writing an unfinished store continues where it was interrupted.
+grids, with a crop axis after ``N`` where there are several crops; for words and frames ``words.npy`` or ``frames.npy``
+``[total, D]`` and ``offsets.npy`` ``[N + 1]``. Equal captions share a row. Writing an unfinished store continues where it was interrupted.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class FeatureStore:
         return look_up(self._row, keys, self.folder)
 
     def read(self, rows: Sequence[int] | np.ndarray | Tensor) -> Encoded:
-        """Rows, in the given order, as float32; words are padded ``[n, L, D]`` with a mask."""
+        """Rows, in the given order, as float32; words and frames are padded ``[n, L, D]`` with a mask."""
         rows = np.asarray(rows)
         if self._offsets is None:
             return Encoded(torch.from_numpy(self._vectors[rows]).float())
@@ -88,7 +88,7 @@ class FeatureWriter:
     def open(cls, folder: str | Path, description: Description, keys: Sequence[str], lengths: np.ndarray | None = None) -> FeatureWriter:
         """Start a store, or continue an unfinished one of the same description and keys; a damaged one is begun anew.
 
-        lengths ``[N]``: the number of words of each key, for words. Raises RefusedOverwrite if the folder holds anything else.
+        lengths ``[N]``: the number of words or frames of each key, for these views. Raises RefusedOverwrite if the folder holds anything else.
         """
         folder = Path(folder)
         if not (folder / "features.json").exists():
@@ -111,7 +111,7 @@ class FeatureWriter:
         """Write the next rows. Raises DataError for values that float16 cannot hold, StorageError for a full disk."""
         assert isinstance(items.vectors, Tensor)
         values = items.vectors.float()
-        if self.description.view == "words":
+        if self.description.ragged:
             values = values[items.mask]  # type: ignore[index]
         if not values.abs().max() < torch.finfo(torch.float16).max:
             raise DataError(

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 import PIL
 
 from visavis import storage
+from visavis.data.clips import BrokenClip
+from visavis.data.dataset import Image
 from visavis.data.finite import file_marks
 from visavis.data.listing import Listing, evaluation_first
 from visavis.data.pictures import BrokenPicture, known_formats, picture_size
@@ -54,7 +56,7 @@ def _look(listing: Listing, on_progress: Progress | None) -> Seen:
     faults: list[tuple[int, str, str]] = []
     unread: list[tuple[int, str, str]] = []
     sizes: Counter[str] = Counter()
-    copies: dict[bytes, list[int]] = {}
+    copies: dict[str, list[int]] = {}
     if listing.find_broken_features is not None:
         places = {entry.name: index for index, entry in enumerate(listing.entries)}
         what = "the image's features hold NaN or infinity"
@@ -62,12 +64,13 @@ def _look(listing: Listing, on_progress: Progress | None) -> Seen:
     for index, entry in enumerate(listing.entries):
         if entry.bytes is not None and index not in listing.lost_images:
             try:
-                content = entry.bytes.read()
-                copies.setdefault(hashlib.sha256(content).digest(), []).append(index)
-                width, height = picture_size(content, entry.name)
+                digest, (width, height) = _seen(Image(entry.name, "", entry.bytes))
+                copies.setdefault(digest, []).append(index)
                 sizes[f"{width}x{height}"] += 1
             except BrokenPicture as error:
                 faults.append((index, error.kind, f"the image {error.what}"))
+            except BrokenClip as error:
+                faults.append((index, "broken video", f"the video {error.what}"))
             except DataError as error:
                 (unread if storage.momentary(error) else faults).append((index, "unreadable image", str(error).removesuffix(".")))
         if on_progress:
@@ -84,6 +87,18 @@ def _look(listing: Listing, on_progress: Progress | None) -> Seen:
                     (other, "image in two splits", f"the image of {copy.split} has the very bytes of {kept.name} of {kept.split}")
                 )
     return Seen(faults, notes, dict(sizes), unread)
+
+
+def _seen(image: Image) -> tuple[str, tuple[int, int]]:
+    """A hash of an image's bytes, and its size: of a picture when all of it was decoded, of a clip when its first frame was."""
+    assert image.bytes is not None
+    if not image.is_clip:
+        content = image.bytes.read()
+        return hashlib.sha256(content).hexdigest(), picture_size(content, image.name)
+    whole = image.bytes.size is None
+    digest = storage.content_hash(image.bytes.path) if whole else hashlib.sha256(image.bytes.read()).hexdigest()
+    image.num_frames(1.0)
+    return digest, image.preview().size
 
 
 def _key(listing: Listing) -> str:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from visavis import storage
-from visavis.data.description import Description
+from visavis.data.description import RAGGED, Description
 from visavis.errors import DataError
 
-NAMES = ("features.json", "keys.json", "progress.json", "offsets.npy", "words.npy", "vectors.npy")
+NAMES = ("features.json", "keys.json", "progress.json", "offsets.npy", *RAGGED.values(), "vectors.npy")
 """All that a store may consist of."""
 HASHED_AT_OPENING = 64 * 2**20
 """Bytes of vectors up to which a store is hashed whenever it is opened; a larger one is where a file's size or time has changed."""
@@ -37,7 +37,7 @@ class Written:
 
 @dataclass(frozen=True)
 class StoreFiles:
-    """What lies in a store. offsets: of words only. vectors: ``[rows, ...]`` on the disk, read on demand."""
+    """What lies in a store. offsets: of words and frames only. vectors: ``[rows, ...]`` on the disk, read on demand."""
 
     folder: Path
     keys: list[str]
@@ -51,8 +51,7 @@ class StoreFiles:
         with damage():
             keys = storage.read_json(folder / "keys.json", list[str])
             written = storage.read_json(folder / "progress.json", Written)
-            ragged = description.view == "words"
-            offsets = storage.read_array(folder / "offsets.npy", dimensions=1, kinds="i") if ragged else None
+            offsets = storage.read_array(folder / "offsets.npy", dimensions=1, kinds="i") if description.ragged else None
             vectors = storage.read_array(folder / vectors_name(description), mapped=True)
         rows = len(keys) if offsets is None else int(offsets[-1]) if len(offsets) else 0
         fits = {
@@ -126,7 +125,7 @@ def create_files(folder: Path, description: Description, keys: Sequence[str], le
         storage.write_json(part / "keys.json", list(keys))
         storage.write_json(part / "progress.json", asdict(Written(0)))
         rows = description.count
-        if description.view == "words":
+        if description.ragged:
             assert lengths is not None
             offsets = np.concatenate([[0], np.cumsum(lengths)])
             storage.write_array(part / "offsets.npy", offsets)
@@ -141,4 +140,4 @@ def discard_store(folder: Path, reason: storage.Damaged) -> None:
 
 
 def vectors_name(description: Description) -> str:
-    return "words.npy" if description.view == "words" else "vectors.npy"
+    return RAGGED.get(description.view, "vectors.npy")

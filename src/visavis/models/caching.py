@@ -17,13 +17,13 @@ import torch
 
 from visavis import storage
 from visavis.data.dataset import Dataset
-from visavis.data.description import Description
+from visavis.data.description import RAGGED, Description
 from visavis.data.features import FeatureStore, FeatureWriter
 from visavis.data.store_files import discard_store, read_description
 from visavis.errors import SpecError
 from visavis.models import small_cnn
 from visavis.models.pretrained import weights_checksum, weights_mark
-from visavis.models.towers import TextTower, TowerSpec, VisualTower
+from visavis.models.towers import ClipTower, TextTower, TowerSpec, VisualTower
 
 OnProgress = Callable[[int, int, float], None]
 """Called with items done, items in all, and items a second since the start."""
@@ -41,6 +41,7 @@ def store_folder(dataset: Dataset, spec: TowerSpec) -> Path:
     """
     tower = Path(spec.name).resolve().name if os.path.exists(spec.name) else spec.name.replace("/", "--")
     crops = "" if spec.crops == 1 else f"-{spec.crops}crops"
+    crops += f"-{spec.frames_per_second:g}fps" if spec.frames_per_second else ""
     sizes = [image.bytes.num_bytes for image in dataset.images if image.bytes is not None] if spec.side == "visual" else []
     mark = hashlib.sha256(f"{sizes} {weights_mark(spec.name)}".encode()).hexdigest()[:8]
     return storage.cache_folder() / "features" / f"{dataset.name}-{dataset.fingerprint}-{tower}-{spec.view}{crops}-{mark}"
@@ -48,7 +49,7 @@ def store_folder(dataset: Dataset, spec: TowerSpec) -> Path:
 
 def cache_features(
     dataset: Dataset,
-    tower: TowerSpec | VisualTower | TextTower,
+    tower: TowerSpec | VisualTower | TextTower | ClipTower,
     folder: str | Path | None = None,
     *,
     batch_size: int | None = None,
@@ -59,7 +60,7 @@ def cache_features(
 
     A finished store in the default folder is opened without loading the tower. A killed call goes on where it ended;
     one that another process is computing is waited for. What is damaged is computed anew.
-    batch_size: default 4 pictures (more are slower on CPUs) or 64 texts. bfloat16: for products; default: for texts.
+    batch_size: default 4 pictures (more are slower on CPUs), a clip, or 64 texts. bfloat16: for products; default: for texts.
     Raises RefusedOverwrite if other features stand in ``folder``.
     """
     spec = tower if isinstance(tower, TowerSpec) else tower.spec
@@ -84,7 +85,7 @@ def _finished(folder: Path) -> FeatureStore | None:
 
 def _compute(
     dataset: Dataset,
-    encoder: VisualTower | TextTower,
+    encoder: VisualTower | TextTower | ClipTower,
     folder: Path,
     batch_size: int | None,
     bfloat16: bool | None,
@@ -93,12 +94,16 @@ def _compute(
     """What is missing of a store, computed and written."""
     spec = encoder.spec
     bfloat16 = spec.side == "text" if bfloat16 is None else bfloat16
-    batch_size = batch_size or (4 if spec.side == "visual" else 64)
+    batch_size = batch_size or (64 if spec.side == "text" else 1 if spec.view == "frames" else 4)
     keys, lengths = _keys(dataset, encoder)
     images = {image.name: image for image in dataset.images}
 
     def prepare(batch: list[str]) -> Any:
-        return encoder.preprocess(batch) if isinstance(encoder, TextTower) else encoder.preprocess([images[name].open() for name in batch])
+        if isinstance(encoder, TextTower):
+            return encoder.preprocess(batch)
+        if isinstance(encoder, ClipTower):
+            return encoder.preprocess([images[name].frames(spec.frames_per_second) for name in batch])
+        return encoder.preprocess([images[name].open() for name in batch])
 
     device = next(encoder.parameters()).device
     with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
@@ -108,7 +113,7 @@ def _compute(
             view=spec.view,
             tower=spec.name,
             weights=weights_checksum(encoder),
-            shape=tuple(first.vectors.shape[2 if spec.view == "words" else 1 :]),
+            shape=tuple(first.vectors.shape[2 if spec.view in RAGGED else 1 :]),
             count=len(keys),
             fingerprint=dataset.fingerprint,
             crops=spec.crops,
@@ -130,8 +135,11 @@ def _compute(
     return writer.finish()
 
 
-def _keys(dataset: Dataset, encoder: VisualTower | TextTower) -> tuple[list[str], np.ndarray | None]:
+def _keys(dataset: Dataset, encoder: VisualTower | TextTower | ClipTower) -> tuple[list[str], np.ndarray | None]:
     """What the rows stand for, in the order of computing: images as listed; different captions, short ones first."""
+    if isinstance(encoder, ClipTower):
+        lengths = np.array([image.num_frames(encoder.spec.frames_per_second) for image in dataset.images])
+        return [image.name for image in dataset.images], lengths
     if isinstance(encoder, VisualTower):
         return [image.name for image in dataset.images], None
     texts = sorted(set(dataset.captions))

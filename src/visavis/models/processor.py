@@ -20,7 +20,7 @@ from visavis.models import text_backbone
 from visavis.models.base import Matcher
 from visavis.models.pretrained import model_folder
 from visavis.models.tokenizing import PretrainedTokenizer
-from visavis.models.towers import TextTower, TowerSpec, VisualTower, open_preprocessing
+from visavis.models.towers import ClipTower, TextTower, TowerSpec, VisualTower, open_preprocessing
 from visavis.types import Encoded
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Processor:
         return self.visual
 
     @cached_property
-    def visual_tower(self) -> VisualTower:
+    def visual_tower(self) -> VisualTower | ClipTower:
         return self.visual_spec.open()  # type: ignore[return-value]
 
     @cached_property
@@ -113,8 +113,20 @@ class Processor:
         """Pictures as a matcher of this view reads them; a frozen tower computes on ``device``."""
         if view == "pixels":
             return Encoded(self.preprocess(pictures))
+        assert isinstance(self.visual_tower, VisualTower)
         features = self.visual_tower.to(device).encode(pictures)
         features = features.map(lambda part: part.mean(1)) if self.visual_spec.crops > 1 else features
+        return features if self.standardization is None else self.standardization(features)
+
+    @property
+    def frames_per_second(self) -> float:
+        """How many frames of a clip the model reads; 0 for a model that reads pictures alone."""
+        return self.visual.frames_per_second if self.visual else 0.0
+
+    def clips(self, clips: Sequence[Sequence[Picture]], device: torch.device | str = "cpu") -> Encoded:
+        """Clips, each its pictures, as a matcher of grids reads them: frames in the place of regions."""
+        assert isinstance(self.visual_tower, ClipTower)
+        features = self.visual_tower.to(device).encode(clips)
         return features if self.standardization is None else self.standardization(features)
 
     def texts(self, texts: Sequence[str], device: torch.device | str = "cpu") -> Encoded:

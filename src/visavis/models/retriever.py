@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from visavis import storage
+from visavis.data.clips import clip_frames, is_video
 from visavis.data.pictures import open_picture
 from visavis.errors import DataError, RunError, ShapeError, VisavisError, nearest
 from visavis.memory import Memory, parse_memory
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 BATCH = 64
+CLIPS = 4
+"""Videos at once, of which each is many pictures."""
 HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
@@ -104,6 +108,14 @@ class Retriever:
         """
         return self._unit_rows(self.encode_visual(images, on_progress))
 
+    def encode_videos(self, videos: Sequence[str | Path], on_progress: OnBatch | None = None) -> Tensor:
+        """Unit rows ``[N, D]`` of video files, on the CPU.
+
+        Raises DataError naming a file that is no video, or for a model that reads pictures alone, ShapeError for a model without one
+        vector an item: ``score`` takes videos too.
+        """
+        return self._unit_rows(self.encode_visual(videos, on_progress))
+
     def encode_texts(self, texts: Sequence[str], on_progress: OnBatch | None = None) -> Tensor:
         """Unit rows ``[N, D]`` of sentences, on the CPU. Raises ShapeError for a model without one vector an item."""
         return self._unit_rows(self.encode_text(texts, on_progress))
@@ -116,16 +128,16 @@ class Retriever:
         return score_all(self.matcher, self.encode_visual(images), self.encode_text(texts), self.memory, way)
 
     def encode_visual(self, images: Sequence[str | Path | Picture], on_progress: OnBatch | None = None) -> Encoded:
-        """Pictures as ``matcher.score`` reads them: one vector each, or regions, or named parts."""
-        view, device = self.matcher.config.visual_view, device_of(self.matcher)
-        batches = batches_of_at_most(_some(images), self.batch_size)
-        return encode(
-            self.matcher,
-            "visual",
-            lambda index: self.processor.images([_picture(images[i]) for i in index], view, device),
-            batches,
-            on_batch=on_progress,
-        )
+        """Pictures, or paths of videos, as ``matcher.score`` reads them: one vector each, or regions, or named parts."""
+        view, device, rate = self.matcher.config.visual_view, device_of(self.matcher), self.processor.frames_per_second
+
+        def read(index: np.ndarray) -> Encoded:
+            if rate:
+                return self.processor.clips([_clip(images[i], rate) for i in index], device)
+            return self.processor.images([_picture(images[i]) for i in index], view, device)
+
+        batches = batches_of_at_most(_some(images), min(CLIPS, self.batch_size) if rate else self.batch_size)
+        return encode(self.matcher, "visual", read, batches, on_batch=on_progress)
 
     def encode_text(self, texts: Sequence[str], on_progress: OnBatch | None = None) -> Encoded:
         """Sentences as ``matcher.score`` reads them."""
@@ -156,8 +168,17 @@ def _some(items: Sequence[Any]) -> int:
     return len(items)
 
 
+def _clip(item: Any, rate: float) -> list[Picture]:
+    """The pictures of a video, so many a second; a picture is a clip of one."""
+    if isinstance(item, str | Path) and is_video(str(item)):
+        return clip_frames(Path(item), str(item), rate)
+    return [_picture(item)]
+
+
 def _picture(image: Any) -> Picture:
     if isinstance(image, str | Path):
+        if is_video(str(image)):
+            raise DataError(f'{image} is a video, and this model reads pictures: one trained with visual.view = "frames" reads videos.')
         return open_picture(storage.read_bytes(image), str(image))
     picture: Picture = image.convert("RGB")
     return picture

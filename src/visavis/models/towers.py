@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from visavis.data.description import Side, View
 from visavis.errors import SpecError
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from visavis.models.scene_encoder import SceneEncoder
 
 
+FRAMES_AT_ONCE = 16
+"""Frames of clips that go through an encoder at once."""
 LONGEST_NAME = 160
 """Characters of one part of a tower's name: with those of a data set they make the name of a folder."""
 
@@ -42,7 +45,8 @@ LONGEST_NAME = 160
 class TowerSpec:
     """Which encoder, and what of it: the part of a model's config that names its features.
 
-    view: ``pooled`` ``[N, D]``, ``grid`` ``[N, R, D]`` (visual), ``words`` ``[N, L, D]`` with a mask (text).
+    view: ``pooled`` ``[N, D]``, ``grid`` ``[N, R, D]`` (visual), ``words`` ``[N, L, D]`` with a mask (text), ``frames`` ``[N, F, D]``
+    with a mask (visual, of clips, ``frames_per_second`` of them).
     crops: 1, or 10 for the corners and the centre of a larger picture and their mirror images, ``[N, 10, ...]``.
     """
 
@@ -50,20 +54,28 @@ class TowerSpec:
     name: str
     view: View = "pooled"
     crops: int = 1
+    frames_per_second: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.name.isprintable() or len(self.name) > 1000 or max(map(len, self.name.split("/"))) > LONGEST_NAME:
             raise SpecError(f"the name of a tower is {self.name[:60]!r}, expected a folder or a name of the Hugging Face hub.")
-        views = ("pooled", "grid") if self.side == "visual" else ("pooled", "words")
+        views = ("pooled", "grid", "frames") if self.side == "visual" else ("pooled", "words")
         if self.view not in views:
             raise SpecError(f"the view of a {self.side} tower is {self.view!r}, expected {' or '.join(views)}.")
+        if (self.view == "frames") != (self.frames_per_second > 0) or self.crops > 1 < self.frames_per_second:
+            raise SpecError(
+                f"a tower of view {self.view} reads {self.frames_per_second:g} frames a second in {self.crops} crops: "
+                "expected a rate above 0 of whole frames for the view frames, and for no other."
+            )
         if self.crops != 1 and (self.side, self.crops) != ("visual", 10):
             raise SpecError(f"a {self.side} tower cannot take {self.crops} crops: expected 1, or 10 of pictures.")
         if self.crops != 1 and self.name == "scenes":
             raise SpecError("the tower scenes takes a picture as a whole: it has no ten crops.")
 
-    def open(self) -> VisualTower | TextTower:
+    def open(self) -> VisualTower | TextTower | ClipTower:
         """The encoder itself, in evaluation mode, on the CPU. Raises DataError if no such model is found."""
+        if self.view == "frames":
+            return ClipTower(self, open_visual(self.name)).eval()
         return open_visual(self.name, self.view, crops=self.crops) if self.side == "visual" else open_text(self.name, self.view)
 
 
@@ -102,6 +114,47 @@ class VisualTower(nn.Module):
     @property
     def description(self) -> dict[str, Any]:
         return asdict(self.preprocessing) if isinstance(self.preprocessing, Preprocessing) else {"own": self.spec.name}
+
+
+class ClipTower(nn.Module):
+    """Clips, each so many pictures as it has, to ``[N, F, D]`` with a mask ``[N, F]``: each frame as the encoder pools a picture."""
+
+    def __init__(self, spec: TowerSpec, pictures: VisualTower):
+        super().__init__()
+        self.spec, self.pictures = spec, pictures
+
+    def preprocess(self, clips: Sequence[Sequence[Picture]]) -> Encoded:
+        """Pixels ``[N, F, 3, H, W]`` and their mask."""
+        pixels = [self.pictures.preprocess(clip) for clip in clips]
+        masks = [torch.ones(len(clip), dtype=torch.bool) for clip in pixels]
+        return Encoded(pad_sequence(pixels, batch_first=True), pad_sequence(masks, batch_first=True))
+
+    @property
+    def width(self) -> int:
+        """The width of one vector."""
+        return self.pictures.width
+
+    def forward(self, clips: Encoded) -> Encoded:
+        """Features of what ``preprocess`` gave, as float32."""
+        pixels, mask = clips.vectors, clips.mask
+        assert isinstance(pixels, Tensor)
+        assert isinstance(mask, Tensor)
+        frames = torch.cat([self._pooled(part) for part in pixels[mask].split(FRAMES_AT_ONCE)])
+        vectors = frames.new_zeros(*mask.shape, frames.shape[1])
+        vectors[mask] = frames
+        return Encoded(vectors, mask)
+
+    def _pooled(self, pixels: Tensor) -> Tensor:
+        pooled: Tensor = self.pictures(pixels).vectors
+        return pooled
+
+    @torch.no_grad()
+    def encode(self, clips: Sequence[Sequence[Picture]]) -> Encoded:
+        return self(self.preprocess(clips).to(_device(self)))
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return self.pictures.description | {"frames_per_second": self.spec.frames_per_second}
 
 
 class TextTower(nn.Module):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from visavis.data import Dataset, Image, open_dataset
-from visavis.data.archives import IMAGE_SUFFIXES
+from visavis.data.archives import IMAGE_SUFFIXES, VISUAL_SUFFIXES
 from visavis.data.dataset import Bytes
 from visavis.data.finite import file_marks
 from visavis.data.listing import Entry, Listing
@@ -61,7 +61,7 @@ def search_images(runs: Sequence[Path], query: str, inside: Path | None, top: in
     runs = members_of(runs)
     models = {run: Retriever.load(run, memory=memory) for run in runs}
     if inside is not None:
-        place = collection(inside)
+        place = collection(inside, clips=all(model.processor.frames_per_second for model in models.values()))
         return best([similarities(model, place, query, progress) for model in models.values()], place, top, progress)
     scores, places = [], dict[Path, Dataset]()
     for run, recipe in recipes_of(runs, memory=memory).items():
@@ -106,8 +106,8 @@ def best(scores: Sequence[Tensor], place: Dataset, top: int, progress: Progress)
     return [Hit(place.images[i].name, mean[i].item(), place.images[i]) for i in order.tolist()]
 
 
-def collection(path: Path) -> Dataset:
-    """A data set, or any folder of images; what cannot be read is left out, and said in ``Dataset.skipped``.
+def collection(path: Path, *, clips: bool = False) -> Dataset:
+    """A data set, or any folder of images, with the videos in it where models read clips; what cannot be read is left out, and said in ``Dataset.skipped``.
 
     A folder of images is known by its files' sizes and times, so that a changed one is new.
     """
@@ -117,7 +117,8 @@ def collection(path: Path) -> Dataset:
         if not path.is_dir() or not is_unicode(str(path)):
             raise
     found = dict(files_under(path, hidden=True))
-    files = sorted(file for file, trouble in found.items() if file.suffix.lower() in IMAGE_SUFFIXES and trouble is None)
+    endings = VISUAL_SUFFIXES if clips else IMAGE_SUFFIXES
+    files = sorted(file for file, trouble in found.items() if file.suffix.lower() in endings and trouble is None)
     if not files:
         raise DataError(f"{path} holds no images and no data set: name a folder with pictures in it.")
     listing = Listing(path, "images", [Entry(str(file.relative_to(path)), "all", bytes=Bytes(file)) for file in files])

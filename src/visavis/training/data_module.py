@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from visavis.data.dataset import Dataset
 from visavis.data.experts import ExpertStore
@@ -170,7 +171,12 @@ def _standardization(data_module: DataModule) -> Standardization:
     train = data_module.data.split("train")
     source, _ = data_module.sources(train)
     blocks = batches_of_about(np.arange(len(train.images)), ENCODE_IMAGES)
-    return Standardization.of((vectors(source.read(block)) for block in blocks), root=data_module.recipe.visual.standardize == "roots")
+    return Standardization.of((_there(source.read(block)) for block in blocks), root=data_module.recipe.visual.standardize == "roots")
+
+
+def _there(items: Encoded) -> Tensor:
+    """The vectors of items that are there, without those that only fill up."""
+    return vectors(items) if items.mask is None else vectors(items)[items.mask]  # type: ignore[index]
 
 
 def _architecture(recipe: Recipe, data_module: DataModule, kind: type[Matcher]) -> dict[str, Any]:
@@ -178,7 +184,8 @@ def _architecture(recipe: Recipe, data_module: DataModule, kind: type[Matcher]) 
     architecture = {key: value for key, value in recipe.model.items() if key != "kind"} | _text_backbone(recipe)
     words = data_module.processor.vocabulary or data_module.processor.tokens
     text_width = len(words) if words else data_module.text.width  # type: ignore[union-attr]
-    architecture |= {"visual_view": recipe.visual.view, "text_view": recipe.text.view, "text_width": text_width}
+    visual_view = "grid" if recipe.visual.view == "frames" else recipe.visual.view
+    architecture |= {"visual_view": visual_view, "text_view": recipe.text.view, "text_width": text_width}
     if isinstance(data_module.visual, ExpertStore) and "experts" in kind.visual_views:
         architecture |= {"experts": data_module.visual.widths}
     if data_module.visual is not None:

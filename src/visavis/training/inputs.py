@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -53,7 +54,8 @@ def visual_features(recipe: Recipe, data: Dataset, progress: Progress) -> tuple[
         return ExpertStore.open(find_file(visual.features), visual.experts, longest=visual.longest), None
     if not visual.tower and (visual.view == "pixels" or not visual.features):
         raise RecipeError("visual.tower is empty: name the encoder of the images, or stored features in visual.features.")
-    tower = TowerSpec("visual", visual.tower, "grid" if visual.view == "pixels" else visual.view, visual.crops) if visual.tower else None
+    view: Any = "grid" if visual.view == "pixels" else visual.view
+    tower = TowerSpec("visual", visual.tower, view, visual.crops, visual.frames_per_second) if visual.tower else None
     if visual.view == "pixels":
         return None, tower
     if visual.features == PRECOMP:

@@ -41,17 +41,19 @@ class VisualSettings(Section):
     vector an image ("pooled") or one a region ("grid"); "pixels": the encoder is part of the model and may be trained; "experts":
     named features of unequal length, some missing. features: a stored array of features, row i of image i, instead of computing them;
     "precomp": those that the data set brings; the folder of a store of experts. experts: names of those that are read, all if empty.
-    longest: vectors of each expert that are read, evenly spaced in a longer sequence; 0: all. crops: 1, or 10 for features of ten
+    longest: vectors of each expert that are read, evenly spaced in a longer sequence; 0: all. frames_per_second: of clips, for "frames",
+    one vector a frame, which models read as they read regions. crops: 1, or 10 for features of ten
     crops, always the same (center, corners, mirror images). standardize: features, or their square roots, at mean 0 and deviation 1
     over the training images; "": as they are. augment: random resized crops and
     flips in training ("pixels" only).
     """
 
     tower: str = ""
-    view: Literal["pooled", "grid", "pixels", "experts"] = "pooled"
+    view: Literal["pooled", "grid", "pixels", "experts", "frames"] = "pooled"
     features: str = ""
     experts: tuple[str, ...] = Field((), strict=False)
     longest: int = Field(0, ge=0)
+    frames_per_second: float = Field(0.0, ge=0)
     crops: Literal[1, 10] = 1
     standardize: Literal["", "values", "roots"] = ""
     augment: bool = False
@@ -72,6 +74,11 @@ class VisualSettings(Section):
             )
         if not experts and (self.experts or self.longest):
             raise ValueError(f'visual.experts and visual.longest are for visual.view = "experts", found {self.view!r}.')
+        if (self.view == "frames") != (self.frames_per_second > 0) or (self.view == "frames" and (self.features or self.crops > 1)):
+            raise ValueError(
+                f'visual.view is "{self.view}" with visual.frames_per_second = {self.frames_per_second:g}: expected a rate above 0, such as 1, '
+                "for the view frames, without visual.features and visual.crops, and for no other view."
+            )
         if self.tower == small_cnn.NAME and not pixels:
             raise ValueError(f'visual.tower {self.tower} begins with random weights: train it with visual.view = "pixels".')
         if self.augment and not pixels:

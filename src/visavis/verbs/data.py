@@ -42,13 +42,15 @@ def features(
     view: str = "pooled",
     text_view: str = "pooled",
     crops: int = 1,
+    frames_per_second: float = 0.0,
     out: str | Path | None = None,
     skip_bad: bool = False,
     progress: Progress | None = None,
 ) -> list[FeatureStore]:
     """Cache the features of frozen encoders for a data set: images by ``visual``, captions by ``text``; an interrupted call resumes.
 
-    view: of images, "pooled" or "grid" (regions). text_view: of captions, "pooled" or "words". crops: of an image, 1 or 10.
+    view: of images, "pooled" or "grid" (regions); of videos, "frames", so many a second (``frames_per_second``). text_view: of
+    captions, "pooled" or "words". crops: of an image, 1 or 10.
     out: a folder for the stores ``visual`` and ``text``; default: the cache, where training finds them.
     """
     from visavis.data import open_dataset
@@ -59,7 +61,7 @@ def features(
     if not visual and not text:
         raise VisavisError("nothing to compute: name an encoder with --visual, with --text, or both.")
     dataset = open_dataset(path, skip_bad=skip_bad, pixels=bool(visual))
-    towers = [TowerSpec("visual", visual, view, crops)] if visual else []  # type: ignore[arg-type]
+    towers = [TowerSpec("visual", visual, view, crops, frames_per_second)] if visual else []  # type: ignore[arg-type]
     towers += [TowerSpec("text", text, text_view)] if text else []  # type: ignore[arg-type]
 
     def cache(tower: TowerSpec) -> FeatureStore:

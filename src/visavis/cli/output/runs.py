@@ -169,7 +169,7 @@ def print_hits(hits: Iterable[Hit]) -> None:
     for rank, hit in enumerate(hits, 1):
         console.print(f"{rank:2d}  {hit.score:.3f}  {escape(hit.name)}", soft_wrap=True)
         if hit.image.bytes is not None and console.is_terminal and console.color_system == "truecolor":
-            console.print(_thumbnail(hit.image.open()))
+            console.print(_thumbnail(hit.image.preview()))
 
 
 def _thumbnail(picture: Any, width: int = 32) -> Any:

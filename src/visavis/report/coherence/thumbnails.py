@@ -28,7 +28,7 @@ class Thumbnails:
         if self.images[index].bytes is None:
             return None
         if index not in self.pictures:
-            self.pictures[index] = ImageOps.fit(self.images[index].open(), (SIDE, SIDE))
+            self.pictures[index] = ImageOps.fit(self.images[index].preview(), (SIDE, SIDE))
         return self.pictures[index]
 
     def jpeg(self, index: int) -> bytes | None:

@@ -1,0 +1,146 @@
+"""From video files to a ranking: frame features are cached, a model trains on them, and it reads new videos."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import visavis
+from visavis.cli import app
+from visavis.data.features import FeatureStore
+from visavis.data.reading import open_dataset
+from visavis.errors import DataError, RecipeError
+from visavis.models.caching import cache_features, store_folder
+from visavis.models.towers import TowerSpec
+
+from ..videos import write_sound, write_video
+
+pytest.importorskip("av")
+
+COLORS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "white": (255, 255, 255)}
+RECIPE = """
+name = "videos"
+visual = { tower = "scenes", view = "frames", frames_per_second = 2.0, standardize = "values" }
+text = { tower = "vocabulary", min_count = 1 }
+model = { kind = "VSEInfinity", width = 16, word_width = 8 }
+training = { batch_size = 8, threads = 1 }
+
+[[phases]]
+epochs = 3
+objective = "Unified(gamma=20)"
+optimizer = { lr = 0.01 }
+"""
+
+
+def colored(name):
+    return np.full((48, 48, 3), COLORS[name], np.uint8)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A video for each pair of colors, the one that comes first first; between one and three seconds long."""
+    rows = ["filename,caption,split"]
+    for number, (first, second) in enumerate((a, b) for a in COLORS for b in COLORS if a != b):
+        write_video(tmp_path / f"{number}.mp4", [colored(first)] * 5 + [colored(second)] * (5 + 10 * (number % 3)))
+        split = ("val", "test")[number % 2] if number >= 8 else "train"
+        rows += [f"{number}.mp4,{first} then {second},{split}", f"{number}.mp4,first {first} and {second} at last,{split}"]
+    (tmp_path / "captions.csv").write_text("\n".join(rows) + "\n")
+    return tmp_path
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "videos.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+def test_frames_of_clips_are_cached_as_they_are_encoded(folder):
+    data, spec = open_dataset(folder), TowerSpec("visual", "scenes", "frames", frames_per_second=2.0)
+    store = cache_features(data, spec)
+    read = store.read(store.rows(image.name for image in data.images[:3]))
+    assert read.mask.sum(1).tolist() == [2, 4, 6]
+    pictures = TowerSpec("visual", "scenes").open().encode(data.images[1].frames(2.0))
+    assert torch.allclose(read.vectors[1, :4], pictures.vectors, atol=2e-3)
+    assert FeatureStore.open(store_folder(data, spec)).description.preprocessing["frames_per_second"] == 2
+    assert store_folder(data, spec) != store_folder(data, TowerSpec("visual", "scenes", "frames", frames_per_second=1.0))
+
+
+def test_a_model_of_videos_trains_loads_and_searches(folder, recipe, tmp_path):
+    run = tmp_path / "run"
+    trained = visavis.train(recipe, data=folder, out=run)
+    assert trained.test is not None
+    assert visavis.evaluate(run).to_json()["rsum"] == trained.test.metrics["rsum"]
+    model = visavis.load(run)
+    videos = [folder / f"{number}.mp4" for number in (0, 4)]
+    rows = model.encode_videos(videos)
+    assert torch.allclose(rows.norm(dim=1), torch.ones(2))
+    assert torch.allclose(model.score(videos, ["red then green"]), rows @ model.encode_texts(["red then green"]).T, atol=1e-6)
+    assert torch.allclose(model.encode_videos(videos[1:]), rows[1:], atol=1e-5)
+    assert model.encode_images([Image.new("RGB", (48, 48))]).shape == (1, 16)
+    new = tmp_path / "new"
+    new.mkdir()
+    write_video(new / "mine.mp4", [colored("red")] * 20)
+    found = CliRunner().invoke(app, ["search", str(run), "red then green", "--in", str(new), "--json"])
+    assert found.exit_code == 0, found.output
+    assert [hit["name"] for hit in json.loads(found.output)["hits"]] == ["mine.mp4"]
+    write_sound(new / "sound.mp4")
+    with pytest.raises(DataError, match=r"sound\.mp4 has no frames: it holds only sound"):
+        model.encode_videos([new / "sound.mp4"])
+
+
+def test_a_clip_without_frames_stops_the_training_before_it_begins(folder, recipe, tmp_path):
+    write_sound(folder / "3.mp4")
+    with pytest.raises(DataError, match=r"1 x broken video.*3\.mp4: the video has no frames"):
+        visavis.train(recipe, data=folder, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_of_pictures_refuses_videos(dual_encoders, folder):
+    model = visavis.load(dual_encoders / "clip")
+    with pytest.raises(DataError, match=r"0\.mp4 is a video, and this model reads pictures"):
+        model.encode_videos([folder / "0.mp4"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        ({"visual.frames_per_second": 0.0}, 'visual.view is "frames" with visual.frames_per_second = 0: expected a rate above 0'),
+        ({"visual.view": "pooled"}, 'visual.view is "pooled" with visual.frames_per_second = 2'),
+        ({"visual.crops": 10}, "without visual.features and visual.crops"),
+        ({"visual.fps": 1.0}, "visual.fps is not a key of recipes"),
+    ],
+)
+def test_rates_that_do_not_fit_are_one_sentence(folder, recipe, overrides, sentence):
+    with pytest.raises(RecipeError, match=sentence):
+        visavis.train(recipe, data=folder, overrides=overrides)
+
+
+@pytest.mark.data
+def test_msvd_mini_goes_from_video_files_to_a_ranking(data_folder, recipe, tmp_path):
+    """Thirteen clips of eight stored frames, encoded to mp4, two frames a second."""
+    source, folder, rows = data_folder / "msvd_mini", tmp_path / "msvd", []
+    folder.mkdir()
+    with tarfile.open(source / "frames-0000.tar") as frames:
+        for number, video in enumerate(json.loads((source / "dataset_msvd_mini.json").read_text())["videos"]):
+            pictures = [np.asarray(Image.open(io.BytesIO(frames.extractfile(name).read())).convert("RGB")) for name in video["frames"]]
+            height, width = (side // 2 * 2 for side in pictures[0].shape[:2])
+            write_video(folder / f"{video['video']}.mp4", [picture[:height, :width] for picture in pictures], rate=2)
+            split = {0: "test", 1: "val"}.get(number % 5, "train")
+            rows.append({"filename": f"{video['video']}.mp4", "captions": [one["raw"] for one in video["sentences"]], "split": split})
+    (folder / "captions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = tmp_path / "run"
+    trained = visavis.train(recipe, data=folder, out=run, overrides={"text.min_count": 2})
+    assert trained.test.num_images == 3
+    assert trained.test.num_texts == sum(len(row["captions"]) for row in rows if row["split"] == "test")
+    hits = visavis.search(run, "a man is cooking", inside=folder, top=5)
+    assert len({hit.name for hit in hits}) == 5
+    scores = visavis.load(run).score([folder / hit.name for hit in hits], ["a man is cooking"])[:, 0]
+    assert scores.tolist() == pytest.approx([hit.score for hit in hits], abs=2e-3)

@@ -1,0 +1,45 @@
+"""Small video files for tests, encoded where they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+
+def write_video(
+    path: Path, pictures: Iterable[np.ndarray], *, rate: int = 10, codec: str = "libx264", options: dict[str, str] | None = None
+) -> Path:
+    """Pictures ``[H, W, 3]`` of even sides as a video of so many a second."""
+    import av
+
+    with av.open(str(path), "w", options=options or {}) as container:
+        stream = None
+        for picture in pictures:
+            if stream is None:
+                stream = container.add_stream(codec, rate=rate)
+                stream.height, stream.width = picture.shape[:2]
+                stream.pix_fmt = "yuv420p"
+            for packet in stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), "rgb24")):
+                container.mux(packet)
+        for packet in stream.encode() if stream is not None else ():
+            container.mux(packet)
+    return path
+
+
+def write_sound(path: Path) -> Path:
+    """A file of a known container with sound alone."""
+    import av
+
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("aac", rate=44100)
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        frame.sample_rate = 44100
+        for packet in (*stream.encode(frame), *stream.encode()):
+            container.mux(packet)
+    return path
+
+
+def gray(level: int, side: int = 48) -> np.ndarray:
+    return np.full((side, side, 3), level, np.uint8)
