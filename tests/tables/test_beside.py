@@ -13,16 +13,11 @@ from visavis.evaluation.protocols import Protocol
 from visavis.runs.begin import Trained
 from visavis.training.data_module import DataModule, prepare
 
-from .toy import overrides, toy, write_toys
+from .toy import overrides, toy
 
 ROW = "goal/3/r152-cir-sig-ms"
 HALVES = Protocol(name="halves", description="two folds, two captions each", captions_per_image=2, folds=2)
 THREE = Protocol(name="three", description="three captions each", captions_per_image=3)
-
-
-@pytest.fixture(scope="module")
-def toys(tmp_path_factory):
-    return write_toys(tmp_path_factory.mktemp("toys"))
 
 
 @pytest.fixture(scope="module")

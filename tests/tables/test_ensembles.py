@@ -15,14 +15,9 @@ from visavis.runs.begin import Trained
 from visavis.training.stopping import Stopped
 from visavis.training.trainer import Trainer
 
-from .toy import overrides, write_toys
+from .toy import overrides
 
 ROW = "unified/7/bfan-ensemble-unified"
-
-
-@pytest.fixture(scope="module")
-def toys(tmp_path_factory):
-    return write_toys(tmp_path_factory.mktemp("toys"))
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from visavis.runs.published import published_rows
 from visavis.training.members import member_recipes
 from visavis.training.recipe_files import read_recipe
 
-from .toy import one_step, toy, write_toys
+from .toy import one_step, toy
 
 ROWS = published_rows()
 TRAINABLE = [address for address, row in ROWS.items() if not row.absent]
@@ -38,11 +38,6 @@ def kinds() -> dict[tuple[object, ...], str]:
         phases = tuple((phase.objective.partition("(")[0], phase.supervision.partition("(")[0]) for phase in recipe.phases)
         found.setdefault((bool(recipe.members), recipe.model["kind"], recipe.visual.view, recipe.text.tower, phases), address)
     return found
-
-
-@pytest.fixture(scope="module")
-def toys(tmp_path_factory) -> Path:
-    return write_toys(tmp_path_factory.mktemp("toys"))
 
 
 @pytest.mark.parametrize("address", kinds().values())

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from visavis import objectives, spec, supervision
-from visavis.data.scenes import write_scenes
+from visavis.data.scenes import write_moving_scenes, write_scenes
 from visavis.engine import PairLoss
 from visavis.models import CATALOG
+from visavis.models.pretrained import quiet_transformers
 from visavis.training.context import training_context
 from visavis.training.data_module import prepare
 from visavis.training.recipe import Recipe
@@ -21,11 +22,12 @@ from visavis.training.schedule import make_optimizer, take_step
 
 REGIONS = 3
 DEGREES = "SceneDegrees()"
-SMALL = {"width": 8, "word_width": 4, "similarity_width": 4, "regions": REGIONS}
+SMALL = {"width": 8, "word_width": 4, "similarity_width": 4, "regions": REGIONS, "feedforward": 8}
 
 
 def write_toys(folder: Path) -> Path:
-    """Pictures with five captions each, and regions of as many images, in a folder each."""
+    """Pictures with five captions each, regions of as many images, and moving scenes with three experts, in a folder each."""
+    write_moving_scenes(folder / "moving", num_train=8, num_val=2, num_test=4, captions_per_clip=2)
     write_scenes(folder / "pictures", num_train=4, num_val=3, num_test=4, captions_per_image=5, size=32)
     (folder / "regions").mkdir()
     chance = np.random.default_rng(0)
@@ -33,16 +35,37 @@ def write_toys(folder: Path) -> Path:
         np.save(folder / "regions" / f"{split}_ims.npy", chance.normal(size=(images, REGIONS, 6)).astype(np.float32))
         captions = [f"{split} image {image} caption {number} of it" for image in range(images) for number in range(5)]
         (folder / "regions" / f"{split}_caps.txt").write_text("\n".join(captions) + "\n")
+    _write_bert(folder)
     return folder
+
+
+def _write_bert(folder: Path) -> None:
+    """A BERT of one layer that knows the words of moving scenes' captions by their pieces."""
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *"abcdefghijklmnopqrstuvwxyz",
+        *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"),
+    ]
+    (folder / "vocab.txt").write_text("\n".join(words))
+    size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": len(words)}
+    with quiet_transformers() as transformers:
+        transformers.BertModel(transformers.BertConfig(**size)).save_pretrained(folder / "bert")
+        transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder / "bert")
 
 
 def overrides(address: str, toys: Path) -> dict[str, Any]:
     """What makes a row small: toys for data, small widths, one epoch a phase."""
     recipe = read_recipe(address)
     stored = recipe.visual.features == "precomp"
+    moving = recipe.visual.view == "experts"
     changed: dict[str, Any] = {
-        "data.path": str(toys / ("regions" if stored else "pictures")),
-        "visual.tower": "" if stored else "scenes",
+        "data.path": str(toys / ("moving" if moving else "regions" if stored else "pictures")),
+        "visual.tower": "" if stored or moving else "scenes",
+        "visual.features": str(toys / "moving" / "experts") if moving else recipe.visual.features,
         "visual.crops": 1,
         "text.min_count": 1,
         "training.batch_size": 16,
@@ -51,7 +74,7 @@ def overrides(address: str, toys: Path) -> dict[str, Any]:
         "evaluation.protocol": "plain",
     }
     if recipe.text.tower != "vocabulary":
-        changed["text.tower"] = "minilm"
+        changed["text.tower"] = str(toys / "bert") if recipe.text.view == "tokens" else "minilm"
     if recipe.evaluation.degrees:
         changed["evaluation.degrees"] = DEGREES
     graded = [number for number, phase in enumerate(recipe.phases) if phase.supervision.startswith("GradedSupervision(")]
