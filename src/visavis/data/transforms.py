@@ -40,6 +40,15 @@ def random_resized_crop(
     return picture.resize((size, size), Resampling.BICUBIC, box=(left, top, left + width, top + height))
 
 
+def random_part(picture: Image, generator: torch.Generator, *, share: tuple[float, float] = (0.6, 1.0)) -> Image:
+    """A random part of the picture's own shape, whose sides are ``share`` of its sides. Source: the code of VSE-infinity (Chen et al., 2021)."""
+    part = _uniform(*share, generator)
+    width, height = max(1, int(part * picture.width)), max(1, int(part * picture.height))
+    left = int(_uniform(0, picture.width - width + 1, generator))
+    top = int(_uniform(0, picture.height - height + 1, generator))
+    return picture.crop((left, top, left + width, top + height))
+
+
 def random_flip(picture: Image, generator: torch.Generator) -> Image:
     """Flip the picture horizontally with probability 1/2."""
     return picture.transpose(Transpose.FLIP_LEFT_RIGHT) if _uniform(0, 1, generator) < 0.5 else picture

@@ -42,6 +42,7 @@ def store_folder(dataset: Dataset, spec: TowerSpec) -> Path:
     tower = Path(spec.name).resolve().name if os.path.exists(spec.name) else spec.name.replace("/", "--")
     crops = "" if spec.crops == 1 else f"-{spec.crops}crops"
     crops += f"-{spec.frames_per_second:g}fps" if spec.frames_per_second else ""
+    crops += ("-random" if spec.random_crops else "") + (f"-{spec.size}px" if spec.size else "")
     sizes = [image.bytes.num_bytes for image in dataset.images if image.bytes is not None] if spec.side == "visual" else []
     mark = hashlib.sha256(f"{sizes} {weights_mark(spec.name)}".encode()).hexdigest()[:8]
     return storage.cache_folder() / "features" / f"{dataset.name}-{dataset.fingerprint}-{tower}-{spec.view}{crops}-{mark}"

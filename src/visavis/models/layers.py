@@ -24,6 +24,13 @@ def linear(inputs: int, outputs: int, kind: type[nn.Linear] = nn.Linear) -> nn.L
     return layer
 
 
+def keep_statistics(module: nn.Module) -> None:
+    """Batch norms go on with the statistics that they came with, also in training."""
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            part.eval()
+
+
 class ResidualMap(nn.Module):
     """``Linear(x) + MLP(x)`` on every region or word, the MLP with one hidden layer of half the width, batch norm and ReLU.
 

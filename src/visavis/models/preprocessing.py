@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -92,15 +93,21 @@ class Preprocessing:
         """The same for pictures that are crops already: of the size that the crop has, and nothing more is cut off them."""
         return replace(self, resize=self.crop or _square(self.resize), crop=None)
 
-    def __call__(self, picture: Picture, crops: int = 1) -> Tensor:
+    def __call__(self, picture: Picture, crops: int = 1, *, drawn: bool = False) -> Tensor:
         """Pixels ``[3, H, W]``; for ten crops ``[10, 3, H, W]``: center, corners, and their mirror images.
 
-        Differs from: Zhou et al., Ladder loss (2020), who draw the ten at random.
+        drawn: ten crops at random places of the picture as a square of 8/7 of their size, which its own pixels draw, so that they are the
+        same whenever and wherever they are computed. Source: Zhou et al., Ladder loss (2020), who draw them anew each time.
         """
         if crops == 1:
             picture = self._resized(picture, 1.0)
             return self._pixels(picture) if self.crop is None else self._window(picture, self.crop, 0.5, 0.5)
         crop = self.crop or _square(self.resize) or (min(picture.size),) * 2
+        if drawn:
+            picture = picture.convert("RGB").resize((round(TEN_CROP_MARGIN * crop[1]), round(TEN_CROP_MARGIN * crop[0])), self.resample)
+            seed = int.from_bytes(hashlib.sha256(picture.tobytes()).digest()[:7])
+            shares = torch.rand(crops, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).tolist()
+            return torch.stack([self._window(picture, crop, down, right) for down, right in shares])
         picture = self._resized(picture, TEN_CROP_MARGIN, crop)
         places = [(0.5, 0.5), (0, 0), (0, 1), (1, 0), (1, 1)]
         views = torch.stack([self._window(picture, crop, down, right) for down, right in places])

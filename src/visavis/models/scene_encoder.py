@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib.resources import as_file, files
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,6 +80,18 @@ class SceneEncoder(nn.Module):
         batches = (images[start : start + batch_size] for start in range(0, len(images), batch_size))
         grids = [self(self.preprocess(batch).to(self.places.device)) for batch in batches]
         return torch.cat(grids) if grids else torch.empty(0, self.num_regions, self.width)
+
+
+class SceneModel(nn.Module):
+    """The shipped encoder of drawn scenes, speaking as models of transformers do."""
+
+    def __init__(self, encoder: SceneEncoder):
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, pixel_values: Tensor) -> SimpleNamespace:
+        grid = self.encoder(pixel_values)
+        return SimpleNamespace(last_hidden_state=grid, pooler_output=self.encoder.pool(grid))
 
 
 class _Residual(nn.Module):

@@ -10,8 +10,7 @@ and its kin are of the architecture of ``resnet50``, but of another training, co
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from types import SimpleNamespace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,8 +31,6 @@ from visavis.types import Encoded
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
-    from visavis.models.scene_encoder import SceneEncoder
-
 
 FRAMES_AT_ONCE = 16
 """Frames of clips that go through an encoder at once."""
@@ -47,7 +44,8 @@ class TowerSpec:
 
     view: ``pooled`` ``[N, D]``, ``grid`` ``[N, R, D]`` (visual), ``words`` ``[N, L, D]`` with a mask (text), ``frames`` ``[N, F, D]``
     with a mask (visual, of clips, ``frames_per_second`` of them).
-    crops: 1, or 10 for the corners and the centre of a larger picture and their mirror images, ``[N, 10, ...]``.
+    crops: 1, or 10 for the corners and the centre of a larger picture and their mirror images, ``[N, 10, ...]``. size: edge of the
+    squares in pixels that pictures are scaled to; 0: as the encoder's preprocessing says. random_crops: the ten are drawn.
     """
 
     side: Side
@@ -55,6 +53,8 @@ class TowerSpec:
     view: View = "pooled"
     crops: int = 1
     frames_per_second: float = 0.0
+    size: int = 0
+    random_crops: bool = False
 
     def __post_init__(self) -> None:
         if not self.name.isprintable() or len(self.name) > 1000 or max(map(len, self.name.split("/"))) > LONGEST_NAME:
@@ -69,14 +69,14 @@ class TowerSpec:
             )
         if self.crops != 1 and (self.side, self.crops) != ("visual", 10):
             raise SpecError(f"a {self.side} tower cannot take {self.crops} crops: expected 1, or 10 of pictures.")
-        if self.crops != 1 and self.name == "scenes":
-            raise SpecError("the tower scenes takes a picture as a whole: it has no ten crops.")
+        if (self.crops != 1 or self.size) and self.name == "scenes":
+            raise SpecError("the tower scenes takes a picture as a whole, of its own size: it has no ten crops.")
 
     def open(self) -> VisualTower | TextTower | ClipTower:
         """The encoder itself, in evaluation mode, on the CPU. Raises DataError if no such model is found."""
         if self.view == "frames":
-            return ClipTower(self, open_visual(self.name)).eval()
-        return open_visual(self.name, self.view, crops=self.crops) if self.side == "visual" else open_text(self.name, self.view)
+            return ClipTower(self, _open_visual(replace(self, view="pooled", frames_per_second=0.0))).eval()
+        return _open_visual(self) if self.side == "visual" else open_text(self.name, self.view)
 
 
 class VisualTower(nn.Module):
@@ -92,7 +92,7 @@ class VisualTower(nn.Module):
     def preprocess(self, pictures: Sequence[Picture]) -> Tensor:
         """Pixels ``[N, 3, H, W]``, or ``[N, 10, 3, H, W]``."""
         if isinstance(self.preprocessing, Preprocessing):
-            return torch.stack([self.preprocessing(picture, self.spec.crops) for picture in pictures])
+            return torch.stack([self.preprocessing(picture, self.spec.crops, drawn=self.spec.random_crops) for picture in pictures])
         return self.preprocessing(list(pictures))
 
     @property
@@ -113,7 +113,9 @@ class VisualTower(nn.Module):
 
     @property
     def description(self) -> dict[str, Any]:
-        return asdict(self.preprocessing) if isinstance(self.preprocessing, Preprocessing) else {"own": self.spec.name}
+        if not isinstance(self.preprocessing, Preprocessing):
+            return {"own": self.spec.name}
+        return asdict(self.preprocessing) | ({"random_crops": True} if self.spec.random_crops else {})
 
 
 class ClipTower(nn.Module):
@@ -204,38 +206,44 @@ def open_preprocessing(spec: TowerSpec, *, of_crops: bool = False) -> Callable[[
         from visavis.models.scene_encoder import SceneEncoder
 
         return SceneEncoder.preprocess
-    preprocessing = _preprocessing(spec.name)
+    preprocessing = _preprocessing(spec)
     if of_crops:
         preprocessing = preprocessing.of_crops
-    return lambda pictures: torch.stack([preprocessing(picture, spec.crops) for picture in pictures])
+    return lambda pictures: torch.stack([preprocessing(picture, spec.crops, drawn=spec.random_crops) for picture in pictures])
 
 
 def seen_by(spec: TowerSpec, picture: Picture, enlarged: int = 2) -> Picture:
     """The part of a picture that a visual tower of one crop reads. Raises DataError if no such model is found."""
-    return picture.resize((384, 384)) if spec.name == "scenes" else _preprocessing(spec.name).seen(picture, enlarged)
+    return picture.resize((384, 384)) if spec.name == "scenes" else _preprocessing(spec).seen(picture, enlarged)
 
 
-def _preprocessing(name: str) -> Preprocessing:
-    if name == small_cnn.NAME:
-        return small_cnn.SmallCNN.preprocessing
-    return PREPROCESSING if published_name(name) else Preprocessing.read(model_folder(name))
+def _preprocessing(spec: TowerSpec) -> Preprocessing:
+    if spec.name == small_cnn.NAME:
+        own = small_cnn.SmallCNN.preprocessing
+    else:
+        own = PREPROCESSING if published_name(spec.name) else Preprocessing.read(model_folder(spec.name))
+    return replace(own, resize=(spec.size, spec.size), crop=None) if spec.size else own
 
 
 def open_visual(name: str, view: View = "pooled", *, crops: int = 1) -> VisualTower:
     """The visual encoder of a name. Raises DataError if no such model is found, MissingExtra without transformers."""
-    spec = TowerSpec("visual", name, view, crops)
+    return _open_visual(TowerSpec("visual", name, view, crops))
+
+
+def _open_visual(spec: TowerSpec) -> VisualTower:
+    name = spec.name
     if name == "scenes":
-        from visavis.models.scene_encoder import SceneEncoder
+        from visavis.models.scene_encoder import SceneEncoder, SceneModel
 
         encoder = SceneEncoder.load()
-        return VisualTower(spec, _SceneModel(encoder), encoder.preprocess).eval()
+        return VisualTower(spec, SceneModel(encoder), encoder.preprocess).eval()
     if name == small_cnn.NAME:
-        return VisualTower(spec, small_cnn.SmallCNN(), _preprocessing(name)).eval()
+        return VisualTower(spec, small_cnn.SmallCNN(), _preprocessing(spec)).eval()
     if published_name(name):
-        return VisualTower(spec, open_published(name, with_weights=not weights_are_to_follow()), _preprocessing(name)).eval()
+        return VisualTower(spec, open_published(name, with_weights=not weights_are_to_follow()), _preprocessing(spec)).eval()
     folder = model_folder(name)
     model = open_model(folder).to(memory_format=torch.channels_last)
-    tower = VisualTower(spec, model, _preprocessing(name)).eval()
+    tower = VisualTower(spec, model, _preprocessing(spec)).eval()
     tried(lambda: tower.encode([blank()]).vectors, folder, "a picture")
     return tower
 
@@ -274,18 +282,6 @@ def _grid(states: Tensor, pixels: Tensor, model: nn.Module) -> Tensor:
     patch = getattr(getattr(config, "vision_config", config), "patch_size", None)
     regions = (pixels.shape[-2] // patch) * (pixels.shape[-1] // patch) if isinstance(patch, int) else states.shape[1]
     return states[:, -min(regions, states.shape[1]) :]
-
-
-class _SceneModel(nn.Module):
-    """The shipped encoder of drawn scenes, speaking as models of transformers do."""
-
-    def __init__(self, encoder: SceneEncoder):
-        super().__init__()
-        self.encoder = encoder
-
-    def forward(self, pixel_values: Tensor) -> SimpleNamespace:
-        grid = self.encoder(pixel_values)
-        return SimpleNamespace(last_hidden_state=grid, pooler_output=self.encoder.pool(grid))
 
 
 def _device(model: nn.Module) -> torch.device:

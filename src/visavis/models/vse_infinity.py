@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from visavis.models.attention import SMALLEST
 from visavis.models.base import GlobalMatcher, unit, vectors
-from visavis.models.layers import ResidualMap, head
+from visavis.models.layers import ResidualMap, head, keep_statistics, linear
 from visavis.models.pooling import GeneralizedPooling, mean_pool
+from visavis.models.towers import TowerSpec
 from visavis.models.words import WordsConfig, read_words
 from visavis.types import Attention, Encoded
 
@@ -19,7 +20,8 @@ from visavis.types import Attention, Encoded
 class VSEInfinity(GlobalMatcher):
     """VSE-infinity: generalised pooling over regions and over words.
 
-    Images: regions (grid) through a ResidualMap, then the pooling operator. Texts: token ids through a bidirectional GRU, or through
+    Images: regions (grid) through a ResidualMap, or pixels through ``backbone``, a tower that a recipe may train (its batch norms keep their
+    statistics), and a linear map of its regions; then the pooling operator. Texts: token ids through a bidirectional GRU, or through
     a text backbone that is trained with it and a linear map, or word vectors of a frozen encoder through a ResidualMap, then a pooling
     operator of their own. In training each region, and each word, is left out with probability ``size_augmentation`` (those of a
     text backbone are masked, replaced and left out before it reads them); ``dropout`` falls on hidden layers,
@@ -37,7 +39,7 @@ class VSEInfinity(GlobalMatcher):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(WordsConfig):
-        visual_view: Literal["grid"] = "grid"
+        visual_view: Literal["grid", "pixels"] = "grid"
         width: int = 1024
         masked_words: float = 0.1
         replaced_words: float = 0.02
@@ -50,15 +52,18 @@ class VSEInfinity(GlobalMatcher):
         temperature: float = 0.1
         hidden: int = 0
         region_pool: Literal["generalized", "mean"] = "generalized"
+        backbone: str = ""
 
-    visual_views = ("grid",)
+    visual_views = ("grid", "pixels")
     text_views = ("words", "tokens")
     config: Config
 
     def __init__(self, config: Config):
         super().__init__(config)
         self.region_dropout, self.word_dropout = nn.Dropout(config.region_dropout), nn.Dropout(config.word_dropout)
-        self.visual = self._map(config.visual_width)
+        if pixels := config.visual_view == "pixels":
+            self.backbone = TowerSpec("visual", config.backbone, "grid").open()
+        self.visual = linear(config.visual_width, config.width) if pixels and not config.hidden else self._map(config.visual_width)
         self.visual_pool = mean_pool if config.region_pool == "mean" else GeneralizedPooling(temperature=config.temperature)
         self.visual_head = self._head(config.visual_width)
         self.text_backbone, self.text = (
@@ -80,9 +85,16 @@ class VSEInfinity(GlobalMatcher):
             return nn.Dropout(config.pooled_dropout)
         return head(inputs, config.width, depth=1, hidden=config.hidden, dropout=config.dropout, input_dropout=config.pooled_dropout)
 
+    def train(self, mode: bool = True) -> VSEInfinity:
+        super().train(mode)
+        if self.config.visual_view == "pixels":
+            keep_statistics(self.backbone)
+        return self
+
     def parts(self) -> dict[str, list[nn.Module]]:
+        backbone: dict[str, list[nn.Module]] = {"backbone": [self.backbone]} if self.config.visual_view == "pixels" else {}
         visual = [self.visual, *([self.visual_pool] if isinstance(self.visual_pool, nn.Module) else []), self.visual_head]
-        return {"visual": visual, "text": [self.text, self.text_pool, self.text_head], "text_backbone": [self.text_backbone]}
+        return {"visual": visual, "text": [self.text, self.text_pool, self.text_head], "text_backbone": [self.text_backbone], **backbone}
 
     def attention(self, visual: Encoded, text: Encoded) -> Attention | None:
         """The score is a sum over regions and words, as far as nothing is mapped after pooling; a word's answer is what adds to it."""
@@ -99,8 +111,10 @@ class VSEInfinity(GlobalMatcher):
         return Attention(adding / adding.sum(1, keepdim=True).clamp(min=SMALLEST), parts.sum(1))
 
     def encode_visual(self, items: Encoded) -> Encoded:
+        pixels = self.config.visual_view == "pixels"
+        items = self.backbone(vectors(items)) if pixels else items
         regions = self.visual(self.region_dropout(vectors(items)))
-        return unit(self.visual_head(self.visual_pool(regions, self._left_in(items))))
+        return unit(self.visual_head(self.visual_pool(regions, self._left_in(items, of_image=pixels))))
 
     def encode_text(self, items: Encoded) -> Encoded:
         items = self.text_backbone(items)
@@ -108,12 +122,19 @@ class VSEInfinity(GlobalMatcher):
         left_in = items.mask if self.config.text_backbone else self._left_in(items)
         return unit(self.text_head(self.text_pool(self.word_dropout(words), left_in)))
 
-    def _left_in(self, items: Encoded) -> Tensor | None:
-        """The mask of an item's positions; in training each falls out by chance, but never an item's last one."""
+    def _left_in(self, items: Encoded, *, of_image: bool = False) -> Tensor | None:
+        """The mask of an item's positions; in training each falls out by chance, but never an item's last one.
+
+        of_image: by chances of each image, u times ``size_augmentation`` with u from 0 to 1 at random, and 0 where u is below it.
+        """
         assert items.mask is None or isinstance(items.mask, Tensor)
         if not self.training or not self.config.size_augmentation:
             return items.mask
         given = vectors(items)
         valid = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device) if items.mask is None else items.mask
         chance = torch.rand(valid.shape, device=valid.device).masked_fill(~valid, 0.0)
-        return (chance > self.config.size_augmentation) | (valid & (chance == chance.amax(1, keepdim=True)))
+        share: float | Tensor = self.config.size_augmentation
+        if of_image:
+            drawn = torch.rand(len(valid), 1, device=valid.device)
+            share = share * drawn * (drawn > share)
+        return (chance > share) | (valid & (chance == chance.amax(1, keepdim=True)))

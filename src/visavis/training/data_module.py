@@ -21,7 +21,7 @@ from visavis.evaluation.protocols import Protocol, all_named
 from visavis.models import CATALOG, Matcher
 from visavis.models.base import evaluating, vectors
 from visavis.models.encoding import batches_of_about, encode
-from visavis.models.pixel_source import PixelSource
+from visavis.models.pixel_source import CROPS, PixelSource
 from visavis.models.processor import Processor
 from visavis.models.scoring import score_from_cpu
 from visavis.models.tokenizing import PretrainedTokens
@@ -54,7 +54,8 @@ class DataModule:
         settings, vocabulary = self.recipe.visual, self.processor.vocabulary
         visual: Source
         if self.visual is None:
-            visual = PixelSource(split, self.processor.preprocess, self.processor.preprocess_crops if settings.augment else None)
+            of_crops = self.processor.preprocess_crops if settings.augment else None
+            visual = PixelSource(split, self.processor.preprocess, of_crops, CROPS[settings.augment_crop])
         else:
             rows = self.visual.rows(image.name for image in split.images)
             visual = Rows(self.visual, rows, settings.crops, self.processor.standardization)

@@ -55,7 +55,8 @@ def visual_features(recipe: Recipe, data: Dataset, progress: Progress) -> tuple[
     if not visual.tower and (visual.view == "pixels" or not visual.features):
         raise RecipeError("visual.tower is empty: name the encoder of the images, or stored features in visual.features.")
     view: Any = "grid" if visual.view == "pixels" else visual.view
-    tower = TowerSpec("visual", visual.tower, view, visual.crops, visual.frames_per_second) if visual.tower else None
+    details = (visual.crops, visual.frames_per_second, visual.size, visual.random_crops)
+    tower = TowerSpec("visual", visual.tower, view, *details) if visual.tower else None
     if visual.view == "pixels":
         return None, tower
     if visual.features == PRECOMP:

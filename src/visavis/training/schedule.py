@@ -32,6 +32,15 @@ def factor(schedule: ScheduleSettings, step: int, steps_per_epoch: int, epochs: 
     return 1.0
 
 
+def ramp(epochs: float, step: int, steps_per_epoch: int) -> float:
+    """What the loss is multiplied by at a step of a phase (0 = its first), which rises from 0 to 1 over so many epochs.
+
+    >>> [ramp(0.5, step, 8) for step in range(6)]
+    [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
+    """
+    return min(1.0, step / (epochs * steps_per_epoch)) if epochs else 1.0
+
+
 def make_optimizer(matcher: Matcher, phase: Phase) -> Optimizer:
     """An optimizer over the trainable parts, one group a part, each with its own learning rate (``base_lr``); with a ``layer_decay``
     one group a layer of a part.

@@ -42,10 +42,11 @@ class VisualSettings(Section):
     named features of unequal length, some missing. features: a stored array of features, row i of image i, instead of computing them;
     "precomp": those that the data set brings; the folder of a store of experts. experts: names of those that are read, all if empty.
     longest: vectors of each expert that are read, evenly spaced in a longer sequence; 0: all. frames_per_second: of clips, for "frames",
-    one vector a frame, which models read as they read regions. crops: 1, or 10 for features of ten
-    crops, always the same (center, corners, mirror images). standardize: features, or their square roots, at mean 0 and deviation 1
-    over the training images; "": as they are. augment: random resized crops and
-    flips in training ("pixels" only).
+    one vector a frame, which models read as they read regions. size: pictures become squares of so many
+    pixels an edge; 0: as the encoder's own preparation says. crops: 1, or 10 for features of ten crops: center, corners and mirror
+    images, or with random_crops those that a picture's own pixels draw. standardize: features, or their square roots, at mean 0 and
+    deviation 1 over the training images; "": as they are. augment: random crops and flips in training ("pixels" only). augment_crop: "area",
+    8 to 100 % of the area, of another shape (VSE++); "sides", 60 to 100 % of both sides (VSE-infinity).
     """
 
     tower: str = ""
@@ -54,9 +55,12 @@ class VisualSettings(Section):
     experts: tuple[str, ...] = Field((), strict=False)
     longest: int = Field(0, ge=0)
     frames_per_second: float = Field(0.0, ge=0)
+    size: int = Field(0, ge=0, le=10_000)
     crops: Literal[1, 10] = 1
+    random_crops: bool = False
     standardize: Literal["", "values", "roots"] = ""
     augment: bool = False
+    augment_crop: Literal["area", "sides"] = "area"
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -79,6 +83,8 @@ class VisualSettings(Section):
                 f'visual.view is "{self.view}" with visual.frames_per_second = {self.frames_per_second:g}: expected a rate above 0, such as 1, '
                 "for the view frames, without visual.features and visual.crops, and for no other view."
             )
+        if self.random_crops and (self.crops == 1 or self.features):
+            raise ValueError("visual.random_crops is for visual.crops = 10 of a tower whose features are computed.")
         if self.tower == small_cnn.NAME and not pixels:
             raise ValueError(f'visual.tower {self.tower} begins with random weights: train it with visual.view = "pixels".')
         if self.augment and not pixels:
@@ -133,7 +139,8 @@ class Phase(Section):
 
     objective, supervision: texts of the catalogs, such as "VLC(gamma=40)". trainable: the parts of the model that learn, all if
     empty. start_from: begin with the last weights or the best ones by validation RSUM. keep_optimizer: take over the state of
-    the optimizer from the phase before.
+    the optimizer from the phase before. ramp: epochs over which the loss is multiplied by what rises from 0 to 1, step by step, such as 1.0 for
+    the first epoch of an encoder that was frozen before; 0: it counts in full.
     """
 
     epochs: int = Field(gt=0)
@@ -144,6 +151,7 @@ class Phase(Section):
     schedule: ScheduleSettings = ScheduleSettings()
     start_from: Literal["last", "best"] = "last"
     keep_optimizer: bool = False
+    ramp: float = Field(0.0, ge=0)
 
     @field_validator("objective")
     @classmethod

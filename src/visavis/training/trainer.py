@@ -30,7 +30,7 @@ from visavis.training.loss import phase_loss
 from visavis.training.optimizer_state import check_optimizer, optimizer_tensors, restore_optimizer
 from visavis.training.probing import probe
 from visavis.training.run_files import RunFiles
-from visavis.training.schedule import factor, make_optimizer, set_lr, take_step
+from visavis.training.schedule import factor, make_optimizer, ramp, set_lr, take_step
 from visavis.training.stopping import Stopped, StopRequest
 
 
@@ -127,7 +127,7 @@ class Trainer:
                 f"the loss is {value} at step {state.step}: lower the learning rate, or check the features for NaN; the last checkpoint is whole."
             )
         gathered = min(training.accumulate, steps - batch.number // training.accumulate * training.accumulate)
-        (loss / gathered).backward()
+        (loss * ramp(self.phase.ramp, state.phase_step, steps) / gathered).backward()
         if self._between_steps(batch.number, steps):
             set_lr(self.optimizer, factor(self.phase.schedule, state.phase_step, steps, self.phase.epochs))
             take_step(self.optimizer, training.clip_norm)
