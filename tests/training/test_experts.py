@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +13,7 @@ from PIL import Image
 
 import visavis
 from visavis.data.experts import new_experts
+from visavis.data.scenes import write_moving_scenes
 from visavis.errors import DataError, RecipeError, RunError
 from visavis.models import CATALOG
 from visavis.models.base import GlobalMatcher, MatcherConfig, unit
@@ -140,3 +142,29 @@ def test_an_item_without_any_row_in_the_store_is_named(recipe, store):
     data_module, _ = prepare(read_recipe(recipe, {}))
     with pytest.raises(DataError, match="no features of 'video99'"):
         data_module.loader(data_module.data.split("train"))
+
+
+@pytest.fixture(scope="module")
+def moving(tmp_path_factory):
+    return write_moving_scenes(tmp_path_factory.mktemp("moving") / "world", num_train=24, num_val=8, num_test=8, captions_per_clip=2)
+
+
+@pytest.mark.parametrize("row", ["mmt", "ce", "ce-appearance"])
+def test_moving_scenes_are_trained_on_saved_and_evaluated_the_same(row, moving, tmp_path):
+    small = {"training.batch_size": 12, "epochs": 1, "training.threads": 1}
+    run = visavis.train(f"moving-scenes/{row}", data=moving, out=tmp_path / "run", overrides=small)
+    config = json.loads((run.folder / "model" / "config.json").read_text())["architecture"]
+    widths = {"appearance": 128} if row == "ce-appearance" else {"appearance": 128, "motion": 48, "sound": 16}
+    assert config["experts"] == widths
+    assert config["visual_width"] == sum(widths.values())
+    (tmp_path / "elsewhere").mkdir()
+    moved = run.folder.rename(tmp_path / "elsewhere" / "run")
+    assert visavis.evaluate(moved).metrics == run.test.metrics
+    tight = visavis.evaluate(moved, memory="1MB").metrics
+    assert tight == run.test.metrics
+
+
+def test_a_data_set_without_experts_of_its_own_is_one_sentence(store, tmp_path):
+    shutil.move(store / "experts", store / "others")
+    with pytest.raises(DataError, match=r"experts is no store of experts: it has no experts\.json; make one with visavis data convert"):
+        visavis.train("moving-scenes/ce", data=store / "dataset.json", out=tmp_path / "run")

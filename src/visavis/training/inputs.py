@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from visavis.training.recipe import Recipe
 from visavis.training.settings import VisualSettings
 
 PRECOMP = "precomp"
-"""``visual.features`` of this name: those that the data set itself stores, in the layout of the VSE++ family."""
+"""``visual.features`` of this name: those that the data set itself stores, in the layout of the VSE++ family, or as a store of experts."""
 
 
 def open_data(recipe: Recipe, progress: Progress, *, skip_bad: bool) -> Dataset:
@@ -51,7 +52,8 @@ def visual_features(recipe: Recipe, data: Dataset, progress: Progress) -> tuple[
     """The features of a data set's images (None: the model reads pixels) and their tower (None: only stored ones are known)."""
     visual = recipe.visual
     if visual.view == "experts":
-        return ExpertStore.open(find_file(visual.features), visual.experts, longest=visual.longest), None
+        folder = experts_beside(recipe.data.path) if visual.features == PRECOMP else find_file(visual.features)
+        return ExpertStore.open(folder, visual.experts, longest=visual.longest), None
     if not visual.tower and (visual.view == "pixels" or not visual.features):
         raise RecipeError("visual.tower is empty: name the encoder of the images, or stored features in visual.features.")
     view: Any = "grid" if visual.view == "pixels" else visual.view
@@ -65,6 +67,12 @@ def visual_features(recipe: Recipe, data: Dataset, progress: Progress) -> tuple[
         return _fitting(ArrayFeatures.open(find_file(visual.features), data), visual), tower
     assert tower is not None
     return cache_features(data, tower, on_progress=_told(progress, "image features")), tower
+
+
+def experts_beside(path: str) -> Path:
+    """The store of experts that a data set brings: the folder ``experts`` in its own."""
+    source = find_source(path)
+    return (source if source.is_dir() else source.parent) / "experts"
 
 
 def _fitting(stored: ArrayFeatures | PrecompFeatures, visual: VisualSettings) -> Features:

@@ -20,6 +20,8 @@ def factor(schedule: ScheduleSettings, step: int, steps_per_epoch: int, epochs: 
 
     >>> [factor(ScheduleSettings(kind="step", milestones=(1,)), step, 2, 2) for step in range(4)]
     [1.0, 1.0, 0.1, 0.1]
+    >>> [factor(ScheduleSettings(kind="exponential", factor=0.5), step, 2, 3) for step in range(6)]
+    [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
     """
     total = steps_per_epoch * epochs
     warmup = round(schedule.warmup * total)
@@ -27,6 +29,8 @@ def factor(schedule: ScheduleSettings, step: int, steps_per_epoch: int, epochs: 
         return (step + 1) / warmup
     if schedule.kind == "step":
         return schedule.factor ** sum(step >= milestone * steps_per_epoch for milestone in schedule.milestones)
+    if schedule.kind == "exponential":
+        return schedule.factor ** (step // steps_per_epoch)
     if schedule.kind == "cosine":
         return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1)))
     return 1.0

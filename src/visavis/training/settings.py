@@ -40,7 +40,8 @@ class VisualSettings(Section):
     tower: the image encoder, by name or folder; a model without one cannot read new images. view: of a frozen encoder one
     vector an image ("pooled") or one a region ("grid"); "pixels": the encoder is part of the model and may be trained; "experts":
     named features of unequal length, some missing. features: a stored array of features, row i of image i, instead of computing them;
-    "precomp": those that the data set brings; the folder of a store of experts. experts: names of those that are read, all if empty.
+    the folder of a store of experts; "precomp": those that the data set brings (of experts, the folder ``experts`` beside its list).
+    experts: names of those that are read, all if empty.
     longest: vectors of each expert that are read, evenly spaced in a longer sequence; 0: all. frames_per_second: of clips, for "frames",
     one vector a frame, which models read as they read regions. size: pictures become squares of so many
     pixels an edge; 0: as the encoder's own preparation says. crops: 1, or 10 for features of ten crops: center, corners and mirror
@@ -124,11 +125,11 @@ class OptimizerSettings(Section):
 class ScheduleSettings(Section):
     """How the learning rate changes over a phase.
 
-    kind: "constant"; "step": times ``factor`` after each epoch of ``milestones``; "cosine": falling to 0. warmup: the share of
-    the phase's steps over which the learning rate first rises linearly from 0.
+    kind: "constant"; "step": times ``factor`` after each epoch of ``milestones``; "exponential": after every epoch; "cosine": falling
+    to 0. warmup: the share of the phase's steps over which the learning rate first rises linearly from 0.
     """
 
-    kind: Literal["constant", "step", "cosine"] = "constant"
+    kind: Literal["constant", "step", "exponential", "cosine"] = "constant"
     milestones: tuple[Annotated[int, Field(gt=0)], ...] = Field((), strict=False)
     factor: Multiple = 0.1
     warmup: float = Field(0.0, ge=0, lt=1)

@@ -1,0 +1,118 @@
+"""Order and missing experts: MMT beside averages over time, and CE of three experts beside CE of one, on moving scenes.
+
+    python studies/moving.py [--seeds 5] [--clips 1000] [--threads 1] [--out runs/moving]
+
+Of every test clip there is a partner with the same frames in another order. A caption chooses between the two: how often it is right is
+50 % for whoever averages over time (ties count half). Printed for each recipe: that share, for "order" (events change places: the averages
+of all experts are equal) and "direction" (a clip backwards: those of motion are not); text-to-video R@1, R@5 and R@10, added, of the captions of
+clips that lack an expert; and the test RSUM. Mean and standard deviation over seeds, and differences by seed with their 95 % interval.
+With --out, a study that was stopped, or had fewer seeds, goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import t as student
+
+import visavis
+from visavis import storage
+from visavis.data.scenes import MovingScenes, write_moving_scenes
+from visavis.errors import VisavisError
+from visavis.models.base import evaluating
+from visavis.runs.begin import Trained
+from visavis.runs.folder import recipe_of
+from visavis.training.data_module import prepare
+
+TIE = 1e-6
+RECIPES = ("mmt", "ce", "ce-appearance")
+COMPARED = (("mmt", "ce", "order"), ("mmt", "ce", "direction"), ("ce", "ce-appearance", "missing"), ("ce", "ce-appearance", "rsum"))
+
+
+@torch.no_grad()
+def figures(run: Trained, truth: MovingScenes) -> dict[str, float]:
+    """What a run reaches on the test split, in percent."""
+    data_module, matcher = prepare(recipe_of(run.folder))
+    matcher.load_state_dict(visavis.load(run.folder).matcher.state_dict())
+    test = data_module.data.split("test")
+    with evaluating(matcher):
+        scores = matcher.score(*data_module.encode(matcher, test)).numpy().T
+    own, captions = test.image_of, np.arange(len(test.captions))
+    place = {row: i for i, row in enumerate(test.image_rows)}
+    partner = np.array([place[truth.partner_of[row]] for row in test.image_rows])[own]
+    above = scores[captions, own] - scores[captions, partner]
+    right = np.where(np.abs(above) < TIE, 0.5, above > 0)
+    rows = test.image_rows[own]
+    ranks = (scores >= scores[captions, own][:, None]).sum(1)
+    missing = np.array([bool(truth.missing[row]) for row in rows])
+    assert run.test is not None
+    return {
+        **{subset: 100 * float(right[truth.subset[rows] == subset].mean()) for subset in ("order", "direction")},
+        "missing": sum(100 * float((ranks[missing] <= k).mean()) for k in (1, 5, 10)),
+        "rsum": run.test.metrics["rsum"],
+    }
+
+
+def with_interval(differences: list[float]) -> str:
+    """The mean of differences by seed, with its 95 % interval by Student's t where there are several."""
+    mean, count = statistics.mean(differences), len(differences)
+    if count == 1:
+        return f"{mean:+.1f}"
+    reach = student.ppf(0.975, count - 1) * statistics.stdev(differences) / math.sqrt(count)
+    return f"{mean:+.1f} ({mean - reach:+.1f} to {mean + reach:+.1f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--clips", type=int, default=1000, help="training clips")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args()
+    out = options.out or storage.numbered_folder("runs/moving")
+    data, kept = out / "scenes", out / "figures.json"
+    if not data.exists():
+        write_moving_scenes(data, num_train=options.clips, num_val=100, num_test=400)
+    truth = MovingScenes.open(data)
+    found: dict[str, dict[str, float]] = storage.read_json(kept, dict[str, Any]) if kept.exists() else {}
+    for run in (f"{name}-{seed}" for seed in range(1, options.seeds + 1) for name in RECIPES):
+        if run in found:
+            continue
+        started, (name, _, seed) = time.perf_counter(), run.rpartition("-")
+        settings = {"seed": int(seed), "training.threads": options.threads}
+        storage.remove_folder(out / run)
+        found[run] = figures(visavis.train(f"moving-scenes/{name}", data=data, out=out / run, overrides=settings), truth)
+        storage.write_json(kept, found)
+        told = ", ".join(f"{key} {value:.1f}" for key, value in found[run].items())
+        sys.stderr.write(f"{run}: {told} ({time.perf_counter() - started:.0f} s)\n")
+    sys.stdout.write(table({name: [found[f"{name}-{seed}"] for seed in range(1, options.seeds + 1)] for name in RECIPES}))
+
+
+def table(found: dict[str, list[dict[str, float]]]) -> str:
+    """The figures of each recipe, and the differences by seed that the study asks for."""
+    lines = ["| | order | direction | an expert is missing | test RSUM |", "|---|---|---|---|---|"]
+    for name, runs in found.items():
+        cells = []
+        for key in ("order", "direction", "missing", "rsum"):
+            values = [run[key] for run in runs]
+            cells.append(f"{statistics.mean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    for first, second, key in COMPARED:
+        differences = [one[key] - other[key] for one, other in zip(found[first], found[second], strict=True)]
+        lines.append(f"\n{first} above {second}, {key}: {with_interval(differences)}")
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except VisavisError as error:
+        sys.exit(f"moving: {error}")
