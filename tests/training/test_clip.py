@@ -14,6 +14,7 @@ import visavis
 from visavis.data.scenes import write_scenes
 from visavis.errors import DataError, RecipeError, SpecError
 from visavis.models import CLIP
+from visavis.models.clip import export
 from visavis.objectives import InfoNCE
 from visavis.runs.interpolation import between, smallest_share
 from visavis.training.recipe_files import read_file, read_recipe
@@ -205,3 +206,17 @@ def test_what_could_not_be_told_after_a_training_is_refused_before_it(small, few
     with pytest.raises(DataError, match="gone"):
         visavis.train("clip/full", overrides=small | {"evaluation.forgetting": str(tmp_path / "gone")}, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("rank", [pytest.param(2, marks=adapters), 0])
+def test_a_trained_model_becomes_a_folder_of_transformers(rank, dual_encoders, tmp_path):
+    trained = matcher(dual_encoders, lora_rank=rank, scale="learned")
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.add_(torch.full_like(parameter, 0.1))
+    again = visavis.load(export(trained, tmp_path / "exported")).matcher
+    items = Encoded(torch.tensor([[2, 5, 8, 3]]))
+    torch.testing.assert_close(again.encode_text(items).vectors, trained.eval().encode_text(items).vectors)
+    assert not torch.allclose(again.encode_text(items).vectors, matcher(dual_encoders).encode_text(items).vectors, atol=1e-3)
+    scale = load_file(tmp_path / "exported" / "model.safetensors")["logit_scale"]
+    assert scale.exp().item() == pytest.approx(trained.scale().item())

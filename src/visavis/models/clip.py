@@ -15,8 +15,8 @@ from visavis.engine.scale import LearnedScale
 from visavis.errors import DataError
 from visavis.models.base import SCALE, GlobalMatcher, MatcherConfig, unit, vectors
 from visavis.models.foreign import open_config, open_model, tried
-from visavis.models.lora import add_adapters
-from visavis.models.pretrained import model_folder, weights_checksum
+from visavis.models.lora import add_adapters, merge_adapters
+from visavis.models.pretrained import FILES_BESIDE_WEIGHTS, model_folder, weights_checksum
 from visavis.models.processor import Processor
 from visavis.models.towers import TowerSpec, blank
 from visavis.spec import require
@@ -104,6 +104,28 @@ class CLIP(GlobalMatcher):
     def encode_text(self, items: Encoded) -> Encoded:
         mask = None if items.mask is None else items.mask.long()  # type: ignore[union-attr]
         return unit(self.model.get_text_features(input_ids=vectors(items), attention_mask=mask).pooler_output)
+
+
+def export(matcher: CLIP, folder: str | Path) -> Path:
+    """Write a trained model as a folder of ``transformers``, adapters merged, with the tokenizer and preprocessing of its backbone.
+
+    It stands wherever a pretrained model does, here and elsewhere. Raises RefusedOverwrite if anything stands there.
+    """
+    base = _folder(matcher.config)
+    model = open_model(base, dtype=torch.float32)
+    if matcher.config.lora_rank:
+        merge_adapters(matcher.model, model)
+    else:
+        model.load_state_dict(matcher.model.state_dict(), strict=False)  # all but the temperature
+    if matcher.scale is not None:
+        model.logit_scale.data.copy_(matcher.scale.log.data.view_as(model.logit_scale))
+    folder = storage.new_folder(folder, replaced=True)
+    beside = [file for kind in FILES_BESIDE_WEIGHTS for file in base.glob(kind) if not file.name.endswith(".index.json")]
+    with storage.replacing_folder(folder) as part:
+        for file in beside:
+            storage.write_bytes(part / file.name, storage.read_bytes(file))
+        storage.write_tensors(part / "model.safetensors", model.state_dict(), for_transformers=True)
+    return folder
 
 
 def _folder(config: CLIP.Config) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from visavis.errors import MissingExtra, SpecError, nearest
@@ -36,6 +37,14 @@ def add_adapters(model: nn.Module, rank: int, alpha: float, dropout: float, laye
     peft.inject_adapter_in_model(peft.LoraConfig(**settings), model)
     for module in model.modules():
         _fix(module)
+
+
+@torch.no_grad()
+def merge_adapters(adapted: nn.Module, plain: nn.Module) -> None:
+    """Add the updates of a model's adapters to the weights of the same model without them."""
+    for name, module in adapted.named_modules():
+        if hasattr(module, "get_delta_weight"):
+            plain.get_submodule(name).weight += module.get_delta_weight("default")  # type: ignore[operator, union-attr]
 
 
 def _fix(module: nn.Module) -> None:

@@ -15,7 +15,8 @@ from visavis import storage
 from visavis.errors import DataError, MissingExtra, RunError
 from visavis.models.published_backbones import published_name, weights_file
 
-FILES = ("*.json", "*.txt", "*.model", "model*.safetensors")
+FILES_BESIDE_WEIGHTS = ("*.json", "*.txt", "*.model")
+FILES = (*FILES_BESIDE_WEIGHTS, "model*.safetensors")
 """What is fetched of a hub model."""
 OLDER_WEIGHTS = "pytorch_model*.bin"
 """Fetched and read only where there are no safetensors, and by torch's reader that knows tensors alone: nothing is ever unpickled."""
