@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import visavis
 from visavis.data.scenes import write_scenes
-from visavis.errors import DataError, RecipeError, SpecError
+from visavis.errors import DataError, RecipeError, RunError, SpecError
 from visavis.models import CLIP
 from visavis.models.clip import export
 from visavis.objectives import InfoNCE
@@ -192,6 +192,9 @@ def test_what_was_forgotten_is_told_on_other_data(way, dual_encoders, small, lis
     other = write_scenes(tmp_path / "other", num_train=0, num_val=0, num_test=12, captions_per_image=1, size=32, seed=7)
     result = visavis.train(f"clip/{way}", overrides=small | {"evaluation.forgetting": str(other)}, out=tmp_path / "run", progress=listener)
     told = result.forgetting
+    beside = visavis.evaluate(tmp_path / "run", data=other, base=True)
+    assert (beside.metrics, beside.base.metrics) == (told.after.metrics, told.before.metrics)
+    assert beside.to_json()["base"]["rsum"] == told.before.metrics["rsum"]
     assert told.before.metrics == visavis.evaluate(dual_encoders / "clip", data=other).metrics
     assert told.after.metrics == visavis.evaluate(tmp_path / "run", data=other).metrics
     assert json.loads((tmp_path / "run" / "result.json").read_text())["forgetting"]["after"]["rsum"] == told.after.metrics["rsum"]
@@ -220,3 +223,9 @@ def test_a_trained_model_becomes_a_folder_of_transformers(rank, dual_encoders, t
     assert not torch.allclose(again.encode_text(items).vectors, matcher(dual_encoders).encode_text(items).vectors, atol=1e-3)
     scale = load_file(tmp_path / "exported" / "model.safetensors")["logit_scale"]
     assert scale.exp().item() == pytest.approx(trained.scale().item())
+
+
+def test_only_runs_that_began_with_a_pretrained_model_have_a_base(few_scenes, tmp_path):
+    visavis.train("demo", data=few_scenes, overrides={"epochs": 1, "training.batch_size": 16}, out=tmp_path / "run")
+    with pytest.raises(RunError, match=r"run: expected runs that began with one and the same CLIP or SigLIP model, to set it beside\.$"):
+        visavis.evaluate(tmp_path / "run", base=True)

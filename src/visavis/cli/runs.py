@@ -71,6 +71,7 @@ def evaluate(
         bool | None,
         typer.Option("--average/--single", help="The mean of the scores of both networks, where a run trained two; default the recipe's."),
     ] = None,
+    base: Annotated[bool, typer.Option("--base", help="Also the CLIP or SigLIP model that the training began with.")] = False,
     memory: Memory = None,
     json: Json = False,
 ) -> None:
@@ -87,6 +88,7 @@ def evaluate(
             degrees=degrees,
             semantics=semantics,
             average=average,
+            base=base,
             memory=memory,
             progress=progress,
         )

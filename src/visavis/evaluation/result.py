@@ -35,7 +35,7 @@ class Evaluation:
     text_ranks ``[T]``: the rank of each query's best right answer, from 1, in the order given, for paired tests; where a protocol
     lists its queries, of those, in its order. coherence: how well the whole order follows degrees of relevance, where those were given.
     others: the same items under further protocols. report: keys of metrics to print beside the usual ones. published: the row of a paper
-    beside which this is to be set.
+    beside which this is to be set. base: the same of the pretrained model that the training began with.
     """
 
     protocol: str
@@ -50,6 +50,7 @@ class Evaluation:
     others: tuple[Evaluation, ...] = ()
     report: tuple[str, ...] = ()
     published: Published | None = None
+    base: Evaluation | None = None
 
     @property
     def by_protocol(self) -> dict[str, Evaluation]:
@@ -70,7 +71,7 @@ class Evaluation:
         """One flat object of numbers and names: the rules, then all metrics.
 
         Of several protocols it is that of the first, and ``protocols`` holds one for each, by name. ``published`` holds the figures of
-        a paper with what was reached instead of them, by key.
+        a paper with what was reached instead of them, by key; ``base`` the same object for the pretrained model.
         """
         result = self._flat()
         if self.others:
@@ -78,6 +79,8 @@ class Evaluation:
         if self.published is not None:
             figures = {found.key: found.to_json() for found in self.published.differences(self.as_published.measured)}
             result |= {"published": self.published.to_json() | {"published": figures, "reached_by": self.as_published.protocol}}
+        if self.base is not None:
+            result |= {"base": self.base.to_json()}
         return result
 
     def _flat(self) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def merge_adapters(adapted: nn.Module, plain: nn.Module) -> None:
     """Add the updates of a model's adapters to the weights of the same model without them."""
     for name, module in adapted.named_modules():
         if hasattr(module, "get_delta_weight"):
-            plain.get_submodule(name).weight += module.get_delta_weight("default")  # type: ignore[operator, union-attr]
+            plain.get_submodule(name).weight += module.get_delta_weight("default")
 
 
 def _fix(module: nn.Module) -> None:

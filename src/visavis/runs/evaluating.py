@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from visavis.errors import RunError
 from visavis.evaluation import Evaluation, evaluate_data
 from visavis.evaluation.of_data import read_by
 from visavis.evaluation.protocols import all_named
@@ -17,6 +19,7 @@ from visavis.progress import Progress
 from visavis.runs.ensemble import agreed, check_same_captions, ensemble_of, recipes_of
 from visavis.runs.folder import open_peer, open_run
 from visavis.runs.published import beside_published
+from visavis.runs.zero_shot import pretrained_of
 from visavis.types import Encoded
 
 
@@ -63,3 +66,22 @@ def evaluate_runs(
         result = evaluate_data(visual, text, score, next(iter(splits.values())), rules, degrees=degrees, semantics=semantics, memory=memory)
     asked = ensemble_of(folders[0]) or recipes.get(folders[0]) if own and len(folders) == 1 else None
     return beside_published(result, asked) if asked else result
+
+
+def beside_base(
+    result: Evaluation, folders: Sequence[Path], split: str | None, data: str | None, progress: Progress, memory: Memory = None
+) -> Evaluation:
+    """A result of runs with that of the pretrained model which they began with, on the same items under the same protocols.
+
+    Raises RunError for runs that began with no CLIP or SigLIP model, or with several.
+    """
+    recipes = recipes_of(folders, data, memory)
+    began = {pretrained_of(recipe) for recipe in recipes.values()}
+    base = began.pop() if len(began) == 1 else None
+    if base is None:
+        raise RunError(
+            f"{', '.join(map(str, folders))}: expected runs that began with one and the same CLIP or SigLIP model, to set it beside."
+        )
+    recipe = next(iter(recipes.values()))
+    split, data = agreed(recipes, "evaluation.test", split), data or recipe.data.path
+    return replace(result, base=evaluate_runs([Path(base)], list(result.by_protocol), split, data, progress, "", memory=memory))

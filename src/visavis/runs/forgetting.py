@@ -9,9 +9,9 @@ from typing import Any
 from visavis.errors import RecipeError
 from visavis.evaluation import Evaluation
 from visavis.models.base import Matcher
-from visavis.models.clip import find_dual_encoder
 from visavis.progress import Progress
 from visavis.runs.evaluating import evaluate_runs
+from visavis.runs.zero_shot import pretrained_of
 from visavis.training.data_module import DataModule, open_data_module
 from visavis.training.inputs import open_data
 from visavis.training.recipe import Recipe, build_recipe
@@ -40,11 +40,10 @@ def check_forgetting(recipe: Recipe, progress: Progress) -> None:
     """Raise RecipeError or DataError, before a training, for what ``forgetting`` could not tell after it."""
     if not recipe.evaluation.forgetting:
         return
-    tower = recipe.visual.tower
-    if recipe.text.tower != tower or find_dual_encoder(tower) is None:
+    if pretrained_of(recipe) is None:
         raise RecipeError(
             "evaluation.forgetting compares with a pretrained CLIP or SigLIP model, and visual.tower and text.tower are not the same one: "
-            f"{tower or 'none'} and {recipe.text.tower}."
+            f"{recipe.visual.tower or 'none'} and {recipe.text.tower}."
         )
     other = _on_other_data(recipe)
     open_data(other, progress, skip_bad=other.data.skip_bad).split(other.evaluation.test)

@@ -21,3 +21,9 @@ def zero_shot_recipe(name: str | Path) -> Recipe | None:
         model={"kind": CLIP.name, "backbone": backbone},
         phases=(),
     )
+
+
+def pretrained_of(recipe: Recipe) -> str | None:
+    """The CLIP or SigLIP model that a recipe's model learns on, by its name; None if it is none on both sides."""
+    tower = recipe.visual.tower
+    return tower if tower and recipe.text.tower == tower and find_dual_encoder(tower) else None

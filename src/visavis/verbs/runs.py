@@ -80,6 +80,7 @@ def evaluate(
     degrees: str | None = None,
     semantics: str = "reference",
     average: bool | None = None,
+    base: bool = False,
     memory: Memory = None,
     progress: Progress | None = None,
 ) -> Evaluation:
@@ -92,13 +93,15 @@ def evaluate(
     degrees: the estimator of degrees of relevance, such as "CBoW()". semantics: the definition of CS@K. "reference", that of the
     released code of the Ladder loss: tau-b over the first caption of each image. "paper", that of its text: tau-a over all
     captions, under keys of its own (``i2t_cs_at_100_paper``). average: the mean of the scores of both networks, for a run of
-    NoisySupervision, which trains two, or of each of several. memory: the most that blocks of scores may take, in bytes or as "2GiB";
+    NoisySupervision, which trains two, or of each of several. base: also the CLIP or SigLIP model that the training began with, as the
+    ``base`` of the result. memory: the most that blocks of scores may take, in bytes or as "2GiB";
     default the recipe's, else a quarter of the free memory.
     """
-    from visavis.runs.evaluating import evaluate_runs
+    from visavis.runs.evaluating import beside_base, evaluate_runs
 
-    data = None if data is None else str(data)
-    return evaluate_runs(_paths(run), protocol, split, data, progress or Silent(), degrees, semantics, memory, average=average)
+    runs, data, progress = _paths(run), None if data is None else str(data), progress or Silent()
+    result = evaluate_runs(runs, protocol, split, data, progress, degrees, semantics, memory, average=average)
+    return beside_base(result, runs, split, data, progress, memory) if base else result
 
 
 def diagnose(

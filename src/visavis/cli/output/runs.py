@@ -45,6 +45,9 @@ def print_evaluation(result: Evaluation) -> None:
         _print_protocol(replace(evaluation, report=result.report))
     if result.published is not None:
         print_differences(result)
+    if result.base is not None:
+        standard_output().print("The pretrained model:")
+        print_evaluation(result.base)
 
 
 def _print_protocol(result: Evaluation) -> None:
