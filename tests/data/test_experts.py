@@ -59,6 +59,11 @@ def test_what_went_in_comes_out(folder, items):
             assert not read.vectors[expert][row][~mask].any()
 
 
+def test_an_item_is_known_by_the_name_of_its_file_too(folder):
+    store = ExpertStore.open(folder)
+    assert store.rows(["clips/c.mp4", "b"]).tolist() == [2, 1]
+
+
 def test_an_expert_that_no_row_has_keeps_a_place_to_mask(folder):
     store = ExpertStore.open(folder)
     parts = store.read(store.rows(["b", "d"]))
@@ -135,7 +140,9 @@ def test_a_flipped_byte_is_found(folder, file):
 
 def test_a_missing_file_is_named(folder):
     (folder / "sound.npy").unlink()
-    with pytest.raises(DataError, match=r"sound\.npy"):
+    with pytest.raises(
+        DataError, match=r"store lacks sound\.npy of the expert sound: bring back a whole copy of the folder, or convert anew\."
+    ):
         ExpertStore.open(folder)
 
 

@@ -12,7 +12,9 @@ import torch
 from PIL import Image
 
 import visavis
+from visavis.data.description import Description
 from visavis.data.experts import new_experts
+from visavis.data.features import FeatureWriter
 from visavis.data.scenes import write_moving_scenes
 from visavis.errors import DataError, RecipeError, RunError
 from visavis.models import CATALOG
@@ -20,6 +22,7 @@ from visavis.models.base import GlobalMatcher, MatcherConfig, unit
 from visavis.models.text import RecurrentWords, pool_words
 from visavis.training.data_module import prepare
 from visavis.training.recipe_files import read_recipe
+from visavis.types import Encoded
 
 WORDS = ["dog", "cat", "boat", "tree", "kite", "car"]
 
@@ -116,6 +119,45 @@ def test_a_run_on_experts_is_evaluated_and_goes_on_only_with_the_very_same(recip
     (store / "other").rename(store / "experts")
     with pytest.raises(RunError, match="the stored features changed since"):
         visavis.train(resume=run)
+
+
+@pytest.fixture
+def texts(store):
+    """Features of all captions as words, each word by its one-hot code."""
+    captions = sorted({f"a {WORDS[number % len(WORDS)]} {number}" for number in range(60)})
+    known = sorted({word for caption in captions for word in caption.split()})
+    description = Description("text", "words", "codes", "0", (len(known),), len(captions), fingerprint="")
+    lengths = np.array([len(caption.split()) for caption in captions])
+    writer = FeatureWriter.open(store / "texts", description, captions, lengths)
+    for caption in captions:
+        codes = torch.eye(len(known))[[known.index(word) for word in caption.split()]]
+        writer.append(Encoded(codes[None], torch.ones(1, len(codes), dtype=torch.bool)))
+    writer.finish()
+    np.save(store / "images.npy", np.eye(len(WORDS), dtype=np.float32)[np.arange(60) % len(WORDS), None])
+    stored = {"view": "grid", "features": str(store / "images.npy")}
+    return {"visual": stored, "model": {"kind": "VSEInfinity", "width": 8}, "text": {"view": "words", "features": str(store / "texts")}}
+
+
+def test_a_run_on_stored_features_of_captions_is_evaluated_but_reads_no_new_ones(recipe, texts, store):
+    run = store / "run"
+    trained = visavis.train(recipe, out=run, overrides=texts)
+    assert visavis.evaluate(run, split="val").to_json()["rsum"] == pytest.approx(trained.validation_rsum)
+    with pytest.raises(RunError, match="trained on stored features of captions without a text tower: it cannot read new sentences"):
+        visavis.load(run).encode_texts(["a dog"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "sentence"),
+    [
+        ({"text.view": "tokens"}, RecipeError, "text.features are read as they are stored"),
+        ({"text.tower": "minilm"}, RecipeError, "text.features are read as they are stored"),
+        ({"text.view": "pooled"}, RecipeError, "texts holds words of the text side, expected pooled of captions"),
+        ({"text.features": "nowhere"}, DataError, "nowhere does not exist"),
+    ],
+)
+def test_stored_features_of_captions_that_do_not_fit_are_one_sentence(recipe, texts, overrides, error, sentence):
+    with pytest.raises(error, match=sentence):
+        prepare(read_recipe(recipe, texts | overrides))
 
 
 @pytest.mark.parametrize(

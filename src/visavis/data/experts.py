@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -113,8 +113,12 @@ class ExpertStore:
         return np.diff(self._experts[name].offsets)
 
     def rows(self, items: Iterable[str]) -> np.ndarray:
-        """The row of each item by its name. Raises DataError naming the first unknown one."""
-        return look_up(self._row, items, self.folder)
+        """The row of each item by its name, or by that of its file without folder and ending. Raises DataError naming the first unknown one."""
+        return look_up(
+            self._row,
+            (stem if item not in self._row and (stem := PurePath(item).stem) in self._row else item for item in items),
+            self.folder,
+        )
 
     def read(self, rows: Sequence[int] | np.ndarray | Tensor) -> Encoded:
         """Rows, in the given order: by expert ``[n, L, D]`` as float32 with a mask ``[n, L]``, all false where the expert is missing.
@@ -213,6 +217,11 @@ def _checked(vectors: np.ndarray | None, item: str, name: str, width: int) -> np
 
 def _open(folder: Path, name: str, width: int, items: int) -> _Expert:
     """Raises storage.Damaged if the files of an expert do not fit what ``experts.json`` says."""
+    for file in (folder / f"{name}.npy", folder / f"{name}.offsets.npy"):
+        if not file.exists():
+            raise storage.Damaged(
+                f"{folder} lacks {file.name} of the expert {name}: bring back a whole copy of the folder, or convert anew."
+            )
     vectors = storage.read_array(folder / f"{name}.npy", dimensions=2, mapped=True)
     offsets = storage.read_array(folder / f"{name}.offsets.npy", dimensions=1, kinds="i")
     rising = len(offsets) == items + 1 and offsets[0] == 0 and bool((np.diff(offsets) >= 0).all())

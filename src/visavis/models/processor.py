@@ -51,6 +51,7 @@ class SavedConfig:
     vocabulary: Annotated[list[str] | None, AfterValidator(_with_own)]
     tokenizer: str | None = None
     standardization: Standardization | None = None
+    stored_texts: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class Processor:
     """How pictures and sentences become what a matcher reads.
 
     visual: the tower of images (its preprocessing alone where the matcher reads pixels); None: only stored features. For
-    sentences one of: text, a frozen tower; vocabulary, words learned from captions; tokenizer, the name of a pretrained model.
+    sentences one of: text, a frozen tower; vocabulary, words learned from captions; tokenizer, the name of a pretrained model;
+    stored_texts: none of these, the model read stored features of captions.
     standardization: of a frozen tower's features of images; None: they are read as they are. tokenizer_folder: where a model folder
     keeps the tokenizer itself, that of a text backbone trained with the model; None: with the pretrained model.
     """
@@ -69,15 +71,16 @@ class Processor:
     tokenizer: str | None = None
     standardization: Standardization | None = None
     tokenizer_folder: Path | None = None
+    stored_texts: bool = False
 
     @classmethod
     def of(cls, config: SavedConfig, folder: Path) -> Processor:
         """That of the ``config.json`` of a model folder. Raises RunError if it does not say how texts are read."""
-        if config.text is None and not config.vocabulary and config.tokenizer is None:
+        if config.text is None and not config.vocabulary and config.tokenizer is None and not config.stored_texts:
             raise RunError("it names neither a text tower nor a vocabulary nor a tokenizer: the model could read no texts.")
         words = Vocabulary(tuple(config.vocabulary)) if config.vocabulary else None
         kept = folder / text_backbone.FOLDER if config.architecture.get("text_backbone") else None
-        return cls(config.visual, config.text, words, config.tokenizer, config.standardization, kept)
+        return cls(config.visual, config.text, words, config.tokenizer, config.standardization, kept, config.stored_texts)
 
     @property
     def visual_spec(self) -> TowerSpec:
@@ -92,7 +95,8 @@ class Processor:
 
     @cached_property
     def text_tower(self) -> TextTower:
-        assert self.text is not None
+        if self.text is None:
+            raise RunError("this model was trained on stored features of captions without a text tower: it cannot read new sentences.")
         return self.text.open()  # type: ignore[return-value]
 
     @cached_property
@@ -160,6 +164,7 @@ class Processor:
         words = None if self.vocabulary is None else list(self.vocabulary.words)
         text = None if self.text is None else asdict(self.text)
         own: dict[str, Any] = {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
+        own |= {"stored_texts": True} if self.stored_texts else {}
         own |= {} if self.standardization is None else {"standardization": asdict(self.standardization)}
         visual = None if self.visual is None else asdict(self.visual)
         matcher.save_pretrained(folder, visual=visual, text=text, vocabulary=words, **own)

@@ -62,7 +62,10 @@ def recipe_of(folder: Path, data: str | None = None, memory: Memory = None) -> R
         )
     if memory is not None:
         recipe = recipe.model_copy(update={"memory": str(parse_memory(memory))})
-    return recipe if data is None else build_recipe(recipe.to_dict(), {"data.path": data, "visual.features": ""}, str(folder))
+    if data is None:
+        return recipe
+    features = {} if recipe.visual.view == "experts" else {"visual.features": ""}  # a store of experts knows its items by name
+    return build_recipe(recipe.to_dict(), {"data.path": data, **features}, str(folder))
 
 
 def with_whole_paths(recipe: Recipe) -> Recipe:
@@ -78,7 +81,7 @@ def with_whole_paths(recipe: Recipe) -> Recipe:
         update={
             "data": data.model_copy(update={"path": whole(data.path, Path(data.path).exists())}),
             "visual": visual.model_copy(update={"features": features, "tower": towers[0]}),
-            "text": text.model_copy(update={"tower": towers[1]}),
+            "text": text.model_copy(update={"tower": towers[1], "features": whole(text.features, Path(text.features).is_dir())}),
             "evaluation": evaluation.model_copy(update={"forgetting": whole(evaluation.forgetting, Path(evaluation.forgetting).exists())}),
         }
     )

@@ -22,7 +22,8 @@ from visavis.training.recipe import Recipe, build_recipe
 from visavis.training.run_files import RunFiles
 
 FREE = (
-    "name", "about", "published", "memory", "data.path", "visual.features", "training.threads", "training.device", "training.checkpoint_s",
+    "name", "about", "published", "memory", "data.path", "visual.features", "text.features", "training.threads", "training.device",
+    "training.checkpoint_s",
     "evaluation.protocol", "evaluation.test", "evaluation.degrees", "evaluation.report", "evaluation.average", "evaluation.forgetting", "data.needs",
 )  # fmt: skip
 """Keys that may be changed in the recipe of a run: what they change is no step of the training, or is told by its content."""

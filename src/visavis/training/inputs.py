@@ -11,6 +11,7 @@ import numpy as np
 from visavis.data.captions import Vocabulary
 from visavis.data.dataset import Dataset
 from visavis.data.experts import ExpertStore
+from visavis.data.features import FeatureStore
 from visavis.data.finite import first_broken_row
 from visavis.data.loader import Features
 from visavis.data.own_features import ArrayFeatures, PrecompFeatures
@@ -91,6 +92,12 @@ def text_features(
 ) -> tuple[Features | None, Processor]:
     """The features of a data set's captions (None: the model reads tokens), and how new pictures and sentences are read."""
     text = recipe.text
+    if text.features:
+        store = FeatureStore.open(find_file(text.features))
+        if (store.description.side, store.description.view) != ("text", text.view):
+            kind = f"{store.description.view} of the {store.description.side} side"
+            raise RecipeError(f"{text.features} holds {kind}, expected {text.view} of captions: see text.view.")
+        return store, Processor(visual, None, None, stored_texts=True)
     if text.tower == "vocabulary":
         return None, Processor(visual, None, (trained and trained.vocabulary) or _vocabulary(data.split("train"), text.min_count))
     if text.view == "tokens":

@@ -66,6 +66,10 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _text_fits(self) -> Self:
         text, visual = self.text, self.visual
+        if text.features:
+            if text.tower != "vocabulary" or text.view == "tokens":
+                raise ValueError('text.features are read as they are stored: set text.view = "words" (or "pooled"), and no text.tower.')
+            return self
         both_sides = text.tower == visual.tower and visual.view == "pixels"  # a dual encoder, which has tokens of its own
         if text.tower == "vocabulary" and text.view != "tokens":
             raise ValueError(f"text.view is {text.view!r}, expected \"tokens\" for text.tower = 'vocabulary'.")

@@ -99,11 +99,13 @@ class TextSettings(Section):
     tower: "vocabulary" for words with learned embeddings, or an encoder by name or folder. view: "tokens" of a vocabulary, or of an
     encoder that is part of the model and trained with it, the part "text_backbone" (or the model itself on both sides, CLIP); of a
     frozen encoder one vector a text ("pooled") or one a word piece ("words").
-    min_count: how often a word must occur in the training captions to be in the vocabulary, which has no punctuation.
+    features: the folder of stored features of captions, as ``visavis data convert`` writes, instead of an encoder; a model of these reads
+    no new sentences. min_count: how often a word must occur in the training captions to be in the vocabulary, which has no punctuation.
     """
 
     tower: str = "vocabulary"
     view: Literal["pooled", "words", "tokens"] = "tokens"
+    features: str = ""
     min_count: int = Field(4, gt=0)
 
 
