@@ -67,6 +67,8 @@ def overrides(address: str, toys: Path) -> dict[str, Any]:
         "visual.tower": "" if stored or moving else "scenes",
         "visual.features": str(toys / "moving" / "experts") if moving else recipe.visual.features,
         "visual.crops": 1,
+        "visual.random_crops": False,
+        "visual.size": 0,
         "text.min_count": 1,
         "training.batch_size": 16,
         "training.probe_batches": 1,
