@@ -13,6 +13,7 @@ from PIL import Image
 
 import visavis
 from visavis import cli, verbs
+from visavis.data import open_dataset
 from visavis.data.scenes import write_scenes
 from visavis.errors import RecipeError, RunError, SpecError, VisavisError
 from visavis.metrics import CATALOG as METRICS
@@ -194,6 +195,18 @@ def test_a_good_data_set_is_found_good(scenes):
     report = visavis.data_check(scenes)
     assert report.ok
     assert {name: count.images for name, count in report.splits.items()} == {"train": 20, "val": 5, "test": 6}
+
+
+@pytest.mark.parametrize("moving", [False, True])
+def test_a_world_is_drawn_that_is_a_good_data_set(moving, tmp_path):
+    listener = Listener()
+    folder = visavis.data_scenes(tmp_path / "world", moving=moving, train=4, val=2, test=2, size=32, progress=listener)
+    assert listener.worked[-1][1:] == (8, 8)
+    assert sorted(path.name for path in folder.iterdir()) == (
+        ["clips.jsonl", "dataset.json", "experts", "frames"] if moving else ["captions.jsonl", "images", "scenes.jsonl"]
+    )
+    data = open_dataset(folder)
+    assert {name: len(data.split(name).images) for name in data.splits} == {"train": 4, "val": 2, "test": 2}
 
 
 def test_load_and_search_take_a_run(trained, scenes):

@@ -78,6 +78,27 @@ def data_convert(
         print_converted(converted)
 
 
+def data_scenes(
+    out: Annotated[Path, typer.Argument(help="A new folder.")],
+    moving: Annotated[bool, typer.Option("--moving", help="Clips in which order decides, as features of three experts.")] = False,
+    train: Annotated[int, typer.Option(help="Images or clips to train on.")] = 2000,
+    val: Annotated[int, typer.Option(help="Images or clips of the validation split.")] = 200,
+    test: Annotated[int, typer.Option(help="Images or clips of the test split.")] = 400,
+    size: Annotated[int, typer.Option(help="Pixels of a side; 0: 96 for pictures, and no frames of clips.")] = 0,
+    seed: Annotated[int, typer.Option(help="Another seed is another world.")] = 0,
+    json: Json = False,
+) -> None:
+    """Draw a captioned world, still or moving: a data set to try things on, without a download."""
+    from visavis import verbs
+
+    with bars() as progress:
+        folder = verbs.data_scenes(out, moving=moving, train=train, val=val, test=test, size=size, seed=seed, progress=progress)
+    if json:
+        print_json({"folder": str(folder)})
+    else:
+        print_line(f"{folder}: {train:,} / {val:,} / {test:,} {'clips' if moving else 'images'} with captions")
+
+
 def features(
     path: Annotated[str, typer.Argument(help="A data set: a folder, a list in it, or a name under VISAVIS_DATA.")],
     visual: Annotated[

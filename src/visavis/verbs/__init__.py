@@ -5,7 +5,7 @@
 >>> visavis.evaluate(run.folder).metrics["rsum"]                           # doctest: +SKIP
 """
 
-from visavis.verbs.data import catalog, data_check, data_convert, demo, doctor, features
+from visavis.verbs.data import catalog, data_check, data_convert, data_scenes, demo, doctor, features
 from visavis.verbs.graded import agreement, coherence, relevance, relevance_fit, relevance_thresholds
 from visavis.verbs.runs import diagnose, evaluate, explain, load, search, train
 
@@ -14,6 +14,7 @@ __all__ = [
     "catalog",
     "data_check",
     "data_convert",
+    "data_scenes",
     "coherence",
     "demo",
     "diagnose",

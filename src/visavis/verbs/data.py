@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,34 @@ def data_convert(sources: Sequence[str | Path], out: str | Path, *, progress: Pr
     from visavis.data.conversion import convert_features
 
     return convert_features(sources, out, progress)
+
+
+def data_scenes(
+    out: str | Path,
+    *,
+    moving: bool = False,
+    train: int = 2000,
+    val: int = 200,
+    test: int = 400,
+    size: int = 0,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Path:
+    """Draw a captioned world into a new folder ``out``, a data set like any other (``visavis data scenes``).
+
+    moving: clips with experts of which some are missing, instead of pictures. train, val, test: images or clips of each split.
+    size: pixels of a side; 0: 96 for pictures, and no frames of clips. The same arguments give the same bytes.
+    """
+    from visavis.data.scenes import write_moving_scenes, write_scenes
+
+    progress, started = progress or Silent(), time.perf_counter()
+
+    def on_progress(done: int, total: int) -> None:
+        progress.work("clips" if moving else "scenes", done, total, done / (time.perf_counter() - started))
+
+    if moving:
+        return write_moving_scenes(out, num_train=train, num_val=val, num_test=test, size=size, seed=seed, on_progress=on_progress)
+    return write_scenes(out, num_train=train, num_val=val, num_test=test, size=size or 96, seed=seed, on_progress=on_progress)
 
 
 def features(

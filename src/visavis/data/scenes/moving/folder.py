@@ -3,7 +3,7 @@
 dataset.json      clips with splits and captions
 experts/          appearance of each frame, motion between frames, sound; some missing
 clips.jsonl       a line for each clip: what happens in it, which experts are missing, and which clip shows the same frames in another order
-frames/000000/00.png ...   the drawn frames, where a size is given
+frames/clip000000.npy ...   the drawn frames, where a size is given: [frames, size, size, 3]
 """
 
 from __future__ import annotations
@@ -61,9 +61,8 @@ def write_moving_scenes(
                     lines.append(row.line())
                     images.append({"filename": row.name, "split": split, "sentences": [{"raw": text} for text in row.captions]})
                     if size:
-                        (part / "frames" / row.name).mkdir(parents=True)
-                        for time, scene in enumerate(row.clip.frames):
-                            draw(scene, size).save(part / "frames" / row.name / f"{time:02d}.png", compress_level=1)
+                        drawn = np.stack([np.asarray(draw(scene, size)) for scene in row.clip.frames])
+                        storage.write_array(part / "frames" / f"{row.name}.npy", drawn)
                     done += 1
                     if on_progress:
                         on_progress(done, sum(counts.values()))
