@@ -114,6 +114,15 @@ def test_a_data_set_holds_clips_and_pictures(folder):
         clips.images[0].open()
 
 
+def test_a_name_without_an_ending_may_be_that_of_a_video(folder):
+    (folder / "captions.csv").write_text("filename,caption,split\na,it gets brighter,train\nb,all white,val\n")
+    clips = open_dataset(folder).images
+    assert [(image.name, image.bytes.path.name, image.is_clip) for image in clips] == [("a", "a.mp4", True), ("b", "b.mp4", True)]
+    (folder / "a.webm").touch()
+    with pytest.raises(DataError, match=r"the video could be a\.mp4 or a\.webm; list it with its ending"):
+        open_dataset(folder)
+
+
 def test_broken_clips_are_findings(folder):
     write_sound(folder / "b.mp4")
     with pytest.raises(DataError, match=r"1 x broken video.*b\.mp4: the video has no frames: it holds only sound"):

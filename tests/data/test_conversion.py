@@ -131,7 +131,10 @@ def test_what_does_not_fit_is_one_sentence(tmp_path, what):
 @pytest.mark.parametrize(
     ("files", "sentence"),
     [
-        ({"x.txt": "a"}, r"x\.txt cannot be converted: expected \.pkl, \.pickle, \.npy, \.h5, \.hdf5, or a list of videos"),
+        (
+            {"x.txt": "a"},
+            r"x\.txt cannot be converted: expected \.pkl, \.pickle, \.npy, \.h5, \.hdf5, a \.json of MSR-VTT, or a list of videos",
+        ),
         ({"train_list.txt": "a\na\n"}, r"train_list\.txt names a video twice"),
         ({"train_list.txt": ""}, r"train_list\.txt names no video"),
         ({"train_list_x.txt": "a"}, "of the lists x only train is given"),
@@ -151,6 +154,21 @@ def test_a_caption_that_is_not_there_cannot_be_tested(ce, tmp_path):
     dump(ce / "jsfusion_val_caption_idx.pkl", dict.fromkeys(VIDEOS, 3))
     with pytest.raises(DataError, match="caption 3 of video15 is tested, but it has 3, counted from 0"):
         visavis.data_convert(sources(ce), tmp_path / "out")
+
+
+def test_captions_come_from_the_json_of_msrvtt_too(ce, tmp_path):
+    (ce / "raw-captions.pkl").unlink()
+    (ce / "w2v.pkl").unlink()
+    sentences = [
+        {"video_id": video, "caption": " ".join(words)} for number in range(3) for video in VIDEOS for words in [WORDS[video][number]]
+    ]
+    listed = {"videos": [{"video_id": video, "split": "train"} for video in VIDEOS], "sentences": sentences}
+    (ce / "MSRVTT_data.json").write_text(json.dumps(listed))
+    visavis.data_convert(sources(ce), tmp_path / "msrvtt")
+    assert open_dataset(tmp_path / "msrvtt" / "dataset_msrvtt-1ka.json").split("test").captions[3] == "a dog 18"
+    (ce / "MSRVTT_data.json").write_text(json.dumps(listed | {"sentences": [*sentences, {"video_id": "video99", "caption": "a"}]}))
+    with pytest.raises(DataError, match=r"MSRVTT_data\.json, sentence 60: expected the caption of a listed video"):
+        visavis.data_convert(sources(ce), tmp_path / "other")
 
 
 def test_captions_alone_are_divided_as_those_of_own_pictures(tmp_path):

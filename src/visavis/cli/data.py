@@ -60,7 +60,7 @@ def data_convert(
     sources: Annotated[
         list[str],
         typer.Argument(
-            help="Pickles, .npy of objects, .h5 files or a folder of them, lists such as train_list.txt; NAME=PATH names an expert."
+            help="Pickles, .npy of objects, .h5 files or a folder of them, MSR-VTT's .json, lists such as train_list.txt; NAME=PATH names an expert."
         ),
     ],
     out: Annotated[Path, typer.Option(help="A new folder for the stores and lists.")],

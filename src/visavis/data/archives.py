@@ -54,7 +54,10 @@ class ImageFiles:
         self.broken_names.setdefault(path.rpartition("/")[2], trouble)
 
     def find(self, file: str) -> str | None:
-        """The key of a listed file: its path as listed, else the one path with its base name. Raises DataError if that is several or no file."""
+        """The key of a listed file: its path as listed, else the one path with its base name; a name without an ending may be that of a video.
+
+        Raises DataError if that is several or no file.
+        """
         file = unicodedata.normalize("NFC", file).removeprefix("./")
         if file in self.by_path:
             return file
@@ -65,6 +68,11 @@ class ImageFiles:
             raise DataError(f"the image could be {' or '.join(places[:3])}; list it with its folder")
         if places:
             return places[0]
+        videos = [] if "." in file else [path for ending in VIDEO_SUFFIXES for path in self.by_name.get(file + ending, [])]
+        if len(videos) > 1:
+            raise DataError(f"the video could be {' or '.join(videos[:3])}; list it with its ending")
+        if videos:
+            return videos[0]
         outside = self.folder / file
         if os.path.isfile(outside):  # hidden, absolute or above the folder
             self.by_path[file] = Bytes(outside)

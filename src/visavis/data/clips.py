@@ -97,6 +97,7 @@ def _opened(source: Path | bytes, name: str) -> Iterator[tuple[Any, Any]]:
                     raise BrokenClip("is of a codec that this FFmpeg does not know; convert it to mp4 (h264)", name)
                 if stream.width * stream.height > MAX_PIXELS:
                     raise BrokenClip(f"has frames of {stream.width} x {stream.height} pixels, more than the {MAX_PIXELS:,} allowed", name)
+                stream.thread_type = "AUTO"
                 yield container, stream
         except av.error.FFmpegError as error:
             said = str(error.strerror or error).rstrip(".")

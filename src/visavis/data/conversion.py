@@ -21,6 +21,7 @@ from visavis.data.description import Description
 from visavis.data.experts import new_experts
 from visavis.data.features import FeatureWriter
 from visavis.data.hdf5 import ENDINGS, VideoFiles
+from visavis.data.msrvtt import captions_by_video
 from visavis.data.partitions import Division, Lists, is_list
 from visavis.data.plain_pickle import read_plain_pickle
 from visavis.data.published_values import Values, is_missing
@@ -53,7 +54,7 @@ def convert_features(sources: Sequence[str | Path], out: str | Path, progress: P
     """Read all sources, and write one folder as a whole, or nothing.
 
     sources: each ``PATH``, or ``NAME=PATH`` to name an expert otherwise than its file: pickles, ``.npy`` of objects, ``.h5`` of a video
-    or a folder of them, and lists of videos such as ``train_list.txt``. Nothing in them is run. Raises RefusedOverwrite if ``out``
+    or a folder of them, a ``.json`` of MSR-VTT, and lists of videos such as ``train_list.txt``. Nothing in them is run. Raises RefusedOverwrite if ``out``
     holds anything, DataError for what cannot be understood, MissingExtra for .h5 without h5py.
     """
     if not sources:
@@ -70,11 +71,13 @@ def convert_features(sources: Sequence[str | Path], out: str | Path, progress: P
             values.add_captions(videos[-1].captions, path)
         elif is_list(path):
             lists.add(path)
+        elif path.name.endswith(".json"):
+            values.add_captions(captions_by_video(path), path)
         elif path.name.endswith(_PICKLES):
             values.add(read_plain_pickle(path), name, path)
             marks[name] = storage.content_hash(path)
         else:
-            known = ", ".join((*_PICKLES, *ENDINGS))
+            known = ", ".join((*_PICKLES, *ENDINGS, "a .json of MSR-VTT"))
             raise DataError(f"{path} cannot be converted: expected {known}, or a list of videos such as train_list.txt.")
         progress.work("sources", number + 1, len(sources), 0.0)
     with storage.replacing_folder(out) as part:

@@ -13,7 +13,7 @@ from visavis import storage
 from visavis.data.archives import attach_files
 from visavis.data.layout import Layout
 from visavis.data.listing import Entry, Listing, split_name
-from visavis.data.source_text import RepeatedKey, decode, parse_json, shown
+from visavis.data.source_text import RepeatedKey, decode, is_unicode, parse_json, shown
 from visavis.errors import DataError
 
 PATTERN = "*videodatainfo*.json"
@@ -35,6 +35,20 @@ def list_msrvtt(folder: Path) -> Listing:
     return listing
 
 
+def captions_by_video(path: Path) -> dict[str, list[str]]:
+    """The captions of each video in one such file, in its order. Raises DataError for what is no such file, or names what is not there."""
+    content = _read(path)
+    captions: dict[str, list[str]] = {
+        video["video_id"]: [] for video in content["videos"] if isinstance(video, dict) and "video_id" in video
+    }
+    for number, sentence in enumerate(content["sentences"]):
+        name, text = (sentence.get(key) if isinstance(sentence, dict) else None for key in ("video_id", "caption"))
+        if not isinstance(text, str) or not isinstance(name, str) or name not in captions or not is_unicode(text):
+            raise DataError(f"{path}, sentence {number}: expected the caption of a listed video, found {shown(sentence)}.")
+        captions[name].append(text)
+    return captions
+
+
 def _read(path: Path) -> dict[str, list[Any]]:
     try:
         content = parse_json(decode(storage.read_bytes(path)))
@@ -54,7 +68,7 @@ def _add_video(listing: Listing, video: Any, place: str, places: dict[str, int])
         listing.entries.append(Entry(place, None))
         listing.lose("malformed entry", place, f"expected an object with video_id and split, found {shown(video)}", image=index)
         return
-    listing.entries.append(Entry(name, split_name(split), f"{name}.mp4"))
+    listing.entries.append(Entry(name, split_name(split), name))
     if places.setdefault(name, index) != index:
         listing.lose("name twice", name, "the video is listed twice; the first is used", image=index)
 

@@ -28,7 +28,7 @@ def list_msvd(folder: Path) -> Listing:
             raise DataError(f"{folder / file} is missing: expected {MSVD.files}.")
         for name in decode(storage.read_bytes(folder / file)).split():
             index = len(listing.entries)
-            listing.entries.append(Entry(name, split, f"{name}.avi"))
+            listing.entries.append(Entry(name, split, name))
             if (first := places.setdefault(name, index)) != index:
                 kind = "name twice" if listing.entries[first].split == split else "image in two splits"
                 listing.lose(kind, name, f"the video is listed in {listing.entries[first].split} already", image=index)

@@ -15,7 +15,7 @@ CODE = "is a pickle with code in it: {}, and only plain containers and arrays ar
 
 _DTYPE = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248]|O8?|[SaU]\d{1,6})")
 _ORDERS: dict[Any, Any] = {"<": "<", ">": ">", "|": "|", "=": "="}
-_KEYS = (str, bytes, int, float, type(None))
+_LARGEST_KEY = 2**32  # numbers of any size could be chosen so that all have one hash
 _SAME_MODULES = {
     "numpy._core.multiarray": "numpy.core.multiarray",
     "numpy._core.numeric": "numpy.core.numeric",
@@ -58,10 +58,10 @@ def look_up(module: Any, name: Any) -> Name:
 
 
 def plain_key(key: Any) -> Any:
-    """What a dict or a set is looked up by: one value, never a nested one, whose hash could be without end."""
-    if not isinstance(key, _KEYS):
-        raise Refused(f"has a {type(key).__name__} for a key, expected a text or a number")
-    return key
+    """What a dict or a set is looked up by: a text or a small number, never a nested value, whose hash could be without end."""
+    if isinstance(key, str | bytes) or key is None or (isinstance(key, int) and abs(key) < _LARGEST_KEY):
+        return key
+    raise Refused(f"has a {type(key).__name__} for a key, expected a text or a whole number below 2^32")
 
 
 def _dtype(code: Any, *_: Any) -> Pending:
