@@ -21,11 +21,12 @@ from visavis.data.dataset import Dataset
 from visavis.data.experts import ExpertStore
 from visavis.data.features import FeatureStore
 from visavis.data.own_features import ArrayFeatures, PrecompFeatures
+from visavis.data.region_features import RegionFeatures
 from visavis.data.standardization import Standardization
 from visavis.errors import DataError
 from visavis.types import Encoded
 
-Features = FeatureStore | ArrayFeatures | PrecompFeatures | ExpertStore
+Features = FeatureStore | ArrayFeatures | PrecompFeatures | RegionFeatures | ExpertStore
 
 
 class Source(Protocol):

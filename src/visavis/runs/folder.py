@@ -16,6 +16,7 @@ from visavis.progress import Progress
 from visavis.runs.record import Record
 from visavis.runs.zero_shot import zero_shot_recipe
 from visavis.training.data_module import DataModule, open_data_module
+from visavis.training.inputs import PRECOMP
 from visavis.training.recipe import Recipe, build_recipe
 from visavis.training.run_files import RunFiles
 
@@ -75,7 +76,7 @@ def with_whole_paths(recipe: Recipe) -> Recipe:
         return str(Path(name).resolve()) if name and exists else name
 
     data, visual, text, evaluation = recipe.data, recipe.visual, recipe.text, recipe.evaluation
-    features = whole(visual.features, Path(visual.features).is_dir() if visual.view == "experts" else Path(visual.features).is_file())
+    features = whole(visual.features, visual.features != PRECOMP and Path(visual.features).exists())
     towers = [whole(side.tower, (Path(side.tower) / "config.json").is_file() or side.tower.endswith(".pth")) for side in (visual, text)]
     return recipe.model_copy(
         update={

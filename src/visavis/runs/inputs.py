@@ -12,6 +12,7 @@ from visavis.data.contents import Contents
 from visavis.data.dataset import Bytes
 from visavis.data.experts import ExpertStore
 from visavis.data.features import FeatureStore
+from visavis.data.region_features import RegionFeatures
 from visavis.models.pretrained import model_files
 from visavis.progress import Progress
 from visavis.training.data_module import DataModule
@@ -30,7 +31,7 @@ def inputs_of(
     recipe, data, words = data_module.recipe, data_module.data, data_module.processor.vocabulary
     files: dict[str, dict[str, Bytes]] = {}
     told: dict[str, str] = {}
-    if isinstance(data_module.visual, ExpertStore):
+    if isinstance(data_module.visual, ExpertStore | RegionFeatures):
         told["the stored features"] = data_module.visual.sha256
     elif isinstance(data_module.visual, FeatureStore) or data_module.visual is None:
         files["the pictures"] = {image.name: image.bytes for image in data.images if image.bytes is not None}

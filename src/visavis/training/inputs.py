@@ -16,6 +16,7 @@ from visavis.data.finite import first_broken_row
 from visavis.data.loader import Features
 from visavis.data.own_features import ArrayFeatures, PrecompFeatures
 from visavis.data.reading import data_folder, find_file, find_source, is_there, open_dataset
+from visavis.data.region_features import RegionFeatures
 from visavis.errors import DataError, RecipeError
 from visavis.models.base import vectors
 from visavis.models.caching import cache_features
@@ -64,6 +65,8 @@ def visual_features(recipe: Recipe, data: Dataset, progress: Progress) -> tuple[
         return None, tower
     if visual.features == PRECOMP:
         return _fitting(PrecompFeatures(find_source(recipe.data.path)), visual), tower
+    if visual.features and _by_ids(find_file(visual.features)):
+        return _regions(visual, progress), tower
     if visual.features:
         return _fitting(ArrayFeatures.open(find_file(visual.features), data), visual), tower
     assert tower is not None
@@ -74,6 +77,25 @@ def experts_beside(path: str) -> Path:
     """The store of experts that a data set brings: the folder ``experts`` in its own."""
     source = find_source(path)
     return (source if source.is_dir() else source.parent) / "experts"
+
+
+def _by_ids(path: Path) -> bool:
+    """Whether features stand by the ids of images, not by rows."""
+    return path.is_dir() or ".tsv" in path.suffixes
+
+
+def _regions(visual: VisualSettings, progress: Progress) -> RegionFeatures:
+    """Features of regions by the ids of images. Raises RecipeError if the recipe does not read them as such."""
+    if visual.view != "grid" or visual.crops > 1:
+        raise RecipeError(f'{visual.features} holds regions by the ids of images: set visual.view = "grid", and no visual.crops.')
+    stored = RegionFeatures.open(
+        find_file(visual.features), lambda done, total: progress.work("converting features of regions", done, total, 0.0)
+    )
+    if visual.standardize and stored.ragged:
+        raise RecipeError(
+            f"{visual.features} holds regions of unequal number an image, which visual.standardize does not count: leave it out."
+        )
+    return stored
 
 
 def _fitting(stored: ArrayFeatures | PrecompFeatures, visual: VisualSettings) -> Features:

@@ -39,10 +39,11 @@ class VisualSettings(Section):
 
     tower: the image encoder, by name or folder; a model without one cannot read new images. view: of a frozen encoder one
     vector an image ("pooled") or one a region ("grid"); "pixels": the encoder is part of the model and may be trained; "experts":
-    named features of unequal length, some missing. features: a stored array of features, row i of image i, instead of computing them;
-    the folder of a store of experts; "precomp": those that the data set brings (of experts, the folder ``experts`` beside its list).
-    experts: names of those that are read, all if empty.
-    longest: vectors of each expert that are read, evenly spaced in a longer sequence; 0: all. frames_per_second: of clips, for "frames",
+    named features of unequal length, some missing. features: instead of computed ones, a stored array, row i of image i; "precomp":
+    those that the data set brings (of experts, the folder ``experts`` beside its list);
+    .tsv of bottom-up-attention, or a folder of ID.npy or ID.npz; the folder of a store of experts.
+    experts: names of those that are read, all if empty. longest: vectors of each expert that are read, evenly spaced in a longer
+    sequence; 0: all. frames_per_second: of clips, for "frames",
     one vector a frame, which models read as they read regions. size: pictures become squares of so many
     pixels an edge; 0: as the encoder's own preparation says. crops: 1, or 10 for features of ten crops: center, corners and mirror
     images, or with random_crops those that a picture's own pixels draw. standardize: features, or their square roots, at mean 0 and
