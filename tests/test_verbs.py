@@ -200,7 +200,7 @@ def test_a_good_data_set_is_found_good(scenes):
 @pytest.mark.parametrize("moving", [False, True])
 def test_a_world_is_drawn_that_is_a_good_data_set(moving, tmp_path):
     listener = Listener()
-    folder = visavis.data_scenes(tmp_path / "world", moving=moving, train=4, val=2, test=2, size=32, progress=listener)
+    folder = visavis.data_scenes(tmp_path / "world", moving=moving, num_train=4, num_val=2, num_test=2, size=32, progress=listener)
     assert listener.worked[-1][1:] == (8, 8)
     assert sorted(path.name for path in folder.iterdir()) == (
         ["clips.jsonl", "dataset.json", "experts", "frames"] if moving else ["captions.jsonl", "images", "scenes.jsonl"]

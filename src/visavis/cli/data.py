@@ -81,9 +81,9 @@ def data_convert(
 def data_scenes(
     out: Annotated[Path, typer.Argument(help="A new folder.")],
     moving: Annotated[bool, typer.Option("--moving", help="Clips in which order decides, as features of three experts.")] = False,
-    train: Annotated[int, typer.Option(help="Images or clips to train on.")] = 2000,
-    val: Annotated[int, typer.Option(help="Images or clips of the validation split.")] = 200,
-    test: Annotated[int, typer.Option(help="Images or clips of the test split.")] = 400,
+    num_train: Annotated[int, typer.Option(help="Images or clips to train on.")] = 2000,
+    num_val: Annotated[int, typer.Option(help="Images or clips of the validation split.")] = 200,
+    num_test: Annotated[int, typer.Option(help="Images or clips of the test split.")] = 400,
     size: Annotated[int, typer.Option(help="Pixels of a side; 0: 96 for pictures, and no frames of clips.")] = 0,
     seed: Annotated[int, typer.Option(help="Another seed is another world.")] = 0,
     json: Json = False,
@@ -92,11 +92,13 @@ def data_scenes(
     from visavis import verbs
 
     with bars() as progress:
-        folder = verbs.data_scenes(out, moving=moving, train=train, val=val, test=test, size=size, seed=seed, progress=progress)
+        folder = verbs.data_scenes(
+            out, moving=moving, num_train=num_train, num_val=num_val, num_test=num_test, size=size, seed=seed, progress=progress
+        )
     if json:
         print_json({"folder": str(folder)})
     else:
-        print_line(f"{folder}: {train:,} / {val:,} / {test:,} {'clips' if moving else 'images'} with captions")
+        print_line(f"{folder}: {num_train:,} / {num_val:,} / {num_test:,} {'clips' if moving else 'images'} with captions")
 
 
 def features(

@@ -39,16 +39,16 @@ def data_scenes(
     out: str | Path,
     *,
     moving: bool = False,
-    train: int = 2000,
-    val: int = 200,
-    test: int = 400,
+    num_train: int = 2000,
+    num_val: int = 200,
+    num_test: int = 400,
     size: int = 0,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Path:
     """Draw a captioned world into a new folder ``out``, a data set like any other (``visavis data scenes``).
 
-    moving: clips with experts of which some are missing, instead of pictures. train, val, test: images or clips of each split.
+    moving: clips with experts of which some are missing, instead of pictures. num_train, num_val, num_test: images or clips of each split.
     size: pixels of a side; 0: 96 for pictures, and no frames of clips. The same arguments give the same bytes.
     """
     from visavis.data.scenes import write_moving_scenes, write_scenes
@@ -59,8 +59,10 @@ def data_scenes(
         progress.work("clips" if moving else "scenes", done, total, done / (time.perf_counter() - started))
 
     if moving:
-        return write_moving_scenes(out, num_train=train, num_val=val, num_test=test, size=size, seed=seed, on_progress=on_progress)
-    return write_scenes(out, num_train=train, num_val=val, num_test=test, size=size or 96, seed=seed, on_progress=on_progress)
+        return write_moving_scenes(
+            out, num_train=num_train, num_val=num_val, num_test=num_test, size=size, seed=seed, on_progress=on_progress
+        )
+    return write_scenes(out, num_train=num_train, num_val=num_val, num_test=num_test, size=size or 96, seed=seed, on_progress=on_progress)
 
 
 def features(
