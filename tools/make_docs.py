@@ -118,7 +118,7 @@ def _shown(value: Any) -> str:
 
 def recipes_page() -> str:
     """Every recipe file that ships: the comment at its head as prose, then the names of its rows; the files say the rest."""
-    from visavis.training.recipe_files import read_file, shipped
+    from visavis.training.recipe_files import read_file, shipped, tables
 
     parts = []
     for name, path in shipped().items():
@@ -128,6 +128,13 @@ def recipes_page() -> str:
         rows = [f"| `{name}/{row}` | `{recipe}` | {_cell(file.recipe(row, {}).about)} |" for row, recipe in file.row_names.items()]
         table = "\n".join(["| row | also by the name | what |", "| --- | --- | --- |", *rows]) if rows else ""
         parts.append("\n\n".join(part for part in [f"## `{name}`", file.content["about"], prose, table] if part))
+    listed = [(name, read_file(name)) for name in tables()]
+    rows = [
+        f"| `{name}/ROW` | {len(file.rows)} | `{name}/{next(iter(file.rows))}` | {_cell(file.content['about'])} |" for name, file in listed
+    ]
+    table = "\n".join(["| row | how many | the first | what |", "| --- | --- | --- | --- |", *rows])
+    told = "`visavis catalog recipes --paper PAPER` prints each row with its figures and what it needs."
+    parts.append(f"## Tables of papers\n\n{told}\n\n{table}")
     usage = (
         "What `visavis train` takes by name. `visavis catalog recipes --json` prints every setting of each; "
         "[docs/recipes.md](../recipes.md) says how to extend one."

@@ -65,7 +65,6 @@ def overrides(address: str, toys: Path) -> dict[str, Any]:
     changed: dict[str, Any] = {
         "data.path": str(toys / ("moving" if moving else "regions" if stored else "pictures")),
         "visual.tower": "" if stored or moving else "scenes",
-        "visual.features": str(toys / "moving" / "experts") if moving else recipe.visual.features,
         "visual.crops": 1,
         "visual.random_crops": False,
         "visual.size": 0,
@@ -75,7 +74,9 @@ def overrides(address: str, toys: Path) -> dict[str, Any]:
         "training.threads": 1,
         "evaluation.protocol": "plain",
     }
-    if recipe.text.tower != "vocabulary":
+    if recipe.text.features:
+        changed |= {"text.features": "", "text.tower": "minilm"}
+    elif recipe.text.tower != "vocabulary":
         changed["text.tower"] = str(toys / "bert") if recipe.text.view == "tokens" else "minilm"
     if recipe.evaluation.degrees:
         changed["evaluation.degrees"] = DEGREES
