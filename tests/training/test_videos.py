@@ -16,7 +16,7 @@ import visavis
 from visavis.cli import app
 from visavis.data.features import FeatureStore
 from visavis.data.reading import open_dataset
-from visavis.errors import DataError, RecipeError
+from visavis.errors import DataError, RecipeError, SpecError
 from visavis.models.caching import cache_features, store_folder
 from visavis.models.towers import TowerSpec
 
@@ -101,6 +101,19 @@ def test_a_clip_without_frames_stops_the_training_before_it_begins(folder, recip
     with pytest.raises(DataError, match=r"1 x broken video.*3\.mp4: the video has no frames"):
         visavis.train(recipe, data=folder, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_without_a_recipe_a_folder_of_videos_is_refused_before_anything_is_computed(folder, tmp_path):
+    with pytest.raises(RecipeError, match=r"holds videos, such as 0\.mp4, which no default recipe reads: give one with visual = "):
+        visavis.train(data=folder, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_features_of_frames_need_a_rate(folder):
+    with pytest.raises(SpecError, match="a tower of view frames has frames_per_second = 0, expected a rate above 0, such as 1"):
+        visavis.features(folder, visual="scenes", view="frames")
+    (store,) = visavis.features(folder, visual="scenes", view="frames", frames_per_second=1.0)
+    assert store.description.view == "frames"
 
 
 def test_a_model_of_pictures_refuses_videos(dual_encoders, folder):

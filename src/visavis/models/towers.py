@@ -62,11 +62,13 @@ class TowerSpec:
         views = ("pooled", "grid", "frames") if self.side == "visual" else ("pooled", "words")
         if self.view not in views:
             raise SpecError(f"the view of a {self.side} tower is {self.view!r}, expected {' or '.join(views)}.")
-        if (self.view == "frames") != (self.frames_per_second > 0) or self.crops > 1 < self.frames_per_second:
+        if (self.view == "frames") != (self.frames_per_second > 0):
             raise SpecError(
-                f"a tower of view {self.view} reads {self.frames_per_second:g} frames a second in {self.crops} crops: "
-                "expected a rate above 0 of whole frames for the view frames, and for no other."
+                f"a tower of view {self.view} has frames_per_second = {self.frames_per_second:g}, expected a rate above 0, such as 1, "
+                "for the view frames, and 0 for others."
             )
+        if self.crops != 1 and self.view == "frames":
+            raise SpecError("a tower of view frames takes each frame as a whole: it has no ten crops.")
         if self.crops != 1 and (self.side, self.crops) != ("visual", 10):
             raise SpecError(f"a {self.side} tower cannot take {self.crops} crops: expected 1, or 10 of pictures.")
         if (self.crops != 1 or self.size) and self.name == "scenes":

@@ -56,6 +56,11 @@ def _image_encoder(path: str, skip_bad: bool) -> str | None:
         raise RecipeError(
             f"{path} has no pictures: name their stored features, visual.features=FILE.npy, or precomp for those of the data set."
         )
+    if clip := next((image for image in data.images if image.is_clip), None):
+        raise RecipeError(
+            f"{path} holds videos, such as {clip.name}, which no default recipe reads: give one with "
+            'visual = { tower = NAME, view = "frames", frames_per_second = 1.0 } (see docs/data.md).'
+        )
     if not _installed("transformers"):
         return None
     stores = sorted((storage.cache_folder() / "features").glob(f"{escape(data.name)}-{data.fingerprint}-*/features.json"))
