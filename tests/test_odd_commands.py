@@ -83,6 +83,7 @@ VERBS = {
     "features": ("features {scenes} --visual scenes --out stores", {
         1: PLACES, "--visual": TOWERS, "--text": TOWERS, "--view": SPLITS, "--text-view": ["words", "grid"], "--crops": [*NUMBERS, "10"],
         "--out": PATHS, "--skip-bad": FLAG, "--json": FLAG}),
+    "convert": ("convert {bytes} --text {bert} --out made", {1: PLACES, "--text": TOWERS, "--image-size": NUMBERS, "--out": PLACES, "--json": FLAG}),
     "train": ("train {recipe} --data {scenes} --out run", {
         1: [*PLACES, "demo/x", "cocos-flickr8k"], "": OVERRIDES, "--data": PLACES, "--out": PLACES, "--resume": RUNS, "--json": FLAG}),
     "evaluate": ("evaluate {run}", {

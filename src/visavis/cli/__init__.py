@@ -33,6 +33,7 @@ for command in (
     data.demo,
     data.doctor,
     data.features,
+    data.convert,
     runs.train,
     runs.evaluate,
     runs.diagnose,

@@ -138,6 +138,24 @@ def features(
         print_line(f"{fact['folder']}: {fact['rows']:,} rows of {fact['view']} features, {fact['width']} wide")
 
 
+def convert(
+    checkpoint: Annotated[Path, typer.Argument(help="A published X-VLM of Swin and BERT, such as 16m_base_model_state_step_199999.th.")],
+    out: Annotated[Path, typer.Option(help="A new folder.")],
+    text: Annotated[str, typer.Option(help="The BERT that it was made from: a transformers folder or a hub name.")] = "bert-base-uncased",
+    image_size: Annotated[int | None, typer.Option(help="Pixels of a side to train with; default the checkpoint's own.")] = None,
+    json: Json = False,
+) -> None:
+    """Turn a published checkpoint into a model that training begins with; nothing in it is run."""
+    from visavis import verbs
+    from visavis.cli.output import print_converted_model
+
+    converted = verbs.convert(checkpoint, out, text=text, image_size=image_size)
+    if json:
+        print_json(converted.to_json())
+    else:
+        print_converted_model(converted)
+
+
 def catalog(
     kind: Annotated[str | None, typer.Argument(help="objectives, models, metrics, layouts, recipes, protocols and others.")] = None,
     paper: Annotated[str | None, typer.Option(help="Of recipes: the rows of this paper's tables, such as goal.")] = None,

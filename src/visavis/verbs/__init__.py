@@ -5,7 +5,7 @@
 >>> visavis.evaluate(run.folder).metrics["rsum"]                           # doctest: +SKIP
 """
 
-from visavis.verbs.data import catalog, data_check, data_convert, data_scenes, demo, doctor, features
+from visavis.verbs.data import catalog, convert, data_check, data_convert, data_scenes, demo, doctor, features
 from visavis.verbs.graded import agreement, coherence, relevance, relevance_fit, relevance_thresholds
 from visavis.verbs.runs import diagnose, evaluate, explain, load, search, train
 
@@ -16,6 +16,7 @@ __all__ = [
     "data_convert",
     "data_scenes",
     "coherence",
+    "convert",
     "demo",
     "diagnose",
     "doctor",

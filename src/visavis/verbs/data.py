@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from visavis.data.conversion import Converted
     from visavis.data.features import FeatureStore
     from visavis.environment import Fact
+    from visavis.models.xvlm_checkpoint import ConvertedModel
 
 
 def data_check(path: str | Path, *, progress: Progress | None = None) -> CheckReport:
@@ -107,6 +108,17 @@ def features(
     for sentence in dataset.skipped:
         progress.say(f"left out: {sentence}")
     return [cache(tower) for tower in towers]
+
+
+def convert(checkpoint: str | Path, out: str | Path, *, text: str = "bert-base-uncased", image_size: int | None = None) -> ConvertedModel:
+    """A published checkpoint of X-VLM, as two folders of transformers and a file that training begins with; nothing is unpickled.
+
+    out: a new folder, written as a whole or not at all. text: the BERT that the model was made from, by folder or hub name. image_size:
+    pixels of a side to train with, default the checkpoint's own. ``.to_json()`` of the result: what a recipe says to begin with it.
+    """
+    from visavis.models.xvlm_checkpoint import convert_checkpoint
+
+    return convert_checkpoint(checkpoint, out, text=text, image_size=image_size)
 
 
 def doctor() -> list[Fact]:

@@ -1,7 +1,7 @@
 """What the command line shows: progress bars, tables of results, thumbnails where the terminal can."""
 
 from visavis.cli.output.bars import Bars
-from visavis.cli.output.data import print_catalog, print_check, print_converted, print_findings
+from visavis.cli.output.data import print_catalog, print_check, print_converted, print_converted_model, print_findings
 from visavis.cli.output.graded import print_agreement, print_coherence, print_distributions, print_fitted, print_judged
 from visavis.cli.output.runs import print_diagnosis, print_evaluation, print_explanation, print_hits, print_trained
 
@@ -11,6 +11,7 @@ __all__ = [
     "print_catalog",
     "print_check",
     "print_converted",
+    "print_converted_model",
     "print_coherence",
     "print_diagnosis",
     "print_distributions",

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import tomli_w
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from visavis.data.check import CheckReport
     from visavis.data.conversion import Converted
     from visavis.environment import Fact
+    from visavis.models.xvlm_checkpoint import ConvertedModel
 
 
 FIRST = 5
@@ -56,6 +58,12 @@ def print_converted(converted: Converted) -> None:
         console.print(f"  experts/{escape(name)}: {width:,} wide, of {videos:,} videos", soft_wrap=True)
     for name in (*(f"texts/{text}" for text in converted.texts), *converted.lists):
         console.print(f"  {escape(name)}", soft_wrap=True)
+
+
+def print_converted_model(converted: ConvertedModel) -> None:
+    """The sections of a recipe that begins with it."""
+    standard_output().print(f"{escape(str(converted.folder))}: to begin with it, a recipe says", soft_wrap=True)
+    standard_output().print(escape(tomli_w.dumps(converted.to_json())), soft_wrap=True)
 
 
 def print_findings(findings: Iterable[Fact]) -> None:

@@ -1,0 +1,171 @@
+"""A published checkpoint of X-VLM as what training begins with: an image encoder and a BERT of ``transformers``, and the rest."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from visavis import storage
+from visavis.errors import DataError
+from visavis.models.foreign import open_config, open_model
+from visavis.models.pretrained import FILES, model_folder
+from visavis.models.xvlm_names import LEFT_OUT, Targets, published_names
+
+VISUAL, TEXT, REST = "visual", "text", "fusion.safetensors"
+"""What a converted checkpoint consists of: two folders of transformers, and a file that ``XVLM`` begins with."""
+TABLE = "relative_position_bias_table"
+PICTURES = {
+    "do_resize": True,
+    "resample": 3,
+    "do_rescale": True,
+    "do_normalize": True,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
+"""How the released code reads pictures, but for their size."""
+
+
+@dataclass(frozen=True)
+class ConvertedModel:
+    """Where a checkpoint lies now, and what a recipe says to begin with it. temperature: that of its loss."""
+
+    folder: Path
+    fusion_layers: int
+    width: int
+    temperature: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The sections of a recipe."""
+        model = {"kind": "XVLM", "pretrained": str(self.folder / REST), "fusion_layers": self.fusion_layers, "width": self.width}
+        return {
+            "visual": {"tower": str(self.folder / VISUAL), "view": "pixels"},
+            "text": {"tower": str(self.folder / TEXT), "view": "tokens"},
+            "model": model | {"temperature": self.temperature},
+        }
+
+
+def convert_checkpoint(
+    checkpoint: str | Path, out: str | Path, *, text: str = "bert-base-uncased", image_size: int | None = None
+) -> ConvertedModel:
+    """Write a published X-VLM of Swin and BERT, pretrained or fine-tuned, into a new folder; nothing in it is ever unpickled.
+
+    text: the folder or hub name of the BERT that it was made from, for its config and tokenizer. image_size: pixels of a side to train
+    with, default the checkpoint's own: windows of attention grow with it, and their position biases are interpolated.
+    Raises DataError for a file of more than tensors and plain values, and naming weights that are unknown, missing or of wrong shapes.
+    Differs from: the released code, which interpolates position biases from a grid that is denser at its center.
+    """
+    checkpoint, donor = Path(checkpoint), model_folder(text)
+    tensors = read_checkpoint(checkpoint)
+    sizes = open_config(donor)
+    names = published_names(tensors, sizes.num_hidden_layers)
+    _check(tensors, names, checkpoint)
+    made: dict[str, dict[str, Tensor]] = {VISUAL: {}, TEXT: {}, REST: {}}
+    for published, targets in names.items():
+        for (part, name), tensor in zip(targets, tensors[published].chunk(len(targets)), strict=True):
+            made[part][name] = tensor.float()
+    found = tensors["text_encoder.embeddings.word_embeddings.weight"].shape
+    if tuple(found) != (sizes.vocab_size, sizes.hidden_size):
+        raise DataError(
+            f"{checkpoint} has {found[0]:,} words of width {found[1]:,}, but {text} has {sizes.vocab_size:,} of width {sizes.hidden_size:,}: "
+            "name the text model that it was made from."
+        )
+    own = _image_size(tensors, image_size, checkpoint)
+    side = image_size or own
+    made[VISUAL] = {
+        name: _grown(tensor, own, side, checkpoint) if name.endswith(TABLE) else tensor for name, tensor in made[VISUAL].items()
+    }
+    if Path(out).exists():
+        storage.new_folder(out, replaced=True)
+    with storage.replacing_folder(out) as folder:
+        for part in (VISUAL, TEXT):
+            (folder / part).mkdir()
+        storage.write_json(folder / VISUAL / "config.json", _swin_config(made[VISUAL], side))
+        storage.write_json(folder / VISUAL / "preprocessor_config.json", PICTURES | {"size": {"height": side, "width": side}})
+        for file in {file for kind in FILES[:3] for file in donor.glob(kind) if not file.name.endswith(".index.json")}:
+            storage.write_bytes(folder / TEXT / file.name, storage.read_bytes(file))
+        for part in (VISUAL, TEXT):
+            storage.write_tensors(folder / part / "model.safetensors", made[part], for_transformers=True)
+            open_model(folder / part)
+        storage.write_tensors(folder / REST, made[REST])
+    fusion_layers = sum(name.endswith("crossattention.self.query.weight") for name in names)
+    temperature = tensors["temp"].item() if "temp" in tensors else 0.07
+    return ConvertedModel(Path(out), fusion_layers, len(tensors["vision_proj.weight"]), round(temperature, 6))
+
+
+def read_checkpoint(file: Path) -> dict[str, Tensor]:
+    """The weights in a checkpoint by their published names, those of the text encoder as fine-tuning names them. Raises DataError."""
+    with storage.regular_file(file):
+        try:
+            content = torch.load(file, map_location="cpu", weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise DataError(f"{file} is no checkpoint of tensors and plain values, which alone are read: {reason[:200]}") from None
+    tensors = content.get("model", content) if isinstance(content, Mapping) else None
+    if not isinstance(tensors, Mapping) or not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise DataError(f"{file} holds no weights by name, expected the state_dict of a model, or a table with one as its entry model.")
+    return {re.sub(r"^text_encoder\.bert\.", "text_encoder.", name): tensor for name, tensor in tensors.items()}
+
+
+def _check(tensors: Mapping[str, Tensor], names: Mapping[str, Targets], checkpoint: Path) -> None:
+    """Raise DataError naming what is missing, unknown, or not finite."""
+    unknown = sorted(name for name in tensors if name not in names and not LEFT_OUT.fullmatch(name))
+    missing = sorted(name for name in names if name not in tensors)
+    for what, some in (("lacks", missing), ("holds, beyond what is known,", unknown)):
+        if some:
+            more = f" and {len(some) - 3:,} more" if len(some) > 3 else ""
+            raise DataError(f"{checkpoint} {what} the weights {', '.join(some[:3])}{more}: expected an X-VLM of Swin and BERT.")
+    if broken := next((name for name in names if not tensors[name].isfinite().all()), None):
+        raise DataError(f"{checkpoint} is damaged: its weights {broken} hold values that are not finite.")
+
+
+def _image_size(tensors: Mapping[str, Tensor], given: int | None, checkpoint: Path) -> int:
+    """Pixels of a side that the checkpoint was trained with, by the masks of its first shifted windows; if it has none, as given."""
+    mask = tensors.get("vision_encoder.layers.0.blocks.1.attn_mask")
+    if mask is not None:
+        window = math.isqrt(mask.shape[1])
+        return math.isqrt(len(mask)) * window * tensors["vision_encoder.patch_embed.proj.weight"].shape[-1]
+    if given is None:
+        raise DataError(f"{checkpoint} does not say for which size of pictures it was trained: give image_size, such as 384.")
+    return given
+
+
+def _grown(table: Tensor, own: int, side: int, checkpoint: Path) -> Tensor:
+    """The position biases ``[(2 w - 1)^2, heads]`` of windows that grow as pictures do."""
+    if side == own:
+        return table
+    edge = math.isqrt(len(table))
+    window = (edge + 1) // 2
+    if window * side % own:
+        raise DataError(
+            f"{checkpoint} has windows of {window} for pictures of {own} pixels, which do not grow evenly to image_size = {side}."
+        )
+    square = table.T.unflatten(1, (edge, edge))[None]
+    return interpolate(square, size=(2 * window * side // own - 1,) * 2, mode="bicubic", align_corners=True)[0].flatten(1).T
+
+
+def _swin_config(tensors: Mapping[str, Tensor], side: int) -> dict[str, Any]:
+    tables = {tuple(map(int, re.findall(r"\d+", name)[:2])): tensor for name, tensor in tensors.items() if name.endswith(TABLE)}
+    stages = range(1 + max(stage for stage, _ in tables))
+    patches = tensors["embeddings.patch_embeddings.projection.weight"]
+    return {
+        "model_type": "swin",
+        "architectures": ["SwinModel"],
+        "image_size": side,
+        "patch_size": patches.shape[-1],
+        "embed_dim": len(patches),
+        "depths": [sum(stage == own for own, _ in tables) for stage in stages],
+        "num_heads": [tables[stage, 0].shape[1] for stage in stages],
+        "window_size": (math.isqrt(len(tables[0, 0])) + 1) // 2,
+        "mlp_ratio": len(tensors["encoder.layers.0.blocks.0.intermediate.dense.weight"]) / len(patches),
+        "qkv_bias": True,
+        "drop_path_rate": 0.1,
+    }

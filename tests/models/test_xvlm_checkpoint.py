@@ -1,0 +1,167 @@
+"""X-VLM's published checkpoint: every weight under its published name arrives where it is read, and nothing else is accepted."""
+
+import json
+import pickle
+import re
+import tomllib
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from visavis.cli import app
+from visavis.errors import DataError
+from visavis.models.foreign import open_model
+from visavis.models.xvlm_checkpoint import convert_checkpoint
+
+WIDTH, WINDOW, SIDE, WORDS = 8, 2, 16, 14  # two stages of two blocks and of one; pictures of 16 x 16, patches of 2
+BERT = {"hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 12, "max_position_embeddings": 12}
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("bert")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "blue", "green", "circle", "square", "star", "large", "small"]
+    (folder / "vocab.txt").write_text("\n".join(words))
+    transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    transformers.BertConfig(**BERT, vocab_size=WORDS, architectures=["BertModel"]).save_pretrained(folder)
+    return folder
+
+
+def published(*, bert="", mask=True):
+    """The names and shapes of the released models: Swin, then BERT with cross-attention in its last layers, then the heads."""
+    shapes = {"vision_encoder.patch_embed.proj.weight": (WIDTH, 3, 2, 2), "vision_encoder.patch_embed.proj.bias": (WIDTH,)}
+
+    def module(name, *sizes):
+        shapes[f"{name}.weight"], shapes[f"{name}.bias"] = sizes, sizes[:1]
+
+    module("vision_encoder.patch_embed.norm", WIDTH)
+    for stage, depth in enumerate((2, 1)):
+        width = WIDTH * 2**stage
+        for block in range(depth):
+            name = f"vision_encoder.layers.{stage}.blocks.{block}"
+            module(f"{name}.norm1", width)
+            shapes[f"{name}.attn.relative_position_bias_table"] = ((2 * WINDOW - 1) ** 2, 2 * 2**stage)
+            shapes[f"{name}.attn.relative_position_index"] = (WINDOW**2, WINDOW**2)
+            module(f"{name}.attn.qkv", 3 * width, width)
+            module(f"{name}.attn.proj", width, width)
+            module(f"{name}.norm2", width)
+            module(f"{name}.mlp.fc1", 4 * width, width)
+            module(f"{name}.mlp.fc2", width, 4 * width)
+    if mask:
+        shapes["vision_encoder.layers.0.blocks.1.attn_mask"] = ((SIDE // 2 // WINDOW) ** 2, WINDOW**2, WINDOW**2)
+    shapes["vision_encoder.layers.0.downsample.reduction.weight"] = (2 * WIDTH, 4 * WIDTH)
+    module("vision_encoder.layers.0.downsample.norm", 4 * WIDTH)
+    module("vision_encoder.norm", 2 * WIDTH)
+    text = f"text_encoder.{bert}"
+    shapes[f"{text}embeddings.position_ids"] = (1, 12)
+    for name, rows in (("word", WORDS), ("position", 12), ("token_type", 2)):
+        shapes[f"{text}embeddings.{name}_embeddings.weight"] = (rows, 8)
+    module(f"{text}embeddings.LayerNorm", 8)
+    for layer in range(3):
+        name = f"{text}encoder.layer.{layer}"
+        for attention, seen in (("attention", 8), ("crossattention", 2 * WIDTH))[: 1 + (layer > 0)]:
+            module(f"{name}.{attention}.self.query", 8, 8)
+            module(f"{name}.{attention}.self.key", 8, seen)
+            module(f"{name}.{attention}.self.value", 8, seen)
+            module(f"{name}.{attention}.output.dense", 8, 8)
+            module(f"{name}.{attention}.output.LayerNorm", 8)
+        module(f"{name}.intermediate.dense", 12, 8)
+        module(f"{name}.output.dense", 8, 12)
+        module(f"{name}.output.LayerNorm", 8)
+    if bert:
+        module("text_encoder.cls.predictions.transform.dense", 8, 8)
+        module("bbox_head.0", 16, 8)
+    module("vision_proj", 6, 2 * WIDTH)
+    module("text_proj", 6, 8)
+    module("itm_head.0", 16, 8)
+    module("itm_head.1", 16)
+    module("itm_head.3", 2, 16)
+    return {"temp": torch.tensor(0.0625)} | {name: torch.randn(shape) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("prefix", ["", "bert."])
+def test_every_weight_arrives(prefix, bert, tmp_path):
+    given = published(bert=prefix)
+    torch.save({"model": given, "config": {"k_test": 128}} if prefix else given, tmp_path / "xvlm.pth")
+    converted = convert_checkpoint(tmp_path / "xvlm.pth", tmp_path / "out", text=str(bert))
+    assert (converted.fusion_layers, converted.width, converted.temperature) == (2, 6, 0.0625)
+    visual, text = (open_model(tmp_path / "out" / part) for part in ("visual", "text"))
+    rest = load_file(tmp_path / "out" / "fusion.safetensors")
+    config = visual.config
+    assert (config.depths, config.num_heads, config.window_size, config.image_size, config.patch_size) == ([2, 1], [2, 4], WINDOW, SIDE, 2)
+    weights = [*visual.state_dict().values(), *text.state_dict().values(), *rest.values()]
+    arrived = sorted(round(part.double().sum().item(), 4) for part in weights if part.is_floating_point())
+    cut = [part for name, tensor in given.items() for part in (tensor.chunk(3) if ".qkv." in name else [tensor]) if not left_out(name)]
+    assert arrived == sorted(round(part.double().sum().item(), 4) for part in cut)
+    assert torch.equal(
+        rest["fusion.layer.1.crossattention.self.key.weight"], given[f"text_encoder.{prefix}encoder.layer.2.crossattention.self.key.weight"]
+    )
+    assert torch.equal(text.encoder.layer[2].output.dense.weight, given[f"text_encoder.{prefix}encoder.layer.2.output.dense.weight"])
+    assert torch.equal(rest["match.3.bias"], given["itm_head.3.bias"])
+    blocks = load_file(tmp_path / "out" / "visual" / "model.safetensors")
+    key = given["vision_encoder.layers.0.blocks.1.attn.qkv.weight"][WIDTH : 2 * WIDTH]
+    assert torch.equal(blocks["encoder.layers.0.blocks.1.attention.self.key.weight"], key)
+    assert visual(torch.zeros(1, 3, SIDE, SIDE)).last_hidden_state.shape == (1, 16, 2 * WIDTH)
+
+
+def test_the_command_says_what_a_recipe_says(bert, tmp_path):
+    torch.save(published(), tmp_path / "xvlm.pth")
+    command = ["convert", str(tmp_path / "xvlm.pth"), "--text", str(bert), "--out"]
+    said = CliRunner().invoke(app, [*command, str(tmp_path / "one")]).stdout
+    sections = tomllib.loads(said.partition("recipe says")[2])
+    assert sections["visual"] == {"tower": str(tmp_path / "one" / "visual"), "view": "pixels"}
+    assert sections["model"]["pretrained"] == str(tmp_path / "one" / "fusion.safetensors")
+    assert json.loads(CliRunner().invoke(app, [*command, str(tmp_path / "two"), "--json"]).stdout)["model"]["fusion_layers"] == 2
+
+
+def left_out(name):
+    return re.search(r"relative_position_index|attn_mask|position_ids|\.cls\.|bbox_head|^temp", name)
+
+
+def test_windows_grow_with_pictures(bert, tmp_path):
+    torch.save(published(), tmp_path / "xvlm.pth")
+    convert_checkpoint(tmp_path / "xvlm.pth", tmp_path / "out", text=str(bert), image_size=2 * SIDE)
+    config = open_model(tmp_path / "out" / "visual").config
+    assert (config.image_size, config.window_size) == (2 * SIDE, 2 * WINDOW)
+    with pytest.raises(DataError, match="has windows of 2 for pictures of 16 pixels, which do not grow evenly to image_size = 20"):
+        convert_checkpoint(tmp_path / "xvlm.pth", tmp_path / "odd", text=str(bert), image_size=20)
+    torch.save(published(mask=False), tmp_path / "bare.pth")
+    with pytest.raises(DataError, match="does not say for which size of pictures it was trained: give image_size"):
+        convert_checkpoint(tmp_path / "bare.pth", tmp_path / "odd", text=str(bert))
+    assert not (tmp_path / "odd").exists()
+
+
+class Trap:
+    """What an unpickled file could do."""
+
+    def __reduce__(self):
+        return (pytest.fail, ("code of a checkpoint was run",))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda given: given.pop("itm_head.0.bias"), "lacks the weights itm_head.0.bias: expected"),
+        (lambda given: given.update(extra=torch.ones(1)), "holds, beyond what is known, the weights extra: expected"),
+        (lambda given: given["text_proj.bias"].fill_(torch.nan), "its weights text_proj.bias hold values that are not finite"),
+        (lambda given: given.update({"itm_head.0.bias": Trap()}), "is no checkpoint of tensors and plain values, which alone are read"),
+        (lambda given: given.update(step=7), "holds no weights by name"),
+        (
+            lambda given: given.update({"text_encoder.embeddings.word_embeddings.weight": torch.ones(20, 8)}),
+            "has 20 words of width 8, but .* has 14 of width 8: name the text model that it was made from",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_one_sentence(change, sentence, bert, tmp_path):
+    given = published()
+    change(given)
+    torch.save(given, tmp_path / "xvlm.pth", pickle_module=pickle)
+    with pytest.raises(DataError, match=sentence):
+        convert_checkpoint(tmp_path / "xvlm.pth", tmp_path / "out", text=str(bert))
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "xvlm.pth").write_bytes(b"no archive")
+    with pytest.raises(DataError, match="is no checkpoint of tensors"):
+        convert_checkpoint(tmp_path / "xvlm.pth", tmp_path / "out", text=str(bert))
