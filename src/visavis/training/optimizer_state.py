@@ -29,14 +29,16 @@ def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
 
 def restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
     """Give an optimizer what ``optimizer_tensors`` took of it, or of one over other parts or of another kind: each parameter finds its own,
-    as far as this kind remembers it.
+    as far as this kind remembers it, laid out in memory as the parameter is: a fused step goes through both in the order of memory.
     """
-    places = {parameter: index for index, parameter in enumerate(_parameters(optimizer))}
+    parameters = _parameters(optimizer)
+    places = {parameter: index for index, parameter in enumerate(parameters)}
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         parameter, name = key.rsplit(".", 1)
         if parameter in places and name in OF_PARAMETER[type(optimizer)]:
-            state.setdefault(places[parameter], {})[name] = value
+            own = value if name == "step" else torch.empty_like(parameters[parameter]).copy_(value)
+            state.setdefault(places[parameter], {})[name] = own
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
