@@ -123,3 +123,35 @@ def dual_encoders(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / name / "preprocessor_config.json").write_text(json.dumps(pixels))
     transformers.utils.logging.enable_progress_bar()
     return root
+
+
+@pytest.fixture(scope="session")
+def towers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of tiny models with random weights: ``vit``, with a token of the whole image, ``swin`` without one, and ``bert``."""
+    transformers = pytest.importorskip("transformers")
+    words = (
+        "[PAD] [UNK] [CLS] [SEP] [MASK] a the of and red blue green yellow circle square triangle star left right above below large small"
+    )
+    words = words.split()
+    bert = {"hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 12, "max_position_embeddings": 40}
+    root = tmp_path_factory.mktemp("towers")
+    torch.manual_seed(1)
+    transformers.utils.logging.disable_progress_bar()
+    (root / "vocab.txt").write_text("\n".join(words))
+    transformers.BertTokenizer(str(root / "vocab.txt")).save_pretrained(root / "bert")
+    vit = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12, "image_size": 16, "patch_size": 8}
+    swin = {"image_size": 16, "patch_size": 2, "embed_dim": 4, "depths": [1, 1], "num_heads": [1, 2], "window_size": 2}
+    models = {
+        "vit": transformers.ViTModel(transformers.ViTConfig(**vit), add_pooling_layer=False),
+        "swin": transformers.SwinModel(transformers.SwinConfig(**swin)),
+        "bert": transformers.BertModel(transformers.BertConfig(**bert, vocab_size=len(words))),
+    }
+    for name, model in models.items():
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+        model.save_pretrained(root / name)
+    pixels = {"size": {"height": 16, "width": 16}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    for name in ("vit", "swin"):
+        (root / name / "preprocessor_config.json").write_text(json.dumps(pixels))
+    transformers.utils.logging.enable_progress_bar()
+    return root

@@ -12,7 +12,7 @@ from torch import nn
 from visavis import spec, storage
 from visavis.errors import RunError, ShapeError, SpecError, VisavisError
 from visavis.memory import declared_cost
-from visavis.models import BFAN, CATALOG, CE, CLIP, MMT, SCAN, SGRAF, VSRN, Heads, MaxSim, VSEInfinity, VSEPlusPlus
+from visavis.models import BFAN, CATALOG, CE, CLIP, MMT, SCAN, SGRAF, VSRN, XVLM, Heads, MaxSim, VSEInfinity, VSEPlusPlus
 from visavis.models.base import build_with_weights, vectors
 from visavis.probe import measure_cost
 from visavis.types import Encoded
@@ -34,7 +34,10 @@ of_own_width = pytest.mark.parametrize("kind", CONFIGS, ids=lambda kind: kind.__
 
 
 @pytest.fixture
-def config(kind, dual_encoders):
+def config(kind, dual_encoders, towers):
+    if kind is XVLM:
+        parts = {"backbone": str(towers / "vit"), "text_backbone": str(towers / "bert")}
+        return XVLM.Config(**parts, visual_width=8, text_width=23, width=6, fusion_layers=2)
     return CLIP.Config(backbone=str(dual_encoders / "clip"), visual_width=10, text_width=14) if kind is CLIP else CONFIGS[kind]
 
 

@@ -89,8 +89,8 @@ def test_ladder_teaches_what_its_first_rung_alone_does_not(recipe, scenes, tmp_p
     assert (ladder - triplet).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("kind", CATALOG)
-def test_every_model_climbs_the_ladder(kind, recipe, scenes, vectors, dual_encoders, tmp_path):
+@pytest.mark.parametrize("kind", [name for name, kind in CATALOG.items() if "experts" not in kind.visual_views])
+def test_every_model_climbs_the_ladder(kind, recipe, scenes, vectors, dual_encoders, towers, tmp_path):
     supervision = f"GradedSupervision(degrees={cbow(vectors)!r}, scale='share')"
     overrides = {"model": {"kind": kind, "width": 16}, "objective": LADDER}
     overrides |= {f"phases.{phase}.supervision": supervision for phase in (0, 1)}
@@ -103,12 +103,16 @@ def test_every_model_climbs_the_ladder(kind, recipe, scenes, vectors, dual_encod
     if kind == "CLIP":
         tower = str(dual_encoders / "clip")
         overrides |= {"model": {"kind": kind}, "visual": {"tower": tower, "view": "pixels"}, "text": {"tower": tower, "view": "tokens"}}
+    if kind == "XVLM":
+        overrides |= {"model": {"kind": kind, "fusion_layers": 1}, "visual": {"tower": str(towers / "vit"), "view": "pixels"}}
+        overrides |= {"text": {"tower": str(towers / "bert"), "view": "tokens"}}
     visavis.train(recipe(), data=scenes, out=tmp_path / "run", overrides=overrides)
     log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [row["train"]["loss"] for row in log]
     assert all(row["objective"].startswith("Ladder") for row in log)
     assert losses == sorted(losses, reverse=True)
-    assert losses[-1] < (0.85 if kind == "SGRAF" else 0.75) * losses[0], "SGRAF still gives all pairs much the same score by then"
+    least = {"SGRAF": 0.85, "XVLM": 1.0}  # the one still gives all pairs much the same score by then, the other begins with random encoders
+    assert losses[-1] < least.get(kind, 0.75) * losses[0]
 
 
 def told(supervision, scenes, plan, *, seed=3):

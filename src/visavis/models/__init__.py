@@ -12,9 +12,10 @@ from visavis.models.sgraf import SGRAF
 from visavis.models.vse_infinity import VSEInfinity
 from visavis.models.vse_plus_plus import VSEPlusPlus
 from visavis.models.vsrn import VSRN
+from visavis.models.xvlm import XVLM
 
 CATALOG: dict[str, type[Matcher]] = {
-    kind.name: kind for kind in (Heads, VSEPlusPlus, VSEInfinity, VSRN, SCAN, BFAN, SGRAF, MaxSim, CLIP, CE, MMT)
+    kind.name: kind for kind in (Heads, VSEPlusPlus, VSEInfinity, VSRN, SCAN, BFAN, SGRAF, MaxSim, CLIP, XVLM, CE, MMT)
 }
 
 __all__ = [
@@ -33,4 +34,5 @@ __all__ = [
     "VSEInfinity",
     "VSEPlusPlus",
     "VSRN",
+    "XVLM",
 ]

@@ -98,6 +98,15 @@ def open_tokenizer(folder: Path) -> tuple[Any, int]:
     return tokenizer, longest
 
 
+def read_tensors_alone(file: Path) -> Any:
+    """What a file of ``torch.save`` holds, by torch's reader that knows tensors and plain values alone. Raises DataError."""
+    with storage.regular_file(file):
+        try:
+            return torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # noqa: BLE001 - of a damaged file, any
+            raise DataError(f"{file} is no checkpoint of tensors and plain values, which alone are read: {_reason(error)}.") from None
+
+
 def sample_words(tokenizer: Any) -> list[str]:
     """Different words of a tokenizer's own vocabulary, from its first to its last."""
     special = set(tokenizer.all_special_tokens)

@@ -106,7 +106,7 @@ class VisualTower(nn.Module):
         """Features of what ``preprocess`` gave, as float32."""
         flat = pixels.flatten(0, -4).contiguous(memory_format=torch.channels_last)  # several times faster for convolutions on CPUs
         output = _visual_output(self.model, flat)
-        vectors = _grid(output.last_hidden_state, pixels, self.model) if self.spec.view == "grid" else output.pooler_output.flatten(1)
+        vectors = grid_of(output.last_hidden_state, pixels, self.model) if self.spec.view == "grid" else output.pooler_output.flatten(1)
         return Encoded(vectors.float().unflatten(0, pixels.shape[:-3]))
 
     @torch.no_grad()
@@ -276,7 +276,7 @@ def _visual_output(model: nn.Module, pixels: Tensor) -> Any:
     return output
 
 
-def _grid(states: Tensor, pixels: Tensor, model: nn.Module) -> Tensor:
+def grid_of(states: Tensor, pixels: Tensor, model: nn.Module) -> Tensor:
     """Regions ``[N, R, D]`` of a feature map ``[N, D, h, w]`` or of tokens ``[N, L, D]`` without the special ones before."""
     if states.dim() == 4:
         return states.flatten(2).transpose(1, 2)

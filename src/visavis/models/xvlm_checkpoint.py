@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
 from visavis import storage
 from visavis.errors import DataError
-from visavis.models.foreign import open_config, open_model
+from visavis.models.foreign import open_config, open_model, read_tensors_alone
 from visavis.models.pretrained import FILES, model_folder
 from visavis.models.xvlm_names import LEFT_OUT, Targets, published_names
 
@@ -103,12 +101,7 @@ def convert_checkpoint(
 
 def read_checkpoint(file: Path) -> dict[str, Tensor]:
     """The weights in a checkpoint by their published names, those of the text encoder as fine-tuning names them. Raises DataError."""
-    with storage.regular_file(file):
-        try:
-            content = torch.load(file, map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise DataError(f"{file} is no checkpoint of tensors and plain values, which alone are read: {reason[:200]}") from None
+    content = read_tensors_alone(file)
     tensors = content.get("model", content) if isinstance(content, Mapping) else None
     if not isinstance(tensors, Mapping) or not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise DataError(f"{file} holds no weights by name, expected the state_dict of a model, or a table with one as its entry model.")

@@ -83,6 +83,7 @@ def with_whole_paths(recipe: Recipe) -> Recipe:
             "data": data.model_copy(update={"path": whole(data.path, Path(data.path).exists())}),
             "visual": visual.model_copy(update={"features": features, "tower": towers[0]}),
             "text": text.model_copy(update={"tower": towers[1], "features": whole(text.features, Path(text.features).is_dir())}),
+            "model": {key: whole(value, Path(value).is_file()) if key == "pretrained" else value for key, value in recipe.model.items()},
             "evaluation": evaluation.model_copy(update={"forgetting": whole(evaluation.forgetting, Path(evaluation.forgetting).exists())}),
         }
     )
