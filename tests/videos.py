@@ -9,9 +9,15 @@ import numpy as np
 
 
 def write_video(
-    path: Path, pictures: Iterable[np.ndarray], *, rate: int = 10, codec: str = "libx264", options: dict[str, str] | None = None
+    path: Path,
+    pictures: Iterable[np.ndarray],
+    *,
+    rate: int = 10,
+    codec: str = "libx264",
+    options: dict[str, str] | None = None,
+    turned: int = 0,
 ) -> Path:
-    """Pictures ``[H, W, 3]`` of even sides as a video of so many a second."""
+    """Pictures ``[H, W, 3]`` of even sides as a video of so many a second. turned: degrees, counterclockwise, by which it is to be shown."""
     import av
 
     with av.open(str(path), "w", options=options or {}) as container:
@@ -21,6 +27,8 @@ def write_video(
                 stream = container.add_stream(codec, rate=rate)
                 stream.height, stream.width = picture.shape[:2]
                 stream.pix_fmt = "yuv420p"
+                if turned:
+                    stream.set_display_rotation(turned)
             for packet in stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), "rgb24")):
                 container.mux(packet)
         for packet in stream.encode() if stream is not None else ():

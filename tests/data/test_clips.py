@@ -50,6 +50,17 @@ def test_a_clip_of_one_picture_is_one(tmp_path):
     assert levels(clip_frames(write_video(tmp_path / "a.mp4", [gray(80)]), "a", 5)) == [10]
 
 
+@pytest.mark.parametrize(("turned", "bright"), [(90, (0, 1)), (180, (1, 0)), (-90, (0, -1))])
+def test_a_clip_of_a_phone_is_upright(tmp_path, turned, bright):
+    """The upper half is bright as it is stored; turned counterclockwise it comes to lie left, below, or right."""
+    stored = np.concatenate([np.full((24, 64, 3), 255, np.uint8), np.zeros((24, 64, 3), np.uint8)])
+    picture = np.asarray(clip_frames(write_video(tmp_path / "a.mp4", [stored] * 3, turned=turned), "a", 1)[0].convert("L")).astype(float)
+    down, left = bright
+    assert picture.shape == ((64, 48) if turned % 180 else (48, 64))
+    assert np.array_split(picture, 2)[1].mean() - np.array_split(picture, 2)[0].mean() == pytest.approx(255 * down, abs=20)
+    assert np.array_split(picture, 2, 1)[0].mean() - np.array_split(picture, 2, 1)[1].mean() == pytest.approx(255 * left, abs=20)
+
+
 def random_clip(path, **options):
     random = np.random.default_rng(0)
     return write_video(path, [random.integers(0, 255, (48, 48, 3), dtype=np.uint8) for _ in range(60)], **options)

@@ -16,6 +16,7 @@ from visavis.data.features import FeatureStore
 from visavis.data.partitions import HELD_OUT
 from visavis.data.reading import open_dataset
 from visavis.errors import DataError, RefusedOverwrite
+from visavis.evaluation import Protocol
 
 VIDEOS = [f"video{number}" for number in range(20)]
 WORDS = {video: [["a", "dog", str(number)], ["one", "cat"], ["é"]] for number, video in enumerate(VIDEOS)}
@@ -233,3 +234,28 @@ def test_the_command_line_says_what_was_written(ce, tmp_path):
     assert "experts/Audio: 2 wide, of 16 videos" in result.output
     result = CliRunner().invoke(app, [*arguments[:-1], str(tmp_path / "again"), "--json"])
     assert json.loads(result.output)["experts"]["i3d"] == {"width": 3, "videos": 20}
+
+
+def test_published_files_go_all_the_way_to_a_ranking(ce, tmp_path):
+    """Pickles as CE publishes them, converted, trained on by CE with its features of captions, and tested on 1k-A's pairs."""
+    out = tmp_path / "msrvtt"
+    visavis.data_convert(sources(ce), out)
+    recipe = tmp_path / "ce.toml"
+    recipe.write_text(
+        f"""
+        name = "ce"
+        data = {{ path = "{(out / "dataset_msrvtt-1ka-all.json").as_posix()}" }}
+        visual = {{ view = "experts", features = "{(out / "experts").as_posix()}", longest = 3 }}
+        text = {{ view = "words", features = "{(out / "texts" / "w2v").as_posix()}" }}
+        model = {{ kind = "CE", width = 8 }}
+        training = {{ batch_size = 8 }}
+        evaluation = {{ validation = "test" }}
+        [[phases]]
+        epochs = 1
+        objective = "MaxMargin(margin=0.05)"
+        """
+    )
+    trained = visavis.train(recipe, out=tmp_path / "run")
+    assert (trained.test.num_images, trained.test.num_texts) == (5, 5)
+    pairs = Protocol(name="pairs", description="", num_images=5, captions_per_image=1, ties="mean")
+    assert visavis.evaluate(tmp_path / "run", protocol=pairs).ties == "mean"
