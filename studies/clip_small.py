@@ -36,7 +36,7 @@ NEW = {"num_train": 100, "num_val": 100, "num_test": 300, "size": SIZE, "caption
 PRETRAINING: dict[str, Any] = {
     "model.scale": "fixed",
     "objective": "InfoNCE(tau=0.05)",
-    "epochs": 10,
+    "epochs": 12,
     "training.batch_size": 128,
     "training.captions_per_image": 1,
     "training.autocast": True,
@@ -44,7 +44,7 @@ PRETRAINING: dict[str, Any] = {
     "phases.0.optimizer": {"name": "AdamW", "lr": 1e-3, "weight_decay": 0.05},
 }
 TUNING: dict[str, Any] = {"training.batch_size": 50, "training.probe_batches": 1, "epochs": 15}
-RATES = {"linear": 2e-3, "full": 3e-4, "wise": 3e-4, "lora": 3e-3, "small-data": 3e-3}
+RATES = {"linear": 2e-3, "full": 1e-3, "wise": 1e-3, "lora": 3e-3, "small-data": 3e-3}
 """The recipes' own are for models a hundred times wider in all."""
 
 

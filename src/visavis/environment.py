@@ -24,6 +24,7 @@ _CPU_FEATURES = {"amx_tile": "AMX", "amx_bf16": "AMX bf16", "avx512f": "AVX-512"
 SERVES = {
     "hf": "visavis features, train: encoders of transformers",
     "minilm": "visavis features, train, relevance: the sentence model minilm",
+    "lora": "visavis train: CLIP with low-rank adapters",
     "report": "visavis demo, coherence, relevance: pictures",
     "noise": "visavis train: NoisySupervision",
     "video": "visavis data convert, features, train, search: .h5 files, video files",
