@@ -106,6 +106,12 @@ def test_the_default_follows_the_encoders_at_hand(photos, empty_cache):
     assert "\n" not in choose_recipe(data).why
 
 
+def test_the_published_file_of_an_encoder_is_at_hand_too(photos, empty_cache):
+    (empty_cache / "backbones").mkdir(parents=True)
+    (empty_cache / "backbones" / "resnet50-0676ba61.pth").write_bytes(b"")
+    assert choose_recipe({"data.path": str(photos)}).overrides["visual.tower"] == "resnet50"
+
+
 def test_data_without_pictures_are_trained_by_their_stored_features(tmp_path, empty_cache):
     for split, images in (("train", 8), ("dev", 3), ("test", 3)):
         np.save(tmp_path / f"{split}_ims.npy", np.random.default_rng(0).random((images, 4), np.float32))

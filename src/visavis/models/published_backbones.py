@@ -70,12 +70,22 @@ def published_name(name: str) -> str | None:
 
 def weights_file(name: str) -> Path:
     """The file of a published backbone: a path, or in the folder ``backbones`` of the cache. Raises DataError where there is none."""
-    backbone, folder = CATALOG[published_name(name) or name], storage.cache_folder() / "backbones"
-    places = [Path(name)] if name not in CATALOG else [folder / file for file in (*backbone.files, f"{name}.pth")]
+    places = _places(name)
     for place in places:
         if place.is_file():
             return place
-    raise DataError(f"{places[0]} is not there, the weights of {published_name(name)}: fetch {backbone.url} and put it there.")
+    entry = published_name(name) or name
+    raise DataError(f"{places[0]} is not there, the weights of {entry}: fetch {CATALOG[entry].url} and put it there.")
+
+
+def is_at_hand(name: str) -> bool:
+    """Whether the weights of a name in the catalog are in the cache."""
+    return any(place.is_file() for place in _places(name))
+
+
+def _places(name: str) -> list[Path]:
+    folder = storage.cache_folder() / "backbones"
+    return [folder / file for file in (*CATALOG[name].files, f"{name}.pth")] if name in CATALOG else [Path(name)]
 
 
 def open_published(name: str, *, with_weights: bool = True) -> nn.Module:

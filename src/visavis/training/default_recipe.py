@@ -11,7 +11,7 @@ from visavis import storage
 from visavis.data.reading import open_dataset
 from visavis.data.store_files import read_description
 from visavis.errors import RecipeError
-from visavis.models import small_cnn
+from visavis.models import published_backbones, small_cnn
 
 PREFERRED = "mobilenet-v2"
 """The image encoder that is taken where several are at hand."""
@@ -61,13 +61,12 @@ def _image_encoder(path: str, skip_bad: bool) -> str | None:
             f"{path} holds videos, such as {clip.name}, which no default recipe reads: give one with "
             'visual = { tower = NAME, view = "frames", frames_per_second = 1.0 } (see docs/data.md).'
         )
-    if not _installed("transformers"):
-        return None
     stores = sorted((storage.cache_folder() / "features").glob(f"{escape(data.name)}-{data.fingerprint}-*/features.json"))
     described = [read_description(store.parent) for store in stores]
     cached = [one.tower for one in described if (one.side, one.view, one.crops, one.complete) == ("visual", "pooled", 1, True)]
     folders = sorted((storage.cache_folder() / "backbones").glob("*/preprocessor_config.json"))
-    known = [*cached, *(folder.parent.name for folder in folders)]
+    known = [*cached, *(folder.parent.name for folder in folders)] if _installed("transformers") else []
+    known += [name for name in published_backbones.CATALOG if published_backbones.is_at_hand(name)]
     return PREFERRED if PREFERRED in known else next(iter(known), None)
 
 
