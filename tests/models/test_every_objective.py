@@ -1,0 +1,177 @@
+"""Every matcher learns by every objective: what it encodes, its scores, their gradient and its ranks, sampled over forms of batches."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests.sampling import pairwise
+
+import visavis
+from visavis import objectives
+from visavis.data.captions import Vocabulary
+from visavis.engine import PairLoss
+from visavis.errors import MissingSupervision
+from visavis.evaluation import evaluate
+from visavis.models import BFAN, CATALOG, CE, MMT, SCAN, SGRAF, VSRN, Heads, MaxSim, VSEInfinity, VSEPlusPlus
+from visavis.models.processor import Processor
+from visavis.models.towers import TowerSpec
+from visavis.objectives import AOQ, GradedVLC, Ladder
+from visavis.targets import Targets
+from visavis.types import Encoded, concatenate
+
+REGIONS, WORDS, WIDTH, VOCABULARY = 4, 6, 12, 40
+SIZES = {"visual_width": WIDTH, "width": 16}
+LEARNED = SIZES | {"text_view": "tokens", "text_width": VOCABULARY, "word_width": 12}
+EXPERTS = {"face": 7, "audio": 5}
+MATCHERS = {
+    "Heads": Heads.Config(visual_width=WIDTH, text_width=WIDTH, width=16, dropout=0.1),
+    "VSE++": VSEPlusPlus.Config(**LEARNED),
+    "VSE++ on a grid": VSEPlusPlus.Config(**LEARNED, visual_view="grid", bidirectional=True, word_pool="mean", region_pool="mean"),
+    "VSEInfinity": VSEInfinity.Config(**LEARNED),
+    "VSRN": VSRN.Config(**LEARNED, steps=2),
+    "SCAN t2i": SCAN.Config(**LEARNED),
+    "SCAN i2t": SCAN.Config(**LEARNED, direction="i2t", pool="lse", sharpness=4.0),
+    "BFAN": BFAN.Config(**LEARNED),
+    "SGR": SGRAF.Config(**LEARNED, regions=REGIONS, similarity_width=32),
+    "SAF": SGRAF.Config(**LEARNED, regions=REGIONS, similarity_width=32, module="SAF"),
+    "MaxSim": MaxSim.Config(**LEARNED),
+    "CE": CE.Config(experts=EXPERTS, visual_width=WIDTH, width=16, text_view="words", text_width=WIDTH, text_clusters=2),
+    "MMT": MMT.Config(experts=EXPERTS, **LEARNED, layers=1, heads=2, feedforward=16, attention_dropout=0.0),
+}
+KINDS = {kind.Config: kind for kind in CATALOG.values()}
+RELATIONS = {"pairs": (8, 1), "captions": (4, 3), "ragged": (6, 2)}
+"""Images, captions an image; "ragged": regions and words of unequal number, and captions that two images share."""
+
+
+def made(name: str):
+    torch.manual_seed(0)
+    config = MATCHERS[name]
+    return KINDS[type(config)](config)
+
+
+def images(name: str, count: int, *, ragged: bool = False) -> Encoded:
+    view = MATCHERS[name].visual_view
+    if view == "pooled":
+        return Encoded(torch.randn(count, WIDTH))
+    lengths = torch.arange(REGIONS) < torch.randint(1, REGIONS + 1, (count, 1))
+    if view == "experts":
+        masks = {expert: lengths if ragged else torch.ones_like(lengths) for expert in EXPERTS}
+        masks["audio"] = masks["audio"] & (torch.arange(count) % 3 > 0)[:, None]
+        return Encoded({expert: torch.randn(count, REGIONS, width) for expert, width in EXPERTS.items()}, masks)
+    return Encoded(torch.randn(count, REGIONS, WIDTH), lengths if ragged and name not in ("SGR", "SAF") else None)
+
+
+def texts(name: str, count: int, *, ragged: bool = True) -> Encoded:
+    view = MATCHERS[name].text_view
+    if view == "pooled":
+        return Encoded(torch.randn(count, WIDTH))
+    mask = torch.arange(WORDS) < (torch.randint(1, WORDS + 1, (count, 1)) if ragged else torch.full((count, 1), WORDS))
+    words = torch.randint(1, VOCABULARY, (count, WORDS)) if view == "tokens" else torch.randn(count, WORDS, WIDTH)
+    return Encoded(words, mask)
+
+
+def facts(image_ids: torch.Tensor, text_ids: torch.Tensor) -> Targets:
+    """Targets with everything that any objective may read: the degree of a pair that belongs together is 1."""
+    height, width = len(image_ids), len(text_ids)
+    own = image_ids[:, None] == text_ids
+    return Targets(
+        query_ids=image_ids,
+        candidate_ids=text_ids,
+        relevance=torch.where(own, 1.0, 0.8 * torch.rand(height, width)),
+        weight=torch.ones(height, width),
+        pair_margin=torch.full((height, width), 0.2),
+        query_margin=torch.full((height,), 0.2),
+        candidate_margin=torch.full((width,), 0.2),
+        query_offline_scores=torch.rand(height, 2) / 2,
+        candidate_offline_scores=torch.rand(width, 2) / 2,
+    )
+
+
+def loss_of(matcher, objective) -> PairLoss:
+    return PairLoss(objective, score=None if matcher.score_is_cosine else matcher.score)
+
+
+@pairwise(name=MATCHERS, objective=objectives.CATALOG, relation=RELATIONS)
+def test_a_step_and_an_evaluation(name, objective, relation):
+    matcher, (count, captions) = made(name), RELATIONS[relation]
+    ids, ragged = torch.arange(count), relation == "ragged"
+    text_ids = ids.repeat_interleave(captions)
+    image_ids = ids.clone()
+    if ragged:
+        image_ids[-1] = image_ids[0]
+        text_ids[text_ids == count - 1] = 0
+    visual, text = images(name, count, ragged=ragged), texts(name, len(text_ids))
+    optimizer = torch.optim.AdamW(matcher.parameters(), lr=1e-3)
+    loss = loss_of(matcher, objective())(matcher.encode_visual(visual), matcher.encode_text(text), targets=facts(image_ids, text_ids))
+    loss.backward()
+    slopes = [parameter.grad for parameter in matcher.parameters() if parameter.grad is not None]
+    assert slopes
+    optimizer.step()
+    assert loss.isfinite()
+    assert all(slope.isfinite().all() for slope in slopes)
+    assert all(parameter.isfinite().all() for parameter in matcher.parameters())
+    with torch.inference_mode():
+        matcher.eval()
+        result = evaluate(matcher.encode_visual(visual), matcher.encode_text(text), matcher.score, image_ids, text_ids)
+    assert 0 <= result.metrics["rsum"] <= 600
+
+
+LEARNED_BY = [(list(MATCHERS)[row % len(MATCHERS)], kind) for row, kind in enumerate(objectives.CATALOG)]
+
+
+@pytest.mark.parametrize(("name", "objective"), LEARNED_BY, ids=[f"{name}-{kind.__name__}" for name, kind in LEARNED_BY])
+def test_32_pairs_are_learned_by_heart(name, objective):
+    matcher, ids = made(name), torch.arange(32)
+    visual, text, targets = images(name, 32), texts(name, 32, ragged=False), facts(ids, ids)
+    rate = 0.001 if name == "SGR" else 0.01  # by hard negatives and a larger one all nodes of its last step end below its ReLU
+    loss, optimizer = loss_of(matcher, objective()), torch.optim.Adam(matcher.parameters(), lr=rate)
+
+    def rsum() -> float:
+        matcher.eval()
+        with torch.inference_mode():
+            found = evaluate(matcher.encode_visual(visual), matcher.encode_text(text), matcher.score, ids, ids).metrics["rsum"]
+        matcher.train()
+        return found
+
+    before, values = rsum(), []
+    for _ in range(25):
+        optimizer.zero_grad()
+        value = loss(matcher.encode_visual(visual), matcher.encode_text(text), targets=targets)
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(matcher.parameters(), 2.0)
+        optimizer.step()
+        values.append(value.item())
+    assert np.isfinite(values).all()
+    assert not objective.integrable or values[-1] < values[0]
+    assert rsum() > before + 50
+
+
+@pytest.mark.parametrize("objective", [Ladder(), GradedVLC(), AOQ()], ids=lambda objective: type(objective).__name__)
+def test_an_objective_without_what_it_reads_is_one_sentence_whoever_scores(objective):
+    matcher = made("SCAN t2i")
+    with pytest.raises(MissingSupervision, match=rf"^{type(objective).__name__} needs .* or train with \w+Supervision\.$"):
+        loss_of(matcher, objective)(matcher.encode_visual(images("SCAN t2i", 4)), matcher.encode_text(texts("SCAN t2i", 4)))
+
+
+@pytest.mark.parametrize("name", [name for name, config in MATCHERS.items() if config.visual_view == "grid"])
+def test_a_folder_elsewhere_scores_the_same_without_a_recipe(name, tmp_path):
+    words = Vocabulary.of(["a red circle above two blue squares"], 1)
+    more = {"regions": 36} if name in ("SGR", "SAF") else {}
+    config = replace(MATCHERS[name], visual_width=192, text_width=len(words), **more)
+    matcher = KINDS[type(config)](config).eval()
+    Processor(TowerSpec("visual", "scenes", "grid"), None, words).save(matcher, tmp_path / "run" / "model")
+    pictures = [Image.fromarray(np.random.default_rng(seed).integers(0, 255, (64, 64, 3), dtype=np.uint8)) for seed in range(3)]
+    sentences = ["a red circle", "two blue squares above a circle"]
+    before = visavis.load(tmp_path / "run").score(pictures, sentences)
+    shutil.move(tmp_path / "run", tmp_path / "elsewhere")
+    torch.testing.assert_close(visavis.load(tmp_path / "elsewhere").score(pictures, sentences), before, rtol=0, atol=0)
+    with torch.inference_mode():
+        visual = concatenate(
+            [matcher.encode_visual(visavis.load(tmp_path / "elsewhere").processor.images([one], "grid")) for one in pictures]
+        )
+        torch.testing.assert_close(matcher.score(visual, matcher.encode_text(words.encode(sentences))), before)
