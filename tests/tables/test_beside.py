@@ -78,6 +78,7 @@ def test_several_protocols_are_each_as_if_alone_and_the_items_are_encoded_once(t
     [
         ({"evaluation.protocol": []}, r"evaluation.protocol is \[\]: expected the name of a protocol in quotes, or a list"),
         ({"evaluation.protocol": ["plain", 5]}, r"evaluation.protocol is \['plain', 5\]: expected the name"),
+        ({"evaluation.protocol": ["plain", "plain"]}, r"evaluation.protocol is \['plain', 'plain'\], where one is named twice"),
         ({"evaluation.protocol": ["plain", "flickr8k"]}, r"protocol flickr8k is defined on 1000 images"),
         ({"evaluation.report": ["i2t_r2"]}, r"evaluation.report names 'i2t_r2', which is no metric: did you mean i2t_r"),
         ({"published": "goal/3/r152"}, r"published is 'goal/3/r152', which names no row"),

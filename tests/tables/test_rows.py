@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import visavis
 from visavis.errors import RecipeError, VisavisError
 from visavis.evaluation.published import Published, metric_of
 from visavis.runs.published import published_rows
@@ -118,16 +119,27 @@ def test_rows_say_what_they_were_measured_by_and_obey_the_laws_of_their_metrics(
             assert row.protocol in ("", *recipe.evaluation.protocols), address
 
 
-def test_a_row_without_its_data_says_in_one_sentence_which_files_it_needs(monkeypatch, tmp_path):
-    import visavis
-
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        ("goal/3/r152-con-con", r"MS-COCO .* dataset_coco\.json .*; there is no coco"),
+        (
+            "unified/7/bfan-ensemble-unified",
+            r"the 36 BUTD regions .* f30k_precomp that holds train_ims\.npy \[29000, 36, 2048\].* no f30k_precomp",
+        ),
+        (
+            "unified/4/ce-full-unified",
+            r"MSR-VTT .* dataset_msrvtt-full\.json, experts/ and, for CE, texts/w2v/ .* no msrvtt/dataset_msrvtt-full\.json",
+        ),
+    ],
+)
+def test_a_row_without_its_data_says_in_one_sentence_which_files_it_needs(address, sentence, monkeypatch, tmp_path):
     monkeypatch.setenv("VISAVIS_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    sentence = (
-        r"goal/3/r152-con-con needs MS-COCO .* dataset_coco\.json .* there is no coco, neither here nor under VISAVIS_DATA .*: put it there"
-    )
-    with pytest.raises(VisavisError, match=sentence):
-        visavis.train("goal/3/r152-con-con")
+    with pytest.raises(
+        VisavisError, match=f"^{address} needs {sentence}, neither here nor under VISAVIS_DATA .*: put it there, or .*--data\\.$"
+    ):
+        visavis.train(address)
     assert not list(tmp_path.iterdir())
 
 

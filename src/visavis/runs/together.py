@@ -13,6 +13,7 @@ from visavis.runs.ensemble import ensemble_file, ensemble_of
 from visavis.runs.evaluating import evaluate_runs
 from visavis.runs.folder import with_whole_paths
 from visavis.runs.published import check_published
+from visavis.training.inputs import check_data_there
 from visavis.training.members import member_recipes
 from visavis.training.recipe import Recipe
 from visavis.training.recipe_files import read_recipe
@@ -27,6 +28,7 @@ def begin_training(name: str | Path, overrides: dict[str, Any], out: str | Path 
         return begin_recipe(recipe, out, progress)
     check_published(recipe.published)
     member_recipes(recipe)
+    check_data_there(recipe)
     with storage.begun_folder(out, Path("runs") / recipe.name) as folder:
         storage.write_toml(ensemble_file(folder), recipe.to_dict())
         try:

@@ -35,6 +35,17 @@ def open_data(recipe: Recipe, progress: Progress, *, skip_bad: bool) -> Dataset:
     if not recipe.data.path:
         raise RecipeError("the recipe names no data: give data.path, or --data on the command line.")
     pixels = recipe.visual.view == "pixels" or not recipe.visual.features
+    check_data_there(recipe)
+    return open_dataset(
+        recipe.data.path,
+        skip_bad=skip_bad,
+        pixels=pixels,
+        on_progress=lambda done, total: progress.work("checking images", done, total, 0.0),
+    )
+
+
+def check_data_there(recipe: Recipe) -> None:
+    """Refuse, with a DataError, a recipe that says which files it needs where there is nothing of their name."""
     if recipe.data.needs and not is_there(recipe.data.path):
         root = data_folder()
         raise DataError(
@@ -42,12 +53,6 @@ def open_data(recipe: Recipe, progress: Progress, *, skip_bad: bool) -> Dataset:
             + (f"under VISAVIS_DATA ({root})" if root else "under VISAVIS_DATA, which is not set")
             + ": put it there, or name where it is with --data."
         )
-    return open_dataset(
-        recipe.data.path,
-        skip_bad=skip_bad,
-        pixels=pixels,
-        on_progress=lambda done, total: progress.work("checking images", done, total, 0.0),
-    )
 
 
 def visual_features(recipe: Recipe, data: Dataset, progress: Progress) -> tuple[Features | None, TowerSpec | None]:

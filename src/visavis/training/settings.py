@@ -225,6 +225,8 @@ class EvaluationSettings(Section):
         several = tuple(named) if isinstance(named, list | tuple) else (named,)
         if not several or not all(isinstance(name, str) for name in several):
             raise ValueError(f"evaluation.protocol is {named!r}: expected the name of a protocol in quotes, or a list of several.")
+        if len(set(several)) < len(several):
+            raise ValueError(f"evaluation.protocol is {named!r}, where one is named twice: name each protocol once.")
         return named if isinstance(named, str) else several
 
     @field_validator("report")
