@@ -1,7 +1,8 @@
-"""Toys that stand for the data of every row."""
+"""Toys that stand for the data and the encoders of every row."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,5 +11,8 @@ from .toy import write_toys
 
 
 @pytest.fixture(scope="session")
-def toys(tmp_path_factory) -> Path:
-    return write_toys(tmp_path_factory.mktemp("toys"))
+def toys(tmp_path_factory, towers) -> Path:
+    folder = write_toys(tmp_path_factory.mktemp("toys"))
+    for name in ("bert", "swin"):
+        shutil.copytree(towers / name, folder / name)
+    return folder

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from visavis import objectives, spec, supervision
+from visavis import spec, supervision
 from visavis.data.scenes import write_moving_scenes, write_scenes
-from visavis.engine import PairLoss
 from visavis.models import CATALOG
-from visavis.models.pretrained import quiet_transformers
 from visavis.training.context import training_context
 from visavis.training.data_module import prepare
+from visavis.training.loss import phase_loss
 from visavis.training.recipe import Recipe
 from visavis.training.recipe_files import read_recipe
 from visavis.training.schedule import make_optimizer, take_step
@@ -35,26 +34,7 @@ def write_toys(folder: Path) -> Path:
         np.save(folder / "regions" / f"{split}_ims.npy", chance.normal(size=(images, REGIONS, 6)).astype(np.float32))
         captions = [f"{split} image {image} caption {number} of it" for image in range(images) for number in range(5)]
         (folder / "regions" / f"{split}_caps.txt").write_text("\n".join(captions) + "\n")
-    _write_bert(folder)
     return folder
-
-
-def _write_bert(folder: Path) -> None:
-    """A BERT of one layer that knows the words of moving scenes' captions by their pieces."""
-    words = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        *"abcdefghijklmnopqrstuvwxyz",
-        *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"),
-    ]
-    (folder / "vocab.txt").write_text("\n".join(words))
-    size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": len(words)}
-    with quiet_transformers() as transformers:
-        transformers.BertModel(transformers.BertConfig(**size)).save_pretrained(folder / "bert")
-        transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder / "bert")
 
 
 def overrides(address: str, toys: Path) -> dict[str, Any]:
@@ -74,6 +54,8 @@ def overrides(address: str, toys: Path) -> dict[str, Any]:
         "training.threads": 1,
         "evaluation.protocol": "plain",
     }
+    if recipe.model["kind"] == "XVLM":
+        changed |= {"visual.tower": str(toys / "swin"), "model.pretrained": "", "model.fusion_layers": 2}
     if recipe.text.features:
         changed |= {"text.features": "", "text.tower": "minilm"}
     elif recipe.text.tower != "vocabulary":
@@ -109,8 +91,10 @@ def one_step(recipe: Recipe) -> list[float]:
         torch.manual_seed(0)
         matcher.train()
         visual, text = matcher.encode_visual(batch.visual), matcher.encode_text(batch.text)
-        score = None if matcher.score_is_cosine else matcher.score
-        loss = PairLoss(objectives.parse(phase.objective), score=score)(visual, text, targets=told.targets(visual, text, batch))
+        targets = told.targets(visual, text, batch)
+        loss = phase_loss(matcher, phase)(matcher.first_stage(visual), matcher.first_stage(text), targets=targets)
+        if (extra := matcher.extra_loss(visual, text, targets)) is not None:
+            loss = loss + extra
         before = [parameter.detach().clone() for parameter in matcher.parameters()]
         loss.backward()
         take_step(optimizer, recipe.training.clip_norm)

@@ -126,7 +126,10 @@ def table_rows(paper: str | None = None) -> list[CatalogRow]:
             row = published_rows()[name]
             recipe = None if row.absent else file.recipe(row.row, {}).to_dict()
             needs = recipe["data"]["needs"] if recipe else ""
-            entries.append({"name": name, "what": str(file.content["about"])} | row.to_json() | {"needs": needs, "recipe": recipe})
+            towers = [recipe[side]["tower"] for side in ("visual", "text")] if recipe else []
+            encoders = [tower for tower in dict.fromkeys(towers) if tower not in ("", "vocabulary")]
+            told = {"needs": needs, "encoders": encoders, "recipe": recipe}
+            entries.append({"name": name, "what": str(file.content["about"])} | row.to_json() | told)
     return entries
 
 

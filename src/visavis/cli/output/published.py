@@ -50,7 +50,8 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
     console = standard_output()
     for row in rows:
         marks = [mark for mark in ("cited", "absent", "unstated", "misprint") if row[mark]]
-        needs = f"needs {row['needs'].partition(',')[0]}" if row["needs"] else f"no recipe: {row['absent']}"
+        needed = [row["needs"].partition(",")[0], *row["encoders"]]
+        needs = f"needs {', '.join(needed)}" if row["needs"] else f"no recipe: {row['absent']}"
         told = escape(f"{_figures(row['published'])}  ({', '.join([*marks, needs])})")
         console.print(f"  [cyan]{escape(row['name'])}[/cyan]  {told}", soft_wrap=True, highlight=False)
 
