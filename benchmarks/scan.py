@@ -1,0 +1,114 @@
+"""SCAN over many images and captions: blocks without attended vectors beside a loop over captions that forms each of them.
+
+    python benchmarks/scan.py [--images 1000] [--captions 5000] [--looped 200] [--memory 1GB] [--threads 2]
+
+36 regions, 12 words and fewer, width 1,024, random numbers. The loop scores some of the captions with all images, one after the other, as the
+released code of SCAN does; its time is scaled to all. Both ways in processes of their own, one after the other; what each held
+beyond its items at most, the largest difference of the scores that both computed, and how many times as fast the blocks are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, leaky_relu, normalize
+
+from visavis.models import SCAN
+from visavis.models.base import vectors
+from visavis.models.scoring import score_all
+from visavis.types import Encoded
+
+REGIONS, WORDS, WIDTH = 36, 12, 1024
+WAYS = ("blocks", "loop")
+
+
+def items(images: int, captions: int) -> tuple[SCAN, Encoded, Encoded]:
+    """A matcher, and encoded images and captions: unit regions, and unit words of 6 to 12 a caption."""
+    torch.manual_seed(0)
+    matcher = SCAN(SCAN.Config(visual_width=8, text_view="words", text_width=8, width=WIDTH)).eval()
+    mask = torch.arange(WORDS) < torch.randint(WORDS // 2, WORDS + 1, (captions, 1))
+    words = normalize(torch.randn(captions, WORDS, WIDTH), dim=-1) * mask[..., None]
+    return matcher, Encoded(normalize(torch.randn(images, REGIONS, WIDTH), dim=-1)), Encoded(words, mask)
+
+
+def looped(matcher: SCAN, visual: Encoded, text: Encoded) -> Tensor:
+    """The scores ``[V, T]``, a caption after the other; of each word the attended vector in every image."""
+    regions, sharpness = vectors(visual), matcher.config.sharpness
+    assert isinstance(text.mask, Tensor)
+    columns = []
+    for caption, there in zip(vectors(text), text.mask, strict=True):
+        words = caption[there].expand(len(regions), -1, -1)
+        products = leaky_relu(regions @ words.transpose(1, 2), 0.1)
+        weights = (sharpness * normalize(products, dim=2)).softmax(1)
+        attended = weights.transpose(1, 2) @ regions
+        columns.append(cosine_similarity(words, attended, dim=2).mean(1))
+    return torch.stack(columns, 1)
+
+
+def resident() -> int:
+    """What of this process is in memory now, in bytes."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Score in one way, keep the scores of the first captions, and write one JSON line."""
+    torch.set_num_threads(options.threads)
+    matcher, visual, text = items(options.images, options.captions)
+    with torch.inference_mode():
+        before, started = resident(), time.perf_counter()
+        scores = (
+            score_all(matcher, visual, text, options.memory) if options.way == "blocks" else looped(matcher, visual, text[: options.looped])
+        )
+        seconds = time.perf_counter() - started
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    np.save(options.out, scores[:, : options.looped].numpy())
+    sys.stdout.write(json.dumps({"seconds": seconds, "captions": scores.shape[1], "held": held}) + "\n")
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Both ways, and what comes of them."""
+    told, scores = {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        for way in WAYS:
+            out = Path(folder) / f"{way}.npy"
+            given = {name: value for name, value in vars(options).items() if name not in ("way", "out")}
+            command = [sys.executable, __file__, "--way", way, "--out", str(out), *(f"--{name}={value}" for name, value in given.items())]
+            told[way] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            scores[way] = np.load(out)
+            count, seconds = told[way]["captions"], told[way]["seconds"]
+            line = f"{way:6s} {count:6,} captions {seconds:7.1f} s, {1000 * seconds / count:6.2f} ms each, {told[way]['held'] / 1e9:.2f} GB held"
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+    each = {way: told[way]["seconds"] / told[way]["captions"] for way in WAYS}
+    whole = each["loop"] * options.captions
+    difference = np.abs(scores["blocks"] - scores["loop"]).max()
+    sys.stdout.write(
+        f"{options.images:,} x {options.captions:,}: {told['blocks']['seconds']:.1f} s by blocks within {options.memory}, {whole:.0f} s by the loop (scaled): "
+        f"{each['loop'] / each['blocks']:.1f} times as fast; largest difference {difference:.1e}\n"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    for name, default in (("images", 1000), ("captions", 5000), ("looped", 200), ("threads", 2)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--memory", default="1GB")
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--out", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    (measure if options.way else compare)(options)
+
+
+if __name__ == "__main__":
+    main()
