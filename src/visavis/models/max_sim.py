@@ -35,6 +35,19 @@ class MaxSim(AttentionMatcher):
         return torch.zeros_like(products.values).scatter_(1, best, 1.0)
 
     def from_products(self, products: Products) -> Tensor:
-        ways = {"both": (products, products.T), "t2i": (products,), "i2t": (products.T,)}[self.config.direction]
-        means = [way.mean(way.values.masked_fill(~way.context_mask, float("-inf")).amax(1)) for way in ways]
+        means = [
+            way(products) for way in {"both": (_by_words, _by_regions), "t2i": (_by_words,), "i2t": (_by_regions,)}[self.config.direction]
+        ]
         return means[0] if len(means) == 1 else (means[0] + means[1]) / 2
+
+
+def _by_words(products: Products) -> Tensor:
+    """The mean over words of the best region."""
+    return products.mean(products.values.masked_fill(~products.context_mask, float("-inf")).amax(1))
+
+
+def _by_regions(products: Products) -> Tensor:
+    """The mean over regions of the best word."""
+    best = products.values.masked_fill(~products.query_mask, float("-inf")).amax(-1)
+    there = products.context_mask[..., 0].to(best.dtype)
+    return (best * there).sum(1) / there.sum(1)

@@ -22,6 +22,8 @@ class SGRAF(FragmentMatcher):
     these are the nodes. SGR: ``steps`` of ``ReLU(W softmax(Q N (K N)^T) N)``, the first node of the last is kept. SAF: the nodes' mean, weighted by
     ``sigmoid(w n)`` over their sum, at length 1. The score is ``sigmoid(w s)``. Global vectors: attention of regions, or words, by their mean.
     regions: how many every image has, for batch norms over their places. SGRAF* of the tables is the mean of both kinds.
+    Advice: learn from all negatives at first (Unified), or at a small rate. Scores lie close together at first, where hard negatives alone (TripletHN,
+    Ladder) can push every node of SGR's last step below its ReLU, the more so the narrower nodes are; all scores are then equal for good.
     Source: Diao et al., Similarity Reasoning and Filtration for Image-Text Matching (2021), equations 1 to 11, and its code.
     Differs from: the released SAF, which passes weights through a batch norm over all nodes of a block, so that a score
     would depend on the other pairs; here that is a learned scale and shift, which is what it becomes after training.
