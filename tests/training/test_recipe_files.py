@@ -51,7 +51,7 @@ SHIPPED = {
     "demo-triplet-hn": "d3fb3d54",
     "demo-unified": "6a588781",
     "demo-vlc": "0fecf9da",
-    "heads-flickr8k": "5993c120",
+    "heads-flickr8k": "8a4ee789",
     "ladder-scenes": "7bb2e165",
     "aoq-heads-flickr8k": "681790eb",
     "ladder-heads-flickr8k": "9cbd67c9",
