@@ -60,6 +60,9 @@ class _Expert:
 class ExpertStore:
     """A store of experts; reads any items as named, padded and masked parts.
 
+    Of a sequence longer than ``longest`` it reads vectors evenly spaced. Differs from: CE, whose code reads the first ones, and MMT, whose
+    code draws them at random.
+
     >>> store = ExpertStore.open(folder, longest=30)                                  # doctest: +SKIP
     >>> store.read(store.rows(["video7", "video8"])).vectors["appearance"].shape      # doctest: +SKIP
     torch.Size([2, 30, 2048])
