@@ -26,6 +26,7 @@ MATCHERS = {
     "MaxSim i2t": MaxSim.Config(**SIZES, direction="i2t"),
     "SGR": SGRAF.Config(**SIZES, module="SGR", regions=REGIONS, similarity_width=7),
     "SAF": SGRAF.Config(**SIZES, module="SAF", regions=REGIONS, similarity_width=7),
+    "SAF of any": SGRAF.Config(**SIZES, module="SAF", regions=0, similarity_width=7),
 }
 every_matcher = pytest.mark.parametrize("name", MATCHERS)
 KINDS = {kind.Config: kind for kind in (SCAN, BFAN, MaxSim, SGRAF)}
@@ -43,7 +44,7 @@ def items(count: int, length: int, *, ragged: bool) -> Encoded:
 
 def encoded(matcher, images: int = 3, texts: int = 5, *, ragged_images: bool = False) -> tuple[Encoded, Encoded]:
     with torch.no_grad():
-        visual = matcher.encode_visual(items(images, REGIONS, ragged=ragged_images and not isinstance(matcher, SGRAF)))
+        visual = matcher.encode_visual(items(images, REGIONS, ragged=ragged_images and not getattr(matcher.config, "regions", 0)))
         return visual, matcher.encode_text(items(texts, WORDS, ragged=True))
 
 
@@ -81,7 +82,7 @@ def one_way(config, context: Tensor, query: Tensor) -> Tensor:
     return cosine_similarity(query, weights.T @ context, dim=1)
 
 
-@pytest.mark.parametrize("name", [name for name in MATCHERS if name not in ("SGR", "SAF")])
+@pytest.mark.parametrize("name", [name for name in MATCHERS if not isinstance(MATCHERS[name], SGRAF.Config)])
 def test_the_score_is_the_formula_with_every_attended_vector_formed(name):
     matcher = made(name)
     visual, text = encoded(matcher, ragged_images=True)
@@ -163,5 +164,23 @@ def test_a_graph_convolution_does_nothing_at_first_and_ignores_regions_that_are_
 
 
 def test_sgraf_says_how_many_regions_it_was_made_for():
-    with pytest.raises(ShapeError, match=r"^SGRAF was made for 4 regions an image, found 3: set model\.regions\.$"):
+    with pytest.raises(ShapeError, match=r"^SGRAF was made for 4 regions an image, found 3: set model\.regions, to 0 for any number\.$"):
         made("SGR").encode_visual(Encoded(torch.randn(2, 3, 3, dtype=torch.float64)))
+
+
+def test_sgraf_of_any_number_of_regions_sees_those_that_are_there():
+    """In evaluation an image scores the same alone as padded beside others; in training its norm is by hand that of all regions there are."""
+    matcher, images = made("SAF of any"), items(4, REGIONS, ragged=True)
+    norm = matcher.visual_global.local_norm
+    torch.nn.init.uniform_(norm.running_mean)
+    torch.nn.init.uniform_(norm.running_var, 0.5, 2.0)
+    _, text = encoded(matcher)
+    with torch.no_grad():
+        scores = matcher.score(matcher.encode_visual(images), text)
+        for number, (rows, mask) in enumerate(zip(images.vectors, images.mask, strict=True)):
+            alone = matcher.encode_visual(Encoded(rows[mask][None]))
+            torch.testing.assert_close(matcher.score(alone, text)[0], scores[number])
+        local = torch.randn(4, REGIONS, WIDTH, dtype=torch.float64)
+        there = local[images.mask]
+        expected = (there - there.mean()) / (there.var(correction=0) + norm.eps).sqrt()
+        torch.testing.assert_close(norm.train()(local, images.mask)[images.mask], expected)

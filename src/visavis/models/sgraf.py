@@ -21,12 +21,13 @@ class SGRAF(FragmentMatcher):
     Formula: ``s(x, y) = unit(W (x - y)^2)`` between the global vectors, and between word w and ``unit(sum_r a_rw r)`` with SCAN's attention;
     these are the nodes. SGR: ``steps`` of ``ReLU(W softmax(Q N (K N)^T) N)``, the first node of the last is kept. SAF: the nodes' mean, weighted by
     ``sigmoid(w n)`` over their sum, at length 1. The score is ``sigmoid(w s)``. Global vectors: attention of regions, or words, by their mean.
-    regions: how many every image has, for batch norms over their places. SGRAF* of the tables is the mean of both kinds.
+    regions: how many every image has, for a batch norm of its own at each of their places; 0: any number, whose places share one.
+    SGRAF* of the tables is the mean of both kinds.
     Advice: learn from all negatives at first (Unified), or at a small rate. Scores lie close together at first, where hard negatives alone (TripletHN,
     Ladder) can push every node of SGR's last step below its ReLU, the more so the narrower nodes are; all scores are then equal for good.
     Source: Diao et al., Similarity Reasoning and Filtration for Image-Text Matching (2021), equations 1 to 11, and its code.
     Differs from: the released SAF, which passes weights through a batch norm over all nodes of a block, so that a score
-    would depend on the other pairs; here that is a learned scale and shift, which is what it becomes after training.
+    would depend on the other pairs; here that is a learned scale and shift, which is what it becomes after training. It reads 36 regions only.
     """
 
     name = "SGRAF"
@@ -58,9 +59,9 @@ class SGRAF(FragmentMatcher):
         return {"visual": visual, "text": text, "text_backbone": [self.text_backbone], "similarity": shared}
 
     def encode_visual(self, items: Encoded) -> Encoded:
-        if vectors(items).shape[1] != self.config.regions:
+        if self.config.regions and vectors(items).shape[1] != self.config.regions:
             raise ShapeError(
-                f"SGRAF was made for {self.config.regions} regions an image, found {vectors(items).shape[1]}: set model.regions."
+                f"SGRAF was made for {self.config.regions} regions an image, found {vectors(items).shape[1]}: set model.regions, to 0 for any number."
             )
         return self.with_global(super().encode_visual(items), self.visual_global)
 
@@ -102,21 +103,31 @@ class GlobalAttention(nn.Module):
     """One vector of fragments: they are weighted by how they fit their mean. ``[N, L, D], [N, L] -> [N, D]``.
 
     Formula: ``unit(sum_i softmax_i(w (tanh(A x_i) tanh(B mean))) x_i)``, with a batch norm before each tanh for images.
+    regions: None for texts; 0 for images of any number of regions.
     """
 
-    def __init__(self, width: int, dropout: float, regions: int = 0):
+    def __init__(self, width: int, dropout: float, regions: int | None = None):
         super().__init__()
         self.local, self.whole, self.common = _linear(width, width), _linear(width, width), _linear(width, 1)
-        self.local_norm: nn.Module = nn.BatchNorm1d(regions) if regions else nn.Identity()
-        self.whole_norm: nn.Module = nn.BatchNorm1d(width) if regions else nn.Identity()
+        self.local_norm: nn.Module = nn.Identity() if regions is None else nn.BatchNorm1d(regions) if regions else SharedNorm(1)
+        self.whole_norm: nn.Module = nn.Identity() if regions is None else nn.BatchNorm1d(width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, fragments: Tensor, mask: Tensor) -> Tensor:
         mean = (fragments * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
-        local = self.dropout(self.local_norm(self.local(fragments)).tanh())
+        local = self.local(fragments)
+        local = self.local_norm(local, mask) if isinstance(self.local_norm, SharedNorm) else self.local_norm(local)
+        local = self.dropout(local.tanh())
         whole = self.dropout(self.whole_norm(self.whole(mean)).tanh())
         weights = self.common(local * whole[:, None]).squeeze(-1).masked_fill(~mask, float("-inf")).softmax(-1)
         return at_length_one((weights[..., None] * fragments).sum(1))
+
+
+class SharedNorm(nn.BatchNorm1d):
+    """A batch norm of one mean and deviation for all places that hold something: ``[N, L, D], [N, L] -> [N, L, D]``."""
+
+    def forward(self, fragments: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        return torch.zeros_like(fragments).masked_scatter(mask[..., None], super().forward(fragments[mask][:, None]))
 
 
 class Reasoning(nn.Module):
