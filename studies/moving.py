@@ -4,8 +4,9 @@
 
 Of every test clip there is a partner with the same frames in another order. A caption chooses between the two: how often it is right is
 50 % for whoever averages over time (ties count half). Printed for each recipe: that share, for "order" (events change places: the averages
-of all experts are equal) and "direction" (a clip backwards: those of motion are not); text-to-video R@1, R@5 and R@10, added, of the captions of
-clips that lack an expert; and the test RSUM. CE's recipes are alike but for the experts; MMT's has more epochs, as order takes long. Mean and standard deviation over seeds, and differences by seed with their 95 % interval.
+of all experts are equal) and "direction" (a clip backwards: those of motion are not); text-to-video R@1, R@5 and R@10, added, of the
+captions of clips that lack an expert; and the test RSUM. CE's recipes differ in their experts alone; MMT's has more epochs, as order takes
+long. Mean and standard deviation over seeds, and differences by seed with their 95 % interval.
 With --out, a study that was stopped, or had fewer seeds, goes on.
 """
 
