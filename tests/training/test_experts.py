@@ -110,6 +110,9 @@ def test_a_run_on_experts_is_evaluated_and_goes_on_only_with_the_very_same(recip
     monkeypatch.chdir(store)
     trained = visavis.train(recipe, out=run, overrides={"visual.features": "experts"})
     assert visavis.evaluate(run, split="val").to_json()["rsum"] == pytest.approx(trained.validation_rsum)
+    assert visavis.evaluate(run, split="val", data=store / "dataset.json").to_json()["rsum"] == pytest.approx(trained.validation_rsum)
+    hits = visavis.search(run, "a dog", top=3)
+    assert len({hit.name for hit in hits}) == 3
     with pytest.raises(RunError, match="without a visual tower"):
         visavis.load(run).encode_images([Image.new("RGB", (8, 8))])
     with new_experts(store / "other", {"appearance": 6, "sound": 6}) as writer:

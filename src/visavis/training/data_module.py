@@ -32,7 +32,7 @@ from visavis.training.inputs import open_data, text_features, visual_features
 from visavis.training.recipe import Recipe
 from visavis.types import Encoded
 
-ENCODE_IMAGES, ENCODE_TEXTS = 256, 512
+ENCODE_IMAGES, ENCODE_CLIPS, ENCODE_TEXTS = 256, 32, 512
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,10 @@ class DataModule:
     def encode(self, matcher: Matcher, split: Dataset) -> tuple[Encoded, Encoded]:
         """All images and all captions of a split, in order, encoded in evaluation mode."""
         visual, text = self.sources(split)
+        at_once = ENCODE_CLIPS if self.recipe.visual.view in ("experts", "frames") else ENCODE_IMAGES
         by_length = np.argsort([len(caption) for caption in split.captions], kind="stable")
         return (
-            encode(matcher, "visual", visual.read, batches_of_about(np.arange(len(split.images)), ENCODE_IMAGES)),
+            encode(matcher, "visual", visual.read, batches_of_about(np.arange(len(split.images)), at_once)),
             encode(matcher, "text", text.read, batches_of_about(by_length, ENCODE_TEXTS)),
         )
 
