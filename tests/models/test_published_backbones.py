@@ -14,7 +14,8 @@ from visavis.data.scenes import write_scenes
 from visavis.errors import DataError
 from visavis.models import published_backbones
 from visavis.models.pretrained import model_files, weights_mark
-from visavis.models.published_backbones import CATALOG, PublishedBackbone, open_published
+from visavis.models.published_backbones import open_published
+from visavis.models.published_files import CATALOG, PublishedBackbone
 from visavis.models.residual_network import ResidualNetwork
 from visavis.models.towers import blank, open_visual
 from visavis.models.vgg import VGG19
@@ -138,7 +139,7 @@ WRONG = {
         lambda state: state | {"bn1.bias": torch.full((64,), torch.nan)},
         r"is damaged: bn1\.bias holds values that are not finite",
     ),
-    "an object": (lambda state: Stranger(), r"holds more than tensors by name, or is damaged"),
+    "an object": (lambda state: Stranger(), r"is no checkpoint of tensors and plain values, which alone are read"),
     "a list": (lambda state: [1, 2], "holds no tensors by name"),
 }
 
@@ -155,7 +156,7 @@ def test_a_wrong_file_is_one_sentence(wrong, tiny):
 def test_a_damaged_file_and_a_pipe_are_one_sentence(tiny):
     file, _ = tiny
     file.write_bytes(file.read_bytes()[:10_000])
-    with pytest.raises(DataError, match="holds more than tensors by name, or is damaged"):
+    with pytest.raises(DataError, match="is no checkpoint of tensors and plain values, which alone are read"):
         open_published("tiny")
     if hasattr(os, "mkfifo"):
         file.unlink()

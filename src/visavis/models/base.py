@@ -19,8 +19,7 @@ from visavis import storage
 from visavis.engine.scale import LearnedScale
 from visavis.errors import RunError, ShapeError, VisavisError
 from visavis.memory import ScoreCost
-from visavis.models import text_backbone
-from visavis.models.pretrained import weights_follow
+from visavis.models.pretrained import KeptPart, weights_follow
 from visavis.spec import check_fields
 from visavis.targets import Targets
 from visavis.types import Attention, Encoded
@@ -167,12 +166,12 @@ class Matcher(nn.Module, ABC):
     def save_pretrained(self, folder: str | Path, **extra: Any) -> None:
         """Write ``config.json`` and ``model.safetensors``; ``extra`` goes into the config beside kind and architecture.
 
-        Of a text backbone, its own config and tokenizer go into a folder beside them.
+        Of pretrained encoders that were trained with it, what is not weights goes into folders beside them.
         """
         folder = Path(folder)
         for child in self.children():
-            if isinstance(child, text_backbone.TextBackbone):
-                child.save(folder / text_backbone.FOLDER)
+            if isinstance(child, KeptPart):
+                child.save(folder)
         storage.write_tensors(folder / "model.safetensors", self.state_dict())
         content = {"kind": self.name, "architecture": asdict(self.config), **extra}
         storage.write_json(folder / "config.json", content | {CONFIG_HASH: _config_hash(content)})

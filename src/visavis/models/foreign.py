@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,10 +63,16 @@ def open_model(folder: Path, kind: str = "AutoModel", *, new_output: bool = Fals
     return model.eval()
 
 
-def lay_out_model(folder: Path) -> Any:
-    """A model by the config of a folder, without its weights: they are loaded over it. Raises DataError."""
+def lay_out_model(folder: Path, names: Sequence[str] = ()) -> Any:
+    """A model by the config of a folder, without its weights: they are loaded over it. names: theirs; a pooler that is not among them is
+    taken away. Raises DataError.
+    """
     with _opening(folder, "holds no config that transformers can read") as transformers:
-        return transformers.AutoModel.from_config(open_config(folder), dtype=torch.float32, trust_remote_code=False).eval()
+        model = transformers.AutoModel.from_config(open_config(folder), dtype=torch.float32, trust_remote_code=False).eval()
+    pooler = getattr(model, "pooler", None)
+    if pooler is not None and list(pooler.parameters()) and not any(name.startswith("pooler.") for name in names):
+        model.pooler = None
+    return model
 
 
 def open_tokenizer(folder: Path) -> tuple[Any, int]:

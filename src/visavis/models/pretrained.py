@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
 from visavis import storage
 from visavis.errors import DataError, MissingExtra, RunError
-from visavis.models.published_backbones import published_name, weights_file
+from visavis.models.published_files import published_name, weights_file
 
 FILES_BESIDE_WEIGHTS = ("*.json", "*.txt", "*.model")
 FILES = (*FILES_BESIDE_WEIGHTS, "model*.safetensors")
@@ -98,14 +98,41 @@ def weights_are_to_follow() -> bool:
     return _MODEL_FOLDER.get() is not None
 
 
-def kept_folder(part: str) -> Path | None:
-    """Where the model folder whose weights follow keeps the files of a part; None where no weights follow. Raises RunError if it has none."""
+class KeptPart(nn.Module):
+    """A pretrained encoder that is trained as part of a matcher: its model folder keeps the config and the preparation beside the weights.
+
+    kept_as: the name of the part and of its folder. folder: where the files lie; None: there are none, its name says all.
+    """
+
+    kept_as: ClassVar[str]
+    folder: Path | None
+
+    def save(self, model_folder: Path) -> None:
+        """Write the files by which the part is opened where the pretrained encoder is not."""
+        files = kept_files(self.folder) if self.folder else []
+        for name, content in {file.name: file.read_bytes() for file in files}.items():
+            storage.write_bytes(model_folder / self.kept_as / name, content)
+
+
+def kept_folder(part: str, *, required: bool = True) -> Path | None:
+    """Where the model folder whose weights follow keeps the files of a part; None where no weights follow, or if it has none.
+
+    Raises RunError if it has none and they are required.
+    """
     folder = _MODEL_FOLDER.get()
-    if folder is None:
-        return None
-    if not (folder / part / "config.json").is_file():
+    if folder is None or (folder / part / "config.json").is_file():
+        return folder and folder / part
+    if required:
         raise RunError(f"{folder / part} has no config.json, by which this model reads: copy the whole model folder.")
-    return folder / part
+    return None
+
+
+def weights_of_part(part: str) -> list[str]:
+    """The names of the weights of a part that follow."""
+    folder = _MODEL_FOLDER.get()
+    assert folder is not None
+    names = storage.tensor_names(folder / "model.safetensors", error=RunError)
+    return [name.removeprefix(f"{part}.") for name in names if name.startswith(f"{part}.")]
 
 
 def kept_files(folder: Path) -> list[Path]:

@@ -62,7 +62,8 @@ class Processor:
     sentences one of: text, a frozen tower; vocabulary, words learned from captions; tokenizer, the name of a pretrained model;
     stored_texts: none of these, the model read stored features of captions.
     standardization: of a frozen tower's features of images; None: they are read as they are. tokenizer_folder: where a model folder
-    keeps the tokenizer itself, that of a text backbone trained with the model; None: with the pretrained model.
+    keeps the tokenizer itself, that of a text backbone trained with the model; None: with the pretrained model. tower_folder: where it
+    keeps how a tower of images that was trained with the model reads pictures; None: with the pretrained tower.
     """
 
     visual: TowerSpec | None
@@ -72,6 +73,7 @@ class Processor:
     standardization: Standardization | None = None
     tokenizer_folder: Path | None = None
     stored_texts: bool = False
+    tower_folder: Path | None = None
 
     @classmethod
     def of(cls, config: SavedConfig, folder: Path) -> Processor:
@@ -80,7 +82,9 @@ class Processor:
             raise RunError("it names neither a text tower nor a vocabulary nor a tokenizer: the model could read no texts.")
         words = Vocabulary(tuple(config.vocabulary)) if config.vocabulary else None
         kept = folder / text_backbone.FOLDER if config.architecture.get("text_backbone") else None
-        return cls(config.visual, config.text, words, config.tokenizer, config.standardization, kept, config.stored_texts)
+        towers = folder / VisualTower.kept_as
+        tower = towers if (towers / "config.json").is_file() else None
+        return cls(config.visual, config.text, words, config.tokenizer, config.standardization, kept, config.stored_texts, tower)
 
     @property
     def visual_spec(self) -> TowerSpec:
@@ -106,12 +110,12 @@ class Processor:
     @cached_property
     def preprocess(self) -> Callable[[Sequence[Picture]], Tensor]:
         """Pictures to the tower's pixels; the tower itself is not loaded."""
-        return open_preprocessing(self.visual_spec)
+        return open_preprocessing(self.visual_spec, self.tower_folder)
 
     @cached_property
     def preprocess_crops(self) -> Callable[[Sequence[Picture]], Tensor]:
         """Random crops of pictures to the tower's pixels, whole."""
-        return open_preprocessing(self.visual_spec, of_crops=True)
+        return open_preprocessing(self.visual_spec, self.tower_folder, of_crops=True)
 
     def images(self, pictures: Sequence[Picture], view: str, device: torch.device | str = "cpu") -> Encoded:
         """Pictures as a matcher of this view reads them; a frozen tower computes on ``device``."""

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from visavis import storage
 from visavis.errors import DataError
 from visavis.models.foreign import lay_out_model, open_config, open_model, open_tokenizer, tried
-from visavis.models.pretrained import kept_files, kept_folder, model_folder
+from visavis.models.pretrained import KeptPart, kept_folder, model_folder
 from visavis.types import Encoded
 
 FOLDER = "text_backbone"
@@ -36,13 +35,15 @@ class WordNoise:
         return self.masked + self.replaced + self.left_out
 
 
-class TextBackbone(nn.Module):
+class TextBackbone(KeptPart):
     """Token ids ``[N, L]`` and their mask to word states ``[N, L', D]`` and theirs; those that open and close a text included.
 
     name: a folder of transformers, one in the cache, or a name of the hub. noise: of words in training, drawn from torch's
     generator, which the trainer seeds by the step; L' is smaller than L where words were left out.
     """
 
+    kept_as = FOLDER
+    folder: Path
     continues: Tensor
     kept: Tensor
 
@@ -71,11 +72,6 @@ class TextBackbone(nn.Module):
         if self.training and self.noise.total:
             ids, mask = self._disturbed(ids, mask)
         return Encoded(self.model(input_ids=ids, attention_mask=mask.long()).last_hidden_state, mask)
-
-    def save(self, folder: Path) -> None:
-        """Write the config and the tokenizer, by which a model folder is opened where the pretrained encoder is not."""
-        for name, content in {file.name: file.read_bytes() for file in kept_files(self.folder)}.items():
-            storage.write_bytes(folder / name, content)
 
     def _disturbed(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Token ids and their mask with words masked, replaced and left out by chance."""

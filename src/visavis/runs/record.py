@@ -14,7 +14,7 @@ from visavis.data.contents import Contents
 from visavis.environment import git_hash, versions
 from visavis.errors import RunError
 from visavis.models.base import Matcher
-from visavis.models.published_backbones import published_name
+from visavis.models.published_files import published_name
 from visavis.progress import Progress
 from visavis.runs.inputs import ENCODERS, inputs_of
 from visavis.training.data_module import DataModule
@@ -104,7 +104,8 @@ class Record:
     def check_encoders(self, data_module: DataModule, folder: Path, progress: Progress) -> None:
         """Raise RunError if an encoder is no longer the one through which the model learned to read."""
         visual, processor = data_module.recipe.visual, data_module.processor
-        with_the_model = (visual.view == "pixels" and published_name(visual.tower), processor.tokenizer_folder)
+        trained = visual.view == "pixels" and published_name(visual.tower)
+        with_the_model = (trained or processor.tower_folder, processor.tokenizer_folder)
         among = [encoder for encoder, kept in zip(ENCODERS, with_the_model, strict=True) if not kept]
         for what, now in inputs_of(data_module, self.inputs, progress, among).items():
             if what in self.inputs and now.content != self.inputs[what].content:

@@ -28,6 +28,7 @@ from visavis.storage.reading import (
     read_text,
     read_toml,
     regular_file,
+    tensor_names,
     tensors_hash,
 )
 from visavis.storage.writing import (
@@ -81,6 +82,7 @@ __all__ = [
     "replacing",
     "replacing_folder",
     "storing",
+    "tensor_names",
     "tensors_hash",
     "write_array",
     "write_bytes",

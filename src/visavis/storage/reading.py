@@ -164,6 +164,18 @@ def read_tensors(path: str | Path, like: Mapping[str, Tensor] | None = None, *, 
     return tensors
 
 
+def tensor_names(path: str | Path, *, error: type[VisavisError] = DataError) -> list[str]:
+    """The names of the tensors of a safetensors file, none of which is read. Raises ``error``."""
+    from safetensors import SafetensorError, safe_open
+
+    with regular_file(path, error=error):
+        try:
+            with safe_open(path, "np") as file:
+                return list(file.keys())
+        except (SafetensorError, ValueError, KeyError, OverflowError) as reason:
+            raise error(f"{path} is not a readable safetensors file: {_reason(reason)}.") from None
+
+
 def momentary(error: VisavisError) -> bool:
     """Whether a file could not be read by a fault that may pass, and not for what is in it: nothing to be remembered."""
     return isinstance(error.__context__, OSError | MemoryError)

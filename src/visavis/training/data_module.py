@@ -146,6 +146,7 @@ def open_data_module(recipe: Recipe, progress: Progress | None = None, trained: 
     data = open_data(recipe, progress, skip_bad=recipe.data.skip_bad)
     visual, visual_tower = visual_features(recipe, data, progress)
     text, processor = text_features(recipe, data, progress, trained, visual_tower)
+    processor = replace(processor, tower_folder=trained.tower_folder) if trained else processor
     for sentence in data.skipped:
         progress.say(f"left out: {sentence}")
     if recipe.data.misplaced:

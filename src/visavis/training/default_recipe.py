@@ -11,7 +11,7 @@ from visavis import storage
 from visavis.data.reading import open_dataset
 from visavis.data.store_files import read_description
 from visavis.errors import RecipeError
-from visavis.models import published_backbones, small_cnn
+from visavis.models import published_files, small_cnn
 
 PREFERRED = "mobilenet-v2"
 """The image encoder that is taken where several are at hand."""
@@ -66,7 +66,7 @@ def _image_encoder(path: str, skip_bad: bool) -> str | None:
     cached = [one.tower for one in described if (one.side, one.view, one.crops, one.complete) == ("visual", "pooled", 1, True)]
     folders = sorted((storage.cache_folder() / "backbones").glob("*/preprocessor_config.json"))
     known = [*cached, *(folder.parent.name for folder in folders)] if _installed("transformers") else []
-    known += [name for name in published_backbones.CATALOG if published_backbones.is_at_hand(name)]
+    known += [name for name in published_files.CATALOG if published_files.is_at_hand(name)]
     return PREFERRED if PREFERRED in known else next(iter(known), None)
 
 
