@@ -73,6 +73,12 @@ def test_several_protocols_are_each_as_if_alone_and_the_items_are_encoded_once(t
     assert flat["protocols"] == {result.protocol: result.to_json() for result in alone}
 
 
+def test_any_row_can_be_set_beside_a_result(trained):
+    assert visavis.evaluate(trained.folder, published="unified/2/clip-coco").published.address == "unified/2/clip-coco"
+    with pytest.raises(visavis.errors.VisavisError, match=r"cocos/2/vse\+\+-coco-triplet counts a training .* visavis diagnose"):
+        visavis.evaluate(trained.folder, published="cocos/2/vse++-coco-triplet")
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [

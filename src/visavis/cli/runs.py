@@ -72,6 +72,9 @@ def evaluate(
         typer.Option("--average/--single", help="The mean of the scores of both networks, where a run trained two; default the recipe's."),
     ] = None,
     base: Annotated[bool, typer.Option("--base", help="Also the CLIP or SigLIP model that the training began with.")] = False,
+    published: Annotated[
+        str | None, typer.Option(help="A row of a paper's table to set beside it, such as unified/2/clip-coco; default the run's own.")
+    ] = None,
     memory: Memory = None,
     json: Json = False,
 ) -> None:
@@ -89,6 +92,7 @@ def evaluate(
             semantics=semantics,
             average=average,
             base=base,
+            published=published,
             memory=memory,
             progress=progress,
         )

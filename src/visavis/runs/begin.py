@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from visavis import objectives, spec, storage, supervision
-from visavis.errors import RunError, StorageError, VisavisError
+from visavis.errors import RecipeError, RunError, StorageError, VisavisError
 from visavis.evaluation import Evaluation
 from visavis.metrics.recall import random_rsum
 from visavis.models.average import Average
@@ -74,7 +74,9 @@ def begin_run(name: str | Path, overrides: dict[str, Any], out: str | Path | Non
 
 
 def begin_recipe(recipe: Recipe, out: str | Path | None, progress: Progress) -> Trained:
-    """``begin_run`` by a recipe at hand."""
+    """``begin_run`` by a recipe at hand. Raises RecipeError for an ensemble, which is no single run."""
+    if recipe.members:
+        raise RecipeError(f"{recipe.name} is an ensemble of {', '.join(recipe.members)}, which visavis train makes a run each of.")
     check_published(recipe.published)
     if out is not None:
         _refuse_run(Path(out))

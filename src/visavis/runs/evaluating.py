@@ -37,8 +37,8 @@ def evaluate_runs(
 ) -> Evaluation:
     """The best model of a run on a split, of its own data or of others; of several runs, by the mean of their scores.
 
-    Each model encodes what it reads itself. average: both networks of a run; None: as its recipe says. Raises RunError for an average of a run that trained one
-    network, for runs that are evaluated by different rules where none are given, and on different captions.
+    Each model encodes what it reads itself. average: both networks of a run; None: as its recipe says. Raises RunError for an average of
+    a run that trained one network, for runs that are evaluated by different rules where none are given, and on different captions.
     """
     recipes = recipes_of(folders, data, memory)
     split = agreed(recipes, "evaluation.test", split)

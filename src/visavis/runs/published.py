@@ -44,6 +44,15 @@ def beside_published(result: Evaluation, recipe: Recipe) -> Evaluation:
     return replace(result, report=recipe.evaluation.report, published=row if row and row.protocol else None)
 
 
+def beside_row(result: Evaluation, address: str) -> Evaluation:
+    """A result with a row of a table to be set beside it, whatever made it. Raises RecipeError for no such row, and for one that measures nothing."""
+    check_published(address)
+    row = published_rows().get(address)
+    if row is None or not row.protocol:
+        raise RecipeError(f"{address} counts a training and measures no model: visavis diagnose sets its figures beside a run's.")
+    return replace(result, published=row)
+
+
 def counted_rows(address: str) -> list[Published]:
     """The rows with counts of a training that stand for what a recipe names: that row, or those of the paper with the same number.
 

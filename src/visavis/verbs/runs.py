@@ -81,6 +81,7 @@ def evaluate(
     semantics: str = "reference",
     average: bool | None = None,
     base: bool = False,
+    published: str | None = None,
     memory: Memory = None,
     progress: Progress | None = None,
 ) -> Evaluation:
@@ -94,13 +95,16 @@ def evaluate(
     released code of the Ladder loss: tau-b over the first caption of each image. "paper", that of its text: tau-a over all
     captions, under keys of its own (``i2t_cs_at_100_paper``). average: the mean of the scores of both networks, for a run of
     NoisySupervision, which trains two, or of each of several. base: also the CLIP or SigLIP model that the training began with, as the
-    ``base`` of the result. memory: the most that blocks of scores may take, in bytes or as "2GiB";
+    ``base`` of the result. published: a row of a paper's table to set beside the result, such as "unified/2/clip-coco"; default the
+    run's own. memory: the most that blocks of scores may take, in bytes or as "2GiB";
     default the recipe's, else a quarter of the free memory.
     """
     from visavis.runs.evaluating import beside_base, evaluate_runs
+    from visavis.runs.published import beside_row
 
     runs, data, progress = _paths(run), None if data is None else str(data), progress or Silent()
     result = evaluate_runs(runs, protocol, split, data, progress, degrees, semantics, memory, average=average)
+    result = result if published is None else beside_row(result, published)
     return beside_base(result, runs, split, data, progress, memory) if base else result
 
 
