@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +13,7 @@ from PIL import Image
 import visavis
 from visavis.data.reading import open_dataset
 from visavis.errors import RecipeError
-from visavis.models import CATALOG
+from visavis.models import CATALOG, small_cnn
 from visavis.models.caching import store_folder
 from visavis.models.pixel_source import CROPS
 from visavis.models.preprocessing import Preprocessing
@@ -93,6 +96,35 @@ def test_the_grid_is_left_out_by_chances_of_each_image():
     assert abs(shares.mean() - 0.2 * (1 - 0.2**2) / 2) < 0.01
     assert shares.max() < 0.4
 
+
+def test_heads_read_the_own_vector_of_an_encoder_and_its_width(scenes, monkeypatch, tmp_path):
+    """Of VGG19 it is wider than a region; here of a network whose vector is narrower."""
+
+    class Narrow(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Conv2d(3, 6, 8, 8)
+
+        def forward(self, pixel_values):
+            grid = self.layer(pixel_values)
+            return SimpleNamespace(last_hidden_state=grid, pooler_output=grid.amax((2, 3))[:, :4])
+
+    monkeypatch.setattr(small_cnn.SmallCNN, "__new__", lambda kind: Narrow())
+    (tmp_path / "heads.toml").write_text(HEADS)
+    visavis.train(tmp_path / "heads.toml", data=scenes, out=tmp_path / "run")
+    config = json.loads((tmp_path / "run/model/config.json").read_text())["architecture"]
+    assert (config["visual_width"], config["backbone"]) == (4, "small-cnn")
+    assert visavis.load(tmp_path / "run").encode_images([noise(30, 30)]).shape == (1, 8)
+
+
+HEADS = """
+name = "heads"
+visual = { tower = "small-cnn", view = "pixels", size = 32 }
+text = { tower = "minilm", view = "pooled" }
+model = { kind = "Heads", width = 8, hidden = 8 }
+training = { batch_size = 20, probe_batches = 1, threads = 1 }
+phases = [{ epochs = 1, objective = "Triplet()", trainable = ["visual", "text"] }, { epochs = 1, objective = "TripletHN()", start_from = "best" }]
+"""
 
 RECIPE = """
 name = "grid"
