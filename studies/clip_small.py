@@ -27,6 +27,7 @@ from visavis import storage
 from visavis.data.scenes import write_scenes
 from visavis.errors import VisavisError
 from visavis.models.clip import export
+from visavis.training.stopping import Stopped
 
 SIZE = 64
 WIDTH = 128
@@ -154,3 +155,5 @@ if __name__ == "__main__":
         main()
     except VisavisError as error:
         sys.exit(str(error))
+    except Stopped as stopped:
+        sys.exit(f"Stopped in {stopped}; everything is saved: give the same command to go on.")

@@ -44,7 +44,8 @@ def merge_adapters(adapted: nn.Module, plain: nn.Module) -> None:
     """Add the updates of a model's adapters to the weights of the same model without them."""
     for name, module in adapted.named_modules():
         if hasattr(module, "get_delta_weight"):
-            plain.get_submodule(name).weight += module.get_delta_weight("default")
+            weight = plain.get_submodule(name).weight
+            weight += module.get_delta_weight("default").to(weight.device)
 
 
 def _fix(module: nn.Module) -> None:
