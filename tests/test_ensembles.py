@@ -1,6 +1,7 @@
 """Several runs as one: the mean of score matrices of models that read different features, on the command line and in Python."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -95,3 +96,11 @@ def test_runs_on_other_data_or_by_other_rules_are_refused(runs, scenes, tmp_path
     assert visavis.evaluate([runs[0], tmp_path / "val"], split="val").num_images == 8
     with pytest.raises(RunError, match="no peer: it trained one network"):
         visavis.evaluate(runs, average=True)
+
+
+def test_a_run_that_lost_its_recipe_is_evaluated_on_data_that_are_named(runs, scenes, tmp_path):
+    for run in runs:
+        shutil.copytree(run / "model", tmp_path / run.name / "model")
+        assert visavis.evaluate(tmp_path / run.name, data=scenes).metrics == visavis.evaluate(run).metrics
+    with pytest.raises(RunError, match="brings no data: name a data set with --data"):
+        visavis.evaluate(tmp_path / run.name)

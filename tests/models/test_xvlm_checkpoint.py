@@ -10,8 +10,12 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+import visavis
 from visavis.cli import app
-from visavis.errors import DataError
+from visavis.data import open_dataset
+from visavis.data.scenes import write_scenes
+from visavis.errors import DataError, RunError
+from visavis.evaluation import rank_scores
 from visavis.models.foreign import open_model
 from visavis.models.xvlm_checkpoint import convert_checkpoint
 
@@ -115,6 +119,21 @@ def test_the_command_says_what_a_recipe_says(bert, tmp_path):
     assert sections["visual"] == {"tower": str(tmp_path / "one" / "visual"), "view": "pixels"}
     assert sections["model"]["pretrained"] == str(tmp_path / "one" / "fusion.safetensors")
     assert json.loads(CliRunner().invoke(app, [*command, str(tmp_path / "two"), "--json"]).stdout)["model"]["fusion_layers"] == 2
+
+
+def test_a_converted_model_is_evaluated_and_searched_as_it_is(bert, tmp_path):
+    torch.save(published(), tmp_path / "xvlm.pth")
+    convert_checkpoint(tmp_path / "xvlm.pth", tmp_path / "out", text=str(bert))
+    scenes = write_scenes(tmp_path / "scenes", num_train=4, num_val=4, num_test=6, captions_per_image=2, size=32)
+    result = visavis.evaluate(tmp_path / "out", data=scenes)
+    test = open_dataset(scenes).split("test")
+    model = visavis.load(tmp_path / "out")
+    scores = model.score([image.open() for image in test.images], test.captions)
+    expected = rank_scores(scores.float(), torch.arange(6), torch.from_numpy(test.image_of))
+    assert result.metrics["t2i_meanr"] == expected.metrics["t2i_meanr"]
+    assert len(visavis.search(tmp_path / "out", "a red circle", inside=scenes, top=3)) == 3
+    with pytest.raises(RunError, match="was not trained here and brings no data: name a data set with --data"):
+        visavis.evaluate(tmp_path / "out")
 
 
 def left_out(name):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,14 @@ from visavis import storage
 from visavis.errors import DataError
 from visavis.models.foreign import open_config, open_model, read_tensors_alone
 from visavis.models.pretrained import FILES, model_folder
+from visavis.models.processor import Processor
+from visavis.models.tokenizing import PretrainedTokenizer
+from visavis.models.towers import TowerSpec
+from visavis.models.xvlm import XVLM
 from visavis.models.xvlm_names import LEFT_OUT, Targets, published_names
 
-VISUAL, TEXT, REST = "visual", "text", "fusion.safetensors"
-"""What a converted checkpoint consists of: two folders of transformers, and a file that ``XVLM`` begins with."""
+VISUAL, TEXT, REST, MODEL = "visual", "text", "fusion.safetensors", "model"
+"""What a converted checkpoint consists of: two folders of transformers, a file that ``XVLM`` begins with, and the whole as it is."""
 TABLE = "relative_position_bias_table"
 PICTURES = {
     "do_resize": True,
@@ -94,9 +98,30 @@ def convert_checkpoint(
             storage.write_tensors(folder / part / "model.safetensors", made[part], for_transformers=True)
             open_model(folder / part)
         storage.write_tensors(folder / REST, made[REST])
-    fusion_layers = sum(name.endswith("crossattention.self.query.weight") for name in names)
-    temperature = tensors["temp"].item() if "temp" in tensors else 0.07
-    return ConvertedModel(Path(out), fusion_layers, len(tensors["vision_proj.weight"]), round(temperature, 6))
+        fusion_layers = sum(name.endswith("crossattention.self.query.weight") for name in names)
+        temperature = tensors["temp"].item() if "temp" in tensors else 0.07
+        converted = ConvertedModel(Path(out), fusion_layers, len(tensors["vision_proj.weight"]), round(temperature, 6))
+        _write_model(folder, converted)
+    return converted
+
+
+def _write_model(written: Path, converted: ConvertedModel) -> None:
+    """The model itself, of folders that lie elsewhere while they are written."""
+    tokens, width = PretrainedTokenizer.open(written / TEXT), open_config(written / VISUAL).hidden_size
+    config = XVLM.Config(
+        backbone=str(written / VISUAL),
+        text_backbone=str(written / TEXT),
+        pretrained=str(written / REST),
+        visual_width=width,
+        text_width=len(tokens),
+        fusion_layers=converted.fusion_layers,
+        width=converted.width,
+        temperature=converted.temperature,
+    )
+    matcher = XVLM(config)
+    visual, text = (str(converted.folder.resolve() / part) for part in (VISUAL, TEXT))
+    matcher.config = replace(config, backbone=visual, text_backbone=text, pretrained="")
+    Processor(TowerSpec("visual", visual, "grid"), None, None, text).save(matcher, written / MODEL)
 
 
 def read_checkpoint(file: Path) -> dict[str, Tensor]:
