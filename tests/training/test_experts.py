@@ -164,6 +164,27 @@ def test_stored_features_of_captions_that_do_not_fit_are_one_sentence(recipe, te
 
 
 @pytest.mark.parametrize(
+    ("widths", "sentence"),
+    [
+        (
+            {"appearance": 6, "sound": 5},
+            r"trained on appearance \(6\), sound \(6\) of images, and here are appearance \(6\), sound \(5\): name those",
+        ),
+        ({"appearance": 6}, r"and here are appearance \(6\): name those that it was trained on"),
+    ],
+)
+def test_a_model_reads_only_experts_as_it_was_trained_on(recipe, store, widths, sentence):
+    visavis.train(recipe, out=store / "run")
+    shutil.rmtree(store / "experts")
+    with new_experts(store / "experts", widths) as writer:
+        for number in range(60):
+            writer.append(f"video{number}", {name: np.ones(width) for name, width in widths.items()})
+    for use in (lambda: visavis.evaluate(store / "run", split="val"), lambda: visavis.search(store / "run", "a dog")):
+        with pytest.raises(RunError, match=sentence):
+            use()
+
+
+@pytest.mark.parametrize(
     ("overrides", "error", "sentence"),
     [
         ({"visual.features": ""}, RecipeError, 'visual.view = "experts" reads the store of experts that visual.features names'),

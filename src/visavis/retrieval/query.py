@@ -30,7 +30,7 @@ from visavis.models.retriever import Retriever
 from visavis.models.scoring import score_all
 from visavis.progress import Progress
 from visavis.runs.ensemble import check_same_captions, members_of, recipes_of
-from visavis.training.inputs import open_data, visual_features
+from visavis.training.inputs import check_widths, open_data, visual_features
 
 BATCH = 256
 
@@ -71,6 +71,7 @@ def search_images(runs: Sequence[Path], query: str, inside: Path | None, top: in
         places[run] = open_data(recipe, progress, skip_bad=True)
         check_same_captions(places)
         stored, _ = visual_features(recipe, places[run], progress)
+        check_widths(models[run].matcher.config, stored, None, run)
         scores.append(similarities(models[run], places[run], query, progress, stored))
     return best(scores, places[runs[0]], top, progress)
 

@@ -16,7 +16,7 @@ from visavis.progress import Progress
 from visavis.runs.record import Record
 from visavis.runs.zero_shot import zero_shot_recipe
 from visavis.training.data_module import DataModule, open_data_module
-from visavis.training.inputs import PRECOMP
+from visavis.training.inputs import PRECOMP, check_widths
 from visavis.training.recipe import Recipe, build_recipe
 from visavis.training.run_files import RunFiles
 
@@ -37,6 +37,7 @@ def open_run(folder: Path, recipe: Recipe, progress: Progress) -> tuple[DataModu
         device = "cpu"
     model = Retriever.load(folder, device=device)
     data_module = open_data_module(recipe, progress, model.processor)
+    check_widths(model.matcher.config, data_module.visual, data_module.text, folder)
     if (environment := RunFiles(folder).environment).exists():
         Record.read(environment).check_encoders(data_module, folder, progress)
     return data_module, model.matcher

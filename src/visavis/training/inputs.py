@@ -17,8 +17,8 @@ from visavis.data.loader import Features
 from visavis.data.own_features import ArrayFeatures, PrecompFeatures
 from visavis.data.reading import data_folder, find_file, find_source, is_there, open_dataset
 from visavis.data.region_features import RegionFeatures
-from visavis.errors import DataError, RecipeError
-from visavis.models.base import vectors
+from visavis.errors import DataError, RecipeError, RunError
+from visavis.models.base import MatcherConfig, vectors
 from visavis.models.caching import cache_features
 from visavis.models.processor import Processor
 from visavis.models.towers import TowerSpec
@@ -131,6 +131,16 @@ def text_features(
         return None, Processor(visual, None, None, text.tower, tokenizer_folder=trained.tokenizer_folder if trained else None)
     tower = TowerSpec("text", text.tower, text.view)
     return cache_features(data, tower, on_progress=_told(progress, "caption features")), Processor(visual, tower, None)
+
+
+def check_widths(config: MatcherConfig, visual: Features | None, text: Features | None, model: Path) -> None:
+    """Raise RunError unless features are as wide as those that a model was trained on."""
+    for what, store, width in (("images", visual, config.visual_width), ("captions", text, config.text_width)):
+        own = getattr(config, "experts", None) if isinstance(store, ExpertStore) else {"features": width}
+        here = store.widths if isinstance(store, ExpertStore) else store and {"features": store.width}
+        if here and here != own:
+            before, now = (", ".join(f"{name} ({wide})" for name, wide in (widths or {}).items()) for widths in (own, here))
+            raise RunError(f"{model} was trained on {before} of {what}, and here are {now}: name those that it was trained on.")
 
 
 def _vocabulary(train: Dataset, min_count: int) -> Vocabulary:
