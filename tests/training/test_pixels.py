@@ -38,6 +38,7 @@ def test_ten_crops_are_drawn_by_the_picture_itself():
     windows = {(top, left): whole[:, top : top + 14, left : left + 14] for top in range(3) for left in range(3)}
     places = [[place for place, window in windows.items() if torch.equal(window, crop)] for crop in drawn]
     assert all(len(place) == 1 for place in places) and len({place[0] for place in places}) > 1, "windows of the picture, not all the same"
+    assert {index for place in places for index in place[0]} == {0, 1, 2}, "up to the edges"
     assert not torch.equal(preprocessing(noise(16, 16, 1), 10, drawn=True), drawn)
     assert preprocessing(noise(50, 20), 10, drawn=True).shape == (10, 3, 14, 14)
 
