@@ -107,8 +107,8 @@ class Preprocessing:
             picture = picture.convert("RGB").resize((round(TEN_CROP_MARGIN * crop[1]), round(TEN_CROP_MARGIN * crop[0])), self.resample)
             seed = int.from_bytes(hashlib.sha256(picture.tobytes()).digest()[:7])
             generator, spare = torch.Generator().manual_seed(seed), (picture.height - crop[0], picture.width - crop[1])
-            places = torch.stack([torch.randint(pixels + 1, (crops,), generator=generator) for pixels in spare], 1)
-            shares = ((places + 0.5) / torch.tensor(spare).clamp(min=1)).tolist()
+            corners = torch.stack([torch.randint(pixels + 1, (crops,), generator=generator) for pixels in spare], 1)
+            shares = ((corners + 0.5) / torch.tensor(spare).clamp(min=1)).tolist()
             return torch.stack([self._window(picture, crop, down, right) for down, right in shares])
         picture = self._resized(picture, TEN_CROP_MARGIN, crop)
         places = [(0.5, 0.5), (0, 0), (0, 1), (1, 0), (1, 1)]
