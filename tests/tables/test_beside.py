@@ -73,6 +73,14 @@ def test_several_protocols_are_each_as_if_alone_and_the_items_are_encoded_once(t
     assert flat["protocols"] == {result.protocol: result.to_json() for result in alone}
 
 
+def test_a_figure_that_was_not_measured_is_no_number(trained, capsys):
+    result = visavis.evaluate(trained.folder, published="ladder/4/cvse++-res152-l3")
+    figures = result.to_json()["published"]["published"]
+    assert figures["i2t_cs_at_200"] == {"published": 0.274, "reached": None, "difference": None}
+    line = next(line for line in said(result, print_evaluation, capsys).splitlines() if line.startswith("image to text CS@200"))
+    assert line.split() == ["image", "to", "text", "CS@200", "0.274", "-", "-"]
+
+
 def test_any_row_can_be_set_beside_a_result(trained):
     assert visavis.evaluate(trained.folder, published="unified/2/clip-coco").published.address == "unified/2/clip-coco"
     with pytest.raises(visavis.errors.VisavisError, match=r"cocos/2/vse\+\+-coco-triplet counts a training .* visavis diagnose"):

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 import visavis
+from visavis.cli.output import print_trained
 from visavis.errors import RecipeError, VisavisError
 from visavis.evaluation.published import Published, metric_of
 from visavis.runs.published import published_rows
 from visavis.training.members import member_recipes
 from visavis.training.recipe_files import read_recipe, tables
 
-from .toy import one_step, toy
+from .toy import one_step, overrides, toy
 
 ROWS = published_rows()
 TRAINABLE = [address for address, row in ROWS.items() if not row.absent]
@@ -50,6 +51,15 @@ def test_a_row_of_each_kind_builds_and_takes_a_step_of_each_phase(address, toys)
 @pytest.mark.parametrize("address", TRAINABLE)
 def test_every_row_builds_and_takes_a_step_of_each_phase(address, toys):
     check(address, toys)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("address", kinds().values())
+def test_a_row_of_each_kind_is_trained_and_evaluated_and_printed_beside_its_figures(address, toys, tmp_path, capsys):
+    trained = visavis.train(address, out=tmp_path / "run", overrides=overrides(address, toys))
+    print_trained(trained)
+    assert not ROWS[address].protocol or re.search("published +reached +difference", capsys.readouterr().out)
+    assert visavis.evaluate(trained.folder).metrics == trained.test.metrics
 
 
 def check(address: str, toys: Path) -> None:

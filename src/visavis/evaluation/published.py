@@ -47,23 +47,22 @@ class Published:
         return {name: getattr(self, name) for name in facts} | {"published": means | deviations}
 
     def differences(self, reached: Mapping[str, float | None]) -> list[Difference]:
-        """Published and reached, for every figure of the row that was measured."""
-        found = [(key, mean, deviation, reached.get(key)) for key, (mean, deviation) in self.values.items()]
-        return [Difference(key, mean, deviation, value) for key, mean, deviation, value in found if value is not None]
+        """Published and reached, for every figure of the row."""
+        return [Difference(key, mean, deviation, reached.get(key)) for key, (mean, deviation) in self.values.items()]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One figure: as published, and as reached."""
+    """One figure: as published, and as reached; None where that was not measured, such as CS@1000 on fewer images."""
 
     key: str
     published: float
     deviation: float | None
-    reached: float
+    reached: float | None
 
     @property
-    def difference(self) -> float:
-        return self.reached - self.published
+    def difference(self) -> float | None:
+        return None if self.reached is None else self.reached - self.published
 
     def to_json(self) -> dict[str, Any]:
         spread = {} if self.deviation is None else {"std": self.deviation}

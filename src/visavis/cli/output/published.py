@@ -34,8 +34,13 @@ def print_differences(result: Evaluation) -> None:
     for column in ("", "published", "reached", "difference"):
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     for found in row.differences(reached.measured):
-        numbers = _figure(found.key, found.published, found.deviation), _number(found.key, found.reached)
-        table.add_row(_title(found.key), *numbers, f"{'+' if found.difference >= 0 else ''}{_number(found.key, found.difference)}")
+        reached_here = ["-", "-"]
+        if found.reached is not None and found.difference is not None:
+            reached_here = [
+                _number(found.key, found.reached),
+                f"{'+' if found.difference >= 0 else ''}{_number(found.key, found.difference)}",
+            ]
+        table.add_row(_title(found.key), _figure(found.key, found.published, found.deviation), *reached_here)
     console.print()
     console.print(table)
     console.print(f"Published: {escape(row.address)}{', cited there' if row.cited else ''}: {escape(row.source)}.", soft_wrap=True)
