@@ -27,7 +27,7 @@ SERVES = {
     "lora": "visavis train: CLIP with low-rank adapters",
     "report": "visavis demo, coherence, relevance: pictures",
     "noise": "visavis train: NoisySupervision",
-    "video": "visavis data convert, features, train, search: .h5 files, video files",
+    "video": "visavis features, train, search: video files, and .h5 of features",
     "dev": "tests and checks of visavis itself",
 }
 """The commands that need an extra, and what for."""
