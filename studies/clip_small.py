@@ -142,8 +142,8 @@ def table(before: tuple[float, dict[int, float]], reached: dict[str, list[tuple[
     for row, measures in reached.items():
         left, gains = zip(*measures, strict=True)
         kept = 100 * statistics.mean(left) / old
-        share = 100 * statistics.mean(gains) / full
-        yield f"| clip/{row} | {spread(left)} | {kept:.0f} % | {spread(gains)} | {share:.0f} % |"
+        share = f"{100 * statistics.mean(gains) / full:.0f} %" if full > 0 else "full tuning gains nothing"
+        yield f"| clip/{row} | {spread(left)} | {kept:.0f} % | {spread(gains)} | {share} |"
 
 
 def spread(values: tuple[float, ...]) -> str:
