@@ -8,8 +8,7 @@
 """
 
 from visavis.evaluation.coherence import Coherence, coherence_of
-from visavis.evaluation.of_data import evaluate_data
 from visavis.evaluation.protocols import CATALOG, Protocol
 from visavis.evaluation.result import Evaluation, evaluate, evaluate_listed, rank_scores
 
-__all__ = ["CATALOG", "Coherence", "Evaluation", "Protocol", "coherence_of", "evaluate", "evaluate_data", "evaluate_listed", "rank_scores"]
+__all__ = ["CATALOG", "Coherence", "Evaluation", "Protocol", "coherence_of", "evaluate", "evaluate_listed", "rank_scores"]

@@ -14,7 +14,7 @@ from visavis.errors import DataError, ShapeError, SpecError, shown
 from visavis.evaluation.protocols import named
 from visavis.memory import Memory, parse_memory
 from visavis.metrics import arguments
-from visavis.metrics.arguments import Form, Ties, choice, count, door, instance, table
+from visavis.metrics.arguments import Form, choice, count, door, instance, table
 from visavis.spec import parse
 from visavis.types import Direction, Encoded
 
@@ -92,7 +92,6 @@ FORMS: dict[str, Form] = arguments.FORMS | {
     "data": partial(instance, Dataset, "a data set as visavis.data.open_dataset gives it"),
     "degrees": estimator,
     "protocol": lambda value, _: named(value),
-    "ties": lambda value, name: None if value is None else choice(Ties)(value, name),
     "ks": counts,
     "tile": tile,
     "memory": memory,

@@ -34,15 +34,17 @@ Form = Callable[[Any, str], Any]
 
 
 def door(forms: Mapping[str, Form]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator: each argument whose name is among the forms passes through its form; others pass as they are."""
+    """A decorator: each argument whose name is among the forms passes through its form; others, and None where it is the default, as they are."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(function)
+        optional = {name for name, parameter in signature.parameters.items() if parameter.default is None}
 
         @wraps(function)
         def enter(*args: P.args, **kwargs: P.kwargs) -> R:
             given = signature.bind(*args, **kwargs)
-            given.arguments.update({name: forms[name](value, name) for name, value in given.arguments.items() if name in forms})
+            passing = {name for name, value in given.arguments.items() if name in forms and not (value is None and name in optional)}
+            given.arguments.update({name: forms[name](given.arguments[name], name) for name in passing})
             return function(*given.args, **given.kwargs)
 
         return enter

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from visavis.errors import RunError
-from visavis.evaluation import Evaluation, evaluate_data
-from visavis.evaluation.of_data import read_by
+from visavis.evaluation import Evaluation
+from visavis.evaluation.of_data import evaluate_data, read_by
 from visavis.evaluation.protocols import all_named
 from visavis.memory import Memory
 from visavis.models.average import Average, joined

@@ -15,8 +15,8 @@ from visavis.data.experts import ExpertStore
 from visavis.data.loader import Features, Loader, Plan, Rows, Source, Tokens
 from visavis.data.standardization import Standardization
 from visavis.errors import RecipeError, VisavisError, nearest
-from visavis.evaluation import Evaluation, evaluate_data
-from visavis.evaluation.of_data import read_by
+from visavis.evaluation import Evaluation
+from visavis.evaluation.of_data import evaluate_data, read_by
 from visavis.evaluation.protocols import Protocol, all_named
 from visavis.models import CATALOG, Matcher
 from visavis.models.base import evaluating, vectors

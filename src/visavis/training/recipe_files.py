@@ -155,8 +155,9 @@ def _changed_phases(phases: Any, changes: Values, where: str) -> list[Any]:
     phases = list(phases)
     for number, change in changes.items():
         phase = phase_at(phases, number, f"phases.{number}", where)
-        if not isinstance(change, dict):
-            raise RecipeError(f"{where}: phases.{number} is {change!r}, expected a table of what is different in that phase.")
+        for table in (phase, change):
+            if not isinstance(table, dict):
+                raise RecipeError(f"{where}: phases.{number} is {table!r}, expected a table of what is different in that phase.")
         phases[int(number)] = _merged_tables(phase, change)
     return phases
 
