@@ -47,11 +47,11 @@ PRETRAINING: dict[str, Any] = {
 }
 TUNING: dict[str, Any] = {"training.batch_size": 50, "training.probe_batches": 1, "epochs": 15}
 RATES = {
-    "linear": (5e-4, 2e-3, 8e-3),
-    "full": (1e-4, 3e-4, 1e-3),
-    "wise": (1e-4, 3e-4, 1e-3),
-    "lora": (1e-3, 3e-3, 1e-2),
-    "small-data": (1e-3, 3e-3, 1e-2),
+    "linear": (1e-4, 5e-4, 2e-3),
+    "full": (3e-4, 1e-3, 3e-3),
+    "wise": (3e-4, 1e-3, 3e-3),
+    "lora": (3e-3, 1e-2, 3e-2),
+    "small-data": (3e-3, 1e-2, 3e-2),
 }
 """The rates that a row chooses from, on validation; the recipes' own are for models a hundred times wider in all."""
 

@@ -104,3 +104,14 @@ def test_a_run_that_lost_its_recipe_is_evaluated_on_data_that_are_named(runs, sc
         assert visavis.evaluate(tmp_path / run.name, data=scenes).metrics == visavis.evaluate(run).metrics
     with pytest.raises(RunError, match="brings no data: name a data set with --data"):
         visavis.evaluate(tmp_path / run.name)
+
+
+def test_an_ensemble_where_one_run_is_meant_is_a_sentence_with_the_names_of_its_runs(tmp_path):
+    folder = tmp_path / "both"
+    for name in ("a", "b"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "run.toml").touch()
+    (folder / "ensemble.toml").touch()
+    for call in (visavis.diagnose, lambda run: visavis.explain(run, "a.jpg", "a dog")):
+        with pytest.raises(RunError, match=r"both is an ensemble of a and b: name one of these runs, such as .*a"):
+            call(folder)

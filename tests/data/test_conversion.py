@@ -259,3 +259,11 @@ def test_published_files_go_all_the_way_to_a_ranking(ce, tmp_path):
     assert (trained.test.num_images, trained.test.num_texts) == (5, 5)
     pairs = Protocol(name="pairs", description="", num_images=5, captions_per_image=1, ties="mean")
     assert visavis.evaluate(tmp_path / "run", protocol=pairs).ties == "mean"
+
+
+@pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", "", ".hidden"])
+def test_a_name_that_would_lead_out_of_the_folder_is_refused(tmp_path, name):
+    (tmp_path / "words.pkl").write_bytes(pickle.dumps({"video0": np.ones((2, 3), np.float32)}))
+    with pytest.raises(DataError, match="expected NAME=PATH"):
+        visavis.data_convert([f"{name}={tmp_path / 'words.pkl'}"], out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()

@@ -52,6 +52,13 @@ def picture(tmp_path):
     return path
 
 
+def test_a_model_that_reads_pixels_answers_by_the_regions_of_its_encoder():
+    matcher = matcher_of("VSEInfinity", visual_view="pixels", visual_width=256, backbone="small-cnn")
+    with torch.inference_mode():
+        attention = matcher.attention(Encoded(torch.randn(1, 3, 64, 64)), WORDS.encode(["a red circle"]))
+    assert attention.weights.shape == (5, 16)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_regions_that_answered_a_word_are_those_that_the_score_is_made_of(kind):
     matcher = matcher_of(kind)

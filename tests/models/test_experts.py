@@ -17,7 +17,7 @@ from visavis.models.gating import CollaborativeGating, GatedEmbedding
 from visavis.models.layers import PresentBatchNorm
 from visavis.models.net_vlad import NetVLAD
 from visavis.models.scoring import score_all
-from visavis.objectives import InfoNCE, MaxMargin, Unified
+from visavis.objectives import VLC, InfoNCE, MaxMargin, Triplet, Unified
 from visavis.probe import measure_cost
 from visavis.types import Encoded, concatenate
 
@@ -200,6 +200,17 @@ def test_batch_norm_of_those_present_is_batch_norm_of_those_alone():
         torch.testing.assert_close(ours(items, few)[few], theirs.eval()(items[few]))
     assert torch.equal(ours.running_mean, before)
     torch.testing.assert_close(ours.eval()(items)[:, 0], theirs(items[:, 0]))
+
+
+@pytest.mark.parametrize("objective", [Triplet(), VLC(), Unified()])
+def test_a_video_without_any_expert_gives_finite_gradients(objective):
+    matcher = MATCHERS["CE tokens"].train()
+    matcher.zero_grad()
+    items = videos(5)
+    items = Encoded(items.vectors, {name: mask & (torch.arange(5) > 0)[:, None] for name, mask in items.mask.items()}).to(torch.float32)
+    text = Encoded(torch.randint(1, 9, (5, 4)), torch.ones(5, 4, dtype=torch.bool))
+    PairLoss(objective, score=matcher.score)(matcher.encode_visual(items), matcher.encode_text(text)).backward()
+    assert all(parameter.grad.isfinite().all() for parameter in matcher.parameters() if parameter.grad is not None)
 
 
 @every_matcher

@@ -247,3 +247,9 @@ def test_a_model_may_be_written_as_a_table_or_as_a_text():
     assert read_recipe("demo", {"model": "VSE++"}).model == {"kind": "VSE++"}
     with pytest.raises(RecipeError, match=r"'VSE\+\+\(width' is not of the form"):
         read_recipe("demo", {"model": "VSE++(width"})
+
+
+def test_a_table_of_facts_is_for_the_papers_tables_alone(tmp_path):
+    (tmp_path / "mine.toml").write_text(BASE + '[table]\nsource = "mine"\n')
+    with pytest.raises(RecipeError, match="table is not a key of recipes"):
+        read_recipe(tmp_path / "mine.toml")

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from visavis import storage
 from visavis.data.description import Description
-from visavis.data.experts import new_experts
+from visavis.data.experts import NAME, new_experts
 from visavis.data.features import FeatureWriter
 from visavis.data.hdf5 import ENDINGS, VideoFiles
 from visavis.data.msrvtt import captions_by_video
@@ -94,7 +94,12 @@ def _named(source: str | Path) -> tuple[str, Path]:
     name, equals, rest = text.partition("=")
     named = equals and not Path(text).exists()
     path = find_file(rest if named else text)
-    return name if named else re.sub(r"[^A-Za-z0-9._-]", "_", path.stem), path
+    name = name if named else re.sub(r"[^A-Za-z0-9._-]", "_", path.stem)
+    if not NAME.fullmatch(name):
+        raise DataError(
+            f"{text} would be called {name!r}: expected NAME=PATH, the name of letters, digits, . _ - and beginning with one of the first two."
+        )
+    return name, path
 
 
 def _write_experts(folder: Path, values: Values, videos: list[VideoFiles], progress: Progress) -> dict[str, tuple[int, int]]:

@@ -31,7 +31,8 @@ from visavis.errors import DataError, nearest
 from visavis.types import Encoded
 
 CONTENTS = "experts.json"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}")
+"""What stored features may be called: it is part of the name of a file."""
 _PART = 2**20  # vectors that are hashed at once
 
 
@@ -85,7 +86,7 @@ class ExpertStore:
             raise DataError(f"{folder} is no store of experts: it has no {CONTENTS}; make one with visavis data convert.")
         with damage():
             contents = storage.read_json(folder / CONTENTS, _Contents)
-            if wrong := next((name for name in contents.widths if not _NAME.fullmatch(name)), None):
+            if wrong := next((name for name in contents.widths if not NAME.fullmatch(name)), None):
                 raise storage.Damaged(f"{folder / CONTENTS} names the expert {wrong!r}, which cannot be the name of a file")
             experts = {name: _open(folder, name, width, len(contents.items)) for name, width in contents.widths.items()}
         _verify(folder, contents, experts)
@@ -184,7 +185,7 @@ def new_experts(folder: str | Path, widths: Mapping[str, int]) -> Iterator[Exper
     """
     folder = Path(folder)
     for name, width in widths.items():
-        if not _NAME.fullmatch(name) or name.endswith(".offsets") or width < 1:
+        if not NAME.fullmatch(name) or name.endswith(".offsets") or width < 1:
             raise DataError(
                 f"the expert {name!r} of width {width} cannot be stored: expected letters, digits, . _ - and a width of 1 or more."
             )

@@ -19,7 +19,7 @@ from visavis.models import CATALOG, Matcher
 from visavis.models.retriever import Retriever
 from visavis.models.towers import TowerSpec, seen_by
 from visavis.progress import Progress
-from visavis.runs.folder import open_run, recipe_of
+from visavis.runs.folder import open_run, recipe_of, refuse_ensemble
 from visavis.types import Encoded
 
 if TYPE_CHECKING:
@@ -70,7 +70,10 @@ def explained(run: Path, image: str, text: str, progress: Progress) -> Explanati
     """
     if not text.strip():
         raise VisavisError("the text is empty: write what the image may show, such as 'a dog runs on the beach'.")
+    refuse_ensemble(run)
     model = Retriever.load(run)
+    if model.processor.frames_per_second:
+        raise RunError(f"{run} reads videos, frame by frame, and what it attends to is drawn for models that read pictures alone.")
     if unknown := model.processor.unknown_words(text):
         progress.say(f"words that this model has not learned: {', '.join(unknown)}")
     visual, picture = _image(run, model, image, progress)

@@ -12,8 +12,8 @@ from torch import nn
 
 from visavis import storage
 from visavis.engine.scale import LearnedScale
-from visavis.errors import DataError
-from visavis.models.base import SCALE, GlobalMatcher, MatcherConfig, unit, vectors
+from visavis.errors import DataError, VisavisError
+from visavis.models.base import SCALE, GlobalMatcher, Matcher, MatcherConfig, unit, vectors
 from visavis.models.foreign import open_config, open_model, tried
 from visavis.models.lora import add_adapters, merge_adapters
 from visavis.models.pretrained import FILES_BESIDE_WEIGHTS, model_folder, weights_checksum
@@ -106,11 +106,15 @@ class CLIP(GlobalMatcher):
         return unit(self.model.get_text_features(input_ids=vectors(items), attention_mask=mask).pooler_output)
 
 
-def export(matcher: CLIP, folder: str | Path) -> Path:
+def export(matcher: Matcher, folder: str | Path) -> Path:
     """Write a trained model as a folder of ``transformers``, adapters merged, with the tokenizer and preprocessing of its backbone.
 
-    It stands wherever a pretrained model does, here and elsewhere. Raises RefusedOverwrite if anything stands there.
+    It stands wherever a pretrained model does, here and elsewhere. Raises RefusedOverwrite if anything stands there, VisavisError for another matcher.
     """
+    if not isinstance(matcher, CLIP):
+        raise VisavisError(
+            f"a model of kind {matcher.name} is none of transformers: only CLIP and SigLIP models can be written as such a folder."
+        )
     base = _folder(matcher.config)
     model = open_model(base, dtype=torch.float32)
     if matcher.config.lora_rank:

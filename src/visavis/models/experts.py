@@ -122,11 +122,11 @@ class ExpertMatcher(Matcher):
 
     def score(self, visual: Encoded, text: Encoded) -> Tensor:
         (experts, present), (weighted, weights) = _with_weights(visual), _with_weights(text)
-        return experts.flatten(1) @ weighted.flatten(1).T / _not_zero(present @ weights.T)
+        return experts.flatten(1) @ weighted.flatten(1).T / (present @ weights.T).add_(_nothing(present))
 
     def score_pairs(self, visual: Encoded, text: Encoded) -> Tensor:
         (experts, present), (weighted, weights) = _with_weights(visual), _with_weights(text)
-        return (experts * weighted).sum((-2, -1)) / _not_zero((present * weights).sum(-1))
+        return (experts * weighted).sum((-2, -1)) / ((present * weights).sum(-1) + _nothing(present)[:, 0])
 
     def score_cost(self, visual: Encoded, text: Encoded) -> ScoreCost | None:
         """Products, sums of weights and their quotient; in training all of them, and a gradient of each."""
@@ -144,6 +144,6 @@ def _single(values: Tensor) -> Tensor:
     return values if values.dtype.itemsize >= 4 else values.float()
 
 
-def _not_zero(weights: Tensor) -> Tensor:
-    """Sums of weights to divide by; where there are none, there is nothing to divide either."""
-    return weights.clamp_min(torch.finfo(weights.dtype).tiny)
+def _nothing(present: Tensor) -> Tensor:
+    """1 for a video without any expert, else 0: ``[V, 1]``; added to sums of weights, so that its score and gradient are 0, not 0 / 0."""
+    return (present.sum(-1, keepdim=True) == 0).to(present.dtype)

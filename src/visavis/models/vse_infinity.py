@@ -100,6 +100,7 @@ class VSEInfinity(GlobalMatcher):
         """The score is a sum over regions and words, as far as nothing is mapped after pooling; a word's answer is what adds to it."""
         if self.config.hidden:
             return None
+        visual = self.backbone(vectors(visual)) if self.config.visual_view == "pixels" else visual
         regions = self.visual(vectors(visual))
         text = self.text_backbone(text)
         words = self.text(text) if self.config.text_view == "tokens" else self.text(vectors(text))

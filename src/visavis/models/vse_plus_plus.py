@@ -12,6 +12,7 @@ from visavis.models.layers import linear
 from visavis.models.pooling import max_pool, mean_pool
 from visavis.models.text import pool_words
 from visavis.models.words import WordsConfig, read_words
+from visavis.spec import require
 from visavis.types import Encoded
 
 
@@ -34,6 +35,10 @@ class VSEPlusPlus(GlobalMatcher):
         region_pool: Literal["max", "mean", "tower"] = "max"
         dropout: float = 0.0
         backbone: str = ""
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            require(self.region_pool != "tower" or self.visual_view == "pixels", self, "region_pool", 'max or mean: "tower" is for pixels')
 
         @property
         def tower_view(self) -> Literal["pooled", "grid"]:

@@ -37,7 +37,7 @@ class XVLM(GlobalMatcher):
     The upper layers of the BERT, which attend to all states of the image, tell of one pair whether it belongs together: ``second_stage``
     is the log-odds of that, by which the first ``rerank`` candidates of a query are ranked anew (0: none are). They learn as the
     matcher's own loss, beside any objective on the cosines: ITM, the cross-entropy of each pair that belongs together, and of each
-    image with a wrong text and each text with a wrong image, drawn by ``softmax(cosine / temperature)`` over the batch.
+    image with a wrong text and each text with a wrong image, drawn by ``softmax(cosine / temperature)`` over the batch, or by the learned scale.
     backbone: an image encoder of transformers (ViT, Swin), by folder or hub name. text_backbone: a BERT. fusion_layers: how many of its
     layers are the cross-modal encoder. width: of the unit vectors. scale: "learned" multiplies the cosines in training in place of
     the temperature of NTXent or InfoNCE, from 1 / temperature on. pretrained: the file of cross-attention, maps and ITM with which
@@ -159,7 +159,8 @@ class XVLM(GlobalMatcher):
         """
         own = targets.positive.long().argmax(0)
         with torch.no_grad():
-            scores = self.score(visual, text).float() / self.config.temperature
+            scale = 1 / self.config.temperature if self.learned_scale is None else self.learned_scale()
+            scores = scale * self.score(visual, text).float()
             wrong = targets.negative
             texts, drawn_images = _drawn(scores.T, wrong.T)
             known, drawn_texts = _drawn(scores[own], wrong[own])

@@ -15,19 +15,15 @@ from visavis.errors import RunError, shown
 from visavis.memory import Memory
 from visavis.runs.folder import recipe_of
 from visavis.training.recipe import Recipe, build_recipe
+from visavis.training.run_files import RunFiles
 
 OPTIONS = {"evaluation.test": "split", "evaluation.protocol": "protocol", "evaluation.degrees": "degrees"}
 """Keys of recipes that an evaluation may be given otherwise, and how."""
 
 
-def ensemble_file(folder: Path) -> Path:
-    """What makes a folder that of an ensemble: its recipe, with members."""
-    return folder / "ensemble.toml"
-
-
 def ensemble_of(folder: Path) -> Recipe | None:
     """The recipe of an ensemble; None for any other folder."""
-    file = ensemble_file(folder)
+    file = RunFiles(folder).ensemble
     return build_recipe(storage.read_toml(file), {}, str(file)) if file.exists() else None
 
 

@@ -51,11 +51,21 @@ def open_peer(folder: Path, first: Matcher) -> Matcher:
     return Retriever.load(peer, device=device_of(first)).matcher
 
 
+def refuse_ensemble(folder: Path) -> None:
+    """Raise RunError for the folder of an ensemble, where one run is meant."""
+    if RunFiles(folder).ensemble.exists():
+        names = sorted(place.name for place in folder.iterdir() if RunFiles(place).recipe.exists())
+        raise RunError(
+            f"{folder} is an ensemble of {' and '.join(names)}: name one of these runs, such as {folder / names[0] if names else folder}."
+        )
+
+
 def recipe_of(folder: Path, data: str | None = None, memory: Memory = None) -> Recipe:
     """The resolved recipe of a run, or one without phases for a CLIP or SigLIP model.
 
     data: another data set than its own. memory: another setting than its own. Raises RunError if the folder is none of both.
     """
+    refuse_ensemble(folder)
     file = RunFiles(folder).recipe
     recipe = build_recipe(storage.read_toml(file), {}, str(file)) if file.exists() else zero_shot_recipe(folder)
     if recipe is None:

@@ -9,7 +9,7 @@ from visavis import storage
 from visavis.evaluation import Evaluation
 from visavis.progress import Progress
 from visavis.runs.begin import Trained, begin_recipe, continue_run
-from visavis.runs.ensemble import ensemble_file, ensemble_of
+from visavis.runs.ensemble import ensemble_of
 from visavis.runs.evaluating import evaluate_runs
 from visavis.runs.folder import with_whole_paths
 from visavis.runs.published import check_published
@@ -30,12 +30,12 @@ def begin_training(name: str | Path, overrides: dict[str, Any], out: str | Path 
     member_recipes(recipe)
     check_data_there(recipe)
     with storage.begun_folder(out, Path("runs") / recipe.name) as folder:
-        storage.write_toml(ensemble_file(folder), recipe.to_dict())
+        storage.write_toml(RunFiles(folder).ensemble, recipe.to_dict())
         try:
             return _train(recipe, folder, progress)
         finally:
             if not any(RunFiles(folder / name).recipe.exists() for name in recipe.members):
-                ensemble_file(folder).unlink()
+                RunFiles(folder).ensemble.unlink()
 
 
 def continue_training(folder: Path, progress: Progress) -> Trained:
@@ -49,7 +49,7 @@ def _train(recipe: Recipe, folder: Path, progress: Progress) -> Trained:
     for name, own in member_recipes(recipe).items():
         begun = RunFiles(folder / name).recipe.exists()
         try:
-            members.append(continue_run(folder / name, progress) if begun else begin_recipe(own, folder / name, progress))
+            members.append(continue_run(folder / name, progress) if begun else begin_recipe(with_whole_paths(own), folder / name, progress))
         except Stopped as stopped:
             raise Stopped(str(folder), stopped.by) from None
     trained = _together(members, folder, recipe, progress)

@@ -169,7 +169,7 @@ def _read(name: str, children: tuple[Path, ...]) -> RecipeFile:
     place = Path(os.path.realpath(path))
     if place in children:
         raise RecipeError(f"{name} extends itself, by way of {children[-1].name}: a recipe cannot be its own beginning.")
-    table, children = content.pop("table", {}), (*children, place)
+    table, children = content.pop("table", {}) if name in tables() else {}, (*children, place)
     own, facts = _rows(content.pop("rows", {}), name), dict[str, Values]()
     rows: dict[str, tuple[Values, ...]] = {}
     for row, differences in own.items():

@@ -59,6 +59,11 @@ class RunFiles:
         return self.folder / "run.toml"
 
     @property
+    def ensemble(self) -> Path:
+        """What makes a folder that of an ensemble, instead of a run: its recipe, with members."""
+        return self.folder / "ensemble.toml"
+
+    @property
     def environment(self) -> Path:
         return self.folder / "environment.json"
 
