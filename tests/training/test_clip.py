@@ -201,6 +201,14 @@ def test_what_was_forgotten_is_told_on_other_data(way, dual_encoders, small, lis
     assert any("other, by the pretrained model and after the training: RSUM" in sentence for sentence in listener.said)
 
 
+def test_what_was_forgotten_is_told_without_the_broken_pictures_that_the_recipe_skips(small, tmp_path):
+    other = write_scenes(tmp_path / "other", num_train=0, num_val=0, num_test=12, captions_per_image=1, size=32, seed=7)
+    (other / "images" / "000000.png").write_bytes(b"no picture")
+    overrides = small | {"evaluation.forgetting": str(other), "data.skip_bad": True}
+    told = visavis.train("clip/linear", overrides=overrides, out=tmp_path / "run").forgetting
+    assert (told.before.num_images, told.after.num_images) == (11, 11)
+
+
 def test_what_could_not_be_told_after_a_training_is_refused_before_it(small, few_scenes, tmp_path):
     with pytest.raises(
         RecipeError, match=r"^evaluation\.forgetting compares with a pretrained CLIP or SigLIP model, and .* scenes and vocabulary\.$"

@@ -10,7 +10,7 @@ from visavis.errors import RecipeError
 from visavis.evaluation import Evaluation
 from visavis.models.base import Matcher
 from visavis.progress import Progress
-from visavis.runs.evaluating import evaluate_runs
+from visavis.runs.folder import open_run, recipe_of
 from visavis.runs.zero_shot import pretrained_of
 from visavis.training.data_module import DataModule, open_data_module
 from visavis.training.inputs import open_data
@@ -53,9 +53,10 @@ def forgetting(data_module: DataModule, matcher: Matcher, progress: Progress) ->
     """What is left, on the test split of the recipe's ``evaluation.forgetting``."""
     recipe = _on_other_data(data_module.recipe)
     other = open_data_module(recipe, progress, data_module.processor)
-    pretrained = [Path(recipe.visual.tower)]
-    before = evaluate_runs(pretrained, None, recipe.evaluation.test, recipe.data.path, progress, "", memory=recipe.memory or None)
-    return Forgetting(other.data.name, before, other.evaluate(matcher, recipe.evaluation.test))
+    tower, test = Path(recipe.visual.tower), recipe.evaluation.test
+    as_it_was = recipe_of(tower, recipe.data.path, recipe.memory or None).model_copy(update={"data": recipe.data})
+    before, untrained = open_run(tower, as_it_was, progress)
+    return Forgetting(other.data.name, before.evaluate(untrained, test), other.evaluate(matcher, test))
 
 
 def _on_other_data(recipe: Recipe) -> Recipe:
