@@ -13,7 +13,6 @@ With --out, a study that was stopped, or had fewer seeds, goes on.
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import sys
 import time
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import t as student
+from noise import with_interval
 
 import visavis
 from visavis import storage
@@ -61,15 +60,6 @@ def figures(run: Trained, truth: MovingScenes) -> dict[str, float]:
         "missing": sum(100 * float((ranks[missing] <= k).mean()) for k in (1, 5, 10)),
         "rsum": run.test.metrics["rsum"],
     }
-
-
-def with_interval(differences: list[float]) -> str:
-    """The mean of differences by seed, with its 95 % interval by Student's t where there are several."""
-    mean, count = statistics.mean(differences), len(differences)
-    if count == 1:
-        return f"{mean:+.1f}"
-    reach = student.ppf(0.975, count - 1) * statistics.stdev(differences) / math.sqrt(count)
-    return f"{mean:+.1f} ({mean - reach:+.1f} to {mean + reach:+.1f})"
 
 
 def main() -> None:
