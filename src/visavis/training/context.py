@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from visavis import objectives
 from visavis.data.loader import Loader
 from visavis.models import Matcher
+from visavis.models.device import autocast
 from visavis.supervision import TrainingContext
 from visavis.training.optimizer_state import optimizer_tensors, restore_optimizer
 from visavis.training.recipe import Recipe
@@ -48,7 +49,7 @@ class PeerNetwork:
     def step(self, loss: Callable[[Matcher], Tensor]) -> None:
         """One step down ``loss(matcher)``, at the rates that the first network has now."""
         self.matcher.train()
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.training.autocast):
+        with autocast(self.device, self.training.autocast):
             value = loss(self.matcher)
         value.backward()
         for group, first in zip(self.optimizer.param_groups, self.beside.param_groups, strict=True):

@@ -173,7 +173,8 @@ class TrainingSettings(Section):
 
     batch_size: pairs; images where ``captions_per_image`` is given, each with so many of its captions. length_buckets: batches
     within which captions are sorted by length; 0: not. clip_norm: the largest norm of the gradient over all parameters; 0: any.
-    accumulate: batches whose gradients are averaged in one step. autocast: matrix products in bfloat16. patience: a phase ends
+    accumulate: batches whose gradients are averaged in one step. autocast: matrix products in bfloat16; "auto": where the
+    processor multiplies it faster than float32, for without such instructions a step takes two to three times as long. patience: a phase ends
     after so many validations without a better RSUM; 0: never. evaluate_every: steps between validations; 0: an epoch.
     checkpoint_s: seconds that pass at least between checkpoints. threads: of the CPU; 0: as torch finds. device: "auto" takes CUDA
     where there is one. probe_batches: batches of each split on which losses and similarities are logged. batches_per_epoch: an epoch ends
@@ -185,7 +186,7 @@ class TrainingSettings(Section):
     length_buckets: int = Field(0, ge=0)
     clip_norm: float = Field(2.0, ge=0)
     accumulate: int = Field(1, gt=0)
-    autocast: bool = False
+    autocast: bool | Literal["auto"] = False
     patience: int = Field(0, ge=0)
     evaluate_every: int = Field(0, ge=0)
     checkpoint_s: float = Field(30.0, ge=0)

@@ -20,7 +20,7 @@ from visavis import spec, storage, supervision
 from visavis.data.loader import Batch, seed_of
 from visavis.errors import RunError
 from visavis.models import Matcher
-from visavis.models.device import choose_device
+from visavis.models.device import autocast, choose_device
 from visavis.progress import Progress, TrainingStep
 from visavis.training.checkpoint import Checkpoint, TrainerState
 from visavis.training.context import training_context
@@ -115,7 +115,7 @@ class Trainer:
         state, training = self.state, self.recipe.training
         torch.manual_seed(seed_of(self.recipe.seed, state.step))
         self._train_mode()
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=training.autocast):
+        with autocast(self.device, training.autocast):
             visual, text = self.matcher.encode_visual(batch.visual), self.matcher.encode_text(batch.text)
             targets = self.supervision.targets(visual, text, batch)
             loss = self.loss(self.matcher.first_stage(visual), self.matcher.first_stage(text), targets=targets)
