@@ -32,7 +32,8 @@ def autocast(device: torch.device, wanted: bool | Literal["auto"]) -> torch.auto
 
 def multiplies_bfloat16(device: torch.device) -> bool:
     """Whether the processor has instructions for products in bfloat16 (AMX, AVX-512 bf16, ARM's bf16, CUDA from Ampere on); else torch
-    emulates them, more slowly than float32. A torch that cannot tell of CPUs (before 2.10) is taken to say no."""
+    emulates them, more slowly than float32. A torch that cannot tell of CPUs (before 2.10) is taken to say no.
+    """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     tell = getattr(torch.cpu, "get_capabilities", dict[str, bool])
