@@ -49,17 +49,20 @@ class Where:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return self != Where()
+        return self != EVERYTHING
 
     def allows(self, item: Item) -> bool:
         """Whether an item may be found."""
         return (
-            (not self.path or fnmatchcase(item.path, self.path))
+            (not self.path or fnmatchcase(item.path, self.path.replace("[", "[[]")))
             and self.kind in (None, item.kind)
             and (self.after is None or item.modified_ns >= self.after)
             and (self.before is None or item.modified_ns < self.before)
             and all(item.metadata.get(name) == value for name, value in self.metadata.items())
         )
+
+
+EVERYTHING = Where()
 
 
 def tags_to_metadata(tags: Iterable[str]) -> dict[str, str]:

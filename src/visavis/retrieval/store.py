@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from visavis.retrieval.item import Item, Where
+from visavis.retrieval.item import EVERYTHING, Item, Where
 
 
 class Near(NamedTuple):
@@ -26,7 +26,7 @@ class VectorStore(Protocol):
     def delete(self, keys: Sequence[str]) -> None:
         """Take items out; keys that are not there are passed over."""
 
-    def search(self, queries: np.ndarray, top: int, where: Where = Where()) -> list[list[Near]]:
+    def search(self, queries: np.ndarray, top: int, where: Where = EVERYTHING) -> list[list[Near]]:
         """For each query ``[Q, D]`` the ``top`` items of the highest inner product, best first, equal scores in the order of keys."""
 
     def items(self) -> list[Item]:
@@ -35,7 +35,7 @@ class VectorStore(Protocol):
     def vectors(self, keys: Sequence[str]) -> np.ndarray:
         """The vectors ``[N, D]`` of items, in float32. Raises KeyError for one that is not there."""
 
-    def count(self, where: Where = Where()) -> int:
+    def count(self, where: Where = EVERYTHING) -> int:
         """How many items there are."""
 
     def close(self) -> None:
