@@ -19,6 +19,9 @@ from visavis.supervision import soft_margin
 from visavis.supervision.learned import WeightNetwork
 from visavis.supervision.noisy import clean_probability, prediction
 from visavis.training.checkpoint import Checkpoint
+from visavis.training.recipe_files import read_recipe
+from visavis.training.run_files import RunFiles
+from visavis.training.trainer import Trainer
 
 HEAD = """
 name = "tiny"
@@ -52,6 +55,13 @@ epochs = 2
 objective = "NCR()"
 supervision = "NoisySupervision()"
 optimizer = { lr = 0.005 }
+""",
+    "graded": """
+[[phases]]
+epochs = 1
+objective = "Ladder()"
+supervision = "GradedSupervision(degrees='SceneDegrees()')"
+optimizer = { lr = 0.01 }
 """,
     "weights": """
 [[phases]]
@@ -92,7 +102,7 @@ def supervision_of(run):
     return load_file(last / "supervision.safetensors")
 
 
-@pytest.mark.parametrize("name", PHASES)
+@pytest.mark.parametrize("name", ["AOQ", "NCR", "weights"])
 def test_stopped_anywhere_it_ends_as_the_uninterrupted_one(name, recipes, scenes, outcome, in_pieces, tmp_path):
     visavis.train(recipes / f"{name}.toml", data=scenes, out=tmp_path / "whole")
     assert in_pieces(recipes / f"{name}.toml", tmp_path / "pieces", data=scenes) > 4
@@ -119,9 +129,13 @@ def test_a_supervision_that_an_objective_never_reads_is_said(recipes, scenes, tm
     assert said("AOQ()") == []
 
 
-def test_a_bank_lists_the_hardest_wrong_ones(recipes, scenes, tmp_path):
+@pytest.mark.parametrize(
+    "before", [{}, {"phases.0.objective": "AOQ()", "phases.0.supervision": "BankSupervision(size=20)"}], ids=["none", "bank"]
+)
+def test_a_bank_lists_the_hardest_wrong_ones(before, recipes, scenes, tmp_path):
+    """By the model as the phase begins, also after a round with a bank."""
     run = tmp_path / "run"
-    visavis.train(recipes / "AOQ.toml", data=scenes, out=run, overrides={"phases.1.epochs": 1, "phases.1.optimizer.lr": 1e-12})
+    visavis.train(recipes / "AOQ.toml", data=scenes, out=run, overrides={"phases.1.epochs": 1, "phases.1.optimizer.lr": 1e-12, **before})
     log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["phase"] for row in log] == [0, 0, 1]
     model, data = visavis.load(run), open_dataset(scenes).split("train")
@@ -138,6 +152,32 @@ def test_a_bank_lists_the_hardest_wrong_ones(recipes, scenes, tmp_path):
         "validation.texts": [12, 20],
         "validation.images": [36, 11],
     }
+
+
+@pytest.mark.parametrize("name", ["AOQ", "NCR", "weights", "graded"])
+def test_a_part_of_the_training_split_may_be_validated_on(name, recipes, scenes, tmp_path):
+    """The first images in the batches of training and in those of validation are told of as what they are there."""
+    overrides = {"data.path": str(scenes), "evaluation.validation": "train", "evaluation.validation_images": 5, "training.batch_size": 45}
+    files = RunFiles(tmp_path / "run")
+    files.folder.mkdir()
+    run = Trainer(*prepare(read_recipe(recipes / f"{name}.toml", overrides)), files, Silent())
+    run.begin()
+    run.run()
+    if name == "NCR":
+        run.supervision._labels.fill_(0.5)
+    for loader, count in ((run.train, 4), (run.val, 1)):
+        for batch in loader.epoch(1):
+            visual, text = run.matcher.encode_visual(batch.visual), run.matcher.encode_text(batch.text)
+            targets = run.supervision.targets(visual, text, batch)
+            if name == "NCR":
+                trusted = torch.ones(len(batch.captions)) if loader is run.val else torch.full((len(batch.captions),), 0.5)
+                assert torch.equal(targets.query_margin, soft_margin(trusted, 0.2))
+            elif name == "graded":
+                rows, columns = torch.from_numpy(batch.captions), torch.from_numpy(batch.captions)
+                assert (targets.relevance(rows, columns).diagonal() == 1).all()
+        assert batch.number + 1 == count
+    if name == "AOQ":
+        assert [len(part) for part in run.supervision.state_dict().values()] == [60, 180, 5, 15]
 
 
 def test_a_bank_of_one_image_is_refused_before_anything_is_trained(recipes, tmp_path):

@@ -162,7 +162,7 @@ def teacher_of(run: Path | None, data_module: DataModule, matcher: Matcher, phas
     recipe, teacher = data_module.recipe, spec.parse(phase.supervision, supervision.CATALOG)
     checkpoint = None if run is None else Checkpoint.latest(RunFiles(run).checkpoints)
     held = checkpoint is not None and recipe.phases[checkpoint.state.phase :][:1] == (phase,)
-    validation = data_module.loader(data_module.data.split(recipe.evaluation.validation))
+    validation = data_module.loader(data_module.validation)
     context = training_context(recipe, phase, matcher, make_optimizer(matcher, phase), train, validation)
     teacher.begin_phase(context, checkpoint.supervision if checkpoint is not None and held else {})
     return teacher

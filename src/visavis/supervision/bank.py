@@ -56,21 +56,21 @@ class BankSupervision(Supervision):
     def begin_phase(self, context: TrainingContext, state: dict[str, Tensor]) -> None:
         self._context = context
         self._lists = {
-            loader.split: (state[f"{name}.texts"], state[f"{name}.images"]) if state else self._hardest(loader)
-            for name, loader in self._loaders()
+            name: (state[f"{name}.texts"], state[f"{name}.images"]) if state else self._hardest(loader)
+            for name, loader in (("train", context.train), ("validation", context.validation))
         }
 
     def state_dict(self) -> dict[str, Tensor]:
-        lists = ((name, self._lists[loader.split]) for name, loader in self._loaders())
+        lists = self._lists.items()
         return {f"{name}.{side}": part for name, parts in lists for side, part in zip(("texts", "images"), parts, strict=True)}
 
-    def _loaders(self) -> tuple[tuple[str, Loader], ...]:
-        """Both loaders, with their names in the state."""
-        return ("train", self._context.train), ("validation", self._context.validation)
+    def handed_on(self) -> dict[str, Tensor]:
+        """Nothing: each phase is a round of its own, with lists by the model as it then is."""
+        return {}
 
     def targets(self, visual: Encoded, text: Encoded, batch: Batch) -> Targets:
         loader, matcher = batch.loader, self._context.matcher
-        texts, images = self._lists[batch.split]
+        texts, images = self._lists["train" if self._context.trains_on(batch) else "validation"]
         random = np.random.default_rng(seed_of(self._context.seed, batch.epoch, batch.number))
 
         def drawn(lists: Tensor, items: np.ndarray) -> np.ndarray:

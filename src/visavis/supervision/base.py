@@ -57,6 +57,10 @@ class TrainingContext:
     device: torch.device
     memory: Memory = None
 
+    def trains_on(self, batch: Batch) -> bool:
+        """Whether a batch is one of the training data; else it is one of those of ``validation``, which may be of the same split."""
+        return batch.loader.data is self.train.data
+
 
 class Supervision(ABC):
     """The source of targets; the base class of all that trains with more than ids."""
@@ -79,8 +83,8 @@ class Supervision(ABC):
         return []
 
     def begin_phase(self, context: TrainingContext, state: dict[str, Tensor]) -> None:  # noqa: B027 - most have nothing to do
-        """Called once before a phase. state: what ``state_dict`` gave, where a stopped run or a phase of the same supervision
-        goes on; else empty.
+        """Called once before a phase. state: what ``state_dict`` gave, where a stopped run goes on, or ``handed_on``, where the phase
+        before had the same supervision; else empty.
         """
 
     def begin_epoch(self, epoch: int) -> None:  # noqa: B027
@@ -96,6 +100,10 @@ class Supervision(ABC):
     def state_dict(self) -> dict[str, Tensor]:
         """All that is needed to go on exactly; tensors by name."""
         return {}
+
+    def handed_on(self) -> dict[str, Tensor]:
+        """The part of the state that a next phase of the same supervision begins with."""
+        return self.state_dict()
 
 
 @dataclass(frozen=True, kw_only=True)

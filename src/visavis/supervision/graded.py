@@ -48,7 +48,7 @@ class GradedSupervision(Supervision):
 
     def begin_phase(self, context: TrainingContext, state: dict[str, Tensor]) -> None:
         self._context = context
-        self._of = {loader.split: self._degrees.between(loader.data, self.image) for loader in (context.train, context.validation)}
+        self._train, self._validation = (self._degrees.between(loader.data, self.image) for loader in (context.train, context.validation))
         self._usual = torch.empty(0)
         if self.scale == "share":
             self._usual = state["usual"] if state else self._sample()
@@ -57,7 +57,7 @@ class GradedSupervision(Supervision):
         return {"usual": self._usual} if self.scale == "share" else {}
 
     def targets(self, visual: Encoded, text: Encoded, batch: Batch) -> Targets:
-        degrees = self._of[batch.split]
+        degrees = self._train if self._context.trains_on(batch) else self._validation
         image_of, captions = torch.from_numpy(batch.loader.data.image_of), torch.from_numpy(batch.captions)
         paired = batch.loader.plan.captions_per_image is None
         # positions are numbers in the data set, that of a paired image its caption's: they hold over all processes
@@ -80,5 +80,5 @@ class GradedSupervision(Supervision):
         random = np.random.default_rng(self._context.seed)
         own, others = (random.permutation(len(data.captions))[:SAMPLED_CAPTIONS] for _ in range(2))
         images = data.image_of[own]
-        block = self._of[self._context.train.split](*(torch.from_numpy(index) for index in (images, others, own)))
+        block = self._train(*(torch.from_numpy(index) for index in (images, others, own)))
         return block[torch.from_numpy(images[:, None] != data.image_of[others])].sort().values

@@ -109,8 +109,8 @@ class NoisySupervision(Supervision):
         return {"clean": self._clean, "labels": self._labels, "epochs": torch.tensor(self._epochs)} | second
 
     def _margins(self, batch: Batch, network: int) -> Targets:
-        """Targets with the margins that a network learns from; outside of the training split every pair is trusted."""
-        labels = self._labels[network, batch.captions] if batch.split == self._context.train.split else torch.ones(len(batch.captions))
+        """Targets with the margins that a network learns from; outside of the training data every pair is trusted."""
+        labels = self._labels[network, batch.captions] if self._context.trains_on(batch) else torch.ones(len(batch.captions))
         margins = soft_margin(labels, self.margin, self.growth).to(batch.image_ids.device)
         of_images = Factors(margins[:, None], torch.ones_like(margins)[:, None])
         return Targets(

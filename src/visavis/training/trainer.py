@@ -202,7 +202,7 @@ class Trainer:
             following = self.recipe.phases[self.state.phase]
             if following.start_from == "best":
                 self.matcher.load_state_dict(self.best)
-            self._begin_phase(self.supervision.state_dict() if following.supervision == self.phase.supervision else {}, self.optimizer)
+            self._begin_phase(self.supervision.handed_on() if following.supervision == self.phase.supervision else {}, self.optimizer)
         self._checkpoint()
 
     @property
