@@ -226,6 +226,37 @@ def test_a_second_network_is_kept_with_the_best_of_the_first_alone(recipes, scen
         visavis.evaluate(tmp_path / "run", average=True)
 
 
+CLIP = {"visual": {"tower": "clip", "view": "pixels"}, "text": {"tower": "clip"}, "model": {"kind": "CLIP", "scale": "learned"}}
+NORMED = {"kind": "VSEInfinity", "width": 16, "word_width": 8, "size_augmentation": 0.0}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"model.dropout": 0.0},
+        {"model.dropout": 0.0, "training.accumulate": 3},
+        {"model.dropout": 0.0, "phases.0.ramp": 2.0, "training.clip_norm": 0.0},
+        {"model": NORMED, "phases.0.trainable": ["text"]},
+        {**CLIP, "phases.0.objective": "InfoNCE()", "phases.1.objective": "InfoNCE()"},
+    ],
+    ids=["a step a batch", "accumulated", "ramp", "frozen statistics", "learned scale"],
+)
+def test_two_networks_that_begin_alike_are_trained_alike(overrides, recipes, scenes, dual_encoders, tmp_path, monkeypatch):
+    """As long as all pairs are trusted, and without dropout."""
+    monkeypatch.chdir(dual_encoders)
+    files = RunFiles(tmp_path / "run")
+    files.folder.mkdir()
+    run = Trainer(*prepare(read_recipe(recipes / "NCR.toml", {"data.path": str(scenes), **overrides})), files, Silent())
+    run.begin()
+    first, second = run.matcher, run.supervision.peer
+    second.load_state_dict(first.state_dict())
+    before = {name: part.clone() for name, part in first.state_dict().items()}
+    run._epoch()
+    changed = [name for name, part in first.state_dict().items() if not torch.equal(part, before[name])]
+    assert changed
+    assert not [name for name, part in first.state_dict().items() if not torch.equal(part, second.state_dict()[name])]
+
+
 def test_the_code_s_margins_of_images_are_supplied(recipes, scenes, tmp_path):
     """``NCR(semantics="reference")`` trains, and differs from the paper's form only where labels differ from 1: not in the first epoch."""
     weights = []

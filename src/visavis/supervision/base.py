@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from visavis.data.dataset import Dataset
 from visavis.data.loader import Batch, Loader
+from visavis.engine import PairLoss
 from visavis.memory import Memory
 from visavis.models.base import Matcher
 from visavis.objectives import Objective
@@ -27,12 +28,13 @@ from visavis.types import Encoded
 
 
 class Peer(Protocol):
-    """A network beside the first, of the same architecture, trained with the same optimizer, rates and precision."""
+    """A network beside the first, of the same architecture, trained as the phase trains the first. loss: of the phase, for this network."""
 
     matcher: Matcher
+    loss: PairLoss
 
-    def step(self, loss: Callable[[Matcher], Tensor]) -> None:
-        """One step down ``loss(matcher)``."""
+    def learn(self, value: Callable[[], Tensor]) -> None:
+        """The gradient of a batch, and one step down where the first network takes one."""
 
     def state_dict(self) -> dict[str, Tensor]: ...
 

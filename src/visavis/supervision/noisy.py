@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from visavis.data.loader import Batch, Loader, seed_of
-from visavis.engine import PairLoss
 from visavis.errors import MissingExtra, RecipeError
 from visavis.models.base import Matcher, evaluating
 from visavis.objectives import Triplet
@@ -92,17 +91,17 @@ class NoisySupervision(Supervision):
         return self._margins(batch, OWN)
 
     def observe(self, batch: Batch, loss: float) -> None:
-        """One step of the second network on the same batch, with the labels that the first one's division gives."""
+        """The second network learns from the same batch, with the labels that the first one's division gives."""
         torch.manual_seed(seed_of(self._context.seed, batch.epoch, batch.number, SECOND))
+        matcher, loss_of = self._second.matcher, self._second.loss
 
-        def own_loss(matcher: Matcher) -> Tensor:
-            loss = PairLoss(self._context.objective, score=matcher.score, gather=False, memory=self._context.memory)
+        def value() -> Tensor:
             items = matcher.encode_visual(batch.visual), matcher.encode_text(batch.text)
             targets = self._margins(batch, SECOND)
-            value = loss(*map(matcher.first_stage, items), targets=targets)
-            return value if (extra := matcher.extra_loss(*items, targets)) is None else value + extra
+            pairs = loss_of(*map(matcher.first_stage, items), targets=targets)
+            return pairs if (extra := matcher.extra_loss(*items, targets)) is None else pairs + extra
 
-        self._second.step(own_loss)
+        self._second.learn(value)
 
     def state_dict(self) -> dict[str, Tensor]:
         second = {f"second.{name}": part for name, part in self._second.state_dict().items()}

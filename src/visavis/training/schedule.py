@@ -87,6 +87,15 @@ def layers_below_top(names: Sequence[str]) -> list[int]:
     return [max(heights, default=0) - height for height in heights]
 
 
+def train_mode(matcher: Matcher) -> None:
+    """Training mode, but parts that are frozen keep their batch statistics."""
+    matcher.train()
+    for child in matcher.children():
+        parameters = list(child.parameters())
+        if parameters and not any(parameter.requires_grad for parameter in parameters):
+            child.eval()
+
+
 def set_lr(optimizer: Optimizer, multiple: float) -> None:
     """Every group at its own learning rate times ``multiple``."""
     for group in optimizer.param_groups:

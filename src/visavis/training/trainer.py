@@ -23,14 +23,14 @@ from visavis.models import Matcher
 from visavis.models.device import autocast, choose_device
 from visavis.progress import Progress, TrainingStep
 from visavis.training.checkpoint import Checkpoint, TrainerState
-from visavis.training.context import training_context
+from visavis.training.context import Pace, training_context
 from visavis.training.data_module import DataModule
 from visavis.training.health import alarms, news
 from visavis.training.loss import phase_loss
 from visavis.training.optimizer_state import check_optimizer, optimizer_tensors, restore_optimizer
 from visavis.training.probing import probe
 from visavis.training.run_files import RunFiles
-from visavis.training.schedule import factor, make_optimizer, ramp, set_lr, take_step
+from visavis.training.schedule import factor, make_optimizer, ramp, set_lr, take_step, train_mode
 from visavis.training.stopping import Stopped, StopRequest
 
 
@@ -46,7 +46,7 @@ class Trainer:
         self.val = data_module.loader(data_module.validation)
         for phase in recipe.phases:
             spec.parse(phase.supervision, supervision.CATALOG).check(self.train, self.val)
-        self.state, self.log = TrainerState(), list[dict[str, Any]]()
+        self.state, self.pace, self.log = TrainerState(), Pace(), list[dict[str, Any]]()
         self.best = self._weights()
         self.last_checkpoint, self.stop = time.monotonic(), StopRequest()
 
@@ -114,7 +114,7 @@ class Trainer:
         """Forward, backward and, where enough batches are gathered, one step of the optimizer."""
         state, training = self.state, self.recipe.training
         torch.manual_seed(seed_of(self.recipe.seed, state.step))
-        self._train_mode()
+        train_mode(self.matcher)
         with autocast(self.device, training.autocast):
             visual, text = self.matcher.encode_visual(batch.visual), self.matcher.encode_text(batch.text)
             targets = self.supervision.targets(visual, text, batch)
@@ -127,8 +127,12 @@ class Trainer:
                 f"the loss is {value} at step {state.step}: lower the learning rate, or check the features for NaN; the last checkpoint is whole."
             )
         gathered = min(training.accumulate, steps - batch.number // training.accumulate * training.accumulate)
-        (loss * ramp(self.phase.ramp, state.phase_step, steps) / gathered).backward()
-        if self._between_steps(batch.number, steps):
+        self.pace.share, self.pace.steps = (
+            ramp(self.phase.ramp, state.phase_step, steps) / gathered,
+            self._between_steps(batch.number, steps),
+        )
+        (loss * self.pace.share).backward()
+        if self.pace.steps:
             set_lr(self.optimizer, factor(self.phase.schedule, state.phase_step, steps, self.phase.epochs))
             take_step(self.optimizer, training.clip_norm)
         self.supervision.observe(batch, value)
@@ -190,7 +194,7 @@ class Trainer:
         self.matcher.zero_grad(set_to_none=True)
         if before is not None and self.phase.keep_optimizer:
             restore_optimizer(self.optimizer, optimizer_tensors(before))
-        context = training_context(self.recipe, self.phase, self.matcher, self.optimizer, self.train, self.val)
+        context = training_context(self.recipe, self.phase, self.matcher, self.optimizer, self.train, self.val, self.pace)
         self.supervision.begin_phase(context, state)
 
     def _next_phase(self) -> None:
@@ -231,14 +235,6 @@ class Trainer:
         check_optimizer(
             make_optimizer(self.matcher, phase), checkpoint.optimizer, state.phase_step, f"{checkpoint.folder}/optimizer.safetensors"
         )
-
-    def _train_mode(self) -> None:
-        """Training mode, but parts that are frozen keep their batch statistics."""
-        self.matcher.train()
-        for child in self.matcher.children():
-            parameters = list(child.parameters())
-            if parameters and not any(parameter.requires_grad for parameter in parameters):
-                child.eval()
 
     def _weights(self) -> dict[str, Tensor]:
         return {name: tensor.detach().cpu().clone() for name, tensor in self.matcher.state_dict().items()}
