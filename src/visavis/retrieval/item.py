@@ -31,7 +31,7 @@ class Item:
 
     def tags(self) -> list[str]:
         """The metadata as "name=value", sorted: how stores keep and filter it."""
-        return [f"{name}={value}" for name, value in sorted(self.metadata.items())]
+        return [tag(name, value) for name, value in sorted(self.metadata.items())]
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,20 @@ class Where:
 EVERYTHING = Where()
 
 
+def tag(name: str, value: str) -> str:
+    """One name and value of metadata as a text that no other pair is written as.
+
+    >>> tag("camera", "X=1"), tag("f=", "2%")
+    ('camera=X=1', 'f%3D=2%')
+    """
+    return f"{name.replace('%', '%25').replace('=', '%3D')}={value}"
+
+
 def tags_to_metadata(tags: Iterable[str]) -> dict[str, str]:
     """The inverse of ``Item.tags``.
 
-    >>> tags_to_metadata(["camera=X=1", "place="])
-    {'camera': 'X=1', 'place': ''}
+    >>> tags_to_metadata(["camera=X=1", "place=", "f%3D=2%"])
+    {'camera': 'X=1', 'place': '', 'f=': '2%'}
     """
-    return dict(tag.split("=", 1) for tag in tags)
+    pairs = (text.split("=", 1) for text in tags)
+    return {name.replace("%3D", "=").replace("%25", "%"): value for name, value in pairs}

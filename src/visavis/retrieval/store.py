@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from visavis.errors import ShapeError, SpecError
 from visavis.retrieval.item import EVERYTHING, Item, Where
 
 
@@ -40,3 +41,23 @@ class VectorStore(Protocol):
 
     def close(self) -> None:
         """Let go of files and connections."""
+
+
+def checked(items: Sequence[Item], vectors: np.ndarray, width: int) -> tuple[list[Item], np.ndarray]:
+    """Items and vectors that may be put in: of a key that is given twice the last. Raises ShapeError."""
+    if vectors.shape != (len(items), width):
+        raise ShapeError(f"{len(items)} items came with vectors of shape {list(vectors.shape)}, expected [{len(items)}, {width}].")
+    if not np.isfinite(vectors).all():
+        raise ShapeError("vectors hold numbers that are not finite, expected finite ones.")
+    last = sorted({item.key: row for row, item in enumerate(items)}.values())
+    return [items[row] for row in last], np.ascontiguousarray(vectors[last], np.float32)
+
+
+def check_queries(queries: np.ndarray, top: int, width: int) -> None:
+    """Raises ShapeError for queries that are not ``[Q, width]``, SpecError for a ``top`` below 1."""
+    if queries.ndim != 2 or queries.shape[1] != width:
+        raise ShapeError(f"queries are of shape {list(queries.shape)}, expected [Q, {width}] as the store's vectors are.")
+    if not np.isfinite(queries).all():
+        raise ShapeError("queries hold numbers that are not finite, expected finite ones.")
+    if top < 1:
+        raise SpecError(f"top is {top}, expected at least 1.")

@@ -1,0 +1,174 @@
+"""The store of a folder, or of object storage by its URI: a LanceDB table, and beside it a mirror of its newest version to search in."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from visavis import storage
+from visavis.errors import DataError, MissingExtra, ShapeError, StorageError
+from visavis.memory import Memory
+from visavis.retrieval.filters import quoted
+from visavis.retrieval.item import EVERYTHING, Item, Where
+from visavis.retrieval.mirror import Mirror, remove_others, write_mirror
+from visavis.retrieval.store import Near, check_queries, checked
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TABLE = "items"
+COLUMNS = ("key", "path", "kind", "content", "size", "modified_ns", "start", "end", "metadata")
+AT_ONCE = 2**14
+"""Rows that are read, or keys that are named, at once."""
+KEPT = timedelta(minutes=10)
+"""How long versions are kept that nobody needs but who has just begun to read them."""
+
+
+class LanceStore:
+    """Items in a LanceDB table in a folder or at ``s3://BUCKET/PATH`` (with the options of the environment: ``AWS_...``).
+
+    width: of the vectors; None for a table that is there. Searching is exact, over a mirror of the table in files: beside a local
+    table, else in the cache folder; it is derived from the newest version, and made anew where there is none. Raises DataError where
+    no table is and no width given, ShapeError for another width than the table's, MissingExtra, StorageError.
+    """
+
+    def __init__(self, uri: str | Path, width: int | None = None, memory: Memory = None):
+        try:
+            import lancedb
+        except ImportError:
+            raise MissingExtra("lancedb", "search", "an index") from None
+        self.uri, self.memory = str(uri), memory
+        self.remote = "://" in self.uri
+        with self._telling():
+            if width is None and not self.remote and not (Path(self.uri) / f"{TABLE}.lance").is_dir():
+                raise DataError(f"{self.uri} holds no table of items: build an index there first.")
+            self._database: Any = lancedb.connect(self.uri, read_consistency_interval=timedelta(0))
+            self._table = self._open(width)
+        self.width: int = self._table.schema.field("vector").type.list_size
+        if width not in (None, self.width):
+            raise ShapeError(f"{self.uri} holds vectors of width {self.width}, expected {width}: name another folder for these.")
+        self._mirror: tuple[str, Mirror] | None = None
+
+    def _open(self, width: int | None) -> Any:
+        try:
+            return self._database.open_table(TABLE)
+        except ValueError:
+            if width is None:
+                raise DataError(f"{self.uri} holds no table of items: build an index there first.") from None
+            return self._database.create_table(TABLE, schema=schema(width), exist_ok=True)
+
+    def add(self, items: Sequence[Item], vectors: np.ndarray) -> None:
+        items, vectors = checked(items, vectors, self.width)
+        if items:
+            with self._telling():
+                merge = self._table.merge_insert("key").when_matched_update_all().when_not_matched_insert_all()
+                merge.execute(rows_of(items, vectors))
+
+    def delete(self, keys: Sequence[str]) -> None:
+        if keys:
+            with self._telling():
+                self._table.delete(f"key IN ({', '.join(map(quoted, keys))})")
+
+    def search(self, queries: np.ndarray, top: int, where: Where = EVERYTHING) -> list[list[Near]]:
+        check_queries(queries, top, self.width)
+        return self.mirror().search(queries, top, where)
+
+    def items(self) -> list[Item]:
+        return self.mirror().items()
+
+    def vectors(self, keys: Sequence[str]) -> np.ndarray:
+        mirror = self.mirror()
+        return np.array(mirror.vectors[mirror.rows(keys)])
+
+    def count(self, where: Where = EVERYTHING) -> int:
+        if where:
+            return self.mirror().count(where)
+        with self._telling():
+            return int(self._table.count_rows())
+
+    def optimize(self, kept: timedelta = KEPT) -> None:
+        """Join small files, and remove versions that are older than ``kept``, so that the folder does not grow without end."""
+        with self._telling():
+            self._table.optimize(cleanup_older_than=kept)
+
+    def close(self) -> None:
+        self._mirror = None
+        self._table = self._database = None
+
+    def mirror(self) -> Mirror:
+        """The mirror of the newest version, made where there is none. Raises StorageError."""
+        name = self._version()
+        if self._mirror is None or self._mirror[0] != name:
+            place = self._place()
+            with storage.alone(place, wait=True):
+                name = self._version()
+                if not (place / name).is_dir():
+                    self._make(place / name)
+                    remove_others(place, name)
+            self._mirror = name, Mirror(place / name, self.memory)
+        return self._mirror[1]
+
+    def _make(self, folder: Path) -> None:
+        with self._telling():
+            version = self._table.version
+            table = self._database.open_table(TABLE)
+            table.checkout(version)
+            write_mirror(folder, table.search().select(list(COLUMNS)).to_arrow(), self._vectors_of(table), self.width)
+
+    def _vectors_of(self, table: Any) -> Iterator[tuple[pa.Array, np.ndarray]]:
+        for batch in table.search().select(["key", "vector"]).to_batches(AT_ONCE):
+            yield batch["key"], batch["vector"].flatten().to_numpy().reshape(-1, self.width)
+
+    def _version(self) -> str:
+        """The name of the newest version: its number, and when it was written, as a table that was made anew begins with 1 again."""
+        with self._telling():
+            newest = self._table.list_versions()[-1]
+        return f"{newest['version']}-{int(newest['timestamp'].timestamp() * 1e6)}"
+
+    def _place(self) -> Path:
+        """The folder of mirrors: beside the table where that can be written to, else in the cache."""
+        if not self.remote and os.access(self.uri, os.W_OK):
+            return Path(self.uri) / "mirror"
+        name = self.uri if self.remote else str(Path(self.uri).resolve())
+        return storage.cache_folder() / "search" / hashlib.sha256(name.encode()).hexdigest()[:16]
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """What the store cannot do is one sentence."""
+        try:
+            yield
+        except (OSError, RuntimeError) as error:
+            raise StorageError(f"{self.uri} cannot be read or written as a table: {_reason(error)}.") from None
+
+
+def schema(width: int) -> pa.Schema:
+    """The columns of a table of items with vectors of a width."""
+    import pyarrow as pa
+
+    texts = [pa.field(name, pa.string(), nullable=False) for name in ("key", "path", "kind", "content")]
+    numbers = [pa.field(name, pa.int64(), nullable=False) for name in ("size", "modified_ns")]
+    times = [pa.field(name, pa.float64()) for name in ("start", "end")]
+    return pa.schema([*texts, *numbers, *times, ("metadata", pa.list_(pa.string())), ("vector", pa.list_(pa.float32(), width))])
+
+
+def rows_of(items: Sequence[Item], vectors: np.ndarray) -> pa.Table:
+    """Items and vectors as rows of a table."""
+    import pyarrow as pa
+
+    width = vectors.shape[1]
+    columns: dict[str, Any] = {name: [getattr(item, name) for item in items] for name in COLUMNS if name != "metadata"}
+    columns["metadata"] = [item.tags() for item in items]
+    columns["vector"] = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), width)
+    return pa.table(columns, schema=schema(width))
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what a library says, as the end of a sentence."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:200]
