@@ -35,6 +35,12 @@ def test_each_member_is_a_run_and_the_ensemble_is_their_mean(trained):
     assert [visavis.evaluate(folder).published for folder in folders] == [None, None], "the figures are those of the mean"
 
 
+def test_an_ensemble_is_validated_on_as_many_images_as_its_members(toys, tmp_path):
+    few = visavis.train(ROW, out=tmp_path / "run", overrides=overrides(ROW, toys) | {"evaluation.validation_images": 2})
+    assert [few.validation_images, *(member.validation_images for member in few.members)] == [2, 2, 2]
+    assert few.test.num_images > 2
+
+
 def test_the_members_stand_in_print_and_json(trained, capsys):
     print_trained(trained)
     text = capsys.readouterr().out

@@ -20,6 +20,7 @@ from visavis.runs.ensemble import agreed, check_same_captions, ensemble_of, reci
 from visavis.runs.folder import open_peer, open_run
 from visavis.runs.published import beside_published
 from visavis.runs.zero_shot import pretrained_of
+from visavis.training.data_module import first_images
 from visavis.types import Encoded
 
 
@@ -34,11 +35,13 @@ def evaluate_runs(
     memory: Memory = None,
     *,
     average: bool | None = None,
+    images: int = 0,
 ) -> Evaluation:
     """The best model of a run on a split, of its own data or of others; of several runs, by the mean of their scores.
 
-    Each model encodes what it reads itself. average: both networks of a run; None: as its recipe says. Raises RunError for an average of
-    a run that trained one network, for runs that are evaluated by different rules where none are given, and on different captions.
+    Each model encodes what it reads itself. average: both networks of a run; None: as its recipe says. images: the first so many of
+    the split; 0: all. Raises RunError for an average of a run that trained one network, for runs that are evaluated by different rules
+    where none are given, and on different captions.
     """
     recipes = recipes_of(folders, data, memory)
     split = agreed(recipes, "evaluation.test", split)
@@ -47,7 +50,7 @@ def evaluate_runs(
     degrees = agreed(recipes, "evaluation.degrees", degrees)
 
     opened = {folder: open_run(folder, recipe, progress) for folder, recipe in recipes.items()}
-    splits = {folder: read_by(data_module.data.split(split), rules) for folder, (data_module, _) in opened.items()}
+    splits = {folder: read_by(first_images(data_module.data.split(split), images), rules) for folder, (data_module, _) in opened.items()}
     check_same_captions(splits)
     matchers: list[Matcher] = []
     items: list[tuple[Encoded, Encoded]] = []

@@ -60,10 +60,10 @@ def _train(recipe: Recipe, folder: Path, progress: Progress) -> Trained:
 def _together(members: list[Trained], folder: Path, recipe: Recipe, progress: Progress) -> Trained:
     """What the members came to by the mean of their scores."""
 
-    def evaluated(split: str, protocol: tuple[str, ...] | None) -> Evaluation:
-        return evaluate_runs([folder], protocol, split, None, progress)
+    def evaluated(split: str, protocol: tuple[str, ...] | None, images: int = 0) -> Evaluation:
+        return evaluate_runs([folder], protocol, split, None, progress, images=images)
 
-    validation = evaluated(recipe.evaluation.validation, ("plain",))
+    validation = evaluated(recipe.evaluation.validation, ("plain",), recipe.evaluation.validation_images)
     return Trained(
         folder,
         " and ".join(dict.fromkeys(member.objective for member in members)),

@@ -93,8 +93,7 @@ class DataModule:
     def validation(self) -> Dataset:
         """What each validation ranks: the recipe's split, or its first images."""
         settings = self.recipe.evaluation
-        split = self.data.split(settings.validation)
-        return split.take(np.arange(len(split.images))[: settings.validation_images or None])
+        return first_images(self.data.split(settings.validation), settings.validation_images)
 
     def evaluate(
         self,
@@ -122,6 +121,11 @@ class DataModule:
                 semantics=semantics,
                 memory=self.recipe.memory or None,
             )
+
+
+def first_images(split: Dataset, number: int) -> Dataset:
+    """The first images of a split with their captions; 0: all."""
+    return split.take(np.arange(len(split.images))[: number or None])
 
 
 def prepare(recipe: Recipe, progress: Progress | None = None) -> tuple[DataModule, Matcher]:
