@@ -15,6 +15,7 @@ import torch
 import visavis
 from visavis import storage
 from visavis.errors import RunError
+from visavis.models.device import multiplies_bfloat16
 from visavis.progress import Silent
 from visavis.training.stopping import SIGNALS, Stopped, StopRequest
 from visavis.training.trainer import Trainer
@@ -221,3 +222,9 @@ def test_a_loss_that_is_no_number_stops_with_a_sentence(recipe, scenes, tmp_path
     with pytest.raises(RunError, match="the loss is nan at step 5: lower the learning rate"):
         visavis.train(recipe, data=scenes, out=tmp_path / "run")
     assert (tmp_path / "run" / "checkpoint" / "step-00000004").is_dir()
+
+
+def test_autocast_by_itself_is_on_exactly_where_the_processor_multiplies_bfloat16(uninterrupted, outcome):
+    on, off, auto = (outcome(uninterrupted(setting)) for setting in (True, False, "auto"))
+    assert on != off
+    assert auto == (on if multiplies_bfloat16(torch.device("cpu")) else off)

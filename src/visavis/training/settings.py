@@ -195,6 +195,13 @@ class TrainingSettings(Section):
     probe_batches: int = Field(8, gt=0)
     batches_per_epoch: int = Field(0, ge=0)
 
+    @field_validator("autocast", mode="before")
+    @classmethod
+    def _autocast(cls, given: Any) -> Any:
+        if not isinstance(given, bool) and given != "auto":
+            raise ValueError(f'training.autocast is {given!r}: expected true, false or "auto".')
+        return given
+
 
 class EvaluationSettings(Section):
     """The validation after each epoch and the test at the end.
