@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 import tomllib
+import warnings
 
 import pytest
 import torch
@@ -170,7 +171,7 @@ class Trap:
         (lambda given: given.update(step=7), "holds no weights by name"),
         (
             lambda given: given.update({"text_encoder.embeddings.word_embeddings.weight": torch.ones(20, 8)}),
-            "has 20 words of width 8, but .* has 14 of width 8: name the text model that it was made from",
+            "has 20 words of width 8 and 3 layers of text, but .* has 14 of width 8 and 3: name the text model that it was made from",
         ),
     ],
 )  # fmt: skip
@@ -181,6 +182,33 @@ def test_what_is_wrong_is_one_sentence(change, sentence, bert, tmp_path):
     with pytest.raises(DataError, match=sentence):
         convert_checkpoint(tmp_path / "xvlm.pth", tmp_path / "out", text=str(bert))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_is_looked_at_before_its_text_encoder(tmp_path):
+    def said(file, sentence):
+        with pytest.raises(DataError, match=sentence):
+            convert_checkpoint(file, tmp_path / "out", text=str(tmp_path / "nowhere"))
+
+    said(tmp_path / "none.pth", r"none\.pth")
+    torch.save({"fc.weight": torch.ones(2, 2)}, tmp_path / "other.pth")
+    said(tmp_path / "other.pth", r"other\.pth lacks the weights .*: expected an X-VLM of Swin and BERT")
+    torch.save({0: torch.ones(2, 2)}, tmp_path / "numbered.pth")
+    said(tmp_path / "numbered.pth", "holds no weights by name")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.script(torch.nn.Linear(2, 2)).save(tmp_path / "script.pth")  # torch warns of it when it is read
+    said(tmp_path / "script.pth", "is no checkpoint of tensors and plain values")
+    torch.save(published(), tmp_path / "xvlm.pth")
+    said(tmp_path / "xvlm.pth", "nowhere is no folder")
+
+
+def test_a_bert_of_fewer_layers_is_not_the_one_it_was_made_from(bert, tmp_path):
+    torch.save({name: part for name, part in published().items() if ".layer.2." not in name}, tmp_path / "xvlm.pth")
+    with pytest.raises(DataError, match=r"and 2 layers of text, but .* and 3: name the text model that it was made from"):
+        convert_checkpoint(tmp_path / "xvlm.pth", tmp_path / "out", text=str(bert))
+
+
+def test_what_is_no_archive_is_one_sentence(bert, tmp_path):
     (tmp_path / "xvlm.pth").write_bytes(b"no archive")
     with pytest.raises(DataError, match="is no checkpoint of tensors"):
         convert_checkpoint(tmp_path / "xvlm.pth", tmp_path / "out", text=str(bert))

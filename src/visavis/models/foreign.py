@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -108,7 +109,9 @@ def read_tensors_alone(file: Path) -> Any:
     """What a file of ``torch.save`` holds, by torch's reader that knows tensors and plain values alone. Raises DataError."""
     with storage.regular_file(file):
         try:
-            return torch.load(file, map_location="cpu", weights_only=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what torch has to say of a file is in its error
+                return torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # noqa: BLE001 - of a damaged file, any
             raise DataError(f"{file} is no checkpoint of tensors and plain values, which alone are read: {_reason(error)}.") from None
 

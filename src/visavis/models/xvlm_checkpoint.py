@@ -24,6 +24,7 @@ from visavis.models.xvlm_names import LEFT_OUT, Targets, published_names
 
 VISUAL, TEXT, REST, MODEL = "visual", "text", "fusion.safetensors", "model"
 """What a converted checkpoint consists of: two folders of transformers, a file that ``XVLM`` begins with, and the whole as it is."""
+_TEXT_LAYER = re.compile(r"text_encoder\.encoder\.layer\.(\d+)\.")
 TABLE = "relative_position_bias_table"
 PICTURES = {
     "do_resize": True,
@@ -65,20 +66,22 @@ def convert_checkpoint(
     Raises DataError for a file of more than tensors and plain values, and naming weights that are unknown, missing or of wrong shapes.
     Differs from: the released code, which interpolates position biases from a grid that is denser at its center.
     """
-    checkpoint, donor = Path(checkpoint), model_folder(text)
+    checkpoint = Path(checkpoint)
     tensors = read_checkpoint(checkpoint)
-    sizes = open_config(donor)
-    names = published_names(tensors, sizes.num_hidden_layers)
+    layers = 1 + max((int(match[1]) for name in tensors if (match := _TEXT_LAYER.match(name))), default=-1)
+    names = published_names(tensors, layers)
     _check(tensors, names, checkpoint)
+    donor = model_folder(text)
+    sizes = open_config(donor)
     made: dict[str, dict[str, Tensor]] = {VISUAL: {}, TEXT: {}, REST: {}}
     for published, targets in names.items():
         for (part, name), tensor in zip(targets, tensors[published].chunk(len(targets)), strict=True):
             made[part][name] = tensor.float()
     found = tensors["text_encoder.embeddings.word_embeddings.weight"].shape
-    if tuple(found) != (sizes.vocab_size, sizes.hidden_size):
+    if (layers, *found) != (sizes.num_hidden_layers, sizes.vocab_size, sizes.hidden_size):
         raise DataError(
-            f"{checkpoint} has {found[0]:,} words of width {found[1]:,}, but {text} has {sizes.vocab_size:,} of width {sizes.hidden_size:,}: "
-            "name the text model that it was made from."
+            f"{checkpoint} has {found[0]:,} words of width {found[1]:,} and {layers} layers of text, but {text} has {sizes.vocab_size:,} of width "
+            f"{sizes.hidden_size:,} and {sizes.num_hidden_layers}: name the text model that it was made from."
         )
     own = _image_size(tensors, image_size, checkpoint)
     side = image_size or own
@@ -128,7 +131,11 @@ def read_checkpoint(file: Path) -> dict[str, Tensor]:
     """The weights in a checkpoint by their published names, those of the text encoder as fine-tuning names them. Raises DataError."""
     content = read_tensors_alone(file)
     tensors = content.get("model", content) if isinstance(content, Mapping) else None
-    if not isinstance(tensors, Mapping) or not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+    if (
+        not isinstance(tensors, Mapping)
+        or not tensors
+        or not all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in tensors.items())
+    ):
         raise DataError(f"{file} holds no weights by name, expected the state_dict of a model, or a table with one as its entry model.")
     return {re.sub(r"^text_encoder\.bert\.", "text_encoder.", name): tensor for name, tensor in tensors.items()}
 
