@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from visavis.errors import ShapeError, SpecError
-from visavis.retrieval.exact import Exact
+from visavis.retrieval.exact import GROUP, Exact
+from visavis.retrieval.reduced import multiplies_int8, open_reduced, write_reduced
 
 
 def oracle(rows: np.ndarray, queries: np.ndarray, top: int, mask: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -55,6 +57,46 @@ def test_blocks_change_nothing(monkeypatch, top, masked):
         monkeypatch.setattr("visavis.retrieval.exact.MOST_SCORES", scores)
         monkeypatch.setattr("visavis.retrieval.exact.MOST_CANDIDATES", candidates)
         assert_found(Exact(rows), queries, top, mask)
+
+
+@pytest.mark.skipif(not multiplies_int8(), reason="this processor has no instructions for products of 8-bit numbers")
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "far from zero", "one large number", "ties", "of many lengths", "zeros"])
+def test_rows_of_8_bits_lose_nothing(tmp_path, kind, masked):
+    generator = np.random.default_rng(1)
+    rows, queries = unit(generator, 5011, 96), unit(generator, 9, 96)
+    if kind == "far from zero":
+        rows += 3
+    if kind == "one large number":
+        rows[:, 5] = generator.choice([-30, 30], len(rows))
+    if kind == "ties":
+        rows = rows[generator.integers(0, 40, len(rows))]
+    if kind == "of many lengths":
+        rows *= np.exp(3 * generator.standard_normal((len(rows), 1))).astype(np.float32)
+    if kind == "zeros":
+        rows[40:] = 0
+        queries[3] = 0
+    write_reduced(tmp_path, rows)
+    mask = generator.random(len(rows)) < 0.3 if masked else None
+    for top in (1, 10, 300):
+        assert_found(Exact(rows, reduced=open_reduced(tmp_path)), queries, top, mask)
+
+
+@pytest.mark.skipif(not multiplies_int8(), reason="this processor has no instructions for products of 8-bit numbers")
+def test_a_score_is_within_its_bound_and_the_bound_is_of_use(tmp_path):
+    generator = np.random.default_rng(2)
+    rows, queries = unit(generator, 2048, 96), unit(generator, 5, 96)
+    write_reduced(tmp_path, rows)
+    reduced = open_reduced(tmp_path)
+    reduced.prepare(torch.from_numpy(queries))
+    groups = slice(0, 2048 // GROUP)
+    factor, offset = reduced.scale(groups)
+    products = reduced.products(slice(0, 2048)).view(5, -1, GROUP).double()
+    score = torch.from_numpy(queries).double() @ torch.from_numpy(rows).double().T
+    off = (products * factor[..., None] + offset[..., None]).view(5, -1).sub(score).abs().view(5, -1, GROUP).amax(2)
+    error = reduced.error(groups)
+    assert (off <= error).all()
+    assert (off > error / 20).any() and error.max() < 0.03
 
 
 def test_memory_makes_the_blocks_smaller():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +27,8 @@ ROUNDING = 2.0**-20
 """Of the product of two norms: more than a few operations in float32 are off by."""
 UNIT = 2.0**-24
 """Of a product: what one operation in float32 is off by at most."""
+PATIENCE = 8
+"""Candidates for each of the top k, beside a 64th of the rows, up to which scoring them is faster than another pass."""
 MOST_QUERIES, MOST_SCORES, MOST_CANDIDATES = 256, 2**21, 2**20
 """Queries that are scored together, scores of a block, candidates that are kept at once, whatever the memory."""
 
@@ -49,8 +52,9 @@ class Coarse(Protocol):
 class InFloat32:
     """Products of the rows as they are; the error is that of adding up D products (Higham, section 3.1)."""
 
-    def __init__(self, rows: np.ndarray, norm: float):
-        self.rows, self.norm = as_tensor(rows), norm
+    def __init__(self, rows: np.ndarray):
+        self.rows = as_tensor(rows)
+        self.norm = max((float(self.rows[some].norm(dim=1).max()) for some in spans(len(rows), 2**12)), default=0.0) * (1 + 1e-4)
 
     def prepare(self, queries: Tensor) -> None:
         width = queries.shape[1]
@@ -83,24 +87,39 @@ class Found:
     def __len__(self) -> int:
         return sum(map(len, self.query))
 
-    def at_least(self, bound: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Queries and rows of those that may reach the bound of their query ``[Q]``."""
-        query, row = torch.cat(self.query), torch.cat(self.row)
-        kept = torch.cat(self.upper) >= bound[query]
-        return query[kept].numpy(), row[kept].numpy()
+    def keep(self, bound: Tensor) -> None:
+        """Those that may reach the bound of their query ``[Q]``."""
+        query, row, upper = (torch.cat(parts) for parts in (self.query, self.row, self.upper))
+        kept = upper >= bound[query]
+        self.query, self.row, self.upper = [query[kept]], [row[kept]], [upper[kept]]
+
+    def counts(self, queries: int) -> Tensor:
+        """How many candidates each query has ``[Q]``."""
+        return sum((torch.bincount(query, minlength=queries) for query in self.query), torch.zeros(queries, dtype=torch.long))
+
+    def take(self) -> tuple[np.ndarray, np.ndarray]:
+        """Queries and rows of all, which are then gone."""
+        taken = torch.cat(self.query).numpy(), torch.cat(self.row).numpy()
+        self.query, self.row, self.upper = [], [], []
+        return taken
 
 
 class Exact:
     """Rows ``[N, D]`` in float32, in memory or mapped from a file, to be searched.
 
-    coarse: another first pass than in float32. memory: of blocks of scores and of rows that are scored again.
+    reduced: a first pass that is faster than in float32 and less sharp; queries for which it leaves too many candidates take the one in
+    float32. memory: of blocks of scores and of rows that are scored again.
     """
 
-    def __init__(self, rows: np.ndarray, *, coarse: Coarse | None = None, norm: float | None = None, memory: Memory = None):
+    def __init__(self, rows: np.ndarray, *, reduced: Coarse | None = None, memory: Memory = None):
         if rows.ndim != 2 or rows.dtype != np.float32:
             raise ShapeError(f"rows are {rows.dtype} of shape {list(rows.shape)}, expected float32 of shape [N, D].")
-        self.rows, self.memory = rows, memory
-        self.coarse: Coarse = coarse or InFloat32(rows, largest_norm(rows) if norm is None else norm)
+        self.rows, self.reduced, self.memory = rows, reduced, memory
+
+    @cached_property
+    def in_float32(self) -> Coarse:
+        """The pass that needs nothing but the rows."""
+        return InFloat32(self.rows)
 
     def search(self, queries: np.ndarray, top: int, mask: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """The rows of the highest inner products with each query ``[Q, D]``, best first, equal ones in their order: ``(scores [Q, K], rows
@@ -120,29 +139,43 @@ class Exact:
         return np.concatenate(scores), np.concatenate(rows)
 
     def _search(self, queries: np.ndarray, top: int, mask: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        best = _Best(self.rows, queries, top, self.memory)
-        self.coarse.prepare(torch.from_numpy(queries))
-        bound, found = torch.full((len(queries), top), -torch.inf), Found()
-        for block in spans(len(self.rows), self._height(len(queries))):
+        if self.reduced is None:
+            return self._walk(self.in_float32, queries, top, mask, None)[0].ordered()
+        best, loose = self._walk(self.reduced, queries, top, mask, max(PATIENCE * top, len(self.rows) // 64))
+        scores, rows = best.ordered()
+        if loose.any():
+            scores[loose], rows[loose] = self._walk(self.in_float32, queries[loose], top, mask, None)[0].ordered()
+        return scores, rows
+
+    def _walk(
+        self, coarse: Coarse, queries: np.ndarray, top: int, mask: np.ndarray | None, patience: int | None
+    ) -> tuple[_Best, np.ndarray]:
+        """One pass over the rows: the best of them, and which queries had more candidates than ``patience`` and were given up."""
+        best, found = _Best(self.rows, queries, top, self.memory), Found()
+        coarse.prepare(torch.from_numpy(queries))
+        bound, loose = torch.full((len(queries), top), -torch.inf), torch.zeros(len(queries), dtype=torch.bool)
+        blocks = spans(len(self.rows), self._height(len(queries)))
+        for block in blocks:
             allowed = None if mask is None else torch.from_numpy(mask[block])
-            if allowed is not None and not allowed.any():
-                continue
-            bound = self._candidates(block, allowed, bound, found)
-            if len(found) > MOST_CANDIDATES:
-                best.add(*found.at_least(bound[:, -1]))
-                found = Found()
-        if len(found):
-            best.add(*found.at_least(bound[:, -1]))
-        return best.ordered()
+            if allowed is None or allowed.any():
+                bound = self._candidates(coarse.products(block), coarse, block, allowed, bound, found)
+            if found.query and (block is blocks[-1] or len(found) > MOST_CANDIDATES):
+                if patience is not None:
+                    found.keep(bound[:, -1])
+                    loose |= found.counts(len(queries)) > patience
+                    bound[loose] = torch.inf
+                found.keep(bound[:, -1])
+                if block is blocks[-1] or len(found) > MOST_CANDIDATES // 2:
+                    best.add(*found.take())
+        return best, loose.numpy()
 
     def _height(self, queries: int) -> int:
         """Rows of a block: a multiple of ``GROUP``, as many as memory lets."""
         most = min(MOST_SCORES, budget(self.memory, "cpu") // 16)
         return max(most // queries // GROUP, 1) * GROUP
 
-    def _candidates(self, block: slice, allowed: Tensor | None, bound: Tensor, found: Found) -> Tensor:
+    def _candidates(self, products: Tensor, coarse: Coarse, block: slice, allowed: Tensor | None, bound: Tensor, found: Found) -> Tensor:
         """Add the candidates of a block; the best lower bounds so far, ``[Q, top]`` with the highest first, and now."""
-        products = self.coarse.products(block)
         if allowed is not None:
             products.masked_fill_(~allowed, _lowest(products.dtype))
         queries, height = products.shape
@@ -151,7 +184,7 @@ class Exact:
         products = products.view(queries, -1, GROUP)
         first = block.start // GROUP
         groups = slice(first, first + products.shape[1])
-        (factor, offset), error = self.coarse.scale(groups), self.coarse.error(groups)
+        (factor, offset), error = coarse.scale(groups), coarse.error(groups)
         highest = products.amax(2) * factor + offset
         bound = torch.cat([bound, highest - error], 1).topk(bound.shape[1], dim=1).values
         query, group = (highest + error >= bound[:, -1:]).nonzero(as_tuple=True)
@@ -194,17 +227,11 @@ class _Best:
         return np.einsum("nd,d->n", self.rows[rows].astype(np.float64), query).astype(np.float32)
 
     def ordered(self) -> tuple[np.ndarray, np.ndarray]:
-        """``(scores [Q, top], rows [Q, top])``."""
-        shape = len(self.queries), self.top
-        return self.score.reshape(shape), self.row.reshape(shape)
-
-
-def largest_norm(rows: np.ndarray) -> float:
-    """The largest length of a row, not below the true one."""
-    squares = [
-        float(np.einsum("nd,nd->n", some, some, dtype=np.float64).max()) for some in (rows[part] for part in spans(len(rows), 2**16))
-    ]
-    return max(squares, default=0.0) ** 0.5 * (1 + 1e-6)
+        """``(scores [Q, top], rows [Q, top])``; zeros for queries that were given up."""
+        scores, rows = np.zeros((len(self.queries), self.top), np.float32), np.zeros((len(self.queries), self.top), np.int64)
+        place = np.arange(len(self.query)) - np.searchsorted(self.query, self.query)
+        scores[self.query, place], rows[self.query, place] = self.score, self.row
+        return scores, rows
 
 
 def as_tensor(rows: np.ndarray) -> Tensor:

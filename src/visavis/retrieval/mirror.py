@@ -15,6 +15,7 @@ from visavis.memory import Memory
 from visavis.retrieval.exact import Exact
 from visavis.retrieval.filters import allowed_rows
 from visavis.retrieval.item import Item, Where, tags_to_metadata
+from visavis.retrieval.reduced import CODES, multiplies_int8, open_reduced, pays, write_reduced
 from visavis.retrieval.store import Near
 
 if TYPE_CHECKING:
@@ -33,11 +34,12 @@ class Mirror:
             self.table = pa.ipc.open_file(file).read_all()
         self.keys = self.table["key"]
         self.vectors = storage.read_array(folder / VECTORS, dimensions=2, mapped=True)
-        self.memory = memory
+        self.folder, self.memory = folder, memory
 
     @cached_property
     def exact(self) -> Exact:
-        return Exact(self.vectors, memory=self.memory)
+        reduced = open_reduced(self.folder) if (self.folder / CODES).exists() and multiplies_int8() else None
+        return Exact(self.vectors, reduced=reduced, memory=self.memory)
 
     def search(self, queries: np.ndarray, top: int, where: Where) -> list[list[Near]]:
         mask = allowed_rows(self.table, where) if where else None
@@ -86,6 +88,8 @@ def write_mirror(folder: Path, items: pa.Table, batches: Iterable[tuple[pa.Array
         for own, block in batches:
             vectors[pc.index_in(own, keys).to_numpy()] = block
         vectors.flush()
+        if pays(*vectors.shape):
+            write_reduced(part, vectors)
 
 
 def remove_others(place: Path, name: str) -> None:
