@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -11,22 +12,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from visavis.errors import DataError, ShapeError, SpecError
+from visavis.errors import DataError, ShapeError, SpecError, StorageError
 from visavis.retrieval.item import EVERYTHING, Item, Where
 from visavis.retrieval.store import Near, VectorStore
 
 pytest.importorskip("lancedb")
+pytest.importorskip("pymilvus")
 from visavis.retrieval.lance import LanceStore
+from visavis.retrieval.milvus import MilvusStore
+from visavis.retrieval.stores import open_store
 
 WIDTH = 6
 ODD = ["it's", 'say "cheese"', "a\\b", "50%_off", "dé à/東京 🐕.jpg", "x'; DROP TABLE items; --", "[a]*?", "line\nbreak", " "]
 
 
 def open_again(engine: str, folder: Path) -> VectorStore:
+    if engine == "milvus":
+        return MilvusStore(folder / "store.db", width=WIDTH)
     return LanceStore(folder / "store", WIDTH)
 
 
-@pytest.fixture(params=["lance"])
+@pytest.fixture(params=["lance", "milvus"])
 def engine(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -170,10 +176,26 @@ def test_what_does_not_fit_is_said(store):
     assert store.count() == 0
 
 
-def test_a_table_of_another_width_or_none_is_said(tmp_path):
-    LanceStore(tmp_path, WIDTH).close()
-    with pytest.raises(ShapeError, match=f"holds vectors of width {WIDTH}, expected 7"):
-        LanceStore(tmp_path, 7)
-    with pytest.raises(DataError, match="holds no table of items"):
-        LanceStore(tmp_path / "none")
-    assert not (tmp_path / "none").exists()
+def test_a_uri_says_which_store_it_is(tmp_path):
+    for uri, kind in ((tmp_path / "folder", LanceStore), (tmp_path / "file.db", MilvusStore)):
+        with closing(open_store(uri, WIDTH)) as opened:
+            assert isinstance(opened, kind)
+        with closing(open_store(uri)) as opened:
+            assert opened.width == WIDTH
+        with pytest.raises(ShapeError, match=f"holds vectors of width {WIDTH}, expected 7"):
+            open_store(uri, 7)
+    for uri in (tmp_path / "none", tmp_path / "none.db"):
+        with pytest.raises(DataError, match="build an index there first"):
+            open_store(uri)
+        assert not uri.exists()
+    (tmp_path / "text").write_text("")
+    with pytest.raises(DataError, match="is a file"):
+        open_store(tmp_path / "text", WIDTH)
+    for wrong in ("", "ftp://host/x", "s3://", "http://host/a/b", "gopher:///"):
+        with pytest.raises(DataError, match=r"names no store: expected a folder, s3://BUCKET/PATH, FILE\.db or http"):
+            open_store(wrong, WIDTH)
+
+
+def test_a_server_that_does_not_answer_is_said():
+    with pytest.raises(StorageError, match=r"^http://127\.0\.0\.1:9 cannot be used as a store of Milvus: .*\.$"):
+        open_store("http://127.0.0.1:9", WIDTH)
