@@ -51,15 +51,15 @@ SHIPPED = {
     "demo-triplet-hn": "d3fb3d54",
     "demo-unified": "6a588781",
     "demo-vlc": "0fecf9da",
-    "heads-flickr8k": "8a4ee789",
+    "heads-flickr8k": "e3dee650",
     "ladder-scenes": "7bb2e165",
-    "aoq-heads-flickr8k": "681790eb",
-    "ladder-heads-flickr8k": "9cbd67c9",
-    "learned-weights-heads-flickr8k": "ed6a3601",
-    "ncr-heads-flickr8k": "5da3f86b",
+    "aoq-heads-flickr8k": "8dee9a55",
+    "ladder-heads-flickr8k": "5bad4dc3",
+    "learned-weights-heads-flickr8k": "27241153",
+    "ncr-heads-flickr8k": "e0ac448d",
     "vse++-two-step-scenes": "8142485c",
-    "vse-infinity-flickr8k": "221b1f53",
-    "vse-infinity-minilm-flickr8k": "9612738c",
+    "vse-infinity-flickr8k": "e6eb38f3",
+    "vse-infinity-minilm-flickr8k": "9ee30f01",
 }
 """Names that results were reported under, and a hash of what each recipe says of its training beyond the defaults."""
 
