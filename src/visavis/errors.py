@@ -64,18 +64,26 @@ class MissingExtra(VisavisError):
         super().__init__(f"{purpose} needs the package {package}, which is not installed: run pip install 'visavis[{extra}]'.")
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The ending of an error sentence: the closest known name, or all of them.
+FEW = 20
+"""Names that a sentence may list."""
+
+
+def nearest(word: str, known: Iterable[str], listed_by: str = "") -> str:
+    """The ending of an error sentence: the closest known name, or all of them; of more than a few, the command that lists them, if given.
 
     >>> nearest("marjin", ["margin", "gamma"])
     'did you mean margin?'
     >>> nearest("x", ["margin", "gamma"])
     'known: gamma, margin.'
+    >>> nearest("x", map(str, range(99)), "visavis catalog recipes")
+    'visavis catalog recipes lists them.'
     """
     known = sorted(known)
     lowered = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
-    return f"did you mean {lowered[close[0]]}?" if close else f"known: {', '.join(known) or 'nothing'}."
+    if close:
+        return f"did you mean {lowered[close[0]]}?"
+    return f"{listed_by} lists them." if listed_by and len(known) > FEW else f"known: {', '.join(known) or 'nothing'}."
 
 
 def shown(value: Any) -> str:

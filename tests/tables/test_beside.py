@@ -106,3 +106,34 @@ def test_what_cannot_be_evaluated_so_is_one_sentence_before_any_training(setting
 def test_a_mean_of_two_networks_is_asked_of_a_run_that_has_one(toys, tmp_path):
     with pytest.raises(visavis.errors.VisavisError, match=r"evaluation\.average is for runs of two networks"):
         visavis.train(ROW, out=tmp_path / "run", overrides=overrides(ROW, toys) | {"evaluation.average": True})
+
+
+LISTED = "visavis catalog recipes --paper"
+
+
+@pytest.mark.parametrize(
+    ("named", "sentence"),
+    [
+        ("goal/3/r152-cir-sig-sm", r"did you mean (goal/3/)?r152-cir-sig-ms\?$"),
+        ("gaol/3/r152-ft-cir-sig-ms", r"did you mean goal/3/r152-ft-cir-sig-ms\?$"),
+        ("goal/3/x", rf"{LISTED} goal lists them\.$"),
+        ("goal/3", rf"such as goal/3/r152-con-con(; {LISTED} goal lists them)?\.$"),
+        ("goal/9/x", rf"the tables of goal are goal/2, goal/3, goal/4, goal/5, goal/6; {LISTED} goal lists their rows\.$"),
+        ("goal", rf"the tables of goal are goal/2, goal/3, goal/4, goal/5, goal/6; {LISTED} goal lists their rows\.$"),
+    ],
+)
+def test_an_address_of_no_row_is_told_the_nearest_one_or_how_they_are_listed(named, sentence, trained):
+    for door in (lambda: visavis.train(named), lambda: visavis.evaluate(trained.folder, published=named)):
+        with pytest.raises(visavis.errors.RecipeError, match=sentence) as raised:
+            door()
+        assert len(str(raised.value)) < 250
+
+
+def test_a_name_like_no_other_is_told_what_lists_them_and_a_row_before_anything_is_read(tmp_path):
+    with pytest.raises(
+        visavis.errors.RecipeError, match=r"^x is neither a TOML file nor a recipe that ships: visavis catalog recipes lists them\.$"
+    ):
+        visavis.train("x")
+    expected = rf"expected PAPER/TABLE/ROW, such as cocos/1/\S+; {LISTED} cocos lists those of one of cocos, goal, ladder, unified\.$"
+    with pytest.raises(visavis.errors.RecipeError, match=rf"^published is 'x', which names no row of a paper's table: {expected}"):
+        visavis.evaluate(tmp_path / "no such run", published="x")

@@ -14,11 +14,11 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from visavis.errors import RecipeError, nearest
+from visavis.errors import RecipeError
 from visavis.evaluation import Evaluation
 from visavis.evaluation.published import Published
 from visavis.training.recipe import Recipe
-from visavis.training.recipe_files import RecipeFile, read_file, read_recipe, tables
+from visavis.training.recipe_files import RecipeFile, nearest_row, read_file, read_recipe, tables
 
 _Figure = float | tuple[float, float]
 """A mean, or a mean and its deviation."""
@@ -35,7 +35,7 @@ def published_rows() -> dict[str, Published]:
 def check_published(address: str) -> None:
     """Refuse, with a RecipeError, what a recipe names if it is no row of a table."""
     if address and address not in published_rows() and not counted_rows(address):
-        raise RecipeError(f"published is {address!r}, which names no row of a paper's table: {nearest(address, published_rows())}")
+        raise RecipeError(f"published is {address!r}, which names no row of a paper's table: {nearest_row(address)}")
 
 
 def beside_published(result: Evaluation, recipe: Recipe) -> Evaluation:
@@ -44,13 +44,13 @@ def beside_published(result: Evaluation, recipe: Recipe) -> Evaluation:
     return replace(result, report=recipe.evaluation.report, published=row if row and row.protocol else None)
 
 
-def beside_row(result: Evaluation, address: str) -> Evaluation:
-    """A result with a row of a table to be set beside it, whatever made it. Raises RecipeError for no such row, and for one that measures nothing."""
+def measured_row(address: str) -> Published:
+    """A row of a table that a result may be set beside, whatever made it. Raises RecipeError for no such row, and for one that measures nothing."""
     check_published(address)
     row = published_rows().get(address)
     if row is None or not row.protocol:
         raise RecipeError(f"{address} counts a training and measures no model: visavis diagnose sets its figures beside a run's.")
-    return replace(result, published=row)
+    return row
 
 
 def counted_rows(address: str) -> list[Published]:

@@ -16,6 +16,7 @@ which, trained as ``PAPER/NUMBER/ROW``, also holds facts about itself (see ``FAC
 from __future__ import annotations
 
 import os
+import re
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from visavis import storage
-from visavis.errors import RecipeError, nearest
+from visavis.errors import FEW, RecipeError, nearest
 from visavis.training.overrides import SHORT, phase_at, set_values
 from visavis.training.recipe import Recipe, build_recipe, model_table
 from visavis.training.renamed import with_new_names
@@ -52,7 +53,7 @@ class RecipeFile:
     def row_content(self, row: str) -> Values:
         """The plain values of one row's recipe. Raises RecipeError if there is no such row."""
         if row not in self.rows:
-            known = nearest(row, self.rows) if self.rows else "it is one recipe without rows."
+            known = nearest(row, self.rows, _lists_rows(self.where)) if self.rows else "it is one recipe without rows."
             raise RecipeError(f"{self.where} has no row {row}: {known}")
         content = self.content
         for differences in self.rows[row]:
@@ -72,8 +73,9 @@ class RecipeFile:
         if row is not None:
             return build_recipe(self.row_content(row), overrides, f"{self.where}/{row}")
         if self.rows:
-            rows = ", ".join(self.rows)
-            raise RecipeError(f"{self.where} is a grid: name the row to train, such as {self.where}/{next(iter(self.rows))}; rows: {rows}.")
+            listed = _lists_rows(self.where) if len(self.rows) > FEW else ""
+            rows = f"{listed} lists them" if listed else f"rows: {', '.join(self.rows)}"
+            raise RecipeError(f"{self.where} is a grid: name the row to train, such as {self.where}/{next(iter(self.rows))}; {rows}.")
         return build_recipe(deepcopy(self.content), overrides, self.where)
 
 
@@ -227,7 +229,38 @@ def _file_and_row(name: str) -> tuple[str, str | None]:
         return grid, row
     if name in shipped_names():
         return shipped_names()[name]
-    raise RecipeError(f"{name} is neither a TOML file nor a recipe that ships: {nearest(name, [*shipped_names(), *packaged])}")
+    of_table = name.partition("/")[0] in _papers() or re.fullmatch(r"[^/]+/\d+/[^/]+", name)
+    known = nearest_row(name) if of_table else nearest(name, [*shipped_names(), *packaged], "visavis catalog recipes")
+    raise RecipeError(f"{name} is neither a TOML file nor a recipe that ships: {known}")
+
+
+def nearest_row(address: str) -> str:
+    """The ending of a sentence about an address that is of no row of a table: the nearest one, or how they are listed."""
+    paper, number, row = (*address.split("/", 2), "", "")[:3]
+    rows = {table: list(read_file(table).rows) for table in tables()}
+    if own := rows.get(f"{paper}/{number}"):
+        table = f"{paper}/{number}"
+        known = nearest(row, own, _lists_rows(table)).replace("did you mean ", f"did you mean {table}/")
+        return known if row else f"name a row of {table}, such as {table}/{own[0]}."
+    if paper in _papers():
+        numbers = ", ".join(name for name in rows if name.startswith(f"{paper}/"))
+        return f"the tables of {paper} are {numbers}; {_lists_rows(f'{paper}/')} lists their rows."
+    addresses = [f"{table}/{row}" for table, own in rows.items() for row in own]
+    known, papers = nearest(address, addresses, "nothing"), ", ".join(_papers())
+    how = (
+        f"expected PAPER/TABLE/ROW, such as {addresses[0]}; visavis catalog recipes --paper {_papers()[0]} lists those of one of {papers}."
+    )
+    return known if known.startswith("did you mean") else how
+
+
+def _papers() -> list[str]:
+    return sorted({table.partition("/")[0] for table in tables()})
+
+
+def _lists_rows(file: str) -> str:
+    """The command that lists the rows of a paper's table; nothing for another file."""
+    paper, slash, _ = file.partition("/")
+    return f"visavis catalog recipes --paper {paper}" if slash and paper in _papers() else ""
 
 
 def _rows(rows: Any, where: str) -> dict[str, Values]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,11 +101,12 @@ def evaluate(
     default the recipe's, else a quarter of the free memory.
     """
     from visavis.runs.evaluating import beside_base, evaluate_runs
-    from visavis.runs.published import beside_row
+    from visavis.runs.published import measured_row
 
+    row = None if published is None else measured_row(published)
     runs, data, progress = _paths(run), None if data is None else str(data), progress or Silent()
     result = evaluate_runs(runs, protocol, split, data, progress, degrees, semantics, memory, average=average)
-    result = result if published is None else beside_row(result, published)
+    result = result if row is None else replace(result, published=row)
     return beside_base(result, runs, split, data, progress, memory) if base else result
 
 
