@@ -127,6 +127,18 @@ def test_many_words_are_drawn_up_to_a_number_that_the_picture_says(model, pictur
         assert drawn.height < 2500
 
 
+@pytest.mark.parametrize(("name", "begins"), [("a.png", b"\x89PNG"), ("a.PDF", b"%PDF-"), ("a.jpg", b"\xff\xd8\xff")])
+def test_it_is_drawn_as_the_ending_of_its_file_says(name, begins, model, picture, tmp_path):
+    assert visavis.explain(model, picture, "a red circle", out=tmp_path / name).file.read_bytes().startswith(begins)
+
+
+@pytest.mark.parametrize("name", ["a.svg", "a"])
+def test_another_ending_is_refused_before_anything_is_read(name, tmp_path):
+    ending = r"(ends in \.svg|has no ending), expected a file of a picture that can be drawn: \.png, \.pdf, \.jpg, \.jpeg\.$"
+    with pytest.raises(VisavisError, match=ending):
+        visavis.explain(tmp_path / "no such run", "no such picture", "a red circle", out=tmp_path / name)
+
+
 def test_an_image_of_the_runs_data_by_its_name(tmp_path):
     scenes = write_scenes(tmp_path / "scenes", num_train=12, num_val=3, num_test=3, captions_per_image=1, size=96)
     recipe = tmp_path / "tiny.toml"

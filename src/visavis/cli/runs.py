@@ -150,7 +150,7 @@ def explain(
     run: Annotated[Path, typer.Argument(help="A run folder of a model that attends, such as SCAN.")],
     image: Annotated[str, typer.Argument(help="A picture, or the name of an image in the run's data.")],
     text: Annotated[str, typer.Argument(help="A sentence that may describe it.")],
-    out: Annotated[Path | None, typer.Option(help="A new PNG; default runs/explanation-<n>.png.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A new .png, .pdf or .jpg; default runs/explanation-<n>.png.")] = None,
     json: Json = False,
 ) -> None:
     """Which region of an image answered which word of a text: a picture, word by word."""

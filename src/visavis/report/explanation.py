@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import math
 from bisect import bisect
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from visavis.errors import VisavisError
 from visavis.report.figures import LIGHT
 
 if TYPE_CHECKING:
@@ -22,14 +24,25 @@ TILE, GAP, MARGIN = 208, 18, 28
 WORD, SMALL, TITLE = 19, 13, 22
 """Sizes of letters, in pixels."""
 COLUMNS = 6
+FORMS = {".png": "png", ".pdf": "pdf", ".jpg": "jpeg", ".jpeg": "jpeg"}
+"""Forms of the picture, by the ending of its file."""
 MOST = 40
 """Words that are drawn; of more the first ones, which the picture says."""
 DARKEST = 0.35
 """What is left of the light where a word was not answered."""
 
 
-def explanation_picture(explanation: Explanation) -> bytes:
-    """The image and its text, then a tile a word with the word's score, as PNG bytes; without places of the regions a table of shares."""
+def form_of(file: Path) -> str:
+    """The form of picture that the ending of a file names. Raises VisavisError for another ending."""
+    if file.suffix.lower() not in FORMS:
+        raise VisavisError(
+            f"{file} {'ends in ' + file.suffix if file.suffix else 'has no ending'}, expected a file of a picture that can be drawn: {', '.join(FORMS)}."
+        )
+    return FORMS[file.suffix.lower()]
+
+
+def explanation_picture(explanation: Explanation, form: str = "png") -> bytes:
+    """The image and its text, then a tile a word with the word's score; without places of the regions a table of shares. form: of FORMS."""
     from PIL import Image, ImageDraw
 
     tiles = [_tile(explanation, row) for row in range(len(explanation.words[:MOST]))]
@@ -56,7 +69,7 @@ def explanation_picture(explanation: Explanation) -> bytes:
         sheet.paste(tile, (left, down))
         _legend(pen, (left, down + height + 4), explanation, row)
     raw = io.BytesIO()
-    sheet.save(raw, "png")
+    sheet.save(raw, form, quality=95)
     return raw.getvalue()
 
 

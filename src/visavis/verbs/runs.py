@@ -165,7 +165,8 @@ def explain(
 ) -> Explanation:
     """Which region of an image answered which word of a text, by a model that attends; drawn word by word.
 
-    image: the path of a picture, or the name of an image in the run's data. out: a new PNG; default ``runs/explanation-<n>.png``.
+    image: the path of a picture, or the name of an image in the run's data. out: a new file, drawn as its ending
+    says: .png, .pdf or .jpg; default ``runs/explanation-<n>.png``.
     What it returns has ``words``, ``weights`` ``[words, regions]`` (the share of each region in what answered a word), ``scores`` (of each
     word with what answered it) and ``score``. Raises RunError for a model whose score does not tell.
     """
@@ -173,12 +174,13 @@ def explain(
 
     from visavis import storage
     from visavis.diagnosis.explanation import explained
-    from visavis.report.explanation import explanation_picture
+    from visavis.report.explanation import explanation_picture, form_of
 
+    form = form_of(Path("explanation.png" if out is None else out))
     if out is not None:
         storage.new_file(out)
     explanation = explained(Path(run), str(image), text, progress or Silent())
-    content = explanation_picture(explanation)
+    content = explanation_picture(explanation, form)
     file = storage.numbered_file("runs/explanation.png") if out is None else Path(out)
     storage.write_bytes(file, content)
     return replace(explanation, file=file)
