@@ -5,7 +5,7 @@
 All read the 7x7 grid of MobileNetV2 (``python tools/mobilenet_folder.py`` once; its features are computed once and cached) and the
 same learned words: vectors of 300 through a GRU of 512, which reads both ways where a matcher keeps or averages its states and
 forward where it takes the last one. A run trains for as many steps as its own pace, measured first, fits into the minutes, in
-processor time of one core, which other programs do not change: the learning rate then falls to 0 at their end. Validations, ten a run
+processor time of one core, which other programs do not change: the learning rate then falls to 0 at their end. Validations, four a run
 on 200 images, and the test come on top. Rates lie about those of the
 papers, which train far longer; ``--rates 3e-4 1e-3 3e-3 --minutes 4`` tries others and prints the validation RSUM of each.
 
@@ -50,7 +50,7 @@ from visavis.training.trainer import Trainer
 
 RECIPE = Path(__file__).with_suffix(".toml")
 OBJECTIVES = {"Unified": "Unified(margin=0.2, gamma=50)", "TripletHN": "TripletHN(margin=0.2)"}
-VALIDATIONS, WARM, TIMED, QUERIES = 10, 2, 8, 30
+VALIDATIONS, WARM, TIMED, QUERIES = 4, 2, 8, 30
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def try_rate(job: Job) -> None:
 
 
 def steps_within(job: Job) -> dict[str, Any]:
-    """The epochs, and batches an epoch, that fit into the minutes at the pace of a few steps; ten epochs, or more where they are shorter."""
+    """The epochs, and batches an epoch, that fit into the minutes at the pace of a few steps; four epochs, or more where they are shorter."""
     recipe = read_recipe(RECIPE, job.overrides())
     data_module, matcher = prepare(recipe)
     loader = data_module.loader(data_module.data.split("train"))

@@ -16,19 +16,6 @@ from visavis.progress import Silent
 from visavis.runs.folder import open_run, recipe_of
 from visavis.types import Encoded
 
-RECIPE = """
-name = "by-heart"
-visual = { tower = "scenes", view = "pooled" }
-text = { tower = "vocabulary", min_count = 1 }
-model = { kind = "VSE++", width = 64, word_width = 32 }
-training = { batch_size = 30, probe_batches = 1, threads = 1 }
-evaluation = { validation = "train" }
-[[phases]]
-epochs = 40
-objective = "Unified(gamma=30)"
-optimizer = { lr = 0.01 }
-"""
-
 
 class Listener(Silent):
     def __init__(self):
@@ -36,22 +23,6 @@ class Listener(Silent):
 
     def say(self, sentence):
         self.said.append(sentence)
-
-
-@pytest.fixture(scope="module")
-def scenes(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("world") / "scenes"
-    return write_scenes(folder, num_train=60, num_val=0, num_test=10, captions_per_image=2, size=48, seed=4)
-
-
-@pytest.fixture(scope="module")
-def run(scenes, tmp_path_factory):
-    recipe = tmp_path_factory.mktemp("recipe") / "by-heart.toml"
-    recipe.write_text(RECIPE)
-    folder = tmp_path_factory.mktemp("runs") / "run"
-    trained = visavis.train(recipe, data=scenes, out=folder)
-    assert trained.validation_rsum > 550, "the training images are known by heart"
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import typer
 
-from visavis.cli import data, graded, runs
+from visavis.cli import data, graded, retrieval, runs
 from visavis.cli.signals import Ended, ends_heard
 from visavis.cli.terminal import show_what_can_be_shown, tell
 from visavis.errors import VisavisError
@@ -40,7 +40,8 @@ for command in (
     runs.explain,
     graded.coherence,
     graded.agreement,
-    runs.search,
+    retrieval.index,
+    retrieval.search,
     data.catalog,
 ):
     app.command()(command)

@@ -124,28 +124,6 @@ def diagnose(
         print_diagnosis(result)
 
 
-def search(
-    run: Runs,
-    query: Annotated[str, typer.Argument(help="A sentence that describes the images.")],
-    inside: Annotated[
-        Path | None, typer.Option("--inside", "--in", help="A data set or any folder of images; default: the run's own data.")
-    ] = None,
-    top: Annotated[int, typer.Option(help="How many images.")] = 5,
-    memory: Memory = None,
-    json: Json = False,
-) -> None:
-    """The images that fit a sentence best, with their scores."""
-    from visavis import verbs
-    from visavis.cli.output import print_hits
-
-    with bars() as progress:
-        hits = verbs.search(run, query, inside=inside, top=top, memory=memory, progress=progress)
-    if json:
-        print_json({"query": query, "hits": [hit.to_json() for hit in hits]})
-    else:
-        print_hits(hits)
-
-
 def explain(
     run: Annotated[Path, typer.Argument(help="A run folder of a model that attends, such as SCAN.")],
     image: Annotated[str, typer.Argument(help="A picture, or the name of an image in the run's data.")],

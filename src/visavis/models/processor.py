@@ -93,6 +93,16 @@ class Processor:
             raise RunError("this model was trained on stored features without a visual tower: it cannot read new images.")
         return self.visual
 
+    @property
+    def described(self) -> dict[str, Any]:
+        """What ``config.json`` says of it: the towers, the words, the standardization; folders do not count."""
+        words = None if self.vocabulary is None else list(self.vocabulary.words)
+        towers = {side: None if tower is None else asdict(tower) for side, tower in (("visual", self.visual), ("text", self.text))}
+        own: dict[str, Any] = {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
+        own |= {"stored_texts": True} if self.stored_texts else {}
+        own |= {} if self.standardization is None else {"standardization": asdict(self.standardization)}
+        return towers | {"vocabulary": words} | own
+
     @cached_property
     def visual_tower(self) -> VisualTower | ClipTower:
         return self.visual_spec.open()  # type: ignore[return-value]
@@ -165,10 +175,4 @@ class Processor:
 
     def save(self, matcher: Matcher, folder: Path) -> None:
         """A model folder: the matcher's config and weights, and this processor in the config."""
-        words = None if self.vocabulary is None else list(self.vocabulary.words)
-        text = None if self.text is None else asdict(self.text)
-        own: dict[str, Any] = {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
-        own |= {"stored_texts": True} if self.stored_texts else {}
-        own |= {} if self.standardization is None else {"standardization": asdict(self.standardization)}
-        visual = None if self.visual is None else asdict(self.visual)
-        matcher.save_pretrained(folder, visual=visual, text=text, vocabulary=words, **own)
+        matcher.save_pretrained(folder, **self.described)

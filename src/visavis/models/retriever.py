@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ from visavis.models.base import Matcher, build_with_weights, check_config
 from visavis.models.clip import find_dual_encoder, open_dual_encoder
 from visavis.models.device import choose_device
 from visavis.models.encoding import OnBatch, batches_of_at_most, device_of, encode
+from visavis.models.pretrained import weights_checksum
 from visavis.models.processor import Processor, SavedConfig
 from visavis.models.scoring import score_all
 from visavis.spec import build
@@ -56,6 +59,12 @@ class Retriever:
     def device(self) -> torch.device:
         """Where it computes."""
         return device_of(self.matcher)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells models apart: a short hash of the matcher's weights, its architecture, and what its processor says of encoders and words."""
+        described = repr((type(self.matcher).__name__, self.matcher.config, self.processor.described))
+        return hashlib.sha256(f"{weights_checksum(self.matcher)} {described}".encode()).hexdigest()[:16]
 
     @classmethod
     def load(
@@ -106,7 +115,7 @@ class Retriever:
 
         Raises DataError naming a file that is no image, ShapeError for a model without one vector an item: it has ``score``.
         """
-        return self._unit_rows(self.encode_visual(images, on_progress))
+        return self.unit_rows(self.encode_visual(images, on_progress))
 
     def encode_videos(self, videos: Sequence[str | Path], on_progress: OnBatch | None = None) -> Tensor:
         """Unit rows ``[N, D]`` of video files, on the CPU.
@@ -114,11 +123,11 @@ class Retriever:
         Raises DataError naming a file that is no video, or for a model that reads pictures alone, ShapeError for a model without one
         vector an item: ``score`` takes videos too.
         """
-        return self._unit_rows(self.encode_visual(videos, on_progress))
+        return self.unit_rows(self.encode_visual(videos, on_progress))
 
     def encode_texts(self, texts: Sequence[str], on_progress: OnBatch | None = None) -> Tensor:
         """Unit rows ``[N, D]`` of sentences, on the CPU. Raises ShapeError for a model without one vector an item."""
-        return self._unit_rows(self.encode_text(texts, on_progress))
+        return self.unit_rows(self.encode_text(texts, on_progress))
 
     def score(self, images: Sequence[str | Path | Picture], texts: Sequence[str], *, way: Direction = "t2i") -> Tensor:
         """How well every picture fits every sentence, for any model: ``[V, T]``, on the CPU, in blocks within the memory.
@@ -127,8 +136,11 @@ class Retriever:
         """
         return score_all(self.matcher, self.encode_visual(images), self.encode_text(texts), self.memory, way)
 
-    def encode_visual(self, images: Sequence[str | Path | Picture], on_progress: OnBatch | None = None) -> Encoded:
-        """Pictures, or paths of videos, as ``matcher.score`` reads them: one vector each, or regions, or named parts."""
+    def encode_visual(self, images: Sequence[str | Path | Picture | Sequence[Picture]], on_progress: OnBatch | None = None) -> Encoded:
+        """Pictures, or paths of videos, as ``matcher.score`` reads them: one vector each, or regions, or named parts.
+
+        A model that reads clips takes the pictures of one as a list, too, ``processor.frames_per_second`` of them a second.
+        """
         view, device, rate = self.matcher.config.visual_view, device_of(self.matcher), self.processor.frames_per_second
 
         def read(index: np.ndarray) -> Encoded:
@@ -155,7 +167,7 @@ class Retriever:
             on_batch=on_progress,
         )
 
-    def _unit_rows(self, encoded: Encoded) -> Tensor:
+    def unit_rows(self, encoded: Encoded) -> Tensor:
         rows = self.matcher.first_stage(encoded).vectors
         if not isinstance(rows, Tensor) or rows.dim() != 2:
             raise ShapeError(f"{type(self.matcher).__name__} has no single vector an item: ask for score(images, texts).")
@@ -169,7 +181,9 @@ def _some(items: Sequence[Any]) -> int:
 
 
 def _clip(item: Any, rate: float) -> list[Picture]:
-    """The pictures of a video, so many a second; a picture is a clip of one."""
+    """The pictures of a video, so many a second; a picture is a clip of one, and a list of them is one."""
+    if isinstance(item, list | tuple):
+        return list(item)
     if isinstance(item, str | Path) and is_video(str(item)):
         return clip_frames(Path(item), str(item), rate)
     return [_picture(item)]

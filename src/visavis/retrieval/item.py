@@ -16,7 +16,8 @@ class Item:
 
     key: unique in its index: the path below the root, for a moment with ``#t=START,END`` after it. path: below the root, with slashes.
     content: a hash of the file's bytes. size: of the file, in bytes. modified_ns: its time of last change. start, end: of a moment, in
-    seconds. metadata: what else is known of it, such as the captions' columns or the camera.
+    seconds. look: a perceptual hash of the picture, of a clip that of its middle frame. metadata: what else is known of it, such as its
+    split and its first caption in a data set.
     """
 
     key: str
@@ -27,6 +28,7 @@ class Item:
     modified_ns: int
     start: float | None = None
     end: float | None = None
+    look: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def tags(self) -> list[str]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TABLE = "items"
-COLUMNS = ("key", "path", "kind", "content", "size", "modified_ns", "start", "end", "metadata")
+COLUMNS = ("key", "path", "kind", "content", "size", "modified_ns", "start", "end", "look", "metadata")
 AT_ONCE = 2**14
 """Rows that are read, or keys that are named, at once."""
 KEPT = timedelta(minutes=10)
@@ -152,7 +152,7 @@ def schema(width: int) -> pa.Schema:
     """The columns of a table of items with vectors of a width."""
     import pyarrow as pa
 
-    texts = [pa.field(name, pa.string(), nullable=False) for name in ("key", "path", "kind", "content")]
+    texts = [pa.field(name, pa.string(), nullable=False) for name in ("key", "path", "kind", "content", "look")]
     numbers = [pa.field(name, pa.int64(), nullable=False) for name in ("size", "modified_ns")]
     times = [pa.field(name, pa.float64()) for name in ("start", "end")]
     return pa.schema([*texts, *numbers, *times, ("metadata", pa.list_(pa.string())), ("vector", pa.list_(pa.float32(), width))])

@@ -7,7 +7,8 @@
 
 from visavis.verbs.data import catalog, convert, data_check, data_convert, data_scenes, demo, doctor, features
 from visavis.verbs.graded import agreement, coherence, relevance, relevance_fit, relevance_thresholds
-from visavis.verbs.runs import diagnose, evaluate, explain, load, search, train
+from visavis.verbs.retrieval import index, search
+from visavis.verbs.runs import diagnose, evaluate, explain, load, train
 
 __all__ = [
     "agreement",
@@ -23,6 +24,7 @@ __all__ = [
     "evaluate",
     "explain",
     "features",
+    "index",
     "load",
     "relevance",
     "relevance_fit",

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from visavis.evaluation import Evaluation
     from visavis.memory import Memory
     from visavis.models.retriever import Retriever
-    from visavis.retrieval.query import Hit
     from visavis.runs.begin import Trained
 
 
@@ -104,7 +103,7 @@ def evaluate(
     from visavis.runs.published import measured_row
 
     row = None if published is None else measured_row(published)
-    runs, data, progress = _paths(run), None if data is None else str(data), progress or Silent()
+    runs, data, progress = paths_of(run), None if data is None else str(data), progress or Silent()
     result = evaluate_runs(runs, protocol, split, data, progress, degrees, semantics, memory, average=average)
     result = result if row is None else replace(result, published=row)
     return beside_base(result, runs, split, data, progress, memory) if base else result
@@ -132,25 +131,7 @@ def diagnose(
     return diagnose_run(Path(run), specs, batches, progress or Silent(), None if data is None else str(data), memory)
 
 
-def search(
-    run: str | Path | Sequence[str | Path],
-    query: str,
-    *,
-    inside: str | Path | None = None,
-    top: int = 5,
-    memory: Memory = None,
-    progress: Progress | None = None,
-) -> list[Hit]:
-    """The images that fit a sentence best, best first. inside: a data set or any folder of images; default: the run's data.
-
-    run: as in ``evaluate``: the scores of several are averaged. memory: as in ``evaluate``.
-    """
-    from visavis.retrieval.query import search_images
-
-    return search_images(_paths(run), query, None if inside is None else Path(inside), top, progress or Silent(), memory)
-
-
-def _paths(run: str | Path | Sequence[str | Path]) -> list[Path]:
+def paths_of(run: str | Path | Sequence[str | Path]) -> list[Path]:
     """The folders of one run or several."""
     return [Path(run)] if isinstance(run, str | Path) else [Path(folder) for folder in run]
 

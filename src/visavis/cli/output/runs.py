@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from visavis.diagnosis.explanation import Explanation
     from visavis.diagnosis.walk import Diagnosis
     from visavis.evaluation import Coherence, Evaluation
-    from visavis.retrieval.query import Hit
     from visavis.runs.begin import Trained
 
 
@@ -165,25 +163,3 @@ def print_explanation(explanation: Explanation) -> None:
         table.add_row(escape(word), f"{score:.3f}", str(place), f"{100 * row[best]:.0f} %")
     standard_output().print(table)
     standard_output().print(f"{explanation.model}, score {explanation.score:.4f}. Drawn: {escape(str(explanation.file))}", soft_wrap=True)
-
-
-def print_hits(hits: Iterable[Hit]) -> None:
-    console = standard_output()
-    for rank, hit in enumerate(hits, 1):
-        console.print(f"{rank:2d}  {hit.score:.3f}  {escape(hit.name)}", soft_wrap=True)
-        if hit.image.bytes is not None and console.is_terminal and console.color_system == "truecolor":
-            console.print(_thumbnail(hit.image.preview()))
-
-
-def _thumbnail(picture: Any, width: int = 32) -> Any:
-    """A picture in half-block characters: two pixels per character cell."""
-    from rich.text import Text
-
-    small = picture.convert("RGB").resize((width, max(2, width * picture.height // picture.width // 2 * 2)))
-    text = Text()
-    for y in range(0, small.height, 2):
-        for x in range(small.width):
-            upper, lower = small.getpixel((x, y)), small.getpixel((x, y + 1))
-            text.append("▀", style=f"rgb({','.join(map(str, upper))}) on rgb({','.join(map(str, lower))})")
-        text.append("\n")
-    return text

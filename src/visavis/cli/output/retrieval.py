@@ -1,0 +1,72 @@
+"""What was indexed, and what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+
+from visavis.cli.output.console import standard_output
+
+if TYPE_CHECKING:
+    from visavis.retrieval.building import Built
+    from visavis.retrieval.query import Hit
+    from visavis.retrieval.searching import Results
+
+SHOWN = 5
+"""Sentences about files that cannot be read."""
+
+
+def print_built(built: Built) -> None:
+    console = standard_output()
+    counts = {"encoded": built.encoded, "as before": built.kept, "moved or copied": built.moved, "removed": built.removed}
+    told = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "nothing to do"
+    console.print(f"{built.items:,} items in the index; files: {told}; {built.seconds:.0f} s.", soft_wrap=True)
+    if built.skipped:
+        console.print(f"Left out, {len(built.skipped):,}:")
+    for sentence in built.skipped[:SHOWN]:
+        console.print(f"  {escape(sentence)}", soft_wrap=True)
+    if len(built.skipped) > SHOWN:
+        console.print(f"  ... and {len(built.skipped) - SHOWN:,} more: --json lists all.")
+    console.print(f"Index: {escape(built.folder)}", soft_wrap=True)
+
+
+def print_results(results: Results) -> None:
+    console = standard_output()
+    if not results.hits:
+        console.print("Nothing in the index passes the filters.")
+        return
+    if results.nothing_fits:
+        console.print("Probably nothing here fits; the nearest:")
+    for rank, hit in enumerate(results.hits, 1):
+        match = "" if hit.match is None else f"  fits {100 * hit.match:3.0f} %"
+        more = f"  (and {len(hit.duplicates)} like it)" if hit.duplicates else ""
+        console.print(f"{rank:2d}  {hit.score:.3f}{match}  {escape(hit.item.key)}{more}", soft_wrap=True)
+
+
+def print_texts(texts: Iterable[tuple[str, float]]) -> None:
+    for rank, (text, score) in enumerate(texts, 1):
+        standard_output().print(f"{rank:2d}  {score:.3f}  {escape(text)}", soft_wrap=True)
+
+
+def print_hits(hits: Iterable[Hit]) -> None:
+    console = standard_output()
+    for rank, hit in enumerate(hits, 1):
+        console.print(f"{rank:2d}  {hit.score:.3f}  {escape(hit.name)}", soft_wrap=True)
+        if hit.image.bytes is not None and console.is_terminal and console.color_system == "truecolor":
+            console.print(_thumbnail(hit.image.preview()))
+
+
+def _thumbnail(picture: Any, width: int = 32) -> Any:
+    """A picture in half-block characters: two pixels per character cell."""
+    from rich.text import Text
+
+    small = picture.convert("RGB").resize((width, max(2, width * picture.height // picture.width // 2 * 2)))
+    text = Text()
+    for y in range(0, small.height, 2):
+        for x in range(small.width):
+            upper, lower = small.getpixel((x, y)), small.getpixel((x, y + 1))
+            text.append("▀", style=f"rgb({','.join(map(str, upper))}) on rgb({','.join(map(str, lower))})")
+        text.append("\n")
+    return text

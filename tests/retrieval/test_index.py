@@ -1,0 +1,273 @@
+"""Indexes of real folders by a real model: what they hold, how they follow their folder, and that no death leaves a wrong one."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import visavis
+from visavis.errors import DataError, RefusedOverwrite, RunError, VisavisError
+from visavis.progress import Silent
+from visavis.retrieval.building import build_index
+from visavis.retrieval.index import Index
+from visavis.retrieval.item import Where
+from visavis.retrieval.searching import Query, search
+from visavis.retrieval.sources import open_source
+
+ODD = {
+    "gray.png": Image.new("L", (40, 30), 90),
+    "deep.png": Image.fromarray(np.full((20, 20), 30_000, np.uint16)),
+    "palette.gif": Image.new("P", (20, 20), 3),
+    "print.jpg": Image.new("CMYK", (20, 20), (0, 90, 10, 0)),
+    "see-through.png": Image.new("RGBA", (20, 20), (9, 9, 200, 40)),
+}
+
+
+@pytest.fixture
+def photos(scenes, tmp_path):
+    """Forty pictures in two folders."""
+    folder = tmp_path / "photos"
+    pictures = sorted((scenes / "images").iterdir())[:40]
+    for number, picture in enumerate(pictures):
+        place = folder / ("2024" if number % 2 else "2025/spring")
+        place.mkdir(parents=True, exist_ok=True)
+        shutil.copy(picture, place / picture.name)
+    return folder
+
+
+def build(run, source, out, **options):
+    return build_index(run, source, out, progress=Silent(), **options)
+
+
+def content(folder):
+    """What an index holds: its items, and their vectors."""
+    index = Index.open(folder)
+    items = index.store.items()
+    vectors = index.store.vectors([item.key for item in items])
+    index.store.close()
+    return items, vectors
+
+
+def same(first, second):
+    """Equal items, and vectors but for the rounding of products in batches of other sizes."""
+    return first[0] == second[0] and np.abs(first[1] - second[1]).max() < 1e-5
+
+
+def test_every_picture_has_its_vector_and_finds_itself(run, photos, tmp_path):
+    built = build(run, photos, tmp_path / "index")
+    items, vectors = content(tmp_path / "index")
+    assert built.items == built.encoded == len(items) == 40
+    assert [item.key for item in items] == sorted(path.relative_to(photos).as_posix() for path in photos.rglob("*.png"))
+    expected = visavis.load(run).encode_images([photos / item.path for item in items]).numpy()
+    assert np.abs(vectors - expected).max() < 1e-5
+    index = Index.open(tmp_path / "index")
+    for item in items[:5]:
+        [hit] = search(index, Query(like=((1.0, item.key),)), top=1).hits
+        assert hit.item == item
+        assert hit.score == pytest.approx(1, abs=1e-5)
+
+
+def test_odd_pictures_are_read_and_bad_files_are_named_and_passed_over(run, photos, tmp_path):
+    for name, picture in ODD.items():
+        picture.save(photos / name)
+    frames = [Image.new("RGB", (20, 20), (value, 0, 0)) for value in (10, 200)]
+    frames[0].save(photos / "moving.gif", save_all=True, append_images=frames[1:])
+    (photos / "empty.jpg").write_bytes(b"")
+    (photos / "text.png").write_text("no picture")
+    (photos / "notes.txt").write_text("is not looked at")
+    (photos / "gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    built = build(run, photos, tmp_path / "index")
+    assert built.items == 40 + len(ODD) + 1
+    told = " ".join(built.skipped)
+    assert len(built.skipped) == 3
+    assert all(name in told for name in ("empty.jpg", "text.png", "gone.jpg"))
+    again = build(run, photos, tmp_path / "index")
+    assert (again.encoded, again.kept, len(again.skipped)) == (0, built.items, 3)
+
+
+def test_an_index_follows_its_folder_and_equals_one_made_anew(run, photos, tmp_path):
+    build(run, photos, tmp_path / "index")
+    pictures = sorted(photos.rglob("*.png"))
+    shutil.move(pictures[0], photos / "elsewhere.png")
+    pictures[1].unlink()
+    shutil.copy(pictures[2], photos / "copy.png")
+    Image.new("RGB", (48, 48), (200, 30, 30)).save(pictures[3])
+    os.utime(pictures[4])
+    first, second = pictures[5].read_bytes(), pictures[6].read_bytes()
+    pictures[5].write_bytes(second)
+    pictures[6].write_bytes(first)
+    Image.new("RGB", (48, 48), (30, 30, 200)).save(photos / "new.png")
+    built = build(run, photos, tmp_path / "index")
+    assert (built.encoded, built.moved, built.removed, built.kept) == (2, 5, 2, 34)
+    build(run, photos, tmp_path / "anew")
+    assert same(content(tmp_path / "index"), content(tmp_path / "anew"))
+    assert build(run, photos, tmp_path / "index").kept == 41
+
+
+def test_a_data_set_brings_splits_and_captions(run, scenes, tmp_path):
+    built = build(run, scenes, tmp_path / "index")
+    index = Index.open(tmp_path / "index")
+    assert built.items == 70
+    assert index.store.count(Where(metadata={"split": "test"})) == 10
+    caption = next(item.metadata["caption"] for item in index.items.values() if item.metadata["split"] == "train")
+    best = search(index, Query.of(caption), top=1, where=Where(metadata={"split": "train"})).hits[0]
+    assert best.item.metadata["caption"] == caption
+    assert index.locate(best.item).read()
+
+
+def test_filters_leave_only_what_they_allow(run, photos, tmp_path):
+    build(run, photos, tmp_path / "index")
+    index = Index.open(tmp_path / "index")
+    old = photos / "2024" / min(os.listdir(photos / "2024"))
+    os.utime(old, (1e9, 1e9))
+    build(run, photos, tmp_path / "index")
+    index = Index.open(tmp_path / "index")
+    query = Query(like=((1.0, next(iter(index.items))),))
+    assert all(hit.item.path.startswith("2025") for hit in search(index, query, 40, Where(path="2025*")).hits)
+    assert [hit.item.path for hit in search(index, query, 40, Where(before=int(1.1e18))).hits] == [f"2024/{old.name}"]
+    assert not search(index, query, 40, Where(kind="moment")).hits
+
+
+def test_a_query_adds_and_takes_away(run, photos, tmp_path):
+    build(run, photos, tmp_path / "index")
+    index = Index.open(tmp_path / "index")
+    first, second = list(index.items)[:2]
+    both = search(index, Query(like=((1.0, first), (1.0, second))), top=2, fold=False)
+    assert {hit.item.key for hit in both.hits} == {first, second}
+    away = search(index, Query(like=((1.0, first), (-0.9, second))), top=40, fold=False)
+    there = search(index, Query(like=((1.0, first),)), top=40, fold=False)
+    place = [[hit.item.key for hit in found.hits].index(second) for found in (there, away)]
+    assert place[1] >= place[0]
+    as_file = search(index, Query(images=((1.0, photos / first),)), top=3, fold=False)
+    assert [hit.item.key for hit in as_file.hits] == [hit.item.key for hit in there.hits[:3]]
+    for bad, sentence in (
+        (Query(), "only what not"),
+        (Query(texts=((-1.0, "a circle"),)), "only what not"),
+        (Query.of(" "), "empty"),
+        (Query(like=((1.0, "nowhere.png"),)), "no item"),
+        (Query(like=((1.0, first), (-1.0, first))), "cancel"),
+    ):
+        with pytest.raises(VisavisError, match=sentence):
+            search(index, bad)
+
+
+def test_copies_and_their_recompressed_sisters_are_one_result(run, photos, tmp_path):
+    picture = min(photos.rglob("*.png"))
+    shutil.copy(picture, photos / "copy.png")
+    Image.open(picture).convert("RGB").save(photos / "again.jpg", quality=90)
+    build(run, photos, tmp_path / "index")
+    index = Index.open(tmp_path / "index")
+    query = Query(images=((1.0, picture),))
+    [best] = search(index, query, top=1).hits
+    assert {best.item.key, *best.duplicates} >= {"copy.png", "again.jpg", picture.relative_to(photos).as_posix()}
+    folded, plain = search(index, query, top=50), search(index, query, top=50, fold=False)
+    assert len(plain.hits) == 42
+    assert sum(1 + len(hit.duplicates) for hit in folded.hits) == 42
+
+
+def test_another_model_another_source_and_what_is_no_index_are_refused_in_a_sentence(run, photos, tmp_path, dual_encoders):
+    build(run, photos, tmp_path / "index")
+    other = next(path for path in dual_encoders.iterdir() if (path / "config.json").exists())
+    with pytest.raises(RunError, match="fingerprint"):
+        build(other, photos, tmp_path / "index")
+    with pytest.raises(RunError, match="fingerprint"):
+        Index.open(tmp_path / "index", model=other)
+    with pytest.raises(RunError, match="source of the index"):
+        build(run, photos / "2024", tmp_path / "index")
+    with pytest.raises(RefusedOverwrite, match="no index"):
+        build(run, photos, photos)
+    with pytest.raises(RunError, match="is no index"):
+        Index.open(photos)
+    with pytest.raises(DataError, match="no pictures"):
+        (tmp_path / "empty").mkdir()
+        build(run, tmp_path / "empty", tmp_path / "other")
+
+
+def test_a_link_that_leads_out_of_the_folder_is_not_followed(run, photos, tmp_path):
+    build(run, photos, tmp_path / "index")
+    index = Index.open(tmp_path / "index")
+    item = next(iter(index.items.values()))
+    secret = tmp_path / "secret.png"
+    (photos / item.path).rename(secret)
+    (photos / item.path).symlink_to(secret)
+    with pytest.raises(DataError, match="leads out"):
+        index.locate(item)
+    (photos / item.path).unlink()
+    with pytest.raises(DataError, match="no longer"):
+        index.locate(item)
+
+
+def test_a_dual_encoder_needs_no_training(dual_encoders, photos, tmp_path):
+    model = next(path for path in sorted(dual_encoders.iterdir()) if (path / "config.json").exists())
+    assert build(model, photos, tmp_path / "index").items == 40
+    assert search(Index.open(tmp_path / "index"), Query.of("a red circle")).hits
+
+
+def deaths(run, photos, folder, moments):
+    """Kill an indexing process after so many seconds each time, starting anew."""
+    code = "import sys, visavis; visavis.index(sys.argv[1], sys.argv[2], out=sys.argv[3])"
+    killed = 0
+    for moment in moments:
+        process = subprocess.Popen([sys.executable, "-c", code, run, photos, folder], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for _ in range(600):  # only what happens once the folder is begun is worth a death
+            if folder.exists() or process.poll() is not None:
+                break
+            time.sleep(0.05)
+        try:
+            process.wait(moment)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            killed += 1
+        process.communicate()
+    return killed
+
+
+@pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.long)])
+def test_killed_again_and_again_it_becomes_the_same_index(run, photos, tmp_path, times, monkeypatch):
+    random_moments = random.Random(times)
+    assert deaths(run, photos, tmp_path / "index", [random_moments.uniform(0.0, 1.5) for _ in range(times)])
+    build(run, photos, tmp_path / "index")
+    build(run, photos, tmp_path / "undisturbed")
+    assert same(content(tmp_path / "index"), content(tmp_path / "undisturbed"))
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_ray_makes_the_same_index(run, photos, tmp_path):
+    build(run, photos, tmp_path / "ray", engine="ray", workers=2)
+    build(run, photos, tmp_path / "local")
+    assert same(content(tmp_path / "ray"), content(tmp_path / "local"))
+
+
+def test_the_command_line_indexes_and_searches(run, photos, tmp_path):
+    def said(*arguments):
+        done = subprocess.run([sys.executable, "-m", "visavis", *map(str, arguments)], capture_output=True, text=True, check=False)
+        assert "Traceback" not in done.stderr
+        return done
+
+    made = json.loads(said("index", run, photos, "--out", tmp_path / "index", "--json").stdout)
+    assert made["items"] == 40
+    found = json.loads(said("search", tmp_path / "index", "a red circle", "--top", 3, "--json").stdout)
+    assert len(found["hits"]) == 3
+    picture = next(photos.rglob("*.png"))
+    alike = json.loads(said("search", tmp_path / "index", "--image", picture, "--json").stdout)
+    assert alike["hits"][0]["path"] == picture.relative_to(photos).as_posix()
+    (tmp_path / "labels.txt").write_text("a red circle\na blue square\n")
+    labels = json.loads(said("search", tmp_path / "index", "--image", picture, "--labels", tmp_path / "labels.txt", "--json").stdout)
+    assert len(labels["texts"]) == 2
+    refused = said("search", run, "--image", picture)
+    assert refused.returncode == 1
+    assert "is no index" in refused.stderr
+
+
+def test_sources_are_listed_in_the_order_of_paths(photos):
+    files = open_source(photos).files
+    assert [file.path for file in files] == sorted(file.path for file in files)
