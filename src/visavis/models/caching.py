@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +21,7 @@ from visavis.data.dataset import Dataset
 from visavis.data.description import RAGGED, Description
 from visavis.data.features import FeatureStore, FeatureWriter
 from visavis.data.store_files import discard_store, read_description
-from visavis.errors import SpecError
+from visavis.errors import SpecError, VisavisError
 from visavis.models import small_cnn
 from visavis.models.device import multiplies_bfloat16
 from visavis.models.pretrained import weights_checksum, weights_mark
@@ -97,7 +98,7 @@ def _compute(
     """What is missing of a store, computed and written."""
     spec = encoder.spec
     device = next(encoder.parameters()).device
-    bfloat16 = spec.side == "text" and multiplies_bfloat16(device) if bfloat16 is None else bfloat16
+    bfloat16 = _in_bfloat16(folder, encoder, device) if bfloat16 is None else bfloat16
     batch_size = batch_size or (64 if spec.side == "text" else 1 if spec.view == "frames" else 4)
     keys, lengths = _keys(dataset, encoder)
     images = {image.name: image for image in dataset.images}
@@ -136,6 +137,13 @@ def _compute(
             if on_progress is not None:
                 on_progress(writer.done, len(keys), (writer.done - start) / (now - started))
     return writer.finish()
+
+
+def _in_bfloat16(folder: Path, encoder: VisualTower | TextTower | ClipTower, device: torch.device) -> bool:
+    """The precision of products where none is asked for: that of a store which was begun here, perhaps by another machine."""
+    with suppress(VisavisError):
+        return read_description(folder).precision == "bfloat16"
+    return encoder.spec.side == "text" and multiplies_bfloat16(device)
 
 
 def _keys(dataset: Dataset, encoder: VisualTower | TextTower | ClipTower) -> tuple[list[str], np.ndarray | None]:

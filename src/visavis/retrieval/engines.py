@@ -52,7 +52,7 @@ def _by_ray(workers: int, model: str, parts: Sequence[Sequence[File]], moments_s
     ray.data.DataContext.get_current().enable_progress_bars = False
     rows = [{"number": number, "files": json.dumps([_said(file) for file in part])} for number, part in enumerate(parts)]
     data = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
-        _Encoder, batch_size=1, compute=ray.data.ActorPoolStrategy(size=workers), fn_constructor_args=(model, moments_s)
+        _Encoder, batch_size=1, compute=ray.data.ActorPoolStrategy(size=min(workers, len(parts))), fn_constructor_args=(model, moments_s)
     )
     for row in data.iter_rows():
         items = tuple(Item(**fields) for fields in json.loads(row["items"]))
