@@ -55,7 +55,7 @@ def some_items(generator: np.random.Generator, number: int, name: str = "") -> l
         metadata = {"camera": ODD[generator.integers(len(ODD))], "f=": str(generator.integers(3))}
         key = f"{path}#t={start},{end}" if kind == "moment" else path
         modified = 1_700_000_000_000_000_000 + int(generator.integers(100))
-        made.append(Item(key, path, kind, f"{row:064x}", row * 2**33, modified, start, end, metadata if row % 3 else {}))
+        made.append(Item(key, path, kind, f"{row:064x}", row * 2**33, modified, start, end, f"{row:064x}", metadata if row % 3 else {}))
     return made
 
 

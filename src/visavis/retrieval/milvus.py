@@ -21,7 +21,7 @@ from visavis.retrieval.item import EVERYTHING, Item, Where, tag, tags_to_metadat
 from visavis.retrieval.store import Near, check_queries, checked
 
 COLLECTION = "items"
-FIELDS = ("key", "path", "kind", "content", "size", "modified_ns", "start", "end", "metadata")
+FIELDS = ("key", "path", "kind", "content", "size", "modified_ns", "start", "end", "look", "metadata")
 AT_ONCE, MOST_FOUND = 1000, 16384
 """Items of a request; what a search of Milvus finds at most."""
 MARGIN = 16
@@ -70,7 +70,7 @@ class MilvusStore:
 
         schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
         schema.add_field("id", DataType.VARCHAR, max_length=64, is_primary=True)
-        for name in ("key", "path", "kind", "content"):
+        for name in ("key", "path", "kind", "content", "look"):
             schema.add_field(name, DataType.VARCHAR, max_length=65535)
         for name in ("size", "modified_ns"):
             schema.add_field(name, DataType.INT64)
