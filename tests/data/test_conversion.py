@@ -81,6 +81,18 @@ def test_lists_divide_the_videos_in_their_ways(ce, tmp_path):
     assert HELD_OUT == 500
 
 
+def test_a_video_is_one_with_and_without_the_ending_of_its_file(ce, tmp_path):
+    appearance = pickle.loads((ce / "I3D_new.pickle").read_bytes())
+    dump(ce / "I3D_new.pickle", {f"{video}.mp4": array for video, array in appearance.items()}, 2)
+    (ce / "val_list_full.txt").write_text("\n".join(f"{video}.mp4" for video in VIDEOS[12:14]))
+    converted = visavis.data_convert(sources(ce), tmp_path / "msrvtt")
+    assert (converted.videos, converted.experts["i3d"]) == (20, (3, 20))
+    store = ExpertStore.open(tmp_path / "msrvtt" / "experts")
+    read = store.read(store.rows(["video7.mp4", "video7"]))
+    assert all(read.mask[name].any(1).all() for name in ("Audio", "i3d"))
+    assert len(open_dataset(tmp_path / "msrvtt" / "dataset_msrvtt-full.json").split("val").images) == 2
+
+
 def test_nothing_is_overwritten_and_a_failure_leaves_nothing(ce, tmp_path):
     out = tmp_path / "msrvtt"
     out.mkdir()
@@ -104,7 +116,14 @@ ARRAYS = {"a": np.ones((2, 3))}
 BAD = {
     "code": (Command(), "is a pickle with code in it: it names '(posix|nt).system'"),
     "a list": ([1, 2], r"x\.pkl holds a list, expected a dict that gives each video an array"),
-    "nothing": ({}, r"x\.pkl holds a dict, expected"),
+    "nothing": ({}, r"x\.pkl holds an empty dict, expected"),
+    "all missing": ({"a": np.full((1, 2), np.nan), "b": None}, r"x\.pkl has nothing of any of its 2 videos: None, NaN or no rows alone"),
+    "an odd one after a missing one": ({"a": None, "b": 1.5}, "gives the video b a float, expected"),
+    "one video under two names": (
+        {"a": np.ones((1, 2)), "a.mp4": np.ones((1, 2))},
+        "tells of a twice, with and without the ending of its file",
+    ),
+    "numbers of captions alone": ({"a": 1}, "the sources say which caption of a video counts, and hold no features, captions or lists"),
     "numbers for names": ({1: np.ones(3)}, "has a int for the name of a video"),
     "a dict of dicts": ({"a": {"boxes": np.ones(3)}}, "gives the video a a dict, expected"),
     "ragged features": (
@@ -138,7 +157,12 @@ def test_what_does_not_fit_is_one_sentence(tmp_path, what):
         ),
         ({"train_list.txt": "a\na\n"}, r"train_list\.txt names a video twice"),
         ({"train_list.txt": ""}, r"train_list\.txt names no video"),
-        ({"train_list_x.txt": "a"}, "of the lists x only train is given"),
+        ({"train_list_x.txt": "a"}, "of the lists x the train list came without a val or test list: add it"),
+        ({"test_list.txt": "a"}, "of the lists without another name the test list came without the train list: add it"),
+        (
+            {"test_list_x.txt": "a", "val_list_x.txt": "b"},
+            "of the lists x the test list and the val list came without the train list: add it",
+        ),
         ({"train_list.txt": "a b", "test_list.txt": "b"}, "put b in train and in test"),
         ({"train_list.txt": "a", "test_list.txt": "b"}, "a list names the video b, of which there are no captions"),
     ],

@@ -40,6 +40,15 @@ def is_video(name: str) -> bool:
     return name.lower().endswith(VIDEO_SUFFIXES)
 
 
+def video_name(name: str) -> str:
+    """The name of a video without the ending of its file, by which published files know it, too.
+
+    >>> video_name("video7.mp4"), video_name("-4wsuPCjDBc_5_15"), video_name("clip.1")
+    ('video7', '-4wsuPCjDBc_5_15', 'clip.1')
+    """
+    return name.rpartition(".")[0] if is_video(name) else name
+
+
 def frames_in(source: Path | bytes, name: str, rate: float) -> int:
     """How many pictures a clip gives at so many a second; nothing is decoded.
 

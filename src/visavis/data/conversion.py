@@ -84,6 +84,10 @@ def convert_features(sources: Sequence[str | Path], out: str | Path, progress: P
         experts = _write_experts(part / "experts", values, videos, progress)
         texts = tuple(_write_texts(part / "texts" / name, name, marks[name], values, progress) for name in values.texts)
         written = _write_lists(part, out.resolve().name, values, lists)
+        if not (experts or texts or written):
+            raise DataError(
+                "the sources say which caption of a video counts, and hold no features, captions or lists: give the files they belong to."
+            )
         named = dict.fromkeys([*values.captions, *(video for table in values.experts.values() for video in table)])
     return Converted(out, len(named), sum(map(len, values.captions.values())), experts, texts, written)
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from visavis import storage
+from visavis.data.clips import video_name
 from visavis.data.walking import files_under
 from visavis.errors import DataError, MissingExtra
 
@@ -38,7 +39,7 @@ class VideoFiles:
             raise DataError(f"{place} holds no .h5: expected {_CONTENT}.")
         files = cls({}, {}, {})
         for number, path in enumerate(listed, 1):
-            if (twin := files.paths.setdefault(path.stem, path)) is not path:
+            if (twin := files.paths.setdefault(video_name(path.stem), path)) is not path:
                 raise DataError(f"{path} is of the same video as {twin}, by its name: expected one file a video.")
             with _opened(path) as video:
                 files.note(path, video)
@@ -64,7 +65,7 @@ class VideoFiles:
                         f"{path}: {key} is {shape[1]} wide, but {self.widths[name]} in files before: expected one width an expert."
                     )
         numbers = sorted(int(key.removeprefix(_CAPTIONS)) for key in video if key.removeprefix(_CAPTIONS).isdecimal())
-        self.captions[path.stem] = [_sentence(video[f"{_CAPTIONS}{number}"][()]) for number in numbers]
+        self.captions[video_name(path.stem)] = [_sentence(video[f"{_CAPTIONS}{number}"][()]) for number in numbers]
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from visavis import storage
+from visavis.data.clips import video_name
 from visavis.data.source_text import decode
 from visavis.errors import DataError
 
@@ -72,7 +73,7 @@ class Lists:
         matched = _LIST.fullmatch(path.name)
         assert matched is not None
         split, way = matched.groups(default="")
-        videos = decode(storage.read_bytes(path)).split()
+        videos = [video_name(name) for name in decode(storage.read_bytes(path)).split()]
         if not videos or len(set(videos)) < len(videos):
             raise DataError(f"{path} names {'a video twice' if videos else 'no video'}: expected the name of a video a line, each once.")
         self._ways.setdefault(_KNOWN_AS.get(way, way), {})[split] = videos
@@ -84,7 +85,11 @@ class Lists:
 
 def _divisions(ending: str, lists: dict[str, list[str]]) -> list[Division]:
     if "train" not in lists or len(lists) < 2:
-        raise DataError(f"of the lists {ending[1:] or 'without another name'} only {min(lists)} is given: add the others, or take it out.")
+        missing = "the train list" if "train" not in lists else "a val or test list"
+        given = " and ".join(f"the {split} list" for split in sorted(lists))
+        raise DataError(
+            f"of the lists {ending[1:] or 'without another name'} {given} came without {missing}: add it, or take out what is there."
+        )
     if "test" in lists:
         return [Division(ending, _split_of(lists, ending[1:]))]
     every = _split_of({"train": lists["train"], "test": lists["val"]}, ending[1:])

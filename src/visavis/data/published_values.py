@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from visavis.data.clips import video_name
 from visavis.data.source_text import is_unicode
 from visavis.errors import DataError
 
@@ -35,8 +36,12 @@ class Values:
     def add(self, value: Any, name: str, path: Path) -> None:
         """Sort in what a file holds. name: of the expert, or of the features of captions. Raises DataError if it is nothing of these."""
         if not isinstance(value, dict) or not value:
-            raise DataError(f"{path} holds a {type(value).__name__}, expected {_EXPECTED}.")
-        table = {_name(video, path): given for video, given in value.items()}
+            raise DataError(f"{path} holds {'an empty dict' if value == {} else f'a {type(value).__name__}'}, expected {_EXPECTED}.")
+        table: dict[str, Any] = {}
+        for video, given in value.items():
+            if (name_of := _name(video, path)) in table:
+                raise DataError(f"{path} tells of {name_of} twice, with and without the ending of its file: give one of the two.")
+            table[name_of] = given
         first = next((given for given in table.values() if not is_missing(given)), None)
         inner = first[0] if isinstance(first, list | tuple) and first else None
         if isinstance(first, np.ndarray):
@@ -45,13 +50,17 @@ class Values:
             _new(self.texts, name, path)[name] = {video: _arrays(given, video, path) for video, given in table.items()}
         elif isinstance(inner, str | bytes | list | tuple):
             _without_twins(self.captions, table, path).update({video: _captions(given, video, path) for video, given in table.items()})
+        elif first is None:
+            raise DataError(f"{path} has nothing of any of its {len(table):,} videos: None, NaN or no rows alone; expected {_EXPECTED}.")
         elif type(first) is int:
             _without_twins(self.caption_numbers, table, path).update({video: _number(given, video, path) for video, given in table.items()})
         else:
-            raise DataError(f"{path} gives the video {next(iter(table))} a {type(first).__name__}, expected {_EXPECTED}.")
+            video = next(video for video, given in table.items() if given is first)
+            raise DataError(f"{path} gives the video {video} a {type(first).__name__}, expected {_EXPECTED}.")
 
     def add_captions(self, captions: dict[str, list[str]], path: Path) -> None:
         """Captions that are known already as texts."""
+        captions = {video_name(video): texts for video, texts in captions.items()}
         _without_twins(self.captions, captions, path).update({video: texts for video, texts in captions.items() if texts})
 
 
@@ -78,7 +87,7 @@ def _name(video: Any, path: Path) -> str:
     name = video.decode("latin1") if isinstance(video, bytes) else video
     if not isinstance(name, str) or not is_unicode(name):
         raise DataError(f"{path} has a {type(video).__name__} for the name of a video, expected a text in Unicode.")
-    return name
+    return video_name(name)
 
 
 def _array(given: Any, video: str, path: Path) -> np.ndarray | None:
