@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import random
+import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -29,11 +37,29 @@ ODD = ["it's", 'say "cheese"', "a\\b", "50%_off", "dé à/東京 🐕.jpg", "x';
 def open_again(engine: str, folder: Path) -> VectorStore:
     if engine == "milvus":
         return MilvusStore(folder / "store.db", width=WIDTH)
-    return LanceStore(folder / "store", WIDTH)
+    return LanceStore(f"s3://bucket/{folder.name}" if engine == "s3" else folder / "store", WIDTH)
 
 
-@pytest.fixture(params=["lance", "milvus"])
+@pytest.fixture(scope="session")
+def object_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A bucket on a server of S3 in this process."""
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server.start()
+    host, port = server.get_host_and_port()
+    keys = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**keys, "AWS_ENDPOINT_URL": f"http://{host}:{port}", "NO_PROXY": "*"}.items():
+            patch.setenv(name, value)
+        urlopen(Request(f"http://{host}:{port}/bucket", method="PUT", headers={"Host": "s3.us-east-1.amazonaws.com"})).close()
+        yield "s3://bucket"
+    server.stop()
+
+
+@pytest.fixture(params=["lance", "s3", "milvus"])
 def engine(request: pytest.FixtureRequest) -> str:
+    if request.param == "s3":
+        request.getfixturevalue("object_storage")
     return request.param
 
 
@@ -199,3 +225,89 @@ def test_a_uri_says_which_store_it_is(tmp_path):
 def test_a_server_that_does_not_answer_is_said():
     with pytest.raises(StorageError, match=r"^http://127\.0\.0\.1:9 cannot be used as a store of Milvus: .*\.$"):
         open_store("http://127.0.0.1:9", WIDTH)
+
+
+WRITER = """
+import sys
+from threading import Thread
+import numpy as np
+from visavis.retrieval.item import Item
+from visavis.retrieval.stores import open_store
+
+def write(name):
+    store = open_store(f"{sys.argv[1]}/{name}", 4)
+    for change in range(100_000):
+        print(f"{name} {change}\\n", end="", flush=True)
+        store.add([Item(f"{i:03d}", f"{i:03d}", "image", str(change), 0, 0) for i in range(300)], np.full((300, 4), change, np.float32))
+
+threads = [Thread(target=write, args=(name,)) for name in sys.argv[2:]]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_a_store_whose_writer_was_killed_holds_whole_changes(tmp_path):
+    names, moments = ["folder", "file.db"], random.Random(0)
+    for _ in range(2):
+        with subprocess.Popen([sys.executable, "-c", WRITER, tmp_path, *names], stdout=subprocess.PIPE, text=True) as writer:
+            begun = dict.fromkeys(names, -1)
+            while min(begun.values()) < 2:
+                name, change = writer.stdout.readline().split()
+                begun[name] = int(change)
+            time.sleep(moments.random() * 0.1)
+            writer.kill()
+            begun |= {name: int(change) for name, change in map(str.split, writer.stdout.read().splitlines())}
+        for name, change in begun.items():
+            with closing(open_store(tmp_path / name)) as opened:
+                items = opened.items()
+                assert len(items) == opened.count() == 300
+                assert {item.content for item in items} in ({str(change - 1)}, {str(change)})
+                assert (opened.vectors([item.key for item in items]) == int(items[0].content)).all()
+                assert [near.key for near in opened.search(np.ones((1, 4)), 3)[0]] == ["000", "001", "002"]
+
+
+def test_a_table_that_was_made_anew_is_not_taken_for_the_old_one(tmp_path):
+    for value in (1, 2):
+        with closing(LanceStore(tmp_path / "table", 2)) as opened:
+            opened.add([Item("a", "a", "image", str(value), 0, 0)], np.full((1, 2), value))
+            assert opened.search(np.ones((1, 2)), 1) == [[Near("a", 2.0 * value)]]
+            assert [item.content for item in opened.items()] == [str(value)]
+        shutil.rmtree(tmp_path / "table" / "items.lance")
+
+
+def test_a_folder_does_not_grow_without_end(tmp_path):
+    def size() -> int:
+        return sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file())
+
+    item, sizes = Item("a", "a", "image", "", 0, 0), []
+    with closing(LanceStore(tmp_path, 1024)) as opened:
+        for _ in range(3):
+            for _ in range(8):
+                opened.add([item], np.ones((1, 1024)))
+                opened.search(np.ones((1, 1024)), 1)
+            opened.optimize(timedelta(milliseconds=1))
+            sizes.append(size())
+    assert sizes[2] < 1.2 * sizes[0]
+    assert len(list((tmp_path / "mirror").iterdir())) == 1
+
+
+def test_a_damaged_or_missing_mirror_is_made_anew_and_a_reader_goes_on_with_another_version(tmp_path):
+    item, vector = Item("a", "a", "image", "", 0, 0), np.ones((1, 2))
+    with closing(LanceStore(tmp_path, 2)) as writer, closing(LanceStore(tmp_path)) as reader:
+        writer.add([item], vector)
+        assert reader.search(vector, 5) == [[Near("a", 2.0)]]
+        writer.add([dataclasses.replace(item, key="b")], 2 * vector)
+        assert reader.search(vector, 5) == [[Near("b", 4.0), Near("a", 2.0)]]
+        shutil.rmtree(tmp_path / "mirror")
+        assert writer.search(vector, 1) == [[Near("b", 4.0)]]
+
+
+def test_object_storage_that_cannot_be_used_is_said(object_storage):
+    with pytest.raises(DataError, match=r"^s3://bucket/none holds no table of items"):
+        LanceStore("s3://bucket/none")
+    with pytest.raises(
+        StorageError, match=r"^s3://no-such-bucket/x cannot be read or written as a table: The specified bucket does not exist\.$"
+    ):
+        LanceStore("s3://no-such-bucket/x", WIDTH)

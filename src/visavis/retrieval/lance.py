@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from visavis import storage
-from visavis.errors import DataError, MissingExtra, ShapeError, StorageError
+from visavis.errors import DataError, MissingExtra, ShapeError, StorageError, VisavisError
 from visavis.memory import Memory
 from visavis.retrieval.filters import quoted
 from visavis.retrieval.item import EVERYTHING, Item, Where
@@ -27,6 +28,8 @@ TABLE = "items"
 COLUMNS = ("key", "path", "kind", "content", "size", "modified_ns", "start", "end", "look", "metadata")
 AT_ONCE = 2**14
 """Rows that are read, or keys that are named, at once."""
+TIDIED = 64
+"""Changes after which small files are joined."""
 KEPT = timedelta(minutes=10)
 """How long versions are kept that nobody needs but who has just begun to read them."""
 
@@ -55,11 +58,14 @@ class LanceStore:
         if width not in (None, self.width):
             raise ShapeError(f"{self.uri} holds vectors of width {self.width}, expected {width}: name another folder for these.")
         self._mirror: tuple[str, Mirror] | None = None
+        self._changes = 0
 
     def _open(self, width: int | None) -> Any:
         try:
             return self._database.open_table(TABLE)
-        except ValueError:
+        except ValueError as error:
+            if "was not found" not in str(error):
+                raise
             if width is None:
                 raise DataError(f"{self.uri} holds no table of items: build an index there first.") from None
             return self._database.create_table(TABLE, schema=schema(width), exist_ok=True)
@@ -70,11 +76,13 @@ class LanceStore:
             with self._telling():
                 merge = self._table.merge_insert("key").when_matched_update_all().when_not_matched_insert_all()
                 merge.execute(rows_of(items, vectors))
+            self._changed()
 
     def delete(self, keys: Sequence[str]) -> None:
         if keys:
             with self._telling():
                 self._table.delete(f"key IN ({', '.join(map(quoted, keys))})")
+            self._changed()
 
     def search(self, queries: np.ndarray, top: int, where: Where = EVERYTHING) -> list[list[Near]]:
         check_queries(queries, top, self.width)
@@ -97,6 +105,11 @@ class LanceStore:
         """Join small files, and remove versions that are older than ``kept``, so that the folder does not grow without end."""
         with self._telling():
             self._table.optimize(cleanup_older_than=kept)
+
+    def _changed(self) -> None:
+        self._changes += 1
+        if self._changes % TIDIED == 0:
+            self.optimize()
 
     def close(self) -> None:
         self._mirror = None
@@ -129,7 +142,7 @@ class LanceStore:
     def _version(self) -> str:
         """The name of the newest version: its number, and when it was written, as a table that was made anew begins with 1 again."""
         with self._telling():
-            newest = self._table.list_versions()[-1]
+            newest = max(self._table.list_versions(), key=lambda version: version["version"])
         return f"{newest['version']}-{int(newest['timestamp'].timestamp() * 1e6)}"
 
     def _place(self) -> Path:
@@ -144,7 +157,9 @@ class LanceStore:
         """What the store cannot do is one sentence."""
         try:
             yield
-        except (OSError, RuntimeError) as error:
+        except VisavisError:
+            raise
+        except (OSError, RuntimeError, ValueError) as error:
             raise StorageError(f"{self.uri} cannot be read or written as a table: {_reason(error)}.") from None
 
 
@@ -170,5 +185,7 @@ def rows_of(items: Sequence[Item], vectors: np.ndarray) -> pa.Table:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of what a library says, as the end of a sentence."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:200]
+    """The heart of what a library says, as the end of a sentence."""
+    text = str(error).strip() or type(error).__name__
+    said = re.search(r"<Message>(.*?)</Message>", text)
+    return (said[1] if said else text.splitlines()[0].split(", location:")[0]).rstrip(".")[:200]

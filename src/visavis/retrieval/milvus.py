@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,17 +42,18 @@ class MilvusStore:
     """
 
     def __init__(self, uri: str | Path, collection: str = COLLECTION, width: int | None = None, memory: Memory = None):
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what fails is said in a sentence
         try:
             from pymilvus import MilvusClient
         except ImportError:
             raise MissingExtra("pymilvus", "milvus", "an index in Milvus") from None
-        logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # what it logs of errors is said in a sentence
+        logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
         self.uri, self.collection, self.memory = str(uri), collection, memory
         if "://" not in self.uri and width is None and not Path(self.uri).exists():
             raise DataError(f"{self.uri} holds no collection {collection}: build an index there first.")
         with self._telling():
             if "://" not in self.uri:
-                Path(self.uri).absolute().parent.mkdir(parents=True, exist_ok=True)
+                _open_file(self.uri)
             self._client: Any = MilvusClient(self.uri, token=os.environ.get("MILVUS_TOKEN", ""))
             if not self._client.has_collection(collection):
                 if width is None:
@@ -174,6 +176,8 @@ class MilvusStore:
 
     def close(self) -> None:
         self._client.close()
+        if "://" not in self.uri:
+            _close_file(self.uri)
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
@@ -209,6 +213,25 @@ def expression(where: Where) -> str:
     tags = [tag(name, value) for name, value in where.metadata.items()]
     conditions += [f'array_contains(metadata, "{text}")' for text in tags if _PLAIN.fullmatch(text)]
     return " and ".join(conditions)
+
+
+def _open_file(path: str) -> None:
+    """Count who uses a file of Milvus Lite in this process, which holds it as long as one does. Raises OSError."""
+    name = os.path.abspath(path)
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    _users[name] += 1
+
+
+def _close_file(path: str) -> None:
+    from milvus_lite.server_manager import server_manager_instance
+
+    name = os.path.abspath(path)
+    _users[name] -= 1
+    if not _users[name]:
+        server_manager_instance.release_server(name)
+
+
+_users = Counter[str]()
 
 
 def _id(key: str) -> str:
