@@ -55,7 +55,7 @@ golden: .venv/.core
 	@$(call install,.) && touch $@
 
 .venv/.demo: pyproject.toml constraints.txt | .venv/.made
-	@$(call install,.[report]) && touch .venv/.core $@
+	@$(call install,.[report,search,serve]) && touch .venv/.core $@
 
 .venv/.dev: pyproject.toml constraints.txt | .venv/.made
 	@$(call install,.[minilm$(comma)report$(comma)video$(comma)dev]) && touch .venv/.core .venv/.demo $@

@@ -28,8 +28,9 @@ SERVES = {
     "report": "visavis demo, coherence, relevance: pictures",
     "noise": "visavis train: NoisySupervision",
     "video": "visavis features, train, search: video files, and .h5 of features",
-    "search": "visavis search: an index in a folder or on object storage",
-    "milvus": "visavis search: an index in Milvus",
+    "search": "visavis index, search: a store in a folder or on object storage",
+    "milvus": "visavis index, search: a store in Milvus",
+    "scale": "visavis index: a Ray cluster",
     "dev": "tests and checks of visavis itself",
 }
 """The commands that need an extra, and what for."""
