@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from visavis.errors import DataError, ShapeError, SpecError, StorageError
+from visavis.retrieval.ann import recall
 from visavis.retrieval.item import EVERYTHING, Item, Where
 from visavis.retrieval.store import Near, VectorStore
 
@@ -227,10 +228,43 @@ def test_a_server_that_does_not_answer_is_said():
         open_store("http://127.0.0.1:9", WIDTH)
 
 
+def test_an_approximate_index_is_measured_and_what_it_finds_has_true_scores(tmp_path):
+    generator = np.random.default_rng(6)
+    vectors = generator.standard_normal((600, 16)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    items = [Item(f"{row:04d}", f"{row % 2}/it's", "image", "", 0, row, metadata={"odd": str(row % 2)}) for row in range(600)]
+    with closing(LanceStore(tmp_path / "folder", 16)) as opened:
+        with pytest.raises(DataError, match="has no approximate index"):
+            opened.search(vectors[:1], 1, ann=True)
+        opened.add(items, vectors)
+        made = opened.build_ann(wanted=1.0)
+        assert made.recall >= 0.95 and made.rows == 600 and made.queries == 200
+    with closing(LanceStore(tmp_path / "folder")) as opened:
+        assert opened.ann() == made
+        true = opened.search(vectors[:50], 10)
+        found = opened.search(vectors[:50], 10, ann=True)
+        assert sum(len(set(one) & set(other)) for one, other in zip(true, found, strict=True)) >= 450
+        where = Where(path="1/it's", before=300, metadata={"odd": "1"})
+        assert all(int(near.key) % 2 and int(near.key) < 300 for near in opened.search(vectors[:1], 100, where, ann=True)[0])
+        opened.add([dataclasses.replace(items[0], key="new")], np.ones((1, 16)))
+        assert opened.search(np.ones((1, 16)), 1, ann=True)[0][0].key == "new"
+    with closing(MilvusStore(tmp_path / "file.db", width=16)) as opened:
+        opened.add(items, vectors)
+        assert opened.build_ann().recall >= 0.98
+        assert opened.search(vectors[:3], 1) == [own[:1] for own in true[:3]]
+
+
+def test_recall_by_hand():
+    true = [[Near("a", 1.0), Near("b", 0.5)], [Near("c", 1.0), Near("d", 1.0)]]
+    assert recall([[Near("a", 1.0), Near("x", 0.4)], [Near("e", 1.0), Near("f", 1.0)]], true) == 0.75
+    assert recall([[Near("a", 1.0)], []], true) == 0.25
+
+
 WRITER = """
 import sys
 from threading import Thread
 import numpy as np
+from visavis.retrieval.ann import recall
 from visavis.retrieval.item import Item
 from visavis.retrieval.stores import open_store
 

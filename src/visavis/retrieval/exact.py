@@ -9,6 +9,7 @@ score, so the k-th best of those bounds is one of the k-th best score; what cann
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from visavis.errors import ShapeError
 from visavis.memory import Memory, budget, spans
-from visavis.retrieval.store import check_queries
+from visavis.retrieval.store import Near, check_queries
 
 GROUP = 32
 """Rows that share a bound."""
@@ -195,6 +196,15 @@ class Exact:
         pair, place, within = pair[kept], place[kept], within[kept]
         found.add(query[pair], within + block.start, upper[pair, place])
         return bound
+
+
+def ranked(query: np.ndarray, keys: Sequence[str], vectors: np.ndarray, memory: Memory = None) -> list[Near]:
+    """Some items by their true scores, equal ones in the order of keys; vectors: ``[N, D]``."""
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    if not order:
+        return []
+    scores, rows = Exact(np.ascontiguousarray(vectors[order], np.float32), memory=memory).search(query[None], len(keys))
+    return [Near(keys[order[row]], score) for row, score in zip(rows[0].tolist(), scores[0].tolist(), strict=True)]
 
 
 class _Best:

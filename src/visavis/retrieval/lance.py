@@ -16,7 +16,9 @@ import numpy as np
 from visavis import storage
 from visavis.errors import DataError, MissingExtra, ShapeError, StorageError, VisavisError
 from visavis.memory import Memory
-from visavis.retrieval.filters import quoted
+from visavis.retrieval.ann import TOP, WANTED, Ann, fewest, perturbed, recall, sample
+from visavis.retrieval.exact import ranked
+from visavis.retrieval.filters import quoted, sql
 from visavis.retrieval.item import EVERYTHING, Item, Where
 from visavis.retrieval.mirror import Mirror, remove_others, write_mirror
 from visavis.retrieval.store import Near, check_queries, checked
@@ -24,12 +26,16 @@ from visavis.retrieval.store import Near, check_queries, checked
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TABLE = "items"
+TABLE, ANN = "items", "ann"
 COLUMNS = ("key", "path", "kind", "content", "size", "modified_ns", "start", "end", "look", "metadata")
 AT_ONCE = 2**14
 """Rows that are read, or keys that are named, at once."""
 TIDIED = 64
 """Changes after which small files are joined."""
+ONE_BIT_FROM = 128
+"""The width from which on one bit of each number is enough to choose what is scored again."""
+REFINED = 4
+"""Candidates for each result of the approximate index that are scored again."""
 KEPT = timedelta(minutes=10)
 """How long versions are kept that nobody needs but who has just begun to read them."""
 
@@ -43,6 +49,7 @@ class LanceStore:
     """
 
     def __init__(self, uri: str | Path, width: int | None = None, memory: Memory = None):
+        os.environ.setdefault("LANCE_LOG", "error")
         try:
             import lancedb
         except ImportError:
@@ -58,6 +65,7 @@ class LanceStore:
         if width not in (None, self.width):
             raise ShapeError(f"{self.uri} holds vectors of width {self.width}, expected {width}: name another folder for these.")
         self._mirror: tuple[str, Mirror] | None = None
+        self._ann: Ann | None = None
         self._changes = 0
 
     def _open(self, width: int | None) -> Any:
@@ -84,9 +92,62 @@ class LanceStore:
                 self._table.delete(f"key IN ({', '.join(map(quoted, keys))})")
             self._changed()
 
-    def search(self, queries: np.ndarray, top: int, where: Where = EVERYTHING) -> list[list[Near]]:
+    def search(self, queries: np.ndarray, top: int, where: Where = EVERYTHING, *, ann: bool = False) -> list[list[Near]]:
+        """As every store; ann: by the approximate index, which needs no mirror. Raises DataError where there is none."""
         check_queries(queries, top, self.width)
-        return self.mirror().search(queries, top, where)
+        return self._nearly(queries, top, where, self._built()) if ann else self.mirror().search(queries, top, where)
+
+    def _nearly(self, queries: np.ndarray, top: int, where: Where, ann: Ann) -> list[list[Near]]:
+        found = []
+        for query in np.ascontiguousarray(queries, np.float32):
+            asked = self._table.search(query, vector_column_name="vector").distance_type("dot").limit(top)
+            asked = asked.nprobes(ann.probes).refine_factor(ann.refined).select(["key", "vector", "_distance"])
+            with self._telling():
+                rows = (asked.where(sql(where), prefilter=True) if where else asked).to_arrow()
+            vectors = rows["vector"].combine_chunks().flatten().to_numpy().reshape(-1, self.width)
+            found.append(ranked(query, rows["key"].to_pylist(), vectors, self.memory))
+        return found
+
+    def build_ann(self, queries: np.ndarray | None = None, wanted: float = WANTED) -> Ann:
+        """Build the approximate index anew, measure against exact search what it finds of the true top 10, and keep that with the table.
+
+        queries: ``[Q, D]`` to measure with; None: stored vectors with noise. wanted: the recall for which partitions are probed, if all must be.
+        """
+        from lancedb.index import IvfRq, IvfSq
+
+        mirror = self.mirror()
+        if not len(mirror.keys):
+            raise DataError(f"{self.uri} holds no items to index: add some first.")
+        asked = perturbed(self.vectors(sample(mirror.keys.to_pylist()))) if queries is None else queries
+        partitions = max(1, round(len(mirror.keys) ** 0.5 / 2))
+        kind, of_kind = ("IVF_RQ", IvfRq) if self.width >= ONE_BIT_FROM and self.width % 8 == 0 else ("IVF_SQ", IvfSq)
+        with self._telling():
+            self._table.create_index("vector", config=of_kind(distance_type="dot", num_partitions=partitions), replace=True)
+        true = mirror.search(asked, TOP, EVERYTHING)
+        made = Ann(kind=kind, rows=len(mirror.keys), partitions=partitions, probes=0, refined=REFINED, recall=0.0, queries=len(asked))
+
+        def measure(probes: int) -> float:
+            return recall(self._nearly(asked, TOP, EVERYTHING, made.model_copy(update={"probes": probes})), true)
+
+        probes, reached = fewest(measure, partitions, wanted)
+        made = made.model_copy(update={"probes": probes, "recall": reached})
+        with self._telling():
+            self._database.create_table(ANN, [{"json": made.model_dump_json()}], mode="overwrite")
+        return made
+
+    def ann(self) -> Ann | None:
+        """What ``build_ann`` measured last; None where nothing was built."""
+        with self._telling():
+            if ANN not in self._database.list_tables().tables:
+                return None
+            return Ann.model_validate_json(self._database.open_table(ANN).to_arrow()["json"][0].as_py())
+
+    def _built(self) -> Ann:
+        if self._ann is None:
+            self._ann = self.ann()
+        if self._ann is None:
+            raise DataError(f"{self.uri} has no approximate index: build it first, or search exactly.")
+        return self._ann
 
     def items(self) -> list[Item]:
         return self.mirror().items()

@@ -16,7 +16,8 @@ import numpy as np
 
 from visavis.errors import DataError, MissingExtra, ShapeError, StorageError
 from visavis.memory import Memory, spans
-from visavis.retrieval.exact import Exact
+from visavis.retrieval.ann import TOP, WANTED, Ann, fewest, perturbed, recall, sample
+from visavis.retrieval.exact import Exact, ranked
 from visavis.retrieval.filters import in_64_bits
 from visavis.retrieval.item import EVERYTHING, Item, Where, tag, tags_to_metadata
 from visavis.retrieval.store import Near, check_queries, checked
@@ -25,6 +26,8 @@ COLLECTION = "items"
 FIELDS = ("key", "path", "kind", "content", "size", "modified_ns", "start", "end", "look", "metadata")
 AT_ONCE, MOST_FOUND = 1000, 16384
 """Items of a request; what a search of Milvus finds at most."""
+PROBES = 64
+"""Candidates of HNSW, unless measuring asks for more."""
 MARGIN = 16
 """Items beyond the top that are fetched at first, to see where equal scores end."""
 CLOSE = 1e-4
@@ -63,6 +66,7 @@ class MilvusStore:
             fields = {field["name"]: field for field in self._client.describe_collection(collection)["fields"]}
         if not {"id", "vector", *FIELDS} <= fields.keys():
             raise DataError(f"{self.uri}: the collection {collection} is not of visavis: name another one.")
+        self._probes = PROBES
         self.width = int(fields["vector"]["params"]["dim"])
         if width not in (None, self.width):
             raise ShapeError(f"{self.uri} holds vectors of width {self.width}, expected {width}: name another place for these.")
@@ -113,12 +117,15 @@ class MilvusStore:
         while fetched <= MOST_FOUND:
             hits, told = self._hits(query, fetched, where)
             rows = [row for row in hits if where.allows(_item(row))]
-            near = self._scored(query, [row["key"] for row in rows], np.array([row["vector"] for row in rows], np.float32))
+            near = self._ranked(query, rows)
             if len(hits) < fetched or (len(near) >= top and told[-1] < near[top - 1].score - self._closeness(query, hits)):
                 return near[:top]
             fetched *= 4
         rows = [row for row in self._all(where, ["vector"]) if where.allows(_item(row))]
-        return self._scored(query, [row["key"] for row in rows], np.array([row["vector"] for row in rows], np.float32))[:top]
+        return self._ranked(query, rows)[:top]
+
+    def _ranked(self, query: np.ndarray, rows: list[dict[str, Any]]) -> list[Near]:
+        return ranked(query, [row["key"] for row in rows], np.array([row["vector"] for row in rows], np.float32), self.memory)
 
     def _hits(self, query: np.ndarray, limit: int, where: Where) -> tuple[list[dict[str, Any]], list[float]]:
         """What Milvus finds, with its scores."""
@@ -129,7 +136,7 @@ class MilvusStore:
                 limit=limit,
                 filter=expression(where),
                 output_fields=[*FIELDS, "vector"],
-                search_params={"metric_type": "IP", "params": {"ef": max(64, 2 * limit), "nprobe": 64}},
+                search_params={"metric_type": "IP", "params": {"ef": max(self._probes, 2 * limit)}},
                 consistency_level="Strong",
             )[0]
         return [hit["entity"] for hit in found], [hit["distance"] for hit in found]
@@ -137,14 +144,6 @@ class MilvusStore:
     def _closeness(self, query: np.ndarray, hits: list[dict[str, Any]]) -> float:
         norm = max((float(np.linalg.norm(hit["vector"])) for hit in hits), default=0.0)
         return CLOSE * norm * float(np.linalg.norm(query))
-
-    def _scored(self, query: np.ndarray, keys: list[str], vectors: np.ndarray) -> list[Near]:
-        """All of some items by their true scores, equal ones in the order of keys."""
-        if not keys:
-            return []
-        order = sorted(range(len(keys)), key=keys.__getitem__)
-        scores, rows = Exact(vectors[order], memory=self.memory).search(query[None], len(keys))
-        return [Near(keys[order[row]], score) for row, score in zip(rows[0].tolist(), scores[0].tolist(), strict=True)]
 
     def items(self) -> list[Item]:
         return sorted(map(_item, self._all(EVERYTHING, [])), key=lambda item: item.key)
@@ -173,6 +172,29 @@ class MilvusStore:
             while page := pages.next():
                 yield from page
             pages.close()
+
+    def build_ann(self, queries: np.ndarray | None = None, wanted: float = WANTED) -> Ann:
+        """Index the vectors by HNSW, so that searches are fast and no longer exact, and measure what they find of the true top 10.
+
+        queries: ``[Q, D]`` to measure with; None: stored vectors with noise.
+        """
+        keys = [item.key for item in self.items()]
+        asked = perturbed(self.vectors(sample(keys))) if queries is None else np.ascontiguousarray(queries, np.float32)
+        scores, rows = Exact(self.vectors(keys), memory=self.memory).search(asked, TOP)
+        both = zip(rows.tolist(), scores.tolist(), strict=True)
+        true = [[Near(keys[row], score) for row, score in zip(*own, strict=True)] for own in both]
+        with self._telling():
+            self._client.release_collection(self.collection)
+            self._client.drop_index(self.collection, "vector")
+            self._client.create_index(self.collection, self._index("HNSW", M=16, efConstruction=200))
+            self._client.load_collection(self.collection)
+
+        def measure(probes: int) -> float:
+            self._probes = probes
+            return recall(self.search(asked, TOP), true)
+
+        probes, reached = fewest(measure, 4096, wanted)
+        return Ann(kind="HNSW", rows=len(keys), partitions=1, probes=probes, refined=1, recall=reached, queries=len(asked))
 
     def close(self) -> None:
         self._client.close()

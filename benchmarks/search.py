@@ -1,0 +1,196 @@
+"""Search: exact beside faiss and beside Lance's own flat scan, and approximate indexes of LanceDB and Milvus beside exact.
+
+    python benchmarks/search.py [--rows 1000000] [--flat 300000] [--near 200000] [--milvus 200000] [--width 512] [--threads 2] [--repeats 5]
+
+Times are the least of the repeats, all in one process and in turn. ``--rows``: exact top 10 of random unit vectors, a batch of 64 queries and
+one, beside faiss' IndexFlatIP and a sum over the same array; the top 10 is compared with one in float64. ``--flat``: one query
+in LanceDB, by its flat scan and by ours. ``--near``: sentence embeddings of Flickr8k's captions, repeated with noise of length 0.3; queries are captions
+with such noise. 0 leaves a part out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from visavis.data.reading import data_folder, open_dataset
+from visavis.models.caching import cache_features
+from visavis.models.towers import TowerSpec
+from visavis.retrieval.ann import recall
+from visavis.retrieval.exact import Exact
+from visavis.retrieval.item import Item
+from visavis.retrieval.lance import LanceStore
+from visavis.retrieval.milvus import MilvusStore
+from visavis.retrieval.reduced import open_reduced, pays, write_reduced
+
+BATCH, TOP, NOISE = 64, 10, 0.3
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows
+
+
+def random_rows(number: int, width: int, seed: int = 0) -> np.ndarray:
+    return unit(np.random.default_rng(seed).standard_normal((number, width), np.float32))
+
+
+def least(work: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """The least seconds of each piece of work, which take turns."""
+    seconds = dict.fromkeys(work, float("inf"))
+    for _ in range(repeats + 1):  # the first also warms up
+        for name, run in work.items():
+            started = time.perf_counter()
+            run()
+            seconds[name] = min(seconds[name], time.perf_counter() - started)
+    return seconds
+
+
+def exact(options: argparse.Namespace, folder: Path) -> None:
+    """Ours beside faiss."""
+    import faiss
+
+    faiss.omp_set_num_threads(options.threads)
+    rows, queries = random_rows(options.rows, options.width), random_rows(BATCH, options.width, 1)
+    whole = torch.from_numpy(rows)
+    flat = faiss.IndexFlatIP(options.width)
+    flat.add(rows)
+    in_float32, ways = Exact(rows), {}
+    if pays(*rows.shape):
+        started = time.perf_counter()
+        write_reduced(folder, rows)
+        say(f"8-bit rows written in {time.perf_counter() - started:.1f} s")
+        ways["8 bits"] = Exact(rows, reduced=open_reduced(folder))
+    ways["float32"] = in_float32
+    scores = np.concatenate(
+        [rows[some].astype(np.float64) @ queries.astype(np.float64).T for some in np.array_split(np.arange(len(rows)), 100)]
+    )
+    true = np.argsort(-scores.astype(np.float32), axis=0, kind="stable")[:TOP].T
+    for name, way in ways.items():
+        say(f"{name}: the true top {TOP} of {(way.search(queries, TOP)[1] == true).all(1).sum()} of {BATCH} queries")
+    for number in (BATCH, 1):
+        asked = queries[:number]
+        work: dict[str, Callable[[], object]] = {name: lambda way=way, asked=asked: way.search(asked, TOP) for name, way in ways.items()}
+        took = least({"sum": whole.sum, "faiss": lambda asked=asked: flat.search(asked, TOP), **work}, options.repeats)
+        for name in ways:
+            say(
+                f"{options.rows:,} x {options.width}, {number:2d} queries, {name}: {1000 * took[name]:.1f} ms, {took['faiss'] / took[name]:.1f} times as fast as faiss "
+                f"({1000 * took['faiss']:.1f} ms), {took[name] / took['sum']:.2f} times a sum ({1000 * took['sum']:.1f} ms)"
+            )
+
+
+def items(number: int) -> list[Item]:
+    return [Item(f"{row:08d}", f"{row:08d}.jpg", "image", "", 0, row) for row in range(number)]
+
+
+def flat_scan(options: argparse.Namespace, folder: Path) -> None:
+    """One query at a time in the same table."""
+    rows, query = random_rows(options.flat, options.width), random_rows(1, options.width, 1)
+    store = LanceStore(folder / "flat", options.width)
+    store.add(items(options.flat), rows)
+    started = time.perf_counter()
+    store.search(query, TOP)
+    say(f"mirror of {options.flat:,} x {options.width} made in {time.perf_counter() - started:.1f} s")
+
+    def lance() -> object:
+        asked = store._table.search(query[0], vector_column_name="vector").distance_type("dot").bypass_vector_index()
+        return asked.select(["key", "_distance"]).limit(TOP).to_arrow()
+
+    took = least({"lance": lance, "ours": lambda: store.search(query, TOP)}, options.repeats)
+    say(
+        f"{options.flat:,} x {options.width}, 1 query: Lance's flat scan {1000 * took['lance']:.1f} ms, ours {1000 * took['ours']:.1f} ms: {took['lance'] / took['ours']:.1f} times as fast"
+    )
+    store.close()
+
+
+def captions(number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Embeddings, and 200 queries."""
+    place = data_folder()
+    if place is None:
+        raise SystemExit("export VISAVIS_DATA=FOLDER, which holds flickr8k/")
+    found = cache_features(open_dataset(place / "flickr8k"), TowerSpec("text", "minilm", "pooled"))
+    plain = unit(np.array(found.read(range(len(found))), np.float32))
+    generator = np.random.default_rng(0)
+
+    def noisy(rows: np.ndarray) -> np.ndarray:
+        noise = unit(generator.standard_normal(rows.shape, np.float32))
+        return unit(rows + NOISE * noise)
+
+    parts = [plain, *(noisy(plain) for _ in range(-(-number // len(plain)) - 1))]
+    return np.concatenate(parts)[:number], noisy(plain[generator.choice(len(plain), 200, replace=False)])
+
+
+def near(options: argparse.Namespace, folder: Path) -> None:
+    """Approximate indexes beside exact search."""
+    for engine, number in (("LanceDB", options.near), ("Milvus Lite", options.milvus)):
+        if not number:
+            continue
+        rows, queries = captions(number)
+        width = rows.shape[1]
+        store = LanceStore(folder / "near", width) if engine == "LanceDB" else MilvusStore(folder / "near.db", width=width)
+        for some in np.array_split(np.arange(number), max(number // 20_000, 1)):
+            store.add([Item(f"{row:08d}", f"{row:08d}.jpg", "image", "", 0, int(row)) for row in some], rows[some])
+        scores, found = Exact(rows).search(queries, TOP)
+        true = [
+            [(f"{row:08d}", score) for row, score in zip(*own, strict=True)] for own in zip(found.tolist(), scores.tolist(), strict=True)
+        ]
+        started = time.perf_counter()
+        built = store.build_ann(queries)
+        say(f"{engine}, {number:,} x {width}: {built}; built and measured in {time.perf_counter() - started:.0f} s, {built.probes} probes")
+        asked: dict[str, Callable[[], object]] = {
+            "ann": lambda store=store, queries=queries: [store.search(query[None], TOP) for query in queries]
+        }
+        if isinstance(store, LanceStore):
+            asked = {
+                "ann": lambda store=store, queries=queries: [store.search(query[None], TOP, ann=True) for query in queries],
+                "exact": lambda store=store, queries=queries: [store.search(query[None], TOP) for query in queries],
+            }
+            assert (
+                recall(
+                    store.search(queries, TOP),
+                    [[type(own[0])(*each) for each in best] for own, best in zip(store.search(queries, TOP), true, strict=True)],
+                )
+                == 1
+            )
+        for name, seconds in least(asked, 1).items():
+            say(f"{engine}, {name}: {len(queries) / seconds:.0f} queries a second, one after the other")
+        store.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    for name, default in (
+        ("rows", 1_000_000),
+        ("flat", 300_000),
+        ("near", 200_000),
+        ("milvus", 200_000),
+        ("width", 512),
+        ("threads", 2),
+        ("repeats", 5),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        if options.rows:
+            exact(options, Path(folder))
+        if options.flat:
+            flat_scan(options, Path(folder))
+        if options.near or options.milvus:
+            near(options, Path(folder))
+
+
+if __name__ == "__main__":
+    main()
