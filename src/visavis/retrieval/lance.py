@@ -132,7 +132,9 @@ class LanceStore:
         probes, reached = fewest(measure, partitions, wanted)
         made = made.model_copy(update={"probes": probes, "recall": reached})
         with self._telling():
-            self._database.create_table(ANN, [{"json": made.model_dump_json()}], mode="overwrite")
+            mode = "overwrite" if ANN in self._database.list_tables().tables else "create"
+            self._database.create_table(ANN, [{"json": made.model_dump_json()}], mode=mode)
+        self._ann = made
         return made
 
     def ann(self) -> Ann | None:
