@@ -32,6 +32,7 @@ _HOMES = {
     "index": "visavis.verbs",
     "convert": "visavis.verbs",
     "search": "visavis.verbs",
+    "serve": "visavis.verbs",
     "demo": "visavis.verbs",
     "diagnose": "visavis.verbs",
     "agreement": "visavis.verbs",
@@ -83,6 +84,7 @@ __all__ = [
     "relevance_fit",
     "relevance_thresholds",
     "search",
+    "serve",
     "train",
 ]
 
@@ -123,6 +125,7 @@ if TYPE_CHECKING:
         relevance_fit,
         relevance_thresholds,
         search,
+        serve,
         train,
     )
 

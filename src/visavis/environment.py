@@ -31,6 +31,7 @@ SERVES = {
     "search": "visavis index, search: a store in a folder or on object storage",
     "milvus": "visavis index, search: a store in Milvus",
     "scale": "visavis index: a Ray cluster",
+    "serve": "visavis serve: a page to search an index",
     "dev": "tests and checks of visavis itself",
 }
 """The commands that need an extra, and what for."""

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import typer
 
-from visavis.cli import data, graded, retrieval, runs
+from visavis.cli import data, graded, retrieval, runs, serving
 from visavis.cli.signals import Ended, ends_heard
 from visavis.cli.terminal import show_what_can_be_shown, tell
 from visavis.errors import VisavisError
@@ -42,6 +42,7 @@ for command in (
     graded.agreement,
     retrieval.index,
     retrieval.search,
+    serving.serve,
     data.catalog,
 ):
     app.command()(command)

@@ -86,6 +86,23 @@ def first_frame(source: Path | bytes, name: str) -> Picture:
     raise BrokenClip("holds no frame that can be decoded", name)
 
 
+def frame_at(source: Path | bytes, name: str, seconds: float) -> Picture:
+    """The picture that a clip shows so many seconds after its first one; its last where it is shorter. Raises as ``clip_frames``."""
+    if seconds <= 0:
+        return first_frame(source, name)
+    with _opened(source, name) as (container, stream):
+        start = 0.0 if stream.start_time is None else float(stream.start_time * stream.time_base)
+        container.seek(round((start + seconds) * 1e6), backward=True)
+        last: Any = None
+        for frame in container.decode(stream):
+            if last is not None and frame.time is not None and frame.time > start + seconds + 1e-6:
+                break
+            last = frame
+        if last is not None:
+            return _picture(last)
+    return first_frame(source, name)
+
+
 @contextmanager
 def _opened(source: Path | bytes, name: str) -> Iterator[tuple[Any, Any]]:
     """A container and its first video stream. Formats that refer to other files, such as playlists, are none of the known ones."""

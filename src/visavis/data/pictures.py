@@ -25,7 +25,7 @@ _UPRIGHT = {
     7: Transpose.TRANSVERSE,
     8: Transpose.ROTATE_90,
 }
-_TOO_LARGE = f"has {{}} than the {MAX_PIXELS // 1_000_000} million allowed, as decompression bombs do"
+_TOO_LARGE = "has {} than the {:.0f} million allowed, as decompression bombs do"
 _BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF")
 
 
@@ -57,6 +57,35 @@ def picture_size(content: bytes, name: str) -> tuple[int, int]:
         return (height, width) if picture.getexif().get(_ORIENTATION_TAG, 1) > 4 else (width, height)
 
 
+def small_copy(content: bytes, name: str, side: int, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """A picture as ``open_picture`` gives it, scaled down to at most ``side`` pixels, its colors in sRGB; of an animated one the first.
+
+    It carries nothing but pixels: no place, no camera, no comment. max_pixels: of the whole picture. Raises BrokenPicture.
+    """
+    with _one_sentence(name):
+        picture = _opened(content, name, first=True, max_pixels=max_pixels)
+        profile, mode = picture.info.get("icc_profile"), picture.mode
+        picture.draft("RGB", (side, side))
+        turned = picture.getexif().get(_ORIENTATION_TAG, 1)
+        picture = _rgb(picture)
+        picture.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
+        picture = _in_srgb(picture, profile) if profile and mode == "RGB" else picture
+        picture = picture.transpose(_UPRIGHT[turned]) if turned in _UPRIGHT else picture
+        return Image.fromarray(np.asarray(picture))
+
+
+def _in_srgb(picture: Image.Image, profile: bytes) -> Image.Image:
+    """The picture with the colors that its profile means; as it is where the profile cannot be read."""
+    from PIL import ImageCms
+
+    try:
+        given = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        turned = ImageCms.profileToProfile(picture, given, ImageCms.createProfile("sRGB"))
+    except (ImageCms.PyCMSError, OSError, ValueError, TypeError):
+        return picture
+    return turned or picture
+
+
 @contextmanager
 def _one_sentence(name: str) -> Iterator[None]:
     try:
@@ -77,8 +106,8 @@ def known_formats() -> tuple[str, ...]:
     return tuple(name for name in ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000") if name in Image.OPEN)
 
 
-def _opened(content: bytes, name: str) -> Image.Image:
-    """The picture before its pixels are decoded, after every check that the header allows."""
+def _opened(content: bytes, name: str, *, first: bool = False, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """The picture before its pixels are decoded, after every check that the header allows. first: an animated one is its first picture."""
     if not content:
         raise BrokenPicture("truncated image", "is truncated: the file is empty (0 bytes)", name)
     try:
@@ -88,10 +117,11 @@ def _opened(content: bytes, name: str) -> Image.Image:
             raise BrokenPicture("truncated image", f"is truncated or damaged in its header ({len(content)} bytes)", name) from None
         raise BrokenPicture("not an image", f"is not an image of a known format ({', '.join(known_formats())})", name) from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise BrokenPicture("decompression bomb", _TOO_LARGE.format("far more pixels"), name) from None
-    if picture.width * picture.height > MAX_PIXELS:
-        raise BrokenPicture("decompression bomb", _TOO_LARGE.format(f"{picture.width} x {picture.height} pixels, more"), name)
-    if picture.format != "MPO" and (frames := getattr(picture, "n_frames", 1)) > 1:  # an MPO is a photo with previews
+        raise BrokenPicture("decompression bomb", _TOO_LARGE.format("far more pixels", max_pixels / 1e6), name) from None
+    if picture.width * picture.height > max_pixels:
+        what = _TOO_LARGE.format(f"{picture.width} x {picture.height} pixels, more", max_pixels / 1e6)
+        raise BrokenPicture("decompression bomb", what, name)
+    if not first and picture.format != "MPO" and (frames := getattr(picture, "n_frames", 1)) > 1:  # an MPO is a photo with previews
         raise BrokenPicture("animated image", f"is animated or has pages ({frames} frames); expected a single picture", name)
     return picture
 

@@ -153,23 +153,24 @@ def _fold(index: Index, results: Sequence[Result]) -> list[Result]:
     """Each result that shows something new, with the keys of later ones that show the same."""
     kept, folded = list[Result](), list[list[str]]()
     vectors = index.store.vectors([result.item.key for result in results]) if results else np.empty((0, 0))
-    rows = list[int]()
+    cosines, rows = vectors @ vectors.T, list[int]()
+    by_path, by_content = dict[str, int](), dict[tuple[str, float | None], int]()
     for number, result in enumerate(results):
-        for place, row in enumerate(rows):
-            if _shows_the_same(kept[place].item, result.item, float(vectors[row] @ vectors[number])):
-                folded[place].append(result.item.key)
-                break
-        else:
-            kept.append(result)
-            folded.append([])
-            rows.append(number)
+        item = result.item
+        near = np.flatnonzero(cosines[number, rows] >= SAME_VECTOR).tolist()
+        known = {by_path.get(item.path), by_content.get((item.content, item.start))} - {None}
+        alike = [place for place in near if bits_apart(kept[place].item.look, item.look) <= SAME_LOOK] + [
+            place for place in known if place is not None
+        ]
+        if alike:
+            folded[min(alike)].append(item.key)
+            continue
+        by_path.setdefault(item.path, len(kept))
+        by_content.setdefault((item.content, item.start), len(kept))
+        kept.append(result)
+        folded.append([])
+        rows.append(number)
     return [Result(result.item, result.score, result.match, tuple(keys)) for result, keys in zip(kept, folded, strict=True)]
-
-
-def _shows_the_same(first: Item, second: Item, cosine: float) -> bool:
-    if first.path == second.path or (first.content == second.content and first.start == second.start):
-        return True
-    return cosine >= SAME_VECTOR and bits_apart(first.look, second.look) <= SAME_LOOK
 
 
 def bits_apart(first: str, second: str) -> int:

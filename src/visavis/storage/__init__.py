@@ -34,6 +34,7 @@ from visavis.storage.reading import (
 from visavis.storage.writing import (
     append_json_line,
     create_array,
+    cut_last_line,
     database,
     replacing,
     replacing_folder,
@@ -56,6 +57,7 @@ __all__ = [
     "cache_folder",
     "content_hash",
     "create_array",
+    "cut_last_line",
     "database",
     "discard",
     "keep",

@@ -106,10 +106,20 @@ def write_json_lines(path: str | Path, rows: Iterable[Any]) -> None:
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-def append_json_line(path: str | Path, row: Any) -> None:
-    """Add one line to a log; ``read_json_lines`` drops a last line that a crash cut short."""
+def append_json_line(path: str | Path, row: Any, *, durable: bool = False) -> None:
+    """Add one line to a log; ``read_json_lines`` drops a last line that a crash cut short. durable: it is on the disk on return."""
     with storing(path), open(path, "a", encoding="utf-8") as log:
         log.write(json.dumps(row, ensure_ascii=False) + "\n")
+        if durable:
+            log.flush()
+            os.fsync(log.fileno())
+
+
+def cut_last_line(path: str | Path) -> None:
+    """Take out the last line of a log if a crash cut it short, so that a next one begins a line of its own."""
+    with storing(path), open(path, "r+b") as log:
+        whole = log.read()
+        log.truncate(whole.rfind(b"\n") + 1)
 
 
 def write_toml(path: str | Path, content: dict[str, Any]) -> None:

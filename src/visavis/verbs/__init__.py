@@ -9,6 +9,7 @@ from visavis.verbs.data import catalog, convert, data_check, data_convert, data_
 from visavis.verbs.graded import agreement, coherence, relevance, relevance_fit, relevance_thresholds
 from visavis.verbs.retrieval import index, search
 from visavis.verbs.runs import diagnose, evaluate, explain, load, train
+from visavis.verbs.serving import serve
 
 __all__ = [
     "agreement",
@@ -30,5 +31,6 @@ __all__ = [
     "relevance_fit",
     "relevance_thresholds",
     "search",
+    "serve",
     "train",
 ]

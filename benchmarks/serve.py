@@ -1,0 +1,145 @@
+"""The service under load: many clients on loopback for a while, then 20,000 requests, and what memory they leave taken.
+
+python benchmarks/serve.py [--index INDEX] [--clients 64] [--seconds 60] [--requests 20000]
+
+Without an index, one of a thousand drawn scenes by a model trained for seconds. Each client types a query, loads a few pictures of the answer, and
+goes on to the next page, without pause, over one connection. No answer of 500 and above is the law; the exit status is 1 where there was one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections import Counter
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+RECIPE = """
+name = "seconds"
+visual = { tower = "scenes", view = "pooled" }
+text = { tower = "vocabulary", min_count = 1 }
+model = { kind = "VSE++", width = 64, word_width = 32 }
+training = { batch_size = 64, probe_batches = 1, threads = 1 }
+phases = [{ epochs = 2, objective = "Unified(gamma=30)", optimizer = { lr = 0.01 } }]
+"""
+COLORS, SHAPES, PLACES = ("red", "green", "blue", "orange", "pink"), ("star", "circle", "square", "heart"), ("", " on a beach", " at night")
+QUERIES = [f"a {color} {shape}{place}" for color in COLORS for shape in SHAPES for place in PLACES]
+
+
+class Client(threading.Thread):
+    """Asks until the time is over or all requests are made."""
+
+    def __init__(self, address: str, number: int, until: float, left: list[int]):
+        super().__init__(daemon=True)
+        place = urlsplit(address)
+        self.connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=60)
+        self.drawn, self.until, self.left = random.Random(number), until, left
+        self.seconds: dict[str, list[float]] = {"search": [], "thumbnail": []}
+        self.statuses: Counter[int] = Counter()
+
+    def run(self) -> None:
+        while self.go_on():
+            text = f"{self.drawn.choice(QUERIES)}{' -' + self.drawn.choice(COLORS) if self.drawn.random() < 0.2 else ''}"
+            for offset in (0, 20):
+                answer = self.ask("search", f"/api/search?text={quote(text)}&offset={offset}&limit=20")
+                hits = json.loads(answer)["sides"][0]["hits"] if answer else []
+                for hit in hits[:4]:
+                    if self.go_on():
+                        self.ask("thumbnail", f"/api/thumbnail?key={quote(hit['key'])}&version={hit['version']}")
+
+    def go_on(self) -> bool:
+        return time.monotonic() < self.until and self.left[0] > 0
+
+    def ask(self, what: str, path: str) -> bytes:
+        self.left[0] -= 1
+        started = time.perf_counter()
+        self.connection.request("GET", path)
+        answer = self.connection.getresponse()
+        content = answer.read()
+        self.seconds[what].append(time.perf_counter() - started)
+        self.statuses[answer.status] += 1
+        return content if answer.status == 200 else b""
+
+
+def load(address: str, clients: int, seconds: float, requests: int) -> tuple[Counter[int], dict[str, list[float]], float]:
+    """Statuses, seconds of each kind of request, and how long it took."""
+    started = time.monotonic()
+    left = [requests]
+    running = [Client(address, number, started + seconds, left) for number in range(clients)]
+    for client in running:
+        client.start()
+    for client in running:
+        client.join()
+    statuses = sum((client.statuses for client in running), Counter())
+    return (
+        statuses,
+        {what: [s for client in running for s in client.seconds[what]] for what in ("search", "thumbnail")},
+        time.monotonic() - started,
+    )
+
+
+def resident(address: str) -> float:
+    """MB of the service."""
+    with urllib.request.urlopen(f"{address}/metrics") as figures:
+        return float(re.search(r"^process_resident_memory_bytes (\S+)", figures.read().decode(), re.MULTILINE)[1]) / 1e6  # type: ignore[index]
+
+
+def made_index(folder: Path) -> Path:
+    """An index of a thousand drawn scenes."""
+    import visavis
+
+    scenes = visavis.data_scenes(folder / "scenes", num_train=1000, num_val=50, num_test=50, size=96)
+    (folder / "recipe.toml").write_text(RECIPE)
+    visavis.train(folder / "recipe.toml", data=scenes, out=folder / "run")
+    visavis.index(folder / "run", scenes / "images", out=folder / "index")
+    return folder / "index"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--index", type=Path)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--requests", type=int, default=20_000)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        index = arguments.index or made_index(Path(folder))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "visavis", "serve", str(index), "--port", "0"], stderr=subprocess.PIPE, text=True
+        )  # fmt: skip
+        try:
+            said = next(line for line in process.stderr or [] if " at http" in line)
+            address = said.rpartition(" at ")[2].split()[0]
+            print(said.strip())
+            statuses, seconds, took = load(address, arguments.clients, arguments.seconds, sys.maxsize)
+            print(
+                f"{arguments.clients} clients, {took:.0f} s: {statuses.total():,} requests, {statuses.total() / took:.0f} a second, statuses {dict(statuses)}"
+            )
+            for what, times in seconds.items():
+                cuts = statistics.quantiles(times, n=100)
+                print(
+                    f"  {what}: median {1000 * cuts[49]:.0f} ms, p95 {1000 * cuts[94]:.0f} ms, p99 {1000 * cuts[98]:.0f} ms, worst {1000 * max(times):.0f} ms"
+                )
+            before = resident(address)
+            more, _, took = load(address, 16, 3600, arguments.requests)
+            after = resident(address)
+            print(f"{more.total():,} requests more in {took:.0f} s: {before:.0f} MB before, {after:.0f} MB after")
+            return int(any(status >= 500 for status in statuses + more))
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(30)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
