@@ -211,29 +211,31 @@ def test_a_dual_encoder_needs_no_training(dual_encoders, photos, tmp_path):
     assert search(Index.open(tmp_path / "index"), Query.of("a red circle")).hits
 
 
-def deaths(run, photos, folder, moments):
+def deaths(run, photos, folder, moments, store):
     """Kill an indexing process after so many seconds each time, starting anew."""
-    code = "import sys, visavis; visavis.index(sys.argv[1], sys.argv[2], out=sys.argv[3])"
+    code = "import sys, visavis, visavis.retrieval.engines as e; e.SHARD = 4; visavis.index(*sys.argv[1:3], out=sys.argv[3], store=sys.argv[4] or None)"
     killed = 0
     for moment in moments:
-        process = subprocess.Popen([sys.executable, "-c", code, run, photos, folder], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for _ in range(600):  # only what happens once the folder is begun is worth a death
-            if folder.exists() or process.poll() is not None:
-                break
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, run, photos, folder, store], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        while not folder.exists() and process.poll() is None:  # only what happens once the folder is begun is worth a death
             time.sleep(0.05)
         try:
             process.wait(moment)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
+            process.wait()
             killed += 1
-        process.communicate()
     return killed
 
 
-@pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.long)])
-def test_killed_again_and_again_it_becomes_the_same_index(run, photos, tmp_path, times, monkeypatch):
-    random_moments = random.Random(times)
-    assert deaths(run, photos, tmp_path / "index", [random_moments.uniform(0.0, 1.5) for _ in range(times)])
+@pytest.mark.parametrize(
+    ("times", "store"), [(3, ""), pytest.param(20, "", marks=pytest.mark.long), pytest.param(20, "items.db", marks=pytest.mark.long)]
+)
+def test_killed_again_and_again_it_becomes_the_same_index(run, photos, tmp_path, times, store):
+    moments = random.Random(times)
+    assert deaths(run, photos, tmp_path / "index", [moments.uniform(0.0, 4.0) for _ in range(times)], store)
     build(run, photos, tmp_path / "index")
     build(run, photos, tmp_path / "undisturbed")
     assert same(content(tmp_path / "index"), content(tmp_path / "undisturbed"))

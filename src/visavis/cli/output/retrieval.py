@@ -11,6 +11,7 @@ from visavis.cli.output.console import standard_output
 
 if TYPE_CHECKING:
     from visavis.retrieval.building import Built
+    from visavis.retrieval.judged import JudgedEvaluation
     from visavis.retrieval.query import Hit
     from visavis.retrieval.searching import Results
 
@@ -43,6 +44,16 @@ def print_results(results: Results) -> None:
         match = "" if hit.match is None else f"  fits {100 * hit.match:3.0f} %"
         more = f"  (and {len(hit.duplicates)} like it)" if hit.duplicates else ""
         console.print(f"{rank:2d}  {hit.score:.3f}{match}  {escape(hit.item.key)}{more}", soft_wrap=True)
+
+
+def print_judgements(judged: JudgedEvaluation) -> None:
+    console = standard_output()
+    recalls = ", ".join(f"{value:.1f} % among the first {k}" for k, value in judged.r.items())
+    console.print(f"{judged.queries:,} judged sentences among {judged.candidates:,} items: something that fits is {recalls}.", soft_wrap=True)
+    if judged.ordered is not None:
+        console.print(f"Of {judged.pairs:,} pairs of a fitting and an unfitting item {judged.ordered:.1f} % are in order.", soft_wrap=True)
+    if judged.left_out:
+        console.print(f"Left out: {judged.left_out:,} judgements of pictures, of queries with a minus, or of items that are gone.", soft_wrap=True)
 
 
 def print_texts(texts: Iterable[tuple[str, float]]) -> None:

@@ -1,0 +1,74 @@
+"""How well an index answers what people judged: their queries, and the items of which they said that they fit, or do not."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from visavis.data.judgements import last_words, read_judgements
+from visavis.errors import DataError
+from visavis.retrieval.index import Index
+from visavis.retrieval.searching import Query, query_vector
+
+RECALLS = (1, 5, 10)
+
+
+@dataclass(frozen=True)
+class JudgedEvaluation:
+    """Judged queries against a whole index.
+
+    queries: with at least one item that fits. r: in percent, of those queries, with one that fits among the first 1, 5 and 10 of the items
+    that were not judged to fit; ties count against the model. pairs: of an item that fits and one that does not, of the same query.
+    ordered: in percent, of these pairs, with the fitting one above; None without any. left_out: judgements of pictures, of queries with a
+    minus or of items that are no longer there.
+    """
+
+    queries: int
+    candidates: int
+    r: dict[int, float]
+    pairs: int
+    ordered: float | None
+    left_out: int
+
+    def to_json(self) -> dict[str, Any]:
+        recalls = {f"t2i_r{k}": value for k, value in self.r.items()}
+        return {key: value for key, value in asdict(self).items() if key != "r"} | recalls
+
+
+def evaluate_judged(index: Index, file: Path) -> JudgedEvaluation:
+    """Rank all items for each judged sentence. Raises DataError for a file without a sentence that something fits.
+
+    What nobody judged counts as not fitting, so that recalls are lower than the truth where judgements are few; pairs are of judged
+    items alone. Judgements of an item are found by its content where it was moved.
+    """
+    by_content = {item.content: item.key for item in index.items.values()}
+    judged, left_out = defaultdict[str, dict[str, bool]](dict), 0
+    for (asked, key), judgement in last_words(read_judgements(file)).items():
+        place = key if key in index.items else by_content.get(judgement.content)
+        plain = asked.text and not asked.like and not asked.picture and not any(word.startswith("-") for word in asked.text.split())
+        if place is None or not plain:
+            left_out += 1
+        else:
+            judged[asked.text][place] = bool(judgement.fits)
+    fitting = {text: answers for text, answers in judged.items() if any(answers.values())}
+    if not fitting:
+        raise DataError(f"{file} holds no sentence that something in the index {index.folder} fits: judge some results on the page first.")
+    ranks, ordered = list[int](), list[bool]()
+    for text, answers in fitting.items():
+        near = index.store.search(query_vector(index, Query.of(text))[None], len(index.items))[0]
+        scores = {key: score for key, score in near}
+        best = max(scores[key] for key, fits in answers.items() if fits)
+        ranks.append(1 + sum(score >= best for key, score in near if not answers.get(key)))
+        ordered += [scores[yes] > scores[no] for yes, fits in answers.items() if fits for no, other in answers.items() if not other]
+    return JudgedEvaluation(
+        queries=len(fitting),
+        candidates=len(index.items),
+        r={k: 100 * float(np.mean([rank <= k for rank in ranks])) for k in RECALLS},
+        pairs=len(ordered),
+        ordered=100 * float(np.mean(ordered)) if ordered else None,
+        left_out=left_out,
+    )
