@@ -60,7 +60,7 @@ def evaluate_judged(index: Index, file: Path) -> JudgedEvaluation:
     ranks, ordered = list[int](), list[bool]()
     for text, answers in fitting.items():
         near = index.store.search(query_vector(index, Query.of(text))[None], len(index.items))[0]
-        scores = {key: score for key, score in near}
+        scores = dict(near)
         best = max(scores[key] for key, fits in answers.items() if fits)
         ranks.append(1 + sum(score >= best for key, score in near if not answers.get(key)))
         ordered += [scores[yes] > scores[no] for yes, fits in answers.items() if fits for no, other in answers.items() if not other]

@@ -49,11 +49,15 @@ def print_results(results: Results) -> None:
 def print_judgements(judged: JudgedEvaluation) -> None:
     console = standard_output()
     recalls = ", ".join(f"{value:.1f} % among the first {k}" for k, value in judged.r.items())
-    console.print(f"{judged.queries:,} judged sentences among {judged.candidates:,} items: something that fits is {recalls}.", soft_wrap=True)
+    console.print(
+        f"{judged.queries:,} judged sentences among {judged.candidates:,} items: something that fits is {recalls}.", soft_wrap=True
+    )
     if judged.ordered is not None:
         console.print(f"Of {judged.pairs:,} pairs of a fitting and an unfitting item {judged.ordered:.1f} % are in order.", soft_wrap=True)
     if judged.left_out:
-        console.print(f"Left out: {judged.left_out:,} judgements of pictures, of queries with a minus, or of items that are gone.", soft_wrap=True)
+        console.print(
+            f"Left out: {judged.left_out:,} judgements of pictures, of queries with a minus, or of items that are gone.", soft_wrap=True
+        )
 
 
 def print_texts(texts: Iterable[tuple[str, float]]) -> None:
