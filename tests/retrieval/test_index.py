@@ -261,9 +261,9 @@ def test_the_command_line_indexes_and_searches(run, photos, tmp_path):
     assert len(found["hits"]) == 3
     picture = next(photos.rglob("*.png"))
     alike = json.loads(said("search", tmp_path / "index", "--image", picture, "--json").stdout)
-    assert alike["hits"][0]["path"] == picture.relative_to(photos).as_posix()
+    assert alike["hits"][0]["name"] == picture.relative_to(photos).as_posix()
     (tmp_path / "labels.txt").write_text("a red circle\na blue square\n")
-    labels = json.loads(said("search", tmp_path / "index", "--image", picture, "--labels", tmp_path / "labels.txt", "--json").stdout)
+    labels = json.loads(said("label", tmp_path / "index", picture, tmp_path / "labels.txt", "--json").stdout)
     assert len(labels["texts"]) == 2
     refused = said("search", run, "--image", picture)
     assert refused.returncode == 1

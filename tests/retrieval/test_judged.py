@@ -29,7 +29,7 @@ def test_hand_values(index, tmp_path):
     asked = Asked(text="a red circle")
     votes = [(asked, hits[0], False), (asked, hits[3], True), (asked, hits[9], False), (asked, hits[5], True)]
     other = [(Asked(text="red -blue"), hits[0], True), (Asked(like=hits[1].key), hits[0], True)]
-    result = visavis.evaluate(index, judgements=write(tmp_path / "votes.jsonl", votes + other))
+    result = visavis.judged(index, write(tmp_path / "votes.jsonl", votes + other))
     assert (result.queries, result.candidates, result.left_out) == (1, 70, 2)
     assert result.r == {1: 0.0, 5: 100.0, 10: 100.0}  # three unjudged or unfitting ones lie before the first that fits
     assert (result.pairs, result.ordered) == (4, 50.0)
@@ -39,9 +39,9 @@ def test_an_answer_that_was_taken_back_does_not_count_and_a_file_without_any_is_
     item = next(iter(Index.open(index).items.values()))
     votes = [(Asked(text="a circle"), item, True), (Asked(text="a circle"), item, None)]
     with pytest.raises(DataError, match="no sentence"):
-        visavis.evaluate(index, judgements=write(tmp_path / "votes.jsonl", votes))
+        visavis.judged(index, write(tmp_path / "votes.jsonl", votes))
 
 
 def test_only_an_index_is_judged(run, tmp_path):
-    with pytest.raises(RunError, match="name the index"):
-        visavis.evaluate(run, judgements=tmp_path / "votes.jsonl")
+    with pytest.raises(RunError, match="is no index"):
+        visavis.judged(run, tmp_path / "votes.jsonl")

@@ -42,6 +42,8 @@ for command in (
     graded.agreement,
     retrieval.index,
     retrieval.search,
+    retrieval.label,
+    retrieval.judged,
     serving.serve,
     data.catalog,
 ):

@@ -38,7 +38,7 @@ def index(
             source,
             out=out,
             store=store,
-            moments_s=moments,
+            moments=moments,
             engine=engine,  # type: ignore[arg-type]
             workers=workers,
             device=device,
@@ -53,9 +53,10 @@ def index(
 
 def search(
     run: Annotated[
-        list[str],
-        typer.Argument(metavar="INDEX|RUN... [QUERY]", help="An index, or a run, or a CLIP or SigLIP model, or several; then a sentence."),
+        list[Path],
+        typer.Argument(default_factory=list, help="An index, or a run, or a CLIP or SigLIP model, or several.", metavar="RUN..."),
     ],
+    query: Annotated[str, typer.Argument(help="A sentence; left out where --image or --like ask alone.")],
     image: Annotated[list[Path] | None, typer.Option(help="A picture to look for; may be given several times.")] = None,
     like: Annotated[list[str] | None, typer.Option(help="More like this item of the index, by its key.")] = None,
     without: Annotated[list[str] | None, typer.Option(help="What not to show, as a sentence.")] = None,
@@ -67,33 +68,18 @@ def search(
     after: Annotated[str | None, typer.Option(help="Only files changed at this time or later, such as 2024-05-31.")] = None,
     before: Annotated[str | None, typer.Option(help="Only files changed before this time.")] = None,
     metadata: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Only items with this value.")] = None,
-    every: Annotated[bool, typer.Option("--every", help="Near-duplicates and moments of one clip one by one, too.")] = False,
+    fold: Annotated[bool, typer.Option(help="Near-duplicates, and moments of one clip, as one result.")] = True,
     rerank: Annotated[Path | None, typer.Option(help="A run of any model, such as SCAN, that ranks the first fifty anew.")] = None,
     model: Annotated[Path | None, typer.Option(help="Where the model of the index lies now, if it was moved.")] = None,
-    labels: Annotated[
-        Path | None, typer.Option(help="Turned round: which lines of this file fit the picture of --image best, by the model.")
-    ] = None,
     top: Annotated[int, typer.Option(help="How many.")] = 5,
     memory: Memory = None,
     json: Json = False,
 ) -> None:
     """What fits a query best: a sentence, pictures, items, with filters; from an index, or from a run's pictures."""
-    from visavis import storage, verbs
-    from visavis.cli.output import print_hits, print_results, print_texts
-    from visavis.verbs.retrieval import fitting_texts
+    from visavis import verbs
+    from visavis.cli.output import print_results
 
-    only_places = len(run) == 1 or (Path(run[-1]).is_dir() and bool(image or like))
-    runs, text = (run, "") if only_places else (run[:-1], run[-1])
-    if labels is not None:
-        if len(runs) != 1 or not image or len(image) != 1:
-            raise VisavisError("--labels takes one index or run, and one --image: which lines of the file fit it best.")
-        lines = [line for line in storage.read_text(labels).splitlines() if line.strip()]
-        fitting = fitting_texts(runs[0], image[0], lines, top=top, model=model, memory=memory)
-        if json:
-            print_json({"image": str(image[0]), "texts": [{"text": text, "score": score} for text, score in fitting]})
-        else:
-            print_texts(fitting)
-        return
+    runs, text = (run, query) if run else ([Path(query)], "")
     with bars() as progress:
         found = verbs.search(
             runs,
@@ -107,22 +93,55 @@ def search(
             after=after,
             before=before,
             metadata=_pairs(metadata or []),
-            fold=not every,
+            fold=fold,
             rerank=rerank,
             model=model,
             top=top,
             memory=memory,
             progress=progress,
         )
-    if isinstance(found, list):
-        if json:
-            print_json({"query": text, "hits": [hit.to_json() for hit in found]})
-        else:
-            print_hits(found)
-    elif json:
+    if json:
         print_json({"query": text, **found.to_json()})
     else:
         print_results(found)
+
+
+def label(
+    run: Annotated[Path, typer.Argument(help="A run, a CLIP or SigLIP model, or an index, for its model.")],
+    image: Annotated[Path, typer.Argument(help="A picture.")],
+    labels: Annotated[Path, typer.Argument(help="A file with a caption or label a line.")],
+    model: Annotated[Path | None, typer.Option(help="Where the model of the index lies now, if it was moved.")] = None,
+    top: Annotated[int, typer.Option(help="How many.")] = 5,
+    memory: Memory = None,
+    json: Json = False,
+) -> None:
+    """Which captions or labels fit a picture best, with their scores."""
+    from visavis import verbs
+    from visavis.cli.output import print_texts
+
+    fitting = verbs.label(run, image, labels, model=model, top=top, memory=memory)
+    if json:
+        print_json({"image": str(image), "texts": [{"text": text, "score": score} for text, score in fitting]})
+    else:
+        print_texts(fitting)
+
+
+def judged(
+    index: Annotated[Path, typer.Argument(help="An index that was judged.")],
+    judgements: Annotated[Path, typer.Argument(help="The file of votes that visavis serve kept.")],
+    model: Annotated[Path | None, typer.Option(help="Where the model of the index lies now, if it was moved.")] = None,
+    memory: Memory = None,
+    json: Json = False,
+) -> None:
+    """How well an index answers what people judged on its page: R@K of their sentences, and pairs in order."""
+    from visavis import verbs
+    from visavis.cli.output import print_judgements
+
+    result = verbs.judged(index, judgements, model=model, memory=memory)
+    if json:
+        print_json(result.to_json())
+    else:
+        print_judgements(result)
 
 
 def _pairs(values: list[str]) -> dict[str, str]:

@@ -75,16 +75,12 @@ def evaluate(
     published: Annotated[
         str | None, typer.Option(help="A row of a paper's table to set beside it, such as unified/2/clip-coco; default the run's own.")
     ] = None,
-    judgements: Annotated[
-        Path | None, typer.Option(help="A file of votes of visavis serve: how well an index, named as RUN, answers what was judged.")
-    ] = None,
     memory: Memory = None,
     json: Json = False,
 ) -> None:
     """R@K both ways, RSUM, ranks and mAP of a run's best model, or of several together; with degrees CS@K and nDCG@K."""
     from visavis import verbs
-    from visavis.cli.output import print_evaluation, print_judgements
-    from visavis.retrieval.judged import JudgedEvaluation
+    from visavis.cli.output import print_evaluation
 
     with bars() as progress:
         result = verbs.evaluate(
@@ -97,14 +93,11 @@ def evaluate(
             average=average,
             base=base,
             published=published,
-            judgements=judgements,
             memory=memory,
             progress=progress,
         )
     if json:
         print_json(result.to_json())
-    elif isinstance(result, JudgedEvaluation):
-        print_judgements(result)
     else:
         print_evaluation(result)
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from visavis.data.dataset import Image
 from visavis.errors import DataError, ShapeError, VisavisError
 from visavis.models.retriever import Retriever
 from visavis.retrieval.index import Index
 from visavis.retrieval.item import EVERYTHING, Item, Where
+from visavis.retrieval.query import Hit
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -49,20 +51,27 @@ class Query:
 @dataclass(frozen=True)
 class Result:
     """An item that was found. match: how likely it fits, 0 to 1; None where that is not known. duplicates: keys of items that show the same,
-    and of other moments of the same clip, that would have come later.
+    and of other moments of the same clip, that would have come later. image: where its pixels lie.
     """
 
     item: Item
     score: float
     match: float | None = None
     duplicates: tuple[str, ...] = ()
+    image: Image | None = None
+
+    @property
+    def name(self) -> str:
+        """Its path below the root, or its name in a data set."""
+        return self.item.path
 
     def to_json(self) -> dict[str, Any]:
         item = self.item
         moment = {} if item.start is None else {"start": item.start, "end": item.end}
         return {
             "key": item.key,
-            "path": item.path,
+            "name": self.name,
+            "path": None if self.image is None or self.image.bytes is None else str(self.image.bytes.path),
             "kind": item.kind,
             **moment,
             "score": self.score,
@@ -73,11 +82,21 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Results:
-    """Results, best first. nothing_fits: whether even the best one probably does not fit; None where that is not known."""
+class Results(Sequence[Result]):
+    """Results, best first: a sequence of them. nothing_fits: whether even the best one probably does not fit; None where that is not known."""
 
     hits: tuple[Result, ...]
     nothing_fits: bool | None = None
+
+    def __len__(self) -> int:
+        return len(self.hits)
+
+    @overload
+    def __getitem__(self, place: int) -> Result: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Result]: ...
+    def __getitem__(self, place: int | slice) -> Result | Sequence[Result]:
+        return self.hits[place]
 
     def to_json(self) -> dict[str, Any]:
         return {"nothing_fits": self.nothing_fits, "hits": [hit.to_json() for hit in self.hits]}
@@ -141,6 +160,15 @@ def query_vector(index: Index, query: Query) -> np.ndarray:
     return vector
 
 
+def found_images(hits: Sequence[Hit]) -> Results:
+    """What was found without an index, in the same words."""
+
+    def item(hit: Hit) -> Item:
+        return Item(hit.name, hit.name, "video" if hit.image.is_clip else "image", content="", size=0, modified_ns=0)
+
+    return Results(tuple(Result(item(hit), hit.score, image=hit.image) for hit in hits))
+
+
 def fitting_texts(model: Retriever, image: str | Path | Picture, texts: Sequence[str]) -> list[tuple[str, float]]:
     """Which of some captions or labels fit a picture, best first, with their scores; equal scores in the order given."""
     if not texts:
@@ -196,8 +224,16 @@ def _reranked(index: Index, model: Retriever, query: Query, results: Sequence[Re
 
 
 def _told(index: Index, query: Query, results: Sequence[Result], *, reranked: bool) -> Results:
+    """Results as they are shown: with their pictures, and how likely they are a match where that is known."""
+    told = tuple(replace(one, image=_image(index, one.item)) for one in results)
     known = index.calibration
     if known is None or reranked or not query.is_one_sentence or not results:
-        return Results(tuple(results))
-    told = tuple(Result(one.item, one.score, known.match(one.score), one.duplicates) for one in results)
-    return Results(told, known.nothing_fits(results[0].score))
+        return Results(told)
+    return Results(tuple(replace(one, match=known.match(one.score)) for one in told), known.nothing_fits(results[0].score))
+
+
+def _image(index: Index, item: Item) -> Image | None:
+    try:
+        return Image(item.path, item.metadata.get("split", "all"), index.locate(item))
+    except DataError:
+        return None

@@ -7,7 +7,7 @@
 
 from visavis.verbs.data import catalog, convert, data_check, data_convert, data_scenes, demo, doctor, features
 from visavis.verbs.graded import agreement, coherence, relevance, relevance_fit, relevance_thresholds
-from visavis.verbs.retrieval import index, search
+from visavis.verbs.retrieval import index, judged, label, search
 from visavis.verbs.runs import diagnose, evaluate, explain, load, train
 from visavis.verbs.serving import serve
 
@@ -26,6 +26,8 @@ __all__ = [
     "explain",
     "features",
     "index",
+    "judged",
+    "label",
     "load",
     "relevance",
     "relevance_fit",

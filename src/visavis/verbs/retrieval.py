@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from visavis.retrieval.building import Built
     from visavis.retrieval.engines import Engine
     from visavis.retrieval.item import Kind, Where
-    from visavis.retrieval.query import Hit
+    from visavis.retrieval.judged import JudgedEvaluation
     from visavis.retrieval.searching import Query, Results
 
 WITHOUT = 0.5
@@ -29,7 +29,7 @@ def index(
     *,
     out: str | Path,
     store: str | None = None,
-    moments_s: float | None = None,
+    moments: float | None = None,
     engine: Engine = "local",
     workers: int = 2,
     device: str | None = None,
@@ -39,7 +39,7 @@ def index(
     """Make an index of pictures and videos to search, or bring one up to date: what is new or changed is encoded, the rest stays.
 
     run: a run folder, or a CLIP or SigLIP model by folder or hub name. source: a folder or a data set. out: the folder of the index.
-    store: a URI of LanceDB (a folder, ``s3://...``) or Milvus (``*.db``, ``http://...``); default: LanceDB inside ``out``. moments_s: the
+    store: a URI of LanceDB (a folder, ``s3://...``) or Milvus (``*.db``, ``http://...``); default: LanceDB inside ``out``. moments: the
     seconds of a moment of a clip; default 4. engine, workers: ``"ray"`` encodes with so many processes of a cluster (``RAY_ADDRESS``).
     Where the run's validation data are here, the index also learns how likely a score is a match.
     """
@@ -48,7 +48,7 @@ def index(
 
     told = progress or Silent()
     built = build_index(
-        run, source, out, store=store, moments_s=moments_s, engine=engine, workers=workers, device=device, memory=memory, progress=told
+        run, source, out, store=store, moments_s=moments, engine=engine, workers=workers, device=device, memory=memory, progress=told
     )
     learn_calibration(run, Path(out), told)
     return built
@@ -73,7 +73,7 @@ def search(
     top: int = 5,
     memory: Memory = None,
     progress: Progress | None = None,
-) -> list[Hit] | Results:
+) -> Results:
     """What fits a query best, best first: a sentence, pictures, items of the index, together and without something.
 
     run: an index; or a run folder, a CLIP or SigLIP model, or several, whose scores are averaged. Of an index: image: pictures to look for; like: keys of
@@ -84,6 +84,7 @@ def search(
     """
     from visavis.retrieval.index import Index, is_index
     from visavis.retrieval.query import search_images
+    from visavis.retrieval.searching import found_images
 
     runs, told = paths_of(run), progress or Silent()
     if not any(is_index(folder) for folder in runs):
@@ -92,7 +93,7 @@ def search(
                 f"{runs[0]} is no index, and only an index is searched by pictures, with filters or --rerank: make one with "
                 f"visavis index {runs[0]} FOLDER --out INDEX"
             )
-        return search_images(runs, query, None if inside is None else Path(inside), top, told, memory)
+        return found_images(search_images(runs, query, None if inside is None else Path(inside), top, told, memory))
     if len(runs) > 1 or inside is not None:
         raise VisavisError("an index is searched alone, and brings its own pictures: name one index, without --in.")
     from visavis.models.retriever import Retriever
@@ -112,16 +113,40 @@ def search(
         opened.store.close()
 
 
-def fitting_texts(
-    run: str | Path, image: str | Path, texts: Sequence[str], *, top: int = 5, model: str | Path | None = None, memory: Memory = None
+def label(
+    run: str | Path,
+    image: str | Path,
+    labels: str | Path | Sequence[str],
+    *,
+    model: str | Path | None = None,
+    top: int = 5,
+    memory: Memory = None,
 ) -> list[tuple[str, float]]:
-    """Which captions or labels fit a picture best, with their scores, by the model of an index, or by a run's. model: as in ``search``."""
-    from visavis.models.retriever import Retriever
-    from visavis.retrieval import searching
-    from visavis.retrieval.index import is_index, read_manifest
+    """Which captions or labels fit a picture best, with their scores, by a run, a CLIP or SigLIP model, or the model of an index.
 
+    labels: texts, or a file with one a line. model: where the index's model lies now. memory: as in ``evaluate``.
+    """
+    from visavis import storage
+    from visavis.models.retriever import Retriever
+    from visavis.retrieval.index import is_index, read_manifest
+    from visavis.retrieval.searching import fitting_texts
+
+    if isinstance(labels, str | Path):
+        labels = [line for line in storage.read_text(labels).splitlines() if line.strip()]
     name = model or (read_manifest(Path(run)).model if is_index(run) else run)
-    return searching.fitting_texts(Retriever.load(name, memory=memory), image, texts)[:top]
+    return fitting_texts(Retriever.load(name, memory=memory), image, labels)[:top]
+
+
+def judged(index: str | Path, judgements: str | Path, *, model: str | Path | None = None, memory: Memory = None) -> JudgedEvaluation:
+    """How well an index answers what people judged on its page: how often something that fits is among the first results.
+
+    judgements: the file of ``visavis serve``. model: where the index's model lies now. memory: as in ``evaluate``. Raises DataError for a
+    file without a sentence that something fits.
+    """
+    from visavis.retrieval.index import Index
+    from visavis.retrieval.judged import evaluate_judged
+
+    return evaluate_judged(Index.open(index, model=model, memory=memory), Path(judgements))
 
 
 def query_of(

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from visavis.evaluation import Evaluation
     from visavis.memory import Memory
     from visavis.models.retriever import Retriever
-    from visavis.retrieval.judged import JudgedEvaluation
     from visavis.runs.begin import Trained
 
 
@@ -83,10 +82,9 @@ def evaluate(
     average: bool | None = None,
     base: bool = False,
     published: str | None = None,
-    judgements: str | Path | None = None,
     memory: Memory = None,
     progress: Progress | None = None,
-) -> Evaluation | JudgedEvaluation:
+) -> Evaluation:
     """The metrics of a run's best model: R@K both ways, RSUM, ranks, mAP, under a named protocol; with degrees also CS@K and nDCG@K.
 
     run: a run folder, or, with ``data``, the folder or hub name of a CLIP or SigLIP model (so in every verb that takes a run); or
@@ -99,10 +97,8 @@ def evaluate(
     NoisySupervision, which trains two, or of each of several. base: also the CLIP or SigLIP model that the training began with, as the
     ``base`` of the result. published: a row of a paper's table to set beside the result, such as "unified/2/clip-coco"; default the
     run's own. memory: the most that blocks of scores may take, in bytes or as "2GiB"; default the recipe's, else a quarter of the free
-    memory. judgements: a file of ``visavis serve``; the run is then an index, and its items are ranked for the judged sentences.
+    memory.
     """
-    if judgements is not None:
-        return _evaluate_judged(paths_of(run), Path(judgements), memory)
     from visavis.runs.evaluating import beside_base, evaluate_runs
     from visavis.runs.published import measured_row
 
@@ -111,15 +107,6 @@ def evaluate(
     result = evaluate_runs(runs, protocol, split, data, progress, degrees, semantics, memory, average=average)
     result = result if row is None else replace(result, published=row)
     return beside_base(result, runs, split, data, progress, memory) if base else result
-
-
-def _evaluate_judged(runs: list[Path], judgements: Path, memory: Memory) -> JudgedEvaluation:
-    from visavis.retrieval.index import Index, is_index
-    from visavis.retrieval.judged import evaluate_judged
-
-    if len(runs) != 1 or not is_index(runs[0]):
-        raise RunError(f"judgements are of the items of an index, and {runs[0]} is none, or not alone: name the index that was judged.")
-    return evaluate_judged(Index.open(runs[0], memory=memory), judgements)
 
 
 def diagnose(

@@ -3,7 +3,7 @@
 from visavis.cli.output.bars import Bars
 from visavis.cli.output.data import print_catalog, print_check, print_converted, print_converted_model, print_findings
 from visavis.cli.output.graded import print_agreement, print_coherence, print_distributions, print_fitted, print_judged
-from visavis.cli.output.retrieval import print_built, print_hits, print_judgements, print_results, print_texts
+from visavis.cli.output.retrieval import print_built, print_judgements, print_results, print_texts
 from visavis.cli.output.runs import print_diagnosis, print_evaluation, print_explanation, print_trained
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "print_explanation",
     "print_findings",
     "print_fitted",
-    "print_hits",
     "print_judged",
     "print_judgements",
     "print_results",

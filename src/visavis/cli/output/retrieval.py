@@ -12,7 +12,6 @@ from visavis.cli.output.console import standard_output
 if TYPE_CHECKING:
     from visavis.retrieval.building import Built
     from visavis.retrieval.judged import JudgedEvaluation
-    from visavis.retrieval.query import Hit
     from visavis.retrieval.searching import Results
 
 SHOWN = 5
@@ -44,6 +43,8 @@ def print_results(results: Results) -> None:
         match = "" if hit.match is None else f"  fits {100 * hit.match:3.0f} %"
         more = f"  (and {len(hit.duplicates)} like it)" if hit.duplicates else ""
         console.print(f"{rank:2d}  {hit.score:.3f}{match}  {escape(hit.item.key)}{more}", soft_wrap=True)
+        if hit.image is not None and hit.image.bytes is not None and console.is_terminal and console.color_system == "truecolor":
+            console.print(_thumbnail(hit.image.preview()))
 
 
 def print_judgements(judged: JudgedEvaluation) -> None:
@@ -63,14 +64,6 @@ def print_judgements(judged: JudgedEvaluation) -> None:
 def print_texts(texts: Iterable[tuple[str, float]]) -> None:
     for rank, (text, score) in enumerate(texts, 1):
         standard_output().print(f"{rank:2d}  {score:.3f}  {escape(text)}", soft_wrap=True)
-
-
-def print_hits(hits: Iterable[Hit]) -> None:
-    console = standard_output()
-    for rank, hit in enumerate(hits, 1):
-        console.print(f"{rank:2d}  {hit.score:.3f}  {escape(hit.name)}", soft_wrap=True)
-        if hit.image.bytes is not None and console.is_terminal and console.color_system == "truecolor":
-            console.print(_thumbnail(hit.image.preview()))
 
 
 def _thumbnail(picture: Any, width: int = 32) -> Any:
