@@ -16,7 +16,7 @@ from PIL import Image as Pillow
 from visavis.data.dataset import Bytes, Dataset, Image
 from visavis.data.features import FeatureStore, FeatureWriter
 from visavis.errors import DataError, MissingExtra, RefusedOverwrite, SpecError
-from visavis.models import caching
+from visavis.models import caching, device
 from visavis.models.caching import cache_features, store_folder
 from visavis.models.preprocessing import MAX_RESIZED, Preprocessing, PreprocessorConfig
 from visavis.models.towers import TowerSpec, open_text, open_visual
@@ -309,9 +309,19 @@ def test_the_default_store_is_found_again_without_its_tower(folders, dataset, mo
     store = cache_features(dataset, spec)
     assert store.folder == store_folder(dataset, spec)
     assert store.folder.name.startswith(f"tiny-{dataset.fingerprint}-bert-pooled-")
-    assert store.description.precision == "bfloat16"
+    faster = device.multiplies_bfloat16(torch.device("cpu"))
+    assert store.description.precision == ("bfloat16" if faster else "float32")
     monkeypatch.setattr(TowerSpec, "open", None)
     assert cache_features(dataset, spec).keys == store.keys
+
+
+@pytest.mark.parametrize("began", [False, True])
+def test_a_store_that_was_begun_keeps_its_precision_on_a_machine_that_would_choose_another(folders, dataset, tmp_path, monkeypatch, began):
+    tower = open_text(str(folders / "bert"), "pooled")
+    begun = cache_features(dataset, tower, tmp_path / "store", bfloat16=began)
+    monkeypatch.setattr(caching, "multiplies_bfloat16", lambda _: not began)
+    again = cache_features(dataset, tower, tmp_path / "store")
+    assert again.description.precision == begun.description.precision == ("bfloat16" if began else "float32")
 
 
 @pytest.mark.parametrize("view", ["pooled", "words"])
