@@ -1,5 +1,6 @@
 """Indexes of real folders by a real model: what they hold, how they follow their folder, and that no death leaves a wrong one."""
 
+import dataclasses
 import json
 import os
 import random
@@ -112,6 +113,18 @@ def test_an_index_follows_its_folder_and_equals_one_made_anew(run, photos, tmp_p
     build(run, photos, tmp_path / "anew")
     assert same(content(tmp_path / "index"), content(tmp_path / "anew"))
     assert build(run, photos, tmp_path / "index").kept == 41
+
+
+def test_what_a_death_left_of_an_earlier_content_goes_with_the_next_call(run, photos, tmp_path):
+    build(run, photos, tmp_path / "index")
+    whole = content(tmp_path / "index")
+    index = Index.open(tmp_path / "index")
+    item = whole[0][0]
+    stale = dataclasses.replace(item, key=f"{item.path}#t=4,8", kind="moment", content="old", modified_ns=1, start=4.0, end=8.0)
+    index.store.add([stale], whole[1][:1])
+    index.store.close()
+    build(run, photos, tmp_path / "index")
+    assert same(content(tmp_path / "index"), whole)
 
 
 def test_a_data_set_brings_splits_and_captions(run, scenes, tmp_path):

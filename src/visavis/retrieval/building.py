@@ -147,12 +147,13 @@ def _changes(store: VectorStore, source: Source, manifest: Manifest, progress: P
     for number, file in enumerate(source.files):
         there, mark = stored.get(file.path), (file.size, file.modified_ns)
         known = manifest.skipped.get(file.path)
-        if there and mark == (there[0].size, there[0].modified_ns) and dict(there[0].metadata) == dict(file.metadata):
+        if there and all(mark == (item.size, item.modified_ns) and item.metadata == file.metadata for item in there):
             kept += 1
         elif known is not None and tuple(known[:2]) == mark:
             skipped[file.path] = tuple(known)  # type: ignore[assignment]
-        elif file.size in by_size and (path := _same(file, by_size[file.size])) is not None:
-            moved += [(_placed(item, file), item.key) for item in stored[path]]
+        elif file.size in by_size and (content := _content(file)) in by_size[file.size]:
+            path = by_size[file.size][content]
+            moved += [(_placed(item, file), item.key) for item in stored[path] if item.content == content]
         else:
             new.append(file)
         if number % 1000 == 999:
@@ -162,12 +163,12 @@ def _changes(store: VectorStore, source: Source, manifest: Manifest, progress: P
     return _Changes(tuple(new), tuple(moved), gone, kept, skipped, stored)
 
 
-def _same(file: File, contents: dict[str, str]) -> str | None:
-    """The stored path of the same content; None for another content, or a file that cannot be read: encoding says why."""
+def _content(file: File) -> str:
+    """The hash of its content; empty for a file that cannot be read: encoding says why."""
     try:
-        return contents.get(content_of(file))
+        return content_of(file)
     except DataError:
-        return None
+        return ""
 
 
 def _placed(item: Item, file: File) -> Item:

@@ -46,7 +46,7 @@ class Manifest:
 
 
 class Index:
-    """Pictures and clips that can be searched; ``build`` makes one.
+    """Pictures and clips that can be searched; ``building.build_index`` makes one.
 
     >>> index = Index.open("indexes/holidays")                              # doctest: +SKIP
     >>> search(index, Query.of("two dogs on a beach")).hits[0].item.path    # doctest: +SKIP

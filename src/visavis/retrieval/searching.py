@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from visavis.data.dataset import Image
+from visavis.data.pictures import open_picture
 from visavis.errors import DataError, ShapeError, VisavisError
 from visavis.models.retriever import Retriever
 from visavis.retrieval.index import Index
@@ -51,7 +52,7 @@ class Query:
 @dataclass(frozen=True)
 class Result:
     """An item that was found. match: how likely it fits, 0 to 1; None where that is not known. duplicates: keys of items that show the same,
-    and of other moments of the same clip, that would have come later. image: where its pixels lie.
+    and of other moments of the same clip, that would have come later. image: where its pixels lie; None where that was not asked.
     """
 
     item: Item
@@ -141,7 +142,7 @@ def query_vector(index: Index, query: Query) -> np.ndarray:
         for _, text in query.texts:
             if not text.strip():
                 raise VisavisError("the query is empty: write what to look for, such as 'a dog runs on the beach'.")
-            index.model.processor.unknown_words(text)
+            index.model.processor.unknown_words(text)  # raises where no word is known
         rows = index.model.encode_texts([text for _, text in query.texts])
         parts += [(weight, row) for (weight, _), row in zip(query.texts, rows, strict=True)]
     if query.images:
@@ -158,6 +159,11 @@ def query_vector(index: Index, query: Query) -> np.ndarray:
         raise VisavisError("the parts of the query cancel one another: leave one out, or change a weight.")
     vector: np.ndarray = (total / length).numpy()
     return vector
+
+
+def with_images(index: Index, results: Results) -> Results:
+    """Results that know where their pixels lie, as far as they are still there."""
+    return replace(results, hits=tuple(replace(one, image=_image(index, one.item)) for one in results))
 
 
 def found_images(hits: Sequence[Hit]) -> Results:
@@ -213,8 +219,6 @@ def _reranked(index: Index, model: Retriever, query: Query, results: Sequence[Re
     stills = [result for result in results if result.item.kind == "image"]
     if not stills:
         return list(results)
-    from visavis.data.pictures import open_picture
-
     pictures = [open_picture(index.locate(result.item).read(), result.item.path) for result in stills]
     scores = model.score(pictures, [text for _, text in query.texts])
     values = scores @ torch.tensor([weight for weight, _ in query.texts], dtype=scores.dtype)
@@ -224,12 +228,11 @@ def _reranked(index: Index, model: Retriever, query: Query, results: Sequence[Re
 
 
 def _told(index: Index, query: Query, results: Sequence[Result], *, reranked: bool) -> Results:
-    """Results as they are shown: with their pictures, and how likely they are a match where that is known."""
-    told = tuple(replace(one, image=_image(index, one.item)) for one in results)
+    """Results, with how likely they are a match where that is known."""
     known = index.calibration
     if known is None or reranked or not query.is_one_sentence or not results:
-        return Results(told)
-    return Results(tuple(replace(one, match=known.match(one.score)) for one in told), known.nothing_fits(results[0].score))
+        return Results(tuple(results))
+    return Results(tuple(replace(one, match=known.match(one.score)) for one in results), known.nothing_fits(results[0].score))
 
 
 def _image(index: Index, item: Item) -> Image | None:

@@ -84,7 +84,7 @@ def search(
     """
     from visavis.retrieval.index import Index, is_index
     from visavis.retrieval.query import search_images
-    from visavis.retrieval.searching import found_images
+    from visavis.retrieval.searching import found_images, with_images
 
     runs, told = paths_of(run), progress or Silent()
     if not any(is_index(folder) for folder in runs):
@@ -101,7 +101,7 @@ def search(
 
     opened = Index.open(runs[0], model=model, memory=memory)
     try:
-        return search_index(
+        found = search_index(
             opened,
             query_of(query, image, like, without),
             top,
@@ -109,6 +109,7 @@ def search(
             fold=fold,
             rerank=None if rerank is None else Retriever.load(rerank, memory=memory),
         )
+        return with_images(opened, found)
     finally:
         opened.store.close()
 
