@@ -78,6 +78,8 @@ def cases(number: int, rank: int) -> Iterator[tuple[str, Callable[[], Case]]]:
         yield f"Ladder function {numbered}", lambda numbered=numbered: by_function(number, rank, numbered=numbered)
     for rows in (None, 2):
         yield f"scale {rows}", lambda rows=rows: scaled(rows, number, rank)
+        yield f"widths {rows}", lambda rows=rows: scaled(rows, number, rank, widths=(2, 4))
+    yield "widths extras", lambda: at_widths(with_own_extras(Unified(), number, rank))
 
 
 def local(number: int, rank: int, images: Any, texts: Any) -> tuple[Any, Any]:
@@ -169,12 +171,16 @@ def by_function(number: int, rank: int, *, numbered: bool) -> Case:
     return Case(PairLoss(Ladder(), block_rows=2), images, texts, {"targets": known}, {"images": images, "texts": texts})
 
 
-def scaled(rows: int | None, number: int, rank: int) -> Case:
-    """Pairs in order, without ids, as many as there are images; a scale that learns."""
+def scaled(rows: int | None, number: int, rank: int, widths: tuple[int, ...] = ()) -> Case:
+    """Pairs in order, without ids, as many as there are images; a scale that learns; perhaps from several widths."""
     images, texts = (leaf(part(draw(7, 6), IMAGES[number], rank)) for _ in range(2))
     scale = nn.Parameter(torch.tensor(5.0, dtype=torch.float64))
     inputs = {"images": images, "texts": texts, "parameter": scale}
-    return Case(PairLoss(NTXent(), block_rows=rows, scale=scale), images, texts, {}, inputs)
+    return Case(PairLoss(NTXent(), block_rows=rows, scale=scale, widths=widths), images, texts, {}, inputs)
+
+
+def at_widths(case: Case) -> Case:
+    return case._replace(loss=PairLoss(case.loss.objective, widths=(2, 4)))
 
 
 def answer(make: Callable[[], Case], seed: int) -> dict[str, Tensor]:

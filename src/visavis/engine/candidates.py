@@ -12,6 +12,7 @@ from torch import Tensor
 from visavis.engine.facts import facts_needing_grad
 from visavis.engine.items import Items, join, off_graph, parts, tensors
 from visavis.engine.processes import Processes
+from visavis.engine.widths import cut
 from visavis.errors import ShapeError
 from visavis.objectives.base import Objective
 from visavis.targets import CANDIDATE_FACTS, FACTS, PAIR_FACTS, Factors, Ids, Targets, as_ids
@@ -68,6 +69,11 @@ def extra_candidates(name: str, given: Items | None, ids: Ids | None, side: Item
         return Extra(name, given, everyones, own_ids, None)
     everyones, own = processes.items(everyones)
     return Extra(name, given, everyones, processes.joined(own_ids), own)
+
+
+def cut_extra(extra: Extra | None, width: int) -> Extra | None:
+    """The first numbers of the vectors of extra items."""
+    return None if extra is None else extra._replace(given=cut(extra.given, width), items=cut(extra.items, width))
 
 
 class Side:
@@ -181,3 +187,21 @@ def _answers(targets: Targets, name: str) -> bool:
         return not len(targets.query_ids) or targets[:1].pairwise(name) is not None
     except LookupError:
         return False
+
+
+def targets_by_ids(num_images: int, num_texts: int, image_ids: Ids | None, text_ids: Ids | None) -> Targets:
+    """Of a batch; without ids pairs in order. Raises ShapeError."""
+    if image_ids is None:
+        if text_ids is not None:
+            raise ShapeError("text_ids are given without image_ids: give both, or none for pairs in order.")
+        if num_images != num_texts:
+            raise ShapeError(
+                f"{num_images} images and {num_texts} texts without ids: give image_ids and text_ids, or equally many of both."
+            )
+        return Targets.paired(num_images)
+    text_ids = as_ids(image_ids if text_ids is None else text_ids, "text_ids" if text_ids is not None else "image_ids")
+    image_ids = as_ids(image_ids, "image_ids")
+    for kind, ids, number in (("image", image_ids, num_images), ("text", text_ids, num_texts)):
+        if len(ids) != number:
+            raise ShapeError(f"{len(ids)} {kind} ids for {number} {kind}s: give one id for each.")
+    return Targets(query_ids=image_ids, candidate_ids=text_ids)

@@ -9,13 +9,24 @@ tensor(True)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from visavis.engine.candidates import Side, across, are_positions, extra_candidates, no_negatives, what_is_compared, with_extra
+from visavis.engine.candidates import (
+    Extra,
+    Side,
+    across,
+    are_positions,
+    cut_extra,
+    extra_candidates,
+    no_negatives,
+    targets_by_ids,
+    what_is_compared,
+    with_extra,
+)
 from visavis.engine.chunks import in_chunks
 from visavis.engine.facts import facts_needing_grad
 from visavis.engine.items import Items, join, tensors
@@ -25,10 +36,11 @@ from visavis.engine.processes import Processes, processes_for
 from visavis.engine.scale import Scale, is_scale, scale_now
 from visavis.engine.scores import CosineBlocks, FunctionScores, KeptCosines, Score, Scores, cosine
 from visavis.engine.walks import on_graph, walk_rows, walk_shared_blocks
+from visavis.engine.widths import checked_widths, cut, narrower
 from visavis.errors import ShapeError, SpecError, say, shown
 from visavis.memory import Memory, ScoreCost, scores_of
 from visavis.objectives.base import Objective, SummaryObjective, check_targets
-from visavis.targets import Ids, Targets, as_ids
+from visavis.targets import Ids, Targets
 from visavis.types import Encoded
 
 Encode = Callable[[Any], Items]
@@ -51,6 +63,9 @@ class PairLoss(nn.Module):
     memory: what may be used beyond the items, for their gradients and blocks of scores: bytes, "2GiB", or None, a share of what is free
     for blocks. score_cost: the bytes of a pair by ``score``; without it the owner of the score is asked (``score_cost(visual, text)`` of
     a matcher or of the callable), else a block of a few items is measured. ``plan`` says which way will be taken.
+
+    widths: the first so many numbers of the vectors are compared too, each width as vectors of their own, and the whole ones always; the
+    value is the sum over widths, one walked after the other. For cosines.
 
     ``loss(images, texts, image_ids, text_ids)``: images ``[V, D]``, texts ``[T, D]``; equal ids belong together. Without
     ids, image i belongs to text i and lengths must be equal. text_ids=None: image_ids for both. extra_images and
@@ -75,6 +90,7 @@ class PairLoss(nn.Module):
         memory: Memory = None,
         score_cost: ScoreCost | None = None,
         data_set: str | None = None,
+        widths: Sequence[int] = (),
     ) -> None:
         super().__init__()
         if not isinstance(objective, Objective):
@@ -91,6 +107,9 @@ class PairLoss(nn.Module):
             raise SpecError(f"PairLoss got scale={scale!r}{kind}, expected a number above 0 or an nn.Parameter of one number.")
         if not (gather is None or isinstance(gather, bool)):
             raise SpecError(f"PairLoss got gather={gather!r}, expected True, False, or None to gather where that is possible.")
+        self.widths = checked_widths(widths)
+        if self.widths and score not in (None, cosine):
+            raise SpecError("PairLoss got widths with a score function: only cosines are scores of the first numbers of vectors alone.")
         self.objective = unscaled
         self.block_rows = block_rows
         self.score = score or cosine
@@ -121,10 +140,13 @@ class PairLoss(nn.Module):
             raise SpecError(f"PairLoss got scale={scale!r} in a call, expected one number, of a loss that was made with a scale.")
         by = "in order" if targets is None and image_ids is None else "by ids" if targets is None else "by targets"
         if targets is None:
-            targets = _targets_by_ids(len(images), len(texts), image_ids, text_ids)
+            targets = targets_by_ids(len(images), len(texts), image_ids, text_ids)
         elif image_ids is not None or text_ids is not None:
             raise ShapeError("PairLoss got both targets and ids: give one of them.")
         check_targets(targets, torch.Size((len(images), len(texts))))
+        if self.widths and targets.query_offline_scores is not None:
+            raise ShapeError("PairLoss got widths with offline scores, which are those of whole vectors: leave out one of them.")
+        by += f" at widths {self.widths}" if self.widths else ""
         scale = scale_now(self.scale) if scale is None else scale
         device = tensors(images)[0].device
         targets = targets.to(device)
@@ -135,23 +157,16 @@ class PairLoss(nn.Module):
             holds=lambda: what_is_compared(self.objective, self.data_set, images, texts, targets, by),
         )
         ids_are_positions = image_ids is None and are_positions([targets.query_ids, targets.candidate_ids], processes)
-        further_images = extra_candidates("extra_images", extra_images, extra_image_ids, images, processes)
-        further_texts = extra_candidates("extra_texts", extra_texts, extra_text_ids, texts, processes)
-        forth = with_extra(
-            across(targets, processes, ids_are_positions=ids_are_positions), further_texts, ids_are_positions=ids_are_positions
+        extra = (
+            extra_candidates("extra_images", extra_images, extra_image_ids, images, processes),
+            extra_candidates("extra_texts", extra_texts, extra_text_ids, texts, processes),
         )
-        back = with_extra(
-            across(targets.T, processes, ids_are_positions=ids_are_positions), further_images, ids_are_positions=ids_are_positions
-        )
-        if torch.compiler.is_compiling() and processes.number == 1:
-            return self._dense(images, texts, extra_images, extra_texts, forth, back, scale)
-        extra = further_images is not None or further_texts is not None
-        plan = self.planner.of(images, texts, (forth, back), extra=extra, processes=processes.number, training=self.training)
-        if plan.path == "dense":
-            value = self._dense(images, texts, extra_images, extra_texts, forth, back, scale)
-        else:
-            sides = Side(images, further_images, processes), Side(texts, further_texts, processes)
-            value = self._walk(plan, *sides, (forth, back), scale, processes)
+        forth = with_extra(across(targets, processes, ids_are_positions=ids_are_positions), extra[1], ids_are_positions=ids_are_positions)
+        back = with_extra(across(targets.T, processes, ids_are_positions=ids_are_positions), extra[0], ids_are_positions=ids_are_positions)
+        value = self._value(images, texts, extra, (forth, back), scale, processes)
+        for width in narrower(self.widths, images):
+            cut_extras = cut_extra(extra[0], width), cut_extra(extra[1], width)
+            value = value + self._value(cut(images, width), cut(texts, width), cut_extras, (forth, back), scale, processes)
         if self.training and self.without_negatives is not None:
             self._say_if_nothing_is_learned(value, forth, back)
         return value
@@ -204,6 +219,23 @@ class PairLoss(nn.Module):
                 "give different things different ids, or larger batches."
             )
 
+    def _value(
+        self,
+        images: Items,
+        texts: Items,
+        extra: tuple[Extra | None, Extra | None],
+        targets: tuple[Targets, Targets],
+        scale: Tensor | float | None,
+        processes: Processes,
+    ) -> Tensor:
+        """By the path that is planned."""
+        if torch.compiler.is_compiling() and processes.number == 1:
+            return self._dense(images, texts, extra, targets, scale)
+        plan = self.planner.of(images, texts, targets, extra=any(extra), processes=processes.number, training=self.training)
+        if plan.path == "dense":
+            return self._dense(images, texts, extra, targets, scale)
+        return self._walk(plan, Side(images, extra[0], processes), Side(texts, extra[1], processes), targets, scale, processes)
+
     def _walk(
         self,
         plan: Plan,
@@ -247,38 +279,20 @@ class PairLoss(nn.Module):
         self,
         images: Items,
         texts: Items,
-        extra_images: Items | None,
-        extra_texts: Items | None,
-        forth: Targets,
-        back: Targets,
+        extra: tuple[Extra | None, Extra | None],
+        targets: tuple[Targets, Targets],
         scale: Tensor | float | None,
     ) -> Tensor:
         """All scores in one matrix."""
-        if extra_images is None and extra_texts is None:
-            return self.objective(self._scores(images, texts, scale), forth)
-        all_texts = texts if extra_texts is None else join(texts, extra_texts, "extra_texts")
-        all_images = images if extra_images is None else join(images, extra_images, "extra_images")
-        to_texts = self.objective.prepare(self._scores(images, all_texts, scale), forth)
-        to_images = self.objective.prepare(self._scores(all_images, texts, scale).T, back)
+        if not any(extra):
+            return self.objective(self._scores(images, texts, scale), targets[0])
+        all_images, all_texts = (
+            items if more is None else join(items, more.given, more.name) for items, more in zip((images, texts), extra, strict=True)
+        )
+        to_texts = self.objective.prepare(self._scores(images, all_texts, scale), targets[0])
+        to_images = self.objective.prepare(self._scores(all_images, texts, scale).T, targets[1])
         return self.objective.reduce(self.objective.terms(*to_texts), self.objective.terms(*to_images))
 
     def _scores(self, images: Items, texts: Items, scale: Tensor | float | None) -> Tensor:
         scores = scores_of(self.score, images, texts)
         return scores if scale is None else scores * scale
-
-
-def _targets_by_ids(num_images: int, num_texts: int, image_ids: Ids | None, text_ids: Ids | None) -> Targets:
-    if image_ids is None:
-        if text_ids is not None:
-            raise ShapeError("text_ids are given without image_ids: give both, or none for pairs in order.")
-        if num_images != num_texts:
-            raise ShapeError(
-                f"{num_images} images and {num_texts} texts without ids: give image_ids and text_ids, or equally many of both."
-            )
-        return Targets.paired(num_images)
-    text_ids = as_ids(image_ids if text_ids is None else text_ids, "text_ids" if text_ids is not None else "image_ids")
-    image_ids = as_ids(image_ids, "image_ids")
-    for kind, ids, number in (("image", image_ids, num_images), ("text", text_ids, num_texts)):
-        if len(ids) != number:
-            raise ShapeError(f"{len(ids)} {kind} ids for {number} {kind}s: give one id for each.")
-    return Targets(query_ids=image_ids, candidate_ids=text_ids)

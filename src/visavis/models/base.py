@@ -68,6 +68,8 @@ class Matcher(nn.Module, ABC):
     visual_views: ClassVar[tuple[VisualView, ...]]
     text_views: ClassVar[tuple[TextView, ...]]
     config: MatcherConfig
+    widths: tuple[int, ...] = ()
+    """How many first numbers of its vectors were trained to serve alone, the last all of them; (): that was not asked for."""
 
     def __init__(self, config: MatcherConfig):
         super().__init__()
@@ -173,7 +175,8 @@ class Matcher(nn.Module, ABC):
             if isinstance(child, KeptPart):
                 child.save(folder)
         storage.write_tensors(folder / "model.safetensors", self.state_dict())
-        content = {"kind": self.name, "architecture": asdict(self.config), **extra}
+        own = {"widths": list(self.widths)} if self.widths else {}
+        content = {"kind": self.name, "architecture": asdict(self.config), **own, **extra}
         storage.write_json(folder / "config.json", content | {CONFIG_HASH: _config_hash(content)})
 
 

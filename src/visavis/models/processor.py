@@ -42,7 +42,7 @@ _Tower = Annotated[TowerSpec, BeforeValidator(_of_today)]
 
 @dataclass(frozen=True)
 class SavedConfig:
-    """The ``config.json`` of a model folder, also of older versions: kind and architecture of the matcher, and its processor."""
+    """The ``config.json`` of a model folder, also of older versions: kind, architecture and widths of the matcher, and its processor."""
 
     kind: str
     architecture: dict[str, Any]
@@ -52,6 +52,7 @@ class SavedConfig:
     tokenizer: str | None = None
     standardization: Standardization | None = None
     stored_texts: bool = False
+    widths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

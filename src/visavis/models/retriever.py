@@ -108,6 +108,7 @@ class Retriever:
             )
         check_config(folder / "config.json")
         model = build_with_weights(kind, architecture, folder)
+        model.widths = config.widths
         return cls(model.to(chosen), processor, batch_size=batch_size, memory=memory)
 
     def encode_images(self, images: Sequence[str | Path | Picture], on_progress: OnBatch | None = None) -> Tensor:

@@ -54,6 +54,7 @@ class PeerNetwork:
         self.device = next(first.parameters()).device
         torch.manual_seed(seed)
         self.matcher = type(first)(first.config).to(self.device)
+        self.matcher.widths = first.widths
         self.loss = phase_loss(self.matcher, phase, recipe.memory or None)
         self.optimizer, self.beside, self.training, self.pace = make_optimizer(self.matcher, phase), beside, recipe.training, pace
 

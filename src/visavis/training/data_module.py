@@ -137,11 +137,32 @@ def prepare(recipe: Recipe, progress: Progress | None = None) -> tuple[DataModul
     _check_splits(recipe, data_module.data)
     torch.manual_seed(recipe.seed)
     try:
-        return data_module, CATALOG[kind](build(CATALOG[kind].Config, _architecture(recipe, data_module, CATALOG[kind])))
+        matcher = CATALOG[kind](build(CATALOG[kind].Config, _architecture(recipe, data_module, CATALOG[kind])))
     except VisavisError as error:
         raise RecipeError(f"model {kind}: {error}") from None
     except (ValueError, RuntimeError) as error:
         raise RecipeError(f"model {kind} cannot be built: {str(error).splitlines()[0]}.") from None
+    matcher.widths = widths_of(recipe, data_module, matcher)
+    return data_module, matcher
+
+
+def widths_of(recipe: Recipe, data_module: DataModule, matcher: Matcher) -> tuple[int, ...]:
+    """The widths that a matcher is trained for, that of its vectors the last; () where the recipe names none. Raises RecipeError."""
+    named = ", ".join(map(str, recipe.widths))
+    if not recipe.widths:
+        return ()
+    if not matcher.score_is_cosine:
+        raise RecipeError(
+            f"widths are {named}, but {matcher.name} scores by more than the cosine of two vectors, whose first numbers alone it cannot "
+            "compare: leave widths out, or take a model of one vector an item, such as Heads."
+        )
+    if any(phase.supervision.startswith("BankSupervision(") for phase in recipe.phases):
+        raise RecipeError(f"widths are {named}, but BankSupervision tells scores of whole vectors: leave out one of them.")
+    _, text = data_module.sources(data_module.data.split("train"))
+    whole = vectors(matcher.first_stage(encode(matcher, "text", text.read, [np.arange(1)]))).shape[1]
+    if max(recipe.widths) > whole:
+        raise RecipeError(f"widths are {named}, but the vectors of this model have {whole} numbers: expected none above {whole}.")
+    return tuple(sorted({*recipe.widths, whole}))
 
 
 def open_data_module(recipe: Recipe, progress: Progress | None = None, trained: Processor | None = None) -> DataModule:

@@ -1,4 +1,4 @@
-"""The loss of a phase: its objective on the scores of a matcher, at the scale that the matcher learns, if it does."""
+"""The loss of a phase: its objective on the scores of a matcher, at the scale that the matcher learns, if it does, and at its widths."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ def phase_loss(matcher: Matcher, phase: Phase, memory: Memory = None) -> PairLos
             'take NTXent or InfoNCE, or model.scale="fixed".'
         )
     score = None if matcher.score_is_cosine else matcher.score
-    return PairLoss(objective, score=score, scale=matcher.scale, memory=memory)
+    return PairLoss(objective, score=score, scale=matcher.scale, memory=memory, widths=matcher.widths)

@@ -8,6 +8,7 @@ import torch
 
 from visavis.data.loader import Loader
 from visavis.engine import PairLoss
+from visavis.engine.widths import narrower
 from visavis.models import Matcher
 from visavis.models.encoding import device_of
 from visavis.scoring import score_by_blocks
@@ -34,7 +35,8 @@ def probe(
         scores = score_by_blocks(matcher.score, visual, text, recipe.memory or None)
         value = loss(visual, text, targets=targets)
         scaled = scores if matcher.scale is None else scores * matcher.scale()
-        health = health or examine(loss.objective, visual, text, scaled, targets, value)
+        per_width = value / (1 + len(narrower(loss.widths, visual)))  # identical embeddings have the same loss at each
+        health = health or examine(loss.objective, visual, text, scaled, targets, per_width)
         seen.append({"loss": value, **similarities(scores, targets), **has_gradient(loss.objective, scaled, targets)})
         if len(seen) == recipe.training.probe_batches:
             break

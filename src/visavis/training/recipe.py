@@ -7,7 +7,7 @@ branches of the trainer. Every key is checked; an unknown one is an error that n
 from __future__ import annotations
 
 import re
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -53,6 +53,7 @@ class Recipe(Section):
     published: str = ""
     seed: int = Field(0, ge=0, lt=2**63)
     memory: str = ""
+    widths: tuple[Annotated[int, Field(gt=0)], ...] = Field((), strict=False)
     members: dict[str, dict[str, Any]] = Field(default_factory=dict)
     data: DataSettings = DataSettings()
     visual: VisualSettings
