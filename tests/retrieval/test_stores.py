@@ -107,7 +107,7 @@ def test_a_new_store_is_empty(store):
     assert store.search(np.ones((0, WIDTH)), 3) == []
     store.delete(["none"])
     store.add([], np.zeros((0, WIDTH)))
-    assert store.vectors([]).shape == (0, WIDTH)
+    assert store.vectors([]).shape == store.rows().shape == (0, WIDTH)
     with pytest.raises(KeyError, match="none"):
         store.vectors(["none"])
 
@@ -121,6 +121,7 @@ def test_what_was_put_in_is_there_also_when_opened_again(store, engine, tmp_path
         assert opened.items() == sorted(items, key=lambda item: item.key)
         assert opened.count() == 40
         np.testing.assert_array_equal(opened.vectors([item.key for item in items]), vectors)
+        np.testing.assert_array_equal(opened.rows(), opened.vectors([item.key for item in opened.items()]))
         assert opened.vectors(["a"] and [items[3].key]).dtype == np.float32
     opened.close()
 

@@ -20,6 +20,10 @@ def index(
         str | None, typer.Option(help="A URI of LanceDB (a folder, s3://...) or Milvus (*.db, http://...); default: LanceDB inside --out.")
     ] = None,
     moments: Annotated[float | None, typer.Option(help="Seconds of a moment of a video; default 4.")] = None,
+    width: Annotated[
+        int | None, typer.Option(help="Keep the first so many numbers of the vectors, of a model trained with widths.")
+    ] = None,
+    curve: Annotated[bool, typer.Option("--curve", help="Measure recall, bytes and milliseconds of other forms of the vectors.")] = False,
     engine: Annotated[str, typer.Option(help="local, or ray: the processes of a Ray cluster.")] = "local",
     workers: Annotated[int, typer.Option(help="Processes of --engine ray.")] = 2,
     device: Annotated[str | None, typer.Option(help="Where the model computes: cpu or cuda; default: CUDA where there is one.")] = None,
@@ -39,6 +43,8 @@ def index(
             out=out,
             store=store,
             moments=moments,
+            width=width,
+            curve=curve,
             engine=engine,  # type: ignore[arg-type]
             workers=workers,
             device=device,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from visavis import storage
 from visavis.data.clips import clip_frames, is_video
@@ -41,12 +42,14 @@ class Retriever:
     """A matcher that takes pictures and sentences.
 
     batch_size: how many go through the model at once. memory: what blocks of scores may take, such as "2GiB"; None: a share of
-    what is free.
+    what is free. width: how many first numbers of its vectors are given, as unit vectors; None: all of them.
 
     >>> model = visavis.load("runs/mine")                                   # doctest: +SKIP
     >>> model.encode_texts(["two dogs on a beach"]).shape                   # doctest: +SKIP
     torch.Size([1, 1024])
     """
+
+    width: int | None = None
 
     def __init__(self, matcher: Matcher, processor: Processor, *, batch_size: int = BATCH, memory: Memory = None):
         if batch_size < 1:
@@ -65,6 +68,18 @@ class Retriever:
         """Tells models apart: a short hash of the matcher's weights, its architecture, and what its processor says of encoders and words."""
         described = repr((type(self.matcher).__name__, self.matcher.config, self.processor.described))
         return hashlib.sha256(f"{weights_checksum(self.matcher)} {described}".encode()).hexdigest()[:16]
+
+    def narrowed(self, width: int) -> Retriever:
+        """This model with vectors of their first so many numbers; ``score`` goes on reading all. Raises RunError unless it was trained for it."""
+        if width not in self.matcher.widths:
+            known = f"by their first {', '.join(map(str, self.matcher.widths))} numbers" if self.matcher.widths else "as a whole alone"
+            raise RunError(
+                f"width is {width}, but the vectors of this model were trained to serve {known}: take one of these, or train "
+                f"a model with widths=[{width}]."
+            )
+        other = Retriever(self.matcher, self.processor, batch_size=self.batch_size, memory=self.memory)
+        other.width = width if width < self.matcher.widths[-1] else None
+        return other
 
     @classmethod
     def load(
@@ -172,7 +187,7 @@ class Retriever:
         rows = self.matcher.first_stage(encoded).vectors
         if not isinstance(rows, Tensor) or rows.dim() != 2:
             raise ShapeError(f"{type(self.matcher).__name__} has no single vector an item: ask for score(images, texts).")
-        return rows
+        return rows if self.width is None else normalize(rows[:, : self.width], dim=1)
 
 
 def _some(items: Sequence[Any]) -> int:

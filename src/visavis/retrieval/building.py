@@ -14,9 +14,10 @@ from visavis.errors import DataError, RefusedOverwrite, RunError, VisavisError
 from visavis.memory import Memory
 from visavis.models.retriever import Retriever
 from visavis.progress import Progress
+from visavis.retrieval.curve import Curve
 from visavis.retrieval.encoding import content_of
 from visavis.retrieval.engines import Engine, shards
-from visavis.retrieval.index import Manifest, check_model, is_index, read_manifest, store_uri, write_manifest
+from visavis.retrieval.index import Manifest, check_model, is_index, of_width, read_manifest, store_uri, write_manifest
 from visavis.retrieval.item import Item
 from visavis.retrieval.sources import File, Source, open_source
 from visavis.retrieval.store import VectorStore
@@ -30,7 +31,7 @@ MOMENTS_S = 4.0
 class Built:
     """What was done: files that were encoded, kept as they were, found elsewhere and taken along, removed, and that cannot be read.
 
-    items: pictures, clips and moments in the index now. skipped: a sentence for each file that is left out.
+    items: pictures, clips and moments in the index now. skipped: a sentence for each file that is left out. curve: where it was asked for.
     """
 
     folder: str
@@ -41,9 +42,11 @@ class Built:
     removed: int
     skipped: tuple[str, ...]
     seconds: float
+    curve: Curve | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        told = asdict(self)
+        return told if self.curve else {key: value for key, value in told.items() if key != "curve"}
 
 
 def build_index(
@@ -53,6 +56,7 @@ def build_index(
     *,
     store: str | None = None,
     moments_s: float | None = None,
+    width: int | None = None,
     engine: Engine = "local",
     workers: int = 2,
     device: str | None = None,
@@ -62,6 +66,7 @@ def build_index(
     """Index a folder or data set with a model into a folder; an index that is there is brought up to date.
 
     store: a URI of LanceDB or Milvus; default: LanceDB, beside the manifest. moments_s: the seconds of a moment of a clip; default 4.
+    width: how many first numbers of the vectors are kept, of a model that was trained for it; None: all, or as the index has them.
     engine, workers: "local", or "ray" and so many processes. A process that dies leaves what it finished: the next call goes on.
     Raises RefusedOverwrite for a folder that holds something else, RunError for an index of another model or source.
     """
@@ -71,9 +76,12 @@ def build_index(
     if not is_index(folder) and folder.exists() and any(not name.name.endswith(".lock") for name in folder.iterdir()):
         raise RefusedOverwrite(f"{folder} holds something that is no index: name a new folder with --out, or an index to bring up to date.")
     retriever = Retriever.load(model, device=device, memory=memory)
+    if width is not None:
+        retriever = retriever.narrowed(width)
     files = open_source(source)
     with storage.alone(folder / "index", wait=False):
-        manifest = _manifest(folder, model, retriever, files, store, moments_s)
+        manifest = _manifest(folder, model, retriever, files, store, moments_s, width)
+        retriever = of_width(retriever, manifest.width)
         vectors = open_store(store_uri(folder, manifest), manifest.width, memory)
         try:
             changes = _changes(vectors, files, manifest, progress)
@@ -97,14 +105,20 @@ def build_index(
 
 
 def _manifest(
-    folder: Path, model: str | Path, retriever: Retriever, source: Source, store: str | None, moments_s: float | None
+    folder: Path,
+    model: str | Path,
+    retriever: Retriever,
+    source: Source,
+    store: str | None,
+    moments_s: float | None,
+    width: int | None,
 ) -> Manifest:
     """That of the index that is there, once it is clear that it is of this model and source; a new one, written before any vector."""
     named = str(Path(model).absolute()) if Path(model).exists() else str(model)
     if not is_index(folder):
-        width = retriever.encode_texts([_any_word(retriever)]).shape[1]
+        numbers = retriever.encode_texts([_any_word(retriever)]).shape[1]
         made = Manifest(
-            named, retriever.fingerprint, width, str(source.root), store or STORE, moments_s or MOMENTS_S, is_dataset=source.is_dataset
+            named, retriever.fingerprint, numbers, str(source.root), store or STORE, moments_s or MOMENTS_S, is_dataset=source.is_dataset
         )
         write_manifest(folder, made)
         return made
@@ -114,6 +128,7 @@ def _manifest(
         ("source", str(source.root), manifest.source),
         ("store", store, manifest.store),
         ("moments of a clip", moments_s, manifest.moments_s),
+        ("width", width, manifest.width),
     ):
         if asked not in (None, there):
             raise RunError(f"the {what} of the index {folder} is {there}, found {asked}: make another index with --out.")

@@ -31,12 +31,14 @@ def shards(
     if engine == "local":
         yield from ((part, encode_shard(model, part, moments_s)) for part in parts)
     elif engine == "ray":
-        yield from _by_ray(workers, model_name, parts, moments_s)
+        yield from _by_ray(workers, model_name, model.width, parts, moments_s)
     else:
         raise VisavisError(f'engine is {engine!r}, expected "local" or "ray".')
 
 
-def _by_ray(workers: int, model: str, parts: Sequence[Sequence[File]], moments_s: float) -> Iterator[tuple[Sequence[File], Shard]]:
+def _by_ray(
+    workers: int, model: str, width: int | None, parts: Sequence[Sequence[File]], moments_s: float
+) -> Iterator[tuple[Sequence[File], Shard]]:
     """Ray Data over shards, an actor with the model in each process; a lost actor's shards are computed again by another."""
     try:
         import ray
@@ -52,7 +54,10 @@ def _by_ray(workers: int, model: str, parts: Sequence[Sequence[File]], moments_s
     ray.data.DataContext.get_current().enable_progress_bars = False
     rows = [{"number": number, "files": json.dumps([_said(file) for file in part])} for number, part in enumerate(parts)]
     data = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
-        _Encoder, batch_size=1, compute=ray.data.ActorPoolStrategy(size=min(workers, len(parts))), fn_constructor_args=(model, moments_s)
+        _Encoder,
+        batch_size=1,
+        compute=ray.data.ActorPoolStrategy(size=min(workers, len(parts))),
+        fn_constructor_args=(model, width, moments_s),
     )
     for row in data.iter_rows():
         items = tuple(Item(**fields) for fields in json.loads(row["items"]))
@@ -63,8 +68,9 @@ def _by_ray(workers: int, model: str, parts: Sequence[Sequence[File]], moments_s
 class _Encoder:
     """What each process of the cluster holds."""
 
-    def __init__(self, model: str, moments_s: float):
-        self.model, self.moments_s = Retriever.load(model), moments_s
+    def __init__(self, model: str, width: int | None, moments_s: float):
+        loaded = Retriever.load(model)
+        self.model, self.moments_s = loaded if width is None else loaded.narrowed(width), moments_s
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         shard = encode_shard(self.model, [_heard(fields) for fields in json.loads(batch["files"][0])], self.moments_s)

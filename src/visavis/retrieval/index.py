@@ -72,7 +72,7 @@ class Index:
         except RunError as error:
             raise RunError(f"the model of the index {folder} cannot be opened: {error} Name where it lies now with --model.") from None
         check_model(folder, manifest, name, retriever)
-        return cls(folder, manifest, retriever, open_store(store_uri(folder, manifest), manifest.width, memory))
+        return cls(folder, manifest, of_width(retriever, manifest.width), open_store(store_uri(folder, manifest), manifest.width, memory))
 
     @property
     def root(self) -> Path:
@@ -132,6 +132,11 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def is_index(folder: str | Path) -> bool:
     """Whether a folder holds an index."""
     return (Path(folder) / MANIFEST).is_file()
+
+
+def of_width(model: Retriever, width: int) -> Retriever:
+    """A model with vectors as an index has them, which may be their first numbers alone."""
+    return model.narrowed(width) if width in model.matcher.widths[:-1] else model
 
 
 def store_uri(folder: Path, manifest: Manifest) -> str:

@@ -158,6 +158,9 @@ class LanceStore:
         mirror = self.mirror()
         return np.array(mirror.vectors[mirror.rows(keys)])
 
+    def rows(self) -> np.ndarray:
+        return self.mirror().vectors
+
     def count(self, where: Where = EVERYTHING) -> int:
         if where:
             return self.mirror().count(where)

@@ -13,6 +13,7 @@ from visavis.errors import MissingExtra, VisavisError
 from visavis.models.retriever import Retriever
 from visavis.progress import Progress, Silent
 from visavis.retrieval.calibration import Calibration, fit_calibration
+from visavis.retrieval.index import of_width, read_manifest
 from visavis.runs.folder import open_run, recipe_of
 
 
@@ -29,7 +30,7 @@ def learn_calibration(run: str | Path, index: Path, progress: Progress) -> Calib
         return None
     try:
         recipe = recipe_of(Path(run))
-        scores, relevant = scores_of(Path(run), recipe.evaluation.validation)
+        scores, relevant = scores_of(Path(run), recipe.evaluation.validation, read_manifest(index).width)
         calibration = fit_calibration(scores, relevant)
     except (VisavisError, MissingExtra) as error:
         progress.say(f"How likely a result is a match is not shown: {error}")
@@ -38,11 +39,14 @@ def learn_calibration(run: str | Path, index: Path, progress: Progress) -> Calib
     return calibration
 
 
-def scores_of(run: Path, split: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """The cosines of all captions of a split with all of its images ``[texts, images]``, and which belong together."""
+def scores_of(run: Path, split: str, width: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """The cosines of all captions of a split with all of its images ``[texts, images]``, and which belong together.
+
+    width: how many first numbers of vectors are compared, where the model was trained for it.
+    """
     data_module, matcher = open_run(run, recipe_of(run), Silent())
     part = data_module.data.split(split)
     visual, text = data_module.encode(matcher, part)
-    model = Retriever(matcher, data_module.processor)
+    model = of_width(Retriever(matcher, data_module.processor), width)
     scores = model.unit_rows(text) @ model.unit_rows(visual).T
     return scores, torch.from_numpy(part.image_of)[:, None] == torch.from_numpy(np.arange(len(part.images)))

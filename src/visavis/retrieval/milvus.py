@@ -157,6 +157,9 @@ class MilvusStore:
                 }
         return np.array([there[key] for key in keys], np.float32).reshape(len(keys), self.width)
 
+    def rows(self) -> np.ndarray:
+        return self.vectors([item.key for item in self.items()])
+
     def count(self, where: Where = EVERYTHING) -> int:
         if where:
             return sum(where.allows(_item(row)) for row in self._all(where, []))

@@ -32,6 +32,16 @@ class InInt8:
         self.codes, self.mean = as_tensor(codes), as_tensor(mean)
         self.step, self.lost, self.kept, self.norm = as_tensor(steps)[:, None]
 
+    @classmethod
+    def of(cls, vectors: np.ndarray) -> InInt8:
+        """Codes of vectors ``[N, D]`` in memory."""
+        mean = _mean(vectors)
+        parts = [encoded(torch.from_numpy(np.array(vectors[some])), torch.from_numpy(mean)) for some in spans(len(vectors), AT_ONCE)]
+        if not parts:
+            return cls(np.empty((0, vectors.shape[1]), np.int8), np.empty((4, 0), np.float32), mean)
+        codes, steps = zip(*parts, strict=True)
+        return cls(torch.cat(codes).numpy(), torch.cat(steps, 1).numpy(), mean)
+
     def prepare(self, queries: Tensor) -> None:
         step = queries.abs().amax(1, keepdim=True) / LARGEST
         step[step == 0] = 1.0
@@ -70,8 +80,7 @@ def pays(rows: int, width: int) -> bool:
 def write_reduced(folder: Path, vectors: np.ndarray) -> None:
     """Write the codes of vectors ``[N, D]`` into a folder that is being made. Raises StorageError."""
     rows, width = vectors.shape
-    total = sum((np.sum(vectors[some], 0, np.float64) for some in spans(rows, AT_ONCE)), np.zeros(width))
-    mean = (total / max(rows, 1)).astype(np.float32)
+    mean = _mean(vectors)
     storage.create_array(folder / CODES, shape=(-(-rows // GROUP) * GROUP, width), dtype="int8")
     codes, steps = np.lib.format.open_memmap(folder / CODES, mode="r+"), []
     for some in spans(rows, AT_ONCE):
@@ -81,6 +90,11 @@ def write_reduced(folder: Path, vectors: np.ndarray) -> None:
     codes.flush()
     storage.write_array(folder / STEPS, torch.cat(steps, 1).numpy())
     storage.write_array(folder / MEAN, mean)
+
+
+def _mean(vectors: np.ndarray) -> np.ndarray:
+    total = sum((np.sum(vectors[some], 0, np.float64) for some in spans(len(vectors), AT_ONCE)), np.zeros(vectors.shape[1]))
+    return np.asarray(total / max(len(vectors), 1), np.float32)
 
 
 def open_reduced(folder: Path) -> InInt8:

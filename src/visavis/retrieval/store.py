@@ -36,6 +36,9 @@ class VectorStore(Protocol):
     def vectors(self, keys: Sequence[str]) -> np.ndarray:
         """The vectors ``[N, D]`` of items, in float32. Raises KeyError for one that is not there."""
 
+    def rows(self) -> np.ndarray:
+        """The vectors ``[N, D]`` of all items, in the order of keys, in float32, perhaps mapped from a file."""
+
     def count(self, where: Where = EVERYTHING) -> int:
         """How many items there are."""
 

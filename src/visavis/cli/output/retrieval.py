@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
+from rich.table import Table
 
 from visavis.cli.output.console import standard_output
 
 if TYPE_CHECKING:
     from visavis.retrieval.building import Built
+    from visavis.retrieval.curve import Curve
     from visavis.retrieval.judged import JudgedEvaluation
     from visavis.retrieval.searching import Results
 
@@ -29,7 +31,30 @@ def print_built(built: Built) -> None:
         console.print(f"  {escape(sentence)}", soft_wrap=True)
     if len(built.skipped) > SHOWN:
         console.print(f"  ... and {len(built.skipped) - SHOWN:,} more: --json lists all.")
+    if built.curve is not None:
+        print_curve(built.curve)
     console.print(f"Index: {escape(built.folder)}", soft_wrap=True)
+
+
+def print_curve(curve: Curve) -> None:
+    table = Table(box=None, pad_edge=False)
+    own = any(form.own_at_10 is not None for form in curve.forms)
+    columns = ["vectors", "bytes", "in all", "scored again", "recall@10", *(["own@10"] if own else []), "ms a query"]
+    for column in columns:
+        table.add_column(column, justify="left" if column == "vectors" else "right")
+    for form in curve.forms:
+        found = [f"{form.recall_at_10:.1f}", *([f"{form.own_at_10:.1f}"] if form.own_at_10 is not None else [])]
+        again = f"{form.rescored:,}" if form.rescored else "-"
+        table.add_row(form.name, f"{form.first_bytes:,.0f}", f"{form.bytes:,.0f}", again, *found, f"{form.ms:.3g}")
+    console = standard_output()
+    console.print(table)
+    told = "; own@10: of the captions, those whose own item is among the first 10" if own else ""
+    console.print(
+        f"{curve.items:,} items; {curve.queries:,} queries: {curve.asked}. Bytes: of a vector that the first pass reads, and that are kept in "
+        f"all; recall@10: of the true top 10 by whole vectors in float32, percent{told}; ms: the median of one query at a time.",
+        soft_wrap=True,
+    )
+    console.print(escape(curve.advice), soft_wrap=True)
 
 
 def print_results(results: Results) -> None:
