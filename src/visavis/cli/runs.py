@@ -26,6 +26,10 @@ def train(
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Such as objective='VLC()' training.batch_size=64.")
     ] = None,
     data: Annotated[str | None, typer.Option(help="The data set, instead of the recipe's.")] = None,
+    judgements: Annotated[
+        Path | None,
+        typer.Option(help="Learn what people said on the page of visavis serve: its file of votes. With start_from=RUN, go on from a run."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="A new run folder; default runs/<recipe>-<n>.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the stopped run in this folder; takes no other option.")] = None,
     skip_bad: SkipBad = False,
@@ -43,7 +47,16 @@ def train(
         recipe = None
     try:
         with bars() as progress:
-            trained = verbs.train(recipe, data=data, out=out, overrides=settings, resume=resume, skip_bad=skip_bad, progress=progress)
+            trained = verbs.train(
+                recipe,
+                data=data,
+                judgements=judgements,
+                out=out,
+                overrides=settings,
+                resume=resume,
+                skip_bad=skip_bad,
+                progress=progress,
+            )
     except Stopped as stopped:
         tell(f"Stopped; everything is saved. Go on with: {program()} train --resume {stopped}")
         raise typer.Exit(128 + stopped.by) from None

@@ -38,6 +38,11 @@ class Bytes:
         """The file, or the bytes that are a part of one: what readers of videos take."""
         return self.path if self.size is None else self.read()
 
+    @property
+    def content(self) -> str:
+        """A hash of the bytes, by which they are known under any name. Raises DataError."""
+        return hashlib.sha256(self.read()).hexdigest()[:32]
+
     def read(self) -> bytes:
         """The bytes. Raises DataError for a file that cannot be read at the moment, or is no regular one of up to a gigabyte."""
         return storage.read_bytes(self.path) if self.size is None else storage.read_part(self.path, self.offset, self.size)

@@ -27,6 +27,12 @@ class Asked:
     def __bool__(self) -> bool:
         return self != NOTHING
 
+    @property
+    def sentence(self) -> str:
+        """The words of a query of words alone; empty for one with a picture, an item or a minus."""
+        words = self.text.split()
+        return "" if self.like or self.picture or any(word.startswith("-") for word in words) else " ".join(words)
+
 
 NOTHING = Asked()
 
@@ -85,9 +91,6 @@ def open_judgements(path: str | Path) -> Iterator[JudgementFile]:
     with storage.alone(path, wait=False):
         if path.exists():
             lines = read_judgements(path)
-            tail = storage.read_bytes(path).rpartition(b"\n")[2]
-            if not tail.startswith(_BEGIN[: len(tail)]):
-                raise DataError(f"{path} ends with {tail[:40]!r}, which is no judgement: name another file.")
             storage.cut_last_line(path)
         else:
             lines = []
@@ -97,8 +100,14 @@ def open_judgements(path: str | Path) -> Iterator[JudgementFile]:
 
 
 def read_judgements(path: str | Path) -> list[Line]:
-    """All lines of a file of judgements, in the order in which they were said. Raises DataError."""
+    """All lines of a file of judgements, in the order in which they were said, but for a last one that a crash cut short.
+
+    Raises DataError for a file of another kind.
+    """
     lines: list[Line] = storage.read_json_lines(path, Line)
+    tail = storage.read_bytes(path).rpartition(b"\n")[2]
+    if not tail.startswith(_BEGIN[: len(tail)]):
+        raise DataError(f"{path} ends with {tail[:40]!r}, which is no judgement: name another file.")
     return lines
 
 

@@ -20,11 +20,12 @@ from visavis.data.captions import Vocabulary, pad_numbers
 from visavis.data.dataset import Dataset
 from visavis.data.experts import ExpertStore
 from visavis.data.features import FeatureStore
+from visavis.data.judged import JudgedSplit
 from visavis.data.own_features import ArrayFeatures, PrecompFeatures
 from visavis.data.region_features import RegionFeatures
 from visavis.data.standardization import Standardization
 from visavis.errors import DataError
-from visavis.types import Encoded
+from visavis.types import Encoded, concatenate
 
 Features = FeatureStore | ArrayFeatures | PrecompFeatures | RegionFeatures | ExpertStore
 
@@ -50,6 +51,24 @@ class Rows:
         encoded = self.store.read(self.rows[index])
         encoded = encoded.map(lambda part: part.mean(1)) if self.crops > 1 else encoded
         return encoded if self.standardization is None else self.standardization(encoded)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The items of two sources, those of the second numbered after the ``count`` of the first."""
+
+    first: Source
+    second: Source
+    count: int
+
+    def read(self, index: np.ndarray, generator: torch.Generator | None = None) -> Encoded:
+        after = index >= self.count
+        if not after.any():
+            return self.first.read(index, generator)
+        if after.all():
+            return self.second.read(index - self.count, generator)
+        parts = self.first.read(index[~after], generator), self.second.read(index[after] - self.count, generator)
+        return concatenate(parts)[torch.from_numpy(np.argsort(np.argsort(after, kind="stable")))]
 
 
 class Tokens:
@@ -154,6 +173,7 @@ class Loader:
     """The batches of one split; the next one is read while the model works.
 
     ``loader.epoch(3, start=10)`` continues with the eleventh batch of epoch 3, exactly as if it had read the first ten.
+    judged: what people judged of the split, whose texts ``text`` then reads; what does not fit a batch is brought into it.
     """
 
     data: Dataset
@@ -161,6 +181,7 @@ class Loader:
     text: Source
     plan: Plan
     seed: int
+    judged: JudgedSplit | None = None
 
     @cached_property
     def split(self) -> str:
@@ -184,11 +205,15 @@ class Loader:
 
     def _read(self, images: np.ndarray, captions: np.ndarray, epoch: int, number: int, training: bool) -> Batch:
         generator = torch.Generator().manual_seed(seed_of(self.seed, epoch, number)) if training else None
+        image_of = self.data.image_of
+        if self.judged is not None:
+            images, captions = self.judged.meet(images, captions, np.random.default_rng((self.seed, epoch, number)))
+            image_of = self.judged.image_of
         return Batch(
             images,
             captions,
             torch.from_numpy(images),
-            torch.from_numpy(self.data.image_of[captions]),
+            torch.from_numpy(image_of[captions]),
             self.visual.read(images, generator),
             self.text.read(captions, generator),
             epoch,

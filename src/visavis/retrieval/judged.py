@@ -49,11 +49,10 @@ def evaluate_judged(index: Index, file: Path) -> JudgedEvaluation:
     judged, left_out = defaultdict[str, dict[str, bool]](dict), 0
     for (asked, key), judgement in last_words(read_judgements(file)).items():
         place = key if key in index.items else by_content.get(judgement.content)
-        plain = asked.text and not asked.like and not asked.picture and not any(word.startswith("-") for word in asked.text.split())
-        if place is None or not plain:
+        if place is None or not asked.sentence:
             left_out += 1
         else:
-            judged[asked.text][place] = bool(judgement.fits)
+            judged[asked.sentence][place] = bool(judgement.fits)
     fitting = {text: answers for text, answers in judged.items() if any(answers.values())}
     if not fitting:
         raise DataError(f"{file} holds no sentence that something in the index {index.folder} fits: judge some results on the page first.")

@@ -25,6 +25,7 @@ from visavis.runs.published import beside_published, check_published
 from visavis.runs.record import Record
 from visavis.training.checkpoint import complete
 from visavis.training.data_module import DataModule, prepare
+from visavis.training.judgements import with_judgements
 from visavis.training.loss import phase_loss
 from visavis.training.recipe import Recipe
 from visavis.training.recipe_files import read_recipe
@@ -78,6 +79,7 @@ def begin_recipe(recipe: Recipe, out: str | Path | None, progress: Progress) -> 
     if recipe.members:
         raise RecipeError(f"{recipe.name} is an ensemble of {', '.join(recipe.members)}, which visavis train makes a run each of.")
     check_published(recipe.published)
+    recipe = with_judgements(recipe)
     if out is not None:
         _refuse_run(Path(out))
     with storage.begun_folder(out, Path("runs") / recipe.name) as folder:

@@ -91,7 +91,13 @@ def with_whole_paths(recipe: Recipe) -> Recipe:
     towers = [whole(side.tower, (Path(side.tower) / "config.json").is_file() or side.tower.endswith(".pth")) for side in (visual, text)]
     return recipe.model_copy(
         update={
-            "data": data.model_copy(update={"path": whole(data.path, Path(data.path).exists())}),
+            "start_from": whole(recipe.start_from, Path(recipe.start_from).exists()),
+            "data": data.model_copy(
+                update={
+                    "path": whole(data.path, Path(data.path).exists()),
+                    "judgements": whole(data.judgements, Path(data.judgements).exists()),
+                }
+            ),
             "visual": visual.model_copy(update={"features": features, "tower": towers[0]}),
             "text": text.model_copy(update={"tower": towers[1], "features": whole(text.features, Path(text.features).is_dir())}),
             "model": {key: whole(value, Path(value).is_file()) if key == "pretrained" else value for key, value in recipe.model.items()},

@@ -16,6 +16,7 @@ from visavis.data.region_features import RegionFeatures
 from visavis.models.pretrained import model_files
 from visavis.progress import Progress
 from visavis.training.data_module import DataModule
+from visavis.training.starting import start_files
 
 ENCODERS = ("the encoder of the images", "the encoder of the texts")
 """What a trained model reads everything through, whatever the data."""
@@ -31,6 +32,8 @@ def inputs_of(
     recipe, data, words = data_module.recipe, data_module.data, data_module.processor.vocabulary
     files: dict[str, dict[str, Bytes]] = {}
     told: dict[str, str] = {}
+    if data_module.judged is not None:
+        told["the judgements"] = data_module.judged.fingerprint
     if isinstance(data_module.visual, ExpertStore | RegionFeatures):
         told["the stored features"] = data_module.visual.sha256
     elif isinstance(data_module.visual, FeatureStore) or data_module.visual is None:
@@ -45,6 +48,8 @@ def inputs_of(
             files[encoder] = _named(model_files(tower))
     if words is not None:
         told["the vocabulary"] = hashlib.sha256(json.dumps(words.words).encode()).hexdigest()[:32]
+    if among is None:
+        files["the model that the training starts from"] = _named(start_files(recipe))
     for number, phase in enumerate(recipe.phases):
         read = spec.parse(phase.supervision, supervision.CATALOG).files(data)
         files[f"what the supervision of phase {number} reads"] = _named(read)

@@ -22,7 +22,8 @@ from visavis.training.recipe import Recipe, build_recipe
 from visavis.training.run_files import RunFiles
 
 FREE = (
-    "name", "about", "published", "memory", "data.path", "visual.features", "text.features", "training.threads", "training.device",
+    "name", "about", "published", "memory", "start_from", "data.path", "data.judgements",
+    "visual.features", "text.features", "training.threads", "training.device",
     "training.checkpoint_s",
     "evaluation.protocol", "evaluation.test", "evaluation.degrees", "evaluation.report", "evaluation.average", "evaluation.forgetting", "data.needs",
 )  # fmt: skip

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from visavis.data.dataset import Dataset
 from visavis.data.experts import ExpertStore
-from visavis.data.loader import Features, Loader, Plan, Rows, Source, Tokens
+from visavis.data.judged import JudgedPairs, JudgedSplit
+from visavis.data.loader import Features, Joined, Loader, Plan, Rows, Source, Tokens
 from visavis.data.standardization import Standardization
 from visavis.errors import RecipeError, VisavisError, nearest
 from visavis.evaluation import Evaluation
@@ -29,7 +30,9 @@ from visavis.models.towers import VisualTower
 from visavis.progress import Progress, Silent
 from visavis.spec import build
 from visavis.training.inputs import open_data, text_features, visual_features
+from visavis.training.judgements import read_pairs, sentence_features
 from visavis.training.recipe import Recipe
+from visavis.training.starting import open_start, take_over
 from visavis.types import Encoded
 
 ENCODE_IMAGES, ENCODE_CLIPS, ENCODE_TEXTS = 256, 32, 512
@@ -40,7 +43,7 @@ class DataModule:
     """A recipe's data and processors, ready to be cut into batches.
 
     data: the whole data set. processor: how new images and texts become what the model reads. visual, text: stores, or None
-    for pixels and vocabularies.
+    for pixels and vocabularies. judged: what people said of training images, where a training learns of it; sentences: a store of what they asked.
     """
 
     recipe: Recipe
@@ -48,9 +51,17 @@ class DataModule:
     processor: Processor
     visual: Features | None
     text: Features | None
+    judged: JudgedPairs | None = None
+    sentences: Features | None = None
 
-    def sources(self, split: Dataset) -> tuple[Source, Source]:
-        """What the model reads of a split's images and captions."""
+    @property
+    def train(self) -> Loader:
+        """The batches of the training split, with what people judged of it."""
+        split = self.data.split("train")
+        return self.loader(split, None if self.judged is None else JudgedSplit.of(split, self.judged))
+
+    def sources(self, split: Dataset, further: Sequence[str] = ()) -> tuple[Source, Source]:
+        """What the model reads of a split's images and captions, and of judged sentences after these."""
         settings, vocabulary = self.recipe.visual, self.processor.vocabulary
         visual: Source
         if self.visual is None:
@@ -60,15 +71,23 @@ class DataModule:
             rows = self.visual.rows(image.name for image in split.images)
             visual = Rows(self.visual, rows, settings.crops, self.processor.standardization)
         if vocabulary is not None:
-            return visual, Tokens(split.captions, vocabulary)
+            return visual, Tokens([*split.captions, *further], vocabulary)
         if self.processor.tokens is not None:
-            return visual, PretrainedTokens(split.captions, self.processor.tokens)
+            return visual, PretrainedTokens([*split.captions, *further], self.processor.tokens)
         assert self.text is not None
-        return visual, Rows(self.text, self.text.rows(split.captions))
+        captions = Rows(self.text, self.text.rows(split.captions))
+        if self.sentences is None:
+            return visual, captions
+        return visual, Joined(captions, Rows(self.sentences, self.sentences.rows(further)), len(split.captions))
 
-    def loader(self, split: Dataset) -> Loader:
-        """The batches of a split by the recipe's plan; a split smaller than a batch comes as one."""
+    def loader(self, split: Dataset, judged: JudgedSplit | None = None) -> Loader:
+        """The batches of a split by the recipe's plan; a split smaller than a batch comes as one. judged: the split with what people said."""
         training = self.recipe.training
+        further: tuple[str, ...] = ()
+        if judged is not None:
+            further = (*judged.data.captions[len(split.captions) :], *judged.alone)
+        sources = self.sources(split, further)
+        split = split if judged is None else judged.data
         items = split.captions if training.captions_per_image is None else split.images
         plan = Plan(
             batch_size=training.batch_size,
@@ -77,7 +96,7 @@ class DataModule:
             drop_last=len(items) > training.batch_size,
             batches_per_epoch=training.batches_per_epoch,
         )
-        return Loader(split, *self.sources(split), plan, self.recipe.seed)
+        return Loader(split, *sources, plan, self.recipe.seed, judged)
 
     def encode(self, matcher: Matcher, split: Dataset) -> tuple[Encoded, Encoded]:
         """All images and all captions of a split, in order, encoded in evaluation mode."""
@@ -133,7 +152,8 @@ def prepare(recipe: Recipe, progress: Progress | None = None) -> tuple[DataModul
     kind = str(recipe.model.get("kind"))
     if kind not in CATALOG:
         raise RecipeError(f"model.kind is {kind!r}, which is no model: {nearest(kind, CATALOG)}")
-    data_module = open_data_module(recipe, progress)
+    start = open_start(recipe)
+    data_module = open_data_module(recipe, progress, start.processor if start else None, training=True)
     _check_splits(recipe, data_module.data)
     torch.manual_seed(recipe.seed)
     try:
@@ -142,6 +162,8 @@ def prepare(recipe: Recipe, progress: Progress | None = None) -> tuple[DataModul
         raise RecipeError(f"model {kind}: {error}") from None
     except (ValueError, RuntimeError) as error:
         raise RecipeError(f"model {kind} cannot be built: {str(error).splitlines()[0]}.") from None
+    if start is not None:
+        take_over(start, matcher, data_module.processor, recipe)
     matcher.widths = widths_of(recipe, data_module, matcher)
     return data_module, matcher
 
@@ -165,18 +187,23 @@ def widths_of(recipe: Recipe, data_module: DataModule, matcher: Matcher) -> tupl
     return tuple(sorted({*recipe.widths, whole}))
 
 
-def open_data_module(recipe: Recipe, progress: Progress | None = None, trained: Processor | None = None) -> DataModule:
-    """The data and features of a recipe. trained: a model's processor, instead of one made from the training split."""
+def open_data_module(
+    recipe: Recipe, progress: Progress | None = None, trained: Processor | None = None, *, training: bool = False
+) -> DataModule:
+    """The data and features of a recipe. trained: a model's processor, instead of one made from the training split. training: with what
+    people judged.
+    """
     progress = progress or Silent()
     data = open_data(recipe, progress, skip_bad=recipe.data.skip_bad)
+    judged = read_pairs(recipe, data, progress) if training else None
     visual, visual_tower = visual_features(recipe, data, progress)
-    text, processor = text_features(recipe, data, progress, trained, visual_tower)
+    text, processor = text_features(recipe, data, progress, trained, visual_tower, judged.sentences if judged else ())
     processor = replace(processor, tower_folder=trained.tower_folder) if trained else processor
     for sentence in data.skipped:
         progress.say(f"left out: {sentence}")
     if recipe.data.misplaced:
         data = data.misplaced(recipe.data.misplaced, recipe.seed)
-    data_module = DataModule(recipe, data, processor, visual, text)
+    data_module = DataModule(recipe, data, processor, visual, text, judged, sentence_features(judged, data, processor))
     if not recipe.visual.standardize:
         return data_module
     standardization = trained.standardization if trained else _standardization(data_module)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +115,12 @@ def _fitting(stored: ArrayFeatures | PrecompFeatures, visual: VisualSettings) ->
 
 
 def text_features(
-    recipe: Recipe, data: Dataset, progress: Progress, trained: Processor | None, visual: TowerSpec | None
+    recipe: Recipe, data: Dataset, progress: Progress, trained: Processor | None, visual: TowerSpec | None, sentences: Sequence[str] = ()
 ) -> tuple[Features | None, Processor]:
-    """The features of a data set's captions (None: the model reads tokens), and how new pictures and sentences are read."""
+    """The features of a data set's captions (None: the model reads tokens), and how new pictures and sentences are read.
+
+    sentences: further ones whose words are learned.
+    """
     text = recipe.text
     if text.features:
         store = FeatureStore.open(find_file(text.features))
@@ -126,7 +129,9 @@ def text_features(
             raise RecipeError(f"{text.features} holds {kind}, expected {text.view} of captions: see text.view.")
         return store, Processor(visual, None, None, stored_texts=True)
     if text.tower == "vocabulary":
-        return None, Processor(visual, None, (trained and trained.vocabulary) or _vocabulary(data.split("train"), text.min_count))
+        return None, Processor(
+            visual, None, (trained and trained.vocabulary) or _vocabulary(data.split("train"), sentences, text.min_count)
+        )
     if text.view == "tokens":
         return None, Processor(visual, None, None, text.tower, tokenizer_folder=trained.tokenizer_folder if trained else None)
     tower = TowerSpec("text", text.tower, text.view)
@@ -143,9 +148,9 @@ def check_widths(config: MatcherConfig, visual: Features | None, text: Features 
             raise RunError(f"{model} was trained on {before} of {what}, and here are {now}: name those that it was trained on.")
 
 
-def _vocabulary(train: Dataset, min_count: int) -> Vocabulary:
-    """The words of the training captions. Raises RecipeError if there are none, where all captions would read the same."""
-    vocabulary = Vocabulary.of(train.captions, min_count)
+def _vocabulary(train: Dataset, sentences: Sequence[str], min_count: int) -> Vocabulary:
+    """The words of the training captions and of further sentences. Raises RecipeError if there are none, where all captions would read the same."""
+    vocabulary = Vocabulary.of([*train.captions, *sentences], min_count)
     if len(vocabulary) == len(Vocabulary.of([])):
         raise RecipeError(
             f"no word occurs {min_count} times or more in the {len(train.captions):,} training captions of {train.name}, "

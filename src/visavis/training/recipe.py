@@ -44,7 +44,8 @@ class Recipe(Section):
 
     model: a table with a ``kind`` of the catalog, or the same as one text, "VSE++(width=512)".
     published: a row of a paper's table, beside which the run is set, such as "cocos/2/vse++-flickr30k-triplet". memory: what
-    blocks of scores may take in training and evaluation, such as "2GiB"; "": a quarter of what is free. members: of an ensemble, models
+    blocks of scores may take in training and evaluation, such as "2GiB"; "": a quarter of what is free. start_from: the folder of a run of
+    the same model, with whose best weights, words and standardization the training begins; "": anew. members: of an ensemble, models
     that are trained apart and tested by the mean of their scores: what is different in each, by name.
     """
 
@@ -54,6 +55,7 @@ class Recipe(Section):
     seed: int = Field(0, ge=0, lt=2**63)
     memory: str = ""
     widths: tuple[Annotated[int, Field(gt=0)], ...] = Field((), strict=False)
+    start_from: str = ""
     members: dict[str, dict[str, Any]] = Field(default_factory=dict)
     data: DataSettings = DataSettings()
     visual: VisualSettings

@@ -26,12 +26,14 @@ class DataSettings(Section):
     path: a folder, a list in it, or a name under ``VISAVIS_DATA``. needs: which files in which layout a recipe expects there, in words, which
     are said where there is nothing of that name. skip_bad: leave out what is broken instead of stopping.
     misplaced: the share of training captions that are moved to wrong images, drawn by the run's seed, to study noise.
+    judgements: the file in which the page of ``visavis serve`` keeps what people said, of which training images and sentences are learned.
     """
 
     path: str = ""
     needs: str = ""
     skip_bad: bool = False
     misplaced: float = Field(0.0, ge=0, le=1)
+    judgements: str = ""
 
 
 class VisualSettings(Section):

@@ -42,7 +42,7 @@ class Trainer:
         self.recipe, self.data_module, self.files, self.progress = recipe, data_module, files, progress
         self.device = choose_device(recipe.training.device, "training.device")
         self.matcher = matcher.to(self.device)
-        self.train = data_module.loader(data_module.data.split("train"))
+        self.train = data_module.train
         self.val = data_module.loader(data_module.validation)
         for phase in recipe.phases:
             spec.parse(phase.supervision, supervision.CATALOG).check(self.train, self.val)

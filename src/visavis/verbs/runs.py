@@ -23,6 +23,7 @@ def train(
     recipe: str | Path | None = None,
     *,
     data: str | Path | None = None,
+    judgements: str | Path | None = None,
     out: str | Path | None = None,
     overrides: dict[str, Any] | Sequence[str] = (),
     resume: str | Path | None = None,
@@ -32,8 +33,10 @@ def train(
     """Train by a recipe into a run folder, and evaluate the best model on the test split.
 
     recipe: a TOML file, or the name of one that ships; None: a default chosen by the encoders that are
-    available, and reported. out: a new folder; default ``runs/<recipe>-<n>``. overrides: ``{"training.batch_size": 64}`` or
-    ``["training.batch_size=64"]``. resume: the folder of a stopped run to continue; no other argument is then allowed.
+    available, and reported. judgements: the file in which ``visavis serve`` keeps what people said, of which sentences and training images
+    are learned (``JudgedSupervision``); by a model that is trained already with ``overrides=["start_from=RUN"]``. out: a new folder;
+    default ``runs/<recipe>-<n>``. overrides: ``{"training.batch_size": 64}`` or ``["training.batch_size=64"]``. resume: the folder of a
+    stopped run to continue; no other argument is then allowed.
     Raises RecipeError, DataError, RefusedOverwrite; Stopped after Ctrl-C, once everything is saved.
     """
     from visavis.runs.together import begin_training, continue_training
@@ -41,10 +44,12 @@ def train(
     from visavis.training.overrides import parse_override
 
     settings = dict(parse_override(text) for text in overrides) if not isinstance(overrides, dict) else dict(overrides)
-    if data is not None:
-        if "data.path" in settings:
-            raise RecipeError(f"the data are named twice, by --data {data} and by data.path={settings['data.path']}: keep one of them.")
-        settings["data.path"] = str(data)
+    votes = None if judgements is None else Path(judgements)
+    for option, key, given in (("data", "data.path", data), ("judgements", "data.judgements", votes)):
+        if given is not None and key in settings:
+            raise RecipeError(f"the {option} are named twice, by --{option} {given} and by {key}={settings[key]}: keep one of them.")
+        if given is not None:
+            settings[key] = str(given)
     if skip_bad:
         settings["data.skip_bad"] = True
     progress = progress or Silent()
