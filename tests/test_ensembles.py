@@ -10,10 +10,12 @@ from typer.testing import CliRunner
 
 import visavis
 from visavis.cli import app
+from visavis.comparison.bootstrap import over_images
 from visavis.data import open_dataset
 from visavis.data.scenes import write_scenes
 from visavis.errors import RunError
 from visavis.evaluation import rank_scores
+from visavis.evaluation.ranks import read_ranks
 from visavis.progress import Silent
 from visavis.runs.folder import open_run, recipe_of
 
@@ -67,6 +69,15 @@ def test_metrics_and_hits_are_those_of_the_mean_of_the_score_matrices(runs, scen
     assert [hit.score for hit in hits] == pytest.approx([np.mean([scores[hit.name] for scores in alone]) for hit in hits])
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
     assert [hit.name for hit in visavis.search(runs, "a red circle", inside=scenes, top=3)] == [hit.name for hit in hits[:3]]
+
+
+def test_a_run_keeps_the_rank_of_every_query_of_its_test(runs):
+    for run in runs:
+        kept, expected = read_ranks(run / "ranks.safetensors"), visavis.evaluate(run).ranks
+        assert list(kept) == ["plain"]
+        for name, values in vars(expected).items():
+            assert np.array_equal(getattr(kept["plain"], name), values)
+        assert over_images({"run": {0: kept["plain"]}}, draws=2).value("run").value == pytest.approx(visavis.evaluate(run).metrics["rsum"])
 
 
 def test_the_command_line_takes_several_runs(runs):

@@ -127,6 +127,7 @@ def _outcome(run: Path) -> dict[str, object]:
     return {
         "model": (run / "model" / "model.safetensors").read_bytes(),
         "config": (run / "model" / "config.json").read_bytes(),
+        "ranks": (run / "ranks.safetensors").read_bytes(),
         "peer": [path.read_bytes() for path in sorted(run.glob("peer/*"))],
         **{
             part: {name: tensor.tolist() for name, tensor in load_file(last / f"{part}.safetensors").items()}

@@ -118,21 +118,32 @@ def places_by_rows(
     way: "i2t": the visual items are the queries, "t2i": the texts are. targets: of these queries with all candidates. memory: sets
     the blocks and never the result. Raises as ``metrics.places`` does.
     """
-    (what, queries), (_, candidates) = (("image", visual), ("text", text))[:: 1 if way == "i2t" else -1]
+    queries, candidates = (visual, text) if way == "i2t" else (text, visual)
     if targets.shape != (len(queries), len(candidates)):
         raise ShapeError(f"targets are of shape {list(targets.shape)}, expected {[len(queries), len(candidates)]}: queries x candidates.")
     _check(queries, torch.arange(len(queries)))
     _check(candidates, torch.arange(len(candidates)))
+    parts = [places(block, targets[rows], ties=ties) for rows, block in scores_by_rows(visual, text, score, way, memory=memory)]
+    widest = max(part.shape[1] for part in parts)
+    return torch.cat([pad(part, (0, widest - part.shape[1]), value=torch.inf) for part in parts])
+
+
+@torch.no_grad()
+def scores_by_rows(
+    visual: Encoded, text: Encoded, score: Score, way: Direction, *, memory: Memory = None
+) -> Iterator[tuple[slice, Tensor]]:
+    """Some queries of one direction after the other, with their scores of all candidates ``[R, C]``, those of equal candidates equal.
+
+    way, memory: as for ``places_by_rows``. Raises DataError for scores that are not numbers.
+    """
+    (what, queries), (_, candidates) = (("image", visual), ("text", text))[:: 1 if way == "i2t" else -1]
     side = _side(candidates, torch.arange(len(candidates)), len(candidates))
     distinct = pick(candidates, side.items)
     both = (visual, distinct) if way == "i2t" else (distinct, text)
-    parts = []
     for rows, block in score_by_rows(score, *both, way, held=HELD_BY_PLACES, memory=memory):
         numbers = range(len(queries))[rows]
         refuse_rows(block.isnan(), f"the scores of {what} {{}} hold NaN: the model or its features are broken.", numbers)
-        parts.append(places(block.cpu()[:, side.index], targets[rows], ties=ties))
-    widest = max(part.shape[1] for part in parts)
-    return torch.cat([pad(part, (0, widest - part.shape[1]), value=torch.inf) for part in parts])
+        yield rows, block.cpu()[:, side.index]
 
 
 class _Count:

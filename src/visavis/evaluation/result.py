@@ -17,6 +17,7 @@ from visavis.evaluation.coherence import Coherence
 from visavis.evaluation.positives import listed_positives
 from visavis.evaluation.protocols import Protocol, named
 from visavis.evaluation.published import Published
+from visavis.evaluation.ranks import QueryRanks
 from visavis.memory import Memory
 from visavis.metrics import ranking_metrics
 from visavis.metrics.arguments import Ties
@@ -35,7 +36,8 @@ class Evaluation:
     text_ranks ``[T]``: the rank of each query's best right answer, from 1, in the order given, for paired tests; where a protocol
     lists its queries, of those, in its order. coherence: how well the whole order follows degrees of relevance, where those were given.
     others: the same items under further protocols. report: keys of metrics to print beside the usual ones. published: the row of a paper
-    beside which this is to be set. base: the same of the pretrained model that the training began with.
+    beside which this is to be set. base: the same of the pretrained model that the training began with. image_ids ``[V]``, text_ids ``[T]``:
+    the image that each query belongs to, by a number.
     """
 
     protocol: str
@@ -51,6 +53,20 @@ class Evaluation:
     report: tuple[str, ...] = ()
     published: Published | None = None
     base: Evaluation | None = None
+    image_ids: np.ndarray | None = None
+    text_ids: np.ndarray | None = None
+
+    @property
+    def ranks(self) -> QueryRanks:
+        """The rank of every query, for comparisons over images."""
+        assert self.image_ids is not None
+        assert self.text_ids is not None
+        return QueryRanks(self.image_ranks, self.text_ranks, self.image_ids, self.text_ids)
+
+    @property
+    def ranks_by_protocol(self) -> dict[str, QueryRanks]:
+        """Those of this and of the others, by the names of their protocols, as a file keeps them."""
+        return {name: result.ranks for name, result in self.by_protocol.items()}
 
     @property
     def by_protocol(self) -> dict[str, Evaluation]:
@@ -133,6 +149,8 @@ def evaluate(
         metrics={name: float(np.mean([row[name] for row in rows])) for name in rows[0]},
         image_ranks=image_ranks.numpy(),
         text_ranks=text_ranks.numpy(),
+        image_ids=ids[0].numpy(),
+        text_ids=ids[1].numpy(),
     )
 
 
@@ -171,6 +189,8 @@ def evaluate_listed(
         metrics=ranking_metrics(image_places, text_places),
         image_ranks=best(image_places, ties).numpy(),
         text_ranks=best(text_places, ties).numpy(),
+        image_ids=of_images.queries.numpy(),
+        text_ids=data.image_of[of_texts.queries.numpy()],
     )
 
 

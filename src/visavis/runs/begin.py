@@ -14,6 +14,7 @@ import numpy as np
 from visavis import objectives, spec, storage, supervision
 from visavis.errors import RecipeError, RunError, StorageError, VisavisError
 from visavis.evaluation import Evaluation
+from visavis.evaluation.ranks import write_ranks
 from visavis.metrics.recall import random_rsum
 from visavis.models.average import Average
 from visavis.models.base import Matcher
@@ -173,6 +174,8 @@ def finish(data_module: DataModule, matcher: Matcher, files: RunFiles, cache_sec
         interpolation,
         forgotten,
     )
+    if test is not None:
+        write_ranks(files.ranks, test.ranks_by_protocol)
     storage.write_json(files.result, trained.to_json())
     return trained
 

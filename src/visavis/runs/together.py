@@ -7,6 +7,7 @@ from typing import Any
 
 from visavis import storage
 from visavis.evaluation import Evaluation
+from visavis.evaluation.ranks import write_ranks
 from visavis.progress import Progress
 from visavis.runs.begin import Trained, begin_recipe, continue_run
 from visavis.runs.ensemble import ensemble_of
@@ -53,6 +54,8 @@ def _train(recipe: Recipe, folder: Path, progress: Progress) -> Trained:
         except Stopped as stopped:
             raise Stopped(str(folder), stopped.by) from None
     trained = _together(members, folder, recipe, progress)
+    if trained.test is not None:
+        write_ranks(RunFiles(folder).ranks, trained.test.ranks_by_protocol)
     storage.write_json(RunFiles(folder).result, trained.to_json())
     return trained
 

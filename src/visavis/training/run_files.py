@@ -44,7 +44,7 @@ class RunFiles:
 
     recipe: resolved, as TOML. environment: what else the run depends on. log: a line of JSON for each validation. model: the
     folder of the best model so far. peer: that of the second network, where two were trained, as it was then. checkpoints: the
-    folder to go on from. result: what the training ended with.
+    folder to go on from. result: what the training ended with. ranks: those of all queries of its test, by protocol.
     """
 
     folder: Path
@@ -87,9 +87,13 @@ class RunFiles:
     def result(self) -> Path:
         return self.folder / "result.json"
 
+    @property
+    def ranks(self) -> Path:
+        return self.folder / "ranks.safetensors"
+
     def remove(self) -> None:
         """Remove all that a training wrote, and nothing else."""
-        for file in (self.recipe, self.environment, self.log, self.result):
+        for file in (self.recipe, self.environment, self.log, self.ranks, self.result):
             file.unlink(missing_ok=True)
         for folder in (self.model, self.peer, self.checkpoints):
             storage.remove_folder(folder)

@@ -1,0 +1,210 @@
+"""Files for other programs: TREC files as ir_measures reads them, with our own numbers; LaTeX and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import ir_measures
+import numpy as np
+import pytest
+import torch
+from ir_measures import Success, nDCG
+
+from visavis.comparison.bootstrap import over_images
+from visavis.comparison.exchange import COLUMNS, csv_text, escaped, indistinct, latex
+from visavis.comparison.statistics import against, compared
+from visavis.comparison.table import METRICS, Table
+from visavis.comparison.trec import RankedLists, first_candidates, ranked_lists, write_trec
+from visavis.data.dataset import Dataset, Image
+from visavis.errors import RefusedOverwrite, ShapeError
+from visavis.evaluation import Evaluation, Protocol, rank_scores
+from visavis.evaluation.of_data import evaluate_data
+from visavis.metrics import ndcg_at
+from visavis.types import DIRECTIONS, Encoded
+
+
+def measured(folder: Path, tag: str, way: str, measures) -> dict:
+    """What ir_measures finds in the files."""
+    qrels = list(ir_measures.read_trec_qrels(str(folder / f"{way}.qrels")))
+    return ir_measures.calc_aggregate(measures, qrels, list(ir_measures.read_trec_run(str(folder / f"{tag}.{way}.run"))))
+
+
+def world(images=60, noise=1.6, decimals=None, seed=0):
+    """Images with one to four captions, in mixed order, and their vectors; rounded ones tie often."""
+    random = torch.Generator().manual_seed(seed)
+    numbers = torch.randint(1, 5, (images,), generator=random)
+    image_of = torch.arange(images).repeat_interleave(numbers)
+    image_of = image_of[torch.randperm(len(image_of), generator=random)]
+    data = Dataset(
+        "world",
+        tuple(Image(f"photo {i} 100%.jpg", "test") for i in range(images)),
+        tuple(f"caption {i}" for i in range(len(image_of))),
+        image_of.numpy(),
+    )
+    visual = torch.randn(images, 8, generator=random)
+    text = visual[image_of] + noise * torch.randn(len(image_of), 8, generator=random)
+    visual, text = (part if decimals is None else part.round(decimals=decimals) for part in (visual, text))
+    return data, Encoded(visual), Encoded(text)
+
+
+def dot(visual, text):
+    return visual.vectors @ text.vectors.T
+
+
+@pytest.mark.parametrize("decimals", [None, 0], ids=["distinct scores", "many ties"])
+@pytest.mark.parametrize("folds", [1, 3])
+def test_ir_measures_finds_our_recalls_and_ndcg(tmp_path, decimals, folds):
+    data, visual, text = world(decimals=decimals)
+    protocol = Protocol(name="test", description="", folds=folds)
+    found = evaluate_data(visual, text, dot, data, [protocol])
+    write_trec(tmp_path, "ours", ranked_lists(visual, text, dot, data, protocol))
+    for way, ranks in (("i2t", found.image_ranks), ("t2i", found.text_ranks)):
+        theirs = measured(tmp_path, "ours", way, [Success @ 1, Success @ 5, Success @ 10, nDCG @ 10])
+        for k in (1, 5, 10):
+            assert theirs[Success @ k] == pytest.approx((ranks <= k).mean())
+        if folds == 1:
+            assert [100 * theirs[Success @ k] for k in (1, 5, 10)] == pytest.approx([found.metrics[f"{way}_r{k}"] for k in (1, 5, 10)])
+            scores = visual.vectors @ text.vectors.T
+            relevance = (torch.arange(len(visual))[:, None] == torch.from_numpy(data.image_of)).float()
+            scores, relevance = (scores, relevance) if way == "i2t" else (scores.T, relevance.T)
+            assert theirs[nDCG @ 10] == pytest.approx(float(ndcg_at(scores, relevance, k=10).mean()))
+
+
+def test_graded_answers_have_the_same_ndcg(tmp_path):
+    """Degrees 0 to 3, scores of a few values: ties are broken as ours are, against the model."""
+    random = torch.Generator().manual_seed(0)
+    scores, degrees = (torch.randint(0, high, (30, 150), generator=random) for high in (6, 4))
+    queries, candidates = ([f"{what}{i}" for i in range(number)] for what, number in (("q", 30), ("c", 150)))
+    lists = {way: RankedLists.of(scores, degrees, queries, candidates) for way in DIRECTIONS}
+    write_trec(tmp_path, "graded", lists)
+    theirs = measured(tmp_path, "graded", "t2i", [nDCG @ 5, nDCG @ 20, nDCG @ 100])
+    for k in (5, 20, 100):
+        assert theirs[nDCG @ k] == pytest.approx(float(ndcg_at(scores.float(), degrees.float(), k=k).mean()))
+
+
+def test_the_files_by_hand(tmp_path):
+    data = Dataset("two", (Image("a b.jpg", "test"), Image("c.jpg", "test")), ("one", "two", "three"), np.array([1, 0, 1]))
+    matrix = torch.tensor([[0.5, 0.5, -0.25], [0.1, 0.3, 0.2]])
+    items = Encoded(torch.arange(2)), Encoded(torch.arange(3))
+    lists = ranked_lists(*items, lambda v, t: matrix[v.vectors][:, t.vectors], data, Protocol(name="plain", description=""))
+    paths = write_trec(tmp_path, "VLC(tau=0.1), seed 0", lists)
+    assert [path.name for path in paths] == ["VLC_tau=0.1_seed_0.i2t.run", "VLC_tau=0.1_seed_0.t2i.run", "i2t.qrels", "t2i.qrels"]
+    run, _, qrels, _ = (path.read_text().splitlines() for path in paths)
+    tag = "VLC(tau=0.1),%20seed%200"
+    assert run == [
+        f"a%20b.jpg Q0 c.jpg#0 1 0.5 {tag}",
+        f"a%20b.jpg Q0 a%20b.jpg#0 2 0.49999997 {tag}",
+        f"a%20b.jpg Q0 c.jpg#1 3 -0.25 {tag}",
+        f"c.jpg Q0 a%20b.jpg#0 1 0.300000012 {tag}",
+        f"c.jpg Q0 c.jpg#1 2 0.200000003 {tag}",
+        f"c.jpg Q0 c.jpg#0 3 0.100000001 {tag}",
+    ]
+    assert qrels == ["a%20b.jpg 0 a%20b.jpg#0 1", "c.jpg 0 c.jpg#0 1", "c.jpg 0 c.jpg#1 1"]
+
+
+def test_the_first_hundred_fall_strictly_and_are_the_best_whatever_ties():
+    random = torch.Generator().manual_seed(0)
+    scores = torch.randint(0, 9, (20, 300), generator=random) / 8 - 0.5
+    scores[0] = 0
+    scores[1, :3] = torch.tensor([torch.inf, torch.inf, 1e38])
+    relevance = torch.randint(0, 2, scores.shape, generator=random)
+    order, values = first_candidates(scores, relevance)
+    assert order.shape == (20, 100)
+    assert (values.diff(dim=1) < 0).all()
+    assert values.isfinite().all()
+    taken = torch.zeros_like(scores, dtype=torch.bool).scatter(1, order, True)
+    assert (scores.masked_fill(~taken, torch.inf).amin(1) >= scores.masked_fill(taken, -torch.inf).amax(1)).all()
+    for row, places in zip((scores - relevance * 0.01)[2:], order[2:], strict=True):
+        assert (row[places].diff() <= 0).all()  # less relevant ones first among equal ones
+    assert torch.allclose(values[2:], scores.gather(1, order)[2:], atol=1e-4)
+
+
+def test_nothing_is_written_over(tmp_path):
+    data, visual, text = world()
+    protocol = Protocol(name="plain", description="")
+    lists = ranked_lists(visual, text, dot, data, protocol)
+    write_trec(tmp_path, "ours", lists)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(RefusedOverwrite, match=r"ours\.i2t\.run already exists"):
+        write_trec(tmp_path, "ours", lists)
+    write_trec(tmp_path, "again", lists)
+    other, *items = world(seed=1)
+    with pytest.raises(RefusedOverwrite, match=r"i2t\.qrels holds right answers to other queries; nothing was changed"):
+        write_trec(tmp_path, "other", ranked_lists(*items, dot, other, protocol))
+    assert {path: path.read_bytes() for path in before} == before
+    assert len(list(tmp_path.iterdir())) == 6
+    with pytest.raises(ShapeError, match=r"\[2, 3\], \[2, 2\] and \[2, 3\], expected one shape"):
+        RankedLists.of(torch.zeros(2, 3), torch.zeros(2, 2), ["a", "b"], ["c", "d", "e"])
+
+
+def evaluations(mean, spread=1.0, seeds=4):
+    """Results of several seeds of one setting."""
+
+    def of_seed(seed) -> Evaluation:
+        random = torch.Generator().manual_seed(seed)
+        ids = torch.arange(40)
+        signal = mean + spread * 0.1 * torch.randn(1, generator=random)
+        return rank_scores(signal * torch.eye(40) + torch.randn(40, 40, generator=random), ids, ids)
+
+    return [of_seed(seed) for seed in range(seeds)]
+
+
+@pytest.fixture(scope="module")
+def results():
+    return {'Goal(pair="sig_ms")': evaluations(4.0), "Unified": evaluations(3.9), "Triplet": evaluations(1.0)}
+
+
+def pairs_of(results, best):
+    """For each metric, every row against one."""
+    rows = {
+        metric: {name: {seed: run.metrics[metric] for seed, run in enumerate(runs)} for name, runs in results.items()} for metric in METRICS
+    }
+    return {metric: against(compared(values), best) for metric, values in rows.items()}
+
+
+def test_latex_has_the_best_in_bold_and_marks_what_cannot_be_told_from_it(results):
+    table, alike = Table.of(results), {metric: indistinct(pairs) for metric, pairs in pairs_of(results, 'Goal(pair="sig_ms")').items()}
+    text = latex(table, alike)
+    lines = {line.split(" &")[0].strip(): line for line in text.splitlines() if line.endswith(r"\\")}
+    goal, unified, triplet = (lines[name] for name in (r'Goal(pair="sig\_ms")', "Unified", "Triplet"))
+    assert rf"$\mathbf{{{table.rows[0].mean('rsum'):.1f}}} \pm {table.rows[0].deviation('rsum'):.1f}$ \\" in goal
+    assert rf"${table.rows[1].mean('rsum'):.1f}^{{\dagger}} \pm " in unified
+    assert "dagger" not in triplet
+    assert "mathbf" not in triplet
+    assert text.count("{") == text.count("}")
+    assert text.count(r"\begin{") == text.count(r"\end{") == 2
+    assert {line.count("&") for line in (goal, unified, triplet, lines["chance"])} == {7}
+    assert r"4 seeds" in text
+    assert r"$\dagger$: not distinguishable" in text
+    assert "dagger" not in latex(table)
+
+
+def test_latex_prints_every_character_as_it_is():
+    assert escaped(r"a_b & 5% {x} #1 $2 ~ ^ \ <tag>") == (
+        r"a\_b \& 5\% \{x\} \#1 \$2 \textasciitilde{} \textasciicircum{} \textbackslash{} \textless{}tag\textgreater{}"
+    )
+    assert escaped("1.0 ± 0.2, −3, γ") == r"1.0 $\pm$ 0.2, $-$3, $\gamma$"
+
+
+def test_csv_holds_every_number_of_the_judgement(results):
+    table, best = Table.of(results), 'Goal(pair="sig_ms")'
+    pairs = pairs_of(results, best)
+    draws = over_images({name: {seed: run.ranks for seed, run in enumerate(runs)} for name, runs in results.items()}, draws=200)
+    lines = list(csv.DictReader(io.StringIO(csv_text(table, pairs, draws))))
+    assert list(lines[0]) == list(COLUMNS)
+    assert [(line["row"], line["metric"]) for line in lines] == [(name, metric) for name in results for metric in METRICS]
+    by_key = {(line["row"], line["metric"]): line for line in lines}
+    line, pair = by_key["Triplet", "rsum"], pairs["rsum"]["Triplet"]
+    assert float(line["mean"]) == table.rows[2].mean("rsum")
+    assert float(line["low"]) < float(line["mean"]) < float(line["high"])
+    assert (line["against"], line["verdict"], int(line["tests"])) == (best, "lower", 3)
+    assert [float(line[key]) for key in ("difference", "difference_low", "adjusted_p")] == [
+        pair.difference,
+        pair.interval.low,
+        pair.adjusted_p,
+    ]
+    assert float(line["images_low"]) == draws.difference("Triplet", best, "rsum").interval.low
+    assert by_key[best, "rsum"]["against"] == ""
+    assert next(csv.DictReader(io.StringIO(csv_text(table))))["verdict"] == ""
