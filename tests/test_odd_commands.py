@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import socket
 import sys
 
 import numpy as np
@@ -92,6 +93,18 @@ VERBS = {
     "diagnose": ("diagnose {run} --batches 1", {
         1: RUNS, "--objective": SPECS, "--batches": NUMBERS, "--data": PLACES, "--memory": MEMORIES, "--json": FLAG}),
     "search": ("search {run} red", {1: RUNS, 2: [*TEXTS, "red " * 9999], "--in": PLACES, "--top": NUMBERS, "--memory": MEMORIES, "--json": FLAG}),
+    "index": ("index {run} {pictures} --out made", {
+        1: RUNS, 2: PLACES, "--out": PATHS, "--store": "{text} {none} /dev/null/x s3:// ftp://x \0 {run}/run.toml vectors".split(), "--moments": NUMBERS,
+        "--width": NUMBERS, "--curve": FLAG, "--engine": TEXTS, "--workers": NUMBERS, "--device": TEXTS, "--memory": MEMORIES, "--json": FLAG}),
+    "search INDEX": ("search {index} red", {
+        1: RUNS, 2: [*TEXTS, "red " * 9999], "--image": PLACES, "--like": [*TEXTS, "0.png"], "--without": TEXTS, "--in": PLACES,
+        "--path": [*TEXTS, "[", "%"], "--kind": [*TEXTS, "video"], "--after": [*TEXTS, *NUMBERS, "9999-12-31"], "--before": ["0001-01-01", *NUMBERS],
+        "--metadata": [*TEXTS, "a=b"], "--no-fold": FLAG, "--rerank": RUNS, "--model": RUNS, "--top": NUMBERS, "--memory": MEMORIES, "--json": FLAG}),
+    "label": ("label {index} {pictures}/1.png {text}", {
+        1: RUNS, 2: PLACES, 3: PLACES, "--model": RUNS, "--top": NUMBERS, "--memory": MEMORIES, "--json": FLAG}),
+    "judged": ("judged {index} {text}", {1: RUNS, 2: PLACES, "--model": RUNS, "--memory": MEMORIES, "--json": FLAG}),
+    "serve": ("serve {index} --port {busy}", {  # where another listens: no page stays open
+        1: RUNS, "": RUNS, "--host": [*TEXTS, "0.0.0.0", "::1", "nobody.invalid"], "--token": TEXTS, "--judgements": PATHS}),
     "explain": ("explain {run} {pictures}/1.png red", {
         1: RUNS, 2: [*PLACES, "{pictures}/9.png"], 3: [*TEXTS, "red " * 9999], "--out": PATHS, "--json": FLAG}),
     "coherence": ("coherence {run} --degrees SceneDegrees() --queries 1", {
@@ -141,7 +154,8 @@ def places(tmp_path_factory, dual_encoders):
     for split in ("train", "dev", "test"):
         rows = "".join(f"{score}\ta red circle\ta blue {'circle' * (score > 2)}\n" for score in range(6))
         (root / "data" / "stsb" / f"sts-{split}.tsv").write_text("score\tsentence1\tsentence2\n" + rows)
-    names = ("folder", "empty", "pictures", "text", "bytes", "none", "pipe", "dangling", "run", "bert", "gone")
+    visavis.index(root / "run", root / "pictures", out=root / "index")
+    names = ("folder", "index", "empty", "pictures", "text", "bytes", "none", "pipe", "dangling", "run", "bert", "gone")
     own = {
         "scenes": scenes,
         "loop": root / "loop.toml",
@@ -150,7 +164,10 @@ def places(tmp_path_factory, dual_encoders):
         "zeros": root / "zeros.npy",
         "clip": dual_encoders / "clip",
     }
-    return {name: str(root / name) for name in names} | {name: str(path) for name, path in own.items()}
+    busy = socket.create_server(("127.0.0.1", 0))
+    own["busy"] = busy.getsockname()[1]
+    yield {name: str(root / name) for name in names} | {name: str(path) for name, path in own.items()}
+    busy.close()
 
 
 def odd_command(verb, chance):

@@ -232,7 +232,9 @@ def deaths(run, photos, folder, moments, store):
     killed = 0
     for moment in moments:
         process = subprocess.Popen(
-            [sys.executable, "-c", code, run, photos, folder, store], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [sys.executable, "-c", code, run, photos, folder, store and folder.parent / store],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         while not folder.exists() and process.poll() is None:  # only what happens once the folder is begun is worth a death
             time.sleep(0.05)
@@ -262,6 +264,72 @@ def test_ray_makes_the_same_index(run, photos, tmp_path):
     build(run, photos, tmp_path / "ray", engine="ray", workers=2)
     build(run, photos, tmp_path / "local")
     assert same(content(tmp_path / "ray"), content(tmp_path / "local"))
+
+
+def test_what_lies_outside_behind_a_link_is_not_indexed_and_told_by_its_link(run, photos, tmp_path):
+    """Only what can be shown is found; a link to a place inside is no harm."""
+    outside = tmp_path / "outside"
+    (outside / "deep").mkdir(parents=True)
+    pictures = sorted(photos.rglob("*.png"))
+    for picture in pictures[:3]:
+        shutil.copy(picture, outside / "deep")
+    (photos / "trip").symlink_to(outside)
+    (photos / "one.png").symlink_to(outside / "deep" / pictures[0].name)
+    (photos / "again.png").symlink_to(pictures[1])
+    built = build(run, photos, tmp_path / "index")
+    assert built.items == 41
+    assert sorted(sentence.split(" is a link")[0] for sentence in built.skipped) == ["'one.png'", "'trip'"]
+    assert "'trip' is a link that leads out of " in built.skipped[-1]
+    assert "its pictures and videos (3) are left out" in "".join(built.skipped)
+    index = Index.open(tmp_path / "index")
+    assert all(index.locate(item).path.is_file() for item in index.items.values())
+    (tmp_path / "link").symlink_to(photos)
+    assert build(run, tmp_path / "link", tmp_path / "other").items == 41
+
+
+def test_a_time_beyond_what_stores_hold_is_the_latest(run, photos, tmp_path):
+    late, early = sorted(photos.rglob("*.png"))[:2]
+    os.utime(late, ns=(0, 2**63 + 10**12))
+    if late.stat().st_mtime_ns < 2**63:
+        pytest.skip("this file system has no such times")
+    os.utime(early, ns=(0, -(10**9)))
+    build(run, photos, tmp_path / "index")
+    index = Index.open(tmp_path / "index")
+    assert index.items[late.relative_to(photos).as_posix()].modified_ns == 2**63 - 1
+    assert index.items[early.relative_to(photos).as_posix()].modified_ns == -(10**9)
+    assert build(run, photos, tmp_path / "index").kept == 40
+
+
+def test_a_store_by_a_relative_path_lies_where_one_stands(run, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    build(run, photos, "index", store="vectors")
+    assert (tmp_path / "vectors" / "items.lance").is_dir()
+    assert not (tmp_path / "index" / "vectors").exists()
+    monkeypatch.chdir(photos)
+    assert build(run, photos, tmp_path / "index", store="../vectors/../vectors").kept == 40
+    assert len(content(tmp_path / "index")[0]) == 40
+
+
+def test_words_that_the_model_never_learned_are_said_of_an_index_too(run, photos, tmp_path):
+    build(run, photos, tmp_path / "index")
+    said = []
+    listener = type("Listener", (Silent,), {"say": lambda self, sentence: said.append(sentence)})()
+    visavis.search(tmp_path / "index", "a red circle on a zeppelin", without="xylophone circle", progress=listener)
+    assert said == ["words that this model has not learned: zeppelin", "words that this model has not learned: xylophone"]
+    visavis.search(tmp_path / "index", like=next(iter(Index.open(tmp_path / "index").items)), progress=listener)
+    assert len(said) == 2
+
+
+def test_pictures_that_vanished_are_ranked_behind_those_that_another_model_has_seen(run, photos, tmp_path):
+    build(run, photos, tmp_path / "index")
+    whole = visavis.search(tmp_path / "index", "a red circle", rerank=run, top=6, fold=False)
+    (photos / whole[0].name).unlink()
+    said = []
+    listener = type("Listener", (Silent,), {"say": lambda self, sentence: said.append(sentence)})()
+    found = visavis.search(tmp_path / "index", "a red circle", rerank=run, top=40, fold=False, progress=listener)
+    assert [hit.name for hit in found][:5] == [hit.name for hit in whole][1:]
+    assert found[-1].name == whole[0].name
+    assert said == [f"no longer in {photos}, so bring the index up to date with visavis index: {whole[0].name}"]
 
 
 def test_the_command_line_indexes_and_searches(run, photos, tmp_path):

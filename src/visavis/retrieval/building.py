@@ -65,7 +65,7 @@ def build_index(
 ) -> Built:
     """Index a folder or data set with a model into a folder; an index that is there is brought up to date.
 
-    store: a URI of LanceDB or Milvus; default: LanceDB, beside the manifest. moments_s: the seconds of a moment of a clip; default 4.
+    store: a URI of LanceDB or Milvus, or a path; default: LanceDB, beside the manifest. moments_s: the seconds of a moment of a clip; default 4.
     width: how many first numbers of the vectors are kept, of a model that was trained for it; None: all, or as the index has them.
     engine, workers: "local", or "ray" and so many processes. A process that dies leaves what it finished: the next call goes on.
     Raises RefusedOverwrite for a folder that holds something else, RunError for an index of another model or source.
@@ -75,6 +75,8 @@ def build_index(
         raise VisavisError(f"moments_s is {moments_s:g}, expected a number of seconds above 0.")
     if not is_index(folder) and folder.exists() and any(not name.name.endswith(".lock") for name in folder.iterdir()):
         raise RefusedOverwrite(f"{folder} holds something that is no index: name a new folder with --out, or an index to bring up to date.")
+    if store and "://" not in store:
+        store = str(Path(store).expanduser().resolve())
     retriever = Retriever.load(model, device=device, memory=memory)
     if width is not None:
         retriever = retriever.narrowed(width)

@@ -79,8 +79,7 @@ def search_images(runs: Sequence[Path], query: str, inside: Path | None, top: in
 def similarities(model: Retriever, place: Dataset, query: str, progress: Progress, stored: Features | None = None) -> Tensor:
     """The scores of all images of a collection for one sentence ``[V]``. stored: their features, where they need not be computed."""
     matcher, processor = model.matcher, model.processor
-    if unknown := processor.unknown_words(query):
-        progress.say(f"words that this model has not learned: {', '.join(unknown)}")
+    say_unknown_words(model, query, progress)
     source: Source
     if matcher.config.visual_view == "pixels":
         source = PixelSource(place, processor.preprocess)
@@ -96,6 +95,12 @@ def similarities(model: Retriever, place: Dataset, query: str, progress: Progres
         )
     visual = encode(matcher, "visual", source.read, batches_of_at_most(len(place.images), BATCH))
     return score_all(matcher, visual, model.encode_text([query]), model.memory)[:, 0]
+
+
+def say_unknown_words(model: Retriever, text: str, progress: Progress) -> None:
+    """Raises VisavisError if the model knows no word of it."""
+    if unknown := model.processor.unknown_words(text):
+        progress.say(f"words that this model has not learned: {', '.join(unknown)}")
 
 
 def best(scores: Sequence[Tensor], place: Dataset, top: int, progress: Progress) -> list[Hit]:

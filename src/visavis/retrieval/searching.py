@@ -213,18 +213,31 @@ def bits_apart(first: str, second: str) -> int:
 
 
 def _reranked(index: Index, model: Retriever, query: Query, results: Sequence[Result]) -> list[Result]:
-    """Results in the order of another model's scores for the query's sentences."""
+    """Results in the order of another model's scores for the query's sentences; then clips, and pictures that cannot be read any more."""
     if query.images or query.like or not query.texts:
         raise VisavisError("only sentences can be ranked anew by another model: leave out the pictures and items, or --rerank.")
-    stills = [result for result in results if result.item.kind == "image"]
+    stills, pictures, others = list[Result](), list["Picture"](), list[Result]()
+    for result in results:
+        picture = _picture(index, result.item)
+        if picture is None:
+            others.append(result)
+        else:
+            stills.append(result)
+            pictures.append(picture)
     if not stills:
         return list(results)
-    pictures = [open_picture(index.locate(result.item).read(), result.item.path) for result in stills]
     scores = model.score(pictures, [text for _, text in query.texts])
     values = scores @ torch.tensor([weight for weight, _ in query.texts], dtype=scores.dtype)
     order = values.argsort(descending=True, stable=True).tolist()
-    clips = [result for result in results if result.item.kind != "image"]
-    return [Result(stills[i].item, values[i].item(), None, stills[i].duplicates) for i in order] + clips
+    return [Result(stills[i].item, values[i].item(), None, stills[i].duplicates) for i in order] + others
+
+
+def _picture(index: Index, item: Item) -> Picture | None:
+    """What another model looks at; None for a clip, and for a picture that cannot be read any more."""
+    try:
+        return open_picture(index.locate(item).read(), item.path) if item.kind == "image" else None
+    except DataError:
+        return None
 
 
 def _told(index: Index, query: Query, results: Sequence[Result], *, reranked: bool) -> Results:

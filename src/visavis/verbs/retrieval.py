@@ -107,7 +107,7 @@ def search(
     set or any folder of images; default: the run's data. memory: as in ``evaluate``.
     """
     from visavis.retrieval.index import Index, is_index
-    from visavis.retrieval.query import search_images
+    from visavis.retrieval.query import say_unknown_words, search_images
     from visavis.retrieval.searching import found_images, with_images
 
     runs, told = paths_of(run), progress or Silent()
@@ -124,16 +124,23 @@ def search(
     from visavis.retrieval.searching import search as search_index
 
     opened = Index.open(runs[0], model=model, memory=memory)
+    asked = query_of(query, image, like, without)
     try:
+        for _, text in asked.texts:
+            if text.strip():
+                say_unknown_words(opened.model, text, told)
         found = search_index(
             opened,
-            query_of(query, image, like, without),
+            asked,
             top,
             where_of(path, kind, after, before, metadata or {}),
             fold=fold,
             rerank=None if rerank is None else Retriever.load(rerank, memory=memory),
         )
-        return with_images(opened, found)
+        shown = with_images(opened, found)
+        if gone := [hit.item.path for hit in shown if hit.image is None]:
+            told.say(f"no longer in {opened.root}, so bring the index up to date with visavis index: {', '.join(gone)}")
+        return shown
     finally:
         opened.store.close()
 
