@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import typer
 
-from visavis.cli import data, graded, retrieval, runs, serving
+from visavis.cli import comparison, data, graded, retrieval, runs, serving
 from visavis.cli.signals import Ended, ends_heard
 from visavis.cli.terminal import show_what_can_be_shown, tell
 from visavis.errors import VisavisError
@@ -38,6 +38,8 @@ for command in (
     runs.evaluate,
     runs.diagnose,
     runs.explain,
+    comparison.compare,
+    comparison.reproduce,
     graded.coherence,
     graded.agreement,
     retrieval.index,

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from visavis.cli.shared import Json, Memory, SkipBad, bars
-from visavis.cli.terminal import print_json, tell
+from visavis.cli.shared import Json, Memory, SkipBad, bars, stoppable
+from visavis.cli.terminal import print_json
 
 Runs = Annotated[
     list[Path],
@@ -38,28 +38,15 @@ def train(
     """Train by a recipe into a run folder; Ctrl-C saves everything, --resume continues exactly."""
     from visavis import verbs
     from visavis.cli.output import print_trained
-    from visavis.environment import program
-    from visavis.training.stopping import Stopped
 
     settings = overrides or []
     if recipe is not None and "=" in recipe:
         settings = [recipe, *settings]
         recipe = None
-    try:
-        with bars() as progress:
-            trained = verbs.train(
-                recipe,
-                data=data,
-                judgements=judgements,
-                out=out,
-                overrides=settings,
-                resume=resume,
-                skip_bad=skip_bad,
-                progress=progress,
-            )
-    except Stopped as stopped:
-        tell(f"Stopped; everything is saved. Go on with: {program()} train --resume {stopped}")
-        raise typer.Exit(128 + stopped.by) from None
+    with stoppable("train"), bars() as progress:
+        trained = verbs.train(
+            recipe, data=data, judgements=judgements, out=out, overrides=settings, resume=resume, skip_bad=skip_bad, progress=progress
+        )
     if json:
         print_json(trained.to_json())
     else:

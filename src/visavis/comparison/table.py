@@ -1,4 +1,4 @@
-"""One comparison: rows of runs that differ in their seed alone, under one protocol, as text, Markdown or JSON.
+"""A table: rows of runs that differ in their seed alone, under one protocol, as text, Markdown or JSON.
 
 >>> table = Table.of({"Unified": [run.test for run in runs]})                  # doctest: +SKIP
 >>> table.rows[0].mean("rsum"), table.rows[0].deviation("rsum")                # doctest: +SKIP

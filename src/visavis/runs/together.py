@@ -24,7 +24,11 @@ from visavis.training.stopping import Stopped
 
 def begin_training(name: str | Path, overrides: dict[str, Any], out: str | Path | None, progress: Progress) -> Trained:
     """A new run, or one for each member of an ensemble, in a new folder. Raises as ``begin_run``."""
-    recipe = with_whole_paths(read_recipe(name, overrides))
+    return train_recipe(with_whole_paths(read_recipe(name, overrides)), out, progress)
+
+
+def train_recipe(recipe: Recipe, out: str | Path | None, progress: Progress) -> Trained:
+    """``begin_training`` by a recipe at hand."""
     if not recipe.members:
         return begin_recipe(recipe, out, progress)
     check_published(recipe.published)

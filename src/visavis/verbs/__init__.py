@@ -5,6 +5,7 @@
 >>> visavis.evaluate(run.folder).metrics["rsum"]                           # doctest: +SKIP
 """
 
+from visavis.verbs.comparison import compare, reproduce
 from visavis.verbs.data import catalog, convert, data_check, data_convert, data_scenes, demo, doctor, features
 from visavis.verbs.graded import agreement, coherence, relevance, relevance_fit, relevance_thresholds
 from visavis.verbs.retrieval import index, judged, label, search
@@ -18,6 +19,7 @@ __all__ = [
     "data_convert",
     "data_scenes",
     "coherence",
+    "compare",
     "convert",
     "demo",
     "diagnose",
@@ -32,6 +34,7 @@ __all__ = [
     "relevance",
     "relevance_fit",
     "relevance_thresholds",
+    "reproduce",
     "search",
     "serve",
     "train",

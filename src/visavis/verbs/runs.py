@@ -40,6 +40,26 @@ def train(
     Raises RecipeError, DataError, RefusedOverwrite; Stopped after Ctrl-C, once everything is saved.
     """
     from visavis.runs.together import begin_training, continue_training
+
+    progress = progress or Silent()
+    if resume is None:
+        name, settings = chosen_recipe(recipe, overrides, progress, data=data, judgements=judgements, skip_bad=skip_bad)
+        return begin_training(name, settings, out, progress)
+    if overrides or skip_bad or any(given is not None for given in (data, judgements, out, recipe)):
+        raise RunError("a resumed run keeps its recipe, its data and its folder: give --resume with the run folder alone.")
+    return continue_training(Path(resume), progress)
+
+
+def chosen_recipe(
+    recipe: str | Path | None,
+    overrides: dict[str, Any] | Sequence[str],
+    progress: Progress,
+    *,
+    data: str | Path | None = None,
+    judgements: str | Path | None = None,
+    skip_bad: bool = False,
+) -> tuple[str | Path, dict[str, Any]]:
+    """The recipe and what is set in it; without a recipe the default for the data, which is said. Raises RecipeError."""
     from visavis.training.default_recipe import choose_recipe
     from visavis.training.overrides import parse_override
 
@@ -52,16 +72,11 @@ def train(
             settings[key] = str(given)
     if skip_bad:
         settings["data.skip_bad"] = True
-    progress = progress or Silent()
-    if resume is None:
-        if recipe is None:
-            default = choose_recipe(settings)
-            progress.say(default.why)
-            recipe, settings = default.name, default.overrides | settings
-        return begin_training(recipe, settings, out, progress)
-    if settings or out is not None or recipe is not None:
-        raise RunError("a resumed run keeps its recipe, its data and its folder: give --resume with the run folder alone.")
-    return continue_training(Path(resume), progress)
+    if recipe is not None:
+        return recipe, settings
+    default = choose_recipe(settings)
+    progress.say(default.why)
+    return default.name, default.overrides | settings
 
 
 def load(path: str | Path, *, device: str | None = None, batch_size: int = 64, memory: int | str | None = None) -> Retriever:

@@ -6,9 +6,9 @@ from visavis import storage
 from visavis.comparison.coherence import Comparison
 from visavis.report.coherence.figures import lists_picture, scores_picture
 from visavis.report.coherence.page import page_of
-from visavis.report.coherence.thumbnails import Thumbnails
 from visavis.report.figures import DARK, LIGHT
 from visavis.report.page import Shades
+from visavis.report.thumbnails import Thumbnails
 
 
 def write_report(comparison: Comparison) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 from visavis.comparison.lists import Item, Query, TopList
 from visavis.comparison.measure import SHOWN, Measured
 from visavis.data.dataset import Dataset
-from visavis.report.coherence.thumbnails import Thumbnails
 from visavis.report.figures import LIGHT, Theme, dress, new_figure, png, quoted
+from visavis.report.thumbnails import Thumbnails
 from visavis.types import DIRECTIONS, Direction
 
 BANDS = {"light": ("#c22f20", "#b5d2f0", "#6fa8e0", "#2b6cd1", "#123a80"), "dark": ("#ff8a78", "#34527d", "#4679bd", "#6fabf7", "#cfe4ff")}

@@ -11,8 +11,8 @@ from visavis.comparison.measure import SHOWN, Mean
 from visavis.environment import versions
 from visavis.report import page
 from visavis.report.coherence.style import STYLE
-from visavis.report.coherence.thumbnails import SIDE, Thumbnails
 from visavis.report.page import Section, Shades, escape
+from visavis.report.thumbnails import SIDE, Thumbnails
 from visavis.types import DIRECTIONS, Direction
 
 if TYPE_CHECKING:

@@ -1,0 +1,91 @@
+"""One run of a comparison: trained in a folder of its own, gone on with where it was stopped, and never trained twice."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from visavis import storage
+from visavis.comparison.table import Rules
+from visavis.errors import VisavisError
+from visavis.progress import Progress
+from visavis.runs.begin import Trained
+from visavis.runs.together import continue_training, train_recipe
+from visavis.training.recipe import build_recipe
+from visavis.training.run_files import RunFiles
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to be made. setting: its name. content: of the recipe, resolved. folder: of the run."""
+
+    setting: str
+    seed: int
+    content: dict[str, Any]
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a job came to. validation_rsum: of the best model, by which settings are chosen. metrics: of that model on the test split, and
+    rules, under which they were measured. seconds: of training and validations. failure: the sentence of an error, instead of numbers.
+    """
+
+    setting: str
+    seed: int
+    folder: Path
+    validation_rsum: float = float("nan")
+    metrics: dict[str, float | None] | None = None
+    rules: Rules | None = None
+    seconds: float = 0.0
+    failure: str = ""
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The metrics that have a value."""
+        return {key: value for key, value in (self.metrics or {}).items() if value is not None}
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "folder": str(self.folder)}
+
+
+def known_outcome(job: Job) -> Outcome | None:
+    """The outcome of a job that was finished; None if it was not, or if what it left is damaged."""
+    kept: Outcome | None = storage.kept(_outcome_file(job), Outcome)
+    return kept and replace(kept, folder=job.folder)  # where it lies now
+
+
+def done(job: Job, progress: Progress) -> Outcome:
+    """The outcome of a job, trained if it is not known; an error that is the training's becomes the failure. Raises Stopped."""
+    if (known := known_outcome(job)) is not None:
+        return known
+    try:
+        trained = _trained(job, progress)
+    except VisavisError as error:
+        return Outcome(job.setting, job.seed, job.folder, failure=str(error))
+    assert trained.test is not None  # begun only where the data have a test split
+    outcome = Outcome(
+        job.setting,
+        job.seed,
+        job.folder,
+        trained.validation_rsum,
+        trained.test.as_published.measured,
+        Rules.of(trained.test),
+        trained.seconds,
+    )
+    storage.keep(_outcome_file(job), outcome.to_json())
+    return outcome
+
+
+def _trained(job: Job, progress: Progress) -> Trained:
+    files = RunFiles(job.folder)
+    if files.recipe.exists() or files.ensemble.exists():
+        return continue_training(job.folder, progress)
+    files.remove()  # what a killed process left before it was a run
+    storage.remove_parts(job.folder)
+    return train_recipe(build_recipe(job.content, {}, job.setting), job.folder, progress)
+
+
+def _outcome_file(job: Job) -> Path:
+    return job.folder / "outcome.json"
