@@ -109,6 +109,7 @@ def test_a_run_folder_is_complete(trained, scenes):
         "environment.json",
         "metrics.jsonl",
         "model",
+        "ranks.safetensors",
         "result.json",
         "run.toml",
     ]

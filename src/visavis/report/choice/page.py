@@ -16,7 +16,7 @@ from visavis.report.page import Section, Shades, data_uri, escape
 from visavis.report.thumbnails import Thumbnails
 
 MEASURES = {
-    "in_batch": "negatives that push, of a batch of 128",
+    "in_batch": "negatives that push, over all queries of a batch of 128",
     "idle": "queries that nothing pushes, of 128",
     "push": "summed weight of negatives of a query",
     "pull": "summed weight of positives of a query",
