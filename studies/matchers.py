@@ -9,9 +9,10 @@ processor time of one core, which other programs do not change: the learning rat
 on 200 images, and the test come on top. Rates lie about those of the
 papers, which train far longer; ``--rates 3e-4 1e-3 3e-3 --minutes 4`` tries others and prints the validation RSUM of each.
 
-Each run has its folder and its process; a finished one is not trained again, a stopped one goes on. Printed: a JSON line a run,
-then a table: test RSUM of the best validation (mean and standard deviation over seeds), how far above the mean-pooled VSE++ (95 % interval
-by seed), milliseconds (of one core) to find a text among 1,000 images, and the most memory that the process held.
+Each run has its folder and its process; a stopped one goes on. What a finished one came to is a line of
+``docs/evidence/matchers.jsonl``, and is not made again, here or on another machine, unless that line is taken out. Printed: a JSON line for
+each new run, then a table: test RSUM of the best validation (mean and standard deviation over seeds), how far above the mean-pooled VSE++
+(95 % interval by seed), milliseconds (of one core) to find a text among 1,000 images, and the most memory that the process held.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from visavis.training.schedule import make_optimizer, take_step
 from visavis.training.trainer import Trainer
 
 RECIPE = Path(__file__).with_suffix(".toml")
+EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence" / "matchers.jsonl"
 OBJECTIVES = {"Unified": "Unified(margin=0.2, gamma=50)", "TripletHN": "TripletHN(margin=0.2)"}
 VALIDATIONS, WARM, TIMED, QUERIES = 4, 2, 8, 30
 
@@ -101,7 +103,7 @@ class Job:
         return self.folder / "study.json"
 
     def facts(self) -> dict[str, Any]:
-        return {"matcher": self.name, "objective": self.objective, "rate": self.rate, "seed": self.seed}
+        return {"matcher": self.name, "objective": self.objective, "rate": self.rate, "seed": self.seed, "minutes": self.minutes}
 
     def overrides(self) -> dict[str, Any]:
         candidate = CANDIDATES[self.name]
@@ -200,7 +202,11 @@ def milliseconds_a_query(run: Path) -> float:
 def results(jobs: list[Job], *trying: str) -> list[dict[str, Any]]:
     """What each run found; those that are not finished are trained, each in a process of its own."""
     found = []
+    known = storage.read_json_lines(EVIDENCE, dict[str, Any]) if EVIDENCE.exists() and not trying else []
     for job in jobs:
+        if row := next((row for row in known if job.facts().items() <= row.items()), None):
+            found.append(row)
+            continue
         if not job.measured.exists():
             sys.stderr.write(f"{job.folder.name} ...\n")
             values = ("--name", job.name, "--objective", job.objective, "--rate", job.rate, "--seed", job.seed)
@@ -208,6 +214,8 @@ def results(jobs: list[Job], *trying: str) -> list[dict[str, Any]]:
             command = [sys.executable, __file__, *map(str, (*values, *common)), *trying]
             subprocess.run(command, check=True)
         found.append(storage.read_json(job.measured, dict[str, Any]))
+        if not trying:
+            storage.append_json_line(EVIDENCE, found[-1])
         sys.stdout.write(json.dumps(found[-1]) + "\n")
         sys.stdout.flush()
     return found

@@ -28,9 +28,9 @@ from visavis.errors import DataError, RefusedOverwrite, RunError, SpecError, Vis
 from visavis.progress import Silent
 from visavis.report.coherence import page
 from visavis.report.coherence.figures import lists_picture
-from visavis.report.thumbnails import Thumbnails
 from visavis.report.figures import LIGHT
 from visavis.report.page import Shades
+from visavis.report.thumbnails import Thumbnails
 from visavis.runs.folder import open_run, recipe_of
 from visavis.types import Encoded
 
