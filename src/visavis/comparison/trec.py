@@ -81,13 +81,29 @@ class RankedLists:
 
 def first_candidates(scores: Tensor, relevance: Tensor, top: int = TOP) -> tuple[Tensor, Tensor]:
     """The best-scored candidates of each query and their strictly falling scores, ``[Q, top]`` each; of equal ones the less relevant first."""
-    by_relevance = relevance.argsort(dim=1, stable=True)
-    values, place = scores.double().gather(1, by_relevance).sort(dim=1, descending=True, stable=True)
-    values = values[:, :top].clamp(-LARGEST, LARGEST).float()
-    for column in range(1, values.shape[1]):
+    scores = scores.double()
+    top = min(top, scores.shape[1])
+    values, order = scores.topk(top, dim=1)
+    values, order = _sorted(values, order, relevance.gather(1, order))
+    tied = ((scores >= values[:, -1:]).sum(1) > top).nonzero()[:, 0]  # at the cut, where relevance says who is in
+    if len(tied):
+        everything = torch.arange(scores.shape[1]).expand(len(tied), -1)
+        found = _sorted(scores[tied], everything, relevance[tied])
+        values[tied], order[tied] = (part[:, :top] for part in found)
+    values = values.clamp(-LARGEST, LARGEST).float()
+    for column in range(1, top):
         below = torch.nextafter(values[:, column - 1], torch.tensor(-torch.inf))
         values[:, column] = torch.minimum(values[:, column], below)
-    return by_relevance.gather(1, place[:, :top]), values
+    return order, values
+
+
+def _sorted(scores: Tensor, candidates: Tensor, relevance: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores and candidates ``[Q, C]``, the highest first; of equal ones the less relevant, then the earlier."""
+    parts = [candidates, relevance, scores]
+    for key in range(3):
+        place = parts[key].argsort(dim=1, descending=key == 2, stable=True)
+        parts = [part.gather(1, place) for part in parts]
+    return parts[2], parts[0]
 
 
 def ranked_lists(
