@@ -14,8 +14,11 @@ from visavis.progress import Silent
 from visavis.retrieval.bits import Bits, _ones
 from visavis.retrieval.building import build_index
 from visavis.retrieval.curve import Form, advice, curve_of
+from visavis.retrieval.engines import _Encoder
 from visavis.retrieval.index import Index
+from visavis.retrieval.learning import scores_of
 from visavis.retrieval.searching import Query, search
+from visavis.runs.folder import open_run, recipe_of
 
 
 def unit(rows):
@@ -127,6 +130,18 @@ def test_an_index_of_the_first_numbers_finds_by_them_and_goes_on_with_them(short
     assert build_index(short, scenes, tmp_path / "index", progress=Silent()).kept == 70
     with pytest.raises(RunError, match=r"^the width of the index .* is 16, found 64: make another index with --out\.$"):
         build_index(short, scenes, tmp_path / "index", width=64, progress=Silent())
+
+
+def test_what_is_learned_for_an_index_and_what_other_processes_encode_is_of_its_width(short):
+    model, (scores, relevant) = visavis.load(short).narrowed(16), scores_of(short, "train", 16)
+    captions = open_run(short, recipe_of(short), Silent())[0].data.split("train").captions
+    whole, _ = scores_of(short, "train", 64)
+    assert scores.shape == relevant.shape == (len(captions), 60)
+    assert not np.allclose(scores, whole, atol=1e-3)
+    assert (scores.abs() <= 1 + 1e-5).all()
+    assert model.encode_texts(captions[:3]).shape == (3, 16)
+    assert _Encoder(str(short), 16, 4.0).model.width == 16
+    assert _Encoder(str(short), None, 4.0).model.width is None
 
 
 def test_only_widths_that_a_model_was_trained_for_are_cut(short, run, scenes, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -76,7 +77,7 @@ def build_index(
     if not is_index(folder) and folder.exists() and any(not name.name.endswith(".lock") for name in folder.iterdir()):
         raise RefusedOverwrite(f"{folder} holds something that is no index: name a new folder with --out, or an index to bring up to date.")
     if store and "://" not in store:
-        store = str(Path(store).expanduser().resolve())
+        store = os.path.abspath(os.path.expanduser(store))
     retriever = Retriever.load(model, device=device, memory=memory)
     if width is not None:
         retriever = retriever.narrowed(width)
