@@ -158,7 +158,7 @@ def test_one_seed_is_not_tested_and_does_not_count_among_the_tests():
     pairs = compared(rows)
     assert [(pair.verdict == "not tested", pair.tests) for pair in pairs] == [(False, 1), (True, 1), (True, 1)]
     assert (pairs[1].difference, pairs[1].interval, pairs[1].p, pairs[1].more_seeds) == (-6, None, None, None)
-    assert over_seeds(pairs[1], "RSUM") == "a and c share one seed, −6.00 RSUM: no test can be made; train more seeds."
+    assert over_seeds(pairs[1], "RSUM") == "a and c share one seed, −6.00 RSUM: no test can be made; train more seeds of both."
     assert t_interval([480.0]) is None
 
 
@@ -194,11 +194,19 @@ def test_what_is_no_number_is_refused_in_one_sentence(wrong):
         t_interval([1.0, wrong])
 
 
-def test_rows_without_a_common_seed_and_references_that_are_none_are_refused():
+def test_rows_whose_common_seeds_all_failed_are_not_tested():
+    [pair] = compared({"Unified": {0: 5.0, 1: 6.0}, "VLC": {2: 1.0}})
+    assert (pair.seeds, pair.difference, pair.verdict, pair.more_seeds) == ((), 4.5, "not tested", None)
+    assert over_seeds(pair, "RSUM") == "Unified and VLC share no seed, +4.50 RSUM: no test can be made; train more seeds of both."
     with pytest.raises(
         DataError, match=r"^Unified and VLC have no seed in common, so that nothing can be compared: run both with the same seeds\.$"
     ):
-        compared({"Unified": {0: 1.0}, "VLC": {1: 1.0}})
+        paired_by_seed({0: 1.0}, {1: 1.0}, names=("Unified", "VLC"))
+
+
+def test_empty_rows_and_references_that_are_none_are_refused():
+    with pytest.raises(DataError, match=r"^VLC has no values to compare: leave it out, or train it\.$"):
+        compared({"Unified": {0: 1.0}, "VLC": {}})
     with pytest.raises(SpecError, match=r"^the reference Unifed is no row of the comparison: did you mean Unified\?$"):
         compared({"Unified": {0: 1.0}, "VLC": {0: 1.0}}, "Unifed")
 

@@ -77,11 +77,10 @@ class ImageDraws:
         return Drawn.of(*self._mean(row, seeds, metric), self.images)
 
     def difference(self, a: str, b: str, metric: str = "rsum") -> Drawn:
-        """Row a minus row b: the mean over the seeds that both have. Raises SpecError where they have none in common."""
-        seeds = self._of(a).keys() & self._of(b).keys()
-        if not seeds:
-            raise SpecError(f"{a} and {b} have no seed in common, so that nothing can be compared: run both with the same seeds.")
-        (value, drawn), (other, others) = (self._mean(row, seeds, metric) for row in (a, b))
+        """Row a minus row b: the mean over the seeds that both have, or over each one's own where they have none in common."""
+        of_a, of_b = self._of(a).keys(), self._of(b).keys()
+        common = of_a & of_b
+        (value, drawn), (other, others) = (self._mean(row, common or seeds, metric) for row, seeds in ((a, of_a), (b, of_b)))
         return Drawn.of(value - other, drawn - others, self.images)
 
     def _of(self, row: str) -> Mapping[int, np.ndarray]:

@@ -62,7 +62,7 @@ class Paired:
 
     seeds: those that both have. difference: its mean, in the unit of the metric. deviation: its sample standard deviation over seeds.
     interval: of this pair alone, by t. p: of the paired t-test. adjusted_p: by Holm, among ``tests`` tests. None of these stands
-    where there is one seed; where the difference is the same in every seed, p is that of the signs, 2^(1 - seeds), or 1 where it is 0.
+    where there are less than two seeds; where the difference is the same in every seed, p is that of the signs, 2^(1 - seeds), or 1 where it is 0.
     """
 
     a: str
@@ -122,8 +122,7 @@ def paired_by_seed(a: Mapping[int, float], b: Mapping[int, float], *, names: tup
     from scipy.special import stdtr
 
     for name, row in zip(names, (a, b), strict=True):
-        for seed, value in row.items():
-            _finite(value, f"{name}, seed {seed},")
+        _check(name, row)
     seeds = tuple(sorted(a.keys() & b.keys()))
     if not seeds:
         raise DataError(f"{names[0]} and {names[1]} have no seed in common, so that nothing can be compared: run both with the same seeds.")
@@ -161,12 +160,13 @@ def compared(rows: Mapping[str, Mapping[int, float]], reference: str | None = No
     """Every row minus a reference, or all pairs of rows, in their order, corrected for the number of tests.
 
     rows: for each row, its value by seed. reference: a row that was chosen before anything was measured, see above; None: all pairs.
-    Pairs of one common seed are not tested and not counted. Raises SpecError for a reference that is no row, DataError as ``paired_by_seed``.
+    Pairs of one common seed or none are not tested and not counted; where there is none, their difference is that of the rows' means.
+    Raises SpecError for a reference that is no row, DataError for a row without values or with one that is no number.
     """
     if reference is not None and reference not in rows:
         raise SpecError(f"the reference {reference} is no row of the comparison: {nearest(reference, rows)}")
     pairs = combinations(rows, 2) if reference is None else ((name, reference) for name in rows if name != reference)
-    found = [paired_by_seed(rows[a], rows[b], names=(a, b)) for a, b in pairs]
+    found = [_pair(a, b, rows[a], rows[b]) for a, b in pairs]
     tested = [p for pair in found if (p := pair.p) is not None]
     adjusted = iter(holm(tested))
     return [replace(pair, adjusted_p=None if pair.p is None else next(adjusted), tests=max(len(tested), 1)) for pair in found]
@@ -205,6 +205,23 @@ def number(value: float, *, signed: bool = False) -> str:
     sign = "+" if signed and value else ""
     text = f"{value:{sign}#.3g}".rstrip(".") if 0 < abs(value) < 999.5 else f"{value:{sign}.0f}"
     return text.replace("-", "−")
+
+
+def _pair(a: str, b: str, row: Mapping[int, float], other: Mapping[int, float]) -> Paired:
+    """``paired_by_seed``, also of rows that have no seed in common, as where runs failed."""
+    if row.keys() & other.keys():
+        return paired_by_seed(row, other, names=(a, b))
+    for name, values in ((a, row), (b, other)):
+        _check(name, values)
+    difference = _mean([*row.values()]) - _mean([*other.values()])
+    return Paired(a=a, b=b, seeds=(), difference=difference, deviation=None, interval=None, p=None, adjusted_p=None)
+
+
+def _check(name: str, row: Mapping[int, float]) -> None:
+    if not row:
+        raise DataError(f"{name} has no values to compare: leave it out, or train it.")
+    for seed, value in row.items():
+        _finite(value, f"{name}, seed {seed},")
 
 
 def _finite(value: float, what: str) -> float:

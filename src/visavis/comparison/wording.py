@@ -16,7 +16,7 @@ def over_seeds(pair: Paired, metric: str) -> str:
     """What the seeds say of a minus b, with the numbers that it rests on."""
     names, difference, seeds = f"{pair.a} and {pair.b}", number(pair.difference, signed=True), len(pair.seeds)
     if pair.p is None:
-        return f"{names} share one seed, {difference} {metric}: no test can be made; train more seeds."
+        return f"{names} share {'one' if seeds else 'no'} seed, {difference} {metric}: no test can be made; train more seeds of both."
     if pair.deviation == 0:
         if not pair.difference:
             return f"{names} have the same {metric} in each of {seeds} seeds."
