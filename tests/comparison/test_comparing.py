@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -74,6 +76,24 @@ def test_going_on_makes_no_run_anew_and_more_seeds_only_the_missing_ones(plain):
     assert times(more).items() >= before.items()
     with pytest.raises(RunError, match="3 seeds, which cannot become 2: give --seeds 3 or more"):
         visavis.compare(resume=plain.folder, seeds=2)
+
+
+def test_the_lists_for_other_programs_say_what_the_table_says(plain):
+    visavis.compare(resume=plain.folder, trec=True, workers=1)
+    for setting in plain.settings:
+        best = max(plain.runs(setting), key=lambda one: one.validation_rsum)
+        right = {tuple(line.split()[::2]) for line in (plain.folder / "trec" / "t2i.qrels").read_text().splitlines()}
+        lists = [line.split() for line in (plain.folder / "trec" / f"{best.folder.name}.t2i.run").read_text().splitlines()]
+        first = {query: candidate for query, _, candidate, place, *_ in lists if place == "1"}
+        assert 100 * sum((query, candidate) in right for query, candidate in first.items()) / len(first) == best.metrics["t2i_r1"]
+
+
+def test_the_report_tells_everything_without_a_network(plain):
+    page = (plain.folder / "report.html").read_text()
+    for told in (plain.best.name, *plain.sentences, "Its hardest queries", "Why: what still moves each model"):
+        assert html.escape(told) in page
+    assert not re.search(r"(src|href)=.http", page)
+    assert all((plain.folder / name).stat().st_size for name in ("curves.png", "differences.png", "table.csv", "table.tex"))
 
 
 def test_two_processes_give_the_numbers_of_one(plain, recipe, tmp_path):

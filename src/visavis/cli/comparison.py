@@ -32,6 +32,7 @@ def compare(
     data: Annotated[str | None, typer.Option(help="The data set, instead of the recipe's.")] = None,
     out: Annotated[Path | None, typer.Option(help="A new folder; default runs/compare-<n>.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the comparison in this folder, also with more --seeds.")] = None,
+    trec: Annotated[bool, typer.Option("--trec", help="Also ranked lists and right answers as TREC files.")] = False,
     engine: Engine = "local",
     workers: Workers = None,
     json: Json = False,
@@ -55,6 +56,7 @@ def compare(
             out=out,
             overrides=settings,
             resume=resume,
+            trec=trec,
             engine=engine,  # type: ignore[arg-type]  # the verb checks it
             workers=workers,
             progress=progress,

@@ -29,6 +29,7 @@ def compare(
     out: str | Path | None = None,
     overrides: dict[str, Any] | Sequence[str] = (),
     resume: str | Path | None = None,
+    trec: bool = False,
     engine: Engine = "local",
     workers: int | None = None,
     progress: Progress | None = None,
@@ -39,9 +40,10 @@ def compare(
     fifteen. model: specs, such as ``"VSE++(width=512)"``. grid: ``key=[value, value]``; each objective and model is tried with every one and
     stands in the table with the one that is best on validation. seeds: 1 to so many, the same for all: batches come in the same order. budget:
     such as ``"30m"``; the better half by validation goes on after 1, 2, 4, ... seeds. out: a new folder, default ``runs/compare-<n>``, with
-    ``report.html``, ``table.md``, ``comparison.json`` and all runs. resume: such a folder to go on with, also with more seeds. engine, workers: so
-    many runs at once, default one for each core; ``"ray"``: on a cluster (``RAY_ADDRESS``) whose machines all see the folder. A run computes with
-    one thread, unless ``training.threads`` says otherwise.
+    ``report.html``, ``table.md``, ``comparison.json`` and all runs. resume: such a folder to go on with, also with more seeds. trec: also
+    ranked lists and right answers as TREC files, for ir_measures, ranx and others. engine, workers: so many runs at once, default one for each
+    core; ``"ray"``: on a cluster (``RAY_ADDRESS``) whose machines all see the folder. A run computes with one thread, unless
+    ``training.threads`` says otherwise.
     Raises RecipeError, DataError, RunError; Stopped after Ctrl-C, once everything is saved.
     """
     from visavis.comparison.comparing import begin_comparison, continue_comparison, plan_of
@@ -57,16 +59,20 @@ def compare(
             raise RunError(
                 "a comparison that goes on keeps its recipe, settings and folder: give --resume with --seeds, --budget or workers alone."
             )
-        return _reported(continue_comparison(Path(resume), seeds, by, told, budget_s=budget_s), told)
+        return _reported(continue_comparison(Path(resume), seeds, by, told, budget_s=budget_s), told, trec=trec)
     name, settings = chosen_recipe(recipe, overrides, told, data=data)
     objectives, models, points = ([given] if isinstance(given, str) else given for given in (objective, model, grid))
     plan = plan_of(read_recipe(name, settings), (objectives, models, points), SEEDS if seeds is None else seeds, race=budget is not None)
-    return _reported(begin_comparison(plan, None if out is None else Path(out), by, told, budget_s=budget_s), told)
+    return _reported(begin_comparison(plan, None if out is None else Path(out), by, told, budget_s=budget_s), told, trec=trec)
 
 
-def _reported(comparison: Comparison, progress: Progress) -> Comparison:
-    """The comparison, once its report is written; a sentence where pictures cannot be drawn."""
+def _reported(comparison: Comparison, progress: Progress, *, trec: bool) -> Comparison:
+    """The comparison, once its report and lists are written; a sentence where pictures cannot be drawn."""
+    from visavis.comparison.queries import write_lists
     from visavis.report.choice import write_report
+
+    if trec:
+        write_lists(comparison, progress)
 
     try:
         write_report(comparison, progress)
