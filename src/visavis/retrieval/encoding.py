@@ -16,6 +16,7 @@ from PIL import Image as Pillow
 from torch import Tensor
 
 from visavis.data.clips import clip_frames
+from visavis.data.looks import look
 from visavis.data.pictures import open_picture
 from visavis.errors import DataError, MissingExtra
 from visavis.models.retriever import Retriever
@@ -29,8 +30,6 @@ FRAMES_PER_SECOND = 1.0
 """How often a model of pictures looks at a clip."""
 READERS, AT_ONCE = 4, 32
 """Threads that decode, and how many pictures are held at once."""
-_BRIGHTER = 5
-_LOOK = 16  # a perceptual hash compares 16 x 16 pairs of neighbors
 
 
 @dataclass(frozen=True)
@@ -90,15 +89,6 @@ def _ahead(files: Sequence[File], rate: float) -> Iterator[dict[str, _Read | str
 def content_of(file: File) -> str:
     """A hash of a file's bytes. Raises DataError for one that cannot be read."""
     return file.bytes.content
-
-
-def look(picture: Picture) -> str:
-    """A perceptual hash (dHash, N. Krawetz 2013): for 16 x 16 places of a small gray copy whether the right neighbor is brighter, in hex.
-
-    Differs from it in that a neighbor counts as brighter from 5 of 256 levels on: what is flat stays so in a recompressed copy.
-    """
-    gray = np.asarray(picture.convert("L").resize((_LOOK + 1, _LOOK), Pillow.Resampling.BILINEAR), dtype=np.int16)
-    return np.packbits(gray[:, 1:] >= gray[:, :-1] + _BRIGHTER).tobytes().hex()
 
 
 def _read(file: File, rate: float) -> _Read | str:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from visavis.data.dataset import Image
+from visavis.data.looks import SAME_LOOK, bits_apart
 from visavis.data.pictures import open_picture
 from visavis.errors import DataError, ShapeError, VisavisError
 from visavis.models.retriever import Retriever
@@ -22,8 +23,8 @@ from visavis.retrieval.query import Hit
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
-SAME_LOOK, SAME_VECTOR = 10, 0.95
-"""Near-duplicates differ in at most so many of 256 bits of their perceptual hashes, and have at least this cosine."""
+SAME_VECTOR = 0.95
+"""Near-duplicates have at least this cosine, and the same look."""
 RERANKED = 50
 
 
@@ -205,11 +206,6 @@ def _fold(index: Index, results: Sequence[Result]) -> list[Result]:
         folded.append([])
         rows.append(number)
     return [Result(result.item, result.score, result.match, tuple(keys)) for result, keys in zip(kept, folded, strict=True)]
-
-
-def bits_apart(first: str, second: str) -> int:
-    """In how many bits two perceptual hashes differ; all of them where one is not known."""
-    return (int(first, 16) ^ int(second, 16)).bit_count() if first and second else 256
 
 
 def _reranked(index: Index, model: Retriever, query: Query, results: Sequence[Result]) -> list[Result]:
