@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Look at data.", no_args_is_help=True, rich_markup_mode=None)
 data_app.command("check")(data.data_check)
+data_app.command("audit")(data.data_audit)
 data_app.command("convert")(data.data_convert)
 data_app.command("scenes")(data.data_scenes)
 relevance_app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)

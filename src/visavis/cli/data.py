@@ -56,6 +56,37 @@ def data_check(
         raise typer.Exit(1)
 
 
+def data_audit(
+    path: Annotated[str, typer.Argument(help="A folder, a list in it, or a name under VISAVIS_DATA.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Of the recipe, such as visual.tower=mobilenet-v2.")
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="Whose encoders, model and objective are asked; default: chosen by the encoders available.")
+    ] = None,
+    part: Annotated[
+        list[str] | None, typer.Option(help="duplicates, captions, pairs or curve; may be given several times; default all.")
+    ] = None,
+    folds: Annotated[int, typer.Option(help="Of the cross-validation that finds wrong pairs.")] = 5,
+    seeds: Annotated[int, typer.Option(help="Models of each size of the learning curve.")] = 3,
+    skip_bad: SkipBad = False,
+    every: Annotated[bool, typer.Option("--all", help="Print every finding, not only the first of each kind.")] = False,
+    json: Json = False,
+) -> None:
+    """Say what pictures and captions are worth: copies, captions that tell little, likely wrong pairs, what more of them would bring."""
+    from visavis import verbs
+    from visavis.cli.output import print_audit
+
+    with bars() as progress:
+        audit = verbs.data_audit(
+            path, recipe=recipe, overrides=overrides or [], part=part or [], folds=folds, seeds=seeds, skip_bad=skip_bad, progress=progress
+        )
+    if json:
+        print_json(audit.to_json())
+    else:
+        print_audit(audit, every=every)
+
+
 def data_convert(
     sources: Annotated[
         list[str],

@@ -115,7 +115,7 @@ def diagnose_run(
     untrained = None if recipe.phases else _phase_of(run, others)
     data_module, matcher = open_run(run, recipe, progress)
     phase, step = best_phase(run, recipe) if untrained is None else (untrained, 0)
-    counted = list(dict.fromkeys([_as_trained(objectives.parse(phase.objective), matcher), *others]))
+    counted = list(dict.fromkeys([as_trained(objectives.parse(phase.objective), matcher), *others]))
     loader = batches_of(data_module)
     teacher = teacher_of(run if data is None else None, data_module, matcher, phase, loader)
     number = min(loader.batches_in(0), batches or loader.batches_in(0))
@@ -144,7 +144,7 @@ def best_phase(run: Path, recipe: Recipe) -> tuple[Phase, int]:
     return recipe.phases[best["phase"]], best["step"]
 
 
-def _as_trained(objective: Objective, matcher: Matcher) -> Objective:
+def as_trained(objective: Objective, matcher: Matcher) -> Objective:
     """An objective at the temperature that the matcher has learned, if it has."""
     scaled = objective.for_scaled_scores()
     return objective if matcher.scale is None or scaled is None else replace(scaled, tau=round(1 / matcher.scale().item(), 6))  # type: ignore[type-var]

@@ -155,17 +155,23 @@ def prepare(recipe: Recipe, progress: Progress | None = None) -> tuple[DataModul
     start = open_start(recipe)
     data_module = open_data_module(recipe, progress, start.processor if start else None, training=True)
     _check_splits(recipe, data_module.data)
-    torch.manual_seed(recipe.seed)
-    try:
-        matcher = CATALOG[kind](build(CATALOG[kind].Config, _architecture(recipe, data_module, CATALOG[kind])))
-    except VisavisError as error:
-        raise RecipeError(f"model {kind}: {error}") from None
-    except (ValueError, RuntimeError) as error:
-        raise RecipeError(f"model {kind} cannot be built: {str(error).splitlines()[0]}.") from None
+    matcher = new_matcher(data_module, recipe.seed)
     if start is not None:
         take_over(start, matcher, data_module.processor, recipe)
     matcher.widths = widths_of(recipe, data_module, matcher)
     return data_module, matcher
+
+
+def new_matcher(data_module: DataModule, seed: int) -> Matcher:
+    """The model of a recipe, with the random weights of a seed. Raises RecipeError."""
+    recipe, kind = data_module.recipe, str(data_module.recipe.model["kind"])
+    torch.manual_seed(seed)
+    try:
+        return CATALOG[kind](build(CATALOG[kind].Config, _architecture(recipe, data_module, CATALOG[kind])))
+    except VisavisError as error:
+        raise RecipeError(f"model {kind}: {error}") from None
+    except (ValueError, RuntimeError) as error:
+        raise RecipeError(f"model {kind} cannot be built: {str(error).splitlines()[0]}.") from None
 
 
 def widths_of(recipe: Recipe, data_module: DataModule, matcher: Matcher) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from visavis.errors import VisavisError, nearest
 from visavis.progress import Progress, Silent
 
 if TYPE_CHECKING:
+    from visavis.auditing.running import Audit
     from visavis.data.check import CheckReport
     from visavis.data.conversion import Converted
     from visavis.data.features import FeatureStore
@@ -24,6 +25,31 @@ def data_check(path: str | Path, *, progress: Progress | None = None) -> CheckRe
 
     progress = progress or Silent()
     return check_dataset(path, on_progress=lambda done, total: progress.work("images", done, total, 0.0))
+
+
+def data_audit(
+    path: str | Path,
+    *,
+    recipe: str | Path | None = None,
+    overrides: dict[str, Any] | Sequence[str] = (),
+    part: Sequence[str] = (),
+    folds: int = 5,
+    seeds: int = 3,
+    skip_bad: bool = False,
+    progress: Progress | None = None,
+) -> Audit:
+    """What pictures and captions are worth: copies, captions that tell little, likely wrong pairs, what more would bring (``visavis data audit``).
+
+    recipe, overrides: as of ``train``; whose encoders, model and objective are asked. part: some of "duplicates", "captions", "pairs" and
+    "curve"; default all. folds: of the cross-validation that finds wrong pairs. seeds: of the learning curve. What was computed is kept in
+    the cache, so that an interrupted call goes on.
+    """
+    from visavis.auditing.running import audit
+    from visavis.training.overrides import parse_override
+
+    settings = dict(overrides) if isinstance(overrides, dict) else dict(parse_override(text) for text in overrides)
+    settings |= {"data.skip_bad": True} if skip_bad else {}
+    return audit(path, recipe, settings, part, folds, seeds, progress or Silent())
 
 
 def data_convert(sources: Sequence[str | Path], out: str | Path, *, progress: Progress | None = None) -> Converted:

@@ -16,6 +16,7 @@ from visavis.cli.output.console import standard_output
 from visavis.cli.output.published import print_rows
 
 if TYPE_CHECKING:
+    from visavis.auditing.running import Audit
     from visavis.data.check import CheckReport
     from visavis.data.conversion import Converted
     from visavis.environment import Fact
@@ -48,6 +49,26 @@ def print_check(report: CheckReport, *, every: bool = False) -> None:
     )
     verdict = "All is well: training loses nothing." if report.ok else "Training would lose something: mend it, or train with --skip-bad."
     console.print(f"{verdict} ({report.layout}, {report.seconds:.1f} s)")
+
+
+def print_audit(audit: Audit, *, every: bool = False) -> None:
+    """Each kind of thing that was found with its numbers, what to do, and the worst of it, or all of it."""
+    console = standard_output()
+    for concern in audit.concerns:
+        mark = "[red]![/red] " if concern.alarm else ""
+        console.print(f"{mark}[bold]{escape(concern.kind)}[/bold] ({concern.count:,}): {escape(concern.what)}", soft_wrap=True)
+        shown = concern.examples if every else concern.examples[:FIRST]
+        for example in shown:
+            console.print(f"  {escape(example)}", soft_wrap=True)
+        if len(concern.examples) > len(shown):
+            console.print(f"  ... and {len(concern.examples) - len(shown):,} more: --all lists them")
+        console.print(f"  [cyan]{escape(concern.remedy)}[/cyan]", soft_wrap=True)
+    for sentence in audit.left_out:
+        console.print(f"left out: {escape(sentence)}", soft_wrap=True)
+    verdict = "Nothing alarming." if audit.ok else "Mend what is marked with ! first."
+    console.print(
+        f"{verdict} ({audit.images:,} images, {audit.captions:,} captions; {escape(audit.why)} {audit.seconds:.0f} s)", soft_wrap=True
+    )
 
 
 def print_converted(converted: Converted) -> None:
