@@ -2,7 +2,7 @@
 
     python studies/judgements.py [--seeds 5] [--counts 50 200 800] [--threads 1] [--out runs/judgements]
 
-For each seed a world is drawn, a model of the demo's recipe is trained on two captions a picture, and its training pictures are indexed. People
+For each seed a world is drawn, a model of the demo's recipe is trained on one caption a picture, and its training pictures are indexed. People
 look for one of them at a time, fifty queries a round, in words that were never trained on; a judge who knows the truth (everything that the query
 states holds in the picture) answers fifty questions a round about the first forty results of these queries: the most doubtful ones, as the page
 chooses them, where it is known how likely a result is a match ("doubt") and where it is not ("edge"); the first result of each query ("first"); or
@@ -38,11 +38,12 @@ from visavis.serving.asking import DEPTH, RecentQueries
 from visavis.training.overrides import parse_override
 
 WORLD = 3000  # the seed of a world is this and the study's seed
-NUM_SCENES = {"num_train": 1000, "num_val": 500, "num_test": 1000, "captions_per_image": 2}
+NUM_SCENES = {"num_train": 1000, "num_val": 500, "num_test": 1000, "captions_per_image": 1}
 ROUND = 50  # queries, and questions
-WAYS = ("doubt", "edge", "first", "random")
+WAYS = ("doubt", "random", "first", "edge")
 NEW_QUERIES = 1000
-FURTHER = {"phases.0.epochs": 4, "phases.0.optimizer.lr": 3e-3, "training.batches_per_epoch": 15}
+BEGUN = {"epochs": 24}
+FURTHER = {"phases.0.epochs": 4, "phases.0.optimizer.lr": 3e-3, "training.batches_per_epoch": 7}
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class World:
             write_scenes(scenes, seed=WORLD + seed, **NUM_SCENES)
         if not (run / "result.json").exists():
             storage.remove_folder(run)
-            visavis.train("demo-unified", data=scenes, out=run, overrides={"seed": seed, "training.threads": threads})
+            visavis.train("demo-unified", data=scenes, out=run, overrides={**BEGUN, "seed": seed, "training.threads": threads})
         truth = SceneGraphs.open(scenes)
         shown = {f"images/{number:06d}.png": truth.scenes[number] for number in range(NUM_SCENES["num_train"])}
         (collection / "images").mkdir(parents=True, exist_ok=True)
@@ -159,7 +160,7 @@ def main() -> None:
     for seed in range(options.first, options.first + options.seeds):
         folder = out / f"seed-{seed}"
         world = World.make(folder, seed, options.threads)
-        for way, count in [("none", 0), *((way, count) for count in options.counts for way in options.ways)]:
+        for way, count in [("none", 0), *((way, count) for way in options.ways for count in options.counts)]:
             rows.setdefault((way, count), []).append(further(world, folder, way, seed, count, options))
             sys.stderr.write(f"seed {seed}: {way} {count}: {rows[way, count][-1]}\n")
     for measure, title in (("test", "R@10 on test pictures"), ("collection", "R@10 on the collection, new queries")):
