@@ -1,6 +1,7 @@
 """Judgements as facts of training: hand values of a batch, laws, resume, and files of every kind."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import visavis
+from visavis import cli
 from visavis.data import open_dataset
 from visavis.data.dataset import Dataset, Image
 from visavis.data.judged import MET, JudgedPairs, JudgedSplit
@@ -224,19 +226,56 @@ def test_a_file_in_which_nothing_is_in_force_changes_no_bit(without, recipe, sce
     assert f"{file}: no judgement is in force in it, and the training is as without it." in listener.said
 
 
+@pytest.fixture
+def command_line(monkeypatch, capfd, tmp_path):
+    """``visavis ARGUMENTS``: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["visavis", *map(str, arguments)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code or 0
+        return code, *capfd.readouterr()
+
+    return call
+
+
 def test_neither_the_order_of_lines_nor_answers_taken_back_count_and_a_run_goes_on_exactly(
-    without, recipe, scenes, votes, outcome, in_pieces, listener, tmp_path
+    without, recipe, scenes, votes, outcome, in_pieces, command_line, tmp_path
 ):
-    run = train(recipe, scenes, tmp_path / "run", judgements=write(tmp_path / "votes.jsonl", votes), progress=listener)
-    assert any("11 sentences with 15 training images that fit and 15 that do not." in sentence for sentence in listener.said)
+    run, file = tmp_path / "run", write(tmp_path / "votes.jsonl", votes)
+    changes = [f"{key}={value}" for key, value in SHORT.items()]
+    code, out, err = command_line("train", recipe, *changes, "--data", scenes, "--judgements", file, "--out", run, "--json")
+    assert code == 0, err
+    assert json.loads(out)["targets"] == "ids and judgements"
+    assert "11 sentences with 15 training images that fit and 15 that do not." in " ".join(err.split())
     other = [said("a dog", votes[0].item, True), *reversed(votes), said("a dog", votes[0].item, None)]
     in_pieces(recipe, tmp_path / "pieces", data=scenes, overrides=SHORT, judgements=write(tmp_path / "other.jsonl", other))
     assert outcome(run) == outcome(tmp_path / "pieces")
     resolved = (run / "run.toml").read_text()
-    assert f'judgements = "{tmp_path / "votes.jsonl"}"' in resolved
+    assert f'judgements = "{file}"' in resolved
     assert "JudgedSupervision(unknown='ignore', slack=0.5)" in resolved
     assert visavis.diagnose(run).to_json()
     assert outcome(run)["model"] != outcome(without)["model"]
+
+
+def test_the_command_line_refuses_in_one_sentence(recipe, scenes, command_line, tmp_path):
+    for arguments, sentence in (
+        (["--judgements", "none.jsonl"], "none.jsonl cannot be read: No such file or directory."),
+        (["--judgements", ""], " is a folder, expected a regular file."),
+        (["--judgements", "a.jsonl", "data.judgements=b.jsonl"], "the judgements are named twice, by --judgements a.jsonl and by"),
+    ):
+        code, out, err = command_line("train", recipe, "--data", scenes, "--out", tmp_path / "run", *arguments)
+        assert (code, out) == (1, "")
+        assert sentence in " ".join(err.split())
+        assert "Traceback" not in err
+    code, _, err = command_line("train", "--resume", tmp_path, "--judgements", "a.jsonl")
+    assert code == 1
+    assert "a resumed run keeps its recipe" in err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_refuses_other_judgements_than_it_began_with(stop_at, recipe, scenes, votes, tmp_path):
