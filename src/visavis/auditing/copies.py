@@ -30,14 +30,14 @@ NEAREST = 5
 """A copy is looked for among so many nearest neighbors, by coarse colors, perceptual hashes and features."""
 KEPT = 0.95
 """The share of the copies made here that agree well enough with their originals."""
-LEAST = 0.95
+LEAST = 0.97
 """A correlation that copies have in any case: different pictures before the same background reach less."""
 
 
 @dataclass(frozen=True)
 class Thresholds:
     """What copies made here have in common with their originals. correlation: by pixels, of 95 % of them at least. coarse: the same of 8 x 8
-    colors, of 99 %. cosine: of an encoder's features, of half of them, and of 99 % of them (``least_cosine``); None without an encoder.
+    colors, of 99 %. cosine: of an encoder's features, of half of them, and of 95 % of them (``least_cosine``); None without an encoder.
     found: the share that is found.
     """
 
@@ -176,7 +176,7 @@ def learn_thresholds(
     correlation = aligned(copies.small, pictures.small[origin]).numpy()
     coarse = (copies.coarse * pictures.coarse[origin]).sum(1).numpy()
     cosines = None if features is None or encode is None else (encode(made) * features[origin]).sum(1).numpy()
-    half, most = (None, None) if cosines is None else map(float, np.quantile(cosines, [0.5, 0.01]))
+    half, most = (None, None) if cosines is None else map(float, np.quantile(cosines, [0.5, 1 - KEPT]))
     enough = max(float(np.quantile(correlation, 1 - KEPT)), LEAST)
     least = float(np.quantile(coarse, 0.01))
     near = (copies.coarse @ pictures.coarse.T).topk(min(NEAREST, len(pictures)), 1).indices.numpy()
