@@ -56,15 +56,18 @@ def test_a_table_goes_on_with_more_seeds(table):
 
 
 def test_orders_and_deviations_by_hand(tmp_path):
-    rows = [row for row in published_rows().values() if row.address.startswith("cocos/1/") and "i2t_r1" in row.values][:4]
+    rows = [row for row in published_rows().values() if row.address.startswith("cocos/1/") and "i2t_r1" in row.values]
+    other, *rows = rows[:5]
     by_rank = sorted(rows, key=lambda row: row.values["i2t_r1"][0])
     runs = {
-        row.address: (row, [Outcome(row.row, seed, tmp_path, 1.0, {"i2t_r1": place + 2.0 * seed}) for seed in (1, 2)])
+        row.address: (row, [Outcome(row.row, seed, tmp_path / f"{row.row}-{seed}", 1.0, {"i2t_r1": place + 2.0 * seed}) for seed in (1, 2)])
         for place, row in enumerate(by_rank)
     }
     made = Reproduction.of(tmp_path, "cocos/1", "", runs)
     [order] = made.orders
     assert (order.key, order.rows, order.rho) == ("i2t_r1", 4, pytest.approx(1.0))
+    again = Reproduction.of(tmp_path, "cocos/1", "", runs | {other.address: (other, runs[rows[0].address][1])})
+    assert again.orders == made.orders, "what shares its runs says nothing new"
     [figure] = [one for one in made.figures if one.row is by_rank[0] and one.key == "i2t_r1"]
     assert (figure.reached, figure.deviation) == (3.0, 1.0), "COCOS prints the deviation of the population"
 

@@ -117,12 +117,13 @@ class Reproduction:
 
     @property
     def orders(self) -> list[Order]:
-        """For each key that enough rows have: the rank correlation of published and reached, over the rows whose runs are not shared."""
+        """For each key that enough rows have: the rank correlation of published and reached; of rows that share their runs the first one."""
         from scipy.stats import spearmanr
 
-        orders = []
+        orders, first = [], {runs[0].folder: address for address, runs in reversed(self.outcomes.items()) if runs}
         for key in dict.fromkeys(figure.key for figure in self.figures):
-            pairs = [(one.published, one.reached) for one in self.figures if one.key == key and one.reached is not None]
+            figures = [one for one in self.figures if one.key == key and one.row.address in first.values()]
+            pairs = [(one.published, one.reached) for one in figures if one.reached is not None]
             if len(pairs) >= FEWEST:
                 found = spearmanr(*zip(*pairs, strict=True))
                 if not math.isnan(found.statistic):
@@ -144,7 +145,8 @@ class Reproduction:
         )
         told = [f"Published: {first.source}. Reached: {runs}, each row's best model on validation."]
         told += [
-            f"Order of the {order.rows} rows by {title_of(order.key)}: Spearman's rho {order.rho:.2f} between published and reached (p = {order.p:.2g})."
+            f"Order of the {order.rows} rows with runs of their own by {title_of(order.key)}: Spearman's rho {order.rho:.2f} between published and "
+            f"reached (p = {order.p:.2g})."
             for order in self.orders
         ]
         told += [f"{row.address}: published nowhere: {row.unstated}." for row in _first_of_each(self.published.values(), "unstated")]

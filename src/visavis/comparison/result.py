@@ -117,7 +117,7 @@ class Comparison:
     def sentences(self) -> list[str]:
         """What was found, in words."""
         best = self.best.name
-        told = [f"Best on validation: {best}, mean RSUM {self.validation(self.best):.1f} over {len(self.runs(self.best))} seeds."]
+        told = [f"Best on validation: {best}, mean RSUM {self.validation(self.best):.1f} over {_seeds(len(self.runs(self.best)))}."]
         told += [over_seeds(pair, "test RSUM") for pair in self.behind.values()]
         if self.behind:
             nearest = next(iter(self.behind))
@@ -164,3 +164,7 @@ class Comparison:
             ],
             "runs": [one.to_json() for one in self.outcomes],
         }
+
+
+def _seeds(number: int) -> str:
+    return "one seed" if number == 1 else f"{number} seeds"
