@@ -120,7 +120,7 @@ class Reproduction:
         """For each key that enough rows have: the rank correlation of published and reached; of rows that share their runs the first one."""
         from scipy.stats import spearmanr
 
-        orders, first = [], {runs[0].folder: address for address, runs in reversed(self.outcomes.items()) if runs}
+        orders, first = [], {runs[0].folder: address for address, runs in reversed([*self.outcomes.items()]) if runs}
         for key in dict.fromkeys(figure.key for figure in self.figures):
             figures = [one for one in self.figures if one.key == key and one.row.address in first.values()]
             pairs = [(one.published, one.reached) for one in figures if one.reached is not None]
