@@ -15,7 +15,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from visavis import PairLoss, Targets
-from visavis.objectives import CATALOG, Ladder, NTXent, Triplet, TripletHN, Unified
+from visavis.objectives import CATALOG, Ladder, NTXent, Sigmoid, Triplet, TripletHN, Unified
 from visavis.targets import Factors
 from visavis.types import Encoded
 
@@ -78,6 +78,7 @@ def cases(number: int, rank: int) -> Iterator[tuple[str, Callable[[], Case]]]:
         yield f"Ladder function {numbered}", lambda numbered=numbered: by_function(number, rank, numbered=numbered)
     for rows in (None, 2):
         yield f"scale {rows}", lambda rows=rows: scaled(rows, number, rank)
+        yield f"bias {rows}", lambda rows=rows: biased(rows, number, rank)
         yield f"widths {rows}", lambda rows=rows: scaled(rows, number, rank, widths=(2, 4))
     yield "widths extras", lambda: at_widths(with_own_extras(Unified(), number, rank))
 
@@ -177,6 +178,12 @@ def scaled(rows: int | None, number: int, rank: int, widths: tuple[int, ...] = (
     scale = nn.Parameter(torch.tensor(5.0, dtype=torch.float64))
     inputs = {"images": images, "texts": texts, "parameter": scale}
     return Case(PairLoss(NTXent(), block_rows=rows, scale=scale, widths=widths), images, texts, {}, inputs)
+
+
+def biased(rows: int | None, number: int, rank: int) -> Case:
+    """A bias that learns, of captions by ids."""
+    case, bias = bare(Sigmoid(), number, rank), nn.Parameter(torch.tensor([-3.0], dtype=torch.float64))
+    return case._replace(loss=PairLoss(Sigmoid(), block_rows=rows, scale=5.0, bias=bias), inputs=case.inputs | {"parameter": bias})
 
 
 def at_widths(case: Case) -> Case:

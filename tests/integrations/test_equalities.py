@@ -15,7 +15,7 @@ from visavis import PairLoss
 from visavis.integrations.metric_learning import MetricLoss
 from visavis.integrations.open_clip import ClipLoss
 from visavis.integrations.sentence_transformers import VisavisLoss
-from visavis.objectives import BinomialDeviance, Circle, InfoNCE, MultiSimilarity, NTXent, Triplet
+from visavis.objectives import BinomialDeviance, Circle, InfoNCE, MultiSimilarity, NTXent, Sigmoid, Triplet
 
 PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
 LABELS = torch.tensor([4, 4, 4, 7, 7, 9, 9])
@@ -66,6 +66,11 @@ def sigmoid(images, texts):
     return theirs, scale * PairLoss(objective)(images, texts)
 
 
+def sigmoid_of_clip(images, texts):
+    theirs, _ = sigmoid(images, texts)
+    return theirs, ClipLoss(Sigmoid())(images, texts, 10.0, -4.0)
+
+
 def triplet(embeddings, _):
     peer = metric_learning()
     options = {"distance": peer.distances.CosineSimilarity(), "reducer": peer.reducers.SumReducer()}
@@ -92,6 +97,7 @@ def multi_similarity(embeddings, _):
 ROWS = {
     "`ClipLoss(NTXent())`": clip,
     "`ClipLoss(InfoNCE())`": clip_by_info_nce,
+    "`ClipLoss(Sigmoid())`": sigmoid_of_clip,
     "`VisavisLoss(model, NTXent(), scale=20)`": ranking,
     "`MetricLoss(NTXent(tau=0.1))`": nt_xent,
     "`MetricLoss(InfoNCE(tau=0.1))`": sup_con,

@@ -5,12 +5,12 @@ import re
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import cross_entropy, logsigmoid, normalize
 
 from visavis import PairLoss
 from visavis.errors import SpecError, VisavisError
 from visavis.integrations.open_clip import ClipLoss
-from visavis.objectives import VLC, NTXent, Triplet, TripletHN, Unified
+from visavis.objectives import VLC, NTXent, Sigmoid, Triplet, TripletHN, Unified
 
 FIXED = (Triplet(), TripletHN(), VLC(), Unified())
 
@@ -40,6 +40,24 @@ def test_it_equals_the_formula_of_clip_with_its_gradients():
         assert right.abs().max() > 1e-3
         equal(mine, right)
     equal(ClipLoss(NTXent(tau=0.3))(*units, 20.0), open_clips_formula(*units, 20.0))
+
+
+def open_clips_sigmoid(image_features, text_features, logit_scale, logit_bias):
+    logits = logit_scale * image_features @ text_features.T + logit_bias
+    return -logsigmoid((2 * torch.eye(len(logits)) - 1) * logits).sum() / len(logits)
+
+
+def test_with_sigmoid_it_equals_the_formula_of_siglip_with_its_gradients():
+    given, log_scale = features()
+    units, bias = [normalize(side, dim=-1) for side in given], torch.tensor(-7.0, dtype=torch.float64, requires_grad=True)
+    inputs = *units, log_scale.exp(), bias
+    ours, theirs = ClipLoss(Sigmoid())(*inputs), open_clips_sigmoid(*inputs)
+    equal(ours, theirs)
+    leaves = *given, log_scale, bias
+    for mine, right in zip(*(torch.autograd.grad(value, leaves, retain_graph=True) for value in (ours, theirs)), strict=True):
+        assert right.abs().max() > 1e-3
+        equal(mine, right)
+    equal(ClipLoss(Sigmoid(bias=-4.0))(*units, 20.0), open_clips_sigmoid(*units, 20.0, -4.0))
 
 
 @pytest.mark.parametrize("objective", FIXED, ids=str)
@@ -76,8 +94,13 @@ def test_it_is_made_and_called_as_open_clip_does():
 def test_what_it_cannot_do_is_refused_in_one_sentence():
     with pytest.raises(VisavisError, match=re.escape("ClipLoss got use_horovod=True, expected processes of torch.distributed")):
         ClipLoss(NTXent(), use_horovod=True)
-    with pytest.raises(VisavisError, match="ClipLoss got a logit_bias, which belongs to the sigmoid loss"):
-        ClipLoss(NTXent())(*features()[0], 10.0, torch.tensor(-10.0))
+    for objective in (NTXent(), Unified()):
+        with pytest.raises(
+            VisavisError, match=r"^ClipLoss got a logit_bias, which belongs to the sigmoid loss, and has .*: give ClipLoss\(Si"
+        ):
+            ClipLoss(objective)(*features()[0], 10.0, torch.tensor(-10.0))
+    with pytest.raises(SpecError, match=r"^ClipLoss got logit_bias=tensor\(\[1\., 1\.\]\), expected one finite number\.$"):
+        ClipLoss(Sigmoid())(*features()[0], 10.0, torch.ones(2))
     with pytest.raises(SpecError, match="expected an objective"):
         ClipLoss("Unified()")
 

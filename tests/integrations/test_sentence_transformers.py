@@ -190,7 +190,7 @@ def test_a_loss_is_copied_and_pickled_as_any_module_is(model):
 def test_errors_name_the_class_that_was_called(model):
     with pytest.raises(SpecError, match=r"^VisavisLoss got scale=tensor\(10\), of torch.int64, expected a number above 0"):
         VisavisLoss(model, NTXent(), scale=torch.tensor(10))
-    with pytest.raises(SpecError, match=r"give VisavisLoss\(scale=\) only to NTXent or InfoNCE"):
+    with pytest.raises(SpecError, match=r"give VisavisLoss\(scale=\) only to NTXent, InfoNCE or Sigmoid"):
         VisavisLoss(model, Unified(), scale=20.0)
     with pytest.raises(SpecError, match=r"^VisavisLoss got 'Unified\(\)', expected an objective"):
         VisavisLoss(model, "Unified()")

@@ -70,7 +70,7 @@ def test_misuse_is_named(model, batch):
         TrainerLoss(Unified())({"logits": torch.eye(2)}, torch.arange(2))
     with pytest.raises(ShapeError, match=r"^the model's outputs have no image_embeds, but a tuple"):
         TrainerLoss(Unified())((torch.eye(2), torch.eye(2)), torch.arange(2))
-    with pytest.raises(SpecError, match=r"give TrainerLoss\(logit_scale=\) only to NTXent or InfoNCE"):
+    with pytest.raises(SpecError, match=r"give TrainerLoss\(logit_scale=\) only to NTXent, InfoNCE or Sigmoid"):
         TrainerLoss(Unified(), logit_scale=model.logit_scale)
     with pytest.raises(SpecError, match=r"^TrainerLoss got logit_scale=2\.6, expected model\.logit_scale, the logarithm of a scale\.$"):
         TrainerLoss(NTXent(), logit_scale=2.6)

@@ -13,9 +13,9 @@ from visavis.targets import FACTS
 from .cases import RELATIONS, close, cosines, every_objective, every_relation, facts, gradient, targets_of
 
 # Exceptions of the laws below, by name; an objective that is not listed keeps the law.
-NOT_OF_DIFFERENCES = {"SSP", "AOQ", "Goal", "BinomialDeviance", "MultiSimilarity", "Circle"}  # a constant on a whole row changes them
+NOT_OF_DIFFERENCES = {"SSP", "AOQ", "Goal", "BinomialDeviance", "MultiSimilarity", "Circle", "Sigmoid"}  # a constant on a row changes them
 OWN_POSITIVES_COMPETE = {"InfoNCE", "SmoothAP"}  # as published: soft targets, average precision
-TERMS_NOT_OF_PAIRS = {"SmoothAP", "MultiSimilarity", "Circle"}
+TERMS_NOT_OF_PAIRS = {"SmoothAP", "MultiSimilarity", "Circle", "Sigmoid"}
 BEYOND_NEGATIVES = {"AOQ", "InfoNCE"}  # offline negatives, competing positives: a term where the batch has no negative
 
 

@@ -20,6 +20,7 @@ from visavis.objectives import (
     MaxMargin,
     MultiSimilarity,
     NTXent,
+    Sigmoid,
     SmoothAP,
     Triplet,
     TripletHN,
@@ -81,8 +82,17 @@ def smooth_ap(positives: list[float], negatives: list[float]) -> float:
     return 1 - sum(precisions) / len(precisions)
 
 
+def sigmoid(positives: list[float], negatives: list[float]) -> float:
+    return sum(softplus(-(6 * s - 2)) for s in positives) + sum(softplus(6 * s - 2) for s in negatives)
+
+
 # One term a query by its formula: its positives, its negatives (at least one of each).
-QUERY_TERMS = {MultiSimilarity(): multi_similarity, Circle(gamma=8.0): circle, SmoothAP(tau=0.1): smooth_ap}
+QUERY_TERMS = {
+    MultiSimilarity(): multi_similarity,
+    Circle(gamma=8.0): circle,
+    SmoothAP(tau=0.1): smooth_ap,
+    Sigmoid(scale=6.0, bias=-2.0): sigmoid,
+}
 every_objective = pytest.mark.parametrize("objective", [*TERMS, *QUERY_TERMS], ids=str)
 
 

@@ -145,9 +145,8 @@ def best_phase(run: Path, recipe: Recipe) -> tuple[Phase, int]:
 
 
 def as_trained(objective: Objective, matcher: Matcher) -> Objective:
-    """An objective at the temperature that the matcher has learned, if it has."""
-    scaled = objective.for_scaled_scores()
-    return objective if matcher.scale is None or scaled is None else replace(scaled, tau=round(1 / matcher.scale().item(), 6))  # type: ignore[type-var]
+    """An objective at the scale that the matcher has learned, if it has."""
+    return objective if matcher.scale is None else objective.at_scale(matcher.scale().item()) or objective
 
 
 def _phase_of(run: Path, others: Sequence[Objective]) -> Phase:

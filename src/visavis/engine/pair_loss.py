@@ -30,10 +30,11 @@ from visavis.engine.candidates import (
 from visavis.engine.chunks import in_chunks
 from visavis.engine.facts import facts_needing_grad
 from visavis.engine.items import Items, join, tensors
+from visavis.engine.logits import Logits, Number, for_logits, logits_now
 from visavis.engine.plan import Plan
 from visavis.engine.planner import Planner
 from visavis.engine.processes import Processes, processes_for
-from visavis.engine.scale import Scale, is_scale, scale_now
+from visavis.engine.scale import Scale
 from visavis.engine.scores import CosineBlocks, FunctionScores, KeptCosines, Score, Scores, cosine
 from visavis.engine.walks import on_graph, walk_rows, walk_shared_blocks
 from visavis.engine.widths import checked_widths, cut, narrower
@@ -53,7 +54,8 @@ class PairLoss(nn.Module):
 
     objective: any of the catalog. score: ``(images, texts) -> [V, T]``; None: cosine. scale: multiplies the scores; a number, a
     ``LearnedScale``, or an ``nn.Parameter``, which learns as it stands (put back within 0..100 at each call); only for objectives with a
-    temperature (NTXent, InfoNCE), which then run with tau = 1. block_rows: how many queries are scored at once; None chooses. Value and
+    temperature or scale (NTXent, InfoNCE, Sigmoid), which then run with 1. bias: added after the scale; a number or an ``nn.Parameter``;
+    only for Sigmoid, in place of its own. block_rows: how many queries are scored at once; None chooses. Value and
     gradient are exact and the same for any number. A score function is called again for every use of a block.
 
     gather: None gathers over torch.distributed in train mode where there are several processes, and all call the same objective on the
@@ -70,13 +72,13 @@ class PairLoss(nn.Module):
     ``loss(images, texts, image_ids, text_ids)``: images ``[V, D]``, texts ``[T, D]``; equal ids belong together. Without
     ids, image i belongs to text i and lengths must be equal. text_ids=None: image_ids for both. extra_images and
     extra_texts (a memory bank, a queue) with their ids are further candidates, never queries. targets: a Targets of
-    ``[V, T]`` instead of ids, for objectives that need more than ids. scale: of this call in place of the loss' own, for models that own
-    one. Returns a scalar. Raises ShapeError. Says once where no pair is negative, so that nothing can be learned.
+    ``[V, T]`` instead of ids, for objectives that need more than ids. scale, bias: of this call in place of the loss' own, for models
+    that own them. Returns a scalar. Raises ShapeError. Says once where no pair is negative, so that nothing can be learned.
 
     Gathering: a process scores its own queries against the candidates of all, extra ones included; a bank that all have in
     common counts once. Ids hold over all processes, and so do positions that are asked of functions; numbers of items may differ, and
     be 0. The value is the global one everywhere; gradients of items are scaled such that their mean over processes, which
-    DistributedDataParallel forms, is the global one; those of scale and score are global already.
+    DistributedDataParallel forms, is the global one; those of scale, bias and score are global already.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class PairLoss(nn.Module):
         memory: Memory = None,
         score_cost: ScoreCost | None = None,
         data_set: str | None = None,
+        bias: Number = None,
         widths: Sequence[int] = (),
     ) -> None:
         super().__init__()
@@ -97,14 +100,7 @@ class PairLoss(nn.Module):
             raise SpecError(f"PairLoss got {shown(objective)}, expected an objective: such as Unified(), or visavis.parse of a text.")
         if block_rows is not None and (isinstance(block_rows, bool) or not isinstance(block_rows, int) or block_rows < 1):
             raise SpecError(f"PairLoss got block_rows={block_rows!r}, expected a whole number above 0, or None to let it choose.")
-        unscaled = objective if scale is None else objective.for_scaled_scores()
-        if unscaled is None:
-            raise SpecError(
-                f"{objective!r} has a fixed gamma or margin, which a scale would change: give PairLoss(scale=) only to NTXent or InfoNCE."
-            )
-        if not is_scale(scale):
-            kind = f", of {scale.dtype}" if isinstance(scale, Tensor) and scale.numel() == 1 else ""
-            raise SpecError(f"PairLoss got scale={scale!r}{kind}, expected a number above 0 or an nn.Parameter of one number.")
+        unscaled, scale, bias = for_logits(objective, scale, bias)
         if not (gather is None or isinstance(gather, bool)):
             raise SpecError(f"PairLoss got gather={gather!r}, expected True, False, or None to gather where that is possible.")
         self.widths = checked_widths(widths)
@@ -113,7 +109,7 @@ class PairLoss(nn.Module):
         self.objective = unscaled
         self.block_rows = block_rows
         self.score = score or cosine
-        self.scale = scale
+        self.scale, self.bias = scale, bias
         self.gather = gather
         self.data_set = data_set
         self.without_negatives: int | None = 0  # batches so far; None: no longer counted
@@ -131,13 +127,13 @@ class PairLoss(nn.Module):
         extra_texts: Items | None = None,
         extra_text_ids: Ids | None = None,
         targets: Targets | None = None,
-        scale: Tensor | float | None = None,
+        scale: Number = None,
+        bias: Number = None,
     ) -> Tensor:
         for name, items in {"images": images, "texts": texts, "extra_images": extra_images, "extra_texts": extra_texts}.items():
             if items is not None and not isinstance(items, Encoded) and not (isinstance(items, Tensor) and items.dim()):
                 raise ShapeError(f"PairLoss got {name} of type {type(items).__name__}, expected a tensor [N, D] or Encoded items.")
-        if scale is not None and (self.scale is None or not is_scale(scale)):
-            raise SpecError(f"PairLoss got scale={scale!r} in a call, expected one number, of a loss that was made with a scale.")
+        logits = logits_now((self.scale, self.bias), (scale, bias))
         by = "in order" if targets is None and image_ids is None else "by ids" if targets is None else "by targets"
         if targets is None:
             targets = targets_by_ids(len(images), len(texts), image_ids, text_ids)
@@ -147,7 +143,6 @@ class PairLoss(nn.Module):
         if self.widths and targets.query_offline_scores is not None:
             raise ShapeError("PairLoss got widths with offline scores, which are those of whole vectors: leave out one of them.")
         by += f" at widths {self.widths}" if self.widths else ""
-        scale = scale_now(self.scale) if scale is None else scale
         device = tensors(images)[0].device
         targets = targets.to(device)
         processes = processes_for(
@@ -163,10 +158,10 @@ class PairLoss(nn.Module):
         )
         forth = with_extra(across(targets, processes, ids_are_positions=ids_are_positions), extra[1], ids_are_positions=ids_are_positions)
         back = with_extra(across(targets.T, processes, ids_are_positions=ids_are_positions), extra[0], ids_are_positions=ids_are_positions)
-        value = self._value(images, texts, extra, (forth, back), scale, processes)
+        value = self._value(images, texts, extra, (forth, back), logits, processes)
         for width in narrower(self.widths, images):
             cut_extras = cut_extra(extra[0], width), cut_extra(extra[1], width)
-            value = value + self._value(cut(images, width), cut(texts, width), cut_extras, (forth, back), scale, processes)
+            value = value + self._value(cut(images, width), cut(texts, width), cut_extras, (forth, back), logits, processes)
         if self.training and self.without_negatives is not None:
             self._say_if_nothing_is_learned(value, forth, back)
         return value
@@ -225,16 +220,16 @@ class PairLoss(nn.Module):
         texts: Items,
         extra: tuple[Extra | None, Extra | None],
         targets: tuple[Targets, Targets],
-        scale: Tensor | float | None,
+        logits: Logits,
         processes: Processes,
     ) -> Tensor:
         """By the path that is planned."""
         if torch.compiler.is_compiling() and processes.number == 1:
-            return self._dense(images, texts, extra, targets, scale)
+            return self._dense(images, texts, extra, targets, logits)
         plan = self.planner.of(images, texts, targets, extra=any(extra), processes=processes.number, training=self.training)
         if plan.path == "dense":
-            return self._dense(images, texts, extra, targets, scale)
-        return self._walk(plan, Side(images, extra[0], processes), Side(texts, extra[1], processes), targets, scale, processes)
+            return self._dense(images, texts, extra, targets, logits)
+        return self._walk(plan, Side(images, extra[0], processes), Side(texts, extra[1], processes), targets, logits, processes)
 
     def _walk(
         self,
@@ -242,18 +237,20 @@ class PairLoss(nn.Module):
         images: Side,
         texts: Side,
         targets: tuple[Targets, Targets],
-        scale: Tensor | float | None,
+        logits: Logits,
         processes: Processes,
     ) -> Tensor:
         """Value and gradients at once, as planned, then put on the graph."""
-        arguments = images.items, texts.items, scale, (images.needs_grad, texts.needs_grad)
+        arguments = images.items, texts.items, logits.scale, (images.needs_grad, texts.needs_grad)
         scores: Scores
         if self.score is not cosine:
             scores = FunctionScores(self.score, *arguments, plan.columns)
         else:
             scores = KeptCosines(*arguments) if plan.path == "kept" else CosineBlocks(*arguments)
-        facts = [*facts_needing_grad(targets[0]), *facts_needing_grad(targets[1])]
-        needs_grad = torch.is_grad_enabled() and (any((*images.needs_grad, *texts.needs_grad)) or bool(scores.parameters or facts))
+        facts, biases = [*facts_needing_grad(targets[0]), *facts_needing_grad(targets[1])], logits.learned_bias
+        needs_grad = torch.is_grad_enabled() and (
+            any((*images.needs_grad, *texts.needs_grad)) or bool(scores.parameters or facts or biases)
+        )
         with torch.no_grad():
             if plan.path == "tiles":
                 assert isinstance(self.objective, SummaryObjective)
@@ -263,7 +260,7 @@ class PairLoss(nn.Module):
                 )
             else:
                 windows = images.own, texts.own
-                outcome = walk_rows(self.objective, scores, windows, targets, plan.rows, processes, needs_grad=needs_grad)
+                outcome = walk_rows(self.objective, scores, windows, targets, plan.rows, processes, bias=logits.bias, needs_grad=needs_grad)
             if not needs_grad:
                 return outcome.value
             parameters = zip(scores.parameters, outcome.gradients.parameters, strict=True)
@@ -272,6 +269,7 @@ class PairLoss(nn.Module):
                 *texts.gradients(outcome.gradients.texts, processes),
                 *((given, processes.sum(gradient)) for given, gradient in parameters if gradient is not None),
                 *((given, processes.scaled(gradient)) for given, gradient in outcome.facts),
+                *((given, processes.sum(torch.as_tensor(outcome.bias))) for given in biases),
             ]
         return on_graph(outcome.value, gradients)
 
@@ -281,18 +279,17 @@ class PairLoss(nn.Module):
         texts: Items,
         extra: tuple[Extra | None, Extra | None],
         targets: tuple[Targets, Targets],
-        scale: Tensor | float | None,
+        logits: Logits,
     ) -> Tensor:
         """All scores in one matrix."""
         if not any(extra):
-            return self.objective(self._scores(images, texts, scale), targets[0])
+            return self.objective(self._scores(images, texts, logits), targets[0])
         all_images, all_texts = (
             items if more is None else join(items, more.given, more.name) for items, more in zip((images, texts), extra, strict=True)
         )
-        to_texts = self.objective.prepare(self._scores(images, all_texts, scale), targets[0])
-        to_images = self.objective.prepare(self._scores(all_images, texts, scale).T, targets[1])
+        to_texts = self.objective.prepare(self._scores(images, all_texts, logits), targets[0])
+        to_images = self.objective.prepare(self._scores(all_images, texts, logits).T, targets[1])
         return self.objective.reduce(self.objective.terms(*to_texts), self.objective.terms(*to_images))
 
-    def _scores(self, images: Items, texts: Items, scale: Tensor | float | None) -> Tensor:
-        scores = scores_of(self.score, images, texts)
-        return scores if scale is None else scores * scale
+    def _scores(self, images: Items, texts: Items, logits: Logits) -> Tensor:
+        return logits.of(scores_of(self.score, images, texts))

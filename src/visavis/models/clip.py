@@ -37,7 +37,7 @@ class CLIP(GlobalMatcher):
 
     backbone: a folder of transformers with a CLIP or SigLIP model, or the name of one on the hub; it brings its preprocessing and
     its tokenizer. visual_width: of a vector; text_width: the number of tokens. scale: "learned" multiplies the scores in training
-    in place of the temperature of NTXent or InfoNCE, from the one that the model was pretrained with on, within scale_bounds.
+    in place of the temperature of NTXent, InfoNCE or Sigmoid, from the one that the model was pretrained with on, within scale_bounds.
     lora_rank: above 0, low-rank adapters on all linear layers whose names end as lora_layers say; they alone learn, at lora_alpha / lora_rank
     and with lora_dropout, and are saved, with base: the hash of the weights that they belong to.
     Source: Radford et al. (2021); Zhai et al., Sigmoid Loss for Language Image Pre-Training (2023); Hu et al., LoRA (2022).

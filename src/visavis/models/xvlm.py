@@ -40,7 +40,7 @@ class XVLM(GlobalMatcher):
     image with a wrong text and each text with a wrong image, drawn by ``softmax(cosine / temperature)`` over the batch, or by the learned scale.
     backbone: an image encoder of transformers (ViT, Swin), by folder or hub name. text_backbone: a BERT. fusion_layers: how many of its
     layers are the cross-modal encoder. width: of the unit vectors. scale: "learned" multiplies the cosines in training in place of
-    the temperature of NTXent or InfoNCE, from 1 / temperature on. pretrained: the file of cross-attention, maps and ITM with which
+    the temperature of NTXent, InfoNCE or Sigmoid, from 1 / temperature on. pretrained: the file of cross-attention, maps and ITM with which
     training begins, as ``visavis convert`` writes it beside both encoders; "": at random.
     Parts: "backbone" and "text_backbone", "visual" and "text" (the maps to unit vectors), "fusion", "scale".
     Source: Zeng et al., Multi-Grained Vision Language Pre-Training (2022), sections 3.1 and 3.3; GOAL's table of the state of the art.

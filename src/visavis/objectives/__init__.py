@@ -19,6 +19,7 @@ from visavis.objectives.metric_learning import BinomialDeviance, Circle, MultiSi
 from visavis.objectives.noisy import NCR
 from visavis.objectives.polynomial import RSP, SSP
 from visavis.objectives.quintuplet import AOQ
+from visavis.objectives.sigmoid import Sigmoid
 from visavis.objectives.smooth_ap import SmoothAP
 from visavis.objectives.softmax import VLC, InfoNCE, NTXent
 from visavis.objectives.triplet import Triplet, TripletHN
@@ -43,6 +44,7 @@ CATALOG: tuple[type[Objective], ...] = (
     BinomialDeviance,
     MultiSimilarity,
     Circle,
+    Sigmoid,
 )
 
 __all__ = [
@@ -61,6 +63,7 @@ __all__ = [
     "Objective",
     "RSP",
     "SSP",
+    "Sigmoid",
     "SmoothAP",
     "Triplet",
     "TripletHN",

@@ -54,11 +54,19 @@ class Objective(ABC):
         """The scale of |dL/ds| (gamma, 1 / tau, else 1): gradients divided by it can be compared between objectives."""
         return 1.0
 
-    def for_scaled_scores(self) -> Objective | None:
-        """The same objective with a temperature of 1, for scores that were already multiplied by a learnable scale.
+    def at_scale(self, scale: float) -> Objective | None:
+        """The same objective at another scale of the scores, 1 / temperature, to six digits.
 
-        None for objectives with a fixed gamma or margin, whose meaning such a scale would change.
+        None for objectives with a fixed gamma or margin, whose meaning it would change.
         """
+        return None
+
+    def for_scaled_scores(self) -> Objective | None:
+        """The same objective with a scale of 1, for scores that were already multiplied by a learnable one; None as in ``at_scale``."""
+        return self.at_scale(1.0)
+
+    def for_biased_scores(self) -> Objective | None:
+        """The same objective without its bias, for scores to which one is added after the scale; None where it has none."""
         return None
 
     def summary(self, targets: Targets) -> Summary | None:

@@ -40,8 +40,8 @@ class NTXent(SummaryObjective):
     def slope(self) -> float:
         return 1 / self.tau
 
-    def for_scaled_scores(self) -> NTXent:
-        return replace(self, tau=1.0)
+    def at_scale(self, scale: float) -> NTXent:
+        return replace(self, tau=round(1 / scale, 6))
 
     def summary(self, targets: Targets) -> LogSumExp:
         return LogSumExp(1 / self.tau)
@@ -78,8 +78,8 @@ class InfoNCE(Objective):
     def slope(self) -> float:
         return 1 / self.tau
 
-    def for_scaled_scores(self) -> InfoNCE:
-        return replace(self, tau=1.0)
+    def at_scale(self, scale: float) -> InfoNCE:
+        return replace(self, tau=round(1 / scale, 6))
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         positive = targets.positive

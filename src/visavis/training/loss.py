@@ -16,7 +16,7 @@ def phase_loss(matcher: Matcher, phase: Phase, memory: Memory = None) -> PairLos
     if matcher.scale is not None and objective.for_scaled_scores() is None:
         raise RecipeError(
             f"{objective!r} has a fixed gamma or margin, which the learned scale of {type(matcher).__name__} would change: "
-            'take NTXent or InfoNCE, or model.scale="fixed".'
+            'take NTXent, InfoNCE or Sigmoid, or model.scale="fixed".'
         )
     score = None if matcher.score_is_cosine else matcher.score
     return PairLoss(objective, score=score, scale=matcher.scale, memory=memory, widths=matcher.widths)

@@ -13,11 +13,12 @@ from visavis.errors import VisavisError
 
 
 class ValueAndGradients(NamedTuple):
-    """The value of both directions over all processes, and its gradients: by inputs of the scores, by facts that need one."""
+    """The value of both directions over all processes, and its gradients: by inputs of the scores, by facts that need one, by the bias."""
 
     value: Tensor
     gradients: Gradients
     facts: list[tuple[Tensor, Tensor]]
+    bias: Tensor | float = 0.0
 
 
 def on_graph(value: Tensor, gradients: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
