@@ -162,7 +162,7 @@ class PairLoss(nn.Module):
         for width in narrower(self.widths, images):
             cut_extras = cut_extra(extra[0], width), cut_extra(extra[1], width)
             value = value + self._value(cut(images, width), cut(texts, width), cut_extras, (forth, back), logits, processes)
-        if self.training and self.without_negatives is not None:
+        if self.training and self.without_negatives is not None and not torch.compiler.is_compiling():
             self._say_if_nothing_is_learned(value, forth, back)
         return value
 
