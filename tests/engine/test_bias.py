@@ -115,6 +115,7 @@ def test_half_precision_is_promoted_before_it_is_added(path, monkeypatch):
     assert abs(other - exact) > 3 * abs(value - exact)  # the cosines are not lost beside the bias
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler's own, of numbers on a graph
 def test_a_compiler_sees_through_it():
     images, texts = vectors(6, 6)
     scale, bias = numbers()
