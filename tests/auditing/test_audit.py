@@ -57,7 +57,7 @@ def noisy(tmp_path_factory):
 
 
 def test_planted_wrong_pairs_are_found_by_models_that_never_saw_them(recipe, noisy):
-    """The list holds at least 70 % of the planted pairs, about a half of it is planted, and nearly all of its first 20 are."""
+    """The list holds at least 70 % of the planted pairs, nearly all of its first 20 are, and wrong pairs are three times as common in it."""
     audit = visavis.data_audit(noisy, recipe=recipe, part=["captions", "pairs"], folds=3)
     data, truth = open_dataset(noisy), SceneGraphs.open(noisy)
     planted = {(data.images[data.image_of[i]].name, data.captions[i]) for i in np.flatnonzero(truth.swapped)}
@@ -65,7 +65,7 @@ def test_planted_wrong_pairs_are_found_by_models_that_never_saw_them(recipe, noi
     hits = [pair in planted for pair in listed]
     assert sum(hits[:20]) >= 18
     assert sum(hits) >= 0.7 * len(planted)
-    assert sum(hits) >= 0.45 * len(hits)
+    assert sum(hits) >= 3 * truth.swapped.mean() * len(hits)
     assert audit.pairs.share == pytest.approx(truth.swapped.mean(), abs=0.03)
     assert audit.pairs.upper > truth.swapped.mean() - 0.01
     assert "likely wrong pairs" in [concern.kind for concern in audit.concerns if concern.alarm]
