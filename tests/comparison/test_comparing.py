@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import visavis
-from visavis.comparison.jobs import Outcome
+from visavis.comparison.jobs import Job, Outcome
 from visavis.comparison.race import Clock, better_half, everything, parse_budget, rounds
 from visavis.comparison.settings import Setting, settings_of
 from visavis.errors import RecipeError, RunError, SpecError, VisavisError
+from visavis.evaluation import Evaluation
 from visavis.objectives import Goal
+from visavis.runs.begin import Trained
+from visavis.runs.published import published_rows
 from visavis.training.recipe_files import read_recipe
 
 HEADS = read_recipe("heads-flickr8k")
@@ -233,6 +239,22 @@ def test_the_better_half_is_judged_by_the_seeds_that_all_have():
     settings = [Setting(name) for name in "abc"]
     known = [outcome("a", 1, 10.0), outcome("a", 2, 90.0), outcome("b", 1, 20.0), outcome("c", 1, 30.0)]
     assert [setting.choice for setting in better_half(settings, known)] == ["b", "c"]
+
+
+def test_a_setting_that_failed_drops_out_of_a_race():
+    settings = [Setting(name) for name in "abcd"]
+    known = [replace(outcome("a", 1, math.nan), failure="the loss is nan"), *(outcome(name, 1, 10.0) for name in "bcd")]
+    assert "a" not in [setting.choice for setting in better_half(settings, known)]
+    assert len(better_half(settings[:1] + settings[2:], known[:1] + known[2:])) == 2
+
+
+def test_metrics_and_rules_are_of_one_protocol():
+    nothing, row = np.empty(0), published_rows()["goal/3/r152-con-con"]
+    inner = Evaluation("coco-5k", 5000, 25000, 5.0, "pessimistic", {"rsum": 1.0}, nothing, nothing)
+    tested = Evaluation("coco-1k-5fold", 1000, 5000, 5.0, "pessimistic", {"rsum": 2.0}, nothing, nothing, others=(inner,), published=row)
+    trained = Trained(Path(), "VLC()", "ids", 1, 3.0, 12, tested, 1.0, 0.0)
+    one = Outcome.of(Job("a", 1, {}, Path()), trained)
+    assert (one.numbers["rsum"], one.rules.protocol, one.rules.num_images) == (1.0, "coco-5k", 5000)
 
 
 def test_a_clock_lets_through_whole_seeds_that_fit():

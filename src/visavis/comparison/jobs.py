@@ -41,6 +41,13 @@ class Outcome:
     seconds: float = 0.0
     failure: str = ""
 
+    @classmethod
+    def of(cls, job: Job, trained: Trained) -> Outcome:
+        """Of several protocols that of the row of a paper which the recipe stands for, else the first: metrics and rules alike."""
+        assert trained.test is not None  # begun only where the data have a test split
+        test = trained.test.as_published
+        return cls(job.setting, job.seed, job.folder, trained.validation_rsum, test.measured, Rules.of(test), trained.seconds)
+
     @property
     def numbers(self) -> dict[str, float]:
         """The metrics that have a value."""
@@ -64,16 +71,7 @@ def done(job: Job, progress: Progress) -> Outcome:
         trained = _trained(job, progress)
     except VisavisError as error:
         return Outcome(job.setting, job.seed, job.folder, failure=str(error))
-    assert trained.test is not None  # begun only where the data have a test split
-    outcome = Outcome(
-        job.setting,
-        job.seed,
-        job.folder,
-        trained.validation_rsum,
-        trained.test.as_published.measured,
-        Rules.of(trained.test),
-        trained.seconds,
-    )
+    outcome = Outcome.of(job, trained)
     storage.keep(_outcome_file(job), outcome.to_json())
     return outcome
 

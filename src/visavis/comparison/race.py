@@ -49,8 +49,11 @@ def rounds(settings: Sequence[Setting], seeds: int, outcomes: Callable[[], Seque
 
 
 def better_half(settings: Sequence[Setting], outcomes: Sequence[Outcome]) -> list[Setting]:
-    """The better half of settings by mean validation RSUM over the seeds that all of them have; two at least, those without any run last."""
-    runs = {setting.name: {one.seed: one.validation_rsum for one in outcomes if one.setting == setting.name} for setting in settings}
+    """The better half of settings by mean validation RSUM over the seeds that all of them have; two at least, those without a run that succeeded last."""
+    runs: dict[str, dict[int, float]] = {setting.name: {} for setting in settings}
+    for one in outcomes:
+        if one.setting in runs and not one.failure:
+            runs[one.setting][one.seed] = one.validation_rsum
     of_all = set.intersection(*map(set, (seeds for seeds in runs.values() if seeds))) if any(runs.values()) else set()
 
     def mean(setting: Setting) -> float:
