@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from visavis import Targets
-from visavis.diagnosis import closed_weights, contributing, contributing_by_direction, count, smooth_ap_counts
+from visavis.diagnosis import (
+    closed_weights,
+    contributing,
+    contributing_by_direction,
+    contributing_by_epsilon,
+    count,
+    effective_number,
+    smooth_ap_counts,
+)
 from visavis.diagnosis.counting import released_smooth_ap_counts, released_triplet_counts
 from visavis.objectives import CATALOG, NTXent, Triplet, TripletHN, Unified
 
@@ -157,3 +165,35 @@ def test_the_released_code_counts_texts_along_the_wrong_axis():
     for objective in (TripletHN(), NTXent(), Unified()):  # right in the released code, or not there
         one, other = (contributing_by_direction(objective, scores, pairs, semantics=semantics) for semantics in ("paper", "reference"))
         assert all(torch.equal(one[way].count, other[way].count) for way in one)
+
+
+def test_an_effective_number_is_how_many_share_the_weight():
+    weights = torch.tensor([[0.0, 0.3, 0.0], [0.2, 0.2, 0.2], [0.0, 0.0, 0.0], [3e-30, 1e-30, 0.0]], dtype=torch.float64)
+    expected = [1.0, 3.0, 0.0, 16 / 10]  # (3 + 1)^2 / (9 + 1)
+    for factor in (1.0, 1e-200, 1e200):
+        assert effective_number(weights * factor).tolist() == pytest.approx(expected)
+    assert effective_number(weights[:, :0]).tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("kind", CATALOG, ids=lambda kind: kind.__name__)
+def test_an_effective_number_lies_between_one_and_all_negatives(kind):
+    """Where all weights are equal, as those of Triplet, it is the count."""
+    facts = {name: torch.rand(9, 9, dtype=torch.float64) for name in ("relevance", "weight", "pair_margin")}
+    facts |= {f"{side}_offline_scores": torch.rand(9, 2, dtype=torch.float64) for side in ("query", "candidate")}
+    found = contributing(kind(), draw(9) / 5, Targets.paired(9, **facts), epsilon=0)
+    moved = found.count > 0
+    assert moved.any()
+    assert (found.effective[moved] >= 1 - 1e-12).all()
+    assert (found.effective[moved] <= found.count[moved] + 1e-9).all()
+    if kind in (Triplet, TripletHN):
+        torch.testing.assert_close(found.effective, found.count)
+        assert found.effective_negatives == pytest.approx(found.per_moved)
+
+
+def test_a_sweep_counts_less_the_more_a_weight_must_have():
+    epsilons = [1e-3, 0.01, 0.1]
+    found = contributing_by_epsilon(NTXent(tau=0.2), draw(24), Targets.paired(24), epsilons)
+    counts = [at["t2i"].count for at in found]
+    assert (counts[0] >= counts[1]).all()
+    assert (counts[1] >= counts[2]).all()
+    assert counts[0].sum() > counts[2].sum()

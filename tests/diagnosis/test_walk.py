@@ -15,12 +15,17 @@ from visavis import Targets
 from visavis.data.scenes import write_scenes
 from visavis.diagnosis import contributing
 from visavis.diagnosis.counting import rule_of
-from visavis.diagnosis.walk import BATCH, batches_of, best_phase, measures, walk
+from visavis.diagnosis.points import best_phase, go_to
+from visavis.diagnosis.walk import BATCH, batches_of, measures, walk
 from visavis.errors import RunError, SpecError, VisavisError
 from visavis.objectives import NTXent, SmoothAP, Triplet, TripletHN, Unified
 from visavis.progress import Silent
 from visavis.runs.folder import open_run, recipe_of
 from visavis.supervision import PairSupervision
+from visavis.training.checkpoint import Checkpoint
+from visavis.training.loss import phase_loss
+from visavis.training.probing import probe
+from visavis.training.run_files import RunFiles
 
 RECIPE = """
 name = "tiny"
@@ -128,6 +133,51 @@ def test_a_batch_that_moves_nothing_is_left_out_of_the_mean_of_the_moved():
     assert found["t2i_idle"] == 3
 
 
+def test_each_epsilon_has_a_count_of_the_same_walk(run):
+    swept = visavis.diagnose(run, objective="NTXent()", epsilon=[0.01, 0.2, 0.01], batches=1)
+    assert (swept.epsilon, swept.epsilons) == (0.01, (0.01, 0.2))
+    alone = visavis.diagnose(run, objective="NTXent()", epsilon=0.2, batches=1)
+    assert [count for count in swept.counts if count.epsilon == 0.2] == list(alone.counts)
+    assert [count["epsilon"] for count in swept.to_json()["counts"][:2]] == [0.01, 0.2]
+
+
+def test_the_start_is_the_model_that_training_began_with(run):
+    """Its similarities are those that the first row of the log was given by the training itself."""
+    data_module, matcher = open_run(run, recipe_of(run), Silent())
+    point = go_to(run, "start", data_module, matcher, Silent())
+    row = rows_of(run)[0]
+    assert (point.step, point.phase.objective) == (row["step"], row["objective"])
+    found, _ = probe(
+        matcher,
+        phase_loss(matcher, point.phase),
+        PairSupervision(by="position"),
+        data_module.loader(data_module.validation),
+        recipe_of(run),
+    )
+    assert found == row["val"]
+    assert visavis.diagnose(run, at="start", batches=1).counts != visavis.diagnose(run, batches=1).counts
+
+
+def test_a_start_that_comes_out_otherwise_is_refused(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    environment = json.loads((run / "environment.json").read_text())
+    (tmp_path / "run" / "environment.json").write_text(json.dumps(environment | {"start": "0" * 16}))
+    with pytest.raises(RunError, match=r"what its training began with cannot be made anew.*: bring back .*torch \d"):
+        visavis.diagnose(tmp_path / "run", at="start", batches=1)
+
+
+def test_the_points_that_are_kept(run):
+    """Two checkpoints: at the end of the second phase, and at that of the first, where the next one stands ready to begin."""
+    last = visavis.diagnose(run, at="last", batches=1)
+    assert (last.at, last.step, last.counts[0].objective) == ("last", 24, recipe_of(run).phases[1].objective)
+    assert visavis.diagnose(run, at="24", batches=1).counts == last.counts
+    assert visavis.diagnose(run, at=16, batches=1).step == 16
+    data_module, matcher = open_run(run, recipe_of(run), Silent())
+    go_to(run, "last", data_module, matcher, Silent())
+    for name, tensor in Checkpoint.latest(RunFiles(run).checkpoints).weights.items():
+        assert torch.equal(matcher.state_dict()[name], tensor)
+
+
 def test_what_nothing_moves_is_null_in_json(run):
     result = visavis.diagnose(run, objective=["TripletHN(margin=-3)"], batches=1)
     (count,) = [count for count in json.loads(json.dumps(result.to_json()))["counts"] if "-3.0" in count["objective"]]
@@ -140,6 +190,9 @@ def test_what_nothing_moves_is_null_in_json(run):
     ("given", "kind", "sentence"),
     [
         ({"batches": 0}, VisavisError, r"a diagnosis of 0 batches says nothing: give --batches a number above 0"),
+        ({"epsilon": []}, VisavisError, r"epsilon is nothing, expected weights above 0 and below 1"),
+        ({"epsilon": [0.01, 1]}, VisavisError, r"epsilon is 0\.01, 1, expected weights above 0 and below 1"),
+        ({"at": "end"}, RunError, r"has no point 'end': expected best, last, start, or the step of a checkpoint that is kept: 16, 24\.$"),
         ({"objective": ["Unifid()"]}, SpecError, r"'Unifid' in 'Unifid\(\)' is not in the catalog: did you mean Unified\?"),
     ],
 )

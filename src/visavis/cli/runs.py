@@ -107,17 +107,33 @@ def diagnose(
     objective: Annotated[
         list[str] | None, typer.Option(help="Another objective to diagnose at the same weights; may be given several times.")
     ] = None,
+    at: Annotated[
+        str,
+        typer.Option(help="The point of the training: best, last, start (the untrained model), or the step of a checkpoint that is kept."),
+    ] = "best",
+    epsilon: Annotated[
+        list[float] | None, typer.Option(help="The weight from which a sample counts, default 0.01; may be given several times.")
+    ] = None,
     batches: Annotated[int | None, typer.Option(help="At most so many batches of 128; default: the whole training set.")] = None,
     data: Annotated[str | None, typer.Option(help="Another data set.")] = None,
     memory: Memory = None,
     json: Json = False,
 ) -> None:
-    """Which pairs still contribute to the gradient of a run's best model: their counts and weights over the training set."""
+    """Which pairs still contribute to the gradient of a run's model: their counts and weights over the training set."""
     from visavis import verbs
     from visavis.cli.output import print_diagnosis
 
     with bars() as progress:
-        result = verbs.diagnose(run, objective=objective or [], batches=batches, data=data, memory=memory, progress=progress)
+        result = verbs.diagnose(
+            run,
+            objective=objective or [],
+            at=at,
+            epsilon=epsilon or [0.01],
+            batches=batches,
+            data=data,
+            memory=memory,
+            progress=progress,
+        )
     if json:
         print_json(result.to_json())
     else:

@@ -13,7 +13,7 @@ tensor([[-1.,  1.],
 
 from visavis.diagnosis.anatomy import Tangents, tangent_norms, tangents_of
 from visavis.diagnosis.closed_forms import closed_weights
-from visavis.diagnosis.cocos import Cocos, contributing, contributing_by_direction, count
+from visavis.diagnosis.cocos import Cocos, contributing, contributing_by_direction, contributing_by_epsilon, count, effective_number
 from visavis.diagnosis.counting import smooth_ap_counts
 from visavis.diagnosis.weights import pair_weights, weights_by_blocks
 
@@ -21,9 +21,11 @@ __all__ = [
     "Cocos",
     "Tangents",
     "contributing_by_direction",
+    "contributing_by_epsilon",
     "closed_weights",
     "contributing",
     "count",
+    "effective_number",
     "pair_weights",
     "smooth_ap_counts",
     "tangent_norms",

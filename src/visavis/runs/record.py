@@ -14,6 +14,7 @@ from visavis.data.contents import Contents
 from visavis.environment import git_hash, versions
 from visavis.errors import RunError
 from visavis.models.base import Matcher
+from visavis.models.pretrained import weights_checksum
 from visavis.models.published_files import published_name
 from visavis.progress import Progress
 from visavis.runs.inputs import ENCODERS, inputs_of
@@ -34,7 +35,8 @@ FREE = (
 class Record:
     """What a run depends on besides the code; older runs recorded less.
 
-    recipe: resolved. inputs: what is read, by what it is. The rest: the machine and the installation, and what the data were like.
+    recipe: resolved. inputs: what is read, by what it is. start: a checksum of the weights before the first step. The rest: the machine and the
+    installation, and what the data were like.
     """
 
     threads: int
@@ -50,6 +52,7 @@ class Record:
     parameters: int = 0
     recipe: dict[str, Any] | None = None
     inputs: dict[str, Contents] = field(default_factory=dict)
+    start: str = ""
 
     @classmethod
     def of(cls, data_module: DataModule, matcher: Matcher, progress: Progress) -> Record:
@@ -69,6 +72,7 @@ class Record:
             parameters=sum(parameter.numel() for parameter in matcher.parameters()),
             recipe=recipe.to_dict(),
             inputs=inputs_of(data_module, {}, progress),
+            start=weights_checksum(matcher),
         )
 
     @classmethod
@@ -88,6 +92,17 @@ class Record:
                     f"{files.recipe}: {key} is {_told(now.get(key))}, and was {_told(before.get(key))} when the run began: a run keeps its recipe; "
                     "write it as it was, or start a new run."
                 )
+
+    def check_start(self, matcher: Matcher, folder: Path, progress: Progress) -> None:
+        """Raise RunError if a matcher's weights are not those that the run began with."""
+        if not self.start:
+            progress.say(f"{folder} was begun when runs did not record their first weights: those of its seed are taken, unchecked.")
+        elif weights_checksum(matcher) != self.start:
+            made_with = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+            raise RunError(
+                f"{folder}: what its training began with cannot be made anew, its recipe gives other weights here: bring back {made_with}, and "
+                "the run or encoder that it starts from."
+            )
 
     def check_data(self, data_module: DataModule, folder: Path, progress: Progress) -> None:
         """Raise RunError if what the run reads is no longer what it read."""

@@ -24,6 +24,7 @@ from visavis.models.base import evaluating, vectors
 from visavis.models.encoding import batches_of_about, encode
 from visavis.models.pixel_source import CROPS, PixelSource
 from visavis.models.processor import Processor
+from visavis.models.retriever import Retriever
 from visavis.models.scoring import score_from_cpu
 from visavis.models.tokenizing import PretrainedTokens
 from visavis.models.towers import VisualTower
@@ -155,11 +156,18 @@ def prepare(recipe: Recipe, progress: Progress | None = None) -> tuple[DataModul
     start = open_start(recipe)
     data_module = open_data_module(recipe, progress, start.processor if start else None, training=True)
     _check_splits(recipe, data_module.data)
+    matcher = initial_matcher(data_module, start)
+    matcher.widths = widths_of(recipe, data_module, matcher)
+    return data_module, matcher
+
+
+def initial_matcher(data_module: DataModule, start: Retriever | None) -> Matcher:
+    """The model with the weights that a training begins with: those of ``start``, or by the seed of the recipe. Raises RecipeError."""
+    recipe = data_module.recipe
     matcher = new_matcher(data_module, recipe.seed)
     if start is not None:
         take_over(start, matcher, data_module.processor, recipe)
-    matcher.widths = widths_of(recipe, data_module, matcher)
-    return data_module, matcher
+    return matcher
 
 
 def new_matcher(data_module: DataModule, seed: int) -> Matcher:

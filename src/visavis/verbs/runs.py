@@ -133,22 +133,28 @@ def diagnose(
     run: str | Path,
     *,
     objective: Sequence[str] = (),
+    at: str = "best",
+    epsilon: Sequence[float] = (0.01,),
     batches: int | None = None,
     data: str | Path | None = None,
     memory: Memory = None,
     progress: Progress | None = None,
 ) -> Diagnosis:
-    """Which samples contribute to the gradient at a run's best checkpoint, for its own objective and others, over its training set.
+    """Which samples contribute to the gradient at a point of a run, for its own objective and others, over its training set.
 
     Counts and weights of contributing samples as in the COCOS paper: frozen weights, no dropout, mean and standard deviation over
-    batches of 128. objective: specs of further objectives, such as ``["TripletHN(margin=0.2)"]``. batches: at most so many.
+    batches of 128. objective: specs of further objectives, such as ``["TripletHN(margin=0.2)"]``. at: "best", "last", "start" (the
+    untrained model, made anew by the recipe's seed and compared with what the training began with), or the step of a checkpoint that is
+    kept. epsilon: the weight from which a sample counts, or several: then each objective is counted at each. batches: at most so many.
     data: another data set than the run's own. A pretrained CLIP or SigLIP model needs both, data and objective.
     memory: as in ``evaluate``.
     """
     from visavis.diagnosis.walk import diagnose_run
 
     specs = [objective] if isinstance(objective, str) else objective
-    return diagnose_run(Path(run), specs, batches, progress or Silent(), None if data is None else str(data), memory)
+    epsilons = [epsilon] if isinstance(epsilon, int | float) else epsilon
+    other = None if data is None else str(data)
+    return diagnose_run(Path(run), specs, batches, progress or Silent(), other, memory, at=str(at), epsilons=epsilons)
 
 
 def paths_of(run: str | Path | Sequence[str | Path]) -> list[Path]:

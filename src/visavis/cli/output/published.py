@@ -16,8 +16,16 @@ if TYPE_CHECKING:
     from visavis.evaluation.published import Published
 
 
-MEASURES = {"per_moved": "C^q", "per_query": "C^q of all", "in_batch": "C^B", "idle": "C^0", "push": "W-", "pull": "W+"}
-"""The counts and weights of a diagnosis, and their symbols in the COCOS paper."""
+MEASURES = {
+    "per_moved": "C^q",
+    "per_query": "C^q of all",
+    "in_batch": "C^B",
+    "idle": "C^0",
+    "push": "W-",
+    "pull": "W+",
+    "effective": "effective",
+}
+"""The counts and weights of a diagnosis, and their symbols in the COCOS paper, which has no effective number."""
 
 
 def print_report(result: Evaluation) -> None:

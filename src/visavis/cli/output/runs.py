@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from visavis.evaluation import Coherence, Evaluation
     from visavis.runs.begin import Trained
 
+PUBLISHED_EPSILON = 0.01
+"""The weight from which the COCOS paper counts a sample."""
+
 
 def print_trained(trained: Trained) -> None:
     console = standard_output()
@@ -101,24 +104,31 @@ def print_diagnosis(result: Diagnosis) -> None:
         table.add_column(column, justify="left" if not column else "right", no_wrap=True)
     for count in result.counts:
         released = "" if count.semantics == "paper" else ", as the released code counts"
-        table.add_row(f"[bold]{escape(count.objective.partition('(')[0])}[/bold]{released}")
+        at = f", epsilon {count.epsilon:g}" if len(result.epsilons) > 1 else ""
+        table.add_row(f"[bold]{escape(count.objective.partition('(')[0])}[/bold]{at}{released}")
         for way, title in DIRECTIONS.items():
             table.add_row(f"  {title}", *(_spread(count.mean[f"{way}_{name}"], count.deviation[f"{way}_{name}"]) for name in MEASURES))
     console = standard_output()
     console.width = max(console.width, 120)  # too wide is better than cut off
     console.print(table)
     console.print(
-        f"C^q: negatives that push a query (weight above {result.epsilon:g}), a mean over queries that have one, then over all; C^B: of all "
-        "queries of a batch; C^0: queries that none pushes; W-, W+: summed weights of those negatives and of positives.",
+        f"C^q: negatives that push a query (weight above {', '.join(f'{epsilon:g}' for epsilon in result.epsilons)}), a mean over queries that have "
+        "one, then over all; C^B: of all queries of a batch; C^0: queries that none pushes; W-, W+: summed weights of those negatives and of "
+        "positives; effective: how many negatives share the push, whatever epsilon.",
         soft_wrap=True,
     )
     console.print(
-        f"Best model, step {result.step:,}, frozen; mean ± deviation over {result.batches:,} training batches of {result.images:,} images and "
-        f"{result.texts:,} texts; {', '.join(escape(count.objective) for count in result.counts if count.semantics == 'paper')}.",
+        f"{_point(result)}, frozen; mean ± deviation over {result.batches:,} training batches of {result.images:,} images and "
+        f"{result.texts:,} texts; {escape(', '.join(dict.fromkeys(count.objective for count in result.counts)))}.",
         soft_wrap=True,
     )
     if result.published:
         _print_published(console, result)
+
+
+def _point(result: Diagnosis) -> str:
+    told = {"best": "Best model", "last": "Last model", "start": "Untrained model"}.get(result.at, "Checkpoint")
+    return f"{told}, step {result.step:,}"
 
 
 def _print_published(console: Console, result: Diagnosis) -> None:
@@ -144,6 +154,8 @@ def _print_published(console: Console, result: Diagnosis) -> None:
         f"Reached: {escape(result.model)}, {escape(result.data)}.",
         soft_wrap=True,
     )
+    if result.epsilon != PUBLISHED_EPSILON:
+        console.print(f"The published figures are at epsilon {PUBLISHED_EPSILON}, those reached at {result.epsilon:g}.", soft_wrap=True)
     if beside.caution:
         console.print(f"The published figures are as the released code counts: {beside.caution}.", soft_wrap=True)
 
