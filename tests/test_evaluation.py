@@ -14,7 +14,7 @@ from torch import Tensor
 from visavis import Targets
 from visavis.errors import DataError, ShapeError, SpecError
 from visavis.evaluation import CATALOG, Protocol, evaluate, rank_scores
-from visavis.evaluation.blocks import places_by_tiles
+from visavis.evaluation.blocks import ranked_by_tiles
 from visavis.memory import ScoreCost
 from visavis.metrics import ranks
 from visavis.metrics.arguments import Ties
@@ -36,8 +36,8 @@ def unit(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def ranks_by_tiles(
     visual: Tensor, text: Tensor, image_ids: Tensor, text_ids: Tensor, tile: tuple[int, int], ties: Ties = "pessimistic"
 ) -> list[list[int]]:
-    places = places_by_tiles(Encoded(visual), Encoded(text), product, image_ids, text_ids, tile=tile, ties=ties)
-    return [best(side, ties).tolist() for side in places]
+    ranked = ranked_by_tiles(Encoded(visual), Encoded(text), product, image_ids, text_ids, tile=tile, ties=ties)
+    return [best(side.places, ties).tolist() for side in ranked]
 
 
 def captioned(images: int, captions: int, width: int = 24, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -69,6 +69,8 @@ def test_any_tile_gives_the_ranks_of_the_whole_matrix(
     found = evaluate(visual, text, product, image_ids, text_ids, ties=ties, memory=64 * (rows + columns))
     assert [found.image_ranks.tolist(), found.text_ranks.tolist()] == expected
     assert found.metrics == rank_scores(scores, image_ids, text_ids, ties=ties).metrics
+    for block, first in ((scores, found.first_texts), (scores.T, found.first_images)):
+        assert torch.equal(block.gather(1, torch.from_numpy(first)[:, None])[:, 0], block.amax(1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -79,7 +79,7 @@ def valid_arguments() -> dict[str, Any]:
 
 SPECIAL = {
     "rank_scores": {"scores": torch.eye(3)},
-    "places_by_rows": {"targets": Targets.paired(3)},
+    "ranked_by_rows": {"targets": Targets.paired(3)},
     "evaluate_listed": {"protocol": "cxc"},
 }
 
@@ -87,7 +87,7 @@ SPECIAL = {
 def calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     """Every public function, with arguments that it takes."""
     public = [vars(module)[name] for module in (metrics, evaluation) for name in module.__all__]
-    for function in (*filter(inspect.isfunction, public), blocks.places_by_tiles, blocks.places_by_rows, SMALL.check, SMALL.split):
+    for function in (*filter(inspect.isfunction, public), blocks.ranked_by_tiles, blocks.ranked_by_rows, SMALL.check, SMALL.split):
         valid = valid_arguments() | SPECIAL.get(function.__name__, {})
         yield function, {name: valid[name] for name in inspect.signature(function).parameters}
 
@@ -163,7 +163,7 @@ def test_degrees_that_ndcg_cannot_add_up_are_refused() -> None:
 )
 def test_a_score_that_gives_something_else_is_told(broken: Any, sentence: str) -> None:
     given = valid_arguments() | {"score": broken, "targets": Targets.paired(3), "tile": (3, 3), "memory": 2**20}
-    for function in (evaluation.evaluate, evaluation.coherence_of, blocks.places_by_tiles, blocks.places_by_rows):
+    for function in (evaluation.evaluate, evaluation.coherence_of, blocks.ranked_by_tiles, blocks.ranked_by_rows):
         known = inspect.signature(function).parameters
         with pytest.raises(VisavisError) as refused:
             function(**{name: given[name] for name in known})
@@ -179,4 +179,4 @@ def test_nan_in_the_score_of_a_wrong_pair_is_told_too() -> None:
     items = Encoded(torch.arange(9))
     for tile in ((2, 4), (9, 9)):
         with pytest.raises(DataError, match=r"^the score of image 2 and text 5 is NaN: the model or its features are broken\.$"):
-            blocks.places_by_tiles(items, items, score, torch.arange(9), torch.arange(9), tile=tile)
+            blocks.ranked_by_tiles(items, items, score, torch.arange(9), torch.arange(9), tile=tile)

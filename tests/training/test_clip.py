@@ -84,10 +84,12 @@ def test_a_scale_is_learned_from_that_of_the_model_on_and_kept_within_bounds(dua
     start = matcher(dual_encoders, scale="learned").scale
     assert 1 <= start().item() < 100
     assert matcher(dual_encoders).scale is None
-    bounded = small | {"model.scale_bounds": [2.0, 2.01], "phases.0.optimizer.lr_multipliers": {"scale": 50.0}}
+    bounded = small | {"model.scale_bounds": [0.5, 2.0], "phases.0.optimizer.lr_multipliers": {"scale": 100.0}}
     visavis.train("clip/full", overrides=bounded, out=tmp_path / "run")
     learned = visavis.load(tmp_path / "run").matcher.scale().item()
-    assert learned == pytest.approx(2, abs=0.011)
+    assert learned == 0.5
+    log = [json.loads(line)["health"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert ["temperature" in health["alarms"] for health in log] == [False, True, True]
     (own, *_) = visavis.diagnose(tmp_path / "run").counts
     assert own.objective == repr(InfoNCE(tau=round(1 / learned, 6)))
 

@@ -34,6 +34,10 @@ class LearnedScale(nn.Module):
         self.start, self.smallest, self.largest = float(start), float(smallest), float(largest)
         self.log = nn.Parameter(torch.tensor(math.log(start)))
 
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return self.smallest, self.largest
+
     def forward(self) -> Tensor:
         self.log.data.clamp_(math.log(self.smallest) if self.smallest > 0 else None, math.log(self.largest))
         return self.log.exp()

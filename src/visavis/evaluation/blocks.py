@@ -57,9 +57,17 @@ class _Side:
         return torch.bucketize(self.index[item], torch.tensor(self.cuts[1:]), right=True)
 
 
+@dataclass(frozen=True, eq=False)
+class Ranked:
+    """The queries of one side. places ``[Q, M]``: as ``metrics.places`` defines them. first ``[Q]``: the candidate that scores highest."""
+
+    places: Tensor
+    first: Tensor
+
+
 @checked
 @torch.no_grad()
-def places_by_tiles(
+def ranked_by_tiles(
     visual: Encoded,
     text: Encoded,
     score: Score,
@@ -69,8 +77,8 @@ def places_by_tiles(
     ties: Ties = "pessimistic",
     memory: Memory = None,
     tile: tuple[int, int] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Places of each image's texts ``[V, M]`` and of each text's images ``[T, M]``, as ``metrics.places`` defines them.
+) -> tuple[Ranked, Ranked]:
+    """Where each image's texts stand among all texts, and each text's images among all images.
 
     score: ``score(visual[rows], text[columns]) -> [rows, columns]``. image_ids ``[V]``, text_ids ``[T]``: equal = belong
     together. memory: what a tile may take. tile: the largest number of images and texts scored at once, where it is known; neither ever
@@ -82,8 +90,8 @@ def places_by_tiles(
     image, caption = _positive_pairs(image_ids, text_ids)
     if isinstance(score, TwoStageScore):
         targets = Targets(query_ids=image_ids, candidate_ids=text_ids)
-        of_images = places_by_rows(visual, text, score, targets, "i2t", ties=ties, memory=memory)
-        return of_images, places_by_rows(visual, text, score, targets.T, "t2i", ties=ties, memory=memory)
+        of_images = ranked_by_rows(visual, text, score, targets, "i2t", ties=ties, memory=memory)
+        return of_images, ranked_by_rows(visual, text, score, targets.T, "t2i", ties=ties, memory=memory)
     tile = tile or tile_shape(score, visual, text, held=HELD_BY_COUNTING, memory=memory)
     images, texts = _side(visual, image_ids, tile[0]), _side(text, text_ids, tile[1])
     tiles = images.tile_of(image) * (len(texts.cuts) - 1) + texts.tile_of(caption)
@@ -98,12 +106,12 @@ def places_by_tiles(
         counted = block[row, column].cpu()
         by_image.add(block, row_tile, column_tile, image[pairs], counted)
         by_text.add(block.T, column_tile, row_tile, caption[pairs], counted)
-    return by_image.places(torch.bincount(image)), by_text.places(torch.bincount(caption))
+    return by_image.ranked(torch.bincount(image)), by_text.ranked(torch.bincount(caption))
 
 
 @checked
 @torch.no_grad()
-def places_by_rows(
+def ranked_by_rows(
     visual: Encoded,
     text: Encoded,
     score: Score,
@@ -112,8 +120,8 @@ def places_by_rows(
     *,
     ties: Ties = "pessimistic",
     memory: Memory = None,
-) -> Tensor:
-    """Places ``[Q, M]`` of the right answers of one direction, whatever they are, by blocks of queries.
+) -> Ranked:
+    """Where the right answers of one direction stand, whatever they are, by blocks of queries.
 
     way: "i2t": the visual items are the queries, "t2i": the texts are. targets: of these queries with all candidates. memory: sets
     the blocks and never the result. Raises as ``metrics.places`` does.
@@ -123,9 +131,12 @@ def places_by_rows(
         raise ShapeError(f"targets are of shape {list(targets.shape)}, expected {[len(queries), len(candidates)]}: queries x candidates.")
     _check(queries, torch.arange(len(queries)))
     _check(candidates, torch.arange(len(candidates)))
-    parts = [places(block, targets[rows], ties=ties) for rows, block in scores_by_rows(visual, text, score, way, memory=memory)]
+    parts, first = [], []
+    for rows, block in scores_by_rows(visual, text, score, way, memory=memory):
+        parts.append(places(block, targets[rows], ties=ties))
+        first.append(block.argmax(1))
     widest = max(part.shape[1] for part in parts)
-    return torch.cat([pad(part, (0, widest - part.shape[1]), value=torch.inf) for part in parts])
+    return Ranked(torch.cat([pad(part, (0, widest - part.shape[1]), value=torch.inf) for part in parts]), torch.cat(first))
 
 
 @torch.no_grad()
@@ -134,7 +145,7 @@ def scores_by_rows(
 ) -> Iterator[tuple[slice, Tensor]]:
     """Some queries of one direction after the other, with their scores of all candidates ``[R, C]``, those of equal candidates equal.
 
-    way, memory: as for ``places_by_rows``. Raises DataError for scores that are not numbers.
+    way, memory: as for ``ranked_by_rows``. Raises DataError for scores that are not numbers.
     """
     (what, queries), (_, candidates) = (("image", visual), ("text", text))[:: 1 if way == "i2t" else -1]
     side = _side(candidates, torch.arange(len(candidates)), len(candidates))
@@ -147,16 +158,22 @@ def scores_by_rows(
 
 
 class _Count:
-    """Counts, tile by tile, the other candidates that come before each positive of each query of one side."""
+    """Counts, tile by tile, the other candidates that come before each positive of each query of one side, and keeps which comes first."""
 
     def __init__(self, own: Tensor, queries: _Side, candidates: _Side, ties: Ties):
         self.own, self.queries, self.candidates, self.steps = own, queries, candidates, steps(ties)
         self.before = own.new_zeros(own.shape, dtype=torch.float64)
+        self.highest, self.first = own.new_full((len(queries.items),), -torch.inf), torch.zeros(len(queries.items), dtype=torch.long)
         self.order = torch.argsort(queries.index, stable=True)  # queries by their distinct item: a tile's lie together
         self.cuts = torch.searchsorted(queries.index[self.order], torch.tensor(queries.cuts)).tolist()
 
     def add(self, block: Tensor, query_tile: int, candidate_tile: int, pair_query: Tensor, pair_score: Tensor) -> None:
         """Count a block of scores (queries x candidates) in, and its positive pairs out."""
+        distinct = slice(*self.queries.cuts[query_tile : query_tile + 2])
+        highest, first = (part.cpu() for part in block.max(1))
+        higher = highest > self.highest[distinct]
+        self.highest[distinct] = torch.where(higher, highest, self.highest[distinct])
+        self.first[distinct] = torch.where(higher, first + self.candidates.cuts[candidate_tile], self.first[distinct])
         queries = self.order[self.cuts[query_tile] : self.cuts[query_tile + 1]]
         copies = self.candidates.copies[self.candidates.cuts[candidate_tile] : self.candidates.cuts[candidate_tile + 1]].to(block)
         for query in queries.split(len(block)):  # equal queries share a row of the block, so that there may be more than rows
@@ -171,8 +188,8 @@ class _Count:
             positives = step(pair_score[:, None], self.own[pair_query]).double() / len(self.steps)
             self.before.index_add_(0, pair_query, positives, alpha=-1)
 
-    def places(self, number: Tensor) -> Tensor:
-        return place(self.before, number)
+    def ranked(self, number: Tensor) -> Ranked:
+        return Ranked(place(self.before, number), self.candidates.items[self.first[self.queries.index]])
 
 
 def _walk(

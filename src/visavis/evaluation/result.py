@@ -12,7 +12,7 @@ from torch import Tensor
 from visavis.data.dataset import Dataset
 from visavis.errors import ShapeError, SpecError
 from visavis.evaluation.arguments import checked, fit
-from visavis.evaluation.blocks import places_by_rows, places_by_tiles
+from visavis.evaluation.blocks import ranked_by_rows, ranked_by_tiles
 from visavis.evaluation.coherence import Coherence
 from visavis.evaluation.positives import listed_positives
 from visavis.evaluation.protocols import Protocol, named
@@ -37,7 +37,7 @@ class Evaluation:
     lists its queries, of those, in its order. coherence: how well the whole order follows degrees of relevance, where those were given.
     others: the same items under further protocols. report: keys of metrics to print beside the usual ones. published: the row of a paper
     beside which this is to be set. base: the same of the pretrained model that the training began with. image_ids ``[V]``, text_ids ``[T]``:
-    the image that each query belongs to, by a number.
+    the image that each query belongs to, by a number. first_texts ``[V]``, first_images ``[T]``: the candidate that comes first for each query.
     """
 
     protocol: str
@@ -55,6 +55,8 @@ class Evaluation:
     base: Evaluation | None = None
     image_ids: np.ndarray | None = None
     text_ids: np.ndarray | None = None
+    first_texts: np.ndarray | None = None
+    first_images: np.ndarray | None = None
 
     @property
     def ranks(self) -> QueryRanks:
@@ -134,12 +136,15 @@ def evaluate(
         raise SpecError(f"protocol {protocol.name} lists its right answers by name: use evaluate_listed, or visavis evaluate RUN.")
     protocol.check(*ids)
     image_ranks, text_ranks = (torch.empty(len(side), dtype=torch.double if ties == "mean" else torch.long) for side in ids)
+    all_images, all_texts = (torch.arange(len(side)) for side in ids)
+    first_texts, first_images = torch.empty_like(ids[0]), torch.empty_like(ids[1])
     rows = []
     for images, texts in protocol.split(*ids) if protocol.folds > 1 else [(slice(None), slice(None))]:
         fold = pick(visual, images), pick(text, texts)
-        places = places_by_tiles(*fold, score, ids[0][images], ids[1][texts], ties=ties, memory=memory)
-        image_ranks[images], text_ranks[texts] = (best(side, ties) for side in places)
-        rows.append(ranking_metrics(*places))
+        of_images, of_texts = ranked_by_tiles(*fold, score, ids[0][images], ids[1][texts], ties=ties, memory=memory)
+        image_ranks[images], text_ranks[texts] = best(of_images.places, ties), best(of_texts.places, ties)
+        first_texts[images], first_images[texts] = all_texts[texts][of_images.first], all_images[images][of_texts.first]
+        rows.append(ranking_metrics(of_images.places, of_texts.places))
     return Evaluation(
         protocol=protocol.name,
         num_images=len(fold[0]),
@@ -151,6 +156,8 @@ def evaluate(
         text_ranks=text_ranks.numpy(),
         image_ids=ids[0].numpy(),
         text_ids=ids[1].numpy(),
+        first_texts=first_texts.numpy(),
+        first_images=first_images.numpy(),
     )
 
 
@@ -178,19 +185,21 @@ def evaluate_listed(
     protocol.check(torch.arange(len(visual)), torch.from_numpy(data.image_of))
     of_images, of_texts = listed_positives(protocol, data)
     asked_images, asked_texts = pick(visual, of_images.queries), pick(text, of_texts.queries)
-    image_places = places_by_rows(asked_images, text, score, of_images.targets, "i2t", ties=ties, memory=memory)
-    text_places = places_by_rows(visual, asked_texts, score, of_texts.targets, "t2i", ties=ties, memory=memory)
+    images = ranked_by_rows(asked_images, text, score, of_images.targets, "i2t", ties=ties, memory=memory)
+    texts = ranked_by_rows(visual, asked_texts, score, of_texts.targets, "t2i", ties=ties, memory=memory)
     return Evaluation(
         protocol=protocol.name,
         num_images=len(visual),
         num_texts=len(text),
         captions_per_image=len(text) / len(visual),
         ties=ties,
-        metrics=ranking_metrics(image_places, text_places),
-        image_ranks=best(image_places, ties).numpy(),
-        text_ranks=best(text_places, ties).numpy(),
+        metrics=ranking_metrics(images.places, texts.places),
+        image_ranks=best(images.places, ties).numpy(),
+        text_ranks=best(texts.places, ties).numpy(),
         image_ids=of_images.queries.numpy(),
         text_ids=data.image_of[of_texts.queries.numpy()],
+        first_texts=images.first.numpy(),
+        first_images=texts.first.numpy(),
     )
 
 

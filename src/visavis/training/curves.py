@@ -5,13 +5,14 @@ These are the curves of the Unified paper's figures 3 and 4.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from visavis.objectives import Objective
 from visavis.targets import Targets
+from visavis.types import Direction
 
 GRADIENT_FLOOR = 1e-6
 """A query has a gradient if some |dL/ds| of its own direction's sum is above this."""
@@ -25,15 +26,22 @@ def similarities(scores: Tensor, targets: Targets) -> dict[str, Tensor]:
     return {name: values[values > float("-inf")] for name, values in curves.items()}
 
 
-def has_gradient(objective: Objective, scores: Tensor, targets: Targets) -> dict[str, Tensor]:
-    """For each query with a negative, whether the objective gives it a gradient; both directions of one batch."""
-    share = {}
-    for direction, block, facts in (("i2t", scores, targets), ("t2i", scores.T, targets.T)):
+def slopes(objective: Objective, scores: Tensor, targets: Targets) -> Iterator[tuple[Direction, Tensor, Targets]]:
+    """Each direction of one batch: the derivative of the sum of its terms with respect to every score ``[Q, C]``, and its targets."""
+    directions: tuple[tuple[Direction, Tensor, Targets], ...] = (("i2t", scores, targets), ("t2i", scores.T, targets.T))
+    for way, block, facts in directions:
         with torch.enable_grad():
             leaf = block.detach().float().requires_grad_()
             (slope,) = torch.autograd.grad(objective.terms(*objective.prepare(leaf, facts)).sum(), leaf)
-        share[f"gradient_{direction}"] = (slope.abs().amax(1) > GRADIENT_FLOOR)[facts.negative.any(1)].float()
-    return share
+        yield way, slope, facts
+
+
+def has_gradient(objective: Objective, scores: Tensor, targets: Targets) -> dict[str, Tensor]:
+    """For each query with a negative, whether the objective gives it a gradient; both directions of one batch."""
+    return {
+        f"gradient_{way}": (slope.abs().amax(1) > GRADIENT_FLOOR)[facts.negative.any(1)].float()
+        for way, slope, facts in slopes(objective, scores, targets)
+    }
 
 
 def summarize(batches: Iterable[dict[str, Tensor]]) -> dict[str, float]:

@@ -1,25 +1,29 @@
-"""Is there still something to learn, and someone who learns it? Signs of collapse and of dead gradients, with their numbers."""
+"""Is there still something to learn, and someone who learns it, and is it the right thing? The vital numbers of a training."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from visavis.data.captions import tokenize
+from visavis.data.dataset import Dataset
+from visavis.data.loader import Batch
+from visavis.evaluation import Evaluation
 from visavis.objectives import Objective
 from visavis.targets import Targets
+from visavis.training.curves import slopes
 from visavis.types import Encoded
 
 LOOKED_AT = 128
 """Items of a side whose effective rank is taken."""
-COLLAPSED_RANK = 1.5
-NO_BETTER = 0.02
-"""A loss within this share of the loss of identical embeddings, or above, is no better than theirs."""
-DEAD = 0.01
-"""A share of queries with a gradient below this, in both directions, is dead."""
+HUBS = 0.01
+"""The share of the candidates, those that are retrieved most, that are counted as hubs."""
 
 
 def collapsed_loss(objective: Objective, scores: Tensor, targets: Targets) -> float:
@@ -46,7 +50,7 @@ def effective_rank(items: Encoded) -> float:
 
 
 def examine(objective: Objective, visual: Encoded, text: Encoded, scores: Tensor, targets: Targets, loss: Tensor) -> dict[str, float]:
-    """The vital numbers of one batch."""
+    """The vital numbers of one batch as it is encoded."""
     return {
         "loss": loss.item(),
         "collapsed_loss": collapsed_loss(objective, scores, targets),
@@ -55,29 +59,58 @@ def examine(objective: Objective, visual: Encoded, text: Encoded, scores: Tensor
     }
 
 
-def alarms(row: dict[str, Any]) -> dict[str, str]:
-    """What is wrong by a row of the log, a sentence for each; nothing is wrong with a model that has not been trained yet."""
-    sentences: dict[str, str] = {}
-    vital, objective, step = row["health"], row["objective"], row["step"]
-    if not step:
-        return sentences
-    bound = vital["collapsed_loss"] - NO_BETTER * abs(vital["collapsed_loss"])
-    if min(vital["image_rank"], vital["text_rank"]) < COLLAPSED_RANK and vital["loss"] >= bound:
-        sentences["collapse"] = (
-            f"collapse at step {step}: the images of a batch span {vital['image_rank']:.2f} dimensions and its texts {vital['text_rank']:.2f} "
-            f"(effective rank), and their loss {vital['loss']:.4g} is no better than the {vital['collapsed_loss']:.4g} that {objective} "
-            f"gives identical embeddings: lower the learning rate, warm it up, or begin with more than the hardest negatives."
-        )
-    shares = [row["train"][f"gradient_{way}"] for way in ("i2t", "t2i")]
-    if max(shares) < DEAD:
-        sentences["dead gradients"] = (
-            f"dead gradients at step {step}: {shares[0]:.1%} of the images and {shares[1]:.1%} of the texts of training batches get a gradient "
-            f"from {objective}: there is nothing left to learn from them; take larger batches or a wider margin."
-        )
-    return sentences
+def misdirected(objective: Objective, scores: Tensor, targets: Targets, batch: Batch) -> dict[str, Any]:
+    """The share of what pushes pairs of a batch apart, both directions, that falls on pairs which belong together, and by what.
+
+    They do by their ids, where the targets go by positions; by a caption of the image in the same words; by a degree as high as that of
+    the image's own caption, where the supervision gives degrees.
+    """
+    known, by = _same_words(batch).to(scores.device), ["the words of the captions"]
+    if not torch.equal(targets.query_ids, batch.image_ids.to(scores.device)):
+        known |= batch.image_ids[:, None].to(scores.device) == batch.text_ids.to(scores.device)
+        by.append("the ids of the images")
+    if targets.relevance is not None:
+        degrees = targets.pairwise("relevance")
+        known |= degrees >= degrees.masked_fill(~targets.positive, -math.inf).amax(1, keepdim=True)
+        by.append("degrees")
+    apart = wrong = 0.0
+    for way, slope, facts in slopes(objective, scores, targets):
+        push = slope.clamp(min=0) * facts.negative
+        apart, wrong = apart + push.sum().item(), wrong + (push * (known if way == "i2t" else known.T)).sum().item()
+    return {"misdirected": wrong / apart if apart else 0.0, "known_by": " or ".join(by)}
 
 
-def news(sentences: dict[str, str], log: Iterable[dict[str, Any]]) -> list[str]:
-    """The sentences of alarms that no earlier row of the log has."""
-    known = {name for row in log for name in row.get("health", {}).get("alarms", ())}
-    return [sentence for name, sentence in sentences.items() if name not in known]
+def _same_words(batch: Batch) -> Tensor:
+    """Whether an image of a batch has, anywhere in the data, a caption of the same words: ``[V, T]``."""
+    data = batch.loader.data
+    same = torch.zeros(len(batch.images), len(batch.captions), dtype=torch.bool)
+    columns: dict[tuple[str, ...], list[int]] = {}
+    for column, caption in enumerate(batch.captions):
+        columns.setdefault(tuple(tokenize(data.captions[caption])), []).append(column)
+    for row, image in enumerate(batch.images):
+        for caption in data.captions_of[image]:
+            same[row, columns.get(tuple(tokenize(data.captions[caption])), [])] = True
+    return same
+
+
+def first_found(result: Evaluation, data: Dataset) -> dict[str, Any]:
+    """What the queries of a validation find first, by ``<way>_<what>``.
+
+    first: the candidate that the most queries find first; first_share: the share of these. hubs: how many candidates are 1 % of them, those
+    that are found first most often; hub_share: the share of queries that find one of them.
+    Source: the k-occurrence of Radovanovic, Nanopoulos and Ivanovic (2010), with k = 1.
+    """
+    assert result.first_texts is not None and result.first_images is not None
+    return _occurrence("i2t", result.first_texts, data.captions) | _occurrence(
+        "t2i", result.first_images, [image.name for image in data.images]
+    )
+
+
+def _occurrence(way: str, first: np.ndarray, candidates: Sequence[str]) -> dict[str, Any]:
+    occurrence, hubs = np.bincount(first, minlength=len(candidates)), math.ceil(HUBS * len(candidates))
+    return {
+        f"{way}_first": candidates[int(occurrence.argmax())],
+        f"{way}_first_share": float(occurrence.max() / len(first)),
+        f"{way}_hubs": hubs,
+        f"{way}_hub_share": float(np.sort(occurrence)[-hubs:].sum() / len(first)),
+    }

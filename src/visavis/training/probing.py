@@ -14,7 +14,7 @@ from visavis.models.encoding import device_of
 from visavis.scoring import score_by_blocks
 from visavis.supervision import Supervision
 from visavis.training.curves import has_gradient, similarities, summarize
-from visavis.training.health import examine
+from visavis.training.health import examine, misdirected
 from visavis.training.recipe import Recipe
 
 
@@ -36,7 +36,11 @@ def probe(
         value = loss(visual, text, targets=targets)
         scaled = scores if matcher.scale is None else scores * matcher.scale()
         per_width = value / (1 + len(narrower(loss.widths, visual)))  # identical embeddings have the same loss at each
-        health = health or examine(loss.objective, visual, text, scaled, targets, per_width)
+        health = health or {
+            **examine(loss.objective, visual, text, scaled, targets, per_width),
+            **misdirected(loss.objective, scaled, targets, batch),
+            **({} if matcher.scale is None else {"scale": matcher.scale().item(), "scale_bounds": matcher.scale.bounds}),
+        }
         seen.append({"loss": value, **similarities(scores, targets), **has_gradient(loss.objective, scaled, targets)})
         if len(seen) == recipe.training.probe_batches:
             break

@@ -22,10 +22,11 @@ from visavis.errors import RunError
 from visavis.models import Matcher
 from visavis.models.device import autocast, choose_device
 from visavis.progress import Progress, TrainingStep
+from visavis.training.alarms import alarms, news
 from visavis.training.checkpoint import Checkpoint, TrainerState
 from visavis.training.context import Pace, training_context
 from visavis.training.data_module import DataModule
-from visavis.training.health import alarms, news
+from visavis.training.health import first_found
 from visavis.training.loss import phase_loss
 from visavis.training.optimizer_state import check_optimizer, optimizer_tensors, restore_optimizer
 from visavis.training.probing import probe
@@ -146,10 +147,12 @@ class Trainer:
     def _validate(self) -> bool:
         """One row of the log; keeps the best model. True if the phase should end early."""
         state, started = self.state, time.perf_counter()
-        result = self.data_module.evaluate(self.matcher, self.data_module.validation)
+        validation = self.data_module.validation
+        result = self.data_module.evaluate(self.matcher, validation)
         (train, health), (val, _) = (
             probe(self.matcher, self.loss, self.supervision, loader, self.recipe) for loader in (self.train, self.val)
         )
+        health |= first_found(result, validation)
         row: dict[str, Any] = {
             "phase": state.phase,
             "epoch": state.epoch,
@@ -166,7 +169,7 @@ class Trainer:
                 "pairs_per_s": round(state.pairs / state.seconds, 1) if state.seconds else None,
             },
         }
-        raised = alarms(row)
+        raised = alarms(row, self.log)
         for sentence in news(raised, self.log):
             self.progress.say(sentence)
         health["alarms"] = list(raised)
