@@ -91,7 +91,9 @@ VERBS = {
         1: RUNS, "": RUNS, "--protocol": [*TEXTS, "plain", "coco-1k-5fold", "flickr8k"], "--split": SPLITS, "--data": PLACES, "--degrees": SPECS,
         "--semantics": ["paper", *TEXTS], "--average": FLAG, "--memory": MEMORIES, "--json": FLAG}),
     "diagnose": ("diagnose {run} --batches 1", {
-        1: RUNS, "--objective": SPECS, "--batches": NUMBERS, "--data": PLACES, "--memory": MEMORIES, "--json": FLAG}),
+        1: RUNS, "--objective": SPECS, "--at": [*TEXTS, *NUMBERS, "start", "last"], "--epsilon": NUMBERS, "--batches": NUMBERS, "--data": PLACES,
+        "--memory": MEMORIES, "--json": FLAG}),
+    "anatomy": ("anatomy VLC() --out {run}", {1: SPECS, "": SPECS, "--json": FLAG}),  # refused: nothing is drawn
     "search": ("search {run} red", {1: RUNS, 2: [*TEXTS, "red " * 9999], "--in": PLACES, "--top": NUMBERS, "--memory": MEMORIES, "--json": FLAG}),
     "index": ("index {run} {pictures} --out made", {
         1: RUNS, 2: PLACES, "--out": PATHS, "--store": "{text} {none} /dev/null/x s3:// ftp://x \0 {run}/run.toml vectors".split(), "--moments": NUMBERS,

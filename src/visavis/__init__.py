@@ -27,6 +27,7 @@ _HOMES = {
     "load": "visavis.verbs",
     "train": "visavis.verbs",
     "evaluate": "visavis.verbs",
+    "anatomy": "visavis.verbs",
     "explain": "visavis.verbs",
     "features": "visavis.verbs",
     "index": "visavis.verbs",
@@ -70,6 +71,7 @@ __all__ = [
     "VisavisError",
     "__version__",
     "agreement",
+    "anatomy",
     "catalog",
     "coherence",
     "compare",
@@ -117,6 +119,7 @@ if TYPE_CHECKING:
     from visavis.targets import Factors, Targets
     from visavis.verbs import (
         agreement,
+        anatomy,
         catalog,
         coherence,
         compare,

@@ -43,7 +43,7 @@ def eq_15_denominator() -> Shown:
         positive text, ``-v_i sum_j D_j / (1 + sum_k D_k)``, is not printed. Eq. 18 is right once it uses this.
     Matters: For a batch of 12 the printed weight is about five times too large, and the larger the batch, the more. It enters the
         paper's argument, not its experiments.
-    visavis: ``Unified`` is differentiated by autograd; ``diagnosis.anatomy.tangent_norms`` uses the right form.
+    visavis: ``Unified`` is differentiated by autograd; ``diagnosis.tangents.tangent_norms`` uses the right form.
     """
     scores = leaf(scores_of(12, seed=0))
     excess = negatives(scores - scores.diag()[:, None] + 0.2).exp()
@@ -66,7 +66,7 @@ def eq_17_sum_of_norms() -> Shown:
     Right: ``||g(v_i)|| = ||P sum_j w_j (t_j - t_i)||``, P the projection onto the tangent plane at ``v_i``. What is printed is an
         upper bound: the directions of different negatives partly cancel.
     Matters: The bound stays large where the gradient itself is small, and it is the bound that the text finds not to vanish.
-    visavis: ``diagnosis.anatomy.tangent_norms`` computes the norm of the sum.
+    visavis: ``diagnosis.tangents.tangent_norms`` computes the norm of the sum.
     """
     images, texts = embeddings(12, seed=0)
     moved = leaf(images)
@@ -96,7 +96,7 @@ def larger_gradient() -> Shown:
         batch, where an embedding adds up the pulls of several queries, each with another c; nor for the losses as eqs. 3 and 5
         print them, of which only the second is divided by gamma.
     Matters: Where similarities are all alike, as when training begins, c is near 1, and VLC as printed has gamma times the gradient.
-    visavis: ``diagnosis.anatomy`` compares any two objectives at the same point, with the factors as defined.
+    visavis: ``diagnosis.tangents`` compares any two objectives at the same point, with the factors as defined.
     """
     images, texts = embeddings(12, seed=0)
     single = _norms(images, texts, margin=0.2, gamma=1, both=False) / _norms(images, texts, margin=0.0, gamma=1, both=False)
@@ -121,7 +121,7 @@ def gradient_that_does_not_vanish() -> Shown:
     Right: The argument needs one negative that is not near the positive. Where all embeddings close in on one point, the tangent
         gradient of every loss of cosines goes to 0 in proportion to their spread; the unified loss has no floor.
     Matters: Averaging over negatives helps while some are apart; it is no escape from a full collapse.
-    visavis: ``diagnosis.anatomy.tangent_norms`` gives 0 there for every objective.
+    visavis: ``diagnosis.tangents.tangent_norms`` gives 0 there for every objective.
     """
     found = {}
     for spread in (0.1, 0.01, 0.0):

@@ -1,107 +1,112 @@
-"""Tangent norms: the equations of the Unified paper, corrected, against differentiation through the embeddings."""
+"""The anatomy of objectives: triplets and circles against the papers' formulas, and a page of pictures of any of them."""
 
 from __future__ import annotations
 
+import json
+import math
+import re
+
 import pytest
 import torch
-from torch.nn.functional import normalize
 
-from visavis import Targets
-from visavis.diagnosis import closed_weights, tangent_norms, tangents_of
-from visavis.objectives import CATALOG, VLC, TripletHN, Unified
+import visavis
+from visavis.diagnosis.anatomy import portrait
+from visavis.diagnosis.circle import ANGLES, NAMES, STEP, turn
+from visavis.diagnosis.triplets import triplet_weights
+from visavis.errors import RefusedOverwrite, SpecError
+from visavis.objectives import CATALOG, VLC, Goal, TripletHN, Unified, parse
 
-ANATOMIZED = [TripletHN(), TripletHN(margin=0.7), Unified(gamma=1), Unified(gamma=50), VLC(gamma=1), VLC(gamma=20)]
-anatomized = pytest.mark.parametrize("objective", ANATOMIZED, ids=repr)
+GRID = torch.tensor([-0.9, -0.3, 0.05, 0.4, 0.95], dtype=torch.float64)
+POSITIVE, NEGATIVE = (axis.double() for axis in torch.meshgrid(GRID, GRID, indexing="ij"))
 
-
-def sides(size: int = 12, width: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
-    images = normalize(torch.randn(size, width, dtype=torch.float64), dim=1)
-    return images, normalize(images + 0.3 * torch.randn(size, width, dtype=torch.float64), dim=1)
-
-
-def by_differentiation(objective, images, texts):
-    """Each anchor's own term, differentiated with respect to free embeddings, then projected off them."""
-
-    def norms(gradient, unit):
-        return (gradient - (gradient * unit).sum(-1, keepdim=True) * unit).norm(dim=-1)
-
-    anchors, candidates = [], []
-    for i, image in enumerate(images):
-        v, t = image.clone().requires_grad_(), texts.clone().requires_grad_()
-        term = objective.one_way(v[None] @ t.T, Targets.paired(len(images))[i : i + 1]).sum()
-        on_anchor, on_texts = torch.autograd.grad(term, (v, t))
-        anchors.append(norms(on_anchor, image))
-        candidates.append(norms(on_texts, texts))
-    return torch.stack(anchors), torch.stack(candidates)
+TRIPLET_WEIGHTS = {
+    "con": (0.2 + NEGATIVE - POSITIVE > 0).double(),
+    "nca": 1 / (1 + (10 * (POSITIVE - NEGATIVE)).exp()),
+    "cir": 1 / (1 + (10 * (POSITIVE * (2 - POSITIVE) - NEGATIVE**2)).exp()),
+}
+PAIR_WEIGHTS = {
+    "con": (torch.ones(5, 5), torch.ones(5, 5)),
+    "lin": (1 - POSITIVE, NEGATIVE),
+    "sig": (1 / (1 + (2 * (POSITIVE - 0.5)).exp()), 1 / (1 + (-10 * (NEGATIVE - 0.5)).exp())),
+}
 
 
-@anatomized
-@pytest.mark.parametrize("size", [1, 2, 12])
-def test_three_ways_to_a_tangent_norm(objective, size):
-    images, texts = sides(size)
-    pairs = Targets.paired(size)
-    anchors, candidates = by_differentiation(objective, images, texts)
-    by_weights = tangent_norms(objective, images, texts, pairs)
-    closed = tangents_of(closed_weights(objective, images @ texts.T, pairs) * objective.slope, images, texts)
-    for found in (by_weights, closed):
-        torch.testing.assert_close(found.anchor, anchors, rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(found.candidate, candidates, rtol=1e-10, atol=1e-12)
-    assert size == 1 or candidates.diagonal().sum() > 0  # the positive is turned, too
+@pytest.mark.parametrize("pair", PAIR_WEIGHTS)
+@pytest.mark.parametrize("triplet", TRIPLET_WEIGHTS)
+def test_a_triplet_diagram_of_goal_is_that_of_its_equations(triplet, pair):
+    """T P+ pulls and T P- pushes: eqs. 5, 7, 8 of figure 2 and 9 to 11 of figure 3."""
+    found = triplet_weights(Goal(triplet=triplet, pair=pair), GRID, GRID)
+    weight, (pull, push) = TRIPLET_WEIGHTS[triplet], PAIR_WEIGHTS[pair]
+    torch.testing.assert_close(found.pull, weight * pull, check_dtype=False)
+    torch.testing.assert_close(found.push, weight * push, check_dtype=False)
 
 
-def test_the_equations_of_the_paper():
-    """Eqs. 14, 15 and 18 with gamma = 1; 15 with the denominator it must have; 17 is a bound, not the norm."""
-    images, texts = sides()
-    scores, margin = images @ texts.T, 0.2
-    D = (scores - scores.diagonal()[:, None] + margin).exp().fill_diagonal_(0)
-    share = D / (1 + D.sum(1, keepdim=True))
-    found = tangent_norms(Unified(margin=margin, gamma=1), images, texts, Targets.paired(12))
-    difference = texts[None] - texts[:, None]  # t_j - t_i
-    eq14 = (share[:, :, None] * difference).sum(1)
-    torch.testing.assert_close(found.anchor, (eq14 - (eq14 * images).sum(1, keepdim=True) * images).norm(dim=1))
-    sine = (1 - scores**2).sqrt()
-    negatives = ~torch.eye(12, dtype=torch.bool)
-    torch.testing.assert_close(found.candidate[negatives], (share * sine)[negatives])
-    torch.testing.assert_close(found.candidate.diagonal(), (share.sum(1) * sine.diagonal()))
-
-    printed_15 = D / (1 + D) * sine
-    assert (printed_15[negatives] > 2 * found.candidate[negatives]).all()
-    projected = difference - torch.einsum("ijd,id->ij", difference, images)[:, :, None] * images[:, None]
-    printed_17 = (projected.norm(dim=-1) * share).sum(1)
-    assert (printed_17 > found.anchor).all()
+@pytest.mark.parametrize("pair", ["lin_ms", "sig_ms"])
+def test_in_a_batch_where_all_score_the_same_the_rest_changes_nothing(pair):
+    """Where the others are looked at, as near the diagonal, lin_ms is lin and sig_ms is sig."""
+    plain, rest = (triplet_weights(Goal(triplet="nca", pair=name), GRID, GRID) for name in (pair.removesuffix("_ms"), pair))
+    looked_at = (POSITIVE <= NEGATIVE + 0.1) & (NEGATIVE >= POSITIVE - 0.1)
+    assert looked_at.sum() == 15
+    torch.testing.assert_close(rest.pull[looked_at], plain.pull[looked_at])
+    torch.testing.assert_close(rest.push[looked_at], plain.push[looked_at])
 
 
-def test_the_equations_of_the_hardest_negative():
-    """Eqs. 11 and 12."""
-    images, texts = sides()
-    scores = images @ texts.T
-    best, hardest = scores.masked_fill(torch.eye(12, dtype=torch.bool), -9.0).max(1)
-    opened = (best - scores.diagonal() + 0.2 > 0).double()
-    found = tangent_norms(TripletHN(), images, texts, Targets.paired(12))
-    difference = texts[hardest] - texts
-    cosine = (difference * images).sum(1) / difference.norm(dim=1)
-    torch.testing.assert_close(found.anchor, opened * difference.norm(dim=1) * (1 - cosine**2).sqrt())
-    torch.testing.assert_close(found.candidate.gather(1, hardest[:, None])[:, 0], opened * (1 - best**2).sqrt())
-    assert (found.candidate > 0).sum() == 2 * opened.sum()
-    assert 0 < opened.sum() < 12
+def test_unified_by_hand():
+    """One negative: both weights are 1 / (1 + e^(gamma (s_p - s_n - m)))."""
+    found = triplet_weights(Unified(margin=0.2, gamma=5), torch.tensor([0.6]), torch.tensor([0.3, 0.5]))
+    expected = [1 / (1 + math.exp(5 * (0.6 - negative - 0.2))) for negative in (0.3, 0.5)]
+    assert found.push[0].tolist() == pytest.approx(expected)
+    assert found.pull[0].tolist() == pytest.approx(expected)
+    assert found.size[0].tolist() == pytest.approx(expected)
 
 
-def test_vlc_is_gamma_times_unified_without_margin():
-    images, texts = sides()
-    for one, other in zip(
-        vars(tangent_norms(VLC(gamma=20), images, texts, Targets.paired(12))).values(),
-        vars(tangent_norms(Unified(gamma=20, margin=0), images, texts, Targets.paired(12))).values(),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, 20 * other)
+def test_the_circle_of_the_hardest_negative_by_hand():
+    """Eqs. 11 and 12: |sin 8| on the hardest negative, nothing on the others; on the query both sines, on the other side the positive's."""
+    found = turn(TripletHN())
+    sine = {angle: math.sin(math.radians(abs(angle))) for angle in ANGLES}
+    assert found.norm.tolist() == pytest.approx([sine[8] + sine[-14], sine[-14], sine[8], 0, 0, 0], abs=1e-12)
+    turned_by = [math.degrees(math.atan(STEP * norm)) for norm in found.norm.tolist()]
+    signs = (-1, 1, 1, 1, 1, 1)  # the query flees the negative, the positive comes to the query
+    assert found.turned.tolist() == pytest.approx([angle + sign * by for angle, sign, by in zip(ANGLES, signs, turned_by, strict=True)])
+
+
+def test_the_hardest_negative_alone_is_not_turned_when_it_is_near():
+    """The paper's reason: with the hardest negative on the query its norm is 0, whatever the objective; the others' only where they count."""
+    hardest, soft, sharp = (turn(objective).along for objective in (TripletHN(), Unified(gamma=1), Unified(gamma=50)))
+    for norms in (hardest, soft, sharp):
+        assert norms[0, NAMES.index("negative 1")] == pytest.approx(0, abs=1e-12)
+    assert hardest[:, 3:].abs().max() == 0
+    assert soft[0, 3:].max() > 0.1
+    assert sharp[0, 5] < 1e-6 < sharp[0, 3]
+    torch.testing.assert_close(turn(VLC(gamma=5)).along, turn(Unified(margin=0, gamma=5)).along)
 
 
 @pytest.mark.parametrize("kind", CATALOG, ids=lambda kind: kind.__name__)
-def test_nothing_turns_where_all_embeddings_are_identical(kind):
-    """Whatever the weights are, and for every objective: the paper's claim that Unified does not vanish needs different texts."""
-    unit = normalize(torch.randn(1, 7, dtype=torch.float64), dim=1).expand(5, 7)
-    facts = {name: torch.rand(5, 5, dtype=torch.float64) for name in ("relevance", "weight", "pair_margin")}
-    facts |= {f"{side}_offline_scores": torch.rand(5, 2, dtype=torch.float64) for side in ("query", "candidate")}
-    found = tangent_norms(kind(), unit, unit, Targets.paired(5, **facts))
-    assert found.anchor.max() < 1e-13
-    assert found.candidate.max() < 1e-13
+def test_every_objective_has_an_anatomy(kind):
+    found = portrait(kind())
+    for values in (found.diagram.size, found.by_positive.pull, found.by_negative.push, found.circle.turned, found.circle.along):
+        assert values.isfinite().all()
+    assert (found.diagram.size > 0).any()
+    assert parse(found.name) == kind()
+    assert found.name == f"{kind.__name__}()"
+
+
+def test_the_page_holds_a_picture_of_each_and_its_numbers(tmp_path):
+    out = tmp_path / "anatomy"
+    found = visavis.anatomy(["Unified(gamma=1)", "Unified(gamma=1.0)"], out=out)
+    assert sorted(path.name for path in out.iterdir()) == ["1-Unified.png", "anatomy.json", "report.html"]
+    assert json.loads((out / "anatomy.json").read_text()) == found.to_json()
+    page = (out / "report.html").read_text()
+    assert re.findall(r"<h2>(.*?)</h2>", page)[0] == "Unified(gamma=1.0)"
+    assert page.count("data:image/png;base64,") == 2  # for light and for dark pages
+    assert "http" not in page
+    assert f"<td>{found.portraits[0].circle.norm[0]:.3f}</td>" in page
+    with pytest.raises(RefusedOverwrite):
+        visavis.anatomy("Goal()", out=out)
+
+
+def test_what_names_no_objective_is_a_sentence_and_leaves_nothing(tmp_path):
+    for specs, sentence in (("Unifid()", r"did you mean Unified\?"), ([], "no objective is named: expected one or more")):
+        with pytest.raises(SpecError, match=sentence):
+            visavis.anatomy(specs, out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()

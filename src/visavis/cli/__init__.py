@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import typer
 
-from visavis.cli import comparison, data, graded, retrieval, runs, serving
+from visavis.cli import comparison, data, graded, objectives, retrieval, runs, serving
 from visavis.cli.signals import Ended, ends_heard
 from visavis.cli.terminal import show_what_can_be_shown, tell
 from visavis.errors import VisavisError
@@ -39,6 +39,7 @@ for command in (
     runs.evaluate,
     runs.diagnose,
     runs.explain,
+    objectives.anatomy,
     comparison.compare,
     comparison.reproduce,
     graded.coherence,

@@ -11,10 +11,10 @@ tensor([[-1.,  1.],
 1
 """
 
-from visavis.diagnosis.anatomy import Tangents, tangent_norms, tangents_of
 from visavis.diagnosis.closed_forms import closed_weights
 from visavis.diagnosis.cocos import Cocos, contributing, contributing_by_direction, contributing_by_epsilon, count, effective_number
 from visavis.diagnosis.counting import smooth_ap_counts
+from visavis.diagnosis.tangents import Tangents, tangent_norms, tangents_of
 from visavis.diagnosis.weights import pair_weights, weights_by_blocks
 
 __all__ = [

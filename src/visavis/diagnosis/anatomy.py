@@ -1,50 +1,88 @@
-"""The part of a gradient that turns a unit vector: its component in the tangent plane of the sphere.
-
-Along the vector a gradient only changes the length, which normalizing takes back; so an objective may have large weights
-and still turn nothing: where all embeddings are identical every tangent norm is 0, for every objective.
-Source: Unified loss, section 3.3.
-"""
+"""The anatomy of an objective's gradient, without any data: what it does with a triplet, and what it turns."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from visavis.diagnosis.weights import pair_weights
+from visavis import objectives
+from visavis.diagnosis.circle import Turned, turn
+from visavis.diagnosis.triplets import Triplets, triplet_weights
+from visavis.errors import SpecError
 from visavis.objectives import Objective
-from visavis.targets import Targets
+
+PARTNERS = (0.2, 0.5, 0.8)
+"""Similarities at which the other pair of a triplet is held while one is varied."""
 
 
 @dataclass(frozen=True)
-class Tangents:
-    """Norms of tangent gradients of each query's own terms. anchor ``[Q]``: on the query. candidate ``[Q, C]``: on each
-    candidate, positives included.
+class Portrait:
+    """One objective. diagram: over the plane of both similarities. pairs: over one of them in fine steps and PARTNERS of the other: of the
+    positive, then of the negative. circle: what it turns.
     """
 
-    anchor: Tensor
-    candidate: Tensor
+    objective: Objective
+    diagram: Triplets
+    by_positive: Triplets
+    by_negative: Triplets
+    circle: Turned
+
+    @property
+    def name(self) -> str:
+        """The objective by what is not its default."""
+        told = ((field.name, getattr(self.objective, field.name), field.default) for field in fields(self.objective))  # type: ignore[arg-type]
+        return f"{type(self.objective).__name__}({', '.join(f'{name}={value!r}' for name, value, default in told if value != default)})"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "objective": repr(self.objective),
+            "triplets": {name: _rounded(getattr(self.diagram, name)) for name in ("positive", "negative", "pull", "push")},
+            "pairs": {
+                "similarity": _rounded(self.by_positive.positive),
+                "partner": list(PARTNERS),
+                "pull": _rounded(self.by_positive.pull.T),
+                "push": _rounded(self.by_negative.push),
+            },
+            "circle": self.circle.to_json(),
+        }
 
 
-def tangent_norms(objective: Objective, queries: Tensor, candidates: Tensor, targets: Targets) -> Tangents:
-    """The tangent norms of one direction for unit rows ``[Q, D]``, ``[C, D]``, scored by their products.
+@dataclass(frozen=True)
+class Anatomy:
+    """Several objectives, in the order given. folder: where they were drawn."""
 
-    Formula: with g_ij = dL_i/ds_ij, ``||P_{v_i} sum_j g_ij t_j||`` on the anchor and ``|g_ij| ||P_{t_j} v_i||`` on a
-    candidate, where P_u x = x - (x . u) u. With the weights of Unified these are eqs. 11, 12 and 18, and eqs. 15 and 17
-    as they must read: the denominator of 15 is one plus the sum over all negatives, and 17, a sum of norms,
-    is only an upper bound of the norm of the sum. Memory: one ``[C, D]`` at a time.
-    """
-    return tangents_of(pair_weights(objective, queries @ candidates.T, targets) * objective.slope, queries, candidates)
+    portraits: tuple[Portrait, ...]
+    folder: Path
 
-
-@torch.no_grad()
-def tangents_of(slopes: Tensor, queries: Tensor, candidates: Tensor) -> Tangents:
-    """The tangent norms for any slopes ``[Q, C]``: ``tangent_norms`` with the derivative already known."""
-    turned = torch.stack([_tangent(query.expand_as(candidates), candidates).norm(dim=-1) for query in queries])
-    return Tangents(_tangent(slopes @ candidates, queries).norm(dim=-1), slopes.abs() * turned)
+    def to_json(self) -> dict[str, Any]:
+        return {"folder": str(self.folder), "objectives": [portrait.to_json() for portrait in self.portraits]}
 
 
-def _tangent(vectors: Tensor, unit: Tensor) -> Tensor:
-    """Rows of ``vectors`` without their component along the rows of ``unit``; no root of a difference, so exact near 0."""
-    return vectors - (vectors * unit).sum(-1, keepdim=True) * unit
+def portraits_of(specs: Sequence[str]) -> tuple[Portrait, ...]:
+    """Those of the objectives that texts name, each once. Raises SpecError for an unknown one, or where there is none."""
+    named = list(dict.fromkeys(objectives.parse(text) for text in specs))
+    if not named:
+        raise SpecError('no objective is named: expected one or more, such as "Unified(gamma=50)".')
+    return tuple(portrait(objective) for objective in named)
+
+
+def portrait(objective: Objective) -> Portrait:
+    """All that is drawn of one objective: similarities from -1 to 1, 45 of each in the plane, 201 along one."""
+    plane, line = (torch.linspace(-1, 1, number, dtype=torch.float64) for number in (45, 201))
+    partners = torch.tensor(PARTNERS, dtype=torch.float64)
+    return Portrait(
+        objective,
+        triplet_weights(objective, plane, plane),
+        triplet_weights(objective, line, partners),
+        triplet_weights(objective, partners, line),
+        turn(objective),
+    )
+
+
+def _rounded(values: Tensor) -> Any:
+    return values.round(decimals=6).tolist()
