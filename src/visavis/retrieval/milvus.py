@@ -181,6 +181,8 @@ class MilvusStore:
 
         queries: ``[Q, D]`` to measure with; None: stored vectors with noise.
         """
+        with self._telling():
+            self._client.flush(self.collection)  # what is not in a sealed segment is not indexed, and read slowly
         keys = [item.key for item in self.items()]
         asked = perturbed(self.vectors(sample(keys))) if queries is None else np.ascontiguousarray(queries, np.float32)
         scores, rows = Exact(self.vectors(keys), memory=self.memory).search(asked, TOP)
