@@ -10,11 +10,11 @@ from torch.nn.functional import cross_entropy
 
 from visavis import Targets
 from visavis.errors import MissingSupervision
-from visavis.objectives import RSP, SSP, VLC, InfoNCE, MaxMargin, NTXent, Triplet, TripletHN, Unified
+from visavis.objectives import RSP, SSP, VLC, InfoNCE, MaxMargin, NTXent, Triplet, TripletHN, TripletTopK, Unified
 
 from .cases import close, cosines, gradient
 
-every_with_margins = pytest.mark.parametrize("kind", [Triplet, TripletHN, Unified, MaxMargin, SSP, RSP], ids=lambda kind: kind.__name__)
+every_with_margins = pytest.mark.parametrize("kind", [Triplet, TripletHN, TripletTopK, Unified, MaxMargin, SSP, RSP], ids=lambda kind: kind.__name__)
 
 
 widths = pytest.mark.parametrize("gamma", [0.5, 10.0, 50.0, 1000.0])
@@ -68,6 +68,15 @@ def test_all_negatives_weigh_at_least_as_much_as_the_hardest():
     scores, one_negative = cosines(2), Targets.paired(2)
     close(Triplet()(scores, one_negative), TripletHN()(scores, one_negative))
     close(gradient(Triplet(), scores, one_negative), gradient(TripletHN(), scores, one_negative))
+
+
+def test_the_k_hardest_lead_from_the_hardest_to_all():
+    scores, targets = cosines(3, 7), Targets(query_ids=[3, 1, 2], candidate_ids=[1, 1, 2, 2, 3, 3, 3])
+    for k, same in ((1, TripletHN()), (6, Triplet()), (1000, Triplet())):
+        close(TripletTopK(k=k)(scores, targets), same(scores, targets))
+        close(gradient(TripletTopK(k=k), scores, targets), gradient(same, scores, targets))
+    values = [TripletTopK(k=k)(scores, targets) for k in range(1, 7)]
+    assert values == sorted(values)
 
 
 def test_a_weight_of_one_changes_nothing():

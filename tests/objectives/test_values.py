@@ -24,6 +24,7 @@ from visavis.objectives import (
     SmoothAP,
     Triplet,
     TripletHN,
+    TripletTopK,
     Unified,
 )
 from visavis.targets import Factors
@@ -34,6 +35,7 @@ from ..sampling import pairwise
 TERMS = {
     Triplet(): lambda p, negatives, m: sum(max(0.0, m + s - p) for s in negatives),
     TripletHN(): lambda p, negatives, m: max(0.0, m + max(negatives) - p),
+    TripletTopK(k=2): lambda p, negatives, m: sum(max(0.0, m + s - p) for s in sorted(negatives)[-2:]),
     VLC(gamma=7.0): lambda p, negatives, m: math.log(1 + sum(math.exp(7 * (s - p)) for s in negatives)),
     NTXent(tau=0.2): lambda p, negatives, m: -math.log(math.exp(p / 0.2) / (math.exp(p / 0.2) + sum(math.exp(s / 0.2) for s in negatives))),
     NTXent(tau=0.2, denominator="negatives"): lambda p, negatives, m: math.log(sum(math.exp(s / 0.2) for s in negatives)) - p / 0.2,

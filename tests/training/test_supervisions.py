@@ -285,6 +285,23 @@ def test_misplaced_captions_exchange_their_images_in_training_alone(scenes):
     assert (test.misplaced(0.5, seed=1).image_of == test.image_of).all()
 
 
+def test_fewer_images_and_captions_are_drawn_in_training_alone_a_part_of_more(scenes):
+    data = open_dataset(scenes)
+
+    def names(part, split):
+        return {part.images[image].name: sorted(part.captions[i] for i in part.captions_of[image]) for image in range(len(part.images))
+                if part.images[image].split == split}  # fmt: skip
+
+    few, more = data.fewer(5, 2, seed=1), data.fewer(9, 2, seed=1)
+    assert len(names(few, "train")) == 5 and names(few, "train").items() <= names(more, "train").items()
+    assert all(len(captions) == 2 and set(captions) <= set(names(data, "train")[name]) for name, captions in names(more, "train").items())
+    assert names(few, "test") == names(data, "test")
+    assert [data.images[row].name for row in few.image_rows] == [image.name for image in few.images]
+    assert [data.captions[row] for row in few.caption_rows] == list(few.captions)
+    assert names(data.fewer(5, 0, seed=2), "train").keys() != names(few, "train").keys()
+    assert data.fewer(0, 0, seed=1) is data
+
+
 def test_doubtful_pairs_come_one_caption_a_row(recipes, scenes, tmp_path):
     with pytest.raises(RecipeError, match=r"needs one caption a row: leave training\.captions_per_image out"):
         visavis.train(recipes / "NCR.toml", data=scenes, out=tmp_path / "run", overrides={"training.captions_per_image": 2})

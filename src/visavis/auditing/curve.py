@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -73,17 +73,21 @@ class LearningCurve:
 def learning_curve(data_module: DataModule, data: Dataset, identity: Any, seeds: int, progress: Progress) -> LearningCurve:
     """Models of parts of the training split, tested on the validation split; each is kept, so that a next call goes on."""
     train, validation = data.split("train"), data_module.validation
-    axes = {"pictures": [(round(share * len(train.images)), share, _pictures) for share in SHARES]}
+    axes = {
+        "pictures": [
+            (round(share * len(train.images)), share, {"images": round(share * len(train.images)), "captions": 0}) for share in SHARES
+        ]
+    }
     most = min(map(len, train.captions_of))
     if most > 1:
         numbers = sorted({1, 2, -(-most // 2), most})
-        axes["captions a picture"] = [(number, number / most, _captions) for number in numbers]
+        axes["captions a picture"] = [(number, number / most, {"images": 0, "captions": number}) for number in numbers]
     total, done, curves = seeds * sum(map(len, axes.values())), 0, list[Axis]()
     for thing, sizes in axes.items():
         points = []
-        for size, share, part_of in sizes:
+        for size, share, part in sizes:
             for seed in range(seeds):
-                rsum = _rsum(data_module, part_of(train, size, seed), validation, identity, seed, share, progress)
+                rsum = _rsum(data_module, train.fewer(**part, seed=seed), validation, identity, seed, share, progress)
                 points.append(Point(size, seed, rsum))
                 done += 1
                 progress.work("learning curve", done, total, 0.0)
@@ -110,20 +114,3 @@ def _rsum(data_module: DataModule, part: Dataset, validation: Dataset, identity:
     where = place("curve", identity, part.image_rows.tolist(), part.caption_rows.tolist(), seed, share, LOOKS, LONGEST)
     looks: list[float] = remembered_value(where, list[float], compute)
     return max(looks)
-
-
-def _pictures(train: Dataset, size: int, seed: int) -> Dataset:
-    """Some of the pictures with all of their captions; a larger part of the same seed holds the smaller ones."""
-    return train.take(np.sort(np.random.default_rng([seed, 4]).permutation(len(train.images))[:size]))
-
-
-def _captions(train: Dataset, size: int, seed: int) -> Dataset:
-    """All pictures, each with some of its captions."""
-    random = np.random.default_rng([seed, 5])
-    kept = np.sort(np.concatenate([random.permutation(captions)[:size] for captions in train.captions_of]))
-    return replace(
-        train,
-        captions=tuple(train.captions[i] for i in kept),
-        image_of=train.image_of[kept],
-        caption_origin=train.caption_rows[kept],
-    )

@@ -158,13 +158,32 @@ class Dataset:
 
     def first_captions(self, count: int) -> Dataset:
         """All images, each with its first ``count`` captions, or with all where it has fewer."""
-        kept = np.sort(np.concatenate([captions[:count] for captions in self.captions_of]))
+        return self.with_captions(np.concatenate([captions[:count] for captions in self.captions_of]))
+
+    def with_captions(self, kept: np.ndarray) -> Dataset:
+        """All images with some captions, by index, in the order of the whole."""
+        kept = np.sort(kept)
         return replace(
             self,
             captions=tuple(self.captions[i] for i in kept),
             image_of=self.image_of[kept],
             caption_origin=self.caption_rows[kept],
         )
+
+    def fewer(self, images: int, captions: int, seed: int, split: str = "train") -> Dataset:
+        """The data set with at most so many images of a split, and captions of each, drawn at random; 0: all. What is drawn of fewer is part
+        of what is drawn of more.
+        """
+        inside = np.array([image.split == split for image in self.images])
+        if images:
+            drawn = np.random.default_rng([seed, 4]).permutation(np.flatnonzero(inside))[:images]
+            kept = np.sort(np.concatenate([np.flatnonzero(~inside), drawn]))
+            return self.take(kept).fewer(0, captions, seed, split)
+        if captions:
+            random = np.random.default_rng([seed, 5])
+            few = [random.permutation(own)[:captions] if chosen else own for own, chosen in zip(self.captions_of, inside, strict=True)]
+            return self.with_captions(np.concatenate(few))
+        return self
 
     def misplaced(self, share: float, seed: int, split: str = "train") -> Dataset:
         """The data set with a share of a split's captions moved to other images of the split: synthetic noise for studies.

@@ -22,12 +22,13 @@ from visavis.objectives.quintuplet import AOQ
 from visavis.objectives.sigmoid import Sigmoid
 from visavis.objectives.smooth_ap import SmoothAP
 from visavis.objectives.softmax import VLC, InfoNCE, NTXent
-from visavis.objectives.triplet import Triplet, TripletHN
+from visavis.objectives.triplet import Triplet, TripletHN, TripletTopK
 from visavis.objectives.unified import Unified
 
 CATALOG: tuple[type[Objective], ...] = (
     Triplet,
     TripletHN,
+    TripletTopK,
     NTXent,
     VLC,
     InfoNCE,
@@ -67,6 +68,7 @@ __all__ = [
     "SmoothAP",
     "Triplet",
     "TripletHN",
+    "TripletTopK",
     "Unified",
     "VLC",
     "parse",

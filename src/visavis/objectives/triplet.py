@@ -10,6 +10,7 @@ from torch import Tensor
 from visavis.objectives.base import Objective, Reduction, SummaryObjective
 from visavis.objectives.pairs import of_pair, pairs_of
 from visavis.objectives.summary import Hardest
+from visavis.spec import require
 from visavis.targets import Targets
 
 
@@ -63,3 +64,33 @@ class TripletHN(SummaryObjective):
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
         margin = of_pair(targets.margin_or(self.margin, "TripletHN"), query)
         return (margin + negatives - positive).relu()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TripletTopK(Objective):
+    r"""Triplet loss with the k hardest negatives of the batch: between TripletHN and Triplet.
+
+    Formula: ``sum_p sum_{j in H_i} [margin + s_ij - s_ip]_+`` over positive pairs p = (i, p), H_i the ``k`` negatives of i with the highest
+    scores, or all where there are fewer; both directions. dL/ds_ij is 1 where the hinge of one of them is open, dL/ds_ip minus their number.
+    Advice: where TripletHN collapses or hangs on false negatives, and Triplet stops learning: k of 4 to 16.
+    Source: this package, between the two sums of Faghri et al., VSE++ (2018), eqs. 5 and 6.
+    Special cases: TripletHN for k = 1, Triplet from the number of negatives on. Reads ``query_margin`` (adaptive margins).
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ("query_margin",)
+
+    k: int = 8
+    margin: float = 0.2
+    reduction: Reduction = "sum"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.k > 0, self, "k", "a number above 0")
+
+    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
+        pairs = pairs_of(scores, targets)
+        hardest = pairs.negatives().topk(min(self.k, scores.shape[1])).values
+        margin = of_pair(targets.margin_or(self.margin, "TripletTopK"), pairs.query)
+        if isinstance(margin, Tensor):
+            margin = margin[:, None]
+        return (margin + hardest[pairs.query] - pairs.positive[:, None]).relu().sum(-1)

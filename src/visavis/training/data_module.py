@@ -30,7 +30,7 @@ from visavis.models.tokenizing import PretrainedTokens
 from visavis.models.towers import VisualTower
 from visavis.progress import Progress, Silent
 from visavis.spec import build
-from visavis.training.inputs import open_data, text_features, visual_features
+from visavis.training.inputs import as_trained_on, open_data, text_features, visual_features
 from visavis.training.judgements import read_pairs, sentence_features
 from visavis.training.recipe import Recipe
 from visavis.training.starting import open_start, take_over
@@ -215,8 +215,7 @@ def open_data_module(
     processor = replace(processor, tower_folder=trained.tower_folder) if trained else processor
     for sentence in data.skipped:
         progress.say(f"left out: {sentence}")
-    if recipe.data.misplaced:
-        data = data.misplaced(recipe.data.misplaced, recipe.seed)
+    data = as_trained_on(recipe, data)
     data_module = DataModule(recipe, data, processor, visual, text, judged, sentence_features(judged, data, processor))
     if not recipe.visual.standardize:
         return data_module

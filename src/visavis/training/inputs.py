@@ -44,6 +44,12 @@ def open_data(recipe: Recipe, progress: Progress, *, skip_bad: bool) -> Dataset:
     )
 
 
+def as_trained_on(recipe: Recipe, data: Dataset) -> Dataset:
+    """The data set with as few training images and captions as the recipe learns from, and as many of them in the wrong place."""
+    data = data.fewer(recipe.data.training_images, recipe.data.training_captions, recipe.seed)
+    return data.misplaced(recipe.data.misplaced, recipe.seed) if recipe.data.misplaced else data
+
+
 def check_data_there(recipe: Recipe) -> None:
     """Refuse, with a DataError, a recipe that says which files it needs where there is nothing of their name."""
     if recipe.data.needs and not is_there(recipe.data.path):
@@ -130,7 +136,9 @@ def text_features(
         return store, Processor(visual, None, None, stored_texts=True)
     if text.tower == "vocabulary":
         return None, Processor(
-            visual, None, (trained and trained.vocabulary) or _vocabulary(data.split("train"), sentences, text.min_count)
+            visual,
+            None,
+            (trained and trained.vocabulary) or _vocabulary(as_trained_on(recipe, data).split("train"), sentences, text.min_count),
         )
     if text.view == "tokens":
         return None, Processor(visual, None, None, text.tower, tokenizer_folder=trained.tokenizer_folder if trained else None)

@@ -25,6 +25,7 @@ class DataSettings(Section):
 
     path: a folder, a list in it, or a name under ``VISAVIS_DATA``. needs: which files in which layout a recipe expects there, in words, which
     are said where there is nothing of that name. skip_bad: leave out what is broken instead of stopping.
+    training_images, training_captions: learn from at most so many images, and captions of each, drawn by the run's seed; 0: from all.
     misplaced: the share of training captions that are moved to wrong images, drawn by the run's seed, to study noise.
     judgements: the file in which the page of ``visavis serve`` keeps what people said, of which training images and sentences are learned.
     """
@@ -32,6 +33,8 @@ class DataSettings(Section):
     path: str = ""
     needs: str = ""
     skip_bad: bool = False
+    training_images: int = Field(0, ge=0)
+    training_captions: int = Field(0, ge=0)
     misplaced: float = Field(0.0, ge=0, le=1)
     judgements: str = ""
 
