@@ -175,14 +175,13 @@ class Dataset:
         of what is drawn of more.
         """
         inside = np.array([image.split == split for image in self.images])
-        if images:
-            drawn = np.random.default_rng([seed, 4]).permutation(np.flatnonzero(inside))[:images]
-            kept = np.sort(np.concatenate([np.flatnonzero(~inside), drawn]))
-            return self.take(kept).fewer(0, captions, seed, split)
         if captions:
             random = np.random.default_rng([seed, 5])
             few = [random.permutation(own)[:captions] if chosen else own for own, chosen in zip(self.captions_of, inside, strict=True)]
-            return self.with_captions(np.concatenate(few))
+            return self.with_captions(np.concatenate(few)).fewer(images, 0, seed, split)
+        if images:
+            drawn = np.random.default_rng([seed, 4]).permutation(np.flatnonzero(inside))[:images]
+            return self.take(np.sort(np.concatenate([np.flatnonzero(~inside), drawn])))
         return self
 
     def misplaced(self, share: float, seed: int, split: str = "train") -> Dataset:

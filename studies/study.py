@@ -1,0 +1,206 @@
+"""The study: every objective of the catalog, and what the papers claim of them, in many short runs on Flickr8k.
+
+    VISAVIS_DATA=... python studies/study.py [--only objectives sizes ...] [--workers 2] [--out runs/study]
+
+An experiment is a few settings of the recipe ``study-flickr8k`` (half a minute of one core each) with some seeds. First each objective is
+given the same small budget on validation, four tries with a seed of their own (``tuning``): two learning rates, and two values of what its
+paper leaves to choose, or four rates where there is nothing to choose. All other experiments begin with what was best there. The test
+split is measured once a run and chooses nothing.
+
+What a run came to is a line of ``docs/evidence/study/EXPERIMENT.jsonl``, and is not made again, here or elsewhere, unless that line is taken
+out; so the study can be stopped at any time, by Ctrl-C, by a power cut, and goes on. A line holds the metrics of the best model on test,
+CS@K by degrees of MiniLM among them; how validation RSUM and similarities went, epoch by epoch; how many samples still contribute to
+the gradient at the end, and at the start (``diagnose``); and how far its scores agree with people's (``agreement``). ``studies/claims.py``
+reads all of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shutil
+import sys
+import tomllib
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import visavis
+from visavis import storage
+from visavis.comparison.jobs import Job, done
+from visavis.errors import VisavisError
+from visavis.progress import Silent
+from visavis.runs.folder import with_whole_paths
+from visavis.training.recipe_files import read_recipe
+from visavis.training.run_files import RunFiles
+
+PLAN = Path(__file__).with_suffix(".toml")
+EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence" / "study"
+RECIPE, SPEC, RATE = "study-flickr8k", "phases.0.objective", "phases.0.optimizer.lr"
+TUNING, TUNING_SEED = "tuning", 100
+BATCHES = 20
+"""Training batches of 128 pairs on which contributing samples are counted."""
+
+Overrides = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Settings by name, each the overrides of a recipe. question: what they answer. seeds: of each setting."""
+
+    name: str
+    question: str
+    settings: dict[str, Overrides]
+    seeds: tuple[int, ...]
+
+    @property
+    def evidence(self) -> Path:
+        return EVIDENCE / f"{self.name}.jsonl"
+
+    def known(self) -> list[dict[str, Any]]:
+        """The lines of the runs that were made, as the experiment stands now."""
+        lines = read_evidence(self.name)
+        return [line for line in lines if line["seed"] in self.seeds and line["overrides"] == self.settings.get(line["setting"])]
+
+    def missing(self) -> Iterator[tuple[str, int]]:
+        made = {(line["setting"], line["seed"]) for line in self.known()}
+        return ((name, seed) for seed in self.seeds for name in self.settings if (name, seed) not in made)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of an experiment, and where it is trained."""
+
+    experiment: Experiment
+    setting: str
+    seed: int
+    folder: Path
+
+    def job(self) -> Job:
+        overrides = {**self.experiment.settings[self.setting], "seed": self.seed}
+        recipe = overrides.pop("recipe", RECIPE)
+        named = PLAN.parent / recipe if recipe.endswith(".toml") else recipe
+        return Job(self.setting, self.seed, with_whole_paths(read_recipe(named, overrides)).to_dict(), self.folder.absolute())
+
+
+def read_evidence(name: str) -> list[dict[str, Any]]:
+    path = EVIDENCE / f"{name}.jsonl"
+    return storage.read_json_lines(path, dict[str, Any]) if path.exists() else []
+
+
+def experiments() -> list[Experiment]:
+    """The plan, in the order of its file; those behind ``tuning`` only once that is made."""
+    plan = tomllib.loads(PLAN.read_text())
+    tries = {
+        f"{name} | {spec} | {rate:g}": {SPEC: spec, RATE: rate, **entry.get("with", {})}
+        for name, entry in plan["objectives"].items()
+        for spec in entry["try"]
+        for rate in entry.get("rates", plan["rates"])
+    }
+    tuning = Experiment(TUNING, "Which rate and which value of its own does each objective want?", tries, (TUNING_SEED,))
+    if any(tuning.missing()):
+        return [tuning]
+    chosen = best_tries(tuning)
+    return [tuning, *(_experiment(name, entry, chosen, plan["always"]) for name, entry in plan["experiments"].items())]
+
+
+def best_tries(tuning: Experiment) -> dict[str, Overrides]:
+    """For each objective the overrides of its best try by validation."""
+    best: dict[str, dict[str, Any]] = {}
+    for line in tuning.known():
+        name = line["setting"].split(" | ")[0]
+        if name not in best or line["validation_rsum"] > best[name]["validation_rsum"]:
+            best[name] = line
+    return {name: tuning.settings[line["setting"]] for name, line in best.items()}
+
+
+def _experiment(name: str, entry: dict[str, Any], chosen: dict[str, Overrides], always: Overrides) -> Experiment:
+    """of: objectives, each as it was best ("all": all of them). vary: what is changed, by name; ``times_rate`` multiplies the learning rate."""
+    settings = {}
+    for objective in chosen if entry["of"] == ["all"] else entry["of"]:
+        for label, changes in entry.get("vary", {"": {}}).items():
+            overrides = {**chosen[objective], **always, **changes}
+            overrides[RATE] *= overrides.pop("times_rate", 1.0)
+            settings[", ".join(filter(None, (objective if len(entry["of"]) > 1 or not label else "", label)))] = overrides
+    return Experiment(name, entry["question"], settings, tuple(range(1, entry["seeds"] + 1)))
+
+
+def made(run: Run) -> dict[str, Any]:
+    """The line of a run: trained, or gone on with, and looked into."""
+    job = run.job()
+    outcome = done(job, Silent())
+    line = {"setting": run.setting, "seed": run.seed, "overrides": run.experiment.settings[run.setting]}
+    if outcome.failure:
+        return {**line, "failure": outcome.failure}
+    line |= {"validation_rsum": outcome.validation_rsum, "seconds": round(outcome.seconds, 1)}
+    if run.experiment.name != TUNING:
+        line |= {
+            "metrics": rounded(outcome.numbers),
+            "epochs": epochs_of(run.folder),
+            "counts": counts_of(run.folder),
+            **people_of(run.folder),
+        }
+    shutil.rmtree(run.folder)
+    return line
+
+
+def epochs_of(folder: Path) -> list[dict[str, float]]:
+    """Validation RSUM and similarities of validation pairs, at every validation."""
+    rows = storage.read_json_lines(RunFiles(folder).log, dict[str, Any])
+    kept = "positive_mean", "hardest_i2t_mean", "hardest_t2i_mean", "gradient_i2t", "gradient_t2i"
+    return [rounded({"step": row["step"], "rsum": row["rsum"], **{name: row["val"][name] for name in kept}}) for row in rows]
+
+
+def counts_of(folder: Path) -> dict[str, float]:
+    """Contributing samples of the best model."""
+    return rounded(visavis.diagnose(folder, batches=BATCHES).counts[0].mean)
+
+
+def people_of(folder: Path) -> dict[str, float]:
+    """Kendall's tau-b with people, over pairs that are not an image's own captions."""
+    found = [told for told in visavis.agreement(folder) if not told.own_pairs]
+    return {f"people_{told.judgements}": round(run["kendall"].value, 4) for told in found for run in told.runs.values()}
+
+
+def rounded(numbers: dict[str, Any]) -> dict[str, float]:
+    """To five digits, which is more than two runs ever agree to."""
+    return {name: float(f"{value:.5g}") for name, value in numbers.items() if not math.isnan(value)}
+
+
+def make(experiment: Experiment, workers: int, out: Path) -> None:
+    """Make the missing runs of an experiment, so many at once, and keep each as it ends."""
+    runs = [
+        Run(experiment, setting, seed, out / f"{experiment.name}-{list(experiment.settings).index(setting)}-{seed}")
+        for setting, seed in experiment.missing()
+    ]
+    if not runs:
+        return
+    sys.stderr.write(f"{experiment.name}: {experiment.question} {len(runs)} runs\n")
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(made, run) for run in runs]):
+            line = future.result()
+            storage.append_json_line(experiment.evidence, line)
+            sys.stderr.write(f"  {line['setting']}, seed {line['seed']}: {line.get('failure') or line['validation_rsum']}\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", help="experiments")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("runs/study"))
+    options = parser.parse_args()
+    EVIDENCE.mkdir(parents=True, exist_ok=True)
+    make(experiments()[0], options.workers, options.out)
+    for experiment in experiments()[1:]:
+        if experiment.name in (options.only or [experiment.name]):
+            make(experiment, options.workers, options.out)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except VisavisError as error:
+        sys.exit(f"study: {error}")
