@@ -71,7 +71,7 @@ def tables() -> list[str]:
     return lines
 
 
-COLUMNS = ("rsum", "R@1", "CS@100", "CS@1000", "people_expert", "C^q", "gap")
+COLUMNS = ("rsum", "R@1", "CS@100", "CS@1000", "tau with the experts", "C^q", "gap")
 
 
 def _table(rows: Mapping[str, Sequence[dict[str, Any]]], name: str) -> list[str]:

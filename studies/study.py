@@ -10,7 +10,7 @@ split is measured once a run and chooses nothing.
 What a run came to is a line of ``docs/evidence/study/EXPERIMENT.jsonl``, and is not made again, here or elsewhere, unless that line is taken
 out; so the study can be stopped at any time, by Ctrl-C, by a power cut, and goes on. A line holds the metrics of the best model on test,
 CS@K by degrees of MiniLM among them; how validation RSUM and similarities went, epoch by epoch; how many samples still contribute to
-the gradient at the end (``diagnose``); and how far its scores agree with people's (``agreement``). ``studies/claims.py``
+the gradient at the end (``diagnose``); and how far its scores agree with people's. ``studies/claims.py``
 reads all of it.
 """
 
@@ -28,12 +28,15 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import torch
+from ladder import with_people
+
 import visavis
 from visavis import storage
 from visavis.comparison.jobs import Job, done
 from visavis.errors import VisavisError
 from visavis.progress import Silent
-from visavis.runs.folder import with_whole_paths
+from visavis.runs.folder import open_run, recipe_of, with_whole_paths
 from visavis.training.recipe_files import read_recipe
 from visavis.training.run_files import RunFiles
 
@@ -161,10 +164,13 @@ def counts_of(folder: Path) -> dict[str, float]:
     return rounded(counts[0].mean | own)
 
 
+@torch.inference_mode()
 def people_of(folder: Path) -> dict[str, float]:
-    """Kendall's tau-b with people, over pairs that are not an image's own captions."""
-    found = [told for told in visavis.agreement(folder) if not told.own_pairs]
-    return {f"people_{told.judgements}": round(run["kendall"].value, 4) for told in found for run in told.runs.values()}
+    """Kendall's tau-b with the experts and with the crowd, over pairs that are not an image's own captions."""
+    recipe = recipe_of(folder)
+    data_module, matcher = open_run(folder, recipe, Silent())
+    test = data_module.data.split(recipe.evaluation.test)
+    return rounded(with_people(test, matcher.score(*data_module.encode(matcher, test)).float()))
 
 
 def rounded(numbers: dict[str, Any]) -> dict[str, float]:
