@@ -1,0 +1,97 @@
+"""The verdicts of the study: right on runs whose truth is known, and the page is what the numbers say."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+
+from .conftest import PROJECT
+
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(PROJECT / "studies")
+    import claims
+    import study
+    import verdicts
+
+
+LUCK = (0.3, -0.2, 0.2, -0.4, 0.1, 0.4, -0.1, -0.3, 0.2, 0.0, -0.2, 0.3, 0.1, -0.4, 0.0, 0.2, -0.3, 0.4)
+MEANS = {"low": 90.0, "high": 100.0, "as high": 100.0, "higher": 110.0, "over": 95.0} | {f"at {mean}": mean for mean in range(0, 90, 10)}
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Settings of made-up runs: what a setting's name says, with the luck of a seed, shared, and its own, small."""
+    lines = [
+        {"setting": name, "seed": seed, "metrics": {"rsum": mean + seed + own, "fewer": -mean + own / 2}, "counts": {}}
+        for place, (name, mean) in enumerate(MEANS.items())
+        for seed, own in enumerate(LUCK[place : place + 5])
+    ]
+    monkeypatch.setattr(verdicts, "read_evidence", lambda _: [*lines, {"setting": "broken", "seed": 0, "failure": "its loss is NaN"}])
+
+
+HOLDS, FAILS, UNTOLD = "holds", "does not hold", "can't be told"
+
+
+@pytest.mark.parametrize(
+    ("test", "arguments", "verdict"),
+    [
+        ("higher", {"a": "x/high", "b": "x/low"}, HOLDS),
+        ("higher", {"a": "x/low", "b": "x/high"}, FAILS),
+        ("higher", {"a": "x/high", "b": "x/as high"}, UNTOLD),
+        ("lower", {"a": "x/high", "b": "x/low"}, FAILS),
+        ("lower", {"a": "x/high", "b": "x/low", "metric": "fewer"}, HOLDS),
+        ("higher", {"a": "x/high", "b": "x/low", "metric": "rsum less fewer"}, HOLDS),
+        ("not_lower", {"a": "x/high", "b": "x/as high", "allowed": 2.0}, HOLDS),
+        ("not_lower", {"a": "x/low", "b": "x/high", "allowed": 2.0}, FAILS),
+        ("same", {"a": "x/high", "b": "x/as high", "allowed": 2.0}, HOLDS),
+        ("same", {"a": "x/high", "b": "x/low", "allowed": 2.0}, FAILS),
+        ("same", {"a": "x/high", "b": "x/low", "allowed": 10.0}, UNTOLD),
+        ("best", {"a": "x/higher", "among": ["x/*"]}, HOLDS),
+        ("best", {"a": "x/high", "among": ["x/*"]}, FAILS),
+        ("best", {"a": "x/high", "among": ["x/low", "x/as high"]}, UNTOLD),
+        ("each", {"pairs": [["x/high", "x/low"], ["x/higher", "x/high"]]}, HOLDS),
+        ("each", {"pairs": [["x/high", "x/low"], ["x/high", "x/higher"]]}, FAILS),
+        ("each", {"pairs": [["x/high", "x/low"], ["x/high", "x/as high"]]}, UNTOLD),
+        ("grows", {"series": [[1, "x/high", "x/low"], [9, "x/higher", "x/low"]]}, HOLDS),
+        ("grows", {"series": [[1, "x/high", "x/low"], [9, "x/higher", "x/low"]], "falls": True}, FAILS),
+        ("grows", {"series": [[1, "x/high", "x/low"], [9, "x/as high", "x/low"]]}, UNTOLD),
+        ("inner_peak", {"series": ["x/low", "x/high", "x/higher", "x/over"]}, HOLDS),
+        ("inner_peak", {"series": ["x/low", "x/high", "x/higher"]}, FAILS),
+        ("inner_peak", {"series": ["x/low", "x/high", "x/as high"]}, UNTOLD),
+        ("reaches", {"a": "x/high", "metric": "rsum", "at_least": 90.0}, HOLDS),
+        ("reaches", {"a": "x/high", "metric": "rsum", "at_least": 110.0}, FAILS),
+        ("stays_below", {"a": "x/high", "metric": "rsum", "at_most": 102.0}, UNTOLD),
+        ("related", {"x": "rsum", "y": "fewer", "among": ["x/*"], "sign": -1}, HOLDS),
+        ("related", {"x": "rsum", "y": "fewer", "among": ["x/*"], "sign": 1}, FAILS),
+    ],
+)
+def test_a_verdict_is_what_made_up_runs_are(runs, test, arguments, verdict):
+    assert verdicts.TESTS[test](**arguments).verdict == verdict
+
+
+def test_runs_that_are_not_there_are_missing_not_a_verdict(runs):
+    for address in ("x/unheard of", "x/broken"):
+        with pytest.raises(verdicts.Missing, match=address):
+            verdicts.higher(address, "x/low")
+
+
+def test_every_claim_speaks_of_runs_that_the_study_makes():
+    plan = tomllib.loads(study.PLAN.read_text())
+    tries = {"tuning": {name: {} for name in plan["objectives"]}}
+    chosen = {name: {study.RATE: 1e-3, study.SPEC: "VLC()"} for name in tries["tuning"]}
+    made = {name: study._experiment(name, entry, chosen, {}).settings for name, entry in plan["experiments"].items()}
+
+    def named(value):
+        if isinstance(value, list):
+            return [address for part in value for address in named(part)]
+        return [value] if isinstance(value, str) and "/" in value else []
+
+    for claim in tomllib.loads(claims.CLAIMS.read_text())["claims"]:
+        for address in [address for key in ("a", "b", "among", "pairs", "series") for address in named(claim.get(key, []))]:
+            experiment, setting = address.split("/", 1)
+            assert setting in {*made[experiment], "*"}, (claim["name"], address)
+
+
+def test_the_page_is_what_the_numbers_say():
+    assert claims.PAGE.read_text() == claims.page()
