@@ -149,10 +149,9 @@ def inner_peak(series: Sequence[str], metric: str = "rsum") -> Found:
     top = max(series[1:-1], key=means.__getitem__)
     ends = [paired_by_seed(rows[top], rows[end]) for end in (series[0], series[-1])]
     ps = [min(1.0, (pair.p or 1.0) * (len(series) - 2)) for pair in ends]
-    sure = [pair.difference > 0 and p <= 0.05 for pair, p in zip(ends, holm(ps), strict=True)]
-    falling = max(means[series[0]], means[series[-1]]) > means[top]
+    sure = [math.copysign(p <= 0.05, pair.difference) for pair, p in zip(ends, holm(ps), strict=True)]
     told = ", ".join(f"{_short(name)}: {means[name]:.1f}" for name in series)
-    return Found(f"{metric} {told}", "holds" if all(sure) else "does not hold" if falling else "can't be told")
+    return Found(f"{metric} {told}", "holds" if min(sure) > 0 else "does not hold" if min(sure) < 0 else "can't be told")
 
 
 def reaches(a: str, metric: str, at_least: float) -> Found:
