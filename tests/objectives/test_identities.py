@@ -14,7 +14,9 @@ from visavis.objectives import RSP, SSP, VLC, InfoNCE, MaxMargin, NTXent, Triple
 
 from .cases import close, cosines, gradient
 
-every_with_margins = pytest.mark.parametrize("kind", [Triplet, TripletHN, TripletTopK, Unified, MaxMargin, SSP, RSP], ids=lambda kind: kind.__name__)
+every_with_margins = pytest.mark.parametrize(
+    "kind", [Triplet, TripletHN, TripletTopK, Unified, MaxMargin, SSP, RSP], ids=lambda kind: kind.__name__
+)
 
 
 widths = pytest.mark.parametrize("gamma", [0.5, 10.0, 50.0, 1000.0])

@@ -73,21 +73,17 @@ class LearningCurve:
 def learning_curve(data_module: DataModule, data: Dataset, identity: Any, seeds: int, progress: Progress) -> LearningCurve:
     """Models of parts of the training split, tested on the validation split; each is kept, so that a next call goes on."""
     train, validation = data.split("train"), data_module.validation
-    axes = {
-        "pictures": [
-            (round(share * len(train.images)), share, {"images": round(share * len(train.images)), "captions": 0}) for share in SHARES
-        ]
-    }
+    axes = {"pictures": [(round(share * len(train.images)), share, (round(share * len(train.images)), 0)) for share in SHARES]}
     most = min(map(len, train.captions_of))
     if most > 1:
         numbers = sorted({1, 2, -(-most // 2), most})
-        axes["captions a picture"] = [(number, number / most, {"images": 0, "captions": number}) for number in numbers]
+        axes["captions a picture"] = [(number, number / most, (0, number)) for number in numbers]
     total, done, curves = seeds * sum(map(len, axes.values())), 0, list[Axis]()
     for thing, sizes in axes.items():
         points = []
         for size, share, part in sizes:
             for seed in range(seeds):
-                rsum = _rsum(data_module, train.fewer(**part, seed=seed), validation, identity, seed, share, progress)
+                rsum = _rsum(data_module, train.fewer(*part, seed), validation, identity, seed, share, progress)
                 points.append(Point(size, seed, rsum))
                 done += 1
                 progress.work("learning curve", done, total, 0.0)
