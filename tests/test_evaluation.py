@@ -69,8 +69,11 @@ def test_any_tile_gives_the_ranks_of_the_whole_matrix(
     found = evaluate(visual, text, product, image_ids, text_ids, ties=ties, memory=64 * (rows + columns))
     assert [found.image_ranks.tolist(), found.text_ranks.tolist()] == expected
     assert found.metrics == rank_scores(scores, image_ids, text_ids, ties=ties).metrics
-    for block, first in ((scores, found.first_texts), (scores.T, found.first_images)):
+    assert found.scores["positive"].sort().values.tolist() == scores[targets.positive].sort().values.tolist()
+    for way, block, told, first in (("i2t", scores, targets, found.first_texts), ("t2i", scores.T, targets.T, found.first_images)):
         assert torch.equal(block.gather(1, torch.from_numpy(first)[:, None])[:, 0], block.amax(1))
+        hardest = block.masked_fill(~told.negative, -torch.inf).amax(1)
+        assert found.scores[f"hardest_{way}"].tolist() == hardest[hardest > -torch.inf].tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -59,10 +59,14 @@ class _Side:
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
-    """The queries of one side. places ``[Q, M]``: as ``metrics.places`` defines them. first ``[Q]``: the candidate that scores highest."""
+    """The queries of one side. places ``[Q, M]``: as ``metrics.places`` defines them. first ``[Q]``: the candidate that scores highest.
+    positive ``[Q, M]``: the scores of its positives, best first, filled with -inf. hardest ``[Q]``: that of its hardest negative, -inf without one.
+    """
 
     places: Tensor
     first: Tensor
+    positive: Tensor
+    hardest: Tensor
 
 
 @checked
@@ -104,8 +108,8 @@ def ranked_by_tiles(
     by_text = _Count(by_query(own, caption, len(text_ids)), texts, images, ties)
     for block, (row_tile, column_tile), pairs, (row, column) in _walk(images, texts, score, tiles, image, caption):
         counted = block[row, column].cpu()
-        by_image.add(block, row_tile, column_tile, image[pairs], counted)
-        by_text.add(block.T, column_tile, row_tile, caption[pairs], counted)
+        by_image.add(block, row_tile, column_tile, image[pairs], column, counted)
+        by_text.add(block.T, column_tile, row_tile, caption[pairs], row, counted)
     return by_image.ranked(torch.bincount(image)), by_text.ranked(torch.bincount(caption))
 
 
@@ -131,12 +135,20 @@ def ranked_by_rows(
         raise ShapeError(f"targets are of shape {list(targets.shape)}, expected {[len(queries), len(candidates)]}: queries x candidates.")
     _check(queries, torch.arange(len(queries)))
     _check(candidates, torch.arange(len(candidates)))
-    parts, first = [], []
+    found, own, first, hardest = [], [], [], []
     for rows, block in scores_by_rows(visual, text, score, way, memory=memory):
-        parts.append(places(block, targets[rows], ties=ties))
+        told = targets[rows]
+        found.append(places(block, told, ties=ties))
+        own.append(by_query(block[told.positive], told.positive.nonzero()[:, 0], len(block)))
         first.append(block.argmax(1))
+        hardest.append(block.masked_fill(~told.negative, -torch.inf).amax(1))
+    return Ranked(_stacked(found, torch.inf), torch.cat(first), _stacked(own, -torch.inf), torch.cat(hardest))
+
+
+def _stacked(parts: list[Tensor], filled: float) -> Tensor:
+    """Rows of different lengths below each other."""
     widest = max(part.shape[1] for part in parts)
-    return Ranked(torch.cat([pad(part, (0, widest - part.shape[1]), value=torch.inf) for part in parts]), torch.cat(first))
+    return torch.cat([pad(part, (0, widest - part.shape[1]), value=filled) for part in parts])
 
 
 @torch.no_grad()
@@ -158,17 +170,23 @@ def scores_by_rows(
 
 
 class _Count:
-    """Counts, tile by tile, the other candidates that come before each positive of each query of one side, and keeps which comes first."""
+    """Counts, tile by tile, the other candidates that come before each positive of each query of one side, and keeps which comes first, and
+    what the hardest negative scores.
+    """
 
     def __init__(self, own: Tensor, queries: _Side, candidates: _Side, ties: Ties):
         self.own, self.queries, self.candidates, self.steps = own, queries, candidates, steps(ties)
         self.before = own.new_zeros(own.shape, dtype=torch.float64)
         self.highest, self.first = own.new_full((len(queries.items),), -torch.inf), torch.zeros(len(queries.items), dtype=torch.long)
+        self.hardest = own.new_full((len(own),), -torch.inf)
         self.order = torch.argsort(queries.index, stable=True)  # queries by their distinct item: a tile's lie together
+        self.place = torch.argsort(self.order)
         self.cuts = torch.searchsorted(queries.index[self.order], torch.tensor(queries.cuts)).tolist()
 
-    def add(self, block: Tensor, query_tile: int, candidate_tile: int, pair_query: Tensor, pair_score: Tensor) -> None:
-        """Count a block of scores (queries x candidates) in, and its positive pairs out."""
+    def add(
+        self, block: Tensor, query_tile: int, candidate_tile: int, pair_query: Tensor, pair_candidate: Tensor, pair_score: Tensor
+    ) -> None:
+        """Count a block of scores (queries x candidates) in, and its positive pairs out: their queries, and the columns of their candidates."""
         distinct = slice(*self.queries.cuts[query_tile : query_tile + 2])
         highest, first = (part.cpu() for part in block.max(1))
         higher = highest > self.highest[distinct]
@@ -176,9 +194,16 @@ class _Count:
         self.first[distinct] = torch.where(higher, first + self.candidates.cuts[candidate_tile], self.first[distinct])
         queries = self.order[self.cuts[query_tile] : self.cuts[query_tile + 1]]
         copies = self.candidates.copies[self.candidates.cuts[candidate_tile] : self.candidates.cuts[candidate_tile + 1]].to(block)
-        for query in queries.split(len(block)):  # equal queries share a row of the block, so that there may be more than rows
+        pairs, number = torch.stack([self.place[pair_query] - self.cuts[query_tile], pair_candidate]).unique(dim=1, return_counts=True)
+        pairs = pairs[:, number == copies[pairs[1]].cpu()]  # of equal candidates that are not all positives, one is a negative
+        for start, query in zip(
+            range(0, len(queries), len(block)), queries.split(len(block)), strict=True
+        ):  # equal queries share a row of the block
             row = self.queries.index[query] - self.queries.cuts[query_tile]
             scores = block if len(queries) == len(block) else block[row]
+            within = pairs[:, (pairs[0] >= start) & (pairs[0] < start + len(query))].to(block.device)
+            others = scores.index_put((within[0] - start, within[1]), scores.new_tensor(-torch.inf)).amax(1)
+            self.hardest[query] = torch.maximum(self.hardest[query], others.cpu().to(self.hardest))
             slots = self.own[query].T.contiguous().to(block.device)
             flags = torch.empty_like(scores)  # 0 and 1 in the dtype of the scores: several times faster than bool
             for step in self.steps:
@@ -189,7 +214,7 @@ class _Count:
             self.before.index_add_(0, pair_query, positives, alpha=-1)
 
     def ranked(self, number: Tensor) -> Ranked:
-        return Ranked(place(self.before, number), self.candidates.items[self.first[self.queries.index]])
+        return Ranked(place(self.before, number), self.candidates.items[self.first[self.queries.index]], self.own, self.hardest)
 
 
 def _walk(

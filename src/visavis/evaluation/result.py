@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ class Evaluation:
     others: the same items under further protocols. report: keys of metrics to print beside the usual ones. published: the row of a paper
     beside which this is to be set. base: the same of the pretrained model that the training began with. image_ids ``[V]``, text_ids ``[T]``:
     the image that each query belongs to, by a number. first_texts ``[V]``, first_images ``[T]``: the candidate that comes first for each query.
+    scores: those of all positives ("positive") and of each query's hardest negative ("hardest_i2t", "hardest_t2i"), where it has one.
     """
 
     protocol: str
@@ -57,6 +58,7 @@ class Evaluation:
     text_ids: np.ndarray | None = None
     first_texts: np.ndarray | None = None
     first_images: np.ndarray | None = None
+    scores: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def ranks(self) -> QueryRanks:
@@ -138,13 +140,14 @@ def evaluate(
     image_ranks, text_ranks = (torch.empty(len(side), dtype=torch.double if ties == "mean" else torch.long) for side in ids)
     all_images, all_texts = (torch.arange(len(side)) for side in ids)
     first_texts, first_images = torch.empty_like(ids[0]), torch.empty_like(ids[1])
-    rows = []
+    rows, scores = [], []
     for images, texts in protocol.split(*ids) if protocol.folds > 1 else [(slice(None), slice(None))]:
         fold = pick(visual, images), pick(text, texts)
         of_images, of_texts = ranked_by_tiles(*fold, score, ids[0][images], ids[1][texts], ties=ties, memory=memory)
         image_ranks[images], text_ranks[texts] = best(of_images.places, ties), best(of_texts.places, ties)
         first_texts[images], first_images[texts] = all_texts[texts][of_images.first], all_images[images][of_texts.first]
         rows.append(ranking_metrics(of_images.places, of_texts.places))
+        scores.append({"positive": of_images.positive.flatten(), "hardest_i2t": of_images.hardest, "hardest_t2i": of_texts.hardest})
     return Evaluation(
         protocol=protocol.name,
         num_images=len(fold[0]),
@@ -158,6 +161,7 @@ def evaluate(
         text_ids=ids[1].numpy(),
         first_texts=first_texts.numpy(),
         first_images=first_images.numpy(),
+        scores={name: (values := torch.cat([fold[name] for fold in scores]))[values > -torch.inf] for name in scores[0]},
     )
 
 

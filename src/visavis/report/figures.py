@@ -48,7 +48,11 @@ def require_matplotlib() -> None:
 
 
 def curves_picture(curves: Sequence[Curve], theme: Theme = LIGHT) -> bytes:
-    """Loss, RSUM and similarities of the validation split over steps; a thin line a run, a thick one the mean of a name."""
+    """Loss, RSUM and similarities of the validation split over steps; a thin line a run, a thick one the mean of a name.
+
+    The loss is that of the probed batches; similarities are those of the whole split where all logs have them.
+    Source: Unified loss, figures 3 and 4.
+    """
     figure = new_figure(8.6, 3.1, theme)
     panels: list[Any] = [figure.add_axes((left, 0.17, 0.262, 0.64)) for left in (0.06, 0.392, 0.724)]
     titles = ("loss, untrained = 1", "RSUM", "similarity")
@@ -57,13 +61,14 @@ def curves_picture(curves: Sequence[Curve], theme: Theme = LIGHT) -> bytes:
     for panel, title in zip(panels, titles, strict=True):
         dress(panel, title, theme)
     loss, rsum, similarity = panels
+    of = "similarity" if all("similarity" in row for curve in curves for row in curve.rows) else "val"
     for name in names:
         runs = [curve.rows for curve in curves if curve.name == name]
         color = colors[name]
         _lines(loss, runs, lambda row, first: row["val"]["loss"] / first["val"]["loss"], color, "-", name)
         _lines(rsum, runs, lambda row, _: row["rsum"], color, "-", name)
-        _lines(similarity, runs, lambda row, _: row["val"]["positive_mean"], color, "-")
-        _lines(similarity, runs, lambda row, _: (row["val"]["hardest_i2t_mean"] + row["val"]["hardest_t2i_mean"]) / 2, color, (0, (2, 1.4)))
+        _lines(similarity, runs, lambda row, _: row[of]["positive_mean"], color, "-")
+        _lines(similarity, runs, lambda row, _: (row[of]["hardest_i2t_mean"] + row[of]["hardest_t2i_mean"]) / 2, color, (0, (2, 1.4)))
     loss.set_ylim(bottom=0)
     similarity.plot([], [], color=theme.ink, label="positive pairs")
     similarity.plot([], [], color=theme.ink, linestyle=(0, (2, 1.4)), label="hardest negatives")

@@ -22,7 +22,10 @@ class Times(TypedDict):
 
 
 class LogRow(TypedDict):
-    """What every row of the log holds, beside the metrics of the validation; rows of older runs have no health."""
+    """What every row of the log holds, beside the metrics of the validation; rows of older runs have no health and no similarity.
+
+    train, val: of the probed batches. similarity: of the whole validation split: its positives, and each query's hardest negative.
+    """
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
 
@@ -36,6 +39,7 @@ class LogRow(TypedDict):
     rsum: float
     time: Times
     health: NotRequired[dict[str, Any]]
+    similarity: NotRequired[dict[str, float]]
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from visavis.progress import Progress, TrainingStep
 from visavis.training.alarms import alarms, news
 from visavis.training.checkpoint import Checkpoint, TrainerState
 from visavis.training.context import Pace, training_context
+from visavis.training.curves import summarize
 from visavis.training.data_module import DataModule
 from visavis.training.health import first_found
 from visavis.training.loss import phase_loss
@@ -161,6 +162,7 @@ class Trainer:
             "running_loss": state.loss_sum / state.loss_steps if state.loss_steps else None,
             "train": train,
             "val": val,
+            **({} if self.matcher.rerank else {"similarity": summarize([result.scores])}),  # a second stage scores in another unit
             "health": health,
             **result.to_json(),
             "time": {
