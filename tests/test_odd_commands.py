@@ -92,7 +92,7 @@ VERBS = {
         "--semantics": ["paper", *TEXTS], "--average": FLAG, "--memory": MEMORIES, "--json": FLAG}),
     "diagnose": ("diagnose {run} --batches 1", {
         1: RUNS, "--objective": SPECS, "--at": [*TEXTS, *NUMBERS, "start", "last"], "--epsilon": NUMBERS, "--batches": NUMBERS, "--data": PLACES,
-        "--memory": MEMORIES, "--json": FLAG}),
+        "--out": PLACES, "--memory": MEMORIES, "--json": FLAG}),
     "anatomy": ("anatomy VLC() --out {run}", {1: SPECS, "": SPECS, "--json": FLAG}),  # refused: nothing is drawn
     "search": ("search {run} red", {1: RUNS, 2: [*TEXTS, "red " * 9999], "--in": PLACES, "--top": NUMBERS, "--memory": MEMORIES, "--json": FLAG}),
     "index": ("index {run} {pictures} --out made", {

@@ -134,6 +134,7 @@ def test_the_log_watches_what_the_papers_figures_show(trained):
             curves = {"loss", "gradient_i2t", "gradient_t2i"}
             curves |= {f"{name}_{what}" for name in ("positive", "hardest_i2t", "hardest_t2i") for what in ("mean", "std")}
             assert row[split].keys() == curves
+        assert row["similarity"].keys() == {key for key in curves if key.endswith(("_mean", "_std"))}
     best = max(log, key=lambda row: row["rsum"])
     assert (trained.best_step, trained.validation_rsum) == (best["step"], best["rsum"])
 

@@ -17,7 +17,7 @@ from visavis.diagnosis import contributing
 from visavis.diagnosis.counting import rule_of
 from visavis.diagnosis.points import best_phase, go_to
 from visavis.diagnosis.walk import BATCH, batches_of, measures, walk
-from visavis.errors import RunError, SpecError, VisavisError
+from visavis.errors import RefusedOverwrite, RunError, SpecError, VisavisError
 from visavis.objectives import NTXent, SmoothAP, Triplet, TripletHN, Unified
 from visavis.progress import Silent
 from visavis.runs.folder import open_run, recipe_of
@@ -176,6 +176,18 @@ def test_the_points_that_are_kept(run):
     go_to(run, "last", data_module, matcher, Silent())
     for name, tensor in Checkpoint.latest(RunFiles(run).checkpoints).weights.items():
         assert torch.equal(matcher.state_dict()[name], tensor)
+
+
+def test_the_page_holds_the_counts_the_sweep_and_the_curves(run, tmp_path):
+    page = tmp_path / "page.html"
+    found = visavis.diagnose(run, objective="TripletHN()", epsilon=[0.01, 0.1], batches=1, out=page)
+    written = page.read_text()
+    assert written.count("data:image/png;base64,") == 4  # counts against epsilon, curves; for light and for dark pages
+    for count in found.counts:
+        assert f"epsilon {count.epsilon:g}, text to image" in written
+        assert f"<td>{count.mean['t2i_in_batch']:.2f} ± 0.00</td>" in written
+    with pytest.raises(RefusedOverwrite):
+        visavis.diagnose(run, batches=1, out=page)
 
 
 def test_what_nothing_moves_is_null_in_json(run):

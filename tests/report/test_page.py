@@ -30,6 +30,15 @@ def curve(name: str, steps: tuple[int, ...]) -> Curve:
     return Curve(name, [{"step": step, "rsum": 10.0 * step, "val": value} for step in steps])
 
 
+def test_similarities_are_those_of_the_whole_split_where_all_logs_have_them():
+    """Older logs have those of the probed batches alone, which are then drawn for all."""
+    older = curve("VLC", (0, 5))
+    newer = Curve("VLC", [row | {"similarity": {key: 2 * value for key, value in row["val"].items()}} for row in older.rows])
+    probed, whole = (curves_picture([one]) for one in (older, newer))
+    assert probed != whole
+    assert curves_picture([newer, older]) == curves_picture([older, older])
+
+
 def opened(content: bytes) -> Image.Image:
     image = Image.open(io.BytesIO(content))
     assert image.format == "PNG"

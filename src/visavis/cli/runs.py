@@ -116,6 +116,9 @@ def diagnose(
     ] = None,
     batches: Annotated[int | None, typer.Option(help="At most so many batches of 128; default: the whole training set.")] = None,
     data: Annotated[str | None, typer.Option(help="Another data set.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Also a new HTML page: the numbers, counts against epsilon, curves over training.")
+    ] = None,
     memory: Memory = None,
     json: Json = False,
 ) -> None:
@@ -131,6 +134,7 @@ def diagnose(
             epsilon=epsilon or [0.01],
             batches=batches,
             data=data,
+            out=out,
             memory=memory,
             progress=progress,
         )

@@ -99,6 +99,24 @@ def strip(query: str, note: str, images: Iterable[tuple[bytes, str, float, bool]
     return f'<h3><q>{escape(query)}</q> <span class="note">{escape(note)}</span></h3>\n<ol class="strip">{"".join(items)}</ol>'
 
 
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], note: str) -> str:
+    """A table whose first column names the row."""
+    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
+    body = "\n".join(
+        f'<tr><th scope="row">{escape(first)}</th>{"".join(f"<td>{escape(text)}</td>" for text in cells)}</tr>' for first, *cells in rows
+    )
+    label = escape(heads[0])
+    return f"""<div class="wide" tabindex="0" role="group" aria-label="{label}">
+<table class="told">
+<caption>{escape(note)}</caption>
+<thead><tr>{head}</tr></thead>
+<tbody>
+{body}
+</tbody>
+</table>
+</div>"""
+
+
 def comparison(table: Table, about: Mapping[str, str]) -> str:
     """A table of results, the best mean of each column marked. about: a sentence for each row's name."""
     heads = "".join(f'<th colspan="3" scope="colgroup">{title}</th>' for title in DIRECTIONS.values())
@@ -168,6 +186,8 @@ thead tr:last-child th { text-align: right !important; }
 tbody th small { display: block; font-weight: 400; color: var(--soft); white-space: normal; min-width: 10rem; line-height: 1.35; }
 td small { color: var(--soft); margin-left: .2rem; }
 td strong { color: var(--accent); }
+.told td, .told th { white-space: normal; }
+.told { min-width: 36rem; }
 .chance th, .chance td { color: var(--soft); font-weight: 400; }
 figure { margin: 1.25rem 0; }
 figure img { display: block; width: 100%; min-width: 38rem; height: auto; border-radius: .5rem; }

@@ -137,6 +137,7 @@ def diagnose(
     epsilon: Sequence[float] = (0.01,),
     batches: int | None = None,
     data: str | Path | None = None,
+    out: str | Path | None = None,
     memory: Memory = None,
     progress: Progress | None = None,
 ) -> Diagnosis:
@@ -146,15 +147,26 @@ def diagnose(
     batches of 128. objective: specs of further objectives, such as ``["TripletHN(margin=0.2)"]``. at: "best", "last", "start" (the
     untrained model, made anew by the recipe's seed and compared with what the training began with), or the step of a checkpoint that is
     kept. epsilon: the weight from which a sample counts, or several: then each objective is counted at each. batches: at most so many.
-    data: another data set than the run's own. A pretrained CLIP or SigLIP model needs both, data and objective.
-    memory: as in ``evaluate``.
+    data: another data set than the run's own. A pretrained CLIP or SigLIP model needs both, data and objective. out: a new HTML page of the
+    numbers, a picture of several epsilons, and the curves over training. memory: as in ``evaluate``.
     """
+    from visavis import storage
     from visavis.diagnosis.walk import diagnose_run
+    from visavis.report.figures import require_matplotlib
+
+    if out is not None:
+        require_matplotlib()
+        storage.new_file(out)
 
     specs = [objective] if isinstance(objective, str) else objective
     epsilons = [epsilon] if isinstance(epsilon, int | float) else epsilon
     other = None if data is None else str(data)
-    return diagnose_run(Path(run), specs, batches, progress or Silent(), other, memory, at=str(at), epsilons=epsilons)
+    found = diagnose_run(Path(run), specs, batches, progress or Silent(), other, memory, at=str(at), epsilons=epsilons)
+    if out is not None:
+        from visavis.report.diagnosis import diagnosis_page
+
+        storage.write_text(out, diagnosis_page(found))
+    return found
 
 
 def paths_of(run: str | Path | Sequence[str | Path]) -> list[Path]:

@@ -34,20 +34,11 @@ def _turned(portrait: Portrait) -> str:
     """What a step turns, vector by vector."""
     circle, query = portrait.circle, portrait.circle.turned[0].item()
     vectors = zip(NAMES, *(values.tolist() for values in (circle.angle, circle.norm, circle.turned)), strict=True)
-    rows = "\n".join(
-        f'<tr><th scope="row">{name}</th><td>{angle:.1f}°</td><td>{norm:.3f}</td><td>{after - angle:+.1f}°</td><td>{after - query:.1f}°</td></tr>'
-        for name, angle, norm, after in vectors
-    )
-    return f"""<div class="wide" tabindex="0" role="group" aria-label="what a step turns">
-<table class="told">
-<caption>Before and after a step of length {STEP:g} along the gradient, as drawn on the circle.</caption>
-<thead><tr><th scope="col">vector</th><th scope="col">from the query</th><th scope="col">tangent norm</th><th scope="col">turned by</th>
-<th scope="col">from the query, after</th></tr></thead>
-<tbody>
-{rows}
-</tbody>
-</table>
-</div>"""
+    rows = [
+        [name, f"{angle:.1f}°", f"{norm:.3f}", f"{after - angle:+.1f}°", f"{after - query:.1f}°"] for name, angle, norm, after in vectors
+    ]
+    heads = ("vector", "from the query", "tangent norm", "turned by", "from the query, after")
+    return page.table(heads, rows, f"Before and after a step of length {STEP:g} along the gradient, as drawn on the circle.")
 
 
 def _alt(portrait: Portrait) -> str:
@@ -94,7 +85,5 @@ _GLOSSARY = (
     ),
 )
 STYLE = """
-.told td, .told th { white-space: normal; }
-.told { min-width: 30rem; }
 section h2 { overflow-wrap: anywhere; }
 """

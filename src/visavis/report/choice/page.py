@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from visavis.comparison.queries import Answered, Answers
 from visavis.comparison.result import Comparison
@@ -72,7 +72,7 @@ def _won(comparison: Comparison) -> str:
 def _pairs(comparison: Comparison) -> str:
     heads = ("the best minus", "RSUM", "95 % over seeds", "95 % over images", "p (Holm)", "verdict", "seeds to settle it")
     rows = [_pair(comparison, pair) for pair in comparison.behind.values()]
-    return _table(
+    return page.table(
         heads, rows, f"{len(comparison.pairs)} pairs were tested, and p is corrected for all of them, as the best was chosen among them."
     )
 
@@ -98,29 +98,11 @@ def _diagnoses(diagnosed: Mapping[str, Diagnosis | None]) -> str:
         f"The first seed of each at its best weights, frozen, over {batches} training batches. A loss that few negatives push has little left to "
         "learn from; one that all push may listen to what is already right. visavis diagnose RUN tells more."
     )
-    return _table(("objective", *MEASURES.values()), rows, note)
+    return page.table(("objective", *MEASURES.values()), rows, note)
 
 
 def _counts(count: Count) -> list[str]:
     return [f"{(count.mean[f'i2t_{name}'] + count.mean[f't2i_{name}']) / 2:.2f}" for name in MEASURES]
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], note: str) -> str:
-    """A table whose first column names the row."""
-    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
-    body = "\n".join(
-        f'<tr><th scope="row">{escape(first)}</th>{"".join(f"<td>{escape(text)}</td>" for text in cells)}</tr>' for first, *cells in rows
-    )
-    label = escape(heads[0])
-    return f"""<div class="wide" tabindex="0" role="group" aria-label="{label}">
-<table class="told">
-<caption>{escape(note)}</caption>
-<thead><tr>{head}</tr></thead>
-<tbody>
-{body}
-</tbody>
-</table>
-</div>"""
 
 
 def _answers(answered: Iterable[Answered], thumbnails: Thumbnails, note: str) -> str:
@@ -184,8 +166,6 @@ _GLOSSARY = (
     ("seeds and images", "Two variances: other random starts, and other test images. More seeds shrink only the first."),
 )
 STYLE = """
-.told td, .told th { white-space: normal; }
-.told { min-width: 36rem; }
 .strip.six { grid-template-columns: repeat(6, 1fr); }
 .strip li > span { display: grid; place-items: center; aspect-ratio: 1; border-radius: .6rem; background: var(--card); padding: .4rem;
   font-size: .75rem; overflow-wrap: anywhere; }
