@@ -48,6 +48,14 @@ start_from = "best"
 """
 
 
+class Said(Silent):
+    def __init__(self):
+        self.sentences = []
+
+    def say(self, sentence):
+        self.sentences.append(sentence)
+
+
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory) -> Path:
     return write_scenes(tmp_path_factory.mktemp("world") / "scenes", num_train=140, num_val=12, num_test=12, captions_per_image=2, size=32)
@@ -164,6 +172,11 @@ def test_a_start_that_comes_out_otherwise_is_refused(run, tmp_path):
     (tmp_path / "run" / "environment.json").write_text(json.dumps(environment | {"start": "0" * 16}))
     with pytest.raises(RunError, match=r"what its training began with cannot be made anew.*: bring back .*torch \d"):
         visavis.diagnose(tmp_path / "run", at="start", batches=1)
+    (tmp_path / "run" / "environment.json").write_text(json.dumps({key: environment[key] for key in environment if key != "start"}))
+    said = Said()
+    older = visavis.diagnose(tmp_path / "run", at="start", batches=1, progress=said)
+    assert older.counts == visavis.diagnose(run, at="start", batches=1).counts
+    assert any("those of its seed are taken, unchecked" in sentence for sentence in said.sentences)
 
 
 def test_the_points_that_are_kept(run):

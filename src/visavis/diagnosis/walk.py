@@ -41,6 +41,17 @@ from visavis.training.settings import Phase
 
 BATCH = 128
 EPSILON = 0.01
+"""The weight from which the COCOS paper counts a sample."""
+MEASURES = {
+    "per_moved": "C^q",
+    "per_query": "C^q of all",
+    "in_batch": "C^B",
+    "idle": "C^0",
+    "push": "W-",
+    "pull": "W+",
+    "effective": "effective",
+}
+"""What is told of a batch, and its symbol in the COCOS paper, which has no effective number."""
 
 
 @dataclass(frozen=True)

@@ -6,23 +6,13 @@ import math
 import shlex
 from collections.abc import Iterator
 
-from visavis.diagnosis.walk import Count, Diagnosis
+from visavis.diagnosis.walk import MEASURES, Count, Diagnosis
 from visavis.environment import program, versions
 from visavis.report import page
 from visavis.report.figures import DARK, LIGHT, Curve, Theme, curves_picture, dress, new_figure, png
 from visavis.report.page import Section, Shades
 from visavis.training.run_files import RunFiles
 from visavis.types import DIRECTIONS
-
-MEASURES = {
-    "per_moved": "C^q",
-    "per_query": "C^q of all",
-    "in_batch": "C^B",
-    "idle": "C^0",
-    "push": "W-",
-    "pull": "W+",
-    "effective": "effective",
-}
 
 
 def diagnosis_page(diagnosis: Diagnosis) -> str:

@@ -16,18 +16,6 @@ if TYPE_CHECKING:
     from visavis.evaluation.published import Published
 
 
-MEASURES = {
-    "per_moved": "C^q",
-    "per_query": "C^q of all",
-    "in_batch": "C^B",
-    "idle": "C^0",
-    "push": "W-",
-    "pull": "W+",
-    "effective": "effective",
-}
-"""The counts and weights of a diagnosis, and their symbols in the COCOS paper, which has no effective number."""
-
-
 def print_report(result: Evaluation) -> None:
     """The further metrics that a recipe asks for, on one line."""
     told = (f"{_title(key)} {_number(key, result.metrics[key])}" for key in result.report)
@@ -95,6 +83,7 @@ def _title(key: str) -> str:
 
 
 def _label(key: str) -> str:
+    from visavis.diagnosis.walk import MEASURES
     from visavis.evaluation.published import label_of
 
     return MEASURES.get(key.partition("_")[2]) or label_of(key)
@@ -105,6 +94,7 @@ def _figure(key: str, mean: float, deviation: float | None) -> str:
 
 
 def _number(key: str, value: float) -> str:
+    from visavis.diagnosis.walk import MEASURES
     from visavis.evaluation.published import metric_of
 
     if key.partition("_")[2] in MEASURES:

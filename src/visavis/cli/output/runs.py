@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from visavis.cli.output.console import standard_output
-from visavis.cli.output.published import MEASURES, print_differences, print_report
+from visavis.cli.output.published import print_differences, print_report
 from visavis.types import DIRECTIONS
 
 if TYPE_CHECKING:
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from visavis.diagnosis.walk import Diagnosis
     from visavis.evaluation import Coherence, Evaluation
     from visavis.runs.begin import Trained
-
-PUBLISHED_EPSILON = 0.01
-"""The weight from which the COCOS paper counts a sample."""
 
 
 def print_trained(trained: Trained) -> None:
@@ -99,6 +96,8 @@ def _print_coherence(result: Coherence) -> None:
 
 
 def print_diagnosis(result: Diagnosis) -> None:
+    from visavis.diagnosis.walk import MEASURES
+
     table = Table(box=None, pad_edge=False)
     for column in ("", *MEASURES.values()):
         table.add_column(column, justify="left" if not column else "right", no_wrap=True)
@@ -133,6 +132,8 @@ def _point(result: Diagnosis) -> str:
 
 def _print_published(console: Console, result: Diagnosis) -> None:
     """The figures of a paper beside those of the run: as the paper defines them, and as its released code counts."""
+    from visavis.diagnosis.walk import EPSILON, MEASURES
+
     own, beside = result.counts[0], result.beside
     if beside is None:
         console.print(escape(f"{result.published} has no figures for {own.objective}."), soft_wrap=True)
@@ -154,8 +155,8 @@ def _print_published(console: Console, result: Diagnosis) -> None:
         f"Reached: {escape(result.model)}, {escape(result.data)}.",
         soft_wrap=True,
     )
-    if result.epsilon != PUBLISHED_EPSILON:
-        console.print(f"The published figures are at epsilon {PUBLISHED_EPSILON}, those reached at {result.epsilon:g}.", soft_wrap=True)
+    if result.epsilon != EPSILON:
+        console.print(f"The published figures are at epsilon {EPSILON}, those reached at {result.epsilon:g}.", soft_wrap=True)
     if beside.caution:
         console.print(f"The published figures are as the released code counts: {beside.caution}.", soft_wrap=True)
 
