@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from tests.processes import Command
 
 import visavis
 from visavis.data.scenes import write_scenes
@@ -65,20 +63,24 @@ def scenes(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def few_scenes(tmp_path_factory) -> Path:
+    """16 + 4 + 4 small images with 2 captions each, for what looks at pixels."""
+    return write_scenes(tmp_path_factory.mktemp("few") / "scenes", num_train=16, num_val=4, num_test=4, captions_per_image=2, size=32)
+
+
+@pytest.fixture(scope="session")
 def recipe(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("recipe") / "tiny.toml"
     path.write_text(RECIPE)
     return path
 
 
-class Command:
+class Training(Command):
     """A training in a process of its own, to be killed at a moment of one's choice."""
 
     def __init__(self, folder: Path, *arguments: object):
-        self.folder, self.output = folder, folder.with_name(f"{folder.name}.output")
-        with open(self.output, "w") as output:
-            command = [sys.executable, "-m", "visavis", "train", *map(str, arguments)]
-            self.process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        self.folder = folder
+        super().__init__(folder.with_name(f"{folder.name}.output"), "train", *arguments)
 
     @property
     def step(self) -> int:
@@ -90,32 +92,32 @@ class Command:
         """Whether a checkpoint is being written now."""
         return any((self.folder / "checkpoint").glob(".step-*.part"))
 
-    def end(self, signal_number: int, when: Callable[[Command], bool]) -> int:
+    def end(self, signal_number: int, when: Callable[[Training], bool]) -> int:
         """Wait for a moment, send a signal, give the exit code; nothing is sent to a process that ended before."""
-        while self.process.poll() is None and not when(self):
+        while not self.ended and not when(self):
             time.sleep(0.0005)
-        if self.process.poll() is None:
-            self.process.send_signal(signal_number)
-        return self.process.wait(60)
+        self.send(signal_number)
+        return self.wait(60)
 
-    def kill(self, when: Callable[[Command], bool]) -> bool:
+    def kill(self, when: Callable[[Training], bool]) -> bool:
         """Whether SIGKILL came before the end of the training."""
         code = self.end(signal.SIGKILL, when)
         assert code in (0, -signal.SIGKILL), self.said
         return code != 0
 
-    def wait(self) -> str:
-        assert self.process.wait(120) == 0, self.said
-        return self.said
-
-    @property
-    def said(self) -> str:
-        return self.output.read_text()
-
 
 @pytest.fixture
-def command() -> type[Command]:
-    return Command
+def training() -> Iterator[Callable[..., Training]]:
+    """Begins trainings, none of which outlives the test."""
+    begun: list[Training] = []
+
+    def begin(folder: Path, *arguments: object) -> Training:
+        begun.append(Training(folder, *arguments))
+        return begun[-1]
+
+    yield begin
+    for each in begun:
+        each.send(signal.SIGKILL)
 
 
 def _outcome(run: Path) -> dict[str, object]:

@@ -189,19 +189,12 @@ def test_the_newest_of_several_checkpoints_of_one_step_is_taken(tmp_path):
 
 
 TWO_STEPS = [
-    "phases.0.epochs=1", "phases.1.epochs=1", "phases.1.start_from='last'", "training.batch_size=12", "training.probe_batches=1",
+    "phases.0.epochs=1", "phases.1.epochs=1", "phases.1.start_from='last'", "training.batch_size=8", "training.probe_batches=1",
     "model.width=8", "model.word_width=4", "training.threads=1", "training.checkpoint_s=0", "visual.augment=True",
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def few_scenes(tmp_path_factory):
-    from visavis.data.scenes import write_scenes
-
-    return write_scenes(tmp_path_factory.mktemp("few") / "scenes", num_train=24, num_val=4, num_test=4, captions_per_image=2, size=32)
-
-
-def test_two_step_vsepp_first_keeps_its_backbone_then_trains_it_and_resumes_in_either_step(few_scenes, command, outcome, tmp_path):
+def test_two_step_vsepp_first_keeps_its_backbone_then_trains_it_and_resumes_in_either_step(few_scenes, training, outcome, tmp_path):
     """Killed in both phases, the run ends as the uninterrupted one, augmentation included."""
     whole, run = tmp_path / "whole", tmp_path / "run"
     weights = {}
@@ -221,9 +214,9 @@ def test_two_step_vsepp_first_keeps_its_backbone_then_trains_it_and_resumes_in_e
     assert any("convolutions" in name for name in changed)
     assert any("attention" in name for name in changed)
 
-    process = command(run, "vse++-two-step-scenes", *TWO_STEPS, "--data", few_scenes, "--out", run)
+    process = training(run, "vse++-two-step-scenes", *TWO_STEPS, "--data", few_scenes, "--out", run)
     assert process.kill(lambda process: process.step >= 2)
-    process = command(run, "--resume", run)
+    process = training(run, "--resume", run)
     assert process.kill(lambda process: process.step >= 5)
     assert Checkpoint.latest(run / "checkpoint").state.phase == 1
     visavis.train(resume=run)

@@ -98,7 +98,7 @@ def test_the_grid_is_left_out_by_chances_of_each_image():
     assert shares.max() < 0.4
 
 
-def test_heads_read_the_own_vector_of_an_encoder_and_its_width(scenes, monkeypatch, tmp_path):
+def test_heads_read_the_own_vector_of_an_encoder_and_its_width(few_scenes, monkeypatch, tmp_path):
     """Of VGG19 it is wider than a region; here of a network whose vector is narrower."""
 
     class Narrow(torch.nn.Module):
@@ -112,7 +112,7 @@ def test_heads_read_the_own_vector_of_an_encoder_and_its_width(scenes, monkeypat
 
     monkeypatch.setattr(small_cnn.SmallCNN, "__new__", lambda kind: Narrow())
     (tmp_path / "heads.toml").write_text(HEADS)
-    visavis.train(tmp_path / "heads.toml", data=scenes, out=tmp_path / "run")
+    visavis.train(tmp_path / "heads.toml", data=few_scenes, out=tmp_path / "run")
     config = json.loads((tmp_path / "run/model/config.json").read_text())["architecture"]
     assert (config["visual_width"], config["backbone"]) == (4, "small-cnn")
     assert visavis.load(tmp_path / "run").encode_images([noise(30, 30)]).shape == (1, 8)
@@ -123,7 +123,7 @@ name = "heads"
 visual = { tower = "small-cnn", view = "pixels", size = 32 }
 text = { tower = "minilm", view = "pooled" }
 model = { kind = "Heads", width = 8, hidden = 8 }
-training = { batch_size = 20, probe_batches = 1, threads = 1 }
+training = { batch_size = 12, probe_batches = 1, threads = 1 }
 phases = [{ epochs = 1, objective = "Triplet()", trainable = ["visual", "text"] }, { epochs = 1, objective = "TripletHN()", start_from = "best" }]
 """
 
@@ -132,7 +132,7 @@ name = "grid"
 visual = { tower = "small-cnn", view = "pixels", size = 48, augment = true, augment_crop = "sides" }
 text = { min_count = 1 }
 model = { kind = "VSEInfinity", width = 16, word_width = 8 }
-training = { batch_size = 20, checkpoint_s = 0, probe_batches = 1, threads = 1 }
+training = { batch_size = 8, checkpoint_s = 0, probe_batches = 1, threads = 1 }
 
 [[phases]]
 epochs = 1
@@ -149,11 +149,11 @@ optimizer = { name = "SGD", lr = 1e-2, lr_multipliers = { backbone = 0.01 } }
 """
 
 
-def test_a_backbone_is_frozen_for_an_epoch_and_the_loss_rises_and_it_resumes_exactly(scenes, outcome, stop_at, tmp_path):
+def test_a_backbone_is_frozen_for_an_epoch_and_the_loss_rises_and_it_resumes_exactly(few_scenes, outcome, stop_at, tmp_path):
     (tmp_path / "grid.toml").write_text(RECIPE)
-    visavis.train(tmp_path / "grid.toml", data=scenes, out=tmp_path / "whole")
+    visavis.train(tmp_path / "grid.toml", data=few_scenes, out=tmp_path / "whole")
     with pytest.raises(Stopped):
-        visavis.train(tmp_path / "grid.toml", data=scenes, out=tmp_path / "run", progress=stop_at(9))
+        visavis.train(tmp_path / "grid.toml", data=few_scenes, out=tmp_path / "run", progress=stop_at(4))
     frozen, ramped = (Checkpoint.read(path) for path in complete(tmp_path / "run" / "checkpoint"))
     assert (frozen.state.phase, ramped.state.phase_step) == (0, 0) or frozen.state.step < ramped.state.step
     with pytest.raises(Stopped):
@@ -162,14 +162,14 @@ def test_a_backbone_is_frozen_for_an_epoch_and_the_loss_rises_and_it_resumes_exa
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
-def test_the_first_step_of_a_ramp_moves_nothing_and_the_second_a_little(scenes, stop_at, tmp_path):
+def test_the_first_step_of_a_ramp_moves_nothing_and_the_second_a_little(few_scenes, stop_at, tmp_path):
     (tmp_path / "grid.toml").write_text(RECIPE)
 
     def moved(steps, ramp):
         run = tmp_path / f"{steps}-{ramp}"
         with pytest.raises(Stopped):
             overrides = {"phases.0.epochs": 1, "phases.1.ramp": ramp}
-            visavis.train(tmp_path / "grid.toml", data=scenes, out=run, overrides=overrides, progress=stop_at(9 + steps))
+            visavis.train(tmp_path / "grid.toml", data=few_scenes, out=run, overrides=overrides, progress=stop_at(4 + steps))
         weights = Checkpoint.read(complete(run / "checkpoint")[-1]).weights
         return weights["visual.weight"]
 

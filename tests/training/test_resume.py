@@ -30,16 +30,16 @@ def test_the_uninterrupted_run_is_worth_interrupting(uninterrupted, outcome):
     assert outcome(uninterrupted(False))["model"] == outcome(uninterrupted(False))["model"]
 
 
-def killed_again_and_again(command, recipe, scenes, run, moments, *overrides):
+def killed_again_and_again(training, recipe, scenes, run, moments, *overrides):
     """Train with a SIGKILL at each step; the number of kills that came in time."""
-    process = command(run, recipe, *overrides, "--data", scenes, "--out", run)
+    process = training(run, recipe, *overrides, "--data", scenes, "--out", run)
     kills = 0
     for moment in moments:
         if not process.kill(moment):
             break
         kills += 1
-        process = command(run, "--resume", run)
-    process.wait()
+        process = training(run, "--resume", run)
+    assert process.wait(120) == 0, process.said
     return kills
 
 
@@ -53,30 +53,30 @@ def while_writing(step):
     return lambda process: process.step >= step and process.writing
 
 
-def test_a_killed_run_ends_as_the_uninterrupted_one(command, recipe, scenes, uninterrupted, outcome, tmp_path):
+def test_a_killed_run_ends_as_the_uninterrupted_one(training, recipe, scenes, uninterrupted, outcome, tmp_path):
     """Killed before the first checkpoint, while one is written, at the same step again, and in the second phase."""
     run = tmp_path / "run"
     moments = [lambda process: (run / "run.toml").exists(), while_writing(8), at_step(8), at_step(30)]
-    assert killed_again_and_again(command, recipe, scenes, run, moments) == len(moments)
+    assert killed_again_and_again(training, recipe, scenes, run, moments) == len(moments)
     assert outcome(run) == outcome(uninterrupted(False))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("autocast", [False, True])
-def test_ten_kills_at_random_moments_change_nothing(command, recipe, scenes, uninterrupted, outcome, tmp_path, autocast):
+def test_ten_kills_at_random_moments_change_nothing(training, recipe, scenes, uninterrupted, outcome, tmp_path, autocast):
     run, chance = tmp_path / "run", random.Random(autocast)
     last = outcome(uninterrupted(autocast))["state"]["step"]
     steps = sorted(chance.sample(range(last - 1), 10))
     moments = [while_writing(step) if number in (3, 7) else at_step(step) for number, step in enumerate(steps)]
-    assert killed_again_and_again(command, recipe, scenes, run, moments, f"training.autocast={autocast}") == 10
+    assert killed_again_and_again(training, recipe, scenes, run, moments, f"training.autocast={autocast}") == 10
     assert outcome(run) == outcome(uninterrupted(autocast))
 
 
 @pytest.mark.parametrize("stop", SIGNALS)
-def test_signals_save_and_say_how_to_go_on(command, recipe, scenes, uninterrupted, outcome, tmp_path, stop, hangups_heard):
+def test_signals_save_and_say_how_to_go_on(training, recipe, scenes, uninterrupted, outcome, tmp_path, stop, hangups_heard):
     """Ctrl-C, the end that another program asks for, and a closed terminal; the exit code is the shell's."""
     run = tmp_path / "run"
-    process = command(run, recipe, "--data", scenes, "--out", run)
+    process = training(run, recipe, "--data", scenes, "--out", run)
     assert process.end(stop, at_step(4)) == 128 + stop
     assert re.search(rf"Stopped; everything is saved\. Go on with: \S*visavis train --resume {re.escape(str(run))}\n", process.said)
     assert "Traceback" not in process.said
