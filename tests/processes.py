@@ -5,11 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
 
+from torch import multiprocessing
+
 FORKED = get_context("forkserver")
 FORKED.set_forkserver_preload(["torch", "torch._dynamo", "visavis.cli.output", "visavis.runs.together", "visavis.comparison"])
+
+
+def in_processes(work: Callable[..., None], given: tuple[object, ...], *, nprocs: int) -> None:
+    """``work(rank, *given)`` in so many processes; an error in one of them is raised here."""
+    multiprocessing.start_processes(work, given, nprocs, start_method="forkserver")
 
 
 class Command:

@@ -1,11 +1,8 @@
-"""One process of a group: every case on its part of the items, the answers saved for the test that started it.
-
-python on_processes.py RANK NUMBER FOLDER
-"""
+"""One process of a group: every case on its part of the items, the answers saved for the test that started it."""
 
 from __future__ import annotations
 
-import sys
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -249,6 +246,7 @@ def said_by(loss: PairLoss, *items: Tensor, **facts: Any) -> list[str]:
 
 def main(rank: int, number: int, folder: Path) -> None:
     torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=number)
     found = {"answers": answers(number, rank), "eval": alone_in_eval(rank), "refusals": refusals(rank)}
     found["trained"] = {name: trained(number, rank, objective) for name, objective in TRAINED.items()}
@@ -258,6 +256,3 @@ def main(rank: int, number: int, folder: Path) -> None:
 
 
 TRAINED = {"Triplet": Triplet(), "Unified": Unified(), "NTXent": NTXent()}
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

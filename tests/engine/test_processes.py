@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from tests.processes import in_processes
 
 from visavis import PairLoss
 from visavis.objectives import Unified
 
-SCRIPT = Path(__file__).with_name("on_processes.py")
-spec = importlib.util.spec_from_file_location("on_processes", SCRIPT)
-one = importlib.util.module_from_spec(spec)
-sys.modules["on_processes"] = one
-spec.loader.exec_module(one)
+from . import on_processes as one
 
 CASES = [name for name, _ in one.cases(1, 0)]
 OF_ITEMS = {"images", "texts", "extra_images", "extra_texts", "query_offline_scores", "candidate_offline_scores"}
@@ -28,15 +19,7 @@ OF_ITEMS = {"images", "texts", "extra_images", "extra_texts", "query_offline_sco
 def group(request, tmp_path_factory):
     """What every process of a group has found."""
     folder, number = tmp_path_factory.mktemp("group"), request.param
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    commands = [[sys.executable, str(SCRIPT), str(rank), str(number), str(folder)] for rank in range(number)]
-    running = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for command in commands]
-    try:
-        errors = [process.communicate(timeout=240)[1] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    assert not any(process.returncode for process in running), "\n".join(errors)
+    in_processes(one.main, (number, folder), nprocs=number)
     return [torch.load(folder / f"{rank}.pt") for rank in range(number)]
 
 

@@ -6,7 +6,8 @@ import warnings
 
 import pytest
 import torch
-from torch import distributed, multiprocessing, nn
+from tests.processes import FORKED, in_processes
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from visavis import PairLoss
@@ -95,9 +96,9 @@ def work(rank, number, file, results):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    with multiprocessing.Manager() as manager:
+    with FORKED.Manager() as manager:
         results = manager.dict()
-        multiprocessing.spawn(work, (2, tmp_path_factory.mktemp("two") / "store", results), nprocs=2)
+        in_processes(work, (2, tmp_path_factory.mktemp("two") / "store", results), nprocs=2)
         return dict(results)
 
 

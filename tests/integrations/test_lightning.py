@@ -2,11 +2,6 @@
 
 import pytest
 import torch
-
-pytest.importorskip("lightning")
-pytest.importorskip("transformers")
-
-from lightning import pytorch as lightning
 from tiny_models import captioned_images, rows, tiny_clip
 from torch.utils.data import DataLoader
 
@@ -18,24 +13,35 @@ QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": 
 pytestmark = pytest.mark.filterwarnings("ignore:.isinstance.treespec")  # lightning's own, of torch
 
 
-class Retriever(PairLossSteps, lightning.LightningModule):
-    def __init__(self, loss, *, by_ids):
-        super().__init__()
-        self.model, self.loss, self.by_ids = tiny_clip(), loss, by_ids
+@pytest.fixture(scope="module")
+def lightning():
+    """Imported by who runs these tests, for it takes seconds."""
+    pytest.importorskip("transformers")
+    return pytest.importorskip("lightning.pytorch")
 
-    def embed(self, batch):
-        found = self.model(pixel_values=batch["pixel_values"], input_ids=batch["input_ids"])
-        return (found.image_embeds, found.text_embeds, *([batch["labels"]] if self.by_ids else []))
 
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.05)
+@pytest.fixture(scope="module")
+def retriever(lightning):
+    class Retriever(PairLossSteps, lightning.LightningModule):
+        def __init__(self, loss, *, by_ids):
+            super().__init__()
+            self.model, self.loss, self.by_ids = tiny_clip(), loss, by_ids
+
+        def embed(self, batch):
+            found = self.model(pixel_values=batch["pixel_values"], input_ids=batch["input_ids"])
+            return (found.image_embeds, found.text_embeds, *([batch["labels"]] if self.by_ids else []))
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.05)
+
+    return Retriever
 
 
 @pytest.mark.parametrize("by_ids", [True, False])
 @pytest.mark.parametrize("objective", [Unified(gamma=5), NTXent()], ids=str)
-def test_a_step_is_a_step_on_the_loss(objective, by_ids):
+def test_a_step_is_a_step_on_the_loss(objective, by_ids, lightning, retriever):
     batch = captioned_images()
-    module = Retriever(PairLoss(objective), by_ids=by_ids)
+    module = retriever(PairLoss(objective), by_ids=by_ids)
     loader = DataLoader(rows(batch), batch_size=16)
     value = module.loss(*module.embed(batch))
     expected = [
@@ -52,8 +58,8 @@ def test_a_step_is_a_step_on_the_loss(objective, by_ids):
     assert trainer.validate(module, loader, verbose=False)[0]["val_loss"] < value.item()
 
 
-def test_a_scale_of_the_loss_is_learned():
+def test_a_scale_of_the_loss_is_learned(lightning, retriever):
     scale = torch.nn.Parameter(torch.tensor(14.0))
-    module, loader = Retriever(PairLoss(NTXent(), scale=scale), by_ids=True), DataLoader(rows(captioned_images()), batch_size=16)
+    module, loader = retriever(PairLoss(NTXent(), scale=scale), by_ids=True), DataLoader(rows(captioned_images()), batch_size=16)
     lightning.Trainer(max_epochs=1, log_every_n_steps=1, **QUIET).fit(module, loader, loader)
     assert scale.item() != 14

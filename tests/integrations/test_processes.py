@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import distributed, multiprocessing
+from tests.processes import FORKED, in_processes
+from torch import distributed
 from torch.nn.functional import cross_entropy, normalize
 
 from visavis.integrations.metric_learning import MetricLoss
@@ -81,9 +82,9 @@ def work(rank, number, file, results):
 
 
 def run(number, folder):
-    with multiprocessing.Manager() as manager:
+    with FORKED.Manager() as manager:
         results = manager.dict()
-        multiprocessing.spawn(work, (number, folder / f"store{number}", results), nprocs=number)
+        in_processes(work, (number, folder / f"store{number}", results), nprocs=number)
         return dict(results)
 
 

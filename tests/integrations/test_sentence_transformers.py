@@ -1,15 +1,12 @@
 """VisavisLoss: a loss of sentence-transformers, on a real BERT of random weights."""
 
 import copy
+import importlib.util
 import json
 import pickle
 
 import pytest
 import torch
-
-pytest.importorskip("sentence_transformers")
-
-from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 from tiny_models import sentences, tiny_sentence_transformer
 
 from visavis import PairLoss
@@ -20,6 +17,7 @@ from visavis.integrations.sentence_transformers import LossCheckpoints, VisavisL
 from visavis.objectives import VLC, Goal, NTXent, Triplet, TripletHN, Unified
 from visavis.targets import Targets
 
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("sentence_transformers") is None, reason="needs sentence-transformers")
 FAMILY = (Triplet(), TripletHN(), NTXent(), VLC(), Unified())
 every_objective = pytest.mark.parametrize("objective", FAMILY, ids=str)
 COLUMNS = sentences()
@@ -89,6 +87,8 @@ def test_the_scale_is_that_of_sentence_transformers(model):
 
 
 def test_it_stands_inside_a_loss_of_losses(model):
+    from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
+
     sides = (COLUMNS["anchor"], COLUMNS["positive"])
     value = MatryoshkaLoss(model, VisavisLoss(model, Unified()), [32, 8])(features(model, *sides), IDS)
     whole = embedded(model, *sides)
@@ -171,6 +171,8 @@ def test_a_size_that_is_none_is_refused(model, size):
 
 
 def test_features_that_have_no_row_for_each_input_are_refused(model):
+    from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
+
     flat = {"input_ids": torch.zeros(7), "offsets": torch.zeros(3)}
     with pytest.raises(
         ShapeError, match=r"do not all have one row for each input, input_ids \[7\], offsets \[3\]: leave mini_batch_size out\.$"

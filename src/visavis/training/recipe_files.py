@@ -79,6 +79,7 @@ class RecipeFile:
         return build_recipe(deepcopy(self.content), overrides, self.where)
 
 
+@cache
 def shipped() -> dict[str, Path]:
     """The recipe files of the package, by name, but for those of papers' tables."""
     return {path.stem: path for path in sorted(_folder().glob("*.toml"), key=lambda path: path.stem)}
@@ -124,7 +125,7 @@ def read_recipe(name: str | Path, overrides: Values | None = None) -> Recipe:
 
 def read_file(name: str) -> RecipeFile:
     """A recipe file by its path, or by the name under which it ships. Raises RecipeError."""
-    return _read(name, ())
+    return _of_package(name) if name in _packaged() else _read(name, ())
 
 
 def merged(parent: Values, child: Values, where: str) -> Values:
@@ -205,16 +206,17 @@ def _parent(extends: str, name: str, path: Path, children: tuple[Path, ...]) -> 
         file, row = _file_and_row(str(path.parent / extends) if ".toml" in extends else extends)
     except RecipeError as error:
         raise RecipeError(f"{name}, extends: {error}") from None
-    parent = _part(file) if file in _parts() else _read(file, children)
+    parent = _of_package(file) if file in _packaged() else _read(file, children)
     return parent if row is None else RecipeFile(extends, parent.row_content(row), {})
 
 
 @cache
-def _part(name: str) -> RecipeFile:
-    """A part that ships: hundreds of rows extend the same few."""
+def _of_package(name: str) -> RecipeFile:
+    """A file that ships: tables have dozens of rows, and hundreds of rows extend the same few parts."""
     return _read(name, ())
 
 
+@cache
 def _packaged() -> dict[str, Path]:
     return shipped() | tables() | _parts()
 
