@@ -21,7 +21,7 @@ demo: .venv/.demo
 	@$(BIN)/visavis demo
 
 test: .venv/.dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 -n auto --dist loadfile -m 'not long and not timing'
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 -n auto --dist loadfile --no-loadscope-reorder -m 'not long and not timing'
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m timing tests
 
 lint: .venv/.dev

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -28,6 +29,7 @@ class Command:
         given = (output, Path.cwd(), dict(os.environ), ["visavis", *map(str, arguments)])
         self.process = FORKED.Process(target=_visavis, args=given)
         self.process.start()
+        atexit.register(self.send, signal.SIGKILL)
 
     @property
     def ended(self) -> bool:

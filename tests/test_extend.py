@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -63,10 +64,36 @@ def test_each_takes_two_files_at_most(title):
     assert 1 <= len({block.file for block in blocks(SECTIONS[title]) if block.file}) <= 2
 
 
-@pytest.mark.parametrize("title", SECTIONS)
-def test_it_works_as_written(title, copy, tmp_path):
-    (use,) = [block.text for block in blocks(SECTIONS[title]) if block.language == "python" and not block.file]
-    environment = {**os.environ, "PYTHONPATH": str(copy / "src")}
-    program = f"import visavis; assert visavis.__file__.startswith({str(copy)!r})\n{use}"
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+ALL = """
+import json, os, sys, traceback
+import visavis
+assert visavis.__file__.startswith(sys.argv[1])
+failed = {}
+for title, use in json.load(sys.stdin).items():
+    os.mkdir(title)
+    os.chdir(title)
+    try:
+        exec(compile(use, title, "exec"), {"__name__": "__main__"})
+    except BaseException:
+        failed[title] = traceback.format_exc()
+    os.chdir("..")
+print(json.dumps(failed), file=open("failed.json", "w"))
+"""
+
+
+@pytest.fixture(scope="module")
+def failed(copy, tmp_path_factory):
+    """What went wrong with the new things, by the title of the section: all are used in one process, each in a folder of its own."""
+    uses = {}
+    for title, section in SECTIONS.items():
+        (uses[title],) = [block.text for block in blocks(section) if block.language == "python" and not block.file]
+    folder, environment = tmp_path_factory.mktemp("used"), {**os.environ, "PYTHONPATH": str(copy / "src")}
+    command = [sys.executable, "-c", ALL, str(copy)]
+    done = subprocess.run(command, input=json.dumps(uses), cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    return json.loads((folder / "failed.json").read_text())
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_it_works_as_written(title, failed):
+    assert title not in failed, failed[title]

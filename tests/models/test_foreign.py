@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -180,14 +179,6 @@ OF_TEXTS = {
         "has a tokenizer whose code it brings itself",
     ),
 }
-ASK = """
-import sys
-from visavis.models.{module} import {function}
-try:
-    {function}(sys.argv[1])
-except Exception as error:
-    print(type(error).__name__, error)
-"""
 
 
 def with_code(folder, source, change):
@@ -212,14 +203,13 @@ def test_code_that_a_folder_brings_is_refused(folders, tmp_path, kind, name):
     assert not (tmp_path / "sprung").exists()
 
 
-@pytest.mark.parametrize("answers", [b"y\n" * 9, None], ids=["yes to everything", "closed"])
-def test_nobody_is_asked_whether_code_may_run(folders, tmp_path, answers):
+@pytest.mark.parametrize("answers", ["y\n" * 9, ""], ids=["yes to everything", "closed"])
+def test_nobody_is_asked_whether_code_may_run(folders, tmp_path, monkeypatch, capfd, answers):
     with_code(tmp_path / "tower", folders / "bert", FOREIGN["a kind of its own"][0])
-    script = ASK.format(module="towers", function="open_text")
-    given = {"input": answers} if answers else {"stdin": subprocess.DEVNULL}
-    done = subprocess.run([sys.executable, "-c", script, tmp_path / "tower"], capture_output=True, check=True, **given)
-    assert done.stdout.startswith(b"DataError")
-    assert b"[y/N]" not in done.stdout + done.stderr
+    monkeypatch.setattr("sys.stdin", io.StringIO(answers))
+    with pytest.raises(DataError):
+        OPEN["bert"](str(tmp_path / "tower"))
+    assert "[y/N]" not in "".join(capfd.readouterr())
     assert not (tmp_path / "sprung").exists()
 
 

@@ -250,8 +250,7 @@ def test_everything_by_keys_alone(open_page, address, votes):
     assert focused(page) == "text"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1200, 360])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 360)])
 def test_both_themes_and_a_phone_are_readable(open_page, address, scheme, width):
     """Nothing is wider than the screen; axe-core finds nothing serious in the results, the large view, filters, keys and questions."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed").Axe()

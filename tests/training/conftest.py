@@ -7,7 +7,7 @@ import json
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -107,17 +107,8 @@ class Training(Command):
 
 
 @pytest.fixture
-def training() -> Iterator[Callable[..., Training]]:
-    """Begins trainings, none of which outlives the test."""
-    begun: list[Training] = []
-
-    def begin(folder: Path, *arguments: object) -> Training:
-        begun.append(Training(folder, *arguments))
-        return begun[-1]
-
-    yield begin
-    for each in begun:
-        each.send(signal.SIGKILL)
+def training() -> type[Training]:
+    return Training
 
 
 def _outcome(run: Path) -> dict[str, object]:

@@ -64,7 +64,11 @@ def cbow(vectors):
 
 @pytest.mark.parametrize(
     ("supervision", "plan"),
-    [(SHARE, {}), (SHARE, {"training.captions_per_image": 2}), (SHARE.replace("share", "degrees"), {})],
+    [
+        (SHARE, {"training.batch_size": 32}),
+        (SHARE, {"training.captions_per_image": 2}),
+        (SHARE.replace("share", "degrees"), {"training.batch_size": 32}),
+    ],
     ids=["pairs", "several captions", "degrees"],
 )
 def test_stopped_anywhere_it_ends_as_the_uninterrupted_one(supervision, plan, recipe, scenes, outcome, in_pieces, tmp_path):
@@ -78,7 +82,7 @@ def test_ladder_teaches_what_its_first_rung_alone_does_not(recipe, scenes, tmp_p
     one = "Ladder(margins=(0.2,), thresholds=(), betas=(1.0,))"
     runs = {name: tmp_path / str(number) for number, name in enumerate((LADDER, one, "TripletHN(margin=0.2)"))}
     for objective, out in runs.items():
-        visavis.train(recipe(objective), data=scenes, out=out)
+        visavis.train(recipe(objective), data=scenes, out=out, overrides={"training.batch_size": 32})
     ladder, one_rung, triplet = (
         torch.cat(
             [part.flatten() for _, part in sorted(load_file(max((out / "checkpoint").glob("step-*")) / "weights.safetensors").items())]
