@@ -14,7 +14,7 @@ import torch
 
 from visavis.engine import PairLoss
 from visavis.objectives import CATALOG
-from visavis.probe import measure_cost
+from visavis.measured_cost import measure_cost
 from visavis.targets import Targets
 from visavis.types import Encoded
 

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from visavis.errors import SpecError, VisavisError
 from visavis.memory import BlockCost, ScoreCost, block_shape, blocks, budget, declared_cost, parse_memory, score_in_blocks
-from visavis.probe import cost_of, leaves_behind, measure_cost
+from visavis.measured_cost import cost_of, leaves_behind, measure_cost
 from visavis.types import Encoded
 
 

@@ -30,7 +30,7 @@ from cosmic_ray import mutating, plugins
 
 PROJECT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 1800
-ELSEWHERE = {"runs": "training", "supervision": "training", "probe": "memory", "scoring": "costly_score", "verbs": "cli"}
+ELSEWHERE = {"runs": "training", "supervision": "training", "measured_cost": "memory", "scoring": "costly_score", "verbs": "cli"}
 """Packages whose tests are those of another."""
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from visavis.measured_cost import FEW, cost_of, measure_cost
 from visavis.memory import (
     LARGEST_BLOCK,
     LARGEST_TILE,
@@ -33,7 +34,6 @@ from visavis.memory import (
     score_in_blocks,
     spans,
 )
-from visavis.probe import FEW, cost_of, measure_cost
 from visavis.types import Direction, Encoded
 
 Score = Callable[[Any, Any], Tensor]

@@ -98,7 +98,7 @@ def test_the_lists_for_other_programs_say_what_the_table_says(plain):
 def test_the_report_tells_everything_without_a_network(plain):
     now = visavis.compare(resume=plain.folder, workers=1)
     page = (plain.folder / "report.html").read_text()
-    for told in (now.best.name, *now.sentences, "Its hardest queries", "Why: what still moves each model"):
+    for told in (now.best.name, *now.sentences, "Its hardest queries", "Why: what still moves each model", "What they do not understand"):
         assert html.escape(told) in page
     assert not re.search(r"(src|href)=.http", page)
     assert all((plain.folder / name).stat().st_size for name in ("curves.png", "differences.png", "table.csv", "table.tex"))

@@ -14,7 +14,7 @@ from visavis.errors import RunError, ShapeError, SpecError, VisavisError
 from visavis.memory import declared_cost
 from visavis.models import BFAN, CATALOG, CE, CLIP, MMT, SCAN, SGRAF, VSRN, XVLM, Heads, MaxSim, VSEInfinity, VSEPlusPlus
 from visavis.models.base import build_with_weights, vectors
-from visavis.probe import measure_cost
+from visavis.measured_cost import measure_cost
 from visavis.types import Encoded
 
 CONFIGS = {

@@ -18,7 +18,7 @@ from visavis.models.layers import PresentBatchNorm
 from visavis.models.net_vlad import NetVLAD
 from visavis.models.scoring import score_all
 from visavis.objectives import VLC, InfoNCE, MaxMargin, Triplet, Unified
-from visavis.probe import measure_cost
+from visavis.measured_cost import measure_cost
 from visavis.types import Encoded, concatenate
 
 EXPERTS = {"face": 4, "audio": 3, "motion": 5}

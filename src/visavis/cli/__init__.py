@@ -38,6 +38,7 @@ for command in (
     runs.train,
     runs.evaluate,
     runs.diagnose,
+    runs.probe,
     runs.explain,
     objectives.anatomy,
     comparison.compare,

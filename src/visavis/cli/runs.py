@@ -144,6 +144,26 @@ def diagnose(
         print_diagnosis(result)
 
 
+def probe(
+    run: Annotated[Path, typer.Argument(help="A run folder, or a CLIP or SigLIP model: its folder or hub name.")],
+    images: Annotated[int, typer.Option(help="The first so many images of the split; 0: all.")] = 500,
+    data: Annotated[str | None, typer.Option(help="Another data set.")] = None,
+    split: Annotated[str | None, typer.Option(help="A split; default the recipe's test split.")] = None,
+    memory: Memory = None,
+    json: Json = False,
+) -> None:
+    """What a run's best model does not understand: true captions against the same with one edit, and edits that should change nothing."""
+    from visavis import verbs
+    from visavis.cli.output import print_probes
+
+    with bars() as progress:
+        result = verbs.probe(run, images=images, data=data, split=split, memory=memory, progress=progress)
+    if json:
+        print_json(result.to_json())
+    else:
+        print_probes(result)
+
+
 def explain(
     run: Annotated[Path, typer.Argument(help="A run folder of a model that attends, such as SCAN.")],
     image: Annotated[str, typer.Argument(help="A picture, or the name of an image in the run's data.")],

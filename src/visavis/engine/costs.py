@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from visavis.errors import MissingSupervision
+from visavis.measured_cost import measure_blocks
 from visavis.memory import BlockCost
 from visavis.objectives.base import Objective
-from visavis.probe import measure_blocks
 from visavis.targets import FACTS, Factors, Targets
 
 FEW = 4, 16

@@ -10,9 +10,9 @@ from visavis.engine.items import Items, parts, tensors
 from visavis.engine.plan import Plan, Sizes, choose
 from visavis.engine.scores import Score
 from visavis.errors import SpecError
+from visavis.measured_cost import cost_of
 from visavis.memory import BlockCost, Memory, ScoreCost, budget, parse_memory
 from visavis.objectives.base import Objective
-from visavis.probe import cost_of
 from visavis.targets import Targets
 
 

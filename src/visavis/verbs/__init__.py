@@ -10,7 +10,7 @@ from visavis.verbs.data import catalog, convert, data_audit, data_check, data_co
 from visavis.verbs.graded import agreement, coherence, relevance, relevance_fit, relevance_thresholds
 from visavis.verbs.objectives import anatomy
 from visavis.verbs.retrieval import index, judged, label, search
-from visavis.verbs.runs import diagnose, evaluate, explain, load, train
+from visavis.verbs.runs import diagnose, evaluate, explain, load, probe, train
 from visavis.verbs.serving import serve
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "judged",
     "label",
     "load",
+    "probe",
     "relevance",
     "relevance_fit",
     "relevance_thresholds",

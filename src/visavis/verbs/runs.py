@@ -12,6 +12,7 @@ from visavis.progress import Progress, Silent
 
 if TYPE_CHECKING:
     from visavis.diagnosis.explanation import Explanation
+    from visavis.diagnosis.probes import Probes
     from visavis.diagnosis.walk import Diagnosis
     from visavis.evaluation import Evaluation
     from visavis.memory import Memory
@@ -167,6 +168,27 @@ def diagnose(
 
         storage.write_text(out, diagnosis_page(found))
     return found
+
+
+def probe(
+    run: str | Path,
+    *,
+    images: int = 500,
+    data: str | Path | None = None,
+    split: str | None = None,
+    memory: Memory = None,
+    progress: Progress | None = None,
+) -> Probes:
+    """What a run's best model does not understand: minimal pairs of captions, and edits that should change nothing.
+
+    How often it scores a true caption above the same with one edit that makes it false (``slices``: colors, relations and roles swapped or
+    replaced, numbers, negation), on drawn scenes and clips by their truth, on other data by lists of words; and what typos, blur, a crop,
+    JPEG and gray pictures cost its recalls (``costs``). images: the first so many of the split, each with at most one case of a kind; 0: all.
+    data, split: others than the run's own test split. memory: as in ``evaluate``. Raises RunError for a model that reads no new sentences.
+    """
+    from visavis.diagnosis.probes import probe_run
+
+    return probe_run(Path(run), images, progress or Silent(), None if data is None else str(data), split, memory)
 
 
 def paths_of(run: str | Path | Sequence[str | Path]) -> list[Path]:

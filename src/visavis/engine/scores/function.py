@@ -12,9 +12,9 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 
 from visavis.engine.items import Items, as_leaves, parts, tensors
 from visavis.engine.scores.base import Block, Gradients, NeedsGrad, Scores, learnable_scale
+from visavis.measured_cost import leaves_behind
 from visavis.memory import scores_of
 from visavis.objectives.base import promoted
-from visavis.probe import leaves_behind
 
 Score = Callable[[Any, Any], Tensor]
 

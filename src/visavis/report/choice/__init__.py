@@ -5,6 +5,7 @@ from __future__ import annotations
 from visavis import storage
 from visavis.comparison.queries import answers
 from visavis.comparison.result import Comparison
+from visavis.diagnosis.probes import Probes, probe_run
 from visavis.diagnosis.walk import Diagnosis, diagnose_run
 from visavis.errors import VisavisError
 from visavis.progress import Progress, Silent
@@ -19,6 +20,10 @@ DIAGNOSED = 8
 """Training batches on which the gradient of each choice is looked at."""
 
 
+PROBED = 100
+"""Test images on which the first run of each choice is probed."""
+
+
 def write_report(comparison: Comparison, progress: Progress) -> None:
     """Leave ``report.html`` and ``curves.png`` in the comparison's folder, and ``differences.png`` where something was compared. Raises MissingExtra."""
     folder, found = comparison.folder, answers(comparison)
@@ -30,8 +35,9 @@ def write_report(comparison: Comparison, progress: Progress) -> None:
         differences = Shades(*(differences_picture(pairs, theme) for theme in (LIGHT, DARK)))
         storage.write_bytes(folder / "differences.png", differences.light)
     diagnosed = {setting.name: _diagnosis(comparison, number, progress) for number, setting in enumerate(comparison.chosen)}
+    probed = {setting.name: _probes(comparison, number, progress) for number, setting in enumerate(comparison.chosen)}
     thumbnails = None if found is None else Thumbnails(found.data)
-    storage.write_text(folder / "report.html", page_of(comparison, differences, learned, diagnosed, found, thumbnails))
+    storage.write_text(folder / "report.html", page_of(comparison, differences, learned, diagnosed, probed, found, thumbnails))
 
 
 def _diagnosis(comparison: Comparison, number: int, progress: Progress) -> Diagnosis | None:
@@ -42,4 +48,15 @@ def _diagnosis(comparison: Comparison, number: int, progress: Progress) -> Diagn
         return diagnose_run(comparison.runs(setting)[0].folder, [], DIAGNOSED, Silent())
     except VisavisError as error:
         progress.say(f"{setting.name} is not diagnosed in the report: {error}")
+        return None
+
+
+def _probes(comparison: Comparison, number: int, progress: Progress) -> Probes | None:
+    """Of a choice's first run, its captions alone; None, and a sentence, for one that cannot be probed."""
+    setting = comparison.chosen[number]
+    progress.work("probes", number, len(comparison.chosen), 0)
+    try:
+        return probe_run(comparison.runs(setting)[0].folder, PROBED, Silent(), harmless=False)
+    except VisavisError as error:
+        progress.say(f"{setting.name} is not probed in the report: {error}")
         return None

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from visavis.comparison.queries import Answered, Answers
 from visavis.comparison.result import Comparison
 from visavis.comparison.statistics import Paired, number
+from visavis.diagnosis.probes import Probes
 from visavis.diagnosis.walk import Count, Diagnosis
 from visavis.environment import program, versions
 from visavis.metrics.recall import RSUM
@@ -29,10 +30,11 @@ def page_of(
     differences: Shades | None,
     curves: Shades,
     diagnosed: Mapping[str, Diagnosis | None],
+    probed: Mapping[str, Probes | None],
     found: Answers | None,
     thumbnails: Thumbnails | None,
 ) -> str:
-    """The whole page. differences, curves: pictures. diagnosed: by the name of a setting."""
+    """The whole page. differences, curves: pictures. diagnosed, probed: by the name of a setting."""
     sections = [
         Section("What won", _won(comparison)),
         Section("All results", page.comparison(comparison.table, {setting.name: setting.point for setting in comparison.chosen})),
@@ -41,6 +43,8 @@ def page_of(
         sections.append(Section("How sure that is", page.picture(differences, _alt(comparison), _DIFFERENCES) + _pairs(comparison)))
     if any(diagnosed.values()):
         sections.append(Section("Why: what still moves each model", _diagnoses(diagnosed)))
+    if any(probed.values()):
+        sections.append(Section("What they do not understand", _probes({name: probes for name, probes in probed.items() if probes})))
     sections.append(Section("How they learned", page.picture(curves, _CURVES_ALT, _CURVES)))
     if found is not None and thumbnails is not None:
         sections += [
@@ -103,6 +107,21 @@ def _diagnoses(diagnosed: Mapping[str, Diagnosis | None]) -> str:
 
 def _counts(count: Count) -> list[str]:
     return [f"{(count.mean[f'i2t_{name}'] + count.mean[f't2i_{name}']) / 2:.2f}" for name in MEASURES]
+
+
+def _probes(probed: Mapping[str, Probes]) -> str:
+    by_kind: dict[str, dict[str, str]] = {}
+    for name, probes in probed.items():
+        for one in probes.slices:
+            by_kind.setdefault(f"{one.title}, {one.cases} cases", {})[name] = f"{one.percent:.0f} % ({one.low:.0f} to {one.high:.0f})"
+    rows = [[kind, *(cells.get(name, "-") for name in probed)] for kind, cells in by_kind.items()]
+    any_of = next(iter(probed.values()))
+    note = (
+        "How often the first seed of each scores a true caption above the same with one edit that makes it false, with its 95 % interval; chance is "
+        f"50 %, a tie counts as not understood. * the same words in another order. {any_of.images:,} test images; false by {any_of.source}. visavis "
+        "probe RUN tells more."
+    )
+    return page.table(("what was edited", *probed), rows, note)
 
 
 def _answers(answered: Iterable[Answered], thumbnails: Thumbnails, note: str) -> str:

@@ -1,6 +1,6 @@
 """The memory of a score that nobody declares, measured on blocks of a few items.
 
-While a probe runs, every tensor that comes to life is counted until it dies. Four probes of two heights and two widths, step by
+While a small block is worked on, every tensor that comes to life is counted until it dies. Four blocks of two heights and two widths, step by
 step beside each other, tell what each step holds for an item, for a text, and for a pair; the largest of each is the cost.
 
 >>> def cosine(visual, text):
@@ -26,7 +26,7 @@ from visavis.memory import BlockCost, Items, ScoreCost, declared_cost, scores_of
 
 Score = Callable[[Any, Any], Tensor]
 FEW = 2, 3
-"""Visual items and texts of the smallest probe; others have twice as many."""
+"""Visual items and texts of the smallest block; others have twice as many."""
 
 
 def cost_of(score: Score, visual: Items, text: Items, *, training: bool, declared: ScoreCost | None = None) -> BlockCost:
