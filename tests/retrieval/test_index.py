@@ -5,20 +5,19 @@ import json
 import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
 from PIL import Image
+from tests.processes import FORKED
 from typer.testing import CliRunner
 
 import visavis
 from visavis.cli import app
 from visavis.errors import DataError, RefusedOverwrite, RunError, VisavisError
 from visavis.progress import Silent
+from visavis.retrieval import engines
 from visavis.retrieval.building import build_index
 from visavis.retrieval.index import Index
 from visavis.retrieval.item import Where
@@ -226,24 +225,25 @@ def test_a_dual_encoder_needs_no_training(dual_encoders, photos, tmp_path):
     assert search(Index.open(tmp_path / "index"), Query.of("a red circle")).hits
 
 
+def begin(run, photos, folder, store):
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    engines.SHARD = 4
+    visavis.index(run, photos, out=folder, store=store)
+
+
 def deaths(run, photos, folder, moments, store):
     """Kill an indexing process after so many seconds each time, starting anew."""
-    code = "import sys, visavis, visavis.retrieval.engines as e; e.SHARD = 4; visavis.index(*sys.argv[1:3], out=sys.argv[3], store=sys.argv[4] or None)"
     killed = 0
     for moment in moments:
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, run, photos, folder, store and folder.parent / store],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        while not folder.exists() and process.poll() is None:  # only what happens once the folder is begun is worth a death
+        process = FORKED.Process(target=begin, args=(run, photos, folder, (store and folder.parent / store) or None))
+        process.start()
+        while not folder.exists() and process.is_alive():  # only what happens once the folder is begun is worth a death
             time.sleep(0.05)
-        try:
-            process.wait(moment)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            killed += 1
+        process.join(moment)
+        killed += process.is_alive()
+        process.kill()
+        process.join()
     return killed
 
 
