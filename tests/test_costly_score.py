@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from visavis.engine import PairLoss
-from visavis.objectives import CATALOG
 from visavis.measured_cost import measure_cost
+from visavis.objectives import CATALOG
 from visavis.targets import Targets
 from visavis.types import Encoded
 

@@ -13,8 +13,8 @@ from torch.nn.functional import normalize
 from torch.profiler import ProfilerActivity, profile
 
 from visavis.errors import SpecError, VisavisError
-from visavis.memory import BlockCost, ScoreCost, block_shape, blocks, budget, declared_cost, parse_memory, score_in_blocks
 from visavis.measured_cost import cost_of, leaves_behind, measure_cost
+from visavis.memory import BlockCost, ScoreCost, block_shape, blocks, budget, declared_cost, parse_memory, score_in_blocks
 from visavis.types import Encoded
 
 

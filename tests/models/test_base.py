@@ -11,10 +11,10 @@ from torch import nn
 
 from visavis import spec, storage
 from visavis.errors import RunError, ShapeError, SpecError, VisavisError
+from visavis.measured_cost import measure_cost
 from visavis.memory import declared_cost
 from visavis.models import BFAN, CATALOG, CE, CLIP, MMT, SCAN, SGRAF, VSRN, XVLM, Heads, MaxSim, VSEInfinity, VSEPlusPlus
 from visavis.models.base import build_with_weights, vectors
-from visavis.measured_cost import measure_cost
 from visavis.types import Encoded
 
 CONFIGS = {

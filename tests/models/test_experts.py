@@ -11,6 +11,7 @@ from torch.nn.functional import normalize
 
 from visavis.engine import PairLoss
 from visavis.errors import ShapeError, SpecError
+from visavis.measured_cost import measure_cost
 from visavis.memory import declared_cost
 from visavis.models import CE, MMT
 from visavis.models.gating import CollaborativeGating, GatedEmbedding
@@ -18,7 +19,6 @@ from visavis.models.layers import PresentBatchNorm
 from visavis.models.net_vlad import NetVLAD
 from visavis.models.scoring import score_all
 from visavis.objectives import VLC, InfoNCE, MaxMargin, Triplet, Unified
-from visavis.measured_cost import measure_cost
 from visavis.types import Encoded, concatenate
 
 EXPERTS = {"face": 4, "audio": 3, "motion": 5}
