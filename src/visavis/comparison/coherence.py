@@ -22,10 +22,10 @@ from visavis.types import Direction
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """The result. data: the split that was ranked. degrees: their estimator. image: as in ``Degrees.between``. top: the length of the
-    lists. rankers: the runs, and last the random order. taught: runs that were trained by the same degrees. measured: by direction,
-    in the order of the rankers.
+class RankedLists:
+    """The lists of several runs for the same queries, and how coherently each ranks. data: the split that was ranked. degrees: their
+    estimator. image: as in ``Degrees.between``. top: the length of the lists. rankers: the runs, and last the random order. taught: runs
+    that were trained by the same degrees. measured: by direction, in the order of the rankers.
     """
 
     folder: Path
@@ -82,7 +82,7 @@ def compare_runs(
     out: str | Path | None,
     memory: Memory,
     progress: Progress,
-) -> Comparison:
+) -> RankedLists:
     """Rank a split with every run and measure.
 
     data: another data set than the runs' own. out: a new folder for what is made of it, ``runs/coherence-<n>`` where it is None.
@@ -114,7 +114,7 @@ def compare_runs(
         ranked = tuple(ranker for ranker, _ in opened)
         rankers = (*ranked, Ranker.random(ranked_data, seed))
         memory = recipes[0].memory or None
-        return Comparison(
+        return RankedLists(
             folder,
             ranked_data,
             estimator,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from visavis.progress import Progress, Silent
 
 if TYPE_CHECKING:
-    from visavis.comparison.coherence import Comparison
+    from visavis.comparison.coherence import RankedLists
     from visavis.degrees.base import ImageBy
     from visavis.degrees.fitting import Fitted, Kind
     from visavis.degrees.judging import Judged
@@ -51,7 +51,7 @@ def coherence(
     out: str | Path | None = None,
     memory: Memory = None,
     progress: Progress | None = None,
-) -> Comparison:
+) -> RankedLists:
     """How coherent the ranked lists of runs are: their top items side by side, how many are totally irrelevant, CS@K against K.
 
     degrees: the estimator of the relevance of a caption to an image. image: from which captions of the image, as in

@@ -11,7 +11,7 @@ from rich.table import Table
 from visavis.cli.output.console import standard_output
 
 if TYPE_CHECKING:
-    from visavis.comparison.coherence import Comparison
+    from visavis.comparison.coherence import RankedLists
     from visavis.degrees.fitting import Fitted
     from visavis.degrees.judging import Judged
     from visavis.degrees.thresholds import Distribution
@@ -40,7 +40,7 @@ def print_agreement(agreements: Iterable[Agreement]) -> None:
     console.print("Intervals: 95 % of 1,000 resamples of the images, the same for all.", soft_wrap=True)
 
 
-def print_coherence(result: Comparison) -> None:
+def print_coherence(result: RankedLists) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("totally irrelevant")
     for title in ("text to image", "CS", "image to text", "CS"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from visavis import storage
-from visavis.comparison.coherence import Comparison
+from visavis.comparison.coherence import RankedLists
 from visavis.report.coherence.figures import lists_picture, scores_picture
 from visavis.report.coherence.page import page_of
 from visavis.report.figures import DARK, LIGHT
@@ -11,7 +11,7 @@ from visavis.report.page import Shades
 from visavis.report.thumbnails import Thumbnails
 
 
-def write_report(comparison: Comparison) -> None:
+def write_report(comparison: RankedLists) -> None:
     """Leave ``report.html``, ``coherence.json``, ``scores.png`` and, where captions look for images, ``lists.png`` in its folder."""
     folder, thumbnails = comparison.folder, Thumbnails(comparison.data)
     names = [ranker.name for ranker in comparison.rankers]

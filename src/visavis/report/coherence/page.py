@@ -16,7 +16,7 @@ from visavis.report.thumbnails import SIDE, Thumbnails
 from visavis.types import DIRECTIONS, Direction
 
 if TYPE_CHECKING:
-    from visavis.comparison.coherence import Comparison
+    from visavis.comparison.coherence import RankedLists
 
 HEADINGS: dict[Direction, str] = {"t2i": "Captions look for images", "i2t": "Images look for captions"}
 TABLED = (100, 1000)
@@ -26,7 +26,7 @@ UNFOLDED = 10
 """How many captions of a list are shown before it is unfolded."""
 
 
-def page_of(comparison: Comparison, scores: Shades, thumbnails: Thumbnails) -> str:
+def page_of(comparison: RankedLists, scores: Shades, thumbnails: Thumbnails) -> str:
     """The whole page. scores: the picture of CS@K."""
     runs = len(comparison.rankers) - 1
     sections = [Section(f"How much of the first {comparison.top} is irrelevant", _counts(comparison))]
@@ -42,7 +42,7 @@ def page_of(comparison: Comparison, scores: Shades, thumbnails: Thumbnails) -> s
     return page.page("visavis: how coherent are the lists?", lead, sections, _made_by(comparison), STYLE)
 
 
-def _counts(comparison: Comparison) -> str:
+def _counts(comparison: RankedLists) -> str:
     measured, top = comparison.measured, comparison.top
     facts = [
         (f"{result.irrelevant.mean:.1f}", f"{ranker.name}: totally irrelevant of the first {top} images for a caption")
@@ -61,7 +61,7 @@ def _counts(comparison: Comparison) -> str:
     return "\n".join([page.numbers(facts), page.paragraph(_threshold(comparison)), table, *map(page.paragraph, _warnings(comparison))])
 
 
-def _threshold(comparison: Comparison) -> str:
+def _threshold(comparison: RankedLists) -> str:
     data = comparison.data
     return (
         f"Totally irrelevant: no more relevant to the query than {_percent(comparison.scale.irrelevant)} of all candidates, by "
@@ -70,7 +70,7 @@ def _threshold(comparison: Comparison) -> str:
     )
 
 
-def _warnings(comparison: Comparison) -> list[str]:
+def _warnings(comparison: RankedLists) -> list[str]:
     """Reasons to distrust the numbers of a run."""
     if not comparison.taught:
         return []
@@ -82,7 +82,7 @@ def _warnings(comparison: Comparison) -> list[str]:
     return [sentence]
 
 
-def _scores(comparison: Comparison) -> str:
+def _scores(comparison: RankedLists) -> str:
     cuts = [k for k in comparison.measured["t2i"][0].scores if k in TABLED or k == len(comparison.data.images)]
     cells = [[comparison.measured[way][place].scores[k] for way in SHOWN for k in cuts] for place in range(len(comparison.rankers))]
     undefined = max(score.undefined for measured in comparison.measured.values() for result in measured for score in result.scores.values())
@@ -95,7 +95,7 @@ def _scores(comparison: Comparison) -> str:
     return _table(comparison, [[f"CS@{k:,}" for k in cuts]] * len(SHOWN), cells, 3, note)
 
 
-def _table(comparison: Comparison, heads: Sequence[Sequence[str]], cells: Sequence[Sequence[Mean | None]], digits: int, note: str) -> str:
+def _table(comparison: RankedLists, heads: Sequence[Sequence[str]], cells: Sequence[Sequence[Mean | None]], digits: int, note: str) -> str:
     """A row for each ranker, a group of columns for each way."""
     ways = "".join(f'<th colspan="{len(group)}" scope="colgroup">{DIRECTIONS[way]}</th>' for way, group in zip(SHOWN, heads, strict=True))
     names = "".join(f'<th scope="col">{escape(name)}</th>' for group in heads for name in group)
@@ -121,7 +121,7 @@ def _table(comparison: Comparison, heads: Sequence[Sequence[str]], cells: Sequen
 {page.paragraph(note, "note")}"""
 
 
-def _legend(comparison: Comparison, way: Direction) -> str:
+def _legend(comparison: RankedLists, way: Direction) -> str:
     own, all_ = ("the caption's own image", "images") if way == "t2i" else ("the image's own caption", "captions")
     shares = [f"{100 * share:.4g}" for share in comparison.scale.shares]
     steps = [*(f"{low} to {high} %" for low, high in pairwise(shares)), f"over {shares[-1]} %"]
@@ -134,7 +134,7 @@ def _legend(comparison: Comparison, way: Direction) -> str:
     return f'<ul class="key" aria-label="key">{"".join(keys)}</ul>'
 
 
-def _query(query: Query, comparison: Comparison, thumbnails: Thumbnails) -> str:
+def _query(query: Query, comparison: RankedLists, thumbnails: Thumbnails) -> str:
     data, image = comparison.data, query.image(comparison.data)
     caption = data.captions[query.index if query.way == "t2i" else data.captions_of[image][0]]
     query_text = f"<q>{escape(caption)}</q>" if query.way == "t2i" else f"an image, described as <q>{escape(caption)}</q>"
@@ -154,7 +154,7 @@ def _heading(top_list: TopList, way: Direction) -> str:
     return f'<h4>{escape(top_list.run)} <span class="note">{summary}</span></h4>'
 
 
-def _images(top_list: TopList, comparison: Comparison, thumbnails: Thumbnails) -> str:
+def _images(top_list: TopList, comparison: RankedLists, thumbnails: Thumbnails) -> str:
     items = (
         f'<li class="{_kind(item)}">{_picture(item.index, comparison, thumbnails)}{_mark(item)}<i></i><small>{item.degree:.2f}</small></li>'
         for item in top_list.items
@@ -162,7 +162,7 @@ def _images(top_list: TopList, comparison: Comparison, thumbnails: Thumbnails) -
     return f'<ol class="images">{"".join(items)}</ol>'
 
 
-def _captions(top_list: TopList, comparison: Comparison) -> str:
+def _captions(top_list: TopList, comparison: RankedLists) -> str:
     def lines(items: Iterable[Item], start: int) -> str:
         entries = (
             f'<li class="{_kind(item)}">{_mark(item)}{escape(comparison.data.captions[item.index])} <small>{item.degree:.2f}</small></li>'
@@ -175,7 +175,7 @@ def _captions(top_list: TopList, comparison: Comparison) -> str:
     return lines(top_list.items[:UNFOLDED], 1) + folded
 
 
-def _picture(image: int, comparison: Comparison, thumbnails: Thumbnails) -> str:
+def _picture(image: int, comparison: RankedLists, thumbnails: Thumbnails) -> str:
     """An image, or the words of its first caption where its pixels are not there."""
     words = escape(comparison.data.captions[comparison.data.captions_of[image][0]])
     content = thumbnails.jpeg(image)
@@ -198,7 +198,7 @@ def _mark(item: Item) -> str:
     )
 
 
-def _alt(comparison: Comparison) -> str:
+def _alt(comparison: RankedLists) -> str:
     charts = [
         f"{DIRECTIONS[way]}: "
         + ", ".join(f"{ranker.name} {result.whole.mean:.2f}" for ranker, result in zip(comparison.rankers, measured, strict=True))
@@ -211,7 +211,7 @@ def _alt(comparison: Comparison) -> str:
 _CURVES = "CS@K over all queries: 1 where the more relevant always scores higher, 0 for a random order. Shaded: 95 % intervals."
 
 
-def _glossary(comparison: Comparison) -> list[tuple[str, str]]:
+def _glossary(comparison: RankedLists) -> list[tuple[str, str]]:
     meaning = {
         "own": "the degree between a caption and the image's first caption",
         "best": "the highest degree between a caption and any of the image's captions",
@@ -240,7 +240,7 @@ def _glossary(comparison: Comparison) -> list[tuple[str, str]]:
     ]
 
 
-def _made_by(comparison: Comparison) -> str:
+def _made_by(comparison: RankedLists) -> str:
     return (
         f"Made by visavis {versions()['visavis']}. Beside this page: coherence.json with all numbers and lists, scores.png"
         f"{', lists.png' if any(query.way == 't2i' for query in comparison.queries) else ''}."
