@@ -21,12 +21,15 @@ from typing import Any
 from study import EVIDENCE, PLAN, read_evidence
 from verdicts import TESTS, Found, Missing, measured
 
-CLAIMS, PAGE = EVIDENCE.parent / "claims.toml", EVIDENCE.parents[1] / "claims.md"
+from visavis.report.figures import LIGHT, dress, new_figure, png
+
+CLAIMS, PAGE, PICTURE = EVIDENCE.parent / "claims.toml", EVIDENCE.parents[1] / "claims.md", EVIDENCE.parents[1] / "images" / "claims.png"
 PAPERS = {
     "U": "Unified Loss of Pair Similarity Optimization for Vision-Language Retrieval (Li et al., 2022)",
     "L": "Ladder Loss for Coherent Visual-Semantic Embedding (Zhou et al., 2020)",
     "G": "Dissecting Deep Metric Learning Losses for Image-Text Retrieval, GOAL (Xuan and Chen, 2023)",
     "C": "Do Lessons from Metric Learning Generalize to Image-Caption Retrieval?, COCOS (Bleeker and de Rijke, 2022)",
+    "O": "What this package believed of its own",
 }
 
 
@@ -41,6 +44,8 @@ def page() -> str:
                 cells = (claim["name"], claim["says"], f"{claim['published']} ({claim['place']})", told.ours, f"**{told.verdict}**")
                 lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
+        if letter == "C":
+            lines += [f"![Recall against contributing samples, by objective](images/{PICTURE.name})", ""]
     return "\n".join([*lines, *tables()]).rstrip() + "\n"
 
 
@@ -97,6 +102,26 @@ def _cell(own: Sequence[float], metric: str) -> str:
     return f"{statistics.fmean(own):.{digits}f}{spread}"
 
 
+def scatter() -> bytes:
+    """Test RSUM of every objective against its contributing samples, and against the effective number of its negatives."""
+    figure = new_figure(8.6, 8.4, LIGHT)
+    by_objective: dict[str, list[dict[str, Any]]] = {}
+    for line in read_evidence("objectives"):
+        by_objective.setdefault(line["setting"], []).append(line)
+    for axes, metric in zip(figure.subplots(2, 1), ("C^q", "effective negatives"), strict=True):
+        dress(axes, f"RSUM against {metric}", LIGHT, f"{metric} of the best model, mean of both directions")
+        axes.set_xscale("log")
+        order = sorted(by_objective, key=lambda name: -_average(by_objective[name], "rsum"))
+        for place, name in enumerate(order, 1):
+            spot = _average(by_objective[name], metric), _average(by_objective[name], "rsum")
+            spread = statistics.stdev([measured(line, "rsum") for line in by_objective[name]])
+            axes.errorbar(*spot, spread, fmt="o", markersize=3.5, color=LIGHT.lines[1], linewidth=0.9)
+            axes.annotate(str(place), spot, xytext=(4, 4 if place % 2 else -9), textcoords="offset points", size=8, color=LIGHT.ink)
+            axes.text(1.03, 1.02 - place / len(order), f"{place}  {name}", transform=axes.transAxes, size=8, color=LIGHT.ink)
+    figure.tight_layout()
+    return png(figure)
+
+
 def _facts() -> dict[str, str]:
     names = ["tuning", *tomllib.loads(PLAN.read_text())["experiments"]]
     made = [line for name in names for line in read_evidence(name)]
@@ -136,6 +161,7 @@ def main() -> None:
     made = page()
     if not parser.parse_args().check:
         PAGE.write_text(made)
+        PICTURE.write_bytes(scatter())
     elif not PAGE.exists() or PAGE.read_text() != made:
         sys.exit(f"{PAGE.name} is not what the numbers say: run python studies/claims.py.")
 

@@ -72,6 +72,7 @@ DERIVED: dict[str, Callable[[dict[str, Any]], float]] = {
     "CS@200": lambda line: (line["metrics"]["i2t_cs_at_200"] + line["metrics"]["t2i_cs_at_200"]) / 2,
     "CS@1000": lambda line: (line["metrics"]["i2t_cs_at_1000"] + line["metrics"]["t2i_cs_at_1000"]) / 2,
     "C^q": lambda line: (line["counts"]["i2t_per_query"] + line["counts"]["t2i_per_query"]) / 2,
+    "effective negatives": lambda line: (line["counts"]["i2t_effective"] + line["counts"]["t2i_effective"]) / 2,
     "C^q at 0.1": lambda line: (line["counts"]["i2t_per_query_at_0.1"] + line["counts"]["t2i_per_query_at_0.1"]) / 2,
 }
 """Metrics that are made of others: by their names here. Without a direction: the mean of both."""
@@ -168,8 +169,10 @@ def stays_below(a: str, metric: str, at_most: float) -> Found:
     return Found(f"{metric} {_mean(own)}", _side(-interval, -at_most))
 
 
-def related(x: str, y: str, among: Sequence[str], sign: int) -> Found:
-    """Over settings, the means of two metrics go together (1) or against one another (-1): Spearman's rho, bootstrapped over settings."""
+def related(x: str, y: str, among: Sequence[str], sign: int, at_least: float = 0.0) -> Found:
+    """Over settings, the means of two metrics go together (sign 1) or against one another (-1): Spearman's rho, bootstrapped over settings.
+    at_least: how closely.
+    """
     rows = [(statistics.fmean(values(name, x).values()), statistics.fmean(values(name, y).values())) for name in _spread(among)]
     one, other = map(np.array, zip(*rows, strict=True))
     rho = float(spearmanr(one, other).statistic)
@@ -178,7 +181,7 @@ def related(x: str, y: str, among: Sequence[str], sign: int) -> Found:
         n_resamples=4000,
     ).confidence_interval  # fmt: skip
     interval = Interval(float(drawn.low), float(drawn.high))
-    return Found(f"rho {number(rho)} ({interval}) over {len(rows)} objectives", _side(interval if sign > 0 else -interval, 0.0))
+    return Found(f"rho {number(rho)} ({interval}) over {len(rows)} objectives", _side(interval if sign > 0 else -interval, at_least))
 
 
 TESTS: dict[str, Callable[..., Found]] = {
