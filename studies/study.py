@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import shutil
 import sys
 import tomllib
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,13 @@ from ladder import with_people
 import visavis
 from visavis import storage
 from visavis.comparison.jobs import Job, done
+from visavis.comparison.workers import pool_of
 from visavis.errors import VisavisError
 from visavis.progress import Silent
 from visavis.runs.folder import open_run, recipe_of, with_whole_paths
 from visavis.training.recipe_files import read_recipe
 from visavis.training.run_files import RunFiles
+from visavis.training.stopping import Stopped
 
 PLAN = Path(__file__).with_suffix(".toml")
 EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence" / "study"
@@ -150,6 +152,14 @@ def made(run: Run) -> dict[str, Any]:
     return line
 
 
+def made_by_worker(run: Run) -> dict[str, Any]:
+    """``made``, by a process that has nothing more to do once it was stopped, and all is saved."""
+    try:
+        return made(run)
+    except Stopped as stopped:
+        os._exit(128 + stopped.by)
+
+
 def epochs_of(folder: Path) -> list[dict[str, float]]:
     """Validation RSUM and similarities of validation pairs, at every validation."""
     rows = storage.read_json_lines(RunFiles(folder).log, dict[str, Any])
@@ -187,8 +197,8 @@ def make(experiment: Experiment, workers: int, out: Path) -> None:
     if not runs:
         return
     sys.stderr.write(f"{experiment.name}: {experiment.question} {len(runs)} runs\n")
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        for future in as_completed([pool.submit(made, run) for run in runs]):
+    with pool_of(workers) as pool:
+        for future in as_completed([pool.submit(made_by_worker, run) for run in runs]):
             line = future.result()
             storage.append_json_line(experiment.evidence, line)
             sys.stderr.write(f"  {line['setting']}, seed {line['seed']}: {line.get('failure') or line['validation_rsum']}\n")

@@ -52,7 +52,7 @@ class Workers:
             elif number == 1:
                 yield partial(_by_this_process, stop, progress)
             else:
-                with _pool(number) as pool:
+                with pool_of(number) as pool:
                     yield partial(_by_processes, pool, stop)
 
 
@@ -68,7 +68,8 @@ def _by_this_process(stop: StopRequest, progress: Progress, jobs: Sequence[Job])
 
 
 @contextmanager
-def _pool(number: int) -> Iterator[ProcessPoolExecutor]:
+def pool_of(number: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that end when this one does: what they train is saved, and left to be gone on with."""
     context = get_context("spawn")
     asked = context.Event()
     pool = ProcessPoolExecutor(number, context, _begin_worker, (asked, os.getpid()))
