@@ -222,3 +222,5 @@ if __name__ == "__main__":
         main()
     except VisavisError as error:
         sys.exit(f"study: {error}")
+    except KeyboardInterrupt:
+        sys.exit("study: stopped; the same command goes on.")
