@@ -102,8 +102,9 @@ def not_lower(a: str, b: str, allowed: float, metric: str = "rsum") -> Found:
 def same(a: str, b: str, allowed: float, metric: str = "rsum") -> Found:
     """Runs a and b at most ``allowed`` apart."""
     pair = paired_by_seed(values(a, metric), values(b, metric))
-    inside = pair.interval is not None and max(abs(pair.interval.low), abs(pair.interval.high)) < allowed
-    outside = pair.interval is not None and (pair.interval.low > allowed or pair.interval.high < -allowed)
+    interval = pair.interval or (Interval(pair.difference, pair.difference) if len(pair.seeds) > 1 else Interval(-math.inf, math.inf))
+    inside = max(abs(interval.low), abs(interval.high)) < allowed
+    outside = interval.low > allowed or interval.high < -allowed
     return Found(_told(pair, metric), "holds" if inside else "does not hold" if outside else "can't be told")
 
 

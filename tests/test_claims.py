@@ -47,6 +47,7 @@ HOLDS, FAILS, UNTOLD = "holds", "does not hold", "can't be told"
         ("same", {"a": "x/high", "b": "x/as high", "allowed": 2.0}, HOLDS),
         ("same", {"a": "x/high", "b": "x/low", "allowed": 2.0}, FAILS),
         ("same", {"a": "x/high", "b": "x/low", "allowed": 10.0}, UNTOLD),
+        ("same", {"a": "x/high", "b": "x/high", "allowed": 1.0}, HOLDS),
         ("best", {"a": "x/higher", "among": ["x/*"]}, HOLDS),
         ("best", {"a": "x/high", "among": ["x/*"]}, FAILS),
         ("best", {"a": "x/high", "among": ["x/low", "x/as high"]}, UNTOLD),
