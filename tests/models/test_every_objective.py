@@ -128,7 +128,7 @@ LEARNED_BY = [(list(MATCHERS)[row % len(MATCHERS)], kind) for row, kind in enume
 def test_32_pairs_are_learned_by_heart(name, objective):
     matcher, ids = made(name), torch.arange(32)
     visual, text, targets = images(name, 32), texts(name, 32, ragged=False), facts(ids, ids)
-    rate = 0.001 if name == "SGR" else 0.01  # by hard negatives and a larger one all nodes of its last step end below its ReLU
+    rate = {"SGR": 0.001, "MMT": 0.003}.get(name, 0.01)  # by hard negatives and a larger one, SGR ends below its ReLU and MMT collapses
     loss, optimizer = loss_of(matcher, objective()), torch.optim.Adam(matcher.parameters(), lr=rate)
 
     def rsum() -> float:

@@ -18,6 +18,7 @@ from visavis.data.judgements import Asked, Judgement, Preference, open_judgement
 from visavis.data.loader import Joined, Loader, Plan
 from visavis.data.scenes import write_scenes
 from visavis.errors import DataError, RecipeError, RunError
+from visavis.models import caching
 from visavis.objectives import CATALOG
 from visavis.supervision import JudgedSupervision, PairSupervision
 from visavis.supervision.judged import unknown
@@ -293,8 +294,9 @@ def test_a_run_refuses_other_judgements_than_it_began_with(stop_at, recipe, scen
     assert visavis.evaluate(tmp_path / "run").metrics["rsum"] > 0  # what was learned does not need the file
 
 
-def test_features_of_sentences_are_computed_where_captions_have_them(scenes, votes, towers, tmp_path):
+def test_features_of_sentences_are_computed_where_captions_have_them(scenes, votes, towers, tmp_path, monkeypatch):
     """Each sentence stands in the store that its number says, for captions and judged sentences in one batch."""
+    monkeypatch.setattr(caching, "multiplies_bfloat16", lambda _: False)  # stores in full precision, whatever the processor has
     text = {"tower": str(towers / "bert"), "view": "pooled"}
     file = write(tmp_path / "votes.jsonl", votes)
     changes = {"data.path": str(scenes), "data.judgements": str(file), "text": text, "model": {"kind": "Heads", "width": 16}}

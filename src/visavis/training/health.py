@@ -86,6 +86,8 @@ def _same_words(batch: Batch) -> Tensor:
     same = torch.zeros(len(batch.images), len(batch.captions), dtype=torch.bool)
     columns: dict[tuple[str, ...], list[int]] = {}
     for column, caption in enumerate(batch.captions):
+        if caption >= len(data.captions):  # a judged sentence that fits no picture
+            continue
         columns.setdefault(tuple(tokenize(data.captions[caption])), []).append(column)
     for row, image in enumerate(batch.images):
         for caption in data.captions_of[image]:
