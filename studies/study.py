@@ -34,7 +34,7 @@ from ladder import with_people
 import visavis
 from visavis import storage
 from visavis.comparison.jobs import Job, done
-from visavis.comparison.workers import pool_of
+from visavis.comparison.workers import end_if_asked, pool_of
 from visavis.errors import VisavisError
 from visavis.progress import Silent
 from visavis.runs.folder import open_run, recipe_of, with_whole_paths
@@ -155,9 +155,11 @@ def made(run: Run) -> dict[str, Any]:
 def made_by_worker(run: Run) -> dict[str, Any]:
     """``made``, by a process that has nothing more to do once it was stopped, and all is saved."""
     try:
-        return made(run)
+        line = made(run)
     except Stopped as stopped:
         os._exit(128 + stopped.by)
+    end_if_asked()
+    return line
 
 
 def epochs_of(folder: Path) -> list[dict[str, float]]:

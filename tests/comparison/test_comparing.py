@@ -270,3 +270,20 @@ def test_budgets():
     for text in ("0s", "m", "-1h", "30"):
         with pytest.raises(VisavisError, match="expected a time such as"):
             parse_budget(text)
+
+
+def test_a_worker_that_is_told_to_end_when_its_training_is_over_ends():
+    code = (
+        "import os, threading, time\n"
+        "from visavis.comparison import workers\n"
+        "def trained(job, progress):\n"
+        "    with workers.StopRequest().heard():\n"  # a training that looks no more whether it was asked
+        "        asked.set()\n"
+        "        time.sleep(3 * workers.POLL_S)\n"
+        "workers.done = trained\n"
+        "asked = threading.Event()\n"
+        "workers._begin_worker(asked, os.getppid())\n"
+        "workers._done_by_worker(None)\n"
+        "time.sleep(60)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=50).returncode == 128 + signal.SIGTERM

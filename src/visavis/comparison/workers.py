@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, Literal, TypeAlias
 
 from visavis.comparison.jobs import Job, Outcome, done
@@ -27,6 +27,8 @@ Engine = Literal["local", "ray"]
 Work: TypeAlias = Callable[[Sequence[Job]], Iterator[Outcome]]
 """Does jobs, and gives their outcomes in the order in which they end. Raises Stopped once all that ran is saved."""
 POLL_S = 0.3
+_ending = Event()
+"""This worker was told to end; a training that was just over heard it, and nobody else."""
 
 
 @dataclass(frozen=True)
@@ -108,15 +110,24 @@ def _end_with(asked: Any, parent: int) -> None:
     """End this process when it is asked to, or when the comparison has died; a training hears it and saves everything."""
     while not asked.wait(POLL_S) and os.getppid() == parent:
         pass
+    _ending.set()
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _done_by_worker(job: Job) -> Outcome:
-    """The outcome of a job; a worker whose training was asked to stop, and is saved, has nothing more to do."""
+    """The outcome of a job; a worker that was asked to end, and whose training is saved, has nothing more to do."""
     try:
-        return done(job, Silent())
+        outcome = done(job, Silent())
     except Stopped as stopped:
         os._exit(128 + stopped.by)  # an exit by exception would be the outcome, and the worker wait for a next job
+    end_if_asked()
+    return outcome
+
+
+def end_if_asked() -> None:
+    """End a worker whose training was over when it heard that it should."""
+    if _ending.is_set():
+        os._exit(128 + signal.SIGTERM)
 
 
 def _by_ray(number: int, stop: StopRequest, jobs: Sequence[Job]) -> Iterator[Outcome]:
