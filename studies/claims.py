@@ -88,7 +88,8 @@ def _table(rows: Mapping[str, Sequence[dict[str, Any]]], name: str) -> list[str]
             cells = [_cell([measured(line, column) for line in own], column) for column in COLUMNS]
             overrides = own[0]["overrides"]
             spec, rate = overrides.get("phases.0.objective", ""), overrides["phases.0.optimizer.lr"]
-            lines.append(f"| {setting} | {' | '.join(cells)} | `{spec}`, {rate:g} |")
+            beside = "".join(f", `{overrides[key]}`" for key in ("recipe", "phases.0.supervision") if key in overrides)
+            lines.append(f"| {setting} | {' | '.join(cells)} | `{spec}`, {rate:g}{beside} |")
     return lines
 
 
