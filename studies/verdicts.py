@@ -61,19 +61,24 @@ def _steps_to_95(line: dict[str, Any]) -> float:
     return next(epoch["step"] for epoch in line["epochs"] if epoch["rsum"] >= 0.95 * line["validation_rsum"])
 
 
+def _both(part: str, name: str) -> Callable[[dict[str, Any]], float]:
+    """The mean of both directions."""
+    return lambda line: (line[part][f"i2t_{name}"] + line[part][f"t2i_{name}"]) / 2
+
+
 DERIVED: dict[str, Callable[[dict[str, Any]], float]] = {
     "gap": lambda line: line["epochs"][-1]["positive_mean"] - _hardest(line["epochs"][-1]),
     "steps to 95 %": _steps_to_95,
     "most early similarity": lambda line: max(min(epoch["positive_mean"], _hardest(epoch)) for epoch in line["epochs"][1:]),
     "moved at the start": lambda line: 100 * min(line["epochs"][0]["gradient_i2t"], line["epochs"][0]["gradient_t2i"]),
-    "R@1": lambda line: (line["metrics"]["i2t_r1"] + line["metrics"]["t2i_r1"]) / 2,
-    "mAP@5 by hits": lambda line: (line["metrics"]["i2t_map_at_5_hits"] + line["metrics"]["t2i_map_at_5_hits"]) / 2,
-    "CS@100": lambda line: (line["metrics"]["i2t_cs_at_100"] + line["metrics"]["t2i_cs_at_100"]) / 2,
-    "CS@200": lambda line: (line["metrics"]["i2t_cs_at_200"] + line["metrics"]["t2i_cs_at_200"]) / 2,
-    "CS@1000": lambda line: (line["metrics"]["i2t_cs_at_1000"] + line["metrics"]["t2i_cs_at_1000"]) / 2,
-    "C^q": lambda line: (line["counts"]["i2t_per_query"] + line["counts"]["t2i_per_query"]) / 2,
-    "effective negatives": lambda line: (line["counts"]["i2t_effective"] + line["counts"]["t2i_effective"]) / 2,
-    "C^q at 0.1": lambda line: (line["counts"]["i2t_per_query_at_0.1"] + line["counts"]["t2i_per_query_at_0.1"]) / 2,
+    "R@1": _both("metrics", "r1"),
+    "mAP@5 by hits": _both("metrics", "map_at_5_hits"),
+    "CS@100": _both("metrics", "cs_at_100"),
+    "CS@200": _both("metrics", "cs_at_200"),
+    "CS@1000": _both("metrics", "cs_at_1000"),
+    "C^q": _both("counts", "per_query"),
+    "effective negatives": _both("counts", "effective"),
+    "C^q at 0.1": _both("counts", "per_query_at_0.1"),
 }
 """Metrics that are made of others: by their names here. Without a direction: the mean of both."""
 
@@ -83,25 +88,25 @@ DERIVED: dict[str, Callable[[dict[str, Any]], float]] = {
 
 def higher(a: str, b: str, metric: str = "rsum") -> Found:
     """Runs a above runs b."""
-    pair = paired_by_seed(values(a, metric), values(b, metric))
+    pair = _pair(a, b, metric)
     return Found(_told(pair, metric), _side(pair.interval, 0.0))
 
 
 def lower(a: str, b: str, metric: str = "rsum") -> Found:
     """Runs a below runs b."""
-    pair = paired_by_seed(values(a, metric), values(b, metric))
+    pair = _pair(a, b, metric)
     return Found(_told(pair, metric), _side(None if pair.interval is None else -pair.interval, 0.0))
 
 
 def not_lower(a: str, b: str, allowed: float, metric: str = "rsum") -> Found:
     """Runs a at most ``allowed`` below runs b."""
-    pair = paired_by_seed(values(a, metric), values(b, metric))
+    pair = _pair(a, b, metric)
     return Found(f"{_told(pair, metric)}; up to −{allowed:g} is no loss", _side(pair.interval, -allowed))
 
 
 def same(a: str, b: str, allowed: float, metric: str = "rsum") -> Found:
     """Runs a and b at most ``allowed`` apart."""
-    pair = paired_by_seed(values(a, metric), values(b, metric))
+    pair = _pair(a, b, metric)
     interval = pair.interval or (Interval(pair.difference, pair.difference) if len(pair.seeds) > 1 else Interval(-math.inf, math.inf))
     inside = max(abs(interval.low), abs(interval.high)) < allowed
     outside = interval.low > allowed or interval.high < -allowed
@@ -194,6 +199,10 @@ def _side(interval: Interval | None, bound: float) -> Verdict:
     if interval is None:
         return "can't be told"
     return "holds" if interval.low > bound else "does not hold" if interval.high < bound else "can't be told"
+
+
+def _pair(a: str, b: str, metric: str) -> Paired:
+    return paired_by_seed(values(a, metric), values(b, metric))
 
 
 def _told(pair: Paired, metric: str) -> str:
