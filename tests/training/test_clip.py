@@ -115,6 +115,8 @@ def test_an_objective_of_fixed_margin_has_no_scale_to_learn(small, tmp_path):
 def test_adapters_change_nothing_at_first_and_are_all_that_learns_and_is_saved(dual_encoders, kind, tmp_path):
     plain, adapted = matcher(dual_encoders, kind), matcher(dual_encoders, kind, lora_rank=2, lora_layers=["q_proj", "out_proj"])
     pixels, texts = Encoded(torch.randn(2, 3, 32, 32)), Encoded(torch.tensor([[2, 5, 3]]))
+    added = [weight for name, weight in adapted.named_parameters() if "lora_B" in name]
+    assert added and not any(weight.any() for weight in added)  # what is added is exactly nothing
     close = torch.testing.assert_close  # to rounding: attention of wrapped layers takes another path through torch
     close(adapted.encode_visual(pixels).vectors, plain.encode_visual(pixels).vectors)
     close(adapted.encode_text(texts).vectors, plain.encode_text(texts).vectors)
