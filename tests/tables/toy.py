@@ -21,7 +21,7 @@ from visavis.training.schedule import make_optimizer, take_step
 
 REGIONS = 3
 DEGREES = "SceneDegrees()"
-SMALL = {"width": 8, "word_width": 4, "similarity_width": 4, "regions": REGIONS, "feedforward": 8}
+SMALL = {"width": 8, "word_width": 4, "similarity_width": 4, "regions": REGIONS, "feedforward": 8, "decoder_width": 8}
 
 
 def write_toys(folder: Path) -> Path:

@@ -181,7 +181,10 @@ class Matcher(nn.Module, ABC):
 
 
 class GlobalMatcher(Matcher):
-    """A matcher with one unit vector an item; the score is their cosine, unless a subclass says otherwise."""
+    """A matcher with one unit vector an item, "embedding" where it has other parts; the score is their cosine, unless a subclass says otherwise."""
+
+    def first_stage(self, items: Encoded) -> Encoded:
+        return Encoded(items.vectors["embedding"]) if isinstance(items.vectors, dict) else items
 
     @property
     def score_is_cosine(self) -> bool:

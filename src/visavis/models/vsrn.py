@@ -9,11 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from visavis.models.attention import mask_of
 from visavis.models.base import GlobalMatcher, unit, vectors
+from visavis.models.caption_decoder import CaptionDecoder
 from visavis.models.layers import linear
 from visavis.models.text import pool_words
 from visavis.models.words import WordsConfig, read_words
+from visavis.spec import require
+from visavis.targets import Targets
 from visavis.types import Encoded
+
+DECODED = "decoder"
+"""The part of a matcher that the decoder is, and of encoded items what it reads."""
 
 
 class VSRN(GlobalMatcher):
@@ -22,8 +29,9 @@ class VSRN(GlobalMatcher):
     Images: regions (grid) through a linear map, ``steps`` of ``GraphConvolution``, each dimension at length 1 over the regions
     (``normalize_over`` "regions", as the released code does; "features" as the paper writes), a GRU in the order of the regions.
     batch_norm: of the image's vector, as the released code has for Flickr30K. Texts: the last state of a GRU.
-    Source: Li et al., Visual Semantic Reasoning for Image-Text Matching (2019), equations 1 to 6.
-    Differs from: the released model, which also learns to caption images by their regions; the decoder is not here.
+    generation: the weight of the loss of a ``CaptionDecoder`` of ``decoder_width``, which tells each caption by the regions of its image
+    after they have reasoned, beside any objective; 1 in the paper, 0: none is made. It serves training alone, as the part "decoder".
+    Source: Li et al., Visual Semantic Reasoning for Image-Text Matching (2019), section 3.
     """
 
     name = "VSRN"
@@ -37,6 +45,12 @@ class VSRN(GlobalMatcher):
         normalize_over: Literal["regions", "features"] = "regions"
         batch_norm: bool = False
         dropout: float = 0.0
+        generation: float = 0.0
+        decoder_width: int = 512
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            require(self.generation >= 0, self, "generation", "a weight from 0 up")
 
     visual_views = ("grid",)
     text_views = ("tokens",)
@@ -49,10 +63,13 @@ class VSRN(GlobalMatcher):
         self.fusion = nn.GRU(config.width, config.width, batch_first=True)
         self.norm: nn.Module = nn.BatchNorm1d(config.width) if config.batch_norm else nn.Identity()
         self.text_backbone, self.text = read_words(config, config.width, bidirectional=False, dropout=config.dropout)
+        sizes = config.width, config.text_width, config.word_width, config.decoder_width
+        self.decoder = CaptionDecoder(*sizes) if config.generation else None
 
     def parts(self) -> dict[str, list[nn.Module]]:
         visual = [self.visual, self.reasoning, self.fusion, self.norm]
-        return {"visual": visual, "text": [self.text], "text_backbone": [self.text_backbone]}
+        parts = {"visual": visual, "text": [self.text], "text_backbone": [self.text_backbone]}
+        return parts if self.decoder is None else parts | {DECODED: [self.decoder]}
 
     def encode_visual(self, items: Encoded) -> Encoded:
         assert items.mask is None or isinstance(items.mask, Tensor)
@@ -64,12 +81,33 @@ class VSRN(GlobalMatcher):
         if self.config.normalize_over == "regions":
             regions = normalize(regions, dim=1)
         states = self.fusion(regions)[0]
-        return unit(self.norm(pool_words(states, items.mask, "last")))
+        image = unit(self.norm(pool_words(states, items.mask, "last")))
+        return self._with_decoded(image, Encoded(regions, items.mask))
 
     def encode_text(self, items: Encoded) -> Encoded:
-        items = self.text_backbone(items)
-        assert items.mask is None or isinstance(items.mask, Tensor)
-        return unit(pool_words(self.text(items), items.mask, "last"))
+        words = self.text_backbone(items)
+        assert words.mask is None or isinstance(words.mask, Tensor)
+        return self._with_decoded(unit(pool_words(self.text(words), words.mask, "last")), items)
+
+    def extra_loss(self, visual: Encoded, text: Encoded, targets: Targets) -> Tensor | None:
+        """The decoder's, times its weight; a text is told by the first image that it belongs to."""
+        if self.decoder is None:
+            return None
+        own = targets.positive.long().argmax(0)
+        loss: Tensor = self.decoder(_decoded(visual[own]), _decoded(text))
+        return self.config.generation * loss
+
+    def _with_decoded(self, embedding: Encoded, decoded: Encoded) -> Encoded:
+        """Beside the "embedding", in training, what the decoder reads."""
+        if self.decoder is None or not self.training:
+            return embedding
+        return Encoded({"embedding": vectors(embedding), DECODED: vectors(decoded)}, {DECODED: mask_of(decoded)})
+
+
+def _decoded(items: Encoded) -> Encoded:
+    """What the decoder reads of items, encoded in training."""
+    assert isinstance(items.vectors, dict) and isinstance(items.mask, dict)
+    return Encoded(items.vectors[DECODED], items.mask[DECODED])
 
 
 class GraphConvolution(nn.Module):

@@ -144,9 +144,6 @@ class XVLM(GlobalMatcher):
         assert isinstance(words.mask, Tensor)
         return Encoded({"embedding": vectors(unit(self.text(states[:, 0]))), "states": states}, {"states": words.mask})
 
-    def first_stage(self, items: Encoded) -> Encoded:
-        return Encoded(items.vectors["embedding"]) if isinstance(items.vectors, dict) else items
-
     def second_stage(self, visual: Encoded, text: Encoded) -> Tensor:
         """The log-odds that image i and text i belong together: ``[N]``."""
         logits = self._logits(visual, text)

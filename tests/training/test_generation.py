@@ -1,0 +1,17 @@
+"""VSRN with its caption decoder, trained."""
+
+import visavis
+
+GIVEN = {
+    "model": "VSRN(width=8, word_width=6, steps=1, generation=1.0, decoder_width=8)",
+    "phases.0.epochs": 1,
+    "phases.1.epochs": 1,
+    "training.batches_per_epoch": 4,
+}
+
+
+def test_stopped_anywhere_it_ends_as_the_uninterrupted_one_and_loads(recipe, scenes, outcome, in_pieces, tmp_path):
+    trained = visavis.train(recipe, data=scenes, out=tmp_path / "whole", overrides=GIVEN)
+    assert in_pieces(recipe, tmp_path / "pieces", data=scenes, overrides=GIVEN) > 2
+    assert outcome(tmp_path / "pieces") == outcome(tmp_path / "whole")
+    assert visavis.evaluate(tmp_path / "pieces").metrics == trained.test.metrics
