@@ -30,7 +30,8 @@ from visavis.data.reading import find_file
 from visavis.data.scenes import Facts, SceneGraphs, held_out_colors, held_out_relations, write_scenes
 from visavis.degrees import CBoW, Degrees, SceneDegrees, SentenceModel
 from visavis.errors import RunError, VisavisError
-from visavis.evaluation.agreement import correlate, read_judgements
+from visavis.evaluation.human_judgements import read_judgements
+from visavis.evaluation.rank_correlation import correlate
 from visavis.metrics import coherent_scores, ndcg_at
 from visavis.progress import Silent
 from visavis.runs.folder import open_run, recipe_of, with_whole_paths

@@ -408,7 +408,7 @@ def test_an_evaluation_that_cannot_be_is_a_sentence(call, run, tmp_path, argumen
     check_failed_start(call(arguments[0], run, *arguments[1:]), sentence, tmp_path, [])
 
 
-def test_runs_and_people_are_compared_on_what_people_judged(call, run, tmp_path, monkeypatch):
+def test_runs_and_people_are_compared_on_what_people_judged(call, run, scenes, tmp_path, monkeypatch):
     monkeypatch.setattr(agreement, "agree", partial(agreement.agree, resamples=20))  # of 1,000
     data = write_scenes(tmp_path / "data", num_train=2, num_val=1, num_test=12, captions_per_image=2, size=32)
     names = [image.name for image in open_dataset(data).split("test").images]
@@ -433,6 +433,10 @@ def test_runs_and_people_are_compared_on_what_people_judged(call, run, tmp_path,
     assert code == 0, err
     assert "each expert with the mean of the other two" in out
     assert "degrees by SceneDegrees() less the first" in out
+    other = shutil.copytree(run, tmp_path / "other")
+    (other / "run.toml").write_text((other / "run.toml").read_text().replace(str(scenes), str(data)))
+    names = ["data", "other"]
+    check_failed_start(call("agreement", other, run), "run is of other data than .*other: name the data set that people", tmp_path, names)
 
 
 def test_a_recipe_says_who_tells_degrees(call, recipe, scenes, tmp_path):

@@ -15,7 +15,9 @@ import visavis
 from visavis.data import open_dataset
 from visavis.data.dataset import Dataset, Image
 from visavis.errors import DataError, RunError
-from visavis.evaluation.agreement import FILES, Judgements, agree, correlate, degrees_of_pairs, read_judgements
+from visavis.evaluation.agreement import agree, degrees_of_pairs
+from visavis.evaluation.human_judgements import FILES, Judgements, read_crisscrossed, read_judgements
+from visavis.evaluation.rank_correlation import SEED, correlate, sampled_spearman
 
 IMAGES = 5
 
@@ -80,6 +82,32 @@ def test_resamples_are_of_images_with_all_their_pairs_and_seeded() -> None:
     assert low < one.value < high
     fisher = 1.96 / np.sqrt(60 - 3)
     assert high - low == pytest.approx(np.diff(np.tanh(np.arctanh(one.value) + fisher * np.array([-1, 1])))[0], rel=0.35)
+
+
+@pytest.mark.parametrize("digits", [0, 1, 9])  # scores with many ties, with some, with none
+def test_a_resample_is_correlated_as_scipy_would(digits: int) -> None:
+    random = np.random.default_rng(5)
+    images, ratings = random.integers(12, size=90), random.integers(5, size=90)
+    scores = (ratings + 2 * random.normal(size=90)).round(digits)
+    found = correlate(scores, ratings, images, 20)
+    draws = np.random.default_rng(SEED)
+    for draw in range(20):
+        rows = np.concatenate([np.flatnonzero(images == image) for image in draws.integers(12, size=12)])
+        assert found["kendall"].resampled[draw] == pytest.approx(kendalltau(scores[rows], ratings[rows]).statistic, abs=1e-12)
+        assert found["spearman"].resampled[draw] == pytest.approx(spearmanr(scores[rows], ratings[rows]).statistic, abs=1e-12)
+
+
+def test_a_sample_is_half_of_the_queries_with_one_pair_each() -> None:
+    """Of two pairs Spearman's rho is 1 or -1: over halves of four queries its mean is Kendall's tau, here 2/3, whatever is copied."""
+    first, second, queries = np.arange(4.0), np.array([1.0, 0, 2, 3]), np.array([7, 3, 5, 1])
+    times = np.array([1, 4, 2, 3])
+    for found in (
+        sampled_spearman(first, second, queries, 200),
+        sampled_spearman(*(np.repeat(each, times) for each in (first, second, queries)), 200),
+    ):
+        assert set(found.resampled.round(9)) == {-1, 1}
+        assert found.value == pytest.approx(2 / 3, abs=3 * np.sqrt((1 - 4 / 9) / 200))
+        assert found.deviation == pytest.approx(np.sqrt(1 - found.value**2))
 
 
 def test_a_difference_is_paired() -> None:
@@ -158,6 +186,21 @@ def test_the_judgements_of_flickr8k_are_read_whole() -> None:
     assert crowd.ratings[crowd.own].mean() > crowd.ratings[~crowd.own].mean() + 0.5
     everything, _ = agree(expert, {"the crowd": expert.ratings}, resamples=2)
     assert 0.6 < everything.people["kendall"].value < 0.9
+
+
+@pytest.mark.data
+def test_the_ratings_of_crisscrossed_captions_are_read_whole(data_folder: Path, split: Dataset) -> None:
+    folder = data_folder / "coco_5k_test_text"
+    source, ratings = folder / "dataset_coco_5k_test.json", folder / "cxc_sits_test.csv"
+    test = open_dataset(folder).split("test")
+    said = read_crisscrossed(ratings, source, test)
+    assert (len(said.own), said.own.sum(), len(np.unique(said.images)), len(np.unique(said.captions))) == (44_833, 25_000, 5_000, 25_000)
+    assert (said.ratings[0], test.images[said.images[0]].name) == (2.2, "COCO_val2014_000000365325.jpg")
+    assert said.ratings[said.own].mean() > said.ratings[~said.own].mean() + 1
+    with pytest.raises(DataError, match=r"csv rates 'COCO_val2014_\d+\.jpg', which is not among the 7 images of the split"):
+        read_crisscrossed(ratings, source, test.take(np.arange(7)))
+    with pytest.raises(DataError, match=r"image 0\.jpg is not in .*dataset_coco_5k_test\.json"):
+        read_crisscrossed(ratings, source, split)
 
 
 def test_degrees_of_pairs_are_those_of_the_block(split: Dataset) -> None:

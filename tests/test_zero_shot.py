@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import csv
+import json
+import shutil
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import spearmanr
+from typer.testing import CliRunner
 
 import visavis
-from visavis import evaluation
+from visavis import cli, evaluation
 from visavis.data import open_dataset
 from visavis.data.scenes import write_scenes
 from visavis.diagnosis.cocos import contributing_by_direction
-from visavis.errors import RecipeError, RunError
-from visavis.evaluation.agreement import FILES
+from visavis.errors import DataError, RecipeError, RunError
+from visavis.evaluation.human_judgements import FILES
 from visavis.objectives import Unified
 from visavis.runs import agreement
 from visavis.targets import Targets
@@ -42,6 +46,29 @@ def judged(scenes):
     (scenes / FILES["expert"]).write_text("\n".join(expert))
     (scenes / FILES["crowd"]).write_text("\n".join(f"{image}\t{other}#1\t0.5\t{random.integers(1, 4)}\t2" for image, other in pairs))
     return scenes
+
+
+@pytest.fixture(scope="module")
+def coco(scenes, tmp_path_factory):
+    """The scenes as people have MS-COCO: Karpathy's list, the pictures in a folder beside it, and ratings of Crisscrossed Captions."""
+    folder = tmp_path_factory.mktemp("coco")
+    (folder / "val2014").mkdir()
+    listed, rated, random = [], ["caption,image,agg_score,sampling_method"], np.random.default_rng(0)
+    data = open_dataset(scenes)
+    for number, (image, own) in enumerate(zip(data.images, data.captions_of, strict=True)):
+        name = f"COCO_val2014_{number:012}.jpg"
+        image.open().save(folder / "val2014" / name)
+        sentences = [{"raw": data.captions[i], "imgid": number, "sentid": int(900 - i)} for i in own]
+        sentids = [sentence["sentid"] for sentence in sentences]
+        listed.append({"filepath": "val2014", "filename": name, "imgid": number, "cocoid": number, "split": image.split})
+        listed[-1] |= {"sentids": sentids, "sentences": sentences}
+        if image.split == "test":
+            rated += [f"COCO_val2014:sentid:{sentid},{name},{random.uniform(3, 5):.2f},c2i_original" for sentid in sentids]
+            if listed[-2]["split"] == "test":
+                rated.append(f"COCO_val2014:sentid:{sentids[0]},{listed[-2]['filename']},{random.uniform(0, 4):.2f},c2i_intrasim")
+    (folder / "dataset_coco.json").write_text(json.dumps({"images": listed, "dataset": "coco"}))
+    (folder / "cxc_sits_test.csv").write_text("\n".join(rated) + "\n")
+    return folder
 
 
 def encoded(folder, split):
@@ -96,6 +123,36 @@ def test_its_scores_are_compared_with_what_people_said(dual_encoders, judged, mo
     (run,) = expert.runs.values()
     assert expert.pairs == 64
     assert run["spearman"].value == pytest.approx(spearmanr(scores, ratings).statistic, abs=1e-6)
+
+
+def test_its_scores_are_compared_with_crisscrossed_captions(dual_encoders, coco, monkeypatch):
+    monkeypatch.setattr(agreement, "agree", partial(agreement.agree, resamples=20))
+    whole, others = visavis.agreement(dual_encoders / "clip", data=coco)
+    assert [(each.judgements, each.own_pairs, each.pairs, each.images, each.people) for each in (whole, others)] == [
+        ("cxc", True, 23, 8, {}),
+        ("cxc", False, 7, 7, {}),
+    ]
+    split = open_dataset(coco).split("test")
+    images, texts = encoded(dual_encoders / "clip", split)
+    with open(coco / "cxc_sits_test.csv") as file:
+        rows = list(csv.DictReader(file))
+    captions = [900 - int(row["caption"].split(":")[2]) - int(split.caption_rows[0]) for row in rows]
+    names = [image.name for image in split.images]
+    scores = [float(images[names.index(row["image"])] @ texts[caption]) for row, caption in zip(rows, captions, strict=True)]
+    (found,) = whole.runs.values()
+    assert found["spearman"].value == pytest.approx(spearmanr(scores, [float(row["agg_score"]) for row in rows]).statistic, abs=1e-6)
+    printed = CliRunner().invoke(cli.app, ["agreement", str(dual_encoders / "clip"), "--data", str(coco)])
+    assert f"{found['sampled_spearman'].value:.3f} ± {found['sampled_spearman'].deviation:.3f}" in printed.output
+    assert "people" not in printed.output
+
+
+def test_of_captions_alone_there_is_no_agreement(dual_encoders, coco, tmp_path):
+    for file in coco.glob("*.*"):
+        shutil.copy(file, tmp_path)
+    with pytest.raises(
+        DataError, match=r"COCO_val2014_\d+\.jpg has no pixels in this data set: only its captions or features are here; put"
+    ):
+        visavis.agreement(dual_encoders / "clip", data=tmp_path)
 
 
 def test_it_is_diagnosed_by_an_objective_that_one_names(dual_encoders, scenes):

@@ -92,7 +92,9 @@ class Image:
     @property
     def _there(self) -> Bytes:
         if self.bytes is None:
-            raise DataError(f"image {self.name} has no pixels in this data set: only its captions or features are here.")
+            raise DataError(
+                f"image {self.name} has no pixels in this data set: only its captions or features are here; put the pictures beside their list."
+            )
         return self.bytes
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -33,8 +33,7 @@ class RatedPairs:
 def read_stsb(split: Literal["train", "dev", "test"], folder: str | Path = "stsb") -> RatedPairs:
     """A split of the STS benchmark (Cer et al., 2017): ``sts-<split>.tsv``, as published. Raises DataError naming a bad line."""
     path = find_file(Path(folder) / f"sts-{split}.tsv")
-    rows = _rows(path, delimiter="\t", quoting=csv.QUOTE_NONE)
-    ratings = _ratings(path, rows, "score", ("sentence1", "sentence2"))
+    rows, ratings = read_ratings(path, "score", ("sentence1", "sentence2"), delimiter="\t", quoting=csv.QUOTE_NONE)
     return RatedPairs(f"STS-B {split}", [row["sentence1"] for row in rows], [row["sentence2"] for row in rows], ratings)
 
 
@@ -44,8 +43,7 @@ def read_crisscrossed(folder: str | Path = "coco_5k_test_text") -> RatedPairs:
     Raises DataError naming a bad line, or a caption that the list of captions does not have.
     """
     path, listed = find_file(Path(folder) / "cxc_sts_test.csv"), find_file(Path(folder) / "dataset_coco_5k_test.json")
-    rows = _rows(path)
-    ratings = _ratings(path, rows, "agg_score", ("caption1", "caption2"))
+    rows, ratings = read_ratings(path, "agg_score", ("caption1", "caption2"))
     images = storage.read_json(listed, _Captions).images
     captions = {str(sentence.sentid): sentence.raw for image in images for sentence in image.sentences}
     first, second = ([row[name].rpartition(":")[2] for row in rows] for name in ("caption1", "caption2"))
@@ -70,25 +68,22 @@ class _Captions:
     images: list[_Image]
 
 
-def _rows(path: Path, **form: Any) -> list[dict[str, Any]]:
+def read_ratings(path: Path, column: str, pair: tuple[str, str], **form: Any) -> tuple[list[dict[str, Any]], np.ndarray]:
+    """The rows of a table of pairs, and their ratings. Raises DataError unless each row has both of the pair and a number from 0 to 5."""
     try:
-        return list(csv.DictReader(io.StringIO(storage.read_text(path)), **form))
+        rows = list(csv.DictReader(io.StringIO(storage.read_text(path)), **form))
     except csv.Error as error:
         raise DataError(f"{path} is no table: {error}.") from None
-
-
-def _ratings(path: Path, rows: Sequence[Mapping[str, str | None]], column: str, texts: tuple[str, str]) -> np.ndarray:
-    """The ratings of rows that have both texts and a number from 0 to 5."""
     ratings = np.empty(len(rows))
     for i, row in enumerate(rows):
         try:
             ratings[i] = float(row[column] or "")
         except (KeyError, ValueError):
             ratings[i] = math.nan
-        if not 0 <= ratings[i] <= BEST or any(row.get(text) is None for text in texts):
+        if not 0 <= ratings[i] <= BEST or any(row.get(one) is None for one in pair):
             raise DataError(
-                f"{path}, line {i + 2}: expected {texts[0]}, {texts[1]} and a {column} from 0 to 5, as the first line names them."
+                f"{path}, line {i + 2}: expected {pair[0]}, {pair[1]} and a {column} from 0 to 5, as the first line names them."
             )
     if not rows:
         raise DataError(f"{path} holds no rated pairs.")
-    return ratings
+    return rows, ratings

@@ -6,6 +6,7 @@ A caption then fits many images and an image many captions, far more than its ow
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -50,29 +51,29 @@ class Listed:
 
 def listed_positives(protocol: Protocol, data: Dataset) -> tuple[Listed, Listed]:
     """What a protocol lists for the images and for the captions of a data set. Raises DataError for missing or damaged lists and other data."""
-    images, captions = coco_ids(data)
+    images, captions = coco_ids(data, find_file(COCO_5K))
     return (
         _read(f"{protocol.positives}_image_to_caption.json", images, captions),
         _read(f"{protocol.positives}_caption_to_image.json", captions, images),
     )
 
 
-def coco_ids(data: Dataset) -> tuple[dict[int, int], dict[int, int]]:
-    """Where the images and captions of MS-COCO's 5K test stand in a data set, by their ids.
+def coco_ids(data: Dataset, path: Path) -> tuple[dict[int, int], dict[int, int]]:
+    """Where the images and captions of a data set stand, by their ids in MS-COCO, which Karpathy's list at ``path`` tells.
 
-    Raises DataError for an image that is none of them, or with other captions.
+    Raises DataError for an image that is not in the list, or with other captions.
     """
-    listed = {image.filename: image for image in storage.read_json(find_file(COCO_5K), _CocoList).images}
+    listed = {image.filename: image for image in storage.read_json(path, _CocoList).images}
     images: dict[int, int] = {}
     captions: dict[int, int] = {}
     for position, (image, own) in enumerate(zip(data.images, data.captions_of, strict=True)):
         if image.name not in listed:
-            raise DataError(f"image {image.name} is not in {COCO_5K}: the lists of right answers are of those images alone.")
+            raise DataError(f"image {image.name} is not in {path}: what people said is of those images alone.")
         known = listed[image.name]
         if [tokenize(data.captions[i]) for i in own] != [tokenize(sentence.raw) for sentence in known.sentences] or len(
             known.sentids
         ) != len(own):
-            raise DataError(f"the captions of image {image.name} are not those in {COCO_5K}, or in another order.")
+            raise DataError(f"the captions of image {image.name} are not those in {path}, or in another order.")
         images[known.cocoid] = position
         captions |= dict(zip(known.sentids, own.tolist(), strict=True))
     return images, captions

@@ -27,9 +27,10 @@ def agreement(
 ) -> list[Agreement]:
     """How far runs agree with people: Kendall and Spearman correlation of their scores of image-caption pairs with human judgements.
 
-    Computed for the expert and the crowd judgements of Flickr8k's test images, over all pairs and without an image's own captions,
-    with bootstrap intervals over images; for comparison, how far single people agree with the others. data: the data set with the
-    judgements; default the runs'. degrees: an estimator of degrees of relevance to judge too, from the first caption of each image.
+    Computed for the expert and the crowd judgements of Flickr8k's test images, or for the ratings of Crisscrossed Captions of MS-COCO's,
+    over all pairs and without an image's own captions, with bootstrap intervals over images; for comparison, how far single people
+    agree with the others, where these are known. data: the data set with the judgements; default the runs'. degrees: an estimator of
+    degrees of relevance to judge too, from the first caption of each image.
     """
     from visavis.runs.agreement import agree_runs
 

@@ -16,28 +16,42 @@ if TYPE_CHECKING:
     from visavis.degrees.judging import Judged
     from visavis.degrees.thresholds import Distribution
     from visavis.evaluation.agreement import Agreement
+    from visavis.evaluation.rank_correlation import Correlation
+
+
+JUDGEMENTS = {"expert": "expert judgements", "crowd": "crowd judgements", "cxc": "ratings of Crisscrossed Captions"}
+PEOPLE = {"expert": "each expert with the mean of the other two", "crowd": "one answer with the others"}
 
 
 def print_agreement(agreements: Iterable[Agreement]) -> None:
     console = standard_output()
     console.width = max(console.width, 120)
     for result in agreements:
+        measures = {"sampled_spearman": "Spearman, sampled"} if result.judgements == "cxc" else {}
+        measures |= {"kendall": "Kendall tau-b", "spearman": "Spearman"}
         table = Table(box=None, pad_edge=False)
-        for column in ("", "Kendall tau-b", "Spearman"):
+        for column in ("", *measures.values()):
             table.add_column(column, no_wrap=bool(column), overflow="fold")
-        of_people = "each expert with the mean of the other two" if result.judgements == "expert" else "one answer with the others"
-        rows = [(f"people ({of_people})", result.people), *result.runs.items()]
-        rows += [(f"{run} less the first", values) for run, values in result.differences.items()]
+        rows = [(f"people ({PEOPLE[result.judgements]})", result.people)] if result.people else []
+        rows += [*result.runs.items(), *((f"{run} less the first", values) for run, values in result.differences.items())]
         for name, values in rows:
-            numbers = [values[measure] for measure in ("kendall", "spearman")]
-            table.add_row(escape(name), *(f"{number.value:.3f} [{number.interval[0]:.3f}, {number.interval[1]:.3f}]" for number in numbers))
+            table.add_row(escape(name), *(_correlation(measure, values[measure]) for measure in measures))
         own = "with" if result.own_pairs else "without"
         console.print(
-            f"[bold]{result.judgements} judgements[/bold], {own} own captions: {result.pairs:,} pairs, {result.images:,} images",
+            f"[bold]{JUDGEMENTS[result.judgements]}[/bold], {own} own captions: {result.pairs:,} pairs, {result.images:,} images",
             soft_wrap=True,
         )
         console.print(table)
     console.print("Intervals: 95 % of 1,000 resamples of the images, the same for all.", soft_wrap=True)
+    if result.judgements == "cxc":
+        console.print("Sampled: mean ± deviation over 1,000 samples of half of the captions, each with one of its images.", soft_wrap=True)
+
+
+def _correlation(measure: str, found: Correlation) -> str:
+    if measure == "sampled_spearman":
+        return f"{found.value:.3f} ± {found.deviation:.3f}"
+    low, high = found.interval
+    return f"{found.value:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def print_coherence(result: RankedLists) -> None:
