@@ -235,7 +235,7 @@ def test_other_data_than_those_of_the_lists_are_refused(coco: Dataset) -> None:
     with pytest.raises(SpecError, match=r"^protocol cxc is defined on 5000 images, here are 10"):
         evaluate_listed(visual, text, product, few, protocol="cxc")
     data, _, _, _ = world(3)
-    with pytest.raises(DataError, match=r"^image 0\.jpg is not in coco_5k_test_text/dataset_coco_5k_test\.json"):
+    with pytest.raises(DataError, match=r"^image 0\.jpg is not in .*coco_5k_test_text/dataset_coco_5k_test\.json"):
         listed_positives(named("cxc"), data)
     swapped = coco.take(np.arange(3))
     object.__setattr__(swapped, "captions", tuple(reversed(swapped.captions)))
