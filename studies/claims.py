@@ -30,6 +30,7 @@ PAPERS = {
     "G": "Dissecting Deep Metric Learning Losses for Image-Text Retrieval, GOAL (Xuan and Chen, 2023)",
     "C": "Do Lessons from Metric Learning Generalize to Image-Caption Retrieval?, COCOS (Bleeker and de Rijke, 2022)",
     "O": "What this package believed of its own",
+    "W": "The same in other worlds",
 }
 
 
@@ -85,7 +86,7 @@ def _table(rows: Mapping[str, Sequence[dict[str, Any]]], name: str) -> list[str]
     order = sorted(rows, key=lambda setting: -_average(rows[setting], "rsum")) if name == "objectives" else rows
     for setting in order:
         if own := rows[setting]:
-            cells = [_cell([measured(line, column) for line in own], column) for column in COLUMNS]
+            cells = [_cell(own, column) for column in COLUMNS]
             overrides = own[0]["overrides"]
             spec, rate = overrides.get("phases.0.objective", ""), overrides["phases.0.optimizer.lr"]
             beside = "".join(f", `{overrides[key]}`" for key in ("recipe", "phases.0.supervision") if key in overrides)
@@ -97,10 +98,15 @@ def _average(own: Sequence[dict[str, Any]], metric: str) -> float:
     return statistics.fmean([measured(line, metric) for line in own]) if own else -math.inf
 
 
-def _cell(own: Sequence[float], metric: str) -> str:
+def _cell(own: Sequence[dict[str, Any]], metric: str) -> str:
+    """Mean and deviation; nothing where it was not measured, as people's ratings are not of drawn scenes."""
+    try:
+        values = [measured(line, metric) for line in own]
+    except Missing:
+        return ""
     digits = 1 if metric in ("rsum", "R@1", "C^q") else 3
-    spread = f" ± {statistics.stdev(own):.{digits}f}" if len(own) > 1 else ""
-    return f"{statistics.fmean(own):.{digits}f}{spread}"
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{digits}f}{spread}"
 
 
 def scatter() -> bytes:
@@ -124,8 +130,7 @@ def scatter() -> bytes:
 
 
 def _facts() -> dict[str, str]:
-    names = ["tuning", *tomllib.loads(PLAN.read_text())["experiments"]]
-    made = [line for name in names for line in read_evidence(name)]
+    made = [line for path in EVIDENCE.glob("*.jsonl") for line in read_evidence(path.stem)]
     return {"runs": f"{len(made):,}", "hours": f"{sum(line.get('seconds', 0) for line in made) / 3600:.1f}"}
 
 

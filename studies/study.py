@@ -4,14 +4,15 @@
 
 An experiment is a few settings of the recipe ``study-flickr8k`` (half a minute of one core each) with some seeds. First each objective is
 given the same small budget on validation, four tries with a seed of their own (``tuning``): two learning rates, and two values of what its
-paper leaves to choose, or four rates where there is nothing to choose. All other experiments begin with what was best there. The test
-split is measured once a run and chooses nothing.
+paper leaves to choose, or four rates where there is nothing to choose. All other experiments begin with what was best there. Some are of
+another world with a recipe of its own (words from scratch, a model that attends, drawn scenes), where two rates are tried anew. The
+test split is measured once a run and chooses nothing.
 
 What a run came to is a line of ``docs/evidence/study/EXPERIMENT.jsonl``, and is not made again, here or elsewhere, unless that line is taken
 out; so the study can be stopped at any time, by Ctrl-C, by a power cut, and goes on. A line holds the metrics of the best model on test,
-CS@K by degrees of MiniLM among them; how validation RSUM and similarities went, epoch by epoch; how many samples still contribute to
-the gradient at the end (``diagnose``); and how far its scores agree with people's. ``studies/claims.py``
-reads all of it.
+CS@K by degrees of MiniLM among them; how validation RSUM and similarities went, epoch by epoch, and how far negatives spread at the end;
+how many samples still contribute to the gradient at the end (``diagnose``); and how far its scores agree with people's.
+``studies/claims.py`` reads all of it.
 """
 
 from __future__ import annotations
@@ -22,19 +23,20 @@ import os
 import shutil
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from concurrent.futures import as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from ladder import with_people
+from ladder import WORLD, with_people
 
 import visavis
 from visavis import storage
 from visavis.comparison.jobs import Job, done
 from visavis.comparison.workers import end_if_asked, pool_of
+from visavis.data.scenes import write_scenes
 from visavis.errors import VisavisError
 from visavis.progress import Silent
 from visavis.runs.folder import open_run, recipe_of, with_whole_paths
@@ -44,7 +46,7 @@ from visavis.training.stopping import Stopped
 
 PLAN = Path(__file__).with_suffix(".toml")
 EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence" / "study"
-RECIPE, SPEC, RATE = "study-flickr8k", "phases.0.objective", "phases.0.optimizer.lr"
+RECIPE, SCENES, SPEC, RATE = "study-flickr8k", "study-scenes.toml", "phases.0.objective", "phases.0.optimizer.lr"
 TUNING, TUNING_SEED = "tuning", 100
 BATCHES, EPSILONS = 20, (0.01, 0.001, 0.1)
 """Training batches of 128 pairs on which contributing samples are counted, and the weights from which on one counts."""
@@ -64,6 +66,11 @@ class Experiment:
     @property
     def evidence(self) -> Path:
         return EVIDENCE / f"{self.name}.jsonl"
+
+    @property
+    def tunes(self) -> bool:
+        """Whether its runs are only chosen from, by validation."""
+        return self.seeds == (TUNING_SEED,)
 
     def known(self) -> list[dict[str, Any]]:
         """The lines of the runs that were made, as the experiment stands now."""
@@ -88,7 +95,17 @@ class Run:
         overrides = {**self.experiment.settings[self.setting], "seed": self.seed}
         recipe = overrides.pop("recipe", RECIPE)
         named = PLAN.parent / recipe if recipe.endswith(".toml") else recipe
+        if recipe == SCENES:
+            overrides["data.path"] = str(drawn_world(self.folder.parent))
         return Job(self.setting, self.seed, with_whole_paths(read_recipe(named, overrides)).to_dict(), self.folder.absolute())
+
+
+def drawn_world(out: Path) -> Path:
+    """The folder of the study's scenes, drawn where it is missing."""
+    folder = out.absolute() / "scenes"
+    if not folder.exists():
+        write_scenes(folder, seed=WORLD)
+    return folder
 
 
 def read_evidence(name: str) -> list[dict[str, Any]]:
@@ -96,8 +113,11 @@ def read_evidence(name: str) -> list[dict[str, Any]]:
     return storage.read_json_lines(path, dict[str, Any]) if path.exists() else []
 
 
-def experiments() -> list[Experiment]:
-    """The plan, in the order of its file; those behind ``tuning`` only once that is made."""
+def experiments(only: Container[str]) -> Iterator[Experiment]:
+    """Those of the plan, in its order, and before them what they begin with: each objective's best try, and its best rate in another world.
+
+    The next is known only once the runs of the one before are made.
+    """
     plan = tomllib.loads(PLAN.read_text())
     tries = {
         f"{name} | {spec} | {rate:g}": {SPEC: spec, RATE: rate, **entry.get("with", {})}
@@ -106,10 +126,25 @@ def experiments() -> list[Experiment]:
         for rate in entry.get("rates", plan["rates"])
     }
     tuning = Experiment(TUNING, "Which rate and which value of its own does each objective want?", tries, (TUNING_SEED,))
-    if any(tuning.missing()):
-        return [tuning]
-    chosen = best_tries(tuning)
-    return [tuning, *(_experiment(name, entry, chosen, plan["always"]) for name, entry in plan["experiments"].items())]
+    yield tuning
+    chosen = {"": best_tries(tuning)}
+    for name, entry in plan["experiments"].items():
+        if name not in only:
+            continue
+        world = entry.get("world", "")
+        if world not in chosen:
+            tuning = _tuning_in(world, plan["worlds"][world], chosen[""])
+            yield tuning
+            chosen[world] = best_tries(tuning)
+        yield _experiment(name, entry, chosen[world], plan["always"] | plan["worlds"].get(world, {}).get("always", {}))
+
+
+def _tuning_in(world: str, entry: dict[str, Any], chosen: dict[str, Overrides]) -> Experiment:
+    """Rates, in a world with a recipe of its own, of objectives that are otherwise as they were best in the first."""
+    tries = {
+        f"{name} | {rate:g}": {**chosen[name], "recipe": entry["recipe"], RATE: rate} for name in entry["of"] for rate in entry["rates"]
+    }
+    return Experiment(f"{TUNING}-{world}", f"Which rate does each objective want where there are {world}?", tries, (TUNING_SEED,))
 
 
 def best_tries(tuning: Experiment) -> dict[str, Overrides]:
@@ -141,12 +176,13 @@ def made(run: Run) -> dict[str, Any]:
     if outcome.failure:
         return {**line, "failure": outcome.failure}
     line |= {"validation_rsum": outcome.validation_rsum, "seconds": round(outcome.seconds, 1)}
-    if run.experiment.name != TUNING:
+    if not run.experiment.tunes:
         line |= {
             "metrics": rounded(outcome.numbers),
             "epochs": epochs_of(run.folder),
             "counts": counts_of(run.folder),
             **people_of(run.folder),
+            **negatives_of(run.folder),
         }
     shutil.rmtree(run.folder)
     return line
@@ -165,7 +201,8 @@ def made_by_worker(run: Run) -> dict[str, Any]:
 def epochs_of(folder: Path) -> list[dict[str, float]]:
     """Validation RSUM and similarities of validation pairs, at every validation."""
     rows = storage.read_json_lines(RunFiles(folder).log, dict[str, Any])
-    kept = "positive_mean", "hardest_i2t_mean", "hardest_t2i_mean", "gradient_i2t", "gradient_t2i"
+    kept = "positive_mean", "positive_std", "hardest_i2t_mean", "hardest_i2t_std", "hardest_t2i_mean", "hardest_t2i_std"
+    kept += "gradient_i2t", "gradient_t2i"
     return [rounded({"step": row["step"], "rsum": row["rsum"], **{name: row["val"][name] for name in kept}}) for row in rows]
 
 
@@ -178,11 +215,25 @@ def counts_of(folder: Path) -> dict[str, float]:
 
 @torch.inference_mode()
 def people_of(folder: Path) -> dict[str, float]:
-    """Kendall's tau-b with the experts and with the crowd, over pairs that are not an image's own captions."""
+    """Kendall's tau-b with the experts and with the crowd, over pairs that are not an image's own captions; none of drawn scenes."""
     recipe = recipe_of(folder)
+    if recipe.evaluation.protocol != "flickr8k":
+        return {}
     data_module, matcher = open_run(folder, recipe, Silent())
     test = data_module.data.split(recipe.evaluation.test)
     return rounded(with_people(test, matcher.score(*data_module.encode(matcher, test)).float()))
+
+
+@torch.inference_mode()
+def negatives_of(folder: Path) -> dict[str, float]:
+    """How far the scores of a query's wrong answers spread on the validation split: their deviation, its mean over queries of both sides."""
+    data_module, matcher = open_run(folder, recipe_of(folder), Silent())
+    split = data_module.validation()
+    scores = matcher.score(*data_module.encode(matcher, split)).double()
+    wrong = torch.arange(len(split.images))[:, None] != torch.from_numpy(split.image_of)
+    means = [(scores**power * wrong).sum(dim) / wrong.sum(dim) for dim in (0, 1) for power in (1, 2)]
+    deviations = [(squares - mean**2).sqrt() for mean, squares in (means[:2], means[2:])]
+    return rounded({"negative_std": torch.stack([deviation.mean() for deviation in deviations]).mean().item()})
 
 
 def rounded(numbers: dict[str, Any]) -> dict[str, float]:
@@ -213,10 +264,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/study"))
     options = parser.parse_args()
     EVIDENCE.mkdir(parents=True, exist_ok=True)
-    make(experiments()[0], options.workers, options.out)
-    for experiment in experiments()[1:]:
-        if experiment.name in (options.only or [experiment.name]):
-            make(experiment, options.workers, options.out)
+    names = tomllib.loads(PLAN.read_text())["experiments"]
+    for experiment in experiments(options.only or names):
+        make(experiment, options.workers, options.out)
 
 
 if __name__ == "__main__":

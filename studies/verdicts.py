@@ -26,7 +26,7 @@ class Found:
 
 
 class Missing(Exception):
-    """Runs that a claim needs and the study does not have yet."""
+    """Runs, or a metric of them, that a claim needs and the study does not have yet."""
 
 
 def runs(address: str) -> dict[int, dict[str, Any]]:
@@ -48,9 +48,10 @@ def measured(line: dict[str, Any], metric: str) -> float:
     if " less " in metric:
         one, other = metric.split(" less ")
         return measured(line, one) - measured(line, other)
-    if metric in DERIVED:
-        return DERIVED[metric](line)
-    return next(part[metric] for part in (line["metrics"], line["counts"], line) if metric in part)
+    try:
+        return DERIVED[metric](line) if metric in DERIVED else ({**line, **line["counts"], **line["metrics"]})[metric]
+    except KeyError:
+        raise Missing(f"{metric} of {line['setting']}") from None
 
 
 def _hardest(epoch: dict[str, float]) -> float:
