@@ -228,7 +228,7 @@ def people_of(folder: Path) -> dict[str, float]:
 def negatives_of(folder: Path) -> dict[str, float]:
     """How far the scores of a query's wrong answers spread on the validation split: their deviation, its mean over queries of both sides."""
     data_module, matcher = open_run(folder, recipe_of(folder), Silent())
-    split = data_module.validation()
+    split = data_module.validation
     scores = matcher.score(*data_module.encode(matcher, split)).double()
     wrong = torch.arange(len(split.images))[:, None] != torch.from_numpy(split.image_of)
     means = [(scores**power * wrong).sum(dim) / wrong.sum(dim) for dim in (0, 1) for power in (1, 2)]
