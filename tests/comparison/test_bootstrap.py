@@ -42,7 +42,7 @@ def test_what_is_measured_is_what_the_evaluation_says():
     for metric in METRICS:
         assert draws.value("a", metric).value == pytest.approx(mean["a"][metric])
         assert draws.difference("a", "b", metric).value == pytest.approx(mean["a"][metric] - mean["b"][metric])
-    assert draws.difference("a", "b").images == len(NUMBERS)
+    assert draws.difference("a", "b").units == len(NUMBERS)
 
 
 def test_every_draw_is_the_evaluation_of_the_images_drawn():
@@ -123,7 +123,7 @@ def test_what_cannot_be_drawn_is_refused_in_one_sentence():
     draws = over_images({"a": {0: ranks}, "b": {1: ranks}}, draws=10)
     with pytest.raises(SpecError, match=r"^c is no row of the comparison: known: a, b\.$"):
         draws.value("c")
-    with pytest.raises(SpecError, match=r"^i2t_r2 is not drawn over images: did you mean i2t_r"):
+    with pytest.raises(SpecError, match=r"^i2t_r2 is not drawn over test images: did you mean i2t_r"):
         draws.value("a", "i2t_r2")
     with pytest.raises(
         ShapeError, match=r"^b, seed 1, was asked other queries than a, seed 0: evaluate all runs on the same images and captions\.$"
@@ -169,7 +169,7 @@ def test_what_the_images_say_in_words():
     assert sentence(draws.difference("a", "b", "i2t_r1"), "R@1").startswith(
         "Other test images would not turn it round: +20.0 R@1 (95 % interval 1"
     )
-    assert sentence(draws.difference("a", "b", "i2t_r1"), "R@1").endswith(" over 100 images).")
+    assert sentence(draws.difference("a", "b", "i2t_r1"), "R@1").endswith(" over 100 test images).")
     assert sentence(draws.difference("a", "c", "i2t_r1"), "R@1").startswith("Other test images could turn it round: ")
     assert sentence(draws.difference("a", "a"), "RSUM") == "Every draw of the 100 test images gives the same: 0 RSUM."
     assert json.loads(json.dumps(draws.difference("a", "b").to_json()))["draws"] == 500

@@ -29,7 +29,7 @@ from visavis.runs.published import published_rows
 from visavis.training.recipe_files import read_recipe
 
 HEADS = read_recipe("heads-flickr8k")
-TWO = ["Unified(gamma=20)", "TripletHN()"]
+TWO = ["Unified(gamma=20)", "TripletHN()"]  # of the comparison ``plain``
 
 
 def numbers(comparison) -> dict:
@@ -39,12 +39,6 @@ def numbers(comparison) -> dict:
 def times(comparison) -> dict:
     """When the results of the runs were written."""
     return {one.folder: (one.folder / "result.json").stat().st_mtime_ns for one in comparison.outcomes}
-
-
-@pytest.fixture(scope="module")
-def plain(recipe, tmp_path_factory):
-    """Two objectives with two seeds, one run after the other."""
-    return visavis.compare(recipe, objective=TWO, seeds=2, out=tmp_path_factory.mktemp("plain") / "both", workers=1)
 
 
 def test_a_run_is_that_of_train_with_the_same_seed(plain, recipe, tmp_path):
@@ -67,7 +61,7 @@ def test_the_table_holds_the_runs_and_validation_chooses(plain):
     assert pair.difference == pytest.approx(sum(rsum[pair.a, seed] - rsum[pair.b, seed] for seed in (1, 2)) / 2)
     drawn = plain.over_images.difference(pair.a, pair.b)
     assert drawn.value == pytest.approx(pair.difference)
-    assert drawn.images == 12
+    assert drawn.units == 12
     assert (plain.folder / "table.md").read_text().count("\n| ") >= 3
     assert json.loads((plain.folder / "comparison.json").read_text())["best"] == plain.best.name
 

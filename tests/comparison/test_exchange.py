@@ -192,7 +192,7 @@ def test_csv_holds_every_number_of_the_judgement(results):
     table, best = Table.of(results), 'Goal(pair="sig_ms")'
     pairs = pairs_of(results, best)
     draws = over_images({name: {seed: run.ranks for seed, run in enumerate(runs)} for name, runs in results.items()}, draws=200)
-    lines = list(csv.DictReader(io.StringIO(csv_text(table, pairs, draws))))
+    lines = list(csv.DictReader(io.StringIO(csv_text(table, pairs, [draws]))))
     assert list(lines[0]) == list(COLUMNS)
     assert [(line["row"], line["metric"]) for line in lines] == [(name, metric) for name in results for metric in METRICS]
     by_key = {(line["row"], line["metric"]): line for line in lines}

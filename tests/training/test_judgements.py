@@ -77,9 +77,9 @@ def test_pairs_and_what_is_left_out():
     assert pairs.fits.tolist() == [[0, 0], [2, 0], [2, 2]]
     assert pairs.wrong.tolist() == [[1, 1], [1, 2], [2, 1]]
     assert str(pairs) == (
-        "3 sentences with 3 training images that fit and 3 that do not; 7 judgements are left out: 2 of pictures of other splits, on which "
-        "nothing is trained, 2 of queries that are no sentence (pictures, items, words with a minus), 1 of pictures that are not in toy, or not "
-        "as they were judged, 1 of moments of clips, 1 against captions of the data set."
+        "3 sentences with 3 images of split train that fit and 3 that do not; 7 of 13 judgements are left out: 1 of pictures of split val, "
+        "1 of pictures of split test, 2 of queries that are no sentence (pictures, items, words with a minus), 1 of pictures that are not in toy, "
+        "or not as they were judged, 1 of moments of clips, 1 against captions of the data set."
     )
 
 
@@ -252,7 +252,7 @@ def test_neither_the_order_of_lines_nor_answers_taken_back_count_and_a_run_goes_
     code, out, err = command_line("train", recipe, *changes, "--data", scenes, "--judgements", file, "--out", run, "--json")
     assert code == 0, err
     assert json.loads(out)["targets"] == "ids and judgements"
-    assert "11 sentences with 15 training images that fit and 15 that do not." in " ".join(err.split())
+    assert "11 sentences with 15 images of split train that fit and 15 that do not." in " ".join(err.split())
     other = [said("a dog", votes[0].item, True), *reversed(votes), said("a dog", votes[0].item, None)]
     in_pieces(recipe, tmp_path / "pieces", data=scenes, overrides=SHORT, judgements=write(tmp_path / "other.jsonl", other))
     assert outcome(run) == outcome(tmp_path / "pieces")
@@ -355,16 +355,13 @@ def test_files_that_teach_nothing_are_one_sentence(recipe, scenes, tmp_path):
     other = write_scenes(tmp_path / "scenes", num_train=3, num_val=0, num_test=0, captions_per_image=1, size=48, seed=7)
     of_others = [said("a red star", image.name, True, content=image.bytes.content) for image in open_dataset(other).images]
     held_out = [said("a red star", image.name, True) for image in open_dataset(scenes).split("test").images]
-    for number, (lines, sentence) in enumerate(
+    for number, (lines, left_out) in enumerate(
         (
-            (
-                of_others,
-                r"holds no judgement of a sentence and a training picture of scenes, but 3 of pictures that are not in scenes, or not as",
-            ),
-            (held_out, r"holds no judgement of a sentence and a training picture of scenes, but 12 of pictures of other splits"),
+            (of_others, "3 of 3 judgements are left out: 3 of pictures that are not in scenes, or not as they were judged"),
+            (held_out, "12 of 12 judgements are left out: 12 of pictures of split test"),
         )
     ):
-        with pytest.raises(DataError, match=sentence):
+        with pytest.raises(DataError, match=f"holds no judgement of a sentence and a training picture of scenes: {left_out}"):
             train(recipe, scenes, tmp_path / "run", judgements=write(tmp_path / f"{number}.jsonl", lines))
     with pytest.raises(DataError, match=r"votes\.jsonl"):
         train(recipe, scenes, tmp_path / "run", judgements=tmp_path / "votes.jsonl")

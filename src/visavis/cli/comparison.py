@@ -30,8 +30,13 @@ def compare(
         str | None, typer.Option(help="A time such as 30m: the better half by validation goes on after 1, 2, 4, ... seeds.")
     ] = None,
     data: Annotated[str | None, typer.Option(help="The data set, instead of the recipe's.")] = None,
+    judgements: Annotated[
+        Path | None, typer.Option(help="Another test beside the captions: the file of votes on the page of visavis serve.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="A new folder; default runs/compare-<n>.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the comparison in this folder, also with more --seeds.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with the comparison in this folder, also with more --seeds or new --judgements.")
+    ] = None,
     trec: Annotated[bool, typer.Option("--trec", help="Also ranked lists and right answers as TREC files.")] = False,
     engine: Engine = "local",
     workers: Workers = None,
@@ -53,6 +58,7 @@ def compare(
             seeds=seeds,
             budget=budget,
             data=data,
+            judgements=judgements,
             out=out,
             overrides=settings,
             resume=resume,

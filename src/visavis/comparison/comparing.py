@@ -1,7 +1,7 @@
 """A comparison from its settings to its result, begun anew or gone on with.
 
-Its folder: ``plan.json`` (the recipe and the settings), ``runs/`` with a folder for each run, and what came out: ``comparison.json``,
-``table.md``, ``table.csv`` and ``table.tex``.
+Its folder: ``plan.json`` (the recipe and the settings), ``judgements.jsonl`` (what people judged, where it is another test), ``runs/`` with a
+folder for each run, and what came out: ``comparison.json``, ``table.md``, ``table.csv`` and ``table.tex``.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from visavis import storage
-from visavis.comparison.jobs import Job, Outcome, known_outcome
+from visavis.comparison.jobs import Job, Outcome, check_models, known_outcome, with_judged
 from visavis.comparison.race import Clock, everything, rounds
 from visavis.comparison.result import Comparison
 from visavis.comparison.settings import Choices, Setting, settings_of
 from visavis.comparison.workers import Work, Workers
 from visavis.errors import RecipeError, RunError
+from visavis.evaluation.judged import JudgedTest
 from visavis.progress import Progress
 from visavis.runs.folder import with_whole_paths
+from visavis.runs.judged import read_judged_test
 from visavis.spec import whole_number
 from visavis.training.data_module import prepare
 from visavis.training.recipe import Recipe, build_recipe
@@ -49,10 +51,15 @@ def plan_of(recipe: Recipe, given: Choices, seeds: int, *, race: bool) -> Plan:
     return Plan(recipe.name, settings_of(with_whole_paths(recipe), *given), whole_number(seeds, "seeds", 1), race)
 
 
-def begin_comparison(plan: Plan, out: Path | None, workers: Workers, progress: Progress, *, budget_s: float | None) -> Comparison:
-    """A comparison in a new folder, ``runs/compare-<n>`` without ``out``."""
+def begin_comparison(
+    plan: Plan, out: Path | None, workers: Workers, progress: Progress, *, judgements: Path | None, budget_s: float | None
+) -> Comparison:
+    """A comparison in a new folder, ``runs/compare-<n>`` without ``out``. judgements: a file of them, which the folder keeps a copy of."""
+    judged = None if judgements is None else _judged_test(plan, judgements, progress)
     with begun(plan, out, "compare", progress) as folder:
-        return _go_on(folder, plan, workers, progress, budget_s)
+        if judgements is not None:
+            storage.write_bytes(_judgements(folder), storage.read_bytes(judgements))
+        return _go_on(folder, plan, workers, progress, judged, budget_s)
 
 
 @contextmanager
@@ -77,15 +84,45 @@ def read_plan(folder: Path, seeds: int | None, *, race: bool, made_by: str) -> P
     return more
 
 
-def continue_comparison(folder: Path, seeds: int | None, workers: Workers, progress: Progress, *, budget_s: float | None) -> Comparison:
-    """Go on with a comparison, with more seeds if so many are asked for. Raises RunError if the folder is none."""
+def continue_comparison(
+    folder: Path, seeds: int | None, workers: Workers, progress: Progress, *, judgements: Path | None, budget_s: float | None
+) -> Comparison:
+    """Go on with a comparison, with more seeds if so many are asked for, and with other judgements than it has, if any are given.
+
+    Raises RunError if the folder is none, and for finished runs that are to be asked what people judged and have no model any more.
+    """
     plan = read_plan(folder, seeds, race=budget_s is not None, made_by="compare")
     cache_inputs(plan, progress)
-    return _go_on(folder, plan, workers, progress, budget_s)
+    file, judged = judgements or _judgements(folder), None
+    if file.exists() or judgements is not None:
+        judged = _judged_test(plan, file, progress)
+        known = [known_outcome(job) for job in _jobs(folder, plan).values()]
+        check_models(outcome for outcome in known if outcome is not None and not outcome.answers(judged))
+        storage.write_bytes(_judgements(folder), storage.read_bytes(file))
+    return _go_on(folder, plan, workers, progress, judged, budget_s)
 
 
-def _go_on(folder: Path, plan: Plan, workers: Workers, progress: Progress, budget_s: float | None) -> Comparison:
-    comparison = Comparison.of(folder, plan.name, plan.settings, make_runs(folder, plan, workers, progress, budget_s))
+def _judged_test(plan: Plan, file: Path, progress: Progress) -> JudgedTest:
+    """What a file of judgements says of the test split, said in a sentence. Raises DataError, RecipeError."""
+    for setting in plan.settings:
+        if setting.content["text"]["features"]:
+            raise RecipeError(
+                f"{setting.name} reads stored features of the captions of the data alone, and judgements bring sentences of their own: name "
+                "text.tower, or compare without --judgements."
+            )
+    setting = plan.settings[0]
+    judged = read_judged_test(file, build_recipe(plan.content(setting, 1), {}, setting.name), progress)
+    progress.say(f"{file}: {judged}")
+    return judged
+
+
+def _go_on(folder: Path, plan: Plan, workers: Workers, progress: Progress, judged: JudgedTest | None, budget_s: float | None) -> Comparison:
+    outcomes = make_runs(folder, plan, workers, progress, budget_s)
+    if judged is not None:
+        for number, outcome in enumerate(outcomes):
+            progress.work("judged sentences", number, len(outcomes), 0)
+            outcomes[number] = with_judged(outcome, judged)
+    comparison = Comparison.of(folder, plan.name, plan.settings, outcomes, judged)
     storage.write_json(folder / "comparison.json", comparison.to_json())
     for name, text in (("table.md", comparison.markdown()), ("table.csv", comparison.csv()), ("table.tex", comparison.latex())):
         storage.write_text(folder / name, text)
@@ -94,11 +131,7 @@ def _go_on(folder: Path, plan: Plan, workers: Workers, progress: Progress, budge
 
 def make_runs(folder: Path, plan: Plan, workers: Workers, progress: Progress, budget_s: float | None = None) -> list[Outcome]:
     """The outcomes of all runs of a plan, those that are missing made. Raises Stopped once all that ran is saved."""
-    jobs = {
-        (setting.name, seed): _job(folder, plan, place, seed)
-        for seed in range(1, plan.seeds + 1)
-        for place, setting in enumerate(plan.settings)
-    }
+    jobs = _jobs(folder, plan)
     done = {key: outcome for key, job in jobs.items() if (outcome := known_outcome(job)) is not None}
     clock = Clock(budget_s)
     threads = max(job.content["training"]["threads"] for job in jobs.values())
@@ -130,6 +163,15 @@ def _do(work: Work, jobs: Sequence[Job], done: dict[tuple[str, int], Outcome], c
         progress.work("runs", len(done), total, clock.runs / clock.elapsed)
 
 
+def _jobs(folder: Path, plan: Plan) -> dict[tuple[str, int], Job]:
+    """Of all runs of a plan, by setting and seed."""
+    return {
+        (setting.name, seed): _job(folder, plan, place, seed)
+        for seed in range(1, plan.seeds + 1)
+        for place, setting in enumerate(plan.settings)
+    }
+
+
 def _job(folder: Path, plan: Plan, number: int, seed: int) -> Job:
     setting = plan.settings[number]
     name = f"{number + 1:02d}-{setting.short}-seed-{seed}"
@@ -154,3 +196,7 @@ def cache_inputs(plan: Plan, progress: Progress) -> None:
 
 def _file(folder: Path) -> Path:
     return folder / "plan.json"
+
+
+def _judgements(folder: Path) -> Path:
+    return folder / "judgements.jsonl"

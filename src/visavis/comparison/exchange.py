@@ -5,20 +5,21 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
 
-from visavis.comparison.bootstrap import ImageDraws
+from visavis.comparison.bootstrap import Draws
 from visavis.comparison.statistics import Paired, t_interval
-from visavis.comparison.table import METRICS, Row, Table
-from visavis.metrics.recall import RECALLS
-from visavis.types import DIRECTIONS
+from visavis.comparison.table import Row, Table
 
 COLUMNS = (
     "row", "metric", "runs", "mean", "deviation", "low", "high",
     "against", "difference", "difference_low", "difference_high", "p", "adjusted_p", "tests", "verdict", "more_seeds",
     "images_low", "images_high",
 )  # fmt: skip
-"""Of the CSV. low, high: the 95 % interval of the mean over seeds. images_low, images_high: that of the difference over test images."""
+"""Of the CSV. low, high: the 95 % interval of the mean over seeds. images_low, images_high: that of the difference over test images, or
+over judged sentences where the metric is of these.
+"""
 
 _SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}"}
 
@@ -34,22 +35,29 @@ def latex(table: Table, alike: Mapping[str, Collection[str]] | None = None, labe
     alike: for each metric, the rows that cannot be told from its best, which get a dagger. label: for ``\ref``.
     """
     alike = alike or {}
-    heads = " & ".join(rf"\multicolumn{{3}}{{c}}{{{title}}}" for title in DIRECTIONS.values())
-    names = " & ".join([*[metric.label for metric in RECALLS] * 2, "RSUM"])
+    heads = " & ".join(rf"\multicolumn{{{len(group.labels)}}}{{c}}{{{group.head}}}" if group.head else "" for group in table.columns)
+    ends = [*accumulate(len(group.labels) for group in table.columns)]
+    rules = " ".join(
+        rf"\cmidrule(lr){{{end - len(group.labels) + 2}-{end + 1}}}" for group, end in zip(table.columns, ends, strict=True) if group.head
+    )
+    names = " & ".join(label for group in table.columns for label in group.labels.values())
     lines = [
         r"\begin{table}",
         r"  \centering",
         rf"  \caption{{{escaped(table.caption())}{_legend(alike)}}}",
         rf"  \label{{{label}}}",
-        rf"  \begin{{tabular}}{{l{'r' * len(METRICS)}}}",
+        rf"  \begin{{tabular}}{{l{'r' * len(table.metrics)}}}",
         r"    \toprule",
-        rf"    & {heads} & \\",
-        r"    \cmidrule(lr){2-4} \cmidrule(lr){5-7}",
+        rf"    & {heads} \\",
+        f"    {rules}",
         rf"    & {names} \\",
         r"    \midrule",
-        *(rf"    {escaped(row.name)} & {' & '.join(_cell(table, row, metric, alike) for metric in METRICS)} \\" for row in table.rows),
+        *(
+            rf"    {escaped(row.name)} & {' & '.join(_cell(table, row, metric, alike) for metric in table.metrics)} \\"
+            for row in table.rows
+        ),
         r"    \midrule",
-        rf"    chance & {' & '.join(f'{table.rules.chance(metric):.1f}' for metric in METRICS)} \\",
+        rf"    chance & {' & '.join(f'{table.chance(metric):.1f}' for metric in table.metrics)} \\",
         r"    \bottomrule",
         r"  \end{tabular}",
         r"\end{table}",
@@ -57,16 +65,16 @@ def latex(table: Table, alike: Mapping[str, Collection[str]] | None = None, labe
     return "\n".join(lines) + "\n"
 
 
-def csv_text(table: Table, pairs: Mapping[str, Mapping[str, Paired]] | None = None, draws: ImageDraws | None = None) -> str:
+def csv_text(table: Table, pairs: Mapping[str, Mapping[str, Paired]] | None = None, draws: Sequence[Draws] = ()) -> str:
     """CSV by ``COLUMNS``; what was not measured is empty.
 
-    pairs: for each metric, what ``statistics.against`` gives for the row that all are set beside. draws: of the same rows, over images.
+    pairs: for each metric, what ``statistics.against`` gives for the row that all are set beside. draws: of the same rows, of any metrics.
     """
     pairs, text = pairs or {}, io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
     for row in table.rows:
-        for metric in METRICS:
+        for metric in table.metrics:
             pair = pairs.get(metric, {}).get(row.name)
             interval = t_interval(run[metric] for run in row.metrics)
             found = {
@@ -91,8 +99,9 @@ def escaped(text: str) -> str:
     return text.replace("±", r"$\pm$").replace("−", "$-$").replace("γ", r"$\gamma$").replace("τ", r"$\tau$")
 
 
-def _judged(pair: Paired, metric: str, draws: ImageDraws | None) -> dict[str, object]:
-    images = draws.difference(pair.a, pair.b, metric).interval if draws else None
+def _judged(pair: Paired, metric: str, draws: Sequence[Draws]) -> dict[str, object]:
+    drawn = next((of_metric.difference(pair.a, pair.b, metric) for of_metric in draws if metric in of_metric.metrics), None)
+    images = drawn and drawn.interval
     return {
         "against": pair.b,
         "difference": pair.difference,

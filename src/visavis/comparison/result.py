@@ -9,18 +9,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from visavis.comparison.bootstrap import ImageDraws, over_images
+from visavis.comparison.bootstrap import Draws, over_images, over_sentences
 from visavis.comparison.exchange import csv_text, indistinct, latex
 from visavis.comparison.jobs import Outcome
 from visavis.comparison.settings import Setting
 from visavis.comparison.statistics import Paired, against, compared
-from visavis.comparison.table import METRICS, Row, Table
+from visavis.comparison.sweep import Sweep, sweep_of
+from visavis.comparison.table import Row, Table
 from visavis.comparison.wording import over_images as images_in_words
 from visavis.comparison.wording import over_seeds
 from visavis.errors import RunError
+from visavis.evaluation.judged import JudgedTest
 from visavis.evaluation.ranks import read_ranks
 from visavis.metrics.recall import RSUM
 from visavis.training.run_files import RunFiles
+
+JUDGED, JUDGED_LABEL = "judged_r10", "judged R@10"
+"""The one of the judged metrics that is told in words."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +33,19 @@ class Comparison:
     """The runs of a comparison and what follows from them. name: of the recipe.
 
     settings: those with at least one run that succeeded, in the order given. outcomes: of all runs, in the order of settings and seeds.
+    judged: what people judged, of which every run that succeeded was asked, too.
     """
 
     folder: Path
     name: str
     settings: tuple[Setting, ...]
     outcomes: tuple[Outcome, ...]
+    judged: JudgedTest | None = None
 
     @classmethod
-    def of(cls, folder: Path, name: str, settings: Sequence[Setting], outcomes: Sequence[Outcome]) -> Comparison:
+    def of(
+        cls, folder: Path, name: str, settings: Sequence[Setting], outcomes: Sequence[Outcome], judged: JudgedTest | None = None
+    ) -> Comparison:
         """Raises RunError where no run succeeded."""
         succeeded = {one.setting for one in outcomes if not one.failure}
         if not succeeded:
@@ -47,6 +56,7 @@ class Comparison:
             name,
             tuple(setting for setting in settings if setting.name in succeeded),
             tuple(sorted(outcomes, key=lambda one: (order.index(one.setting), one.seed))),
+            judged,
         )
 
     def runs(self, setting: Setting) -> list[Outcome]:
@@ -88,7 +98,7 @@ class Comparison:
                 f"one table needs runs that were measured alike, found {' / '.join(map(str, rules))}: compare on one protocol and data set."
             )
         note = "Chosen on validation, measured on test"
-        return Table(tuple(Row(name, tuple(one.numbers for one in runs)) for name, runs in tested.items()), rules.pop(), note)
+        return Table(tuple(Row(name, tuple(one.numbers for one in runs)) for name, runs in tested.items()), rules.pop(), note, self.judged)
 
     def pairs_by(self, metric: str) -> list[Paired]:
         """All pairs of choices on test, seed by seed, corrected for all of them, so that any choice may be looked at afterwards."""
@@ -106,12 +116,28 @@ class Comparison:
         return {pair.b: pair for pair in sorted(pairs, key=lambda pair: pair.difference)}
 
     @cached_property
-    def over_images(self) -> ImageDraws:
+    def over_images(self) -> Draws:
         """The test images drawn anew for all runs of the choices."""
         protocol = self.table.rules.protocol
         return over_images(
             {s.name: {one.seed: read_ranks(RunFiles(one.folder).ranks)[protocol] for one in self.runs(s)} for s in self.chosen}
         )
+
+    @cached_property
+    def over_sentences(self) -> Draws:
+        """The judged sentences drawn anew for all runs of the choices. Only where there are any."""
+        answers = {s.name: {one.seed: one.judged.answers for one in self.runs(s) if one.judged} for s in self.chosen}
+        return over_sentences(answers)
+
+    def judged_behind(self, metric: str) -> dict[str, Paired]:
+        """The best minus every other choice, by what people judged, in the order of ``behind``."""
+        pairs = against(self.pairs_by(metric), self.best.name)
+        return {name: pairs[name].turned() for name in self.behind}
+
+    @cached_property
+    def sweep(self) -> Sweep | None:
+        """What one number does, where it is all in which settings differ."""
+        return sweep_of([(setting, self.runs(setting)) for setting in self.settings])
 
     @property
     def sentences(self) -> list[str]:
@@ -122,6 +148,9 @@ class Comparison:
         if self.behind:
             nearest = next(iter(self.behind))
             told += [f"{best} minus {nearest}. {images_in_words(self.over_images.difference(best, nearest), 'test RSUM')}"]
+            if self.judged is not None:
+                told += [over_seeds(self.judged_behind(JUDGED)[nearest], JUDGED_LABEL)]
+                told += [f"{best} minus {nearest}. {images_in_words(self.over_sentences.difference(best, nearest, JUDGED), JUDGED_LABEL)}"]
         told += [f"{one.setting}, seed {one.seed} failed: {one.failure}" for one in self.failures]
         return told
 
@@ -131,13 +160,14 @@ class Comparison:
 
     def csv(self) -> str:
         """A line for each choice and metric, set beside the best."""
-        pairs = {metric: against(self.pairs_by(metric), self.best.name) for metric in METRICS}
-        return csv_text(self.table, pairs, self.over_images)
+        table = self.table
+        pairs = {metric: against(self.pairs_by(metric), self.best.name) for metric in table.metrics}
+        return csv_text(table, pairs, [self.over_images, *([self.over_sentences] if self.judged else [])])
 
     def latex(self) -> str:
         """The table, with a dagger where a choice cannot be told from the best of a column."""
         table = self.table
-        return latex(table, {metric: indistinct(against(self.pairs_by(metric), table.best(metric).name)) for metric in METRICS})
+        return latex(table, {metric: indistinct(against(self.pairs_by(metric), table.best(metric).name)) for metric in table.metrics})
 
     def to_json(self) -> dict[str, Any]:
         """The table of the test, the choices and what they were made by, and every run."""
@@ -150,6 +180,8 @@ class Comparison:
                 pair.to_json() | {"over_images": self.over_images.difference(pair.a, pair.b).to_json()} for pair in self.behind.values()
             ],
             "pairs": [pair.to_json() for pair in self.pairs],
+            "judged": self._judged_to_json(),
+            "sweep": self.sweep and self.sweep.to_json(),
             "settings": [
                 {
                     "name": setting.name,
@@ -163,6 +195,23 @@ class Comparison:
                 for setting in self.settings
             ],
             "runs": [one.to_json() for one in self.outcomes],
+        }
+
+    def _judged_to_json(self) -> dict[str, Any] | None:
+        """What was judged, and for each of its metrics the best minus every other choice."""
+        if self.judged is None:
+            return None
+        return {
+            "sentences": len(self.judged.asked),
+            "images": len(self.judged.images),
+            "left_out": dict(self.judged.pairs.left_out),
+            "behind": {
+                metric: [
+                    pair.to_json() | {"over_sentences": self.over_sentences.difference(pair.a, pair.b, metric).to_json()}
+                    for pair in self.judged_behind(metric).values()
+                ]
+                for metric in self.judged.labels
+            },
         }
 
 

@@ -199,9 +199,10 @@ def more_seeds(
 def number(value: float, *, signed: bool = False) -> str:
     """A number to three digits as a reader wants it, with a proper minus.
 
-    >>> number(-0.0123456), number(493.04), number(1.5, signed=True), number(0, signed=True)
+    >>> number(-0.0123456), number(493.04), number(1.5, signed=True), number(-0.0, signed=True)
     ('−0.0123', '493', '+1.50', '0')
     """
+    value = value or 0.0  # of a difference turned round
     sign = "+" if signed and value else ""
     text = f"{value:{sign}#.3g}".rstrip(".") if 0 < abs(value) < 999.5 else f"{value:{sign}.0f}"
     return text.replace("-", "−")

@@ -14,10 +14,26 @@ from typing import Any
 
 from visavis.errors import RunError
 from visavis.evaluation import Evaluation
+from visavis.evaluation.judged import JudgedTest
 from visavis.metrics.recall import RECALLS, RSUM, hit_by_chance
 from visavis.types import DIRECTIONS
 
 METRICS = (*(metric.key(way) for way in DIRECTIONS for metric in RECALLS), RSUM.name)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Metrics under one head, each with what stands above its column."""
+
+    head: str
+    labels: Mapping[str, str]
+
+
+CAPTIONS = (
+    *(Columns(title, {metric.key(way): metric.label for metric in RECALLS}) for way, title in DIRECTIONS.items()),
+    Columns("", {RSUM.name: RSUM.label}),
+)
+"""Of ``METRICS``."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +89,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A row for each setting, all measured under the same rules. note: what else a reader must know of the rows, without a period."""
+    """A row for each setting, all measured under the same rules. note: what else a reader must know of the rows, without a period.
+    judged: what people judged, where it was another test of all rows.
+    """
 
     rows: tuple[Row, ...]
     rules: Rules
     note: str = ""
+    judged: JudgedTest | None = None
 
     @classmethod
     def of(cls, results: Mapping[str, Sequence[Evaluation]], note: str = "") -> Table:
@@ -90,6 +109,18 @@ class Table:
             )
         return cls(tuple(Row(name, tuple(run.metrics for run in runs)) for name, runs in results.items()), rules[0], note)
 
+    @property
+    def columns(self) -> tuple[Columns, ...]:
+        return CAPTIONS if self.judged is None else (*CAPTIONS, Columns("judged", self.judged.labels))
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return tuple(metric for group in self.columns for metric in group.labels)
+
+    def chance(self, metric: str) -> float:
+        """What a random order reaches, in percent."""
+        return self.judged.chance(metric) if self.judged is not None and metric not in METRICS else self.rules.chance(metric)
+
     def best(self, metric: str = "rsum") -> Row:
         """The row with the highest mean; the first of equal ones."""
         return max(self.rows, key=lambda row: row.mean(metric))
@@ -98,30 +129,33 @@ class Table:
         """What is always printed with the numbers: units, spread, rules and the note."""
         runs = sorted({len(row.metrics) for row in self.rows})
         spread = f"mean ± standard deviation over {' to '.join(map(str, runs))} seeds" if runs[-1] > 1 else "one seed"
-        return f"Recalls in percent, {spread}; {self.rules}." + (f" {self.note}." if self.note else "")
+        told = f"Recalls in percent, {spread}; {self.rules}." + (f" {self.note}." if self.note else "")
+        return told if self.judged is None else f"{told} Judged: {self.judged}"
 
     def text(self) -> str:
         """For a terminal, about 80 columns for short names; a deviation of 10 or more is printed without decimals."""
-        lines = [["", *["R@1", "R@5", "R@10"] * 2, "RSUM"]]
-        lines += [[row.name, *(row.short(metric) for metric in METRICS)] for row in self.rows]
-        lines += [["chance", *(f"{self.rules.chance(metric):.1f}" for metric in METRICS)]]
+        lines = [["", *(label for group in self.columns for label in group.labels.values())]]
+        lines += [[row.name, *map(row.short, self.metrics)] for row in self.rows]
+        lines += [["chance", *(f"{self.chance(metric):.1f}" for metric in self.metrics)]]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        gaps = ["", "   ", " ", " ", "   ", " ", " ", "   "]
-        head = f"{'':{widths[0]}}" + "".join(
-            f"{title:>{sum(widths[i : i + 3]) + 5}}" for title, i in zip(DIRECTIONS.values(), (1, 4), strict=True)
-        )
+        gaps = ["", *(gap for group in self.columns for gap in ["   ", *[" "] * (len(group.labels) - 1)])]
         body = ["".join(f"{gap}{cell:{'>' if gap else '<'}{w}}" for gap, cell, w in zip(gaps, line, widths, strict=True)) for line in lines]
-        return "\n".join([head, *body])
+        head, place = " " * widths[0], 1
+        for group in self.columns:
+            end = place + len(group.labels)
+            head += f"{group.head:>{sum(widths[place:end]) + sum(map(len, gaps[place:end]))}}"
+            place = end
+        return "\n".join([head.rstrip(), *body])
 
     def markdown(self) -> str:
         """A Markdown table, the best mean of each column in bold, with its caption."""
-        ways = [f"{title} {metric.label}" for title in DIRECTIONS.values() for metric in RECALLS]
-        lines = [["objective", *ways, "RSUM"], ["---", *["---:"] * len(METRICS)]]
+        heads = [f"{group.head} {label}".lstrip() for group in self.columns for label in group.labels.values()]
+        lines = [["objective", *heads], ["---", *["---:"] * len(heads)]]
         lines += [
-            [row.name, *(f"**{row.cell(metric)}**" if row is self.best(metric) else row.cell(metric) for metric in METRICS)]
+            [row.name, *(f"**{row.cell(metric)}**" if row is self.best(metric) else row.cell(metric) for metric in self.metrics)]
             for row in self.rows
         ]
-        lines += [["chance", *(f"{self.rules.chance(metric):.1f}" for metric in METRICS)]]
+        lines += [["chance", *(f"{self.chance(metric):.1f}" for metric in self.metrics)]]
         return "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{self.caption()}\n"
 
     def to_json(self) -> dict[str, Any]:
@@ -129,8 +163,8 @@ class Table:
         rows = [
             {
                 "name": row.name,
-                "mean": {metric: row.mean(metric) for metric in METRICS},
-                "deviation": {metric: row.deviation(metric) for metric in METRICS},
+                "mean": {metric: row.mean(metric) for metric in self.metrics},
+                "deviation": {metric: row.deviation(metric) for metric in self.metrics},
                 "runs": [dict(run) for run in row.metrics],
             }
             for row in self.rows
@@ -138,6 +172,7 @@ class Table:
         return {
             "rules": asdict(self.rules),
             "note": self.note,
-            "chance": {metric: self.rules.chance(metric) for metric in METRICS},
+            "chance": {metric: self.chance(metric) for metric in self.metrics},
+            "judged": None if self.judged is None else str(self.judged),
             "rows": rows,
         }

@@ -30,14 +30,14 @@ def over_seeds(pair: Paired, metric: str) -> str:
 
 
 def over_images(drawn: Drawn, metric: str) -> str:
-    """What the test images say of the same difference, of these very models."""
+    """What the test images, or judged sentences, say of the same difference, of these very models."""
     difference = f"{number(drawn.value, signed=True)} {metric}"
     if drawn.interval is None:
-        return f"Every draw of the {drawn.images:,} test images gives the same: {difference}."
-    what = f"{difference} (95 % interval {drawn.interval} over {drawn.images:,} images)"
+        return f"Every draw of the {drawn.units:,} {drawn.of} gives the same: {difference}."
+    what = f"{difference} (95 % interval {drawn.interval} over {drawn.units:,} {drawn.of})"
     if 0 in drawn.interval:
-        return f"Other test images could turn it round: {what}."
-    return f"Other test images would not turn it round: {what}."
+        return f"Other {drawn.of} could turn it round: {what}."
+    return f"Other {drawn.of} would not turn it round: {what}."
 
 
 def _more(pair: Paired) -> str:

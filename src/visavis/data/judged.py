@@ -1,6 +1,6 @@
-"""Judgements as facts of training: sentences that people asked for, the training images that fit each, and those that do not.
+"""Judgements as facts of a split: sentences that people asked for, the images that fit each, and those that do not.
 
-A sentence that fits an image is a further caption of it; one text may thus fit several images. A sentence and an image of which
+Facts of training: a sentence that fits an image is a further caption of it; one text may thus fit several images. A sentence and an image of which
 somebody said that they do not fit are a sure negative: they meet in a batch, whichever of them is drawn.
 """
 
@@ -29,7 +29,7 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class JudgedPairs:
-    """Judged sentences with images of a split.
+    """Judged sentences with images of a split, "train" to learn from.
 
     sentences: in alphabetical order. fits, wrong ``[P, 2]``: (sentence, image of the split), sorted. left_out: the number of judgements that
     are not among them, by the reason. fingerprint: of sentences, images by name, and what was said, in no order.
@@ -40,6 +40,7 @@ class JudgedPairs:
     wrong: np.ndarray
     left_out: Mapping[str, int] = field(default_factory=dict)
     fingerprint: str = ""
+    split: str = "train"
 
     @classmethod
     def of(cls, lines: Iterable[Line], data: Dataset, split: str = "train", on_progress: OnProgress | None = None) -> JudgedPairs:
@@ -58,7 +59,7 @@ class JudgedPairs:
             elif image is None:
                 left_out[f"of pictures that are not in {data.name}, or not as they were judged"] += 1
             elif data.images[image].split != split:
-                left_out["of pictures of other splits, on which nothing is trained"] += 1
+                left_out[f"of pictures of split {data.images[image].split}"] += 1
             elif not judgement.fits and (sentence, image) in own:
                 left_out["against captions of the data set"] += 1
             else:
@@ -72,17 +73,22 @@ class JudgedPairs:
         for (sentence, image), judgement in said.items():
             pairs[bool(judgement.fits)].append((number[sentence], place[image]))
         facts = sorted((sentence, data.images[image].name, bool(judgement.fits)) for (sentence, image), judgement in said.items())
-        return cls(
-            sentences, _rows(pairs[True]), _rows(pairs[False]), dict(left_out), hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-        )
+        fingerprint = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        return cls(sentences, _rows(pairs[True]), _rows(pairs[False]), dict(left_out), fingerprint, split)
 
     def __len__(self) -> int:
         return len(self.fits) + len(self.wrong)
 
     def __str__(self) -> str:
-        told = f"{len(self.sentences):,} sentences with {len(self.fits):,} training images that fit and {len(self.wrong):,} that do not"
-        left = [f"{count:,} {reason}" for reason, count in self.left_out.items()]
-        return f"{told}; {sum(self.left_out.values()):,} judgements are left out: {', '.join(left)}." if left else f"{told}."
+        told = f"{len(self.sentences):,} sentences with {len(self.fits):,} images of split {self.split} that fit and {len(self.wrong):,} that do not"
+        return f"{told}; {self.told_left_out}" if self.left_out else f"{told}."
+
+    @property
+    def told_left_out(self) -> str:
+        """How many of all judgements are not among the pairs, and why, in words."""
+        left = sum(self.left_out.values())
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.left_out.items())
+        return f"{left:,} of {left + len(self):,} judgements are left out: {reasons}."
 
 
 class _Places:

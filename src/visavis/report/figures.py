@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ class Theme:
     lines: tuple[str, ...]
 
 
+LEGEND = 120
+"""Characters that a line of a legend holds over the whole width."""
 LIGHT = Theme("#ffffff", "#1d2330", "#c9cfd9", "#158a4e", ("#d1662b", "#2b6cd1", "#0f8f7f", "#9a4fc4", "#8a6d1a"))
 DARK = Theme("#171b24", "#e4e8f0", "#475062", "#3fc380", ("#f0955f", "#77aaff", "#4fd0be", "#cf9bf2", "#d9bd6a"))
 
@@ -53,10 +56,13 @@ def curves_picture(curves: Sequence[Curve], theme: Theme = LIGHT) -> bytes:
     The loss is that of the probed batches; similarities are those of the whole split where all logs have them.
     Source: Unified loss, figures 3 and 4.
     """
-    figure = new_figure(8.6, 3.1, theme)
-    panels: list[Any] = [figure.add_axes((left, 0.17, 0.262, 0.64)) for left in (0.06, 0.392, 0.724)]
-    titles = ("loss, untrained = 1", "RSUM", "similarity")
     names = list(dict.fromkeys(curve.name for curve in curves))
+    across = max(1, LEGEND // (max(map(len, names)) + 8))
+    below = 0.53 + 0.2 * math.ceil(len(names) / across)
+    figure = new_figure(8.6, below + 2.37, theme)
+    bottom, height = below / figure.get_figheight(), 1.98 / figure.get_figheight()
+    panels: list[Any] = [figure.add_axes((left, bottom, 0.262, height)) for left in (0.06, 0.392, 0.724)]
+    titles = ("loss, untrained = 1", "RSUM", "similarity")
     colors = dict(zip(names, theme.lines * len(names), strict=False))
     for panel, title in zip(panels, titles, strict=True):
         dress(panel, title, theme)
@@ -72,10 +78,10 @@ def curves_picture(curves: Sequence[Curve], theme: Theme = LIGHT) -> bytes:
     loss.set_ylim(bottom=0)
     similarity.plot([], [], color=theme.ink, label="positive pairs")
     similarity.plot([], [], color=theme.ink, linestyle=(0, (2, 1.4)), label="hardest negatives")
-    bottom, top = similarity.get_ylim()
-    similarity.set_ylim(bottom, top + 0.28 * (top - bottom))
-    for panel, place in ((rsum, "lower right"), (similarity, "upper left")):
-        panel.legend(loc=place, fontsize=8.5, frameon=False, labelcolor=theme.ink, handlelength=1.8)
+    lowest, highest = similarity.get_ylim()
+    similarity.set_ylim(lowest, highest + 0.28 * (highest - lowest))
+    similarity.legend(loc="upper left", **legend(theme))
+    figure.legend(*rsum.get_legend_handles_labels(), loc="lower left", bbox_to_anchor=(0.05, 0), ncols=across, **legend(theme))
     return png(figure)
 
 
@@ -103,6 +109,11 @@ def _lines(axes: Any, runs: Sequence[Sequence[Mapping[str, Any]]], value: Any, c
     common = [step for step in series[0] if all(step in curve for curve in series)]
     mean = [sum(curve[step] for curve in series) / len(series) for step in common]
     axes.plot(common, mean, color=color, linestyle=style, linewidth=2.0, label=label)
+
+
+def legend(theme: Theme) -> dict[str, Any]:
+    """How the legends of all reports look."""
+    return {"fontsize": 8.5, "frameon": False, "labelcolor": theme.ink, "handlelength": 1.8}
 
 
 def dress(axes: Any, title: str, theme: Theme, across: str = "step") -> None:

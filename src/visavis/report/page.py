@@ -10,8 +10,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from visavis.comparison.table import METRICS, Row, Table
-from visavis.types import DIRECTIONS
+from visavis.comparison.table import METRICS, Columns, Row, Table
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def glossary(entries: Iterable[tuple[str, str]]) -> str:
 
 def commands(entries: Iterable[tuple[str, str]]) -> str:
     """Command lines, each with what it does: (what, command)."""
-    items = (f"<li>{escape(what)}<pre><code>{escape(command)}</code></pre></li>" for what, command in entries)
+    items = (f'<li>{escape(what)}<pre tabindex="0"><code>{escape(command)}</code></pre></li>' for what, command in entries)
     return f'<ol class="commands">{"".join(items)}</ol>'
 
 
@@ -117,18 +116,18 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], note: str) -> str
 </div>"""
 
 
-def comparison(table: Table, about: Mapping[str, str]) -> str:
-    """A table of results, the best mean of each column marked. about: a sentence for each row's name."""
-    heads = "".join(f'<th colspan="3" scope="colgroup">{title}</th>' for title in DIRECTIONS.values())
-    names = "".join(f'<th scope="col">{name}</th>' for name in ["R@1", "R@5", "R@10"] * len(DIRECTIONS))
-    rows = "".join(_row(row, table, about.get(row.name, "")) for row in table.rows)
-    chance = "".join(f"<td>{table.rules.chance(metric):.1f}</td>" for metric in METRICS)
+def comparison(table: Table, about: Mapping[str, str], columns: Sequence[Columns] = ()) -> str:
+    """A table of results, the best mean of each column marked. about: a sentence for each row's name. columns: some of the table's, instead of all."""
+    columns = columns or table.columns
+    metrics = [metric for group in columns for metric in group.labels]
+    rows = "".join(_row(row, table, about.get(row.name, ""), metrics) for row in table.rows)
+    chance = "".join(f"<td>{table.chance(metric):.1f}</td>" for metric in metrics)
     return f"""<div class="wide" tabindex="0" role="group" aria-label="comparison">
-<table>
+<table{_class("few" if len(metrics) < len(METRICS) else "")}>
 <caption>{escape(table.caption())}</caption>
 <thead>
-<tr><th rowspan="2" scope="col">objective</th>{heads}<th rowspan="2" scope="col">RSUM</th></tr>
-<tr>{names}</tr>
+<tr><th rowspan="2" scope="col">objective</th>{"".join(map(_head, columns))}</tr>
+<tr>{"".join(f'<th scope="col">{label}</th>' for group in columns if group.head for label in group.labels.values())}</tr>
 </thead>
 <tbody>
 {rows}<tr class="chance"><th scope="row">chance</th>{chance}</tr>
@@ -137,7 +136,14 @@ def comparison(table: Table, about: Mapping[str, str]) -> str:
 </div>"""
 
 
-def _row(row: Row, table: Table, about: str) -> str:
+def _head(group: Columns) -> str:
+    """What stands above a group's labels, or above both lines of heads those of one without a head."""
+    if group.head:
+        return f'<th colspan="{len(group.labels)}" scope="colgroup">{escape(group.head)}</th>'
+    return "".join(f'<th rowspan="2" scope="col">{label}</th>' for label in group.labels.values())
+
+
+def _row(row: Row, table: Table, about: str, metrics: Iterable[str]) -> str:
     def cell(metric: str) -> str:
         deviation = row.deviation(metric)
         spread = "" if deviation is None else f"<small>±{deviation:.1f}</small>"
@@ -145,7 +151,7 @@ def _row(row: Row, table: Table, about: str) -> str:
         return f"<td>{f'<strong>{value}</strong>' if row is table.best(metric) else value}{spread}</td>"
 
     named = f'<th scope="row">{escape(row.name)}<small>{escape(about)}</small></th>'
-    return f"<tr>{named}{''.join(map(cell, METRICS))}</tr>\n"
+    return f"<tr>{named}{''.join(map(cell, metrics))}</tr>\n"
 
 
 def data_uri(content: bytes, kind: str = "png") -> str:
@@ -177,17 +183,19 @@ p, dd { max-width: 46rem; }
 .figures dt { font-size: .875rem; line-height: 1.35; font-weight: 400; color: var(--soft); margin: .2rem 0 0; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; min-width: 42rem; font-variant-numeric: tabular-nums; }
-caption { caption-side: bottom; text-align: left; padding-top: .6rem; }
+caption { caption-side: bottom; text-align: left; padding-top: .6rem; max-width: min(100%, calc(100vw - 2.5rem)); }
 th, td { padding: .5rem .55rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; vertical-align: baseline; }
 thead th { font-size: .8rem; font-weight: 600; color: var(--soft); }
 thead th[colspan] { text-align: center; }
-th:first-child[scope] { text-align: left; }
-thead tr:last-child th { text-align: right !important; }
-tbody th small { display: block; font-weight: 400; color: var(--soft); white-space: normal; min-width: 10rem; line-height: 1.35; }
+thead tr:last-child th { text-align: right; }
+thead tr:first-child th:first-child, tbody th { text-align: left; }
+tbody th { white-space: normal; min-width: 8rem; overflow-wrap: break-word; }
+tbody th small { display: block; font-weight: 400; color: var(--soft); line-height: 1.35; }
 td small { color: var(--soft); margin-left: .2rem; }
 td strong { color: var(--accent); }
 .told td, .told th { white-space: normal; }
 .told { min-width: 36rem; }
+.few { min-width: 0; }
 .chance th, .chance td { color: var(--soft); font-weight: 400; }
 figure { margin: 1.25rem 0; }
 figure img { display: block; width: 100%; min-width: 38rem; height: auto; border-radius: .5rem; }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,9 @@ import numpy as np
 
 from visavis.data.judgements import last_words, read_judgements
 from visavis.errors import DataError
+from visavis.evaluation.judged import JudgedAnswer, recalls, share_ordered
 from visavis.retrieval.index import Index
 from visavis.retrieval.searching import Query, query_vector
-
-RECALLS = (1, 5, 10)
 
 
 @dataclass(frozen=True)
@@ -56,18 +56,19 @@ def evaluate_judged(index: Index, file: Path) -> JudgedEvaluation:
     fitting = {text: answers for text, answers in judged.items() if any(answers.values())}
     if not fitting:
         raise DataError(f"{file} holds no sentence that something in the index {index.folder} fits: judge some results on the page first.")
-    ranks, ordered = list[int](), list[bool]()
-    for text, answers in fitting.items():
-        near = index.store.search(query_vector(index, Query.of(text))[None], len(index.items))[0]
-        scores = dict(near)
-        best = max(scores[key] for key, fits in answers.items() if fits)
-        ranks.append(1 + sum(score >= best for key, score in near if not answers.get(key)))
-        ordered += [scores[yes] > scores[no] for yes, fits in answers.items() if fits for no, other in answers.items() if not other]
+    answers = [_answer(index, text, said) for text, said in fitting.items()]
     return JudgedEvaluation(
         queries=len(fitting),
         candidates=len(index.items),
-        r={k: 100 * float(np.mean([rank <= k for rank in ranks])) for k in RECALLS},
-        pairs=len(ordered),
-        ordered=100 * float(np.mean(ordered)) if ordered else None,
+        r=recalls(answers),
+        pairs=sum(answer.pairs for answer in answers),
+        ordered=share_ordered(answers),
         left_out=left_out,
     )
+
+
+def _answer(index: Index, text: str, said: Mapping[str, bool]) -> JudgedAnswer:
+    near = index.store.search(query_vector(index, Query.of(text))[None], len(index.items))[0]
+    judged = [said.get(key) for key, _ in near]
+    fits, wrong = ([place for place, one in enumerate(judged) if one is what] for what in (True, False))
+    return JudgedAnswer.of(np.array([score for _, score in near]), fits, wrong)

@@ -46,9 +46,9 @@ def read_pairs(recipe: Recipe, data: Dataset, progress: Progress) -> JudgedPairs
     lines = read_judgements(file)
     pairs = JudgedPairs.of(lines, data, on_progress=lambda done, total: progress.work("looking for judged pictures", done, total, 0.0))
     if not pairs and last_words(lines):
-        left = ", ".join(f"{count:,} {reason}" for reason, count in pairs.left_out.items())
         raise DataError(
-            f"{file} holds no judgement of a sentence and a training picture of {data.name}, but {left}: name the data whose pictures were judged."
+            f"{file} holds no judgement of a sentence and a training picture of {data.name}: {pairs.told_left_out} "
+            "Name the data whose pictures were judged."
         )
     progress.say(f"{file}: {pairs or 'no judgement is in force in it, and the training is as without it.'}")
     return pairs

@@ -26,6 +26,7 @@ def compare(
     seeds: int | None = None,
     budget: str | None = None,
     data: str | Path | None = None,
+    judgements: str | Path | None = None,
     out: str | Path | None = None,
     overrides: dict[str, Any] | Sequence[str] = (),
     resume: str | Path | None = None,
@@ -39,11 +40,12 @@ def compare(
     recipe, data, overrides: as of ``train``, for all runs. objective: specs, such as ``["Unified()", "TripletHN()"]``; ``"Goal.all()"`` is
     fifteen. model: specs, such as ``"VSE++(width=512)"``. grid: ``key=[value, value]``; each objective and model is tried with every one and
     stands in the table with the one that is best on validation. seeds: 1 to so many, the same for all: batches come in the same order. budget:
-    such as ``"30m"``; the better half by validation goes on after 1, 2, 4, ... seeds. out: a new folder, default ``runs/compare-<n>``, with
-    ``report.html``, ``table.md``, ``comparison.json`` and all runs. resume: such a folder to go on with, also with more seeds. trec: also
-    ranked lists and right answers as TREC files, for ir_measures, ranx and others. engine, workers: so many runs at once, default one for each
-    core; ``"ray"``: on a cluster (``RAY_ADDRESS``) whose machines all see the folder. A run computes with one thread, unless
-    ``training.threads`` says otherwise.
+    such as ``"30m"``; the better half by validation goes on after 1, 2, 4, ... seeds. judgements: the file in which ``visavis serve`` keeps what
+    people said, as another test beside the captions: of the images of the test split alone, and nothing is chosen by it. out: a new folder,
+    default ``runs/compare-<n>``, with ``report.html``, ``table.md``, ``comparison.json`` and all runs. resume: such a folder to go on with, also
+    with more seeds or other judgements, for which nothing is trained again. trec: also ranked lists and right answers as TREC files, for
+    ir_measures, ranx and others. engine, workers: so many runs at once, default one for each core; ``"ray"``: on a cluster (``RAY_ADDRESS``)
+    whose machines all see the folder. A run computes with one thread, unless ``training.threads`` says otherwise.
     Raises RecipeError, DataError, RunError; Stopped after Ctrl-C, once everything is saved.
     """
     from visavis.comparison.comparing import begin_comparison, continue_comparison, plan_of
@@ -53,17 +55,18 @@ def compare(
     from visavis.verbs.runs import chosen_recipe
 
     told, by = progress or Silent(), Workers(engine, workers)
-    budget_s = None if budget is None else parse_budget(budget)
+    budget_s, votes = None if budget is None else parse_budget(budget), None if judgements is None else Path(judgements)
     if resume is not None:
         if any((recipe, objective, model, grid, data, out, overrides)):
             raise RunError(
-                "a comparison that goes on keeps its recipe, settings and folder: give --resume with --seeds, --budget or workers alone."
+                "a comparison that goes on keeps its recipe, settings and folder: give --resume with --seeds, --budget, --judgements or workers alone."
             )
-        return _reported(continue_comparison(Path(resume), seeds, by, told, budget_s=budget_s), told, trec=trec)
+        return _reported(continue_comparison(Path(resume), seeds, by, told, judgements=votes, budget_s=budget_s), told, trec=trec)
     name, settings = chosen_recipe(recipe, overrides, told, data=data)
     objectives, models, points = ([given] if isinstance(given, str) else given for given in (objective, model, grid))
     plan = plan_of(read_recipe(name, settings), (objectives, models, points), SEEDS if seeds is None else seeds, race=budget is not None)
-    return _reported(begin_comparison(plan, None if out is None else Path(out), by, told, budget_s=budget_s), told, trec=trec)
+    comparison = begin_comparison(plan, None if out is None else Path(out), by, told, judgements=votes, budget_s=budget_s)
+    return _reported(comparison, told, trec=trec)
 
 
 def _reported(comparison: Comparison, progress: Progress, *, trec: bool) -> Comparison:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
 from visavis import storage
 from visavis.comparison.queries import answers
 from visavis.comparison.result import Comparison
@@ -9,9 +13,9 @@ from visavis.diagnosis.probes import Probes, probe_run
 from visavis.diagnosis.walk import Diagnosis, diagnose_run
 from visavis.errors import VisavisError
 from visavis.progress import Progress, Silent
-from visavis.report.choice.figures import differences_picture
-from visavis.report.choice.page import page_of
-from visavis.report.figures import DARK, LIGHT, Curve, curves_picture
+from visavis.report.choice.figures import differences_picture, sweep_picture
+from visavis.report.choice.page import Pictures, page_of
+from visavis.report.figures import DARK, LIGHT, Curve, Theme, curves_picture
 from visavis.report.page import Shades
 from visavis.report.thumbnails import Thumbnails
 from visavis.training.run_files import RunFiles
@@ -25,19 +29,29 @@ PROBED = 100
 
 
 def write_report(comparison: Comparison, progress: Progress) -> None:
-    """Leave ``report.html`` and ``curves.png`` in the comparison's folder, and ``differences.png`` where something was compared. Raises MissingExtra."""
+    """Leave ``report.html`` and ``curves.png`` in the comparison's folder, ``differences.png`` where something was compared, and
+    ``sweep.png`` where settings differ in one number. Raises MissingExtra.
+    """
     folder, found = comparison.folder, answers(comparison)
     curves = [Curve(setting.name, RunFiles(one.folder).read_log()) for setting in comparison.chosen for one in comparison.runs(setting)]
-    learned = Shades(*(curves_picture(curves, theme) for theme in (LIGHT, DARK)))
-    storage.write_bytes(folder / "curves.png", learned.light)
-    differences = None
-    if pairs := [(pair, comparison.over_images.difference(pair.a, pair.b)) for pair in comparison.behind.values()]:
-        differences = Shades(*(differences_picture(pairs, theme) for theme in (LIGHT, DARK)))
-        storage.write_bytes(folder / "differences.png", differences.light)
+    pairs = [(pair, comparison.over_images.difference(pair.a, pair.b)) for pair in comparison.behind.values()]
+    sweep = comparison.sweep
+    pictures = Pictures(
+        _drawn(folder / "curves.png", lambda theme: curves_picture(curves, theme)),
+        _drawn(folder / "differences.png", lambda theme: differences_picture(pairs, theme)) if pairs else None,
+        (sweep, _drawn(folder / "sweep.png", partial(sweep_picture, sweep))) if sweep else None,
+    )
     diagnosed = {setting.name: _diagnosis(comparison, number, progress) for number, setting in enumerate(comparison.chosen)}
     probed = {setting.name: _probes(comparison, number, progress) for number, setting in enumerate(comparison.chosen)}
     thumbnails = None if found is None else Thumbnails(found.data)
-    storage.write_text(folder / "report.html", page_of(comparison, differences, learned, diagnosed, probed, found, thumbnails))
+    storage.write_text(folder / "report.html", page_of(comparison, pictures, diagnosed, probed, found, thumbnails))
+
+
+def _drawn(file: Path, draw: Callable[[Theme], bytes]) -> Shades:
+    """A picture for both themes, that for light pages also as a file."""
+    shades = Shades(draw(LIGHT), draw(DARK))
+    storage.write_bytes(file, shades.light)
+    return shades
 
 
 def _diagnosis(comparison: Comparison, number: int, progress: Progress) -> Diagnosis | None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
+from visavis.comparison.bootstrap import Drawn
 from visavis.comparison.queries import Answered, Answers
 from visavis.comparison.result import Comparison
 from visavis.comparison.statistics import Paired, number
+from visavis.comparison.sweep import Sweep
 from visavis.diagnosis.probes import Probes
 from visavis.diagnosis.walk import Count, Diagnosis
 from visavis.environment import program, versions
@@ -25,27 +28,40 @@ MEASURES = {
 """What of a diagnosis stands in the report, both directions averaged."""
 
 
+@dataclass(frozen=True)
+class Pictures:
+    """Of a page. differences: None where nothing was compared. sweep: what one number does; None where not just one was varied."""
+
+    curves: Shades
+    differences: Shades | None
+    sweep: tuple[Sweep, Shades] | None
+
+
 def page_of(
     comparison: Comparison,
-    differences: Shades | None,
-    curves: Shades,
+    pictures: Pictures,
     diagnosed: Mapping[str, Diagnosis | None],
     probed: Mapping[str, Probes | None],
     found: Answers | None,
     thumbnails: Thumbnails | None,
 ) -> str:
-    """The whole page. differences, curves: pictures. diagnosed, probed: by the name of a setting."""
-    sections = [
-        Section("What won", _won(comparison)),
-        Section("All results", page.comparison(comparison.table, {setting.name: setting.point for setting in comparison.chosen})),
-    ]
-    if differences is not None:
-        sections.append(Section("How sure that is", page.picture(differences, _alt(comparison), _DIFFERENCES) + _pairs(comparison)))
+    """The whole page. diagnosed, probed: by the name of a setting."""
+    table, about = comparison.table, {setting.name: setting.point for setting in comparison.chosen}
+    sections = [Section("What won", _won(comparison)), Section("All results", page.comparison(replace(table, judged=None), about))]
+    if pictures.differences is not None:
+        sections.append(
+            Section("How sure that is", page.picture(pictures.differences, _alt(comparison), _DIFFERENCES) + _pairs(comparison))
+        )
+    if comparison.judged is not None:
+        sections.append(Section("What people judged", page.comparison(table, about, table.columns[-1:]) + _judged(comparison)))
+    if pictures.sweep is not None:
+        sweep, shades = pictures.sweep
+        sections.append(Section(f"What {sweep.name} does", page.picture(shades, _sweep_alt(sweep), _SWEEP)))
     if any(diagnosed.values()):
         sections.append(Section("Why: what still moves each model", _diagnoses(diagnosed)))
     if any(probed.values()):
         sections.append(Section("What they do not understand", _probes({name: probes for name, probes in probed.items() if probes})))
-    sections.append(Section("How they learned", page.picture(curves, _CURVES_ALT, _CURVES)))
+    sections.append(Section("How they learned", page.picture(pictures.curves, _CURVES_ALT, _CURVES)))
     if found is not None and thumbnails is not None:
         sections += [
             Section("What the best finds", _answers(found.drawn, thumbnails, _DRAWN.format(len(found.drawn), found.run))),
@@ -75,17 +91,27 @@ def _won(comparison: Comparison) -> str:
 
 def _pairs(comparison: Comparison) -> str:
     heads = ("the best minus", "RSUM", "95 % over seeds", "95 % over images", "p (Holm)", "verdict", "seeds to settle it")
-    rows = [_pair(comparison, pair) for pair in comparison.behind.values()]
+    rows = [_pair(pair.b, pair, comparison.over_images.difference(pair.a, pair.b)) for pair in comparison.behind.values()]
     return page.table(
         heads, rows, f"{len(comparison.pairs)} pairs were tested, and p is corrected for all of them, as the best was chosen among them."
     )
 
 
-def _pair(comparison: Comparison, pair: Paired) -> list[str]:
-    drawn = comparison.over_images.difference(pair.a, pair.b)
+def _judged(comparison: Comparison) -> str:
+    assert comparison.judged is not None
+    rows = [
+        _pair(f"{pair.b}: {label}", pair, comparison.over_sentences.difference(pair.a, pair.b, metric))
+        for metric, label in comparison.judged.labels.items()
+        for pair in comparison.judged_behind(metric).values()
+    ]
+    heads = ("the best minus", "percent", "95 % over seeds", "95 % over sentences", "p (Holm)", "verdict", "seeds to settle it")
+    return page.table(heads, rows, _JUDGED) if rows else ""
+
+
+def _pair(name: str, pair: Paired, drawn: Drawn) -> list[str]:
     more = "" if pair.more_seeds == 0 else "-" if pair.more_seeds is None else f"about {pair.more_seeds} more"
     return [
-        pair.b,
+        name,
         number(pair.difference, signed=True),
         str(pair.interval or "-"),
         str(drawn.interval or "-"),
@@ -151,6 +177,15 @@ def _alt(comparison: Comparison) -> str:
     return "; ".join(f"{pair.b}: {number(pair.difference, signed=True)}, {pair.verdict}" for pair in comparison.behind.values())
 
 
+def _sweep_alt(sweep: Sweep) -> str:
+    """The means on validation and on test, value by value."""
+    told = []
+    for name, (validation, test) in sweep.curves.items():
+        points = (f"{one.value:g}: {one.mean:.1f}, {other.mean:.1f}" for one, other in zip(validation, test, strict=True))
+        told.append(f"{name or sweep.name}: {'; '.join(points)}")
+    return f"RSUM on validation and on test. {'. '.join(told)}."
+
+
 def _commands(comparison: Comparison) -> list[tuple[str, str]]:
     folder, best = shlex.quote(str(comparison.folder)), max(comparison.runs(comparison.best), key=lambda one: one.validation_rsum)
     seeds = max(one.seed for one in comparison.outcomes)
@@ -170,6 +205,14 @@ def _made_by(comparison: Comparison) -> str:
 _DIFFERENCES = (
     "How far the best choice is ahead of each other one. Over seeds: would other random starts turn it round on these test images? Over images: would "
     "other test images turn it round for these very models? Neither contains the other."
+)
+_JUDGED = (
+    "The best is that of the captions' validation: nothing was chosen by what people judged. p is corrected for all pairs of one measure. What nobody "
+    "judged counts as not fitting, so that recalls are lower than the truth; the order of judged pairs knows no such doubt."
+)
+_SWEEP = (
+    "Mean RSUM over seeds with its 95 % interval by t, of settings that differ in this number alone. Choose by the full line: what is best on the "
+    "dashed one was not known when the choice was made. The two splits differ in size and difficulty, so their heights are not to be compared."
 )
 _CURVES = "Loss (of each objective's own kind, untrained = 1), RSUM and similarities on the validation split; a thin line a seed, a thick one their mean."
 _CURVES_ALT = "Loss, RSUM and similarities of the validation split over training steps."
