@@ -19,7 +19,7 @@ from visavis.errors import DataError, MissingExtra, RefusedOverwrite, SpecError
 from visavis.models import caching, device
 from visavis.models.caching import cache_features, store_folder
 from visavis.models.preprocessing import MAX_RESIZED, Preprocessing, PreprocessorConfig
-from visavis.models.towers import TowerSpec, open_text, open_visual
+from visavis.models.towers import PICTURES_AT_ONCE, TowerSpec, open_text, open_visual
 
 transformers = pytest.importorskip("transformers")
 
@@ -118,12 +118,13 @@ def test_vision_towers_say_what_their_models_say(folders, name):
     model, width, regions, region_width = vision_models()[name]
     model = type(model).from_pretrained(folders / name).eval()
     tower = open_visual(str(folders / name))
-    pixels = tower.preprocess(pictures())
-    assert pixels.shape == (3, 3, 32, 32)
-    pooled = tower.encode(pictures()).vectors
-    grid = open_visual(str(folders / name), "grid").encode(pictures()).vectors
-    assert pooled.shape == (3, width)
-    assert grid.shape == (3, regions, region_width)
+    some = pictures(PICTURES_AT_ONCE + 2)
+    pixels = tower.preprocess(some)
+    assert pixels.shape == (6, 3, 32, 32)
+    pooled = tower.encode(some).vectors
+    grid = open_visual(str(folders / name), "grid").encode(some).vectors
+    assert pooled.shape == (6, width)
+    assert grid.shape == (6, regions, region_width)
     with torch.no_grad():
         if name == "clip":
             ids = torch.ones(1, 2, dtype=torch.long)

@@ -25,7 +25,7 @@ from visavis.errors import SpecError, VisavisError
 from visavis.models import small_cnn
 from visavis.models.device import multiplies_bfloat16
 from visavis.models.pretrained import weights_checksum, weights_mark
-from visavis.models.towers import ClipTower, TextTower, TowerSpec, VisualTower
+from visavis.models.towers import PICTURES_AT_ONCE, ClipTower, TextTower, TowerSpec, VisualTower
 
 OnProgress = Callable[[int, int, float], None]
 """Called with items done, items in all, and items a second since the start."""
@@ -63,7 +63,7 @@ def cache_features(
 
     A finished store in the default folder is opened without loading the tower. A killed call goes on where it ended;
     one that another process is computing is waited for. What is damaged is computed anew.
-    batch_size: default 4 pictures (more are slower on CPUs), a clip, or 64 texts. bfloat16: for products; default: for texts,
+    batch_size: default 4 pictures, a clip, or 64 texts. bfloat16: for products; default: for texts,
     where the processor multiplies it faster than float32.
     Raises RefusedOverwrite if other features stand in ``folder``.
     """
@@ -99,7 +99,7 @@ def _compute(
     spec = encoder.spec
     device = next(encoder.parameters()).device
     bfloat16 = _in_bfloat16(folder, encoder, device) if bfloat16 is None else bfloat16
-    batch_size = batch_size or (64 if spec.side == "text" else 1 if spec.view == "frames" else 4)
+    batch_size = batch_size or (64 if spec.side == "text" else 1 if spec.view == "frames" else PICTURES_AT_ONCE)
     keys, lengths = _keys(dataset, encoder)
     images = {image.name: image for image in dataset.images}
 

@@ -174,12 +174,12 @@ class Retriever:
         for number, text in enumerate(texts):
             if not isinstance(text, str) or HALF_A_CHARACTER.search(text):
                 raise DataError(f"text {number} is {text!r}, expected text: it is of another type, or holds half a character.")
-        device, batches = device_of(self.matcher), batches_of_at_most(_some(texts), self.batch_size)
+        device, short_first = device_of(self.matcher), np.argsort([len(text) for text in texts], kind="stable")
         return encode(
             self.matcher,
             "text",
             lambda index: self.processor.texts([texts[i] for i in index], device),
-            batches,
+            [short_first[batch] for batch in batches_of_at_most(_some(texts), self.batch_size)],
             on_batch=on_progress,
         )
 

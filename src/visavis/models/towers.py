@@ -28,12 +28,14 @@ from visavis.models.pretrained import KeptPart, kept_folder, model_folder, weigh
 from visavis.models.published_backbones import PREPROCESSING, open_published
 from visavis.models.published_files import published_name
 from visavis.models.sentence_pooling import SentencePooling
-from visavis.types import Encoded
+from visavis.types import Encoded, concatenate
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 
+PICTURES_AT_ONCE = 4
+"""Pictures that go through an encoder at once on a CPU, where more are slower."""
 FRAMES_AT_ONCE = 16
 """Frames of clips that go through an encoder at once."""
 LONGEST_NAME = 160
@@ -111,6 +113,8 @@ class VisualTower(KeptPart):
 
     def forward(self, pixels: Tensor) -> Encoded:
         """Features of what ``preprocess`` gave, as float32."""
+        if pixels.device.type == "cpu" and len(pixels) > PICTURES_AT_ONCE and not (self.training or torch.is_grad_enabled()):
+            return concatenate(self(few) for few in pixels.split(PICTURES_AT_ONCE))
         flat = pixels.flatten(0, -4).contiguous(memory_format=torch.channels_last)  # several times faster for convolutions on CPUs
         output = _visual_output(self.model, flat)
         vectors = grid_of(output.last_hidden_state, pixels, self.model) if self.spec.view == "grid" else output.pooler_output.flatten(1)

@@ -83,7 +83,7 @@ class _Prober:
         self.model, self.data, self.visual, self.text, self.progress = model, data, visual, text, progress
 
     def pairs(self, pairs: list[MinimalPair]) -> tuple[Slice, ...]:
-        """Both captions of each case are encoded in the same batches, so that the same words give the same numbers."""
+        """Both captions of each case against its image; every text is encoded once."""
         if not pairs:
             return ()
         texts = list(dict.fromkeys(text for pair in pairs for text in (pair.true, pair.edited)))
