@@ -184,7 +184,7 @@ def test_what_is_wrong_is_one_sentence(change, sentence, bert, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_checkpoint_is_looked_at_before_its_text_encoder(tmp_path):
+def test_a_checkpoint_is_looked_at_before_its_text_encoder(bert, tmp_path):
     def said(file, sentence):
         with pytest.raises(DataError, match=sentence):
             convert_checkpoint(file, tmp_path / "out", text=str(tmp_path / "nowhere"))
@@ -199,7 +199,11 @@ def test_a_checkpoint_is_looked_at_before_its_text_encoder(tmp_path):
         torch.jit.script(torch.nn.Linear(2, 2)).save(tmp_path / "script.pth")  # torch warns of it when it is read
     said(tmp_path / "script.pth", "is no checkpoint of tensors and plain values")
     torch.save(published(), tmp_path / "xvlm.pth")
-    said(tmp_path / "xvlm.pth", "nowhere is no folder")
+    named = r"xvlm\.pth reads texts by the config and tokenizer of the BERT .*, which it does not hold: name it as text; "
+    said(tmp_path / "xvlm.pth", named + ".*nowhere is no folder")
+    (tmp_path / "nowhere").mkdir()
+    (tmp_path / "nowhere" / "config.json").write_text((bert / "config.json").read_text())
+    said(tmp_path / "xvlm.pth", named + ".*nowhere has no working tokenizer")
 
 
 def test_a_bert_of_fewer_layers_is_not_the_one_it_was_made_from(bert, tmp_path):

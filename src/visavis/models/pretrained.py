@@ -21,6 +21,10 @@ FILES = (*FILES_BESIDE_WEIGHTS, "model*.safetensors")
 OLDER_WEIGHTS = "pytorch_model*.bin"
 """Fetched and read only where there are no safetensors, and by torch's reader that knows tensors alone: nothing is ever unpickled."""
 
+_CONVERT = "visavis convert CHECKPOINT --out xvlm"
+MADE_BY = {"mobilenet-v2": "python tools/mobilenet_folder.py", "xvlm/visual": _CONVERT, "xvlm/text": _CONVERT}
+"""The commands that make the folders which recipes of the package name and no hub has."""
+
 _MODEL_FOLDER: ContextVar[Path | None] = ContextVar("model folder", default=None)
 
 SCENES = Path(__file__).with_name("weights") / "scene_encoder.safetensors"
@@ -77,7 +81,7 @@ def model_folder(name: str) -> Path:
         return folder
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
-        hint = "; python tools/mobilenet_folder.py makes it" if name == "mobilenet-v2" else ""
+        hint = f"; {MADE_BY[name]} makes it" if name in MADE_BY else ""
         raise DataError(
             f"{name} is no folder with a config.json, no backbone in the cache, and not to be had from the Hugging Face hub{hint}: {reason}."
         ) from None

@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate
 
 from visavis import storage
 from visavis.errors import DataError
-from visavis.models.foreign import open_config, open_model, read_tensors_alone
+from visavis.models.foreign import open_config, open_model, open_tokenizer, read_tensors_alone
 from visavis.models.pretrained import FILES, model_folder
 from visavis.models.processor import Processor
 from visavis.models.tokenizing import PretrainedTokenizer
@@ -71,7 +71,7 @@ def convert_checkpoint(
     layers = 1 + max((int(match[1]) for name in tensors if (match := _TEXT_LAYER.match(name))), default=-1)
     names = published_names(tensors, layers)
     _check(tensors, names, checkpoint)
-    donor = model_folder(text)
+    donor = _text_model(text, checkpoint)
     sizes = open_config(donor)
     made: dict[str, dict[str, Tensor]] = {VISUAL: {}, TEXT: {}, REST: {}}
     for published, targets in names.items():
@@ -138,6 +138,18 @@ def read_checkpoint(file: Path) -> dict[str, Tensor]:
     ):
         raise DataError(f"{file} holds no weights by name, expected the state_dict of a model, or a table with one as its entry model.")
     return {re.sub(r"^text_encoder\.bert\.", "text_encoder.", name): tensor for name, tensor in tensors.items()}
+
+
+def _text_model(name: str, checkpoint: Path) -> Path:
+    """The folder of a BERT with a tokenizer. Raises DataError saying what a checkpoint needs it for."""
+    try:
+        folder = model_folder(name)
+        open_tokenizer(folder)
+    except DataError as error:
+        raise DataError(
+            f"{checkpoint} reads texts by the config and tokenizer of the BERT that it was made from, which it does not hold: name it as text; {error}"
+        ) from None
+    return folder
 
 
 def _check(tensors: Mapping[str, Tensor], names: Mapping[str, Targets], checkpoint: Path) -> None:
