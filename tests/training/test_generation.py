@@ -15,3 +15,8 @@ def test_stopped_anywhere_it_ends_as_the_uninterrupted_one_and_loads(recipe, sce
     assert in_pieces(recipe, tmp_path / "pieces", data=scenes, overrides=GIVEN) > 2
     assert outcome(tmp_path / "pieces") == outcome(tmp_path / "whole")
     assert visavis.evaluate(tmp_path / "pieces").metrics == trained.test.metrics
+
+
+def test_weights_are_learned_where_no_score_reads_a_part_of_the_model(recipe, scenes, tmp_path):
+    overrides = GIVEN | {"phases.0.supervision": "LearnedWeights()", "phases.0.objective": "Unified()", "training.batches_per_epoch": 1}
+    assert visavis.train(recipe, data=scenes, out=tmp_path / "run", overrides=overrides).best_step >= 0

@@ -67,7 +67,7 @@ class LearnedWeights(Supervision):
         parameters = {name: part.detach().requires_grad_() for name, part in matcher.named_parameters() if part.requires_grad}
         with evaluating(matcher):
             ahead = self._value(batch, parameters, weighted=True)
-            slopes = torch.autograd.grad(ahead, list(parameters.values()), create_graph=True)
+            slopes = torch.autograd.grad(ahead, list(parameters.values()), create_graph=True, materialize_grads=True)
             moved = {name: part - self.virtual_lr * slope for (name, part), slope in zip(parameters.items(), slopes, strict=True)}
             learned = list(self._network.parameters())
             down = torch.autograd.grad(self._value(held_out, moved, weighted=False), learned)
