@@ -360,3 +360,10 @@ def test_learned_weights_doubt_the_misplaced_captions(recipes, tmp_path):
     wrong = misplaced(train)
     assert 0.3 < wrong.float().mean() < 0.4
     assert (weights[~wrong, None] > weights[wrong]).float().mean() > 0.9  # the area under the ROC curve
+
+
+def test_weights_that_no_objective_reads_stay_as_they_began(recipes, tmp_path):
+    write_codes(tmp_path, train=24, val=12)
+    overrides = {"visual": {"features": "precomp"}, "epochs": 1, "training.batch_size": 12, "phases.0.objective": "Triplet()"}
+    visavis.train(recipes / "weights.toml", data=tmp_path, out=tmp_path / "run", overrides=overrides)
+    assert not supervision_of(tmp_path / "run")["layers.2.weight"].any()

@@ -70,7 +70,7 @@ class LearnedWeights(Supervision):
             slopes = torch.autograd.grad(ahead, list(parameters.values()), create_graph=True, materialize_grads=True)
             moved = {name: part - self.virtual_lr * slope for (name, part), slope in zip(parameters.items(), slopes, strict=True)}
             learned = list(self._network.parameters())
-            down = torch.autograd.grad(self._value(held_out, moved, weighted=False), learned)
+            down = torch.autograd.grad(self._value(held_out, moved, weighted=False), learned, materialize_grads=True)
         length = torch.cat([slope.flatten() for slope in down]).norm()
         with torch.no_grad():
             for part, slope in zip(learned, down, strict=True):
