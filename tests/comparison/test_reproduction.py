@@ -65,7 +65,7 @@ def test_orders_and_deviations_by_hand(tmp_path):
     }
     made = Reproduction.of(tmp_path, "cocos/1", "", runs)
     [order] = made.orders
-    assert (order.key, order.rows, order.rho) == ("i2t_r1", 4, pytest.approx(1.0))
+    assert (order.key, order.rows, order.rho, order.p) == ("i2t_r1", 4, pytest.approx(1.0), pytest.approx(2 / 24)), "of 24 orders two"
     again = Reproduction.of(tmp_path, "cocos/1", "", runs | {other.address: (other, runs[rows[0].address][1])})
     assert again.orders == made.orders, "what shares its runs says nothing new"
     [figure] = [one for one in made.figures if one.row is by_rank[0] and one.key == "i2t_r1"]

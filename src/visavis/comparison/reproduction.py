@@ -50,7 +50,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Order:
-    """Whether rows that were published with a higher figure reached a higher one. rho: Spearman's. p: of no relation at all."""
+    """Whether rows that were published with a higher figure reached a higher one. rho: Spearman's. p: of no relation at all, by permutation."""
 
     key: str
     rows: int
@@ -118,16 +118,20 @@ class Reproduction:
     @property
     def orders(self) -> list[Order]:
         """For each key that enough rows have: the rank correlation of published and reached; of rows that share their runs the first one."""
-        from scipy.stats import spearmanr
+        from scipy.stats import permutation_test, rankdata, spearmanr
 
         orders, first = [], {runs[0].folder: address for address, runs in reversed([*self.outcomes.items()]) if runs}
         for key in dict.fromkeys(figure.key for figure in self.figures):
             figures = [one for one in self.figures if one.key == key and one.row.address in first.values()]
             pairs = [(one.published, one.reached) for one in figures if one.reached is not None]
             if len(pairs) >= FEWEST:
-                found = spearmanr(*zip(*pairs, strict=True))
-                if not math.isnan(found.statistic):
-                    orders.append(Order(key, len(pairs), float(found.statistic), float(found.pvalue)))
+                published, reached = rankdata(list(zip(*pairs, strict=True)), axis=1)
+                rho = float(spearmanr(published, reached).statistic)
+                if not math.isnan(rho):
+                    mixed = permutation_test(
+                        (published,), lambda drawn, axis, fixed=reached: (drawn * fixed).sum(axis), permutation_type="pairings", rng=0
+                    )
+                    orders.append(Order(key, len(pairs), rho, float(mixed.pvalue)))
         return orders
 
     @property
