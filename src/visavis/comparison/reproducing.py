@@ -32,7 +32,7 @@ SEEDS = {"goal": 3, "cocos": 5}
 
 @dataclass(frozen=True)
 class TablePlan:
-    """Which rows of a table are made by which settings. base: the recipe that stands for theirs, "" for their own."""
+    """Which rows of a table are made by which settings. base: the recipe that stands for theirs, in words; "" for their own."""
 
     table: str
     base: str
@@ -57,12 +57,14 @@ def begin_reproduction(
     trained = [row for row in rows if not row.absent]
     if not trained:
         raise RecipeError(f"none of the rows asked for of {table} can be trained: {rows[0].absent}.")
-    settings = _on_base(trained, read_recipe(base, overrides)) if base else _as_published(trained, overrides)
+    of_base = read_recipe(base, overrides) if base else None
+    settings = _on_base(trained, of_base) if of_base else _as_published(trained, overrides)
     number = whole_number(SEEDS.get(rows[0].paper, 1) if seeds is None else seeds, "seeds", 1)
     unique = {setting.name: setting for setting in settings.values()}
     plan = Plan(table, tuple(unique.values()), number)
     with begun(plan, out, table.replace("/", "-"), progress) as folder:
-        kept = TablePlan(table, base, {address: setting.name for address, setting in settings.items()})
+        in_words = _in_words(of_base, overrides) if of_base else ""
+        kept = TablePlan(table, in_words, {address: setting.name for address, setting in settings.items()})
         storage.write_json(folder / "table.json", asdict(kept))
         return _go_on(folder, plan, kept, workers, progress)
 
@@ -95,6 +97,12 @@ def chosen_rows(table: str, patterns: Sequence[str] = ()) -> list[Published]:
 def _as_published(rows: Iterable[Published], overrides: dict[str, Any]) -> dict[str, Setting]:
     """Each row by its own recipe."""
     return {row.address: Setting(row.row, content=with_whole_paths(read_recipe(row.address, overrides)).to_dict()) for row in rows}
+
+
+def _in_words(base: Recipe, overrides: dict[str, Any]) -> str:
+    about = f" ({base.about.rstrip('.')})" if base.about else ""
+    changed = "".join(f", {key}={value}" for key, value in overrides.items())
+    return f"{base.name}{about}{changed}, protocol {' and '.join(base.evaluation.protocols)}"
 
 
 def _on_base(rows: Iterable[Published], base: Recipe) -> dict[str, Setting]:

@@ -63,7 +63,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """The rows of a table with their runs. base: the recipe that stood for theirs, "" for their own. outcomes: by row, by seed."""
+    """The rows of a table with their runs. base: the recipe that stood for theirs, in words; "" for their own. outcomes: by row, by seed."""
 
     folder: Path
     table: str
@@ -93,10 +93,9 @@ class Reproduction:
             return ""
         recipes = [read_recipe(address) for address in self.published]
         needs = dict.fromkeys(recipe.data.needs or recipe.data.path for recipe in recipes)
-        of_base = read_recipe(self.base)
         return (
-            f"Not the paper's setting: each row's objective and supervision on {of_base.name} ({of_base.about.rstrip('.')}), protocol "
-            f"{' and '.join(of_base.evaluation.protocols)}, instead of {'; '.join(needs)}. Figures are not comparable in size; their order may be."
+            f"Not the paper's setting: each row's objective and supervision on {self.base}, instead of {'; '.join(needs)}. Figures are not "
+            "comparable in size; their order may be."
         )
 
     @property
