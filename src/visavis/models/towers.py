@@ -28,6 +28,7 @@ from visavis.models.pretrained import KeptPart, kept_folder, model_folder, weigh
 from visavis.models.published_backbones import PREPROCESSING, open_published
 from visavis.models.published_files import published_name
 from visavis.models.sentence_pooling import SentencePooling
+from visavis.models.visual_states import grid_of, visual_output
 from visavis.types import Encoded, concatenate
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class VisualTower(KeptPart):
         if pixels.device.type == "cpu" and len(pixels) > PICTURES_AT_ONCE and not (self.training or torch.is_grad_enabled()):
             return concatenate(self(few) for few in pixels.split(PICTURES_AT_ONCE))
         flat = pixels.flatten(0, -4).contiguous(memory_format=torch.channels_last)  # several times faster for convolutions on CPUs
-        output = _visual_output(self.model, flat)
+        output = visual_output(self.model, flat)
         vectors = grid_of(output.last_hidden_state, pixels, self.model) if self.spec.view == "grid" else output.pooler_output.flatten(1)
         return Encoded(vectors.float().unflatten(0, pixels.shape[:-3]))
 
@@ -277,26 +278,6 @@ def blank() -> Picture:
     from PIL import Image
 
     return Image.new("RGB", (224, 224))
-
-
-def _visual_output(model: nn.Module, pixels: Tensor) -> Any:
-    """What the model says, its ``pooler_output`` filled: projected (CLIP), pooled, or the first token's state."""
-    if hasattr(model, "get_image_features"):
-        return model.get_image_features(pixel_values=pixels)  # type: ignore[operator]
-    output = model(pixel_values=pixels)
-    if output.pooler_output is None:
-        output.pooler_output = output.last_hidden_state[:, 0]
-    return output
-
-
-def grid_of(states: Tensor, pixels: Tensor, model: nn.Module) -> Tensor:
-    """Regions ``[N, R, D]`` of a feature map ``[N, D, h, w]`` or of tokens ``[N, L, D]`` without the special ones before."""
-    if states.dim() == 4:
-        return states.flatten(2).transpose(1, 2)
-    config: Any = getattr(model, "config", None)
-    patch = getattr(getattr(config, "vision_config", config), "patch_size", None)
-    regions = (pixels.shape[-2] // patch) * (pixels.shape[-1] // patch) if isinstance(patch, int) else states.shape[1]
-    return states[:, -min(regions, states.shape[1]) :]
 
 
 def _device(model: nn.Module) -> torch.device:

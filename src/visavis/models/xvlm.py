@@ -18,7 +18,8 @@ from visavis.models.base import SCALE, GlobalMatcher, MatcherConfig, unit, vecto
 from visavis.models.fusion import FusionEncoder
 from visavis.models.pretrained import kept_folder
 from visavis.models.text_backbone import TextBackbone
-from visavis.models.towers import grid_of, open_visual
+from visavis.models.towers import open_visual
+from visavis.models.visual_states import grid_of
 from visavis.spec import require
 from visavis.targets import Targets
 from visavis.types import Encoded
