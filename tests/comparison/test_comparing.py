@@ -110,8 +110,15 @@ def test_ray_gives_the_numbers_of_one(plain, recipe, tmp_path):
     assert numbers(two) == {key: value for key, value in numbers(plain).items() if key[1] <= 2}
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
-def test_a_comparison_that_is_ended_goes_on_without_losing_a_finished_run(plain, recipe, tmp_path, number):
+@pytest.mark.parametrize(
+    ("whom", "number", "code", "sentence"),
+    [
+        ("comparison", signal.SIGKILL, -9, ""),
+        ("comparison", signal.SIGINT, 130, "visavis compare --resume {out}"),
+        ("worker", signal.SIGKILL, 1, "a process of the comparison was ended from outside"),
+    ],
+)
+def test_a_comparison_that_is_ended_goes_on_without_losing_a_finished_run(plain, recipe, tmp_path, whom, number, code, sentence):
     out = tmp_path / "ended"
     command = [sys.executable, "-m", "visavis", "compare", str(recipe), "--seeds", "2", "--workers", "2", "--out", str(out)]
     process = subprocess.Popen([*command, *(part for spec in TWO for part in ("--objective", spec))], stderr=subprocess.PIPE, text=True)
@@ -119,11 +126,11 @@ def test_a_comparison_that_is_ended_goes_on_without_losing_a_finished_run(plain,
     while not (finished := list(out.glob("runs/*/outcome.json"))) and time.monotonic() < until:
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
-    process.send_signal(number)
-    told = process.communicate()[1]
-    assert process.returncode == (-9 if number == signal.SIGKILL else 130)
-    if number == signal.SIGINT:
-        assert f"visavis compare --resume {out}" in told
+    workers = iter(lambda: [pid for pid in _at_work(out) if pid != process.pid], None)
+    os.kill(process.pid if whom == "comparison" else next(filter(None, workers))[0], number)
+    told = process.communicate(timeout=60)[1]
+    assert process.returncode == code
+    assert sentence.format(out=out) in told
     written = {file: file.stat().st_mtime_ns for file in finished}
     while _at_work(out) and time.monotonic() < until:  # the workers of a dead comparison end by themselves
         time.sleep(0.1)
@@ -268,15 +275,15 @@ def test_budgets():
 
 def test_a_worker_that_is_told_to_end_when_its_training_is_over_ends():
     code = (
-        "import os, threading, time\n"
+        "import multiprocessing, time\n"
         "from visavis.comparison import workers\n"
         "def trained(job, progress):\n"
         "    with workers.StopRequest().heard():\n"  # a training that looks no more whether it was asked
-        "        asked.set()\n"
+        "        held.close()\n"
         "        time.sleep(3 * workers.POLL_S)\n"
         "workers.done = trained\n"
-        "asked = threading.Event()\n"
-        "workers._begin_worker(asked, os.getppid())\n"
+        "kept, held = multiprocessing.Pipe(duplex=False)\n"
+        "workers._begin_worker(kept)\n"
         "workers._done_by_worker(None)\n"
         "time.sleep(60)\n"
     )

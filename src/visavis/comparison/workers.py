@@ -13,7 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import connection, get_context
 from threading import Event, Thread
 from typing import Any, Literal, TypeAlias
 
@@ -73,15 +73,16 @@ def _by_this_process(stop: StopRequest, progress: Progress, jobs: Sequence[Job])
 def pool_of(number: int) -> Iterator[ProcessPoolExecutor]:
     """Processes that end when this one does: what they train is saved, and left to be gone on with."""
     context = get_context("spawn")
-    asked = context.Event()
-    pool = ProcessPoolExecutor(number, context, _begin_worker, (asked, os.getpid()))
+    kept, held = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(number, context, _begin_worker, (kept,))
     try:
         yield pool
     except BaseException:
-        asked.set()
+        held.close()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+        held.close()
 
 
 def _by_processes(pool: ProcessPoolExecutor, stop: StopRequest, jobs: Sequence[Job]) -> Iterator[Outcome]:
@@ -99,17 +100,16 @@ def _by_processes(pool: ProcessPoolExecutor, stop: StopRequest, jobs: Sequence[J
                 ) from None
 
 
-def _begin_worker(asked: Any, parent: int) -> None:
+def _begin_worker(kept: connection.Connection) -> None:
     for name in ("SIGINT", "SIGHUP"):  # a terminal's, which the comparison hears and hands on
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    Thread(target=_end_with, args=(asked, parent), daemon=True).start()
+    Thread(target=_end_with, args=(kept,), daemon=True).start()
 
 
-def _end_with(asked: Any, parent: int) -> None:
-    """End this process when it is asked to, or when the comparison has died; a training hears it and saves everything."""
-    while not asked.wait(POLL_S) and os.getppid() == parent:
-        pass
+def _end_with(kept: connection.Connection) -> None:
+    """End this process when the other end of a pipe is closed, as it is when the comparison dies; a training hears it and saves everything."""
+    connection.wait([kept])
     _ending.set()
     os.kill(os.getpid(), signal.SIGTERM)
 
