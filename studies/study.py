@@ -38,6 +38,7 @@ from visavis.comparison.jobs import Job, done
 from visavis.comparison.workers import end_if_asked, pool_of
 from visavis.data.scenes import write_scenes
 from visavis.errors import VisavisError
+from visavis.models.scoring import score_all
 from visavis.progress import Silent
 from visavis.runs.folder import open_run, recipe_of, with_whole_paths
 from visavis.training.recipe_files import read_recipe
@@ -221,7 +222,7 @@ def people_of(folder: Path) -> dict[str, float]:
         return {}
     data_module, matcher = open_run(folder, recipe, Silent())
     test = data_module.data.split(recipe.evaluation.test)
-    return rounded(with_people(test, matcher.score(*data_module.encode(matcher, test)).float()))
+    return rounded(with_people(test, score_all(matcher, *data_module.encode(matcher, test)).float()))
 
 
 @torch.inference_mode()
@@ -229,7 +230,7 @@ def negatives_of(folder: Path) -> dict[str, float]:
     """How far the scores of a query's wrong answers spread on the validation split: their deviation, its mean over queries of both sides."""
     data_module, matcher = open_run(folder, recipe_of(folder), Silent())
     split = data_module.validation
-    scores = matcher.score(*data_module.encode(matcher, split)).double()
+    scores = score_all(matcher, *data_module.encode(matcher, split)).double()
     wrong = torch.arange(len(split.images))[:, None] != torch.from_numpy(split.image_of)
     means = [(scores**power * wrong).sum(dim) / wrong.sum(dim) for dim in (0, 1) for power in (1, 2)]
     deviations = [(squares - mean**2).sqrt() for mean, squares in (means[:2], means[2:])]
