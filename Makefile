@@ -50,15 +50,18 @@ golden: .venv/.core
 	@test -n '$(GOLDEN)' || { echo 'Name the folder of golden files: make golden GOLDEN=DIR [OUT=FILE.npz].' >&2; exit 1; }
 	@$(BIN)/python tools/golden.py '$(GOLDEN)' $(if $(OUT),--out '$(OUT)')
 
-# One stamp for each set of packages; a larger set contains the smaller ones.
+# One stamp for each set of packages; a larger set contains the smaller ones. A comma within a call would end its argument.
+FOR_DEMO := .[report,search,serve]
+FOR_DEV := .[minilm,report,video,dev]
+
 .venv/.core: pyproject.toml constraints.txt | .venv/.made
 	@$(call install,.) && touch $@
 
 .venv/.demo: pyproject.toml constraints.txt | .venv/.made
-	@$(call install,.[report,search,serve]) && touch .venv/.core $@
+	@$(call install,$(FOR_DEMO)) && touch .venv/.core $@
 
 .venv/.dev: pyproject.toml constraints.txt | .venv/.made
-	@$(call install,.[minilm$(comma)report$(comma)video$(comma)dev]) && touch .venv/.core .venv/.demo $@
+	@$(call install,$(FOR_DEV)) && touch .venv/.core .venv/.demo $@
 
 .venv/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -66,8 +69,6 @@ golden: .venv/.core
 	@$(PYTHON) -m venv --clear .venv || \
 	  { echo 'No virtual environment could be made: on Debian, apt install python3-venv, then try again.' >&2; exit 1; }
 	@touch $@
-
-comma := ,
 
 define install
 echo 'Installing $(1) into .venv (the first time this takes about two minutes) ...' >&2; \

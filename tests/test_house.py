@@ -82,6 +82,17 @@ def test_every_make_target_that_a_page_names_exists():
     assert named_targets <= targets
 
 
+def test_every_set_of_packages_that_make_installs_exists():
+    extras = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
+    stamps = [".venv/.core", ".venv/.demo", ".venv/.dev"]
+    told = subprocess.run(["make", "-n", "-B", *stamps], cwd=PROJECT, capture_output=True, text=True, check=True).stdout
+    installed = re.findall(r"-e '([^']*)'", told)
+    assert len(installed) == len(stamps)
+    for wanted in installed:
+        named = re.fullmatch(r"\.(?:\[([a-z,]+)\])?", wanted)
+        assert named and set((named[1] or "").split(",")) - {""} <= extras, wanted
+
+
 def test_every_command_and_extra_that_a_page_names_exists():
     """Also what the package says of itself: a verb that is still to come is not promised."""
     extras = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
