@@ -173,3 +173,5 @@ def test_what_the_images_say_in_words():
     assert sentence(draws.difference("a", "c", "i2t_r1"), "R@1").startswith("Other test images could turn it round: ")
     assert sentence(draws.difference("a", "a"), "RSUM") == "Every draw of the 100 test images gives the same: 0 RSUM."
     assert json.loads(json.dumps(draws.difference("a", "b").to_json()))["draws"] == 500
+    few = over_images({name: {0: of_hits(rows[name][50:65], rows[name][50:65, None])} for name in ("a", "b")}, draws=50)
+    assert sentence(few.difference("a", "b", "i2t_r1"), "R@1").startswith("15 test images are too few to tell what others would say: +")

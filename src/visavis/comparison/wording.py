@@ -11,6 +11,9 @@ from __future__ import annotations
 from visavis.comparison.bootstrap import Drawn
 from visavis.comparison.statistics import MOST_SEEDS, Paired, number
 
+FEWEST_UNITS = 20
+"""Test images, or judged sentences, from which on draws of them say something of others: of fewer, intervals are too short."""
+
 
 def over_seeds(pair: Paired, metric: str) -> str:
     """What the seeds say of a minus b, with the numbers that it rests on."""
@@ -34,6 +37,8 @@ def over_images(drawn: Drawn, metric: str) -> str:
     difference = f"{number(drawn.value, signed=True)} {metric}"
     if drawn.interval is None:
         return f"Every draw of the {drawn.units:,} {drawn.of} gives the same: {difference}."
+    if drawn.units < FEWEST_UNITS:
+        return f"{drawn.units} {drawn.of} are too few to tell what others would say: {difference} over these; {FEWEST_UNITS} can."
     what = f"{difference} (95 % interval {drawn.interval} over {drawn.units:,} {drawn.of})"
     if 0 in drawn.interval:
         return f"Other {drawn.of} could turn it round: {what}."

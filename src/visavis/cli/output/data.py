@@ -67,7 +67,8 @@ def print_audit(audit: Audit, *, every: bool = False) -> None:
         console.print(f"left out: {escape(sentence)}", soft_wrap=True)
     verdict = "Nothing alarming." if audit.ok else "Mend what is marked with ! first."
     console.print(
-        f"{verdict} ({audit.images:,} images, {audit.captions:,} captions; {escape(audit.why)} {audit.seconds:.0f} s)", soft_wrap=True
+        f"{verdict} ({audit.images:,} images, {audit.captions:,} captions; {escape(audit.why.rstrip('.'))}; {audit.seconds:.0f} s)",
+        soft_wrap=True,
     )
 
 
