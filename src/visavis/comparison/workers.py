@@ -74,15 +74,15 @@ def pool_of(number: int) -> Iterator[ProcessPoolExecutor]:
     """Processes that end when this one does: what they train is saved, and left to be gone on with."""
     context = get_context("spawn")
     kept, held = context.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(number, context, _begin_worker, (kept,))
-    try:
-        yield pool
-    except BaseException:
-        held.close()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-        held.close()
+    with kept, held:
+        pool = ProcessPoolExecutor(number, context, _begin_worker, (kept,))
+        try:
+            yield pool
+        except BaseException:
+            held.close()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _by_processes(pool: ProcessPoolExecutor, stop: StopRequest, jobs: Sequence[Job]) -> Iterator[Outcome]:
