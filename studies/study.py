@@ -145,7 +145,7 @@ def _tuning_in(world: str, entry: dict[str, Any], chosen: dict[str, Overrides]) 
     tries = {
         f"{name} | {rate:g}": {**chosen[name], "recipe": entry["recipe"], RATE: rate} for name in entry["of"] for rate in entry["rates"]
     }
-    return Experiment(f"{TUNING}-{world}", f"Which rate does each objective want where there are {world}?", tries, (TUNING_SEED,))
+    return Experiment(f"{TUNING}-{world}", f"Which rate does each objective want in another world, {world}?", tries, (TUNING_SEED,))
 
 
 def best_tries(tuning: Experiment) -> dict[str, Overrides]:

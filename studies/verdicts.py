@@ -49,7 +49,7 @@ def measured(line: dict[str, Any], metric: str) -> float:
         one, other = metric.split(" less ")
         return measured(line, one) - measured(line, other)
     try:
-        return DERIVED[metric](line) if metric in DERIVED else ({**line, **line["counts"], **line["metrics"]})[metric]
+        return DERIVED[metric](line) if metric in DERIVED else {**line, **line["counts"], **line["metrics"]}[metric]
     except KeyError:
         raise Missing(f"{metric} of {line['setting']}") from None
 
