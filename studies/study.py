@@ -202,8 +202,8 @@ def made_by_worker(run: Run) -> dict[str, Any]:
 def epochs_of(folder: Path) -> list[dict[str, float]]:
     """Validation RSUM and similarities of validation pairs, at every validation."""
     rows = storage.read_json_lines(RunFiles(folder).log, dict[str, Any])
-    kept = "positive_mean", "positive_std", "hardest_i2t_mean", "hardest_i2t_std", "hardest_t2i_mean", "hardest_t2i_std"
-    kept += "gradient_i2t", "gradient_t2i"
+    similarities = [f"{of}_{what}" for of in ("positive", "hardest_i2t", "hardest_t2i") for what in ("mean", "std")]
+    kept = [*similarities, "gradient_i2t", "gradient_t2i"]
     return [rounded({"step": row["step"], "rsum": row["rsum"], **{name: row["val"][name] for name in kept}}) for row in rows]
 
 
