@@ -4,10 +4,10 @@
 
 All read the 7x7 grid of MobileNetV2 (``python tools/mobilenet_folder.py`` once; its features are computed once and cached) and the
 same learned words: vectors of 300 through a GRU of 512, which reads both ways where a matcher keeps or averages its states and
-forward where it takes the last one. A run trains for as many steps as its own pace, measured first, fits into the minutes, in
-processor time of one core, which other programs do not change: the learning rate then falls to 0 at their end. Validations, four a run
-on 200 images, and the test come on top. Rates lie about those of the
-papers, which train far longer; ``--rates 3e-4 1e-3 3e-3 --minutes 4`` tries others and prints the validation RSUM of each.
+forward where it takes the last one. Matrices are multiplied in bfloat16 where the processor has instructions for it, and a line says so.
+A run trains for as many steps as its own pace, measured first, fits into the minutes, in processor time of one core, which other programs
+hardly change: the learning rate then falls to 0 at their end. Validations, four a run on 200 images, and the test come on top. Rates lie
+about those of the papers, which train far longer; ``--rates 3e-4 1e-3 3e-3 --minutes 4`` tries others and prints the validation RSUM of each.
 
 Each run has its folder and its process; a stopped one goes on. What a finished one came to is a line of
 ``docs/evidence/matchers.jsonl``, and is not made again, here or on another machine, unless that line is taken out. Printed: a JSON line for
@@ -38,7 +38,7 @@ from noise import with_interval
 from visavis import storage
 from visavis.errors import VisavisError
 from visavis.models import Matcher
-from visavis.models.device import autocast
+from visavis.models.device import autocast, multiplies_bfloat16
 from visavis.models.scoring import score_all
 from visavis.progress import Silent
 from visavis.runs.folder import open_run, recipe_of
@@ -130,6 +130,7 @@ def train(job: Job) -> None:
         job.measured,
         {
             **job.facts(),
+            "precision": "bfloat16" if multiplies_bfloat16(torch.device("cpu")) else "float32",
             "steps": steps,
             "pairs": steps * CANDIDATES[job.name].batch_size,
             "validation_rsum": trainer.state.best_rsum,

@@ -97,16 +97,20 @@ class Run:
         recipe = overrides.pop("recipe", RECIPE)
         named = PLAN.parent / recipe if recipe.endswith(".toml") else recipe
         if recipe == SCENES:
-            overrides["data.path"] = str(drawn_world(self.folder.parent))
+            overrides["data.path"] = str(scenes_in(self.folder.parent))
         return Job(self.setting, self.seed, with_whole_paths(read_recipe(named, overrides)).to_dict(), self.folder.absolute())
 
 
-def drawn_world(out: Path) -> Path:
-    """The folder of the study's scenes, drawn where it is missing."""
-    folder = out.absolute() / "scenes"
+def scenes_in(out: Path) -> Path:
+    """Where the study's scenes are drawn."""
+    return out.absolute() / "scenes"
+
+
+def draw_scenes(folder: Path) -> None:
+    """Draw them, unless they are there already; a folder of this name is whole."""
     if not folder.exists():
-        write_scenes(folder, seed=WORLD)
-    return folder
+        with storage.replacing_folder(folder) as drawing:
+            write_scenes(drawing, seed=WORLD)
 
 
 def read_evidence(name: str) -> list[dict[str, Any]]:
@@ -153,7 +157,7 @@ def best_tries(tuning: Experiment) -> dict[str, Overrides]:
     best: dict[str, dict[str, Any]] = {}
     for line in tuning.known():
         name = line["setting"].split(" | ")[0]
-        if name not in best or line["validation_rsum"] > best[name]["validation_rsum"]:
+        if "failure" not in line and (name not in best or line["validation_rsum"] > best[name]["validation_rsum"]):
             best[name] = line
     return {name: tuning.settings[line["setting"]] for name, line in best.items()}
 
@@ -251,6 +255,8 @@ def make(experiment: Experiment, workers: int, out: Path) -> None:
     if not runs:
         return
     sys.stderr.write(f"{experiment.name}: {experiment.question} {len(runs)} runs\n")
+    if any(overrides.get("recipe") == SCENES for overrides in experiment.settings.values()):
+        draw_scenes(scenes_in(out))
     with pool_of(workers) as pool:
         for future in as_completed([pool.submit(made_by_worker, run) for run in runs]):
             line = future.result()
