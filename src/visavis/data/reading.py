@@ -80,7 +80,8 @@ def is_there(path: str | Path) -> bool:
 
 def _locate(path: str | Path) -> tuple[Layout, Path]:
     """The layout of a data set, and its source: the list, or the folder."""
-    expected = ", ".join(layout.files for layout in CATALOG[:-1]) + f", or {CATALOG[-1].files}"
+    names = ", ".join(pattern for layout in CATALOG for pattern in layout.patterns)
+    expected = f"one of {names} (`visavis catalog layouts` tells what is in them)"
     place = _look_up(path, f"; a data set is a folder with {expected}")
     if place.is_file():
         known = [(layout, source) for layout in CATALOG if (source := layout.source_of(place)) is not None]
