@@ -93,8 +93,12 @@ def test_judgements_stay_with_the_folder_and_more_seeds_are_asked_too(judged, vo
     folder = shutil.copytree(found.folder, tmp_path / "moved")
     more = visavis.compare(resume=folder, seeds=3, workers=1)
     assert [set(KEYS) <= one.numbers.keys() for one in more.outcomes] == [True] * 6
+    other, listener = tmp_path / "other.jsonl", Listener()
+    other.write_bytes(votes.read_bytes() * 2)
+    visavis.compare(resume=folder, judgements=other, workers=1, progress=listener)
+    assert f"{folder / 'judgements.jsonl'} is replaced by the judgements given: 9 lines before, 18 now." in listener.told
+    shutil.copy(votes, folder / "judgements.jsonl")
     shutil.rmtree(more.outcomes[0].folder / "model")
-    other = tmp_path / "other.jsonl"
     other.write_bytes(b"".join(votes.read_bytes().splitlines(keepends=True)[:3]))
     with pytest.raises(RunError, match=r"01-.*-seed-1 has its results, but no longer its model, which alone can answer what people judged"):
         visavis.compare(resume=folder, judgements=other, workers=1)

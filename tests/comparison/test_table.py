@@ -84,6 +84,13 @@ def test_markdown_marks_the_best_of_each_column_and_names_the_rules():
     assert len({line.count("|") for line in text.split("\n\n")[0].split("\n")}) == 1
 
 
+def test_equal_means_as_printed_lead_together():
+    table = Table.of({"A": [result(40, 70, 80, 30, 60, 70)], "B": [result(40.04, 69, 80, 30, 60, 70)]})
+    first, second = (line for line in table.markdown().splitlines() if line.startswith(("| A", "| B")))
+    assert first.startswith("| A | **40.0** | **70.0** | **80.0** |")
+    assert second.startswith("| B | **40.0** | 69.0 | **80.0** |")
+
+
 def test_json_holds_numbers():
     content = TABLE.to_json()
     assert content["rows"][0]["mean"]["rsum"] == 356

@@ -98,8 +98,17 @@ def continue_comparison(
         judged = _judged_test(plan, file, progress)
         known = [known_outcome(job) for job in _jobs(folder, plan).values()]
         check_models(outcome for outcome in known if outcome is not None and not outcome.answers(judged))
-        storage.write_bytes(_judgements(folder), storage.read_bytes(file))
+        _keep_judgements(folder, storage.read_bytes(file), progress)
     return _go_on(folder, plan, workers, progress, judged, budget_s)
+
+
+def _keep_judgements(folder: Path, judgements: bytes, progress: Progress) -> None:
+    """The folder's copy of a file of judgements; where it takes the place of other ones, that is said."""
+    kept = _judgements(folder)
+    if kept.exists() and (before := storage.read_bytes(kept)) != judgements:
+        lines = f"{len(before.splitlines()):,} lines before, {len(judgements.splitlines()):,} now"
+        progress.say(f"{kept} is replaced by the judgements given: {lines}.")
+    storage.write_bytes(kept, judgements)
 
 
 def _judged_test(plan: Plan, file: Path, progress: Progress) -> JudgedTest:

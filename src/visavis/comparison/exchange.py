@@ -30,7 +30,7 @@ def indistinct(against_best: Mapping[str, Paired]) -> list[str]:
 
 
 def latex(table: Table, alike: Mapping[str, Collection[str]] | None = None, label: str = "tab:comparison") -> str:
-    r"""A ``table`` for LaTeX, which needs ``\usepackage{booktabs}``: the best mean of each column in bold.
+    r"""A ``table`` for LaTeX, which needs ``\usepackage{booktabs}``: the best means of each column in bold.
 
     alike: for each metric, the rows that cannot be told from its best, which get a dagger. label: for ``\ref``.
     """
@@ -117,7 +117,7 @@ def _judged(pair: Paired, metric: str, draws: Sequence[Draws]) -> dict[str, obje
 
 def _cell(table: Table, row: Row, metric: str, alike: Mapping[str, Collection[str]]) -> str:
     mean, deviation = f"{row.mean(metric):.1f}", row.deviation(metric)
-    best = row.mean(metric) == table.best(metric).mean(metric)
+    best = table.leads(row, metric)
     dagger = r"^{\dagger}" if row.name in alike.get(metric, ()) and not best else ""
     bold = rf"\mathbf{{{mean}}}" if best else mean
     spread = "" if deviation is None else rf" \pm {deviation:.1f}"

@@ -125,6 +125,10 @@ class Table:
         """The row with the highest mean; the first of equal ones."""
         return max(self.rows, key=lambda row: row.mean(metric))
 
+    def leads(self, row: Row, metric: str) -> bool:
+        """Whether a row's mean is the highest of the column as it is printed; equal ones lead together."""
+        return f"{row.mean(metric):.1f}" == f"{self.best(metric).mean(metric):.1f}"
+
     def caption(self) -> str:
         """What is always printed with the numbers: units, spread, rules and the note."""
         runs = sorted({len(row.metrics) for row in self.rows})
@@ -148,11 +152,11 @@ class Table:
         return "\n".join([head.rstrip(), *body])
 
     def markdown(self) -> str:
-        """A Markdown table, the best mean of each column in bold, with its caption."""
+        """A Markdown table, the best means of each column in bold, with its caption."""
         heads = [f"{group.head} {label}".lstrip() for group in self.columns for label in group.labels.values()]
         lines = [["objective", *heads], ["---", *["---:"] * len(heads)]]
         lines += [
-            [row.name, *(f"**{row.cell(metric)}**" if row is self.best(metric) else row.cell(metric) for metric in self.metrics)]
+            [row.name, *(f"**{row.cell(metric)}**" if self.leads(row, metric) else row.cell(metric) for metric in self.metrics)]
             for row in self.rows
         ]
         lines += [["chance", *(f"{self.chance(metric):.1f}" for metric in self.metrics)]]

@@ -148,7 +148,7 @@ def _row(row: Row, table: Table, about: str, metrics: Iterable[str]) -> str:
         deviation = row.deviation(metric)
         spread = "" if deviation is None else f"<small>±{deviation:.1f}</small>"
         value = f"{row.mean(metric):.1f}"
-        return f"<td>{f'<strong>{value}</strong>' if row is table.best(metric) else value}{spread}</td>"
+        return f"<td>{f'<strong>{value}</strong>' if table.leads(row, metric) else value}{spread}</td>"
 
     named = f'<th scope="row">{escape(row.name)}<small>{escape(about)}</small></th>'
     return f"<tr>{named}{''.join(map(cell, metrics))}</tr>\n"
