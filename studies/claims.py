@@ -148,7 +148,7 @@ def _tally(rows: Sequence[tuple[Any, Found]]) -> dict[str, int]:
 INTRODUCTION = """# What the papers claim, put to the test
 
 Made by `python studies/claims.py` from the raw numbers of `python studies/study.py` under `docs/evidence/`: {runs} runs, {hours} core-hours of
-training. Of {claims} claims {held} hold here, {failed} do not, {untold} can't be told, {unrun} were not run.
+training. Of {claims} claims {held} hold here, {failed} do not, {untold} can't be told; not run: {unrun}.
 
 *Here* is a small world: two towers of two linear layers on stored features of Flickr8k (MobileNetV2, MiniLM), three epochs, batches of 256,
 products in bfloat16 (two cores of an AMD EPYC with instructions for it). The papers trained attention models and fine-tuned CNNs on Flickr30K and
