@@ -76,7 +76,13 @@ $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt 
 { echo 'Packages could not be installed: the lines above say why; check the network, then run make again.' >&2; exit 1; }
 endef
 
+# Every script of a folder, also after one that fails; those that take a run of the user's are named instead.
 define run_all
-ls $(1)/*.py >/dev/null 2>&1 || { echo 'There is no script in $(1)/ yet.'; exit 0; }; \
-for script in $(1)/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+failed=; \
+for script in $(1)/*.py; do \
+echo "== $$script"; \
+if grep -q 'add_argument("runs\?"' "$$script"; then echo "takes a run: its head says how to make one and call it"; \
+else $(BIN)/python "$$script" || failed="$$failed $$script"; fi; \
+done; \
+test -z "$$failed" || { echo "Failed:$$failed. What each said is above." >&2; exit 1; }
 endef

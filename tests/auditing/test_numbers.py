@@ -14,7 +14,8 @@ def test_the_share_of_wrong_things_and_the_precision_of_a_list_are_those_that_we
     random, shares, precisions, bounds = np.random.default_rng(0), [], [], []
     for _ in range(20):
         bad = random.random(2000) < share
-        mixture = Mixture.of(np.where(bad, random.normal(3, 1, 2000), random.normal(0, 1, 2000)), random.normal(3, 1, 2000))
+        scores = np.where(bad, random.normal(3, 1, 2000), random.normal(0, 1, 2000))
+        mixture = Mixture.of(scores, random.normal(3, 1, 2000))
         listed = mixture.precision >= 0.8
         shares.append(mixture.share)
         bounds.append(mixture.upper >= bad.mean())
@@ -22,6 +23,8 @@ def test_the_share_of_wrong_things_and_the_precision_of_a_list_are_those_that_we
     assert np.mean(shares) == pytest.approx(share, rel=0.25)
     assert np.mean(bounds) >= 0.9
     assert np.mean(precisions) == pytest.approx(0.83, abs=0.08)
+    worst_first = np.argsort(-scores, kind="stable")
+    assert (np.diff(mixture.precision[worst_first]) <= 0).all()
 
 
 def test_nothing_wrong_is_about_nothing():
@@ -56,6 +59,11 @@ def test_a_law_without_noise_is_found():
         assert told.size == 12000
 
 
+def told_of_logarithm(random):
+    """Of a curve that does not level off: the end of all exponents."""
+    return outlook(SIZES, 300 + 40 * np.log(SIZES / 6000) + random.normal(0, 2, 12))
+
+
 def test_the_interval_holds_the_truth_and_says_when_it_cannot_be_told():
     random, inside = np.random.default_rng(1), []
     for _ in range(20):
@@ -64,6 +72,9 @@ def test_the_interval_holds_the_truth_and_says_when_it_cannot_be_told():
         told = outlook(SIZES, 400 - scale * (SIZES / 100) ** -exponent + random.normal(0, 2, 12))
         inside.append(told.low <= true <= told.high)
     assert np.mean(inside) >= 0.85
+    curves = [told_of_logarithm(random) for _ in range(40)]
+    inside = [told.low <= 40 * np.log(2) <= told.high for told in curves]
+    assert np.mean(inside) >= 0.9
     assert outlook(SIZES, 300 + np.tile([-0.1, 0, 0.1], 4)).told == "little"
     noisy = outlook(SIZES, 300 + np.random.default_rng(2).normal(0, 40, 12))
     assert noisy.told == "unclear"

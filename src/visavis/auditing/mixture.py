@@ -45,7 +45,15 @@ class Mixture:
         best = int(np.argmin(np.where(looked_at, upper, np.inf)))
         share = float(min(above[best] / len(scores) / recall[best], 1.0)) if looked_at[best] else 0.0
         precision = np.minimum(share * recall * len(scores) / np.maximum(above, 1), 1.0)
-        return cls(share, float(min(upper[best], 1.0)), precision, recall)
+        return cls(share, float(min(upper[best], 1.0)), _falling(precision, scores), recall)
+
+
+def _falling(precision: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Precisions that never rise with the length of a list: the shortest lists are too short to estimate theirs, and no worse than longer ones."""
+    longest_first = np.argsort(scores, kind="stable")
+    falling = np.empty_like(precision)
+    falling[longest_first] = np.maximum.accumulate(precision[longest_first])
+    return falling
 
 
 def _at_least(values: np.ndarray, limits: np.ndarray) -> np.ndarray:

@@ -1,8 +1,9 @@
 """What twice as much data would bring, by a power law through what was measured, with an interval; and when it cannot be told.
 
-The law is y(n) = a - b n^-c, and its limit for c -> 0, y(n) = a + b log n: c from a grid, a and b by least squares, b >= 0. The interval holds
-what is predicted by laws through redrawn measurements (Student's t with the pooled deviation over seeds), for every c that fits them nearly
-as well as the best, so that it also says how little a few sizes tell of the curve's form.
+The law is y(n) = a - b n^-c, and its limit for c -> 0, y(n) = a + b log n: c from a grid, a and b by least squares, b >= 0. Measurements are
+redrawn (Student's t with the pooled deviation over seeds); of each draw the least and the most that is predicted by any c that fits it nearly
+as well as the best are taken, and the interval reaches from the 2.5 % quantile of the former to the 97.5 % quantile of the latter: it also says how
+little a few sizes tell of the curve's form, and holds where the best c is the end of the grid.
 
 Source: J. Hestness et al., "Deep Learning Scaling is Predictable, Empirically" (2017).
 """
@@ -53,10 +54,9 @@ def outlook(sizes: np.ndarray, values: np.ndarray, seed: int = 0) -> Outlook:
     errors, gains = _laws(distinct, np.concatenate([means[None], means + noise]), counts)
     best = int(errors[0].argmin())
     allowed = errors[1:] <= errors[1:].min(1, keepdims=True) + deviation**2 * f.ppf(CONFIDENCE, 1, freedom)
-    possible = gains[1:][allowed]
+    least, most = np.where(allowed, gains[1:], np.inf).min(1), np.where(allowed, gains[1:], -np.inf).max(1)
     gain = float(gains[0, best])
-    low, high = (float(value) for value in np.quantile(possible, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]))
-    low, high = min(low, gain), max(high, gain)
+    low, high = min(float(np.quantile(least, (1 - CONFIDENCE) / 2)), gain), max(float(np.quantile(most, (1 + CONFIDENCE) / 2)), gain)
     little = 0.01 * abs(means[-1])
     told: Literal["more", "little", "unclear"] = "little" if high < little else "more" if low > 0 else "unclear"
     return Outlook(int(2 * distinct[-1]), gain, low, high, float(EXPONENTS[best]), told)
