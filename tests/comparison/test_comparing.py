@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,25 +111,49 @@ def test_ray_gives_the_numbers_of_one(plain, recipe, tmp_path):
     assert numbers(two) == {key: value for key, value in numbers(plain).items() if key[1] <= 2}
 
 
+ENDED_FROM_OUTSIDE = "a process of the comparison was ended from outside"
+
+
 @pytest.mark.parametrize(
-    ("whom", "number", "code", "sentence"),
+    ("engine", "whom", "number", "code", "sentence"),
     [
-        ("comparison", signal.SIGKILL, -9, ""),
-        ("comparison", signal.SIGINT, 130, "visavis compare --resume {out}"),
-        ("worker", signal.SIGKILL, 1, "a process of the comparison was ended from outside"),
+        ("local", "comparison", signal.SIGKILL, -9, ""),
+        ("local", "comparison", signal.SIGINT, 130, "visavis compare --resume {out}"),
+        ("local", "worker", signal.SIGKILL, 1, ENDED_FROM_OUTSIDE),
+        pytest.param("ray", "comparison", signal.SIGKILL, -9, "", marks=pytest.mark.long),
+        pytest.param("ray", "comparison", signal.SIGINT, 130, "visavis compare --resume {out}", marks=pytest.mark.long),
+        pytest.param("ray", "every worker", signal.SIGKILL, 1, ENDED_FROM_OUTSIDE, marks=pytest.mark.long),
     ],
 )
-def test_a_comparison_that_is_ended_goes_on_without_losing_a_finished_run(plain, recipe, tmp_path, whom, number, code, sentence):
+def test_a_comparison_that_is_ended_goes_on_without_losing_a_finished_run(plain, recipe, tmp_path, engine, whom, number, code, sentence):
+    if engine == "ray":
+        pytest.importorskip("ray")
     out = tmp_path / "ended"
-    command = [sys.executable, "-m", "visavis", "compare", str(recipe), "--seeds", "2", "--workers", "2", "--out", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "visavis",
+        "compare",
+        str(recipe),
+        "--seeds",
+        "2",
+        "--workers",
+        "2",
+        "--engine",
+        engine,
+        "--out",
+        str(out),
+    ]
     process = subprocess.Popen([*command, *(part for spec in TWO for part in ("--objective", spec))], stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 120
     while not (finished := list(out.glob("runs/*/outcome.json"))) and time.monotonic() < until:
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
-    workers = iter(lambda: [pid for pid in _at_work(out) if pid != process.pid], None)
-    os.kill(process.pid if whom == "comparison" else next(filter(None, workers))[0], number)
-    told = process.communicate(timeout=60)[1]
+    if whom == "comparison":
+        os.kill(process.pid, number)
+    else:
+        _end_workers(process, out, number, each=whom == "every worker")
+    told = process.communicate(timeout=120)[1]
     assert process.returncode == code
     assert sentence.format(out=out) in told
     written = {file: file.stat().st_mtime_ns for file in finished}
@@ -138,6 +163,17 @@ def test_a_comparison_that_is_ended_goes_on_without_losing_a_finished_run(plain,
     after = visavis.compare(resume=out, workers=1)
     assert numbers(after) == {key: value for key, value in numbers(plain).items() if key[1] <= 2}
     assert {file: file.stat().st_mtime_ns for file in finished} == written
+
+
+def _end_workers(process: subprocess.Popen, out: Path, number: int, *, each: bool) -> None:
+    """End a process that works for a comparison, or each that does until it is over: Ray tries a lost run again."""
+    while process.poll() is None:
+        for pid in set(_at_work(out)) - {process.pid}:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+            if not each:
+                return
+        time.sleep(0.02)
 
 
 def _at_work(out: Path) -> list[int]:

@@ -95,9 +95,11 @@ def _by_processes(pool: ProcessPoolExecutor, stop: StopRequest, jobs: Sequence[J
             try:
                 yield future.result()
             except BrokenProcessPool:
-                raise RunError(
-                    "a process of the comparison was ended from outside, perhaps for want of memory: go on with fewer workers."
-                ) from None
+                raise _lost() from None
+
+
+def _lost() -> RunError:
+    return RunError("a process of the comparison was ended from outside, perhaps for want of memory: go on with fewer workers.")
 
 
 def _begin_worker(kept: connection.Connection) -> None:
@@ -149,7 +151,11 @@ def _by_ray(number: int, stop: StopRequest, jobs: Sequence[Job]) -> Iterator[Out
                 ray.cancel(reference)
             ray.wait(running, num_returns=len(running), timeout=60) if running else None
             raise Stopped("", stop.asked)
-        yield from (outcome for outcome in ray.get(ended) if outcome is not None)
+        try:
+            outcomes = ray.get(ended)
+        except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError, ray.exceptions.NodeDiedError):
+            raise _lost() from None
+        yield from (outcome for outcome in outcomes if outcome is not None)
 
 
 def _unless_stopped(job: Job) -> Outcome | None:
