@@ -18,9 +18,11 @@ from PIL import Image
 
 import visavis
 from visavis import cli
+from visavis.cli.output import bars
 from visavis.cli.signals import ENDS
 from visavis.data import open_dataset
 from visavis.data.scenes import write_scenes
+from visavis.progress import TrainingStep
 from visavis.runs import agreement
 
 RECIPE = """
@@ -485,3 +487,14 @@ def test_a_model_that_was_not_trained_here_is_taken_as_a_run(call, scenes, dual_
     code, out, err = call("evaluate", dual_encoders / "clip")
     assert (code, out) == (1, "")
     assert err.endswith("brings no data: name a data set with --data.\n")
+
+
+def test_a_log_tells_now_and_then_how_far_the_work_is(monkeypatch, capsys):
+    step = TrainingStep(phase=0, phases=1, epoch=2, epochs=14, step=3, steps=10, loss=0.5, rsum=250.12, pairs_per_s=900, seconds_left=250)
+    with bars.Bars() as progress:
+        progress.step(step)
+        monkeypatch.setattr(bars, "LINE_S", 0.0)
+        progress.work("features", 512, 8000, 90.0)
+        progress.step(step)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["features: 512/8,000  90/s", "epoch 3/14: loss 0.5  RSUM 250.1  900 pairs/s  4 min 10 s left"]

@@ -137,8 +137,9 @@ def finish(data_module: DataModule, matcher: Matcher, files: RunFiles, cache_sec
     recipe = data_module.recipe
     trainer = Trainer(data_module, matcher, files, progress)
     start, interpolation = trainer.best, None
+    captions, epochs = len(trainer.train.data.captions), sum(phase.epochs for phase in recipe.phases)
     progress.say(
-        f"{files.folder}: {recipe.phases[0].objective}, positives by {targets_of(recipe)}, {len(trainer.train.data.captions):,} training captions"
+        f"{files.folder}: {recipe.phases[0].objective}, positives by {targets_of(recipe)}, {captions:,} training captions, epochs: {epochs}"
     )
     if not trainer.resume():
         trainer.begin()

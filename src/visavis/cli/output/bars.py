@@ -1,7 +1,8 @@
-"""Progress bars on stderr."""
+"""Progress on stderr: bars on a terminal, else a line now and then."""
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from typing import Self
 
@@ -12,9 +13,13 @@ from visavis.cli.output.console import Console
 from visavis.cli.terminal import visible
 from visavis.progress import TrainingStep
 
+LINE_S = 30.0
+"""The least time between two lines of progress in a file or a pipe."""
+
 
 class Bars:
-    """A Progress that draws bars on stderr if it is a terminal: one for each kind of work, one for training.
+    """A Progress that draws bars on stderr if it is a terminal: one for each kind of work, one for training; else it prints a line every half
+    minute of how far the work is, so that a log tells that something happens.
 
     A terminal that was closed sees nothing, and the work goes on.
     """
@@ -29,6 +34,7 @@ class Bars:
         )
         self.progress = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
         self.tasks: dict[str, TaskID] = {}
+        self.line_at = time.monotonic()
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -54,10 +60,18 @@ class Bars:
 
     def _show(self, key: str, title: str, done: int, total: int, note: str) -> None:
         title = visible(title)
+        if self.progress.disable:
+            self._line(f"{title}: {note}")
+            return
         if key not in self.tasks:
             self.tasks[key] = self.progress.add_task(title, total=total, note=note)
         task = self.tasks[key]
         self.progress.update(task, description=title, completed=done, total=total, note=note, visible=done < total or key == "training")
+
+    def _line(self, line: str) -> None:
+        if (now := time.monotonic()) - self.line_at >= LINE_S:
+            self.line_at = now
+            self.say(line)
 
 
 def _duration(seconds: float) -> str:
