@@ -22,7 +22,7 @@ demo: .venv/.demo
 
 test: .venv/.dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 -n auto --dist loadfile --no-loadscope-reorder -m 'not long and not timing'
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m timing tests
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m timing $$(grep -rl --include='*.py' 'mark\.timing' tests)
 
 lint: .venv/.dev
 	@failed=; \
