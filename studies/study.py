@@ -38,9 +38,11 @@ from visavis.comparison.jobs import Job, done
 from visavis.comparison.workers import end_if_asked, pool_of
 from visavis.data.scenes import write_scenes
 from visavis.errors import VisavisError
+from visavis.models import Matcher
 from visavis.models.scoring import score_all
 from visavis.progress import Silent
 from visavis.runs.folder import open_run, recipe_of, with_whole_paths
+from visavis.training.data_module import DataModule
 from visavis.training.recipe_files import read_recipe
 from visavis.training.run_files import RunFiles
 from visavis.training.stopping import Stopped
@@ -182,12 +184,13 @@ def made(run: Run) -> dict[str, Any]:
         return {**line, "failure": outcome.failure}
     line |= {"validation_rsum": outcome.validation_rsum, "seconds": round(outcome.seconds, 1)}
     if not run.experiment.tunes:
+        best = open_run(run.folder, recipe_of(run.folder), Silent())
         line |= {
             "metrics": rounded(outcome.numbers),
             "epochs": epochs_of(run.folder),
             "counts": counts_of(run.folder),
-            **people_of(run.folder),
-            **negatives_of(run.folder),
+            **people_of(*best),
+            **negatives_of(*best),
         }
     shutil.rmtree(run.folder)
     return line
@@ -219,20 +222,18 @@ def counts_of(folder: Path) -> dict[str, float]:
 
 
 @torch.inference_mode()
-def people_of(folder: Path) -> dict[str, float]:
+def people_of(data_module: DataModule, matcher: Matcher) -> dict[str, float]:
     """Kendall's tau-b with the experts and with the crowd, over pairs that are not an image's own captions; none of drawn scenes."""
-    recipe = recipe_of(folder)
-    if recipe.evaluation.protocol != "flickr8k":
+    evaluation = data_module.recipe.evaluation
+    if evaluation.protocol != "flickr8k":
         return {}
-    data_module, matcher = open_run(folder, recipe, Silent())
-    test = data_module.data.split(recipe.evaluation.test)
+    test = data_module.data.split(evaluation.test)
     return rounded(with_people(test, score_all(matcher, *data_module.encode(matcher, test)).float()))
 
 
 @torch.inference_mode()
-def negatives_of(folder: Path) -> dict[str, float]:
+def negatives_of(data_module: DataModule, matcher: Matcher) -> dict[str, float]:
     """How far the scores of a query's wrong answers spread on the validation split: their deviation, its mean over queries of both sides."""
-    data_module, matcher = open_run(folder, recipe_of(folder), Silent())
     split = data_module.validation
     scores = score_all(matcher, *data_module.encode(matcher, split)).double()
     wrong = torch.arange(len(split.images))[:, None] != torch.from_numpy(split.image_of)
