@@ -111,7 +111,7 @@ def _cell(own: Sequence[dict[str, Any]], metric: str) -> str:
 
 def scatter() -> bytes:
     """Test RSUM of every objective against its contributing samples, and against the effective number of its negatives."""
-    figure = new_figure(8.6, 8.4, LIGHT)
+    figure, numbered = new_figure(8.6, 8.4, LIGHT), []
     by_objective: dict[str, list[dict[str, Any]]] = {}
     for line in read_evidence("objectives"):
         by_objective.setdefault(line["setting"], []).append(line)
@@ -119,14 +119,28 @@ def scatter() -> bytes:
         dress(axes, f"RSUM against {metric}", LIGHT, f"{metric} of the best model, mean of both directions")
         axes.set_xscale("log")
         order = sorted(by_objective, key=lambda name: -_average(by_objective[name], "rsum"))
-        for place, name in enumerate(order, 1):
-            spot = _average(by_objective[name], metric), _average(by_objective[name], "rsum")
+        spots = [(_average(by_objective[name], metric), _average(by_objective[name], "rsum")) for name in order]
+        for place, (name, spot) in enumerate(zip(order, spots, strict=True), 1):
             spread = statistics.stdev([measured(line, "rsum") for line in by_objective[name]])
             axes.errorbar(*spot, spread, fmt="o", markersize=3.5, color=LIGHT.lines[1], linewidth=0.9)
-            axes.annotate(str(place), spot, xytext=(4, 4 if place % 2 else -9), textcoords="offset points", size=8, color=LIGHT.ink)
             axes.text(1.03, 1.02 - place / len(order), f"{place}  {name}", transform=axes.transAxes, size=8, color=LIGHT.ink)
+        numbered.append((axes, spots))
     figure.tight_layout()
+    for axes, spots in numbered:
+        _number(axes, spots)
     return png(figure)
+
+
+def _number(axes: Any, spots: Sequence[tuple[float, float]]) -> None:
+    """Write numbers from 1 beside points, once the axes have their limits: each on the side that is farthest from other points and numbers."""
+    places = [tuple(place) for place in axes.transData.transform(spots) * 72 / axes.figure.dpi]
+    sides = [(right, up) for right in (-9, 0, 9) for up in (-9, 0, 9) if right or up]
+    taken = list(places)
+    for number, (x, y) in enumerate(places, 1):
+        room = {side: min(math.dist((x + side[0], y + side[1]), other) for other in taken if other != (x, y)) for side in sides}
+        side = max(sides, key=room.__getitem__)
+        taken.append((x + side[0], y + side[1]))
+        axes.annotate(str(number), spots[number - 1], side, textcoords="offset points", ha="center", va="center", size=8, color=LIGHT.ink)
 
 
 def _facts() -> dict[str, str]:
