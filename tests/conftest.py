@@ -39,12 +39,6 @@ def pytest_configure(config: pytest.Config) -> None:
 _CACHE = pytest.StashKey[str]()
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores, as some tests wait for processes of their own."""
-    return 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-
-
 def pytest_unconfigure(config: pytest.Config) -> None:
     shutil.rmtree(config.stash[_CACHE], ignore_errors=True)
 

@@ -119,7 +119,7 @@ ENDED_FROM_OUTSIDE = "a process of the comparison was ended from outside"
     [
         ("local", "comparison", signal.SIGKILL, -9, ""),
         ("local", "comparison", signal.SIGINT, 130, "visavis compare --resume {out}"),
-        ("local", "worker", signal.SIGKILL, 1, ENDED_FROM_OUTSIDE),
+        pytest.param("local", "worker", signal.SIGKILL, 1, ENDED_FROM_OUTSIDE, marks=pytest.mark.long),
         pytest.param("ray", "comparison", signal.SIGKILL, -9, "", marks=pytest.mark.long),
         pytest.param("ray", "comparison", signal.SIGINT, 130, "visavis compare --resume {out}", marks=pytest.mark.long),
         pytest.param("ray", "every worker", signal.SIGKILL, 1, ENDED_FROM_OUTSIDE, marks=pytest.mark.long),

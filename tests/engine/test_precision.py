@@ -8,9 +8,12 @@ import torch
 from visavis import PairLoss, Targets
 from visavis.engine import cosine
 from visavis.errors import VisavisError
-from visavis.objectives import Triplet, TripletHN, Unified
+from visavis.objectives import CATALOG, InfoNCE, Ladder, MultiSimilarity, SmoothAP, Triplet, TripletHN, Unified
 
 from .cases import IDS, close, every_objective, needed, planned, same, vectors
+
+COMPILED = TripletHN, InfoNCE, Unified, SmoothAP, Ladder, MultiSimilarity
+"""One of each kind of arithmetic; the others take long."""
 
 
 @every_objective
@@ -75,7 +78,9 @@ def test_a_function_with_a_gradient_is_not_dropped_in_silence():
         PairLoss(Unified(), block_rows=2)(images, texts, targets=targets)
 
 
-@every_objective
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in COMPILED else pytest.mark.long) for kind in CATALOG], ids=lambda kind: kind.__name__
+)
 def test_a_compiler_sees_through_the_matrix(kind):
     images, texts = vectors(6, 6)
     facts = {name: fact.detach() for name, fact in needed(6, 6).items()}

@@ -93,7 +93,14 @@ def test_ladder_teaches_what_its_first_rung_alone_does_not(recipe, scenes, tmp_p
     assert (ladder - triplet).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("kind", [name for name, kind in CATALOG.items() if "experts" not in kind.visual_views])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(name, marks=() if name in ("Heads", "VSE++", "SGRAF", "XVLM") else pytest.mark.long)
+        for name, kind in CATALOG.items()
+        if "experts" not in kind.visual_views
+    ],
+)
 def test_every_model_climbs_the_ladder(kind, recipe, scenes, vectors, dual_encoders, towers, tmp_path):
     supervision = f"GradedSupervision(degrees={cbow(vectors)!r}, scale='share')"
     overrides = {"model": {"kind": kind, "width": 16}, "objective": LADDER}
