@@ -99,6 +99,7 @@ def test_the_report_tells_everything_without_a_network(plain):
     assert all((plain.folder / name).stat().st_size for name in ("curves.png", "differences.png", "table.csv", "table.tex"))
 
 
+@pytest.mark.long
 def test_two_processes_give_the_numbers_of_one(plain, recipe, tmp_path):
     two = visavis.compare(recipe, objective=TWO, seeds=2, out=tmp_path / "two", workers=2)
     assert numbers(two) == {key: value for key, value in numbers(plain).items() if key[1] <= 2}
