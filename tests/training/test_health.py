@@ -132,7 +132,9 @@ def test_hubs_and_one_item_for_all_are_sentences_with_their_numbers(generator):
     assert found["t2i_hubs"] == 2
     assert found["t2i_first_share"] < 0.4
     assert found["t2i_hub_share"] > 0.5
-    (sentence,) = alarms(row(images=9.0, **found)).values()
+    assert alarms(row(images=9.0, **found)) == alarms(row(images=9.0, **found), [row(step=0, **found)]) == {}
+    assert alarms(row(images=9.0, **found), [row(step=3, images=9.0, **found), row(step=5, images=9.0)]) == {}
+    (sentence,) = alarms(row(images=9.0, **found), [row(step=5, images=9.0, **found)]).values()
     assert sentence.startswith(f"hubs at step 7: {found['t2i_hub_share']:.0%} of the texts find one of the same 2 images first, the 1 %")
     assert alarms(row(images=9.0, **found_in(healthy, data))) == {}
     popular[11] += 3.0

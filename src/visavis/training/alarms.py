@@ -76,19 +76,25 @@ def one_item(row: Row) -> str:
     )
 
 
-def hubs(row: Row) -> str:
-    vital = row["health"]
-    told = [
-        f"{vital[f'{way}_hub_share']:.0%} of the {asked} find one of the same {vital[f'{way}_hubs']} {answers} first"
-        for way, asked, answers in (("i2t", "images", "texts"), ("t2i", "texts", "images"))
-        if vital[f"{way}_hubs"] > 1 and vital[f"{way}_hub_share"] >= HUBS
-    ]
-    if not told or one_item(row) or collapse(row):
+def hubs(row: Row, log: Sequence[Row]) -> str:
+    """Those that the validation before had too, after training had begun: early ones pass by themselves."""
+    before = [earlier for earlier in log if earlier["step"]][-1:]
+    told = _hubs(row)
+    if not told or not any(map(_hubs, before)) or one_item(row) or collapse(row):
         return ""
     return (
         f"hubs at step {row['step']}: {' and '.join(told)}, the 1 % that are retrieved most in the validation: an objective that counts all "
         "negatives in both directions spreads them, such as Unified or VLC, and so do larger batches."
     )
+
+
+def _hubs(row: Row) -> list[str]:
+    vital = row["health"]
+    return [
+        f"{vital[f'{way}_hub_share']:.0%} of the {asked} find one of the same {vital[f'{way}_hubs']} {answers} first"
+        for way, asked, answers in (("i2t", "images", "texts"), ("t2i", "texts", "images"))
+        if vital[f"{way}_hubs"] > 1 and vital[f"{way}_hub_share"] >= HUBS
+    ]
 
 
 def false_negatives(row: Row) -> str:
@@ -135,7 +141,6 @@ BY_ROW: dict[str, Callable[[Row], str]] = {
     "collapse": collapse,
     "dead gradients": dead_gradients,
     "one item": one_item,
-    "hubs": hubs,
     "false negatives": false_negatives,
 }
-BY_LOG: dict[str, Callable[[Row, Sequence[Row]], str]] = {"temperature": temperature, "over-fitting": over_fitting}
+BY_LOG: dict[str, Callable[[Row, Sequence[Row]], str]] = {"hubs": hubs, "temperature": temperature, "over-fitting": over_fitting}
