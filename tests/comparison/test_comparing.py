@@ -130,21 +130,8 @@ def test_a_comparison_that_is_ended_goes_on_without_losing_a_finished_run(plain,
     if engine == "ray":
         pytest.importorskip("ray")
     out = tmp_path / "ended"
-    command = [
-        sys.executable,
-        "-m",
-        "visavis",
-        "compare",
-        str(recipe),
-        "--seeds",
-        "2",
-        "--workers",
-        "2",
-        "--engine",
-        engine,
-        "--out",
-        str(out),
-    ]
+    options = {"--seeds": 2, "--workers": 2, "--engine": engine, "--out": out}
+    command = [sys.executable, "-m", "visavis", "compare", str(recipe), *(str(part) for option in options.items() for part in option)]
     process = subprocess.Popen([*command, *(part for spec in TWO for part in ("--objective", spec))], stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 120
     while not (finished := list(out.glob("runs/*/outcome.json"))) and time.monotonic() < until:
@@ -169,11 +156,12 @@ def test_a_comparison_that_is_ended_goes_on_without_losing_a_finished_run(plain,
 def _end_workers(process: subprocess.Popen, out: Path, number: int, *, each: bool) -> None:
     """End a process that works for a comparison, or each that does until it is over: Ray tries a lost run again."""
     while process.poll() is None:
-        for pid in set(_at_work(out)) - {process.pid}:
+        workers = [pid for pid in _at_work(out) if pid != process.pid]
+        for pid in workers if each else workers[:1]:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
-            if not each:
-                return
+        if workers and not each:
+            return
         time.sleep(0.02)
 
 
