@@ -1,6 +1,6 @@
 """The matchers on Flickr8k: regions of one frozen image encoder, words from scratch, the same minutes of training for each.
 
-    VISAVIS_DATA=... python studies/matchers.py [--minutes 40] [--seeds 3] [--only "VSE++ mean" MaxSim ...] [--test-images 1000] [--out runs/matchers]
+    VISAVIS_DATA=... python studies/matchers.py [--minutes 40] [--seeds 3] [--only "VSE++ mean" MaxSim ...] [--dropout 0.4] [--test-images 1000] [--out runs/matchers]
 
 All read the 7x7 grid of MobileNetV2 (``python tools/mobilenet_folder.py`` once; its features are computed once and cached) and the
 same learned words: vectors of 300 through a GRU of 512, which reads both ways where a matcher keeps or averages its states and
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -55,14 +56,20 @@ OBJECTIVES = {"Unified": "Unified(margin=0.2, gamma=50)", "TripletHN": "TripletH
 VALIDATIONS, WARM, TIMED, QUERIES = 4, 2, 8, 30
 TEST_IMAGES = 1000
 """All of the test split."""
+MEMORY_IS_KEPT = {"THP_MEM_ALLOC_ENABLE": "1", "MALLOC_MMAP_THRESHOLD_": str(2**34), "MALLOC_TRIM_THRESHOLD_": str(2**34)}
+"""Else large tensors go back to Linux after each step, and a third of the time goes into getting their pages again."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A matcher of the study, and its learning rate with each objective. batch_size: pairs, fewer where a pair costs much."""
+    """A matcher of the study, and its learning rate with each objective.
+
+    dropout: its setting for that of learned words. batch_size: pairs, fewer where a pair costs much.
+    """
 
     model: str
     rates: dict[str, float]
+    dropout: str = "dropout"
     batch_size: int = 128
 
 
@@ -71,7 +78,7 @@ CANDIDATES = {
         "VSE++(width=512, bidirectional=True, word_pool='mean', region_pool='mean')", {"Unified": 1e-3, "TripletHN": 1e-3}
     ),
     "VSE++ GRU": Candidate("VSE++(width=512, region_pool='mean')", {"Unified": 1e-3, "TripletHN": 1e-3}),
-    "VSEInfinity": Candidate("VSEInfinity(width=512)", {"Unified": 1e-3, "TripletHN": 1e-3}),
+    "VSEInfinity": Candidate("VSEInfinity(width=512)", {"Unified": 1e-3, "TripletHN": 1e-3}, dropout="word_dropout"),
     "VSRN": Candidate("VSRN(width=512)", {"Unified": 1e-3, "TripletHN": 1e-3}),
     "MaxSim": Candidate("MaxSim(width=512)", {"Unified": 1e-3, "TripletHN": 1e-3}),
     "SCAN t2i": Candidate("SCAN(width=512, direction='t2i', sharpness=9)", {"Unified": 1e-3, "TripletHN": 5e-4}),
@@ -93,12 +100,13 @@ class Job:
     rate: float
     seed: int
     minutes: float
+    dropout: float
     test_images: int
     out: Path
 
     @property
     def folder(self) -> Path:
-        parts = self.name, self.objective, f"{self.rate:g}", f"{self.minutes:g}min", str(self.seed)
+        parts = self.name, self.objective, f"{self.rate:g}", f"{self.minutes:g}min", f"dropout{self.dropout:g}", str(self.seed)
         return self.out / "-".join(parts).replace(" ", "-").replace("+", "p").lower()
 
     @property
@@ -111,7 +119,7 @@ class Job:
     def overrides(self) -> dict[str, Any]:
         candidate = CANDIDATES[self.name]
         return {
-            "model": candidate.model,
+            "model": f"{candidate.model[:-1]}, {candidate.dropout}={self.dropout:g})",
             "objective": OBJECTIVES[self.objective],
             "phases.0.optimizer.lr": self.rate,
             "training.batch_size": candidate.batch_size,
@@ -214,9 +222,9 @@ def results(jobs: list[Job], *trying: str) -> list[dict[str, Any]]:
         if not job.measured.exists():
             sys.stderr.write(f"{job.folder.name} ...\n")
             values = ("--name", job.name, "--objective", job.objective, "--rate", job.rate, "--seed", job.seed)
-            common = ("--minutes", job.minutes, "--test-images", job.test_images, "--out", job.out)
+            common = ("--minutes", job.minutes, "--dropout", job.dropout, "--test-images", job.test_images, "--out", job.out)
             command = [sys.executable, __file__, *map(str, (*values, *common)), *trying]
-            subprocess.run(command, check=True)
+            subprocess.run(command, check=True, env=os.environ | MEMORY_IS_KEPT)
         found.append(storage.read_json(job.measured, dict[str, Any]))
         if not trying:
             storage.append_json_line(EVIDENCE, found[-1])
@@ -271,6 +279,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=CANDIDATES, default=list(CANDIDATES))
     parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=list(OBJECTIVES))
+    parser.add_argument("--dropout", type=float, default=0.4, help="of learned words' vectors, in every matcher")
     parser.add_argument("--out", type=Path, default=Path("runs/matchers"))
     parser.add_argument("--test-images", type=int, default=TEST_IMAGES, help="test on the first so many images alone")
     parser.add_argument("--rates", type=float, nargs="+", help="learning rates to try on validation, instead of the chosen ones")
@@ -278,7 +287,7 @@ def main() -> None:
         parser.add_argument(f"--{hidden}", type=kind, help=argparse.SUPPRESS)
     parser.add_argument("--trying", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    common = {"minutes": options.minutes, "test_images": options.test_images, "out": options.out}
+    common = {"minutes": options.minutes, "dropout": options.dropout, "test_images": options.test_images, "out": options.out}
     if options.name:
         torch.set_num_threads(1)
         (try_rate if options.trying else train)(Job(options.name, options.objective, options.rate, options.seed, **common))
