@@ -1,6 +1,6 @@
 """The matchers on Flickr8k: regions of one frozen image encoder, words from scratch, the same minutes of training for each.
 
-    VISAVIS_DATA=... python studies/matchers.py [--minutes 40] [--seeds 3] [--only "VSE++ mean" MaxSim ...] [--dropout 0.4] [--test-images 1000] [--out runs/matchers]
+    VISAVIS_DATA=... python studies/matchers.py [--minutes 40] [--seeds 3] [--only "VSE++ mean" MaxSim ...] [--workers 2] [--out runs/matchers]
 
 All read the 7x7 grid of MobileNetV2 (``python tools/mobilenet_folder.py`` once; its features are computed once and cached) and the
 same learned words: vectors of 300 through a GRU of 512, which reads both ways where a matcher keeps or averages its states and
@@ -28,8 +28,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -211,26 +213,31 @@ def milliseconds_a_query(run: Path) -> float:
     return round(1000 * statistics.median(seconds), 2)
 
 
-def results(jobs: list[Job], *trying: str) -> list[dict[str, Any]]:
-    """What each run found; those that are not finished are trained, each in a process of its own."""
-    found = []
+def results(jobs: list[Job], workers: int, *trying: str) -> list[dict[str, Any]]:
+    """What each run found, in the order of the jobs; those that are not finished are trained, each in a process of its own."""
     known = storage.read_json_lines(EVIDENCE, dict[str, Any]) if EVIDENCE.exists() and not trying else []
-    for job in jobs:
-        if row := next((row for row in known if job.facts().items() <= row.items()), None):
-            found.append(row)
-            continue
-        if not job.measured.exists():
-            sys.stderr.write(f"{job.folder.name} ...\n")
-            values = ("--name", job.name, "--objective", job.objective, "--rate", job.rate, "--seed", job.seed)
-            common = ("--minutes", job.minutes, "--dropout", job.dropout, "--test-images", job.test_images, "--out", job.out)
-            command = [sys.executable, __file__, *map(str, (*values, *common)), *trying]
-            subprocess.run(command, check=True, env=os.environ | MEMORY_IS_KEPT)
-        found.append(storage.read_json(job.measured, dict[str, Any]))
-        if not trying:
-            storage.append_json_line(EVIDENCE, found[-1])
-        sys.stdout.write(json.dumps(found[-1]) + "\n")
-        sys.stdout.flush()
-    return found
+    rows = [next((row for row in known if job.facts().items() <= row.items()), None) for job in jobs]
+    new = [job for job, row in zip(jobs, rows, strict=True) if row is None]
+    with ThreadPoolExecutor(workers) as pool:
+        made = {}
+        for job, row in zip(new, pool.map(partial(result, trying=trying), new), strict=True):
+            made[job] = row
+            if not trying:
+                storage.append_json_line(EVIDENCE, row)
+            sys.stdout.write(json.dumps(row) + "\n")
+            sys.stdout.flush()
+    return [row or made[job] for job, row in zip(jobs, rows, strict=True)]
+
+
+def result(job: Job, trying: Sequence[str]) -> dict[str, Any]:
+    """What a run found, trained by a process of its own unless it is finished."""
+    if not job.measured.exists():
+        sys.stderr.write(f"{job.folder.name} ...\n")
+        values = ("--name", job.name, "--objective", job.objective, "--rate", job.rate, "--seed", job.seed)
+        common = ("--minutes", job.minutes, "--dropout", job.dropout, "--test-images", job.test_images, "--out", job.out)
+        command = [sys.executable, __file__, *map(str, (*values, *common)), *trying]
+        subprocess.run(command, check=True, env=os.environ | MEMORY_IS_KEPT)
+    return storage.read_json(job.measured, dict[str, Any])
 
 
 def table(found: list[dict[str, Any]]) -> str:
@@ -281,6 +288,7 @@ def main() -> None:
     parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=list(OBJECTIVES))
     parser.add_argument("--dropout", type=float, default=0.4, help="of learned words' vectors, in every matcher")
     parser.add_argument("--out", type=Path, default=Path("runs/matchers"))
+    parser.add_argument("--workers", type=int, default=1, help="how many runs at a time, of one core and 4 GB each")
     parser.add_argument("--test-images", type=int, default=TEST_IMAGES, help="test on the first so many images alone")
     parser.add_argument("--rates", type=float, nargs="+", help="learning rates to try on validation, instead of the chosen ones")
     for hidden, kind in (("name", str), ("objective", str), ("rate", float), ("seed", int)):
@@ -295,11 +303,11 @@ def main() -> None:
     jobs = [
         Job(name, objective, rate, seed, **common)
         for seed in range(1, (1 if options.rates else options.seeds) + 1)
-        for name in options.only
         for objective in options.objectives
+        for name in options.only
         for rate in options.rates or [CANDIDATES[name].rates[objective]]
     ]
-    sys.stdout.write(table_of_rates(results(jobs, "--trying")) if options.rates else table(results(jobs)))
+    sys.stdout.write(table_of_rates(results(jobs, options.workers, "--trying")) if options.rates else table(results(jobs, options.workers)))
 
 
 if __name__ == "__main__":
