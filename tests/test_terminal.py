@@ -143,3 +143,13 @@ def test_what_no_verb_can_help_ends_in_a_sentence(call, monkeypatch, error, sent
     assert out == ""
     assert sentence in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("users", "then"), [(None, "1"), ("0", "0")])
+def test_large_pages_are_asked_for_unless_the_user_says_otherwise(call, monkeypatch, users, then):
+    if users is None:
+        monkeypatch.delenv(cli.LARGE_PAGES, raising=False)
+    else:
+        monkeypatch.setenv(cli.LARGE_PAGES, users)
+    call("catalog", "models")
+    assert os.environ[cli.LARGE_PAGES] == then
