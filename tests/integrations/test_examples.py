@@ -24,6 +24,7 @@ def test_every_example_is_run_here():
 
 
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec")  # lightning's own, of torch
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")  # lightning's own, where there are more than two cores
 @pytest.mark.parametrize("name", NEEDED)
 def test_the_loss_of_an_example_falls(name, capsys):
     for package in NEEDED[name]:

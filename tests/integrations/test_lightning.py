@@ -10,7 +10,10 @@ from visavis.integrations.lightning import PairLossSteps
 from visavis.objectives import NTXent, Unified
 
 QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-pytestmark = pytest.mark.filterwarnings("ignore:.isinstance.treespec")  # lightning's own, of torch
+pytestmark = [  # lightning's own: of torch, and where there are more than two cores
+    pytest.mark.filterwarnings("ignore:.isinstance.treespec"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+]
 
 
 @pytest.fixture(scope="module")
