@@ -45,6 +45,7 @@ from visavis.models.device import autocast, multiplies_bfloat16
 from visavis.models.scoring import score_all
 from visavis.progress import Silent
 from visavis.runs.folder import open_run, recipe_of
+from visavis.targets import Targets
 from visavis.training.data_module import DataModule, first_images, prepare
 from visavis.training.loss import phase_loss
 from visavis.training.recipe_files import read_recipe
@@ -82,6 +83,7 @@ CANDIDATES = {
     "VSE++ GRU": Candidate("VSE++(width=512, region_pool='mean')", {"Unified": 1e-3, "TripletHN": 1e-3}),
     "VSEInfinity": Candidate("VSEInfinity(width=512)", {"Unified": 1e-3, "TripletHN": 1e-3}, dropout="word_dropout"),
     "VSRN": Candidate("VSRN(width=512)", {"Unified": 1e-3, "TripletHN": 1e-3}),
+    "VSRN, decoder": Candidate("VSRN(width=512, generation=1)", {"Unified": 1e-3, "TripletHN": 1e-3}),
     "MaxSim": Candidate("MaxSim(width=512)", {"Unified": 1e-3, "TripletHN": 1e-3}),
     "SCAN t2i": Candidate("SCAN(width=512, direction='t2i', sharpness=9)", {"Unified": 1e-3, "TripletHN": 5e-4}),
     "SCAN i2t": Candidate("SCAN(width=512, direction='i2t', sharpness=4)", {"Unified": 1e-3, "TripletHN": 5e-4}),
@@ -109,7 +111,7 @@ class Job:
     @property
     def folder(self) -> Path:
         parts = self.name, self.objective, f"{self.rate:g}", f"{self.minutes:g}min", f"dropout{self.dropout:g}", str(self.seed)
-        return self.out / "-".join(parts).replace(" ", "-").replace("+", "p").lower()
+        return self.out / "-".join(parts).replace(",", "").replace(" ", "-").replace("+", "p").lower()
 
     @property
     def measured(self) -> Path:
@@ -188,7 +190,10 @@ def paces(data_module: DataModule, matcher: Matcher) -> Iterator[float]:
     for batch in data_module.loader(data_module.data.split("train")).epoch(1):
         with autocast(torch.device("cpu"), data_module.recipe.training.autocast):
             visual, text = matcher.encode_visual(batch.visual), matcher.encode_text(batch.text)
-            value = loss(visual, text, image_ids=batch.image_ids, text_ids=batch.text_ids)
+            targets = Targets(query_ids=batch.image_ids, candidate_ids=batch.text_ids)
+            value = loss(matcher.first_stage(visual), matcher.first_stage(text), targets=targets)
+            if (extra := matcher.extra_loss(visual, text, targets)) is not None:
+                value = value + extra
         value.backward()
         take_step(optimizer, 2.0)
         if batch.number >= WARM:
