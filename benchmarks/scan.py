@@ -1,10 +1,11 @@
 """SCAN over many images and captions: blocks without attended vectors beside a loop over captions that forms each of them.
 
-    python benchmarks/scan.py [--images 1000] [--captions 5000] [--looped 200] [--memory 1GB] [--threads 2]
+    python benchmarks/scan.py [--images 1000] [--captions 5000] [--longest 12] [--looped 200] [--memory 1GB] [--threads 2]
 
-36 regions, 12 words and fewer, width 1,024, random numbers. The loop scores some of the captions with all images, one after the other, as the
-released code of SCAN does; its time is scaled to all. Both ways in processes of their own, one after the other; what each held
-beyond its items at most, the largest difference of the scores that both computed, and how many times as fast the blocks are.
+36 regions, 6 to 12 words, the last caption of ``--longest``, width 1,024, random numbers. The loop scores some of the captions with all images,
+one after the other, as the released code of SCAN does; its time is scaled to all. Both ways in processes of their own, one after the
+other; what each held beyond its items at most, the largest difference of the scores that both computed, and how many times as fast the
+blocks are.
 """
 
 from __future__ import annotations
@@ -33,12 +34,14 @@ REGIONS, WORDS, WIDTH = 36, 12, 1024
 WAYS = ("blocks", "loop")
 
 
-def items(images: int, captions: int) -> tuple[SCAN, Encoded, Encoded]:
-    """A matcher, and encoded images and captions: unit regions, and unit words of 6 to 12 a caption."""
+def items(images: int, captions: int, longest: int) -> tuple[SCAN, Encoded, Encoded]:
+    """A matcher, and encoded images and captions: unit regions, and unit words of 6 to 12 a caption, but for the last."""
     torch.manual_seed(0)
     matcher = SCAN(SCAN.Config(visual_width=8, text_view="words", text_width=8, width=WIDTH)).eval()
-    mask = torch.arange(WORDS) < torch.randint(WORDS // 2, WORDS + 1, (captions, 1))
-    words = normalize(torch.randn(captions, WORDS, WIDTH), dim=-1) * mask[..., None]
+    lengths = torch.randint(WORDS // 2, WORDS + 1, (captions, 1))
+    lengths[-1] = longest
+    mask = torch.arange(max(WORDS, longest)) < lengths
+    words = normalize(torch.randn(*mask.shape, WIDTH), dim=-1) * mask[..., None]
     return matcher, Encoded(normalize(torch.randn(images, REGIONS, WIDTH), dim=-1)), Encoded(words, mask)
 
 
@@ -64,7 +67,7 @@ def resident() -> int:
 def measure(options: argparse.Namespace) -> None:
     """Score in one way, keep the scores of the first captions, and write one JSON line."""
     torch.set_num_threads(options.threads)
-    matcher, visual, text = items(options.images, options.captions)
+    matcher, visual, text = items(options.images, options.captions, options.longest)
     with torch.inference_mode():
         before, started, worked = resident(), time.perf_counter(), time.process_time()
         scores = (
@@ -102,7 +105,7 @@ def compare(options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    for name, default in (("images", 1000), ("captions", 5000), ("looped", 200), ("threads", 2)):
+    for name, default in (("images", 1000), ("captions", 5000), ("longest", WORDS), ("looped", 200), ("threads", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--memory", default="1GB")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)

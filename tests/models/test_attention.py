@@ -10,7 +10,7 @@ from torch.nn.functional import cosine_similarity
 from visavis.errors import ShapeError
 from visavis.models import BFAN, SCAN, SGRAF, MaxSim
 from visavis.models.scoring import score_all
-from visavis.models.vsrn import GraphConvolution
+from visavis.models.vsrn import VSRN, GraphConvolution
 from visavis.types import Encoded
 
 REGIONS, WORDS, WIDTH = 4, 6, 5
@@ -184,3 +184,13 @@ def test_sgraf_of_any_number_of_regions_sees_those_that_are_there():
         there = local[images.mask]
         expected = (there - there.mean()) / (there.var(correction=0) + norm.eps).sqrt()
         torch.testing.assert_close(norm.train()(local, images.mask)[images.mask], expected)
+
+
+def test_mapped_regions_reach_the_graph_at_length_one_over_those_there_are():
+    model = VSRN(VSRN.Config(visual_width=3, text_width=9, width=WIDTH, steps=1, normalize_mapped=True)).double()
+    seen = []
+    model.reasoning[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    images = items(3, REGIONS, ragged=True)
+    model.encode_visual(images)
+    mapped = model.visual(images.vectors) * images.mask[..., None]
+    torch.testing.assert_close(seen[0], mapped / mapped.square().sum(1, keepdim=True).sqrt())

@@ -11,6 +11,7 @@ from torch.nn.functional import normalize
 from visavis.models.attention import Products
 from visavis.models.base import Matcher, vectors
 from visavis.models.layers import linear
+from visavis.models.lengths import by_length
 from visavis.models.words import LinearWords, WordsConfig, read_words
 from visavis.types import Attention, Encoded
 
@@ -57,6 +58,13 @@ class FragmentMatcher(Matcher):
         """Words ask the regions of every image, both encoded."""
         return Products.of(visual, text)
 
+    def score(self, visual: Encoded, text: Encoded) -> Tensor:
+        return by_length(self.score_block, visual, text)
+
+    def score_block(self, visual: Encoded, text: Encoded) -> Tensor:
+        """The scores ``[V, T]``, every text taken as long as the longest."""
+        raise NotImplementedError
+
     def encode_visual(self, items: Encoded) -> Encoded:
         return _unit_fragments(self.visual(vectors(items)), items)
 
@@ -72,7 +80,7 @@ class AttentionMatcher(FragmentMatcher):
         """The scores ``[V, T]``, or of pairs ``[N, 1]``."""
         raise NotImplementedError
 
-    def score(self, visual: Encoded, text: Encoded) -> Tensor:
+    def score_block(self, visual: Encoded, text: Encoded) -> Tensor:
         return self.from_products(Products.of(visual, text))
 
     def score_pairs(self, visual: Encoded, text: Encoded) -> Tensor:

@@ -79,7 +79,7 @@ class SGRAF(FragmentMatcher):
     def products(self, visual: Encoded, text: Encoded) -> Products:
         return Products.of(_parts(visual)[0], _parts(text)[0])
 
-    def score(self, visual: Encoded, text: Encoded) -> Tensor:
+    def score_block(self, visual: Encoded, text: Encoded) -> Tensor:
         (images, image), (texts, sentence) = _parts(visual), _parts(text)
         return self._scores(Products.of(images, texts), image[:, None], sentence[None])
 

@@ -28,7 +28,8 @@ class VSRN(GlobalMatcher):
 
     Images: regions (grid) through a linear map, ``steps`` of ``GraphConvolution``, each dimension at length 1 over the regions
     (``normalize_over`` "regions", as the released code does; "features" as the paper writes), a GRU in the order of the regions.
-    batch_norm: of the image's vector, as the released code has for Flickr30K. Texts: the last state of a GRU.
+    normalize_mapped: the mapped regions, too, before they reason (over the regions), as the released code does for all data but Flickr30K.
+    batch_norm: of the image's vector, as it has for Flickr30K. Texts: the last state of a GRU.
     generation: the weight of the loss of a ``CaptionDecoder`` of ``decoder_width``, which tells each caption by the regions of its image
     after they have reasoned, beside any objective; 1 in the paper, 0: none is made. It serves training alone, as the part "decoder".
     Source: Li et al., Visual Semantic Reasoning for Image-Text Matching (2019), section 3.
@@ -43,6 +44,7 @@ class VSRN(GlobalMatcher):
         width: int = 2048
         steps: int = 4
         normalize_over: Literal["regions", "features"] = "regions"
+        normalize_mapped: bool = False
         batch_norm: bool = False
         dropout: float = 0.0
         generation: float = 0.0
@@ -76,6 +78,8 @@ class VSRN(GlobalMatcher):
         regions = self.visual(vectors(items))
         if self.config.normalize_over == "features":
             regions = normalize(regions, dim=-1)
+        elif self.config.normalize_mapped:
+            regions = normalize(regions * mask_of(items)[..., None], dim=1)
         for convolution in self.reasoning:
             regions = convolution(regions, items.mask)
         if self.config.normalize_over == "regions":

@@ -1,0 +1,71 @@
+"""Texts of like length are scored together: the same scores and gradients, and no text is taken much longer than it is."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from visavis.models import BFAN, SCAN, SGRAF, MaxSim
+from visavis.models.lengths import FEWEST, LIKE, SHORT
+from visavis.types import Encoded
+
+SIZES = {"visual_width": 3, "text_view": "words", "text_width": 3, "width": 8}
+MATCHERS = {
+    "SCAN t2i": SCAN.Config(**SIZES),
+    "SCAN i2t": SCAN.Config(**SIZES, direction="i2t", pool="lse"),
+    "BFAN": BFAN.Config(**SIZES),
+    "MaxSim": MaxSim.Config(**SIZES),
+    "SGR": SGRAF.Config(**SIZES, regions=0, similarity_width=4),
+    "SAF": SGRAF.Config(**SIZES, regions=0, similarity_width=4, module="SAF"),
+}
+KINDS = {kind.Config: kind for kind in (SCAN, BFAN, MaxSim, SGRAF)}
+LONGEST = 40
+
+
+@pytest.fixture(params=MATCHERS)
+def matcher(request):
+    torch.manual_seed(0)
+    config = MATCHERS[request.param]
+    return KINDS[type(config)](config).double().eval()
+
+
+def encoded(matcher, texts: int, *, holes: bool = False) -> tuple[Encoded, Encoded]:
+    """Three images, and texts of 1 to 12 words, the last of ``LONGEST``."""
+    lengths = torch.randint(1, 13, (texts,))
+    lengths[-1] = LONGEST
+    mask = torch.arange(LONGEST) < lengths[:, None]
+    if holes:  # words that are left out in training
+        mask &= (torch.arange(LONGEST) == lengths[:, None] - 1) | (torch.rand(texts, LONGEST) < 0.7)
+    images = Encoded(torch.randn(3, 5, 3, dtype=torch.float64))
+    return matcher.encode_visual(images), matcher.encode_text(Encoded(torch.randn(texts, LONGEST, 3, dtype=torch.float64), mask))
+
+
+@pytest.mark.parametrize("holes", [False, True])
+def test_scores_and_gradients_are_those_of_texts_as_long_as_the_longest(matcher, holes):
+    visual, text = encoded(matcher, 30, holes=holes)
+    ways = [score(visual, text) for score in (matcher.score, matcher.score_block)]
+    assert_close(*ways)
+    weights = torch.randn_like(ways[0])
+    assert_close(*(torch.autograd.grad((way * weights).sum(), matcher.visual.weight, retain_graph=True)[0] for way in ways))
+
+
+def test_no_text_is_taken_much_longer_than_it_is(matcher, monkeypatch):
+    visual, text = encoded(matcher, 200)
+    seen, score = [], matcher.score_block
+
+    def noting(visual, text):
+        mask = text.mask["fragments"] if isinstance(text.mask, dict) else text.mask
+        seen.append((mask.shape[1], mask.sum(1)))
+        return score(visual, text)
+
+    monkeypatch.setattr(matcher, "score_block", noting)
+    matcher.score(visual, text)
+    assert sum(len(lengths) for _, lengths in seen) == 200
+    assert all(longest <= LIKE * max(length, SHORT) for longest, lengths in seen for length in lengths.tolist())
+
+
+def test_few_texts_which_a_cost_is_measured_by_are_taken_as_they_come(matcher, monkeypatch):
+    visual, text = encoded(matcher, FEWEST - 1)
+    seen = []
+    monkeypatch.setattr(matcher, "score_block", lambda visual, text: seen.append(text))
+    matcher.score(visual, text)
+    assert seen == [text]
