@@ -9,9 +9,13 @@ import pytest
 from PIL import Image
 
 import visavis
+from visavis import storage
 from visavis.data import finite
 from visavis.errors import DataError, RecipeError, RunError
 from visavis.evaluation import Protocol, protocols
+from visavis.runs.folder import recipe_of
+from visavis.training.recipe_files import read_recipe
+from visavis.training.run_files import RunFiles
 
 WORDS = ["dog", "cat", "boat", "tree", "kite", "car", "lamp", "moon"]
 
@@ -127,3 +131,51 @@ def test_a_model_learns_from_stored_features_and_says_that_it_cannot_read_pictur
     Image.new("RGB", (8, 8)).save(tmp_path / "photo.png")
     with pytest.raises(RunError, match="without a visual tower"):
         visavis.search(tmp_path / "run", "a dog", inside=tmp_path)
+
+
+def test_a_run_reads_the_features_that_other_data_store(precomp, recipe, tmp_path):
+    run, other = visavis.train(recipe, out=tmp_path / "run", overrides={"epochs": 2}), tmp_path / "other"
+    other.mkdir()
+    for file in (*precomp.glob("*_ims.npy"), *precomp.glob("*_caps.txt")):
+        (other / file.name).write_bytes(file.read_bytes())
+    np.save(other / "test_ims.npy", np.load(other / "test_ims.npy")[::-1])
+    assert visavis.evaluate(run.folder, data=precomp).metrics == run.test.metrics
+    assert visavis.evaluate(run.folder, data=other).metrics["rsum"] < run.test.metrics["rsum"] - 50
+
+
+@pytest.fixture
+def read_on(recipe, precomp, tmp_path):
+    """The features that a run, trained on some, reads on a data set."""
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    Image.new("RGB", (4, 4)).save(photos / "0.png")
+    (photos / "captions.csv").write_text("filename,caption\n0.png,a dog\n")
+    places = {"its own": precomp, "its own by another name": precomp / ".." / precomp.name, "photos": photos}
+
+    def read(features, tower, place):
+        keys = {"visual.features": features, "visual.tower": tower}
+        storage.write_toml(RunFiles(tmp_path / "run").recipe, read_recipe(recipe, keys).to_dict())
+        return recipe_of(tmp_path / "run", str(places[place])).visual.features
+
+    (tmp_path / "run").mkdir()
+    return read
+
+
+@pytest.mark.parametrize(
+    ("features", "tower", "place", "expected"),
+    [
+        ("stored.npy", "", "its own", "stored.npy"),
+        ("stored.npy", "scenes", "its own by another name", "stored.npy"),
+        ("stored.npy", "scenes", "photos", ""),
+        ("precomp", "scenes", "its own", "precomp"),
+        ("precomp", "scenes", "photos", ""),
+        ("precomp", "", "photos", "precomp"),
+    ],
+)
+def test_features_are_those_of_the_data_at_hand_or_an_encoder_makes_them(features, tower, place, expected, read_on):
+    assert read_on(features, tower, place) == expected
+
+
+def test_features_of_other_images_are_never_taken(read_on):
+    with pytest.raises(RunError, match=r"stored of the images of .* \(stored\.npy\), and none of those of .*photos: name its own data"):
+        read_on("stored.npy", "", "photos")

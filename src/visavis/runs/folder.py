@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 
 from visavis import storage
+from visavis.data.precomp import feature_files
+from visavis.data.reading import find_source, is_there
 from visavis.errors import RunError
 from visavis.memory import Memory, parse_memory
 from visavis.models.base import Matcher
@@ -63,7 +65,8 @@ def refuse_ensemble(folder: Path) -> None:
 def recipe_of(folder: Path, data: str | None = None, memory: Memory = None) -> Recipe:
     """The resolved recipe of a run, or one without phases for a CLIP or SigLIP model.
 
-    data: another data set than its own. memory: another setting than its own. Raises RunError if the folder is none of both.
+    data: another data set than its own. memory: another setting than its own. Raises RunError if the folder is none of both, and for other
+    data where the run reads features that were stored of its own pictures.
     """
     refuse_ensemble(folder)
     file = RunFiles(folder).recipe
@@ -76,8 +79,25 @@ def recipe_of(folder: Path, data: str | None = None, memory: Memory = None) -> R
         recipe = recipe.model_copy(update={"memory": str(parse_memory(memory))})
     if data is None:
         return recipe
-    features = {} if recipe.visual.view == "experts" else {"visual.features": ""}  # a store of experts knows its items by name
-    return build_recipe(recipe.to_dict(), {"data.path": data, **features}, str(folder))
+    return build_recipe(recipe.to_dict(), {"data.path": data, "visual.features": _features_on(data, recipe, folder)}, str(folder))
+
+
+def _features_on(data: str, recipe: Recipe, folder: Path) -> str:
+    """What a run's ``visual.features`` are on a data set that may be another than its own; "" where its encoder reads the pictures."""
+    visual, own = recipe.visual, recipe.data.path
+    if visual.view == "experts" or not visual.features:  # a store of experts knows its items by name
+        return visual.features
+    source = find_source(data)
+    if visual.features == PRECOMP:
+        return PRECOMP if feature_files(source) or not visual.tower else ""
+    if is_there(own) and source.samefile(find_source(own)):
+        return visual.features
+    if visual.tower:
+        return ""
+    raise RunError(
+        f"{folder} reads features that were stored of the images of {own} ({visual.features}), and none of those of {data}: name its own data "
+        '(data.path of its run.toml), or train with visual.tower or visual.features = "precomp", which read others, too.'
+    )
 
 
 def with_whole_paths(recipe: Recipe) -> Recipe:
