@@ -201,13 +201,20 @@ def test_what_does_not_fit_is_one_sentence(recipe, overrides, error, sentence):
         prepare(read_recipe(recipe, overrides))
 
 
-def test_an_item_without_any_row_in_the_store_is_named(recipe, store):
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_an_item_or_a_caption_without_any_row_in_a_store_is_named_before_the_first_step(split, recipe, texts, store, listener):
     listed = json.loads((store / "dataset.json").read_text())
-    listed["images"][3]["filename"] = "video99"
-    (store / "dataset.json").write_text(json.dumps(listed))
-    data_module, _ = prepare(read_recipe(recipe, {}))
-    with pytest.raises(DataError, match="no features of 'video99'"):
-        data_module.loader(data_module.data.split("train"))
+    listed["images"][5]["split"] = split
+    for changed, overrides, sentence in (
+        ({"filename": "video99"}, {}, "experts holds no features of 'video99'"),
+        ({"sentences": [{"raw": "a dog elsewhere"}]}, texts, "texts holds no features of 'a dog elsewhere'"),
+    ):
+        images = [image | changed if number == 5 else image for number, image in enumerate(listed["images"])]
+        (store / "dataset.json").write_text(json.dumps({"images": images}))
+        with pytest.raises(DataError, match=sentence):
+            visavis.train(recipe, out=store / "run", overrides=overrides, progress=listener)
+        assert listener.steps == 0
+        assert not (store / "run").exists()
 
 
 @pytest.fixture(scope="module")

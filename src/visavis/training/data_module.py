@@ -81,6 +81,13 @@ class DataModule:
             return visual, captions
         return visual, Joined(captions, Rows(self.sentences, self.sentences.rows(further)), len(split.captions))
 
+    def look_up(self, split: Dataset) -> None:
+        """Raise DataError for an image or a caption of a split of which nothing is stored, where the model reads stored features."""
+        if self.visual is not None:
+            self.visual.rows(image.name for image in split.images)
+        if self.text is not None:
+            self.text.rows(split.captions)
+
     def loader(self, split: Dataset, judged: JudgedSplit | None = None) -> Loader:
         """The batches of a split by the recipe's plan; a split smaller than a batch comes as one. judged: the split with what people said."""
         training = self.recipe.training
@@ -155,7 +162,7 @@ def prepare(recipe: Recipe, progress: Progress | None = None) -> tuple[DataModul
         raise RecipeError(f"model.kind is {kind!r}, which is no model: {nearest(kind, CATALOG)}")
     start = open_start(recipe)
     data_module = open_data_module(recipe, progress, start.processor if start else None, training=True)
-    _check_splits(recipe, data_module.data)
+    _check_splits(data_module)
     matcher = initial_matcher(data_module, start)
     matcher.widths = widths_of(recipe, data_module, matcher)
     return data_module, matcher
@@ -223,15 +230,20 @@ def open_data_module(
     return replace(data_module, processor=replace(processor, standardization=standardization))
 
 
-def _check_splits(recipe: Recipe, data: Dataset) -> None:
-    """Refuse splits that are not there, and a protocol that the test split does not fit, before anything is trained."""
-    protocols, name = all_named(recipe.evaluation.protocol), recipe.evaluation.test
-    data.split(recipe.evaluation.validation)
-    if len(data.split("train").images) < 2:
+def _check_splits(data_module: DataModule) -> None:
+    """Refuse splits that are not there or lack stored features, and a protocol that the test split does not fit, before anything is trained."""
+    data, settings = data_module.data, data_module.recipe.evaluation
+    protocols, name = all_named(settings.protocol), settings.test
+    train = data.split("train")
+    read = [train, data_module.validation]
+    if len(train.images) < 2:
         raise RecipeError(f"the training split of {data.name} has one image: there is nothing to tell it from; expected at least 2.")
     for protocol in protocols if name in data.splits or name != "test" else ():
         test = read_by(data.split(name), [protocol])
         protocol.check(torch.arange(len(test.images)), torch.from_numpy(test.image_of))
+        read.append(test)
+    for split in read:
+        data_module.look_up(split)
 
 
 def _standardization(data_module: DataModule) -> Standardization:
