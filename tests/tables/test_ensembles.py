@@ -9,7 +9,7 @@ import torch
 
 import visavis
 from visavis.cli.output import print_trained
-from visavis.errors import RecipeError, RunError
+from visavis.errors import MissingSupervision, RecipeError, RunError
 from visavis.runs import begin
 from visavis.runs.begin import Trained
 from visavis.training.stopping import Stopped
@@ -33,6 +33,13 @@ def test_each_member_is_a_run_and_the_ensemble_is_their_mean(trained):
     assert again.to_json() == trained.test.to_json()
     assert again.published.address == ROW
     assert [visavis.evaluate(folder).published for folder in folders] == [None, None], "the figures are those of the mean"
+
+
+def test_a_last_member_that_cannot_be_trained_is_refused_before_the_first_one_is(toys, tmp_path):
+    untold = overrides(ROW, toys) | {"members.prob.phases.0.objective": "Ladder()"}
+    with pytest.raises(MissingSupervision, match=r"^phase 0: Ladder needs relevance"):
+        visavis.train(ROW, out=tmp_path / "run", overrides=untold)
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_ensemble_is_validated_on_as_many_images_as_its_members(toys, tmp_path):

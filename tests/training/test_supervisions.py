@@ -9,15 +9,17 @@ import torch
 from safetensors.torch import load_file
 
 import visavis
+from visavis import parse, spec
 from visavis.data import open_dataset
 from visavis.data.loader import seed_of
-from visavis.errors import RecipeError, RunError
+from visavis.errors import MissingSupervision, RecipeError, RunError
 from visavis.progress import Silent
 from visavis.runs.begin import prepare
 from visavis.runs.folder import recipe_of
-from visavis.supervision import soft_margin
+from visavis.supervision import CATALOG, Supervision, soft_margin
 from visavis.supervision.learned import WeightNetwork
 from visavis.supervision.noisy import clean_probability, prediction
+from visavis.targets import Targets
 from visavis.training.checkpoint import Checkpoint
 from visavis.training.recipe_files import read_recipe
 from visavis.training.run_files import RunFiles
@@ -128,6 +130,44 @@ def test_a_supervision_that_an_objective_never_reads_is_said(recipes, scenes, tm
     facts = "query_offline_scores, candidate_offline_scores"
     assert remark == f"phase 1: VLC reads nothing of what BankSupervision tells it ({facts}): it learns as from pairs alone."
     assert said("AOQ()") == []
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize(
+    ("objective", "told", "needed"),
+    [
+        ("Ladder()", "PairSupervision()", "relevance for every pair"),
+        ("GradedVLC()", "JudgedSupervision()", "relevance for every pair"),
+        ("AOQ()", "GradedSupervision()", "query_offline_scores"),
+        ("NCR()", "BankSupervision()", "query_margin and candidate_margin, or pair_margin"),
+        ("NCR(semantics='reference')", "LearnedWeights()", "pair_margin for every pair"),
+    ],
+)
+def test_an_objective_that_is_not_told_what_it_needs_is_refused_at_once(number, objective, told, needed, recipes, tmp_path):
+    phase = {f"phases.{number}.objective": objective, f"phases.{number}.supervision": told}
+    with pytest.raises(MissingSupervision, match=rf"^phase {number}: \w+ needs {needed}.* or train with \w+Supervision\.$"):
+        visavis.train(recipes / "AOQ.toml", data="nowhere", out=tmp_path / "runs" / "run", overrides=phase)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("objective", "told"),
+    [
+        *(("Ladder(margins=(0.2,), thresholds=(), betas=(1.0,))", "PairSupervision()"), ("NCR(warmup=True)", "PairSupervision()")),
+        *(("NCR()", "NoisySupervision()"), ("NCR(semantics='reference')", "NoisySupervision()"), ("AOQ()", "BankSupervision()")),
+        *(("Ladder()", "GradedSupervision()"), ("Unified()", "LearnedWeights()"), ("TripletHN()", "BankSupervision()")),
+    ],
+)
+def test_an_objective_that_has_what_it_needs_is_not_refused(objective, told):
+    spec.parse(told, CATALOG).check_read_by(parse(objective))
+
+
+def test_a_supervision_that_declares_nothing_may_supply_anything():
+    class Margins(Supervision):
+        def targets(self, visual, text, batch):
+            return Targets.paired(len(text), query_margin=torch.ones(len(text)), candidate_margin=torch.ones(len(text)))
+
+    Margins().check_read_by(parse("NCR()"))
 
 
 @pytest.mark.parametrize(

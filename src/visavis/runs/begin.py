@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from visavis import objectives, spec, storage, supervision
-from visavis.errors import RecipeError, RunError, StorageError, VisavisError
+from visavis.errors import MissingSupervision, RecipeError, RunError, StorageError, VisavisError
 from visavis.evaluation import Evaluation
 from visavis.evaluation.ranks import write_ranks
 from visavis.metrics.recall import random_rsum
@@ -81,6 +81,7 @@ def begin_recipe(recipe: Recipe, out: str | Path | None, progress: Progress) -> 
         raise RecipeError(f"{recipe.name} is an ensemble of {', '.join(recipe.members)}, which visavis train makes a run each of.")
     check_published(recipe.published)
     recipe = with_judgements(recipe)
+    check_supervisions(recipe)
     if out is not None:
         _refuse_run(Path(out))
     with storage.begun_folder(out, Path("runs") / recipe.name) as folder:
@@ -190,6 +191,15 @@ def no_better_than_chance(rsum: float, captions_per_image: Sequence[int]) -> str
         f"validation is not above chance: RSUM {rsum:.1f}, where a random order reaches {mean:.1f} ± {deviation:.1f} "
         f"on {len(captions_per_image):,} images: the model has learned nothing that can be shown; more pictures or a pretrained encoder help most."
     )
+
+
+def check_supervisions(recipe: Recipe) -> None:
+    """Raise MissingSupervision, naming the phase, for an objective that needs what the supervision of its phase does not supply."""
+    for number, phase in enumerate(recipe.phases):
+        try:
+            spec.parse(phase.supervision, supervision.CATALOG).check_read_by(objectives.parse(phase.objective))
+        except MissingSupervision as error:
+            raise MissingSupervision(f"phase {number}: {error}") from None
 
 
 def nothing_read(number: int, phase: Phase) -> str:

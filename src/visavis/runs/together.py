@@ -9,7 +9,7 @@ from visavis import storage
 from visavis.evaluation import Evaluation
 from visavis.evaluation.ranks import write_ranks
 from visavis.progress import Progress
-from visavis.runs.begin import Trained, begin_recipe, continue_run
+from visavis.runs.begin import Trained, begin_recipe, check_supervisions, continue_run
 from visavis.runs.ensemble import ensemble_of
 from visavis.runs.evaluating import evaluate_runs
 from visavis.runs.folder import with_whole_paths
@@ -32,7 +32,8 @@ def train_recipe(recipe: Recipe, out: str | Path | None, progress: Progress) -> 
     if not recipe.members:
         return begin_recipe(recipe, out, progress)
     check_published(recipe.published)
-    member_recipes(recipe)
+    for own in member_recipes(recipe).values():
+        check_supervisions(own)
     check_data_there(recipe)
     with storage.begun_folder(out, Path("runs") / recipe.name) as folder:
         storage.write_toml(RunFiles(folder).ensemble, recipe.to_dict())

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from visavis.memory import Memory
 from visavis.models.base import Matcher
 from visavis.objectives import Objective
 from visavis.spec import check_fields
-from visavis.targets import FACTS, Targets
+from visavis.targets import FACTS, Fact, Targets
 from visavis.types import Encoded
 
 
@@ -65,7 +65,12 @@ class TrainingContext:
 
 
 class Supervision(ABC):
-    """The source of targets; the base class of all that trains with more than ids."""
+    """The source of targets; the base class of all that trains with more than ids.
+
+    pairs_alone: tells who belongs together, and nothing else that an objective could need.
+    """
+
+    pairs_alone: ClassVar[bool] = False
 
     @property
     def peer(self) -> Matcher | None:
@@ -73,9 +78,23 @@ class Supervision(ABC):
         return None
 
     def unread_by(self, objective: Objective) -> tuple[str, ...]:
-        """The facts that this supplies, by the declarations of ``targets.FACTS``, if the objective reads none of them."""
-        supplied = tuple(fact.name for fact in FACTS if fact.supplier == type(self).__name__)
+        """The facts that this supplies, if the objective reads none of them."""
+        supplied = tuple(fact.name for fact in self._supplied)
         return () if set(supplied) & set(objective.reads) else supplied
+
+    def check_read_by(self, objective: Objective) -> None:
+        """Raise MissingSupervision for an objective that needs another fact than this supplies, as two pairs that are made up show.
+
+        What supplies facts that are not declared as its own is not judged.
+        """
+        if self._supplied or self.pairs_alone:
+            facts = {fact.name: torch.zeros([2] * (2 if fact.shape == "pairwise" else 1 + len(fact.axes))) for fact in self._supplied}
+            objective(torch.zeros(2, 2), Targets.paired(2, **facts))
+
+    @property
+    def _supplied(self) -> tuple[Fact, ...]:
+        """What ``targets.FACTS`` declares as supplied by this."""
+        return tuple(fact for fact in FACTS if fact.supplier == type(self).__name__)
 
     def check(self, train: Loader, validation: Loader) -> None:  # noqa: B027 - most can work with any
         """Called for every phase before anything is trained. Raises RecipeError for batches that this cannot work with."""
@@ -113,6 +132,8 @@ class PairSupervision(Supervision):
     """Pairs alone. by "ids": all captions of an image belong to it; by "position": caption i to image i only, as the
     papers' codes do (other captions of the same image in the batch are then wrong answers).
     """
+
+    pairs_alone: ClassVar[bool] = True
 
     by: Literal["ids", "position"] = "ids"
 

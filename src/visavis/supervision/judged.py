@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -29,6 +29,8 @@ class JudgedSupervision(Supervision):
     as other images are for captions.
     Needs ``data.judgements``, or ``visavis train --judgements``, which sets both.
     """
+
+    pairs_alone: ClassVar[bool] = True
 
     unknown: Literal["ignore", "wrong"] = "ignore"
     slack: float = 0.5
