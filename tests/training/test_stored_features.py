@@ -56,12 +56,14 @@ def recipe(precomp):
 
 
 def test_features_that_are_no_numbers_stop_the_training_before_it_begins(precomp, recipe, tmp_path):
-    features = np.load(precomp / "dev_ims.npy")
-    features[3, 2] = np.nan
-    np.save(precomp / "dev_ims.npy", features)
-    with pytest.raises(RecipeError, match="precomp: row 67 holds features that are not finite"):
-        visavis.train(recipe, out=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+    for split, image in (("test", 15), ("dev", 3), ("dev", 0), ("train", 63)):
+        features = np.load(precomp / f"{split}_ims.npy")
+        features[image, 2] = np.nan
+        np.save(precomp / f"{split}_ims.npy", features)
+        named = f"image {image} of split {'val' if split == 'dev' else split} in {precomp} holds features that are not finite"
+        with pytest.raises(RecipeError, match=f"^{re.escape(named)}"):
+            visavis.train(recipe, out=tmp_path / "run")
+        assert not (tmp_path / "run").exists()
 
 
 def test_a_data_set_without_features_of_its_own_is_refused(recipe, tmp_path):

@@ -55,6 +55,10 @@ class ArrayFeatures:
         """The row of each image name. Raises DataError naming the first unknown one."""
         return look_up(self._row, keys, self.path)
 
+    def place(self, row: int) -> str:
+        """Where a row stands, in words."""
+        return f"row {row} of {self.path}"
+
     def read(self, rows: Sequence[int] | np.ndarray | Tensor) -> Encoded:
         """Rows, in the given order, as float32."""
         return Encoded(_single(self._vectors[np.asarray(rows)]))
@@ -86,6 +90,11 @@ class PrecompFeatures:
         """The row of each image name ``<split>-<i>``."""
         parts = (key.rsplit("-", 1) for key in keys)
         return np.array([self._first[split] + int(index) for split, index in parts], dtype=np.int64)
+
+    def place(self, row: int) -> str:
+        """Where a row stands, in words."""
+        *_, (split, first) = (item for item in self._first.items() if item[1] <= row)
+        return f"image {row - first} of split {split} in {self.folder}"
 
     def read(self, rows: np.ndarray) -> Encoded:
         """Rows, in the given order, as float32."""

@@ -116,7 +116,7 @@ def _fitting(stored: ArrayFeatures | PrecompFeatures, visual: VisualSettings) ->
     if len(shape) != len(axes):
         raise RecipeError(f"{visual.features} holds features of shape {shape} an image, expected {' x '.join(axes)}: see visual.view.")
     if (row := first_broken_row(stored)) is not None:
-        raise RecipeError(f"{visual.features}: row {row} holds features that are not finite: compute them again.")
+        raise RecipeError(f"{stored.place(row)} holds features that are not finite: compute them again.")
     return stored
 
 
