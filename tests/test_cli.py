@@ -121,8 +121,9 @@ OVERRIDES = [
     ("phases.0.schedule.factor=-1", r"phases\.0\.schedule\.factor is -1: input should be greater than 0"),
     ("phases.0.schedule.milestones=[1.5]", r"phases\.0\.schedule\.milestones\.0 is 1\.5: expected a whole number"),
     ("model.width=wide", r"width is 'wide', expected a whole number"),
-    ("model.width=-3", r"cannot be built"),
-    ("model.dropout=2.0", r"cannot be built"),
+    ("model.width=0", r"model VSE\+\+: width is 0, expected a whole number from 1 up"),
+    ("model.width=1000000000000", r"model VSE\+\+ cannot be built"),
+    ("model.dropout=1.0", r"model VSE\+\+: dropout is 1\.0, expected a share from 0 to below 1"),
     ("model.region_pool=min", r"region_pool is 'min', expected 'max' or 'mean'"),
     # overrides that name nothing
     ("training.batch_size", r"'training\.batch_size' is not of the form key=value"),

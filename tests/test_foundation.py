@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from visavis import errors
 from visavis.data.dataset import Bytes, Dataset, Image
 from visavis.errors import DataError, MissingExtra, SpecError, VisavisError, nearest
-from visavis.spec import check_fields, describe, parse, require
+from visavis.spec import Share, check_fields, describe, parse, require
 from visavis.types import Encoded, concatenate
 
 # errors
@@ -50,6 +50,7 @@ class Sample:
     count: int = 3
     name: str = "a"
     hard: bool = False
+    share: Share = 0.5
     mode: Literal["paper", "reference"] = "paper"
     limit: float | None = None
     levels: tuple[float, ...] = (0.5,)
@@ -103,6 +104,8 @@ def test_equal_specs_are_equal_values():
         ("Sample(margin=1e999)", "Sample: margin is inf, expected a finite number."),
         ("Sample(count=1.5)", "Sample: count is 1.5, expected a whole number."),
         ("Sample(count=True)", "Sample: count is True, expected a whole number."),
+        ("Sample(share='x')", "Sample: share is 'x', expected a finite number."),
+        ("Sample(share=2)", "Sample: share is 2, expected a share from 0 to 1."),
         ("Sample(hard=1)", "Sample: hard is 1, expected True or False."),
         ("Sample(name=1)", "Sample: name is 1, expected a text in quotes."),
         ("Sample(mode='code')", "Sample: mode is 'code', expected 'paper' or 'reference'."),

@@ -12,13 +12,29 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterable
-from dataclasses import MISSING, fields
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, dataclass, fields
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from visavis.errors import SpecError, nearest, shown
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Only:
+    """Which values of its type a field takes, and that in words; it stands beside the type, and ``check_fields`` refuses all others."""
+
+    fits: Callable[[Any], bool]
+    expected: str
+
+
+Count = Annotated[int, Only(lambda number: number >= 1, "a whole number from 1 up")]
+CountOrZero = Annotated[int, Only(lambda number: number >= 0, "a whole number from 0 up")]
+Positive = Annotated[float, Only(lambda number: number > 0, "a number above 0")]
+PositiveOrZero = Annotated[float, Only(lambda number: number >= 0, "a number from 0 up")]
+Share = Annotated[float, Only(lambda number: 0 <= number <= 1, "a share from 0 to 1")]
+Dropout = Annotated[float, Only(lambda number: 0 <= number < 1, "a share from 0 to below 1")]
 
 
 def parse(text: str, catalog: Iterable[type[T]]) -> T:
@@ -61,13 +77,12 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
 def build(kind: type[T], values: dict[str, Any]) -> T:
     """``kind(**values)``; raises SpecError naming the unknown or missing field and the nearest right one."""
     known = [field.name for field in fields(kind) if field.init]  # type: ignore[arg-type]
-    title = kind.__qualname__.rpartition("<locals>.")[2].removesuffix(".Config")
     for name in values:
         if name not in known:
-            raise SpecError(f"{title} has no field {name!r}: {nearest(name, known)}")
+            raise SpecError(f"{_title(kind)} has no field {name!r}: {nearest(name, known)}")
     for field in fields(kind):  # type: ignore[arg-type]
         if field.init and field.name not in values and field.default is MISSING and field.default_factory is MISSING:
-            raise SpecError(f"{title} needs a value for its field {field.name}.")
+            raise SpecError(f"{_title(kind)} needs a value for its field {field.name}.")
     return kind(**values)
 
 
@@ -77,17 +92,17 @@ def describe(value: Any) -> str:
 
 
 def check_fields(value: Any) -> None:
-    """Refuse field values of the wrong kind (call from ``__post_init__``): numbers finite, literals among those declared.
+    """Refuse field values of the wrong kind (call from ``__post_init__``): numbers finite and as ``Only`` says, literals among those declared.
 
     An int given for a float field becomes a float, a list for a tuple field a tuple, so that equal specs are equal values.
     """
-    hints = typing.get_type_hints(type(value))
+    hints = typing.get_type_hints(type(value), include_extras=True)
     for field in fields(value):
         given = getattr(value, field.name)
         try:
             object.__setattr__(value, field.name, _coerce(given, hints[field.name]))
         except TypeError as expected:
-            raise SpecError(f"{type(value).__name__}: {field.name} is {given!r}, expected {expected}.") from None
+            raise SpecError(f"{_title(type(value))}: {field.name} is {given!r}, expected {expected}.") from None
 
 
 def check_seed(seed: int) -> None:
@@ -99,7 +114,7 @@ def check_seed(seed: int) -> None:
 def require(condition: bool, value: Any, field: str, expected: str) -> None:
     """Raise SpecError naming the field, its value and what was expected, unless ``condition`` holds."""
     if not condition:
-        raise SpecError(f"{type(value).__name__}: {field} is {getattr(value, field)!r}, expected {expected}.")
+        raise SpecError(f"{_title(type(value))}: {field} is {getattr(value, field)!r}, expected {expected}.")
 
 
 def whole_number(value: Any, name: str, least: int = 0) -> int:
@@ -120,6 +135,11 @@ def whole_number(value: Any, name: str, least: int = 0) -> int:
 def _coerce(given: Any, hint: Any) -> Any:
     """``given`` as ``hint`` says; TypeError carries a description of what was expected."""
     origin = get_origin(hint)
+    if origin is Annotated:
+        kind, only = get_args(hint)
+        if not only.fits(coerced := _coerce(given, kind)):
+            raise TypeError(only.expected)
+        return coerced
     if origin is Literal:
         if given not in get_args(hint):
             raise TypeError(" or ".join(repr(choice) for choice in get_args(hint)))
@@ -147,6 +167,11 @@ def _coerce(given: Any, hint: Any) -> Any:
     if hint is str and not isinstance(given, str):
         raise TypeError("a text in quotes")
     return given
+
+
+def _title(kind: type) -> str:
+    """What a sentence calls a class; a config by what it is of."""
+    return kind.__qualname__.rpartition("<locals>.")[2].removesuffix(".Config")
 
 
 def _field(keyword: ast.keyword, text: str) -> str:

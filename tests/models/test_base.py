@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from dataclasses import replace
+from typing import get_type_hints
 
 import pytest
 import torch
 from torch import nn
 
 from visavis import spec, storage
+from visavis.engine import PairLoss
 from visavis.errors import RunError, ShapeError, SpecError, VisavisError
 from visavis.measured_cost import measure_cost
 from visavis.memory import declared_cost
 from visavis.models import BFAN, CATALOG, CE, CLIP, MMT, SCAN, SGRAF, VSRN, XVLM, Heads, MaxSim, VSEInfinity, VSEPlusPlus
 from visavis.models.base import build_with_weights, vectors
+from visavis.objectives import Unified
 from visavis.types import Encoded
 
 CONFIGS = {
@@ -97,6 +102,62 @@ def test_a_config_refuses_what_is_no_value_of_its_fields():
         VSEInfinity.Config(visual_width=6, text_width=3, visual_view="pooled")
     with pytest.raises(SpecError, match="width is 'wide', expected a whole number"):
         Heads.Config(visual_width=6, text_width=3, width="wide")
+
+
+NUMBERS = [
+    (kind, name)
+    for kind in CATALOG.values()
+    for name, hint in get_type_hints(kind.Config).items()
+    if hint in (int, float, dict[str, int], tuple[float, ...])
+]
+every_number = pytest.mark.parametrize(("kind", "name"), NUMBERS, ids=[f"{kind.__name__}.{name}" for kind, name in NUMBERS])
+
+
+def changed(config, name, number):
+    """A config with another number, or all those of a table or list."""
+    given = getattr(config, name)
+    value = dict.fromkeys(given, number) if isinstance(given, dict) else [number] * len(given) if isinstance(given, tuple) else number
+    return replace(config, **{name: value})
+
+
+def items(config, side) -> Encoded:
+    """Three random ones of a side, as its view gives them."""
+    view, width, mask = getattr(config, f"{side}_view"), getattr(config, f"{side}_width"), torch.ones(3, 4, dtype=torch.bool)
+    if view == "experts":
+        parts = {name: torch.randn(3, 4, expert) for name, expert in config.experts.items()}
+        return Encoded(parts, dict.fromkeys(parts, mask))
+    if view == "tokens":
+        return Encoded(torch.randint(4, width, (3, 4)), mask)
+    edge = 32 if isinstance(config, CLIP.Config) else 16
+    shape = {"pixels": (3, edge, edge), "pooled": (width,), "grid": (3, width), "words": (4, width)}[view]
+    return Encoded(torch.randn(3, *shape), mask if view == "words" else None)
+
+
+@every_number
+@pytest.mark.parametrize("number", [-1, math.nan, math.inf])
+def test_what_cannot_be_a_number_of_a_model_is_refused_by_the_model_and_its_key(kind, name, number, config):
+    with pytest.raises(SpecError, match=rf"^{kind.__name__}: {name} is .+, expected .+\.$"):
+        changed(config, name, number)
+
+
+@every_number
+def test_0_is_refused_or_makes_a_model_that_learns_and_scores(kind, name, config):
+    try:
+        config = changed(config, name, 0)
+    except SpecError:
+        return
+    matcher, visual, text = kind(config), items(config, "visual"), items(config, "text")
+    PairLoss(Unified(), score=matcher.score)(matcher.encode_visual(visual), matcher.encode_text(text)).backward()
+    assert all(parameter.grad.isfinite().all() for parameter in matcher.parameters() if parameter.grad is not None)
+    matcher.eval()
+    assert matcher.score(matcher.encode_visual(visual), matcher.encode_text(text)).isfinite().all()
+
+
+def test_the_narrowest_map_of_features_has_a_hidden_unit():
+    config = VSEInfinity.Config(visual_width=6, text_view="words", text_width=3, width=1)
+    matcher = VSEInfinity(config)
+    visual, text = matcher.encode_visual(items(config, "visual")), matcher.encode_text(items(config, "text"))
+    assert matcher.score(visual, text).shape == (3, 3)
 
 
 def test_named_parts_are_no_single_vectors():

@@ -93,5 +93,5 @@ def test_weight_0_is_the_model_without_it_and_retrieval_never_sees_it():
     scores = [each.score(each.encode_visual(images), each.encode_text(text)) for each in (plain, model)]
     assert torch.equal(*scores)
     assert isinstance(model.eval().encode_visual(images).vectors, torch.Tensor)
-    with pytest.raises(SpecError, match=r"generation is -1\.0, expected a weight from 0 up"):
+    with pytest.raises(SpecError, match=r"generation is -1\.0, expected a number from 0 up"):
         made(generation=-1.0)

@@ -244,7 +244,8 @@ WRONG = {
     "another sum": (MMT, {"visual_width": 11}, "visual_width is 11, expected the sum of the experts' widths"),
     "clusters of a stranger": (CE, {"clusters": {"ocr": 2}}, "clusters is {'ocr': 2}, expected names among face, audio, motion"),
     "heads": (MMT, {"heads": 3}, "heads is 3, expected a divisor of the width, 8"),
-    "none": (MMT, {"longest": 0}, "longest is 0, expected one feature at least"),
+    "no clusters": (CE, {"clusters": {"audio": 0}}, "CE: clusters is {'audio': 0}, expected a whole number from 1 up"),
+    "none": (MMT, {"longest": 0}, "MMT: longest is 0, expected a whole number from 1 up"),
 }
 
 

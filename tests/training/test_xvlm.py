@@ -182,7 +182,7 @@ def test_a_learned_scale_takes_the_place_of_the_temperature(recipe, scenes, tmp_
 def test_what_does_not_fit_is_one_sentence(recipe, scenes, towers, dual_encoders, tmp_path):
     for overrides, kind, sentence in (
         ({"model.fusion_layers": 3}, RecipeError, "has 3 layers, expected more than model.fusion_layers = 3"),
-        ({"model.rerank": -1}, RecipeError, "rerank is -1, expected a number of candidates from 0 up"),
+        ({"model.rerank": -1}, RecipeError, "rerank is -1, expected a whole number from 0 up"),
         ({"text.tower": "vocabulary"}, (RecipeError, SpecError), "text_backbone"),
     ):
         with pytest.raises(kind, match=sentence):

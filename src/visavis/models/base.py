@@ -20,7 +20,7 @@ from visavis.engine.scale import LearnedScale
 from visavis.errors import RunError, ShapeError, VisavisError
 from visavis.memory import ScoreCost
 from visavis.models.pretrained import KeptPart, weights_follow
-from visavis.spec import check_fields
+from visavis.spec import Count, check_fields
 from visavis.targets import Targets
 from visavis.types import Attention, Encoded
 
@@ -43,9 +43,9 @@ class MatcherConfig:
     """
 
     visual_view: VisualView = "pooled"
-    visual_width: int
+    visual_width: Count
     text_view: TextView = "pooled"
-    text_width: int
+    text_width: Count
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from visavis.models.attention import SMALLEST, Products, attention
 from visavis.models.fragments import AttentionMatcher, FragmentMatcher
+from visavis.spec import Positive
 
 
 class BFAN(AttentionMatcher):
@@ -24,7 +25,7 @@ class BFAN(AttentionMatcher):
     @dataclass(frozen=True, kw_only=True)
     class Config(FragmentMatcher.Config):
         focus: Literal["equal", "prob"] = "prob"
-        sharpness: float = 20.0
+        sharpness: Positive = 20.0
 
     config: Config
 

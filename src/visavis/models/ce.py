@@ -14,7 +14,7 @@ from visavis.models.experts import Expert, ExpertMatcher
 from visavis.models.gating import CollaborativeGating
 from visavis.models.net_vlad import NetVLAD
 from visavis.models.pooling import mean_pool
-from visavis.spec import require
+from visavis.spec import Count, require
 
 
 class CE(ExpertMatcher):
@@ -31,7 +31,7 @@ class CE(ExpertMatcher):
     @dataclass(frozen=True, kw_only=True)
     class Config(ExpertMatcher.Config):
         word_pool: Literal["vlad", "first", "last", "max", "mean"] = "vlad"
-        clusters: dict[str, int] = field(default_factory=dict)
+        clusters: dict[str, Count] = field(default_factory=dict)
 
         def __post_init__(self) -> None:
             super().__post_init__()

@@ -19,7 +19,7 @@ from visavis.models.lora import add_adapters, merge_adapters
 from visavis.models.pretrained import FILES_BESIDE_WEIGHTS, model_folder, weights_checksum
 from visavis.models.processor import Processor
 from visavis.models.towers import TowerSpec, blank
-from visavis.spec import require
+from visavis.spec import CountOrZero, Dropout, Positive, require
 from visavis.types import Encoded
 
 KINDS = ("clip", "siglip")
@@ -53,18 +53,15 @@ class CLIP(GlobalMatcher):
         backbone: str
         scale: Literal["fixed", "learned"] = "fixed"
         scale_bounds: tuple[float, ...] = (1.0, 100.0)
-        lora_rank: int = 0
-        lora_alpha: float = 16.0
-        lora_dropout: float = 0.0
+        lora_rank: CountOrZero = 0
+        lora_alpha: Positive = 16.0
+        lora_dropout: Dropout = 0.0
         lora_layers: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
         base: str = ""
 
         def __post_init__(self) -> None:
             super().__post_init__()
             bounds = self.scale_bounds
-            require(self.lora_rank >= 0, self, "lora_rank", "0, or the rank of the adapters")
-            require(self.lora_alpha > 0, self, "lora_alpha", "a number above 0")
-            require(0 <= self.lora_dropout < 1, self, "lora_dropout", "a share from 0 to below 1")
             require(bool(self.lora_layers), self, "lora_layers", "endings of the names of linear layers")
             require(len(bounds) == 2 and 0 < bounds[0] <= bounds[1], self, "scale_bounds", "two numbers above 0, the smaller one first")
 

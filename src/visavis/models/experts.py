@@ -17,7 +17,7 @@ from visavis.models.net_vlad import NetVLAD
 from visavis.models.text import RecurrentWords, pool_words
 from visavis.models.text_backbone import TextBackbone
 from visavis.models.words import WordsConfig
-from visavis.spec import require
+from visavis.spec import Count, Dropout, require
 from visavis.types import Encoded
 
 
@@ -57,13 +57,13 @@ class ExpertMatcher(Matcher):
     @dataclass(frozen=True, kw_only=True)
     class Config(WordsConfig):
         visual_view: Literal["experts"] = "experts"
-        experts: dict[str, int]
-        width: int = 512
-        hidden: int = 512
+        experts: dict[str, Count]
+        width: Count = 512
+        hidden: Count = 512
         bidirectional: bool = False
         word_pool: Literal["vlad", "first", "last", "max", "mean"] = "last"
-        text_clusters: int = 32
-        dropout: float = 0.0
+        text_clusters: Count = 32
+        dropout: Dropout = 0.0
 
         def __post_init__(self) -> None:
             super().__post_init__()

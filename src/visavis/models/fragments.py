@@ -13,6 +13,7 @@ from visavis.models.base import Matcher, vectors
 from visavis.models.layers import linear
 from visavis.models.lengths import by_length
 from visavis.models.words import LinearWords, WordsConfig, read_words
+from visavis.spec import Count, Dropout
 from visavis.types import Attention, Encoded
 
 
@@ -26,8 +27,8 @@ class FragmentMatcher(Matcher):
     @dataclass(frozen=True, kw_only=True)
     class Config(WordsConfig):
         visual_view: Literal["grid"] = "grid"
-        width: int = 1024
-        dropout: float = 0.0
+        width: Count = 1024
+        dropout: Dropout = 0.0
 
     visual_views = ("grid",)
     text_views = ("words", "tokens")

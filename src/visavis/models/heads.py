@@ -10,6 +10,7 @@ from torch import nn
 from visavis.models.base import GlobalMatcher, MatcherConfig, unit, vectors
 from visavis.models.convolutional_text import ConvolutionalText
 from visavis.models.layers import head
+from visavis.spec import Count, CountOrZero, Dropout
 from visavis.types import Encoded
 
 
@@ -28,15 +29,15 @@ class Heads(GlobalMatcher):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MatcherConfig):
-        width: int = 1024
-        depth: int = 1
-        hidden: int = 2048
-        dropout: float = 0.5
-        input_dropout: float = 0.0
+        width: Count = 1024
+        depth: CountOrZero = 1
+        hidden: Count = 2048
+        dropout: Dropout = 0.5
+        input_dropout: Dropout = 0.0
         bilinear: bool = False
-        word_width: int = 300
-        filters: int = 512
-        word_dropout: float = 0.4
+        word_width: Count = 300
+        filters: Count = 512
+        word_dropout: Dropout = 0.4
         backbone: str = ""
 
         @property

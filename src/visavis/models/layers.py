@@ -40,7 +40,7 @@ class ResidualMap(nn.Module):
     def __init__(self, inputs: int, outputs: int, dropout: float):
         super().__init__()
         self.linear = linear(inputs, outputs)
-        hidden = outputs // 2
+        hidden = max(1, outputs // 2)
         self.mlp = nn.Sequential(
             nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, outputs)
         )

@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 from visavis.errors import ShapeError
 from visavis.models.experts import Expert, ExpertMatcher
 from visavis.models.pooling import max_pool
-from visavis.spec import require
+from visavis.spec import Count, Dropout, require
 
 
 class MMT(ExpertMatcher):
@@ -33,16 +33,15 @@ class MMT(ExpertMatcher):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(ExpertMatcher.Config):
-        layers: int = 4
-        heads: int = 4
-        feedforward: int = 3072
-        attention_dropout: float = 0.1
-        longest: int = 30
+        layers: Count = 4
+        heads: Count = 4
+        feedforward: Count = 3072
+        attention_dropout: Dropout = 0.1
+        longest: Count = 30
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            require(self.heads > 0 and self.width % self.heads == 0, self, "heads", f"a divisor of the width, {self.width}")
-            require(self.longest > 0, self, "longest", "one feature at least")
+            require(self.width % self.heads == 0, self, "heads", f"a divisor of the width, {self.width}")
 
     config: Config
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from visavis.models.attention import SMALLEST, Normalization, Products, attention
 from visavis.models.fragments import AttentionMatcher, FragmentMatcher
+from visavis.spec import Positive
 
 
 class SCAN(AttentionMatcher):
@@ -27,8 +28,8 @@ class SCAN(AttentionMatcher):
     class Config(FragmentMatcher.Config):
         direction: Literal["t2i", "i2t"] = "t2i"
         pool: Literal["mean", "lse"] = "mean"
-        sharpness: float = 9.0
-        pool_sharpness: float = 6.0
+        sharpness: Positive = 9.0
+        pool_sharpness: Positive = 6.0
         normalization: Normalization = "clipped_l2norm"
 
     config: Config

@@ -12,6 +12,7 @@ from visavis.errors import ShapeError
 from visavis.models.attention import SMALLEST, Products, at_length_one, attention, mask_of
 from visavis.models.base import vectors
 from visavis.models.fragments import FragmentMatcher
+from visavis.spec import Count, CountOrZero, Dropout, Positive
 from visavis.types import Encoded
 
 
@@ -35,11 +36,11 @@ class SGRAF(FragmentMatcher):
     @dataclass(frozen=True, kw_only=True)
     class Config(FragmentMatcher.Config):
         module: Literal["SGR", "SAF"] = "SGR"
-        regions: int = 36
-        similarity_width: int = 256
-        steps: int = 3
-        sharpness: float = 9.0
-        global_dropout: float = 0.4
+        regions: CountOrZero = 36
+        similarity_width: Count = 256
+        steps: Count = 3
+        sharpness: Positive = 9.0
+        global_dropout: Dropout = 0.4
 
     config: Config
 

@@ -14,6 +14,7 @@ from visavis.models.layers import ResidualMap, head, keep_statistics, linear
 from visavis.models.pooling import GeneralizedPooling, mean_pool
 from visavis.models.towers import TowerSpec
 from visavis.models.words import WordsConfig, read_words
+from visavis.spec import Count, CountOrZero, Dropout, Positive, Share
 from visavis.types import Attention, Encoded
 
 
@@ -40,17 +41,17 @@ class VSEInfinity(GlobalMatcher):
     @dataclass(frozen=True, kw_only=True)
     class Config(WordsConfig):
         visual_view: Literal["grid", "pixels"] = "grid"
-        width: int = 1024
-        masked_words: float = 0.1
-        replaced_words: float = 0.02
-        omitted_words: float = 0.08
-        dropout: float = 0.0
-        region_dropout: float = 0.0
-        word_dropout: float = 0.0
-        pooled_dropout: float = 0.0
-        size_augmentation: float = 0.2
-        temperature: float = 0.1
-        hidden: int = 0
+        width: Count = 1024
+        masked_words: Share = 0.1
+        replaced_words: Share = 0.02
+        omitted_words: Share = 0.08
+        dropout: Dropout = 0.0
+        region_dropout: Dropout = 0.0
+        word_dropout: Dropout = 0.0
+        pooled_dropout: Dropout = 0.0
+        size_augmentation: Share = 0.2
+        temperature: Positive = 0.1
+        hidden: CountOrZero = 0
         region_pool: Literal["generalized", "mean"] = "generalized"
         backbone: str = ""
 

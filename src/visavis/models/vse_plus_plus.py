@@ -12,7 +12,7 @@ from visavis.models.layers import linear
 from visavis.models.pooling import max_pool, mean_pool
 from visavis.models.text import pool_words
 from visavis.models.words import WordsConfig, read_words
-from visavis.spec import require
+from visavis.spec import Count, Dropout, require
 from visavis.types import Encoded
 
 
@@ -29,11 +29,11 @@ class VSEPlusPlus(GlobalMatcher):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(WordsConfig):
-        width: int = 1024
+        width: Count = 1024
         bidirectional: bool = False
         word_pool: Literal["last", "max", "mean"] = "last"
         region_pool: Literal["max", "mean", "tower"] = "max"
-        dropout: float = 0.0
+        dropout: Dropout = 0.0
         backbone: str = ""
 
         def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from visavis.models.caption_decoder import CaptionDecoder
 from visavis.models.layers import linear
 from visavis.models.text import pool_words
 from visavis.models.words import WordsConfig, read_words
-from visavis.spec import require
+from visavis.spec import Count, CountOrZero, Dropout, PositiveOrZero
 from visavis.targets import Targets
 from visavis.types import Encoded
 
@@ -41,18 +41,14 @@ class VSRN(GlobalMatcher):
     class Config(WordsConfig):
         visual_view: Literal["grid"] = "grid"
         text_view: Literal["tokens"] = "tokens"
-        width: int = 2048
-        steps: int = 4
+        width: Count = 2048
+        steps: CountOrZero = 4
         normalize_over: Literal["regions", "features"] = "regions"
         normalize_mapped: bool = False
         batch_norm: bool = False
-        dropout: float = 0.0
-        generation: float = 0.0
-        decoder_width: int = 512
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require(self.generation >= 0, self, "generation", "a weight from 0 up")
+        dropout: Dropout = 0.0
+        generation: PositiveOrZero = 0.0
+        decoder_width: Count = 512
 
     visual_views = ("grid",)
     text_views = ("tokens",)

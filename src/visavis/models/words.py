@@ -10,7 +10,7 @@ from visavis.models.base import MatcherConfig, vectors
 from visavis.models.layers import linear
 from visavis.models.text import RecurrentWords
 from visavis.models.text_backbone import TextBackbone, WordNoise
-from visavis.spec import require
+from visavis.spec import Count, Share, require
 from visavis.types import Encoded
 
 
@@ -23,16 +23,14 @@ class WordsConfig(MatcherConfig):
     omitted_words: the shares of words that ``WordNoise`` masks, replaces and leaves out in its training.
     """
 
-    word_width: int = 300
+    word_width: Count = 300
     text_backbone: str = ""
-    masked_words: float = 0.0
-    replaced_words: float = 0.0
-    omitted_words: float = 0.0
+    masked_words: Share = 0.0
+    replaced_words: Share = 0.0
+    omitted_words: Share = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for rate in ("masked_words", "replaced_words", "omitted_words"):
-            require(getattr(self, rate) >= 0, self, rate, "a share from 0 up")
         require(self.noise.total <= 1, self, "masked_words", "at most 1 together with replaced_words and omitted_words")
 
     @property

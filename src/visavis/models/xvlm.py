@@ -20,7 +20,7 @@ from visavis.models.pretrained import kept_folder
 from visavis.models.text_backbone import TextBackbone
 from visavis.models.towers import open_visual
 from visavis.models.visual_states import grid_of
-from visavis.spec import require
+from visavis.spec import Count, CountOrZero, Positive
 from visavis.targets import Targets
 from visavis.types import Encoded
 
@@ -58,18 +58,12 @@ class XVLM(GlobalMatcher):
         text_view: Literal["tokens"] = "tokens"
         backbone: str
         text_backbone: str
-        fusion_layers: int = 6
-        width: int = 256
-        rerank: int = 128
-        temperature: float = 0.07
+        fusion_layers: Count = 6
+        width: Count = 256
+        rerank: CountOrZero = 128
+        temperature: Positive = 0.07
         pretrained: str = ""
         scale: Literal["fixed", "learned"] = "fixed"
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require(self.rerank >= 0, self, "rerank", "a number of candidates from 0 up")
-            require(self.temperature > 0, self, "temperature", "a number above 0")
-            require(self.fusion_layers > 0, self, "fusion_layers", "a number of layers from 1 up")
 
     visual_views = ("pixels",)
     text_views = ("tokens",)

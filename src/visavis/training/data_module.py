@@ -179,14 +179,15 @@ def initial_matcher(data_module: DataModule, start: Retriever | None) -> Matcher
 
 def new_matcher(data_module: DataModule, seed: int) -> Matcher:
     """The model of a recipe, with the random weights of a seed. Raises RecipeError."""
-    recipe, kind = data_module.recipe, str(data_module.recipe.model["kind"])
+    recipe, name = data_module.recipe, str(data_module.recipe.model["kind"])
+    kind = CATALOG[name]
     torch.manual_seed(seed)
     try:
-        return CATALOG[kind](build(CATALOG[kind].Config, _architecture(recipe, data_module, CATALOG[kind])))
+        return kind(build(kind.Config, _architecture(recipe, data_module, kind)))
     except VisavisError as error:
-        raise RecipeError(f"model {kind}: {error}") from None
+        raise RecipeError(f"model {name}: {str(error).removeprefix(f'{kind.__name__}: ')}") from None
     except (ValueError, RuntimeError) as error:
-        raise RecipeError(f"model {kind} cannot be built: {str(error).splitlines()[0]}.") from None
+        raise RecipeError(f"model {name} cannot be built: {str(error).splitlines()[0]}.") from None
 
 
 def widths_of(recipe: Recipe, data_module: DataModule, matcher: Matcher) -> tuple[int, ...]:
