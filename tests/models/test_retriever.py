@@ -87,7 +87,7 @@ def test_a_model_without_vectors_scores_and_says_so(attention, pictures):
     assert scores.shape == (7, 5)
     for row, column in ((0, 0), (6, 3)):
         torch.testing.assert_close(attention.score([pictures[row]], [SENTENCES[column]])[0, 0], scores[row, column])
-    with pytest.raises(ShapeError, match=r"^Attention has no single vector an item: ask for score\(images, texts\)\.$"):
+    with pytest.raises(ShapeError, match=r"^Attention scores pairs .*: take score\(images, texts\), or index another model .* --rerank\.$"):
         attention.encode_images(pictures)
 
 

@@ -186,7 +186,10 @@ class Retriever:
     def unit_rows(self, encoded: Encoded) -> Tensor:
         rows = self.matcher.first_stage(encoded).vectors
         if not isinstance(rows, Tensor) or rows.dim() != 2:
-            raise ShapeError(f"{type(self.matcher).__name__} has no single vector an item: ask for score(images, texts).")
+            raise ShapeError(
+                f"{type(self.matcher).__name__} scores pairs and has no single vector an item: take score(images, texts), or index another "
+                "model and have this one rank what it finds, with --rerank."
+            )
         return rows if self.width is None else normalize(rows[:, : self.width], dim=1)
 
 
