@@ -137,6 +137,11 @@ def test_rows_say_what_they_were_measured_by_and_obey_the_laws_of_their_metrics(
             "unified/7/bfan-ensemble-unified",
             r"the 36 BUTD regions .* f30k_precomp that holds train_ims\.npy \[29000, 36, 2048\].* no f30k_precomp",
         ),
+        ("goal/6/x-vlm-coco-info-nce", r"MS-COCO .* dataset_coco\.json .* .* folder xvlm .*visavis convert.*; there is no coco"),
+        (
+            "goal/6/x-vlm-flickr30k-info-nce",
+            r"Flickr30K .* dataset_flickr30k\.json .* folder xvlm .*visavis convert.*; there is no flickr30k",
+        ),
         (
             "unified/4/ce-full-unified",
             r"MSR-VTT .* dataset_msrvtt-full\.json, experts/ and, for CE, texts/w2v/ .* no msrvtt/dataset_msrvtt-full\.json",
@@ -151,6 +156,13 @@ def test_a_row_without_its_data_says_in_one_sentence_which_files_it_needs(addres
     ):
         visavis.train(address)
     assert not list(tmp_path.iterdir())
+
+
+def test_rows_of_ce_say_where_they_train_otherwise_than_its_code():
+    for address in ("unified/4/ce-full-max-margin", "unified/4/ce-full-unified"):
+        recipe = read_recipe(address)
+        assert recipe.phases[0].optimizer.name == "Adam" and "clusters" not in recipe.model
+        assert re.search(r"Adam .* Ranger at 0\.1.* NetVLAD .*model\.clusters", ROWS[address].unstated)
 
 
 def test_a_row_that_is_not_there_is_named_by_its_nearest():
