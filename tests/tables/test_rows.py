@@ -137,7 +137,7 @@ def test_rows_say_what_they_were_measured_by_and_obey_the_laws_of_their_metrics(
             "unified/7/bfan-ensemble-unified",
             r"the 36 BUTD regions .* f30k_precomp that holds train_ims\.npy \[29000, 36, 2048\].* no f30k_precomp",
         ),
-        ("goal/6/x-vlm-coco-info-nce", r"MS-COCO .* dataset_coco\.json .* .* folder xvlm .*visavis convert.*; there is no coco"),
+        ("goal/6/x-vlm-coco-info-nce", r"MS-COCO .* dataset_coco\.json .* folder xvlm .*visavis convert.*; there is no coco"),
         (
             "goal/6/x-vlm-flickr30k-info-nce",
             r"Flickr30K .* dataset_flickr30k\.json .* folder xvlm .*visavis convert.*; there is no flickr30k",
