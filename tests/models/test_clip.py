@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from torch.nn.functional import normalize
 
 import visavis
 from visavis.errors import DataError, RunError
 from visavis.models import CLIP
-from visavis.models.clip import find_dual_encoder, open_dual_encoder
+from visavis.models.clip import export, find_dual_encoder, open_dual_encoder
 from visavis.models.retriever import Retriever
 
 transformers = pytest.importorskip("transformers")
@@ -128,6 +129,44 @@ def test_a_saved_model_comes_back_with_its_own_weights(dual_encoders, kind, pict
     scores = again.score(pictures, SENTENCES)
     assert torch.equal(scores, Retriever(matcher, processor).score(pictures, SENTENCES))
     assert not torch.allclose(scores, visavis.load(dual_encoders / kind).score(pictures, SENTENCES), atol=1e-3)
+
+
+@kinds
+def test_a_saved_model_reads_and_is_exported_without_the_model_that_it_began_with(dual_encoders, kind, pictures, tmp_path):
+    shutil.copytree(dual_encoders / kind, tmp_path / "base")
+    matcher, processor = open_dual_encoder(str(tmp_path / "base"))
+    with torch.no_grad():
+        for parameter in matcher.parameters():
+            parameter.mul_(1.1)
+    processor.save(matcher, tmp_path / "saved")
+    shutil.rmtree(tmp_path / "base")
+    (tmp_path / "saved").rename(tmp_path / "moved")
+    again = visavis.load(tmp_path / "moved")
+    scores = Retriever(matcher, processor).score(pictures, SENTENCES)
+    assert torch.equal(again.score(pictures, SENTENCES), scores)
+    exported = export(again.matcher, tmp_path / "exported")
+    assert torch.equal(visavis.load(exported).score(pictures, SENTENCES), scores)
+    before, after = (load_file(folder / "model.safetensors") for folder in (dual_encoders / kind, exported))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) == name.startswith("logit_") for name in before)
+    again.processor.save(again.matcher, tmp_path / "again")
+    assert torch.equal(visavis.load(tmp_path / "again").score(pictures, SENTENCES), scores)
+
+
+def test_a_model_saved_without_what_is_no_weights_is_read_by_the_model_that_it_began_with(dual_encoders, pictures, tmp_path):
+    matcher, processor = open_dual_encoder(str(dual_encoders / "clip"))
+    processor.save(matcher, tmp_path)
+    shutil.rmtree(tmp_path / "backbone")
+    assert torch.equal(visavis.load(tmp_path).score(pictures, SENTENCES), visavis.load(dual_encoders / "clip").score(pictures, SENTENCES))
+
+
+def test_what_is_written_needs_the_files_of_its_model(dual_encoders, tmp_path):
+    shutil.copytree(dual_encoders / "clip", tmp_path / "base")
+    matcher, _ = open_dual_encoder(str(tmp_path / "base"))
+    shutil.rmtree(tmp_path / "base")
+    with pytest.raises(DataError, match=r"base is gone, whose config and preparation belong to what is written: bring it back\.$"):
+        export(matcher, tmp_path / "exported")
+    assert not any((tmp_path / "exported").iterdir())
 
 
 def test_what_is_no_dual_encoder_is_none_or_a_sentence(dual_encoders, tmp_path, monkeypatch):

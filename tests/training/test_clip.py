@@ -146,6 +146,21 @@ def test_adapters_go_with_the_weights_that_they_were_trained_on(dual_encoders, s
         visavis.load(tmp_path / "run")
 
 
+def test_a_run_whose_weights_are_all_its_own_needs_no_pretrained_model(dual_encoders, small, few_scenes, tmp_path):
+    base, run = tmp_path / "base", tmp_path / "moved"
+    shutil.copytree(dual_encoders / "clip", base)
+    own = {"visual.tower": str(base), "text.tower": str(base), "epochs": 1}
+    told = visavis.train("clip/full", overrides=small | own, out=tmp_path / "run").test
+    found = visavis.search(tmp_path / "run", "a red circle", inside=few_scenes, top=3)
+    shutil.rmtree(base)
+    (tmp_path / "run").rename(run)
+    assert visavis.evaluate(run).metrics == told.metrics
+    assert visavis.search(run, "a red circle", inside=few_scenes, top=3) == found
+    assert visavis.load(export(visavis.load(run).matcher, tmp_path / "exported")).encode_texts(["a red circle"]).isfinite().all()
+    with pytest.raises(DataError, match=r"^\S*base is no folder with a config\.json"):
+        visavis.evaluate(run, base=True)
+
+
 @adapters
 def test_layers_that_are_not_there_are_named(dual_encoders):
     with pytest.raises(SpecError, match=r"lora_layers names 'q_prj', and no linear layer of CLIPModel ends so: did you mean q_proj\?"):

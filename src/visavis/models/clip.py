@@ -5,26 +5,28 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from visavis import storage
 from visavis.engine.scale import LearnedScale
-from visavis.errors import DataError, VisavisError
+from visavis.errors import DataError, RunError, VisavisError
 from visavis.models.base import SCALE, GlobalMatcher, Matcher, MatcherConfig, unit, vectors
-from visavis.models.foreign import open_config, open_model, tried
+from visavis.models.foreign import lay_out_model, open_config, open_model, tried
 from visavis.models.lora import add_adapters, merge_adapters
-from visavis.models.pretrained import FILES_BESIDE_WEIGHTS, model_folder, weights_checksum
+from visavis.models.pretrained import keep_files, kept_folder, model_folder, weights_checksum
 from visavis.models.processor import Processor
-from visavis.models.towers import TowerSpec, blank
+from visavis.models.towers import TowerSpec, VisualTower, blank
 from visavis.spec import CountOrZero, Dropout, Positive, require
 from visavis.types import Encoded
 
 KINDS = ("clip", "siglip")
 """The ``model_type`` of the folders that are read."""
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+TEMPERATURE = "temperature.safetensors"
+"""Where a model folder keeps the temperature (and bias) of the pretraining, beside the config, preprocessing and tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -71,18 +73,21 @@ class CLIP(GlobalMatcher):
 
     def __init__(self, config: Config):
         super().__init__(config)
-        self.model = open_model(_folder(config), dtype=torch.float32)
+        kept = kept_folder(VisualTower.kept_as, required=False)
+        self.folder = kept or _folder(config)
+        self.model = open_model(self.folder, dtype=torch.float32) if kept is None else lay_out_model(kept)
         kind = self.model.config.model_type
         if kind not in KINDS:
             raise DataError(f"{config.backbone} is a model of kind {kind}, expected {' or '.join(KINDS)}: two encoders trained on pairs.")
-        pretrained = self.model.logit_scale.exp().item()
-        for temperature in {"logit_scale", "logit_bias"} & dict(self.model.named_parameters(recurse=False)).keys():
-            delattr(self.model, temperature)
+        own = {name: parameter.data for name, parameter in self.model.named_parameters(recurse=False)}
+        self.temperature = own if kept is None else storage.read_tensors(kept / TEMPERATURE, own, error=RunError)
+        for name in own:
+            delattr(self.model, name)
         if config.lora_rank:
             self.config = replace(config, base=_checked_base(config, self.model))
             add_adapters(self.model, config.lora_rank, config.lora_alpha, config.lora_dropout, config.lora_layers)
         smallest, largest = config.scale_bounds
-        start = min(max(pretrained, smallest), largest)
+        start = min(max(self.temperature["logit_scale"].exp().item(), smallest), largest)
         self.learned_scale = LearnedScale(start, smallest=smallest, largest=largest) if config.scale == "learned" else None
 
     @property
@@ -94,6 +99,14 @@ class CLIP(GlobalMatcher):
         text = [name for name in children if name.startswith("text_")]
         parts = {"visual": [children[name] for name in children if name not in text], "text": [children[name] for name in text]}
         return parts if self.learned_scale is None else parts | {SCALE: [self.learned_scale]}
+
+    def save_pretrained(self, folder: str | Path, **extra: Any) -> None:
+        """As any matcher; where all weights are its own, with what else the pretrained model has, so that it is not needed any more."""
+        if not self.config.lora_rank:
+            kept = Path(folder) / VisualTower.kept_as
+            keep_files(self.folder, kept)
+            storage.write_tensors(kept / TEMPERATURE, self.temperature)
+        super().save_pretrained(folder, **extra)
 
     def encode_visual(self, items: Encoded) -> Encoded:
         return unit(self.model.get_image_features(pixel_values=vectors(items)).pooler_output)
@@ -112,20 +125,17 @@ def export(matcher: Matcher, folder: str | Path) -> Path:
         raise VisavisError(
             f"a model of kind {matcher.name} is none of transformers: only CLIP and SigLIP models can be written as such a folder."
         )
-    base = _folder(matcher.config)
-    model = open_model(base, dtype=torch.float32)
+    weights = matcher.model.state_dict() | matcher.temperature
     if matcher.config.lora_rank:
+        model = open_model(_folder(matcher.config), dtype=torch.float32)
         merge_adapters(matcher.model, model)
-    else:
-        model.load_state_dict(matcher.model.state_dict(), strict=False)  # all but the temperature
+        weights = model.state_dict()
     if matcher.scale is not None:
-        model.logit_scale.data.copy_(matcher.scale.log.data.view_as(model.logit_scale))
+        weights["logit_scale"] = matcher.scale.log.data.view_as(weights["logit_scale"])
     folder = storage.new_folder(folder, replaced=True)
-    beside = [file for kind in FILES_BESIDE_WEIGHTS for file in base.glob(kind) if not file.name.endswith(".index.json")]
     with storage.replacing_folder(folder) as part:
-        for file in beside:
-            storage.write_bytes(part / file.name, storage.read_bytes(file))
-        storage.write_tensors(part / "model.safetensors", model.state_dict(), for_transformers=True)
+        keep_files(matcher.folder, part)
+        storage.write_tensors(part / "model.safetensors", weights, for_transformers=True)
     return folder
 
 

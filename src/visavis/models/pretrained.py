@@ -113,9 +113,8 @@ class KeptPart(nn.Module):
 
     def save(self, model_folder: Path) -> None:
         """Write the files by which the part is opened where the pretrained encoder is not."""
-        files = kept_files(self.folder) if self.folder else []
-        for name, content in {file.name: file.read_bytes() for file in files}.items():
-            storage.write_bytes(model_folder / self.kept_as / name, content)
+        if self.folder:
+            keep_files(self.folder, model_folder / self.kept_as)
 
 
 def kept_folder(part: str, *, required: bool = True) -> Path | None:
@@ -139,9 +138,13 @@ def weights_of_part(part: str) -> list[str]:
     return [name.removeprefix(f"{part}.") for name in names if name.startswith(f"{part}.")]
 
 
-def kept_files(folder: Path) -> list[Path]:
-    """What a model folder keeps of a part: its config and preparation, not its weights."""
-    return sorted(file for kind in FILES[:3] for file in folder.glob(kind) if not file.name.endswith(".index.json"))
+def keep_files(folder: Path, kept: Path) -> None:
+    """Copy what is not weights of a pretrained model: its config and preparation. Raises DataError if its folder is there no more."""
+    if not (folder / "config.json").is_file():
+        raise DataError(f"{folder} is gone, whose config and preparation belong to what is written: bring it back.")
+    files = [file for kind in FILES_BESIDE_WEIGHTS for file in folder.glob(kind) if not file.name.endswith(".index.json")]
+    for name, content in {file.name: storage.read_bytes(file) for file in files}.items():
+        storage.write_bytes(kept / name, content)
 
 
 def import_transformers() -> Any:

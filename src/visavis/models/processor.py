@@ -63,7 +63,7 @@ class Processor:
     sentences one of: text, a frozen tower; vocabulary, words learned from captions; tokenizer, the name of a pretrained model;
     stored_texts: none of these, the model read stored features of captions.
     standardization: of a frozen tower's features of images; None: they are read as they are. tokenizer_folder: where a model folder
-    keeps the tokenizer itself, that of a text backbone trained with the model; None: with the pretrained model. tower_folder: where it
+    keeps the tokenizer itself, that of a text encoder trained with the model; None: with the pretrained model. tower_folder: where it
     keeps how a tower of images that was trained with the model reads pictures; None: with the pretrained tower.
     """
 
@@ -82,9 +82,9 @@ class Processor:
         if config.text is None and not config.vocabulary and config.tokenizer is None and not config.stored_texts:
             raise RunError("it names neither a text tower nor a vocabulary nor a tokenizer: the model could read no texts.")
         words = Vocabulary(tuple(config.vocabulary)) if config.vocabulary else None
-        kept = folder / text_backbone.FOLDER if config.architecture.get("text_backbone") else None
         towers = folder / VisualTower.kept_as
         tower = towers if (towers / "config.json").is_file() else None
+        kept = folder / text_backbone.FOLDER if config.architecture.get("text_backbone") else tower
         return cls(config.visual, config.text, words, config.tokenizer, config.standardization, kept, config.stored_texts, tower)
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 from visavis import storage
 from visavis.errors import RunError
 from visavis.models.clip import CLIP, find_dual_encoder
+from visavis.models.pretrained import model_folder
 from visavis.models.processor import SavedConfig
 from visavis.training.recipe import Recipe
 from visavis.training.settings import TextSettings, VisualSettings
@@ -48,6 +49,9 @@ def _saved_recipe(name: str, config: SavedConfig) -> Recipe | None:
 
 
 def pretrained_of(recipe: Recipe) -> str | None:
-    """The CLIP or SigLIP model that a recipe's model learns on, by its name; None if it is none on both sides."""
+    """The CLIP or SigLIP model that a recipe's model learns on, by its name; None if it is none on both sides.
+
+    Raises DataError if it is there no more.
+    """
     tower = recipe.visual.tower
-    return tower if tower and recipe.text.tower == tower and find_dual_encoder(tower) else None
+    return tower if tower and recipe.text.tower == tower and find_dual_encoder(model_folder(tower)) else None
