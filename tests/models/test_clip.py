@@ -16,6 +16,7 @@ import visavis
 from visavis.errors import DataError, RunError
 from visavis.models import CLIP
 from visavis.models.clip import export, find_dual_encoder, open_dual_encoder
+from visavis.models.pretrained import model_folder
 from visavis.models.retriever import Retriever
 
 transformers = pytest.importorskip("transformers")
@@ -101,9 +102,40 @@ def test_a_pickle_is_never_opened(dual_encoders, tmp_path):
     shutil.copytree(dual_encoders / "clip", folder)
     (folder / "model.safetensors").unlink()
     torch.save({"text_model.embeddings": Trap(tmp_path / "sprung")}, folder / "pytorch_model.bin")
-    with pytest.raises(DataError, match="holds no model that transformers can read"):
+    said = (
+        "holds no model that transformers can read: its weights are damaged, or hold objects, which could run code and are never opened\\.$"
+    )
+    with pytest.raises(DataError, match=said):
         visavis.load(folder)
     assert not (tmp_path / "sprung").exists()
+    (folder / "pytorch_model.bin").write_bytes(b"PK\x03\x04 and no more")
+    with pytest.raises(DataError, match=said):
+        visavis.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        ("GatedRepoError", "its owners want to be asked on its page there, and you to be logged in (hf auth login)"),
+        ("RepositoryNotFoundError", "there is none of this name, or it is not open to you"),
+        ("LocalEntryNotFoundError", "it was not fetched before, and the hub is not reached now"),
+        ("HFValidationError", "no model there has such a name; bring the folder back, or name another"),
+    ],
+)
+def test_why_the_hub_does_not_give_a_model_is_told_in_our_words(error, why, monkeypatch):
+    import huggingface_hub
+
+    kind = getattr(huggingface_hub.errors, error)
+
+    def refused(*_, **__):
+        raise kind.__new__(kind, "Repo id must be in the form ...")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refused)
+    with pytest.raises(DataError) as told:
+        model_folder("gone/folder")
+    assert str(told.value) == (
+        "gone/folder is no folder with a config.json, no backbone in the cache, and not to be had from the Hugging Face hub: " + why + "."
+    )
 
 
 def test_weights_in_half_precision_are_computed_in_full(dual_encoders, pictures, tmp_path):
@@ -175,7 +207,7 @@ def test_what_is_no_dual_encoder_is_none_or_a_sentence(dual_encoders, tmp_path, 
     monkeypatch.chdir(dual_encoders)
     assert find_dual_encoder("siglip") == str(dual_encoders / "siglip")
     assert find_dual_encoder("clip/gone") is None, "a path in a folder that is here is no name of the hub"
-    with pytest.raises(DataError, match=r"nobody/nothing is no folder .*, and not to be had from the Hugging Face hub"):
+    with pytest.raises(DataError, match=r"nobody/nothing is no folder .*, and not to be had from the Hugging Face hub: it was not fetched"):
         find_dual_encoder("nobody/nothing")
     vit = transformers.ViTModel(transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, image_size=16))
     vit.save_pretrained(tmp_path)

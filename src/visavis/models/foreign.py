@@ -110,10 +110,13 @@ def read_tensors_alone(file: Path) -> Any:
     with storage.regular_file(file):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # what torch has to say of a file is in its error
+                warnings.simplefilter("ignore")  # what there is to say of a file is said below
                 return torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:  # noqa: BLE001 - of a damaged file, any
-            raise DataError(f"{file} is no checkpoint of tensors and plain values, which alone are read: {_reason(error)}.") from None
+        except Exception:  # noqa: BLE001 - of a damaged file, any
+            raise DataError(
+                f"{file} is no checkpoint of tensors and plain values, which alone are read: it is damaged, or holds objects, which could run "
+                "code; take a whole copy of what its authors published."
+            ) from None
 
 
 def sample_words(tokenizer: Any) -> list[str]:
@@ -204,5 +207,7 @@ def _reason(error: Exception) -> str:
     """What a library says, in one line."""
     if "ignore_mismatched_sizes" in str(error):
         return "its weights have other shapes than its config.json says"
+    if any(mark in str(error) for mark in ("weights_only", "PytorchStreamReader")):
+        return "its weights are damaged, or hold objects, which could run code and are never opened"
     said = textwrap.shorten(str(error), 200, placeholder=" ...").rstrip(".: ")
     return f"{type(error).__name__} {said}" if isinstance(error, KeyError) else said or type(error).__name__

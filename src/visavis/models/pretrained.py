@@ -80,11 +80,26 @@ def model_folder(name: str) -> Path:
             snapshot_download(name, allow_patterns=[OLDER_WEIGHTS])
         return folder
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
         hint = f"; {MADE_BY[name]} makes it" if name in MADE_BY else ""
         raise DataError(
-            f"{name} is no folder with a config.json, no backbone in the cache, and not to be had from the Hugging Face hub{hint}: {reason}."
+            f"{name} is no folder with a config.json, no backbone in the cache, and not to be had from the Hugging Face hub{hint}: "
+            f"{_why_not_had(error)}."
         ) from None
+
+
+def _why_not_had(error: OSError | ValueError) -> str:
+    """Why a model does not come from the hub: in our words, but for what the disk says."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.HFValidationError):
+        return "no model there has such a name; bring the folder back, or name another"
+    if isinstance(error, errors.GatedRepoError):
+        return "its owners want to be asked on its page there, and you to be logged in (hf auth login)"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "there is none of this name, or it is not open to you"
+    if isinstance(error, OSError) and error.errno is not None:
+        return str(error)
+    return "it was not fetched before, and the hub is not reached now"
 
 
 @contextmanager
