@@ -184,6 +184,10 @@ def test_what_it_does_not_bring_is_said_in_one_sentence(dual_encoders, scenes, t
         visavis.diagnose(clip, data=scenes)
     with pytest.raises(RunError, match=r"is no run folder: expected run\.toml in it, .* or a CLIP or SigLIP model of transformers"):
         visavis.evaluate(tmp_path, data=scenes)
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/model"}')
+    for call in (lambda: visavis.evaluate(tmp_path, data=scenes), lambda: visavis.load(tmp_path)):
+        with pytest.raises(DataError, match=r"is an adapter to another model \(adapter_config\.json\): merge the two and name the folder"):
+            call()
 
 
 def test_a_text_encoder_is_trained_only_where_the_recipe_says_so(tmp_path):

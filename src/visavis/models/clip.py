@@ -14,7 +14,7 @@ from visavis import storage
 from visavis.engine.scale import LearnedScale
 from visavis.errors import DataError, RunError, VisavisError
 from visavis.models.base import SCALE, GlobalMatcher, Matcher, MatcherConfig, unit, vectors
-from visavis.models.foreign import lay_out_model, open_config, open_model, tried
+from visavis.models.foreign import lay_out_model, open_config, open_model, refuse_adapter, tried
 from visavis.models.lora import add_adapters, merge_adapters
 from visavis.models.pretrained import keep_files, kept_folder, model_folder, weights_checksum
 from visavis.models.processor import Processor
@@ -163,11 +163,12 @@ def find_dual_encoder(name: str | Path) -> str | None:
     """The name by which ``open_dual_encoder`` opens a CLIP or SigLIP model; None if there is none of this name.
 
     Asked are the folder itself, the backbones in the cache, and the hub, the latter for ``owner/model`` where no folder ``owner``
-    is here. Raises DataError if the hub does not give it.
+    is here. Raises DataError if the hub does not give it, and for an adapter.
     """
     for folder in (Path(name), storage.cache_folder() / "backbones" / name):
         if (folder / "config.json").is_file():
             return str(folder.resolve()) if storage.read_json(folder / "config.json", _Config).model_type in KINDS else None
+    refuse_adapter(Path(name))
     if Path(name).exists() or not HUB_NAME.fullmatch(str(name)) or Path(name).parent.exists():
         return None
     return str(name) if find_dual_encoder(model_folder(str(name))) else None

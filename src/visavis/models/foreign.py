@@ -167,6 +167,11 @@ def _refuse_code(folder: Path) -> None:
         raise DataError(
             f"{folder} asks in its config.json for the code {kernel!r} from elsewhere; such code is never run: remove that entry."
         )
+    refuse_adapter(folder)
+
+
+def refuse_adapter(folder: Path) -> None:
+    """Raise DataError for a folder of an adapter, alone or beside a model."""
     if (folder / "adapter_config.json").exists():
         raise DataError(f"{folder} is an adapter to another model (adapter_config.json): merge the two and name the folder of the result.")
 
