@@ -200,7 +200,7 @@ def test_a_run_that_fails_is_told_and_the_others_stand(recipe, tmp_path):
     [failed] = some.failures
     assert (failed.setting, [setting.name for setting in some.settings]) == ("Ladder()", ["VLC()"])
     assert any(failed.failure in sentence for sentence in some.sentences)
-    with pytest.raises(RunError, match=r"no run of .* succeeded; the first one: Ladder"):
+    with pytest.raises(RunError, match=r"no run of .* succeeded; the first one: phase 0: Ladder"):
         visavis.compare(recipe, objective="Ladder()", seeds=1, out=tmp_path / "all", workers=1)
 
 
