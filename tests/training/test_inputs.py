@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.torch import load_file
 
 import visavis
+from visavis import storage
 from visavis.data.features import FeatureStore
 from visavis.errors import RunError, VisavisError
 from visavis.training.data_module import open_data_module
@@ -104,8 +106,24 @@ phases = [{{ epochs = 1, objective = "VLC()" }}]
         visavis.train(resume=run)
     file.write_text(own)
     visavis.train(resume=run)
-    assert visavis.evaluate(run).metrics["rsum"] > 0
+    ranked = visavis.evaluate(run).metrics
     file.write_text(other)
+    assert visavis.evaluate(run).metrics == ranked  # by the preparation that the run keeps
+
+
+def test_a_run_on_a_frozen_encoder_is_evaluated_by_that_one_alone(dual_encoders, world, tmp_path):
+    clip, run = Path(shutil.copytree(dual_encoders / "clip", tmp_path / "clip")), tmp_path / "run"
+    (tmp_path / "linear.toml").write_text(f"""
+name = "linear"
+visual = {{ tower = "{clip}", view = "pooled" }}
+text = {{ tower = "{clip}", view = "pooled" }}
+model = {{ kind = "Heads", width = 8, depth = 0 }}
+training = {{ batch_size = 8, probe_batches = 1, threads = 1 }}
+phases = [{{ epochs = 1, objective = "VLC()" }}]
+""")
+    visavis.train(tmp_path / "linear.toml", data=world, out=run)
+    file = clip / "model.safetensors"
+    storage.write_tensors(file, {name: 2 * tensor for name, tensor in load_file(file).items()}, for_transformers=True)
     with pytest.raises(
         RunError, match=f"^the encoder of the images is not the one that {run} was trained with: bring its old weights back"
     ):
