@@ -3,11 +3,12 @@
     VISAVIS_DATA=... python studies/matchers.py [--minutes 40] [--seeds 3] [--only "VSE++ mean" MaxSim ...] [--workers 2] [--out runs/matchers]
 
 All read the 7x7 grid of MobileNetV2 (``python tools/mobilenet_folder.py`` once; its features are computed once and cached) and the
-same learned words: vectors of 300 through a GRU of 512, which reads both ways where a matcher keeps or averages its states and
-forward where it takes the last one. Matrices are multiplied in bfloat16 where the processor has instructions for it, and a line says so.
+same learned words: vectors of 300, with ``--dropout``, through a GRU of 512, which reads both ways where a matcher keeps or averages its
+states and forward where it takes the last one. Matrices are multiplied in bfloat16 where the processor has instructions for it, and a line says so.
 A run trains for as many steps as its own pace, measured first, fits into the minutes, in processor time of one core, which is up to half
-as long again beside other programs: the learning rate then falls to 0 at their end. Validations, four a run on 200 images, and the test come on top. Rates lie
-about those of the papers, which train far longer; ``--rates 3e-4 1e-3 3e-3 --minutes 4`` tries others and prints the validation RSUM of each.
+as long again beside other programs: the learning rate then falls to 0 at their end. Validations, one an epoch and four at least, on 200
+images, and the test come on top. Rates lie about those of the papers, which train far longer; ``--rates 3e-4 1e-3 3e-3 --minutes 4`` tries
+others and prints the validation RSUM of each.
 
 Each run has its folder and its process; a stopped one goes on. What a finished one came to is a line of
 ``docs/evidence/matchers.jsonl``, and is not made again, here or on another machine, unless that line is taken out. Printed: a JSON line for

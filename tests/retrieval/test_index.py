@@ -248,7 +248,7 @@ def deaths(run, photos, folder, moments, store):
 
 
 @pytest.mark.parametrize(
-    ("times", "store"), [(3, ""), pytest.param(20, "", marks=pytest.mark.long), pytest.param(20, "items.db", marks=pytest.mark.long)]
+    ("times", "store"), [(3, "items"), pytest.param(20, "", marks=pytest.mark.long), pytest.param(20, "items.db", marks=pytest.mark.long)]
 )
 def test_killed_again_and_again_it_becomes_the_same_index(run, photos, tmp_path, times, store):
     moments = random.Random(times)
