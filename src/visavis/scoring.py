@@ -101,7 +101,7 @@ class TwoStageScore(DeviceScore):
         if not len(rows):
             return torch.zeros(0)
         score = DeviceScore(self.second_stage, self.device)
-        few = (items[:2].to(self.device) for items in (visual, text))
+        few = (largest(items, 2).to(self.device) for items in (visual, text))
         cost = measure_cost(_each_with_each(self.second_stage), *few, training=False).pair + item_bytes(visual) + item_bytes(text)
         at_once = block_shape(1, len(rows), BlockCost(cost), memory_bytes, largest=(1, LARGEST_TILE[0]))[1]
         return torch.cat([score(visual[rows[part]], text[columns[part]]) for part in spans(len(rows), at_once)])
@@ -177,17 +177,22 @@ def block_cost(score: Score, visual: Items, text: Items) -> BlockCost:
     """What a block holds while it is scored without a gradient: the cost of the score, and its items once more (a copy, or moved)."""
     if not (len(visual) and len(text)):
         return BlockCost(0.0)
+    few = [largest(items, 2 * number) for items, number in zip((visual, text), FEW, strict=True)]
     if isinstance(score, DeviceScore):
-        few = (items[: 2 * number].to(score.device) for items, number in zip((visual, text), FEW, strict=True))
-        cost = cost_of(score.score, *few, training=False)
+        cost = cost_of(score.score, *(items.to(score.device) for items in few), training=False)
     else:
-        cost = cost_of(score, visual, text, training=False)
+        cost = cost_of(score, *few, training=False)
     return BlockCost(cost.pair, cost.visual + item_bytes(visual), cost.text + item_bytes(text), cost.fixed)
 
 
 def item_bytes(items: Items) -> int:
-    """The bytes of one item."""
-    return sum(part[0].numel() * part.element_size() for part in _parts(items)) if len(items) else 0
+    """The bytes of one item, if they differ of the largest."""
+    return sum(part[0].numel() * part.element_size() for part in _parts(largest(items, 1))) if len(items) else 0
+
+
+def largest(items: Items, number: int) -> Items:
+    """So many items, or all, that take as much memory as any."""
+    return items[:number] if isinstance(items, Tensor) else items.largest(number)
 
 
 def pick(items: SomeItems, rows: Tensor | slice) -> SomeItems:
@@ -215,7 +220,7 @@ def _shape(
 
 
 def _bytes_for(score: Score, items: Items, memory: Memory) -> int:
-    device = score.device if isinstance(score, DeviceScore) else next((part.device for part in _parts(items)), torch.device("cpu"))
+    device = score.device if isinstance(score, DeviceScore) else next((part.device for part in _parts(items[:1])), torch.device("cpu"))
     return budget(memory, device)
 
 

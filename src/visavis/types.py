@@ -6,7 +6,7 @@ either kind, D width, R regions, W words, L a padded axis (R or W).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,6 +43,18 @@ class Encoded:
 
     def __getitem__(self, rows: slice | Tensor) -> Encoded:
         return self.map(lambda part: part[rows])
+
+    def part(self, name: str) -> Encoded:
+        """The vectors of one part alone; all items as they are where parts have no names."""
+        return Encoded(self.vectors[name]) if isinstance(self.vectors, dict) else self
+
+    def largest(self, number: int) -> Encoded:
+        """So many items, or all, that take as much memory as any."""
+        return self[:number]
+
+    def pieces(self) -> Iterator[tuple[Tensor, Encoded]]:
+        """The items as they are kept: their places among all, and what lies there."""
+        yield torch.arange(len(self)), self
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Encoded:
         """The same items with every tensor changed: ``encoded.map(lambda part: part.to(device))``."""

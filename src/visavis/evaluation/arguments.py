@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from visavis.batches import EncodedBatches
 from visavis.data.dataset import Dataset
 from visavis.degrees import CATALOG, Degrees
 from visavis.errors import DataError, ShapeError, SpecError, shown
@@ -21,6 +22,8 @@ from visavis.types import Direction, Encoded
 
 def items(value: Any, name: str) -> Encoded:
     """Encoded tensors, all of one length."""
+    if isinstance(value, EncodedBatches):
+        return value
     parts = value.vectors if isinstance(value, Encoded) else None
     if isinstance(parts, Tensor):
         parts = {"vectors": parts}

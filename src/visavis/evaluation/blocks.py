@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -269,15 +270,18 @@ def _side(encoded: Encoded, ids: Tensor, tile: int) -> _Side:
 
 
 def _keys(encoded: Encoded) -> list[bytes]:
-    """A key for each item; equal for items that are equal in every bit."""
+    """A key for each item; equal for items that are equal in every bit, whatever they are padded with zeros to."""
     digests = [hashlib.blake2b(digest_size=16) for _ in range(len(encoded))]
 
-    def read(part: Tensor) -> Tensor:
-        for digest, row in zip(digests, part.cpu().contiguous().reshape(len(part), -1).view(torch.uint8).numpy(), strict=True):
-            digest.update(row)
+    def read(part: Tensor, items: Tensor) -> Tensor:
+        for item, row in zip(items.tolist(), part.cpu().contiguous().reshape(len(part), -1).view(torch.uint8).numpy(), strict=True):
+            content = row.tobytes().rstrip(b"\0")
+            digests[item].update(len(content).to_bytes(8))
+            digests[item].update(content)
         return part
 
-    encoded.map(read)
+    for items, piece in encoded.pieces():
+        piece.map(partial(read, items=items))
     return [digest.digest() for digest in digests]
 
 

@@ -184,7 +184,7 @@ class GlobalMatcher(Matcher):
     """A matcher with one unit vector an item, "embedding" where it has other parts; the score is their cosine, unless a subclass says otherwise."""
 
     def first_stage(self, items: Encoded) -> Encoded:
-        return Encoded(items.vectors["embedding"]) if isinstance(items.vectors, dict) else items
+        return items.part("embedding")
 
     @property
     def score_is_cosine(self) -> bool:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from visavis.batches import collected
 from visavis.data.description import Side
 from visavis.models.base import Matcher, evaluating
-from visavis.types import Encoded, concatenate
+from visavis.types import Encoded
 
 OnBatch = Callable[[int, int], None]
 """Called after each batch with items done and items in all."""
@@ -38,7 +39,7 @@ def encode(
             encoded.append(through(read(batch).to(device)).to(keep_on))
             if on_batch is not None:
                 on_batch(sum(map(len, encoded)), total)
-    items, index = concatenate(encoded), np.concatenate(batches)
+    items, index = collected(encoded), np.concatenate(batches)
     in_order = bool((index[1:] >= index[:-1]).all())
     return items if in_order else items[torch.from_numpy(np.argsort(index, kind="stable")).to(keep_on)]
 
@@ -59,6 +60,15 @@ def batches_of_about(index: np.ndarray, size: int) -> list[np.ndarray]:
     [[0, 1, 2], [3, 4]]
     """
     return np.array_split(index, max(1, len(index) // size))
+
+
+def batches_by_length(texts: Sequence[str], size: int) -> list[np.ndarray]:
+    """Texts of like length in one batch, the shortest first, in batches of ``size`` or a little more.
+
+    >>> [batch.tolist() for batch in batches_by_length(["a red dog", "a", "a dog"], 1)]
+    [[1], [2], [0]]
+    """
+    return batches_of_about(np.argsort([len(text) for text in texts], kind="stable"), size)
 
 
 def device_of(matcher: Matcher) -> torch.device:

@@ -92,5 +92,5 @@ def _unit_fragments(fragments: Tensor, items: Encoded) -> Encoded:
     """Each at length 1, in float32 at least; 0 where nothing is."""
     fragments = normalize(fragments if fragments.dtype.itemsize >= 4 else fragments.float(), dim=-1)
     if isinstance(items.mask, Tensor):
-        fragments = fragments * items.mask[..., None]
+        fragments = fragments.masked_fill(~items.mask[..., None], 0.0)
     return Encoded(fragments, items.mask)

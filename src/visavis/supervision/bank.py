@@ -11,7 +11,7 @@ from torch import Tensor
 from visavis.data.loader import Batch, Loader, seed_of
 from visavis.errors import RecipeError
 from visavis.models.base import evaluating
-from visavis.models.encoding import batches_of_at_most, encode
+from visavis.models.encoding import batches_by_length, batches_of_at_most, encode
 from visavis.scoring import score_by_rows
 from visavis.spec import check_fields, require
 from visavis.supervision.base import Supervision, TrainingContext
@@ -101,7 +101,7 @@ class BankSupervision(Supervision):
         matcher, data = self._context.matcher, loader.data
         device = self._context.device
         visual = encode(matcher, "visual", loader.visual.read, batches_of_at_most(len(data.images), ENCODED_AT_ONCE), keep_on=device)
-        text = encode(matcher, "text", loader.text.read, batches_of_at_most(len(data.captions), ENCODED_AT_ONCE), keep_on=device)
+        text = encode(matcher, "text", loader.text.read, batches_by_length(data.captions, ENCODED_AT_ONCE), keep_on=device)
         with evaluating(matcher):
             image_of = torch.from_numpy(data.image_of).to(self._context.device)
             image = torch.arange(len(data.images), device=self._context.device)

@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 from visavis.errors import RecipeError
 from visavis.memory import Memory, parse_memory, score_in_blocks
 from visavis.models.pooling import mean_pool
-from visavis.scoring import Score, score_by_rows, tile_shape
+from visavis.scoring import Score, largest, score_by_rows, tile_shape
 from visavis.types import Direction, Encoded
 
 Choose = Callable[[slice, Tensor], Tensor]
@@ -24,13 +24,13 @@ def pooled(visual: Encoded, text: Encoded) -> tuple[Tensor, Tensor]:
     The cosine of a pair is then the mean over these parts of the cosines of their means. Raises RecipeError where the sides have no
     part of one width in common.
     """
-    (images, image_masks), (texts, text_masks) = _named(visual), _named(text)
+    (images, _), (texts, _) = _named(visual[:1]), _named(text[:1])
     common = [name for name, part in images.items() if name in texts and texts[name].shape[-1] == part.shape[-1]]
     if not common:
         raise RecipeError(
             "BankSupervision(preselect=...) compares means of regions and words, which have no common width here: leave it out."
         )
-    return _means(images, image_masks, common), _means(texts, text_masks, common)
+    return _means(visual, common), _means(text, common)
 
 
 def scores_of_preselected(
@@ -48,7 +48,7 @@ def scores_of_preselected(
         for query, listed in zip(range(rows.start, rows.stop), choose(rows, cosines), strict=True):
             own = slice(query, query + 1)
             pair = (visual[own], text[listed]) if way == "i2t" else (visual[listed], text[own])
-            shape = shape or tile_shape(score, *pair, held=0.0, memory=half)
+            shape = shape or tile_shape(score, *map(largest, (visual, text), map(len, pair)), held=0.0, memory=half)
             yield listed, score_in_blocks(score, *pair, shape).flatten()
 
 
@@ -64,6 +64,12 @@ def _named(items: Encoded) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return vectors, masks
 
 
-def _means(vectors: dict[str, Tensor], masks: dict[str, Tensor], names: list[str]) -> Tensor:
-    means = [vectors[name] if vectors[name].dim() == 2 else mean_pool(vectors[name], masks.get(name)) for name in names]
-    return normalize(torch.cat([normalize(mean.float(), dim=-1).nan_to_num(0.0) for mean in means], -1), dim=-1)
+def _means(items: Encoded, names: list[str]) -> Tensor:
+    """Those of the parts with these names, piece by piece, as the items are kept."""
+    places, rows = list[Tensor](), list[Tensor]()
+    for some, piece in items.pieces():
+        vectors, masks = _named(piece)
+        means = [vectors[name] if vectors[name].dim() == 2 else mean_pool(vectors[name], masks.get(name)) for name in names]
+        places.append(some)
+        rows.append(normalize(torch.cat([normalize(mean.float(), dim=-1).nan_to_num(0.0) for mean in means], -1), dim=-1))
+    return torch.cat(rows)[torch.cat(places).argsort()]

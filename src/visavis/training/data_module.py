@@ -21,7 +21,7 @@ from visavis.evaluation.of_data import evaluate_data, read_by
 from visavis.evaluation.protocols import Protocol, all_named
 from visavis.models import CATALOG, Matcher
 from visavis.models.base import evaluating, vectors
-from visavis.models.encoding import batches_of_about, encode
+from visavis.models.encoding import batches_by_length, batches_of_about, encode
 from visavis.models.pixel_source import CROPS, PixelSource
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
@@ -110,10 +110,9 @@ class DataModule:
         """All images and all captions of a split, in order, encoded in evaluation mode."""
         visual, text = self.sources(split)
         at_once = ENCODE_CLIPS if self.recipe.visual.view in ("experts", "frames") else ENCODE_IMAGES
-        by_length = np.argsort([len(caption) for caption in split.captions], kind="stable")
         return (
             encode(matcher, "visual", visual.read, batches_of_about(np.arange(len(split.images)), at_once)),
-            encode(matcher, "text", text.read, batches_of_about(by_length, ENCODE_TEXTS)),
+            encode(matcher, "text", text.read, batches_by_length(split.captions, ENCODE_TEXTS)),
         )
 
     @property

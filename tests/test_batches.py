@@ -1,0 +1,136 @@
+"""Items kept as batches of unequal length: as those that are one tensor, wherever they are read, and never all padded at once."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from visavis.batches import EncodedBatches, collected
+from visavis.evaluation import evaluate
+from visavis.evaluation.blocks import _keys
+from visavis.models import SCAN
+from visavis.models.scoring import score_all, score_from_cpu, score_listed_pairs
+from visavis.supervision.preselection import pooled
+from visavis.types import Encoded, concatenate
+
+LONGEST, WIDTH, TEXTS, IMAGES, COPIED = 60, 8, 240, 48, 100
+
+
+def block(number: int, length: int, named: bool) -> Encoded:
+    """Items with padding of their own; with names, one part has no mask and items have weights."""
+    mask = torch.arange(length) < torch.randint(1, length + 1, (number, 1))
+    vectors = torch.randn(number, length, 2) * mask[..., None]
+    if not named:
+        return Encoded(vectors, mask)
+    return Encoded({"words": vectors, "whole": torch.randn(number, 3)}, {"words": mask}, torch.rand(number, 2))
+
+
+@st.composite
+def blocks_and_rows(draw):
+    torch.manual_seed(draw(st.integers(0, 99)))
+    named = draw(st.booleans())
+    sizes = draw(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5)), min_size=1, max_size=4))
+    blocks = [block(*size, named) for size in sizes]
+    places = st.integers(0, sum(map(len, blocks)) - 1)
+    rows = draw(
+        st.one_of(st.lists(places, max_size=6).map(lambda found: torch.tensor(found, dtype=torch.long)), st.builds(slice, places, places))
+    )
+    return blocks, rows
+
+
+def tensors(items: Encoded) -> list[torch.Tensor | None]:
+    return tree_leaves((items.vectors, items.mask, items.weights))
+
+
+@given(blocks_and_rows())
+def test_any_items_are_those_of_one_tensor(given):
+    blocks, rows = given
+    whole, kept = concatenate(blocks), EncodedBatches.of(blocks)
+    assert isinstance(collected(blocks), EncodedBatches) == (
+        len({tuple(part.shape[1:] for part in tensors(b) if part is not None) for b in blocks}) > 1
+    )
+    assert len(kept) == len(whole) and len(kept[rows]) == len(whole[rows])
+    for found, expected in zip(tensors(kept[rows]), tensors(whole[rows]), strict=True):
+        if expected is None:
+            assert found is None
+            continue
+        assert found.dtype == expected.dtype and len(found) == len(expected)
+        if expected.dim() > 1:
+            assert not expected[:, found.shape[1] :].any()
+            expected = expected[:, : found.shape[1]]
+        assert torch.equal(found, expected)
+
+
+@given(blocks_and_rows())
+def test_pieces_are_all_items_and_the_largest_are_as_large_as_any(given):
+    blocks, _ = given
+    kept = EncodedBatches.of(blocks)
+    order = torch.randperm(len(kept))
+    places = torch.cat([places for places, _ in kept[order].pieces()])
+    assert places.sort().values.tolist() == list(range(len(kept)))
+    longest = max(part.shape[1] for b in blocks for part in tensors(b.part("words")) if part is not None)
+    assert tensors(kept.largest(1).part("words"))[0].shape[1] == longest
+
+
+@pytest.fixture
+def scored():
+    """SCAN with images, texts of 2 to 6 words and one of ``LONGEST``, and these texts in batches by length; the last of them, a copy of
+    another, lies in the longest batch.
+    """
+    torch.manual_seed(0)
+    matcher = SCAN(SCAN.Config(visual_width=3, text_view="words", text_width=3, width=WIDTH)).double().eval().requires_grad_(False)
+    lengths = torch.randint(2, 7, (TEXTS,))
+    lengths[7] = LONGEST
+    texts = matcher.encode_text(Encoded(torch.randn(TEXTS, LONGEST, 3).double(), torch.arange(LONGEST) < lengths[:, None]))
+    texts = texts[torch.cat([torch.arange(TEXTS - 1), torch.tensor([COPIED])])]
+    order = torch.cat([lengths[:-1].argsort(stable=True), torch.tensor([TEXTS - 1])])
+    blocks = [
+        Encoded(texts.vectors[some, :length], texts.mask[some, :length])
+        for some in order.split(TEXTS // 6)
+        for length in [int(texts.mask[some].sum(1).max())]
+    ]
+    visual = matcher.encode_visual(Encoded(torch.randn(IMAGES, 5, 3).double()))
+    return matcher, visual, texts, collected(blocks)[order.argsort()]
+
+
+def test_scores_and_ranks_are_those_of_one_tensor(scored):
+    matcher, visual, texts, kept = scored
+    for memory in (None, "1MB"):
+        assert_close(score_all(matcher, visual, kept, memory), score_all(matcher, visual, texts, memory))
+    pairs = torch.arange(TEXTS) % IMAGES, torch.arange(TEXTS)
+    assert_close(score_listed_pairs(matcher, visual, kept, *pairs), score_listed_pairs(matcher, visual, texts, *pairs))
+    found, expected = (evaluate(visual, items, score_from_cpu(matcher), range(IMAGES), pairs[0]) for items in (kept, texts))
+    assert found.metrics == expected.metrics
+    assert_close(pooled(visual, kept), pooled(visual, texts))
+
+
+def test_copies_are_equal_in_whichever_batch_they_lie(scored):
+    *_, texts, kept = scored
+    for items in (texts, kept):
+        keys = _keys(items)
+        assert keys[COPIED] == keys[-1] and len(set(keys)) == TEXTS - 1
+
+
+class Largest(TorchDispatchMode):
+    """The bytes of the largest tensor that is made."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **kwargs or {})
+        sizes = (part.untyped_storage().nbytes() for part in tree_leaves(made) if isinstance(part, torch.Tensor))
+        self.bytes = max([self.bytes, *sizes])
+        return made
+
+
+def test_texts_are_never_all_as_long_as_the_longest(scored):
+    matcher, visual, texts, kept = scored
+    padded = texts.vectors.numel() * texts.vectors.itemsize
+    assert sum(part.numel() * part.itemsize for _, some in kept.pieces() for part in (some.vectors,)) < padded / 4
+    with Largest() as largest:
+        evaluate(visual, kept, score_from_cpu(matcher), range(IMAGES), torch.arange(TEXTS) % IMAGES, memory="200KB")
+        pooled(visual, kept)
+    assert largest.bytes < padded / 4
