@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 import os
+import shutil
 import sys
 
 import numpy as np
@@ -19,7 +20,7 @@ from visavis.errors import DataError, MissingExtra, RefusedOverwrite, SpecError
 from visavis.models import caching, device
 from visavis.models.caching import cache_features, store_folder
 from visavis.models.preprocessing import MAX_RESIZED, Preprocessing, PreprocessorConfig
-from visavis.models.towers import PICTURES_AT_ONCE, TowerSpec, open_text, open_visual
+from visavis.models.towers import PICTURES_AT_ONCE, TowerSpec, open_text, open_visual, prepared_by
 
 transformers = pytest.importorskip("transformers")
 
@@ -367,3 +368,26 @@ def test_a_replaced_picture_and_a_retrained_tower_have_stores_of_their_own(folde
     weights = next((folders / "bert").glob("*.safetensors"))
     os.utime(weights, (1, 1))
     assert store_folder(dataset, texts) != before[1]
+
+
+@pytest.mark.parametrize("special", [{}, {"crops": 10, "random_crops": True}, {"size": 48}, {"view": "frames", "frames_per_second": 2.0}])
+def test_how_pictures_are_prepared_is_known_without_the_tower(folders, special):
+    spec = TowerSpec("visual", str(folders / "resnet"), **special)
+    assert prepared_by(spec) == spec.open().description
+    assert prepared_by(TowerSpec("visual", "scenes")) is prepared_by(TowerSpec("text", str(folders / "bert"))) is None
+
+
+def test_pictures_that_are_prepared_otherwise_have_a_store_of_their_own(folders, dataset, tmp_path):
+    shutil.copytree(folders / "vit", tmp_path / "vit")
+    spec = TowerSpec("visual", str(tmp_path / "vit"))
+    old = cache_features(dataset, spec)
+    assert store_folder(dataset, spec) == old.folder
+    config = tmp_path / "vit" / "preprocessor_config.json"
+    before = config.read_text()
+    config.write_text(json.dumps(PREPROCESSOR | {"image_mean": [0.2, 0.2, 0.2]}))
+    new = cache_features(dataset, spec)
+    assert new.folder != old.folder and store_folder(dataset, spec) == new.folder
+    assert list(new.description.preprocessing["mean"]) == [0.2, 0.2, 0.2] != list(old.description.preprocessing["mean"])
+    assert not torch.equal(new.read(np.arange(5)).vectors, old.read(np.arange(5)).vectors)
+    config.write_text(before)
+    assert store_folder(dataset, spec) == old.folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +26,7 @@ from visavis.errors import SpecError, VisavisError
 from visavis.models import small_cnn
 from visavis.models.device import multiplies_bfloat16
 from visavis.models.pretrained import weights_checksum, weights_mark
-from visavis.models.towers import PICTURES_AT_ONCE, ClipTower, TextTower, TowerSpec, VisualTower
+from visavis.models.towers import PICTURES_AT_ONCE, ClipTower, TextTower, TowerSpec, VisualTower, prepared_by
 
 OnProgress = Callable[[int, int, float], None]
 """Called with items done, items in all, and items a second since the start."""
@@ -39,7 +40,8 @@ def store_folder(dataset: Dataset, spec: TowerSpec) -> Path:
     """Where the features of a data set lie unless another folder is named.
 
     The name changes with the images' sizes in bytes and with the tower's weights, so that a replaced picture (unless it is
-    exactly as large) or a retrained tower does not meet features of the old one.
+    exactly as large) or a retrained tower does not meet features of the old one; and where a store of this name holds
+    pictures that were prepared otherwise than the tower's folder says now.
     """
     tower = Path(spec.name).resolve().name if os.path.exists(spec.name) else spec.name.replace("/", "--")
     crops = "" if spec.crops == 1 else f"-{spec.crops}crops"
@@ -47,7 +49,12 @@ def store_folder(dataset: Dataset, spec: TowerSpec) -> Path:
     crops += ("-random" if spec.random_crops else "") + (f"-{spec.size}px" if spec.size else "")
     sizes = [image.bytes.num_bytes for image in dataset.images if image.bytes is not None] if spec.side == "visual" else []
     mark = hashlib.sha256(f"{sizes} {weights_mark(spec.name)}".encode()).hexdigest()[:8]
-    return storage.cache_folder() / "features" / f"{dataset.name}-{dataset.fingerprint}-{tower}-{spec.view}{crops}-{mark}"
+    folder = storage.cache_folder() / "features" / f"{dataset.name}-{dataset.fingerprint}-{tower}-{spec.view}{crops}-{mark}"
+    prepared = json.dumps(prepared_by(spec))
+    with suppress(VisavisError):
+        if prepared not in ("null", json.dumps(read_description(folder).preprocessing)):
+            return folder.with_name(f"{folder.name}-{hashlib.sha256(prepared.encode()).hexdigest()[:8]}")
+    return folder
 
 
 def cache_features(

