@@ -172,7 +172,7 @@ def test_refused_in_a_sentence(model, picture, tmp_path):
     plain = tmp_path / "plain"
     Processor(TowerSpec("visual", "scenes", "grid"), None, WORDS).save(matcher_of("VSE++"), plain)
     with pytest.raises(
-        RunError, match=r"of kind VSE\+\+, whose score does not tell .*: those that tell are VSEInfinity, SCAN, BFAN, SGRAF, MaxSim\."
+        RunError, match=r"of kind VSE\+\+, whose score does not tell .*: those that tell are VSEInfinity, SCAN, BFAN, SGRAF, MaxSim, XVLM\."
     ):
         visavis.explain(plain, picture, "a red circle")
     with pytest.raises(VisavisError, match="no word of 'zebras' is among"):

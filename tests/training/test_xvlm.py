@@ -58,6 +58,37 @@ def test_stopped_anywhere_it_ends_as_the_uninterrupted_one(recipe, run, scenes, 
     assert outcome(tmp_path / "pieces") == outcome(run)
 
 
+@pytest.mark.parametrize("way", [torch.inference_mode, torch.enable_grad])
+def test_what_a_word_takes_from_the_image_is_how_the_log_odds_hang_on_it(towers, way):
+    """The derivative of the log-odds by a factor of all that words take from the image in the middle layer, by finite differences."""
+    model = matcher(towers, fusion_layers=1).eval()
+    visual, text = (items[:1] for items in batch())
+    with way():
+        attention = model.attention(visual, text)
+    regions = model.encode_visual(visual).vectors["states"].shape[1] - 1
+    assert attention.weights.shape == (text.vectors.shape[1], regions) and not attention.weights.requires_grad
+    sums = attention.weights.sum(1)
+    assert ((sums - 1).abs().lt(1e-9) | sums.eq(0)).all() and attention.weights.min() >= 0
+
+    def odds(factor):
+        with torch.no_grad():
+            for part in (value := model.fusion.layer[0].crossattention.self["value"]).parameters():
+                part *= factor
+            found = model.second_stage(model.encode_visual(visual), model.encode_text(text)).item()
+            for part in value.parameters():
+                part /= factor
+        return found
+
+    assert attention.scores.sum().item() == pytest.approx((odds(1.02) - odds(0.98)) / 0.04, rel=0.01, abs=1e-5)
+    assert matcher(towers, rerank=0).attention(visual, text) is None
+
+
+def test_a_run_tells_which_regions_answered_which_words(run, scenes, tmp_path):
+    image = open_dataset(scenes).split("test").images[0].name
+    told = visavis.explain(run, image, "a red circle", out=tmp_path / "told.png")
+    assert told.grid is not None and told.file.exists() and len(told.words) == len(told.weights)
+
+
 def test_every_verb_ranks_in_two_stages(run, scenes):
     test = open_dataset(scenes).split("test")
     model, images = visavis.load(run), [image.open() for image in test.images]

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 class Explanation:
     """Which regions of an image answered which words of a text.
 
-    model: the kind of matcher. image: the path or name of the image. score: of image and text. words: those of the text, or pieces of
-    them; the marks of its beginning and end are left out. weights ``[W, R]``: the share of each region in what answered a word, a row's
-    sum is 1. scores ``[W]``: of each word with what answered it: their cosine, or the word's part of the score. grid: rows and columns
-    of the regions on ``picture``, row by row; None where it is not known where they lie. picture: what the model saw of the image.
-    file: where it was drawn.
+    model: the kind of matcher. image: the path or name of the image. score: of image and text, the second where there are two stages. words:
+    those of the text, or pieces of them; the marks of its beginning and end are left out. weights ``[W, R]``: the share of each region in
+    what answered a word, a row's sum is 1. scores ``[W]``: of each word with what answered it: their cosine, or the word's part of the score.
+    grid: rows and columns of the regions on ``picture``, row by row; None where it is not known where they lie. picture: what the model saw
+    of the image. file: where it was drawn.
     """
 
     model: str
@@ -78,14 +78,14 @@ def explained(run: Path, image: str, text: str, progress: Progress) -> Explanati
         progress.say(f"words that this model has not learned: {', '.join(unknown)}")
     visual, picture = _image(run, model, image, progress)
     told, matcher = model.processor.texts([text], model.device), model.matcher
-    with torch.inference_mode():
+    with torch.no_grad():
         visual, told = visual.to(model.device), told.to(model.device)
         attention = matcher.attention(visual, told)
         if attention is None:
             raise RunError(
                 f"{run} is a model of kind {matcher.name}, whose score does not tell which regions answered which words: {_having()}"
             )
-        score = matcher.score(matcher.encode_visual(visual), matcher.encode_text(told)).item()
+        score = (matcher.second_stage if matcher.rerank else matcher.score)(matcher.encode_visual(visual), matcher.encode_text(told)).item()
     positions = [(row, word) for row, word in enumerate(model.processor.words_of(text)) if word is not None]
     rows = [row for row, _ in positions]
     weights = attention.weights[rows].double().cpu().numpy()

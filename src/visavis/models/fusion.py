@@ -22,10 +22,11 @@ class FusionEncoder(nn.Module):
         super().__init__()
         self.layer = nn.ModuleList([_FusionLayer(sizes, image_width) for _ in range(layers)])
 
-    def forward(self, words: Tensor, mask: Tensor, image: Tensor) -> Tensor:
+    def forward(self, words: Tensor, mask: Tensor, image: Tensor, kept: list[Tensor] | None = None) -> Tensor:
+        """kept: to which every layer adds how much each word attends to each state of the image, ``[N, heads, W, R]``."""
         seen = mask[:, None, None, :]
         for layer in self.layer:
-            words = layer(words, seen, image)
+            words = layer(words, seen, image, kept)
         return words
 
     def take_over(self, layers: nn.ModuleList) -> None:
@@ -43,9 +44,9 @@ class _FusionLayer(nn.Module):
         self.intermediate = nn.ModuleDict({"dense": _linear(width, sizes.intermediate_size)})
         self.output = _Residual(sizes.intermediate_size, width, sizes.hidden_dropout_prob, epsilon)
 
-    def forward(self, words: Tensor, seen: Tensor, image: Tensor) -> Tensor:
+    def forward(self, words: Tensor, seen: Tensor, image: Tensor, kept: list[Tensor] | None) -> Tensor:
         words = self.attention(words, words, seen)
-        words = self.crossattention(words, image, None)
+        words = self.crossattention(words, image, None, kept)
         return self.output(gelu(self.intermediate["dense"](words)), words)
 
 
@@ -61,13 +62,17 @@ class _Attention(nn.Module):
         )
         self.output = _Residual(width, width, sizes.hidden_dropout_prob, sizes.layer_norm_eps)
 
-    def forward(self, states: Tensor, others: Tensor, seen: Tensor | None) -> Tensor:
+    def forward(self, states: Tensor, others: Tensor, seen: Tensor | None, kept: list[Tensor] | None = None) -> Tensor:
         query, key, value = (
             self.self[name](rows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for name, rows in (("query", states), ("key", others), ("value", others))
         )
-        dropout = self.dropout if self.training else 0.0
-        attended = scaled_dot_product_attention(query, key, value, attn_mask=seen, dropout_p=dropout)
+        if kept is None:
+            dropout = self.dropout if self.training else 0.0
+            attended = scaled_dot_product_attention(query, key, value, attn_mask=seen, dropout_p=dropout)
+        else:
+            kept.append((query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).softmax(-1))
+            attended = kept[-1] @ value
         return self.output(attended.transpose(1, 2).flatten(2), states)
 
 

@@ -14,6 +14,7 @@ from visavis import storage
 from visavis.engine.scale import LearnedScale
 from visavis.errors import DataError
 from visavis.models import text_backbone
+from visavis.models.attention import SMALLEST
 from visavis.models.base import SCALE, GlobalMatcher, MatcherConfig, unit, vectors
 from visavis.models.fusion import FusionEncoder
 from visavis.models.pretrained import kept_folder
@@ -22,7 +23,7 @@ from visavis.models.towers import open_visual
 from visavis.models.visual_states import grid_of
 from visavis.spec import Count, CountOrZero, Positive
 from visavis.targets import Targets
-from visavis.types import Encoded
+from visavis.types import Attention, Encoded
 
 LEAST_CHANCE = 1e-5
 """What every wrong pair's chance to be drawn has beside the softmax of its score."""
@@ -161,11 +162,35 @@ class XVLM(GlobalMatcher):
         belongs = (torch.arange(len(captions), device=own.device) < len(own)).long()
         return cross_entropy(self._logits(visual[images], text[captions]).float(), belongs)
 
-    def _logits(self, visual: Encoded, text: Encoded) -> Tensor:
+    @torch.inference_mode(False)
+    @torch.enable_grad()
+    def attention(self, visual: Encoded, text: Encoded) -> Attention | None:
+        """By the cross-attention of the layer in the middle, times the gradient of the log-odds, summed over heads; without a second stage, None.
+
+        A word's score is how much of the log-odds hangs on what the word takes from the image there, to first order. Source: ALBEF (Li
+        et al., 2021), whose figures are Grad-CAM of the third layer of six.
+        """
+        if not self.rerank:
+            return None
+        kept = list[Tensor]()
+        visual, text = self.encode_visual(visual.map(torch.clone)), self.encode_text(text.map(torch.clone))  # of inference mode, perhaps
+        logits = self._logits(visual.map(_differentiable), text.map(_differentiable), kept)
+        weights = kept[(len(kept) - 1) // 2]
+        [slope] = torch.autograd.grad(logits[0, 1] - logits[0, 0], weights)
+        parts = (weights * slope)[0].sum(0).detach()
+        adding = parts[:, 1:].clamp(min=0)  # the first state is that of the whole image
+        return Attention(adding / adding.sum(1, keepdim=True).clamp(min=SMALLEST), parts.sum(1))
+
+    def _logits(self, visual: Encoded, text: Encoded, kept: list[Tensor] | None = None) -> Tensor:
         assert isinstance(visual.vectors, dict) and isinstance(text.vectors, dict) and isinstance(text.mask, dict)
-        fused = self.fusion(text.vectors["states"], text.mask["states"], visual.vectors["states"])
+        fused = self.fusion(text.vectors["states"], text.mask["states"], visual.vectors["states"], kept)
         logits: Tensor = self.match(fused[:, 0])
         return logits
+
+
+def _differentiable(part: Tensor) -> Tensor:
+    """The same as the beginning of a graph."""
+    return part.detach().requires_grad_(part.is_floating_point())
 
 
 def _drawn(scores: Tensor, wrong: Tensor) -> tuple[Tensor, Tensor]:
