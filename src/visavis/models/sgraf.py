@@ -12,6 +12,7 @@ from visavis.errors import ShapeError
 from visavis.models.attention import SMALLEST, Products, at_length_one, attention, mask_of
 from visavis.models.base import vectors
 from visavis.models.fragments import FragmentMatcher
+from visavis.models.layers import linear
 from visavis.spec import Count, CountOrZero, Dropout, Positive
 from visavis.types import Encoded
 
@@ -48,11 +49,11 @@ class SGRAF(FragmentMatcher):
         super().__init__(config)
         self.visual_global = GlobalAttention(config.width, config.global_dropout, regions=config.regions)
         self.text_global = GlobalAttention(config.width, config.global_dropout)
-        self.local_similarity, self.global_similarity = (_linear(config.width, config.similarity_width) for _ in range(2))
+        self.local_similarity, self.global_similarity = (linear(config.width, config.similarity_width) for _ in range(2))
         self.nodes: nn.Module = (
             Filtration(config.similarity_width) if config.module == "SAF" else Reasoning(config.similarity_width, config.steps)
         )
-        self.last = _linear(config.similarity_width, 1)
+        self.last = linear(config.similarity_width, 1)
 
     def parts(self) -> dict[str, list[nn.Module]]:
         shared: list[nn.Module] = [self.local_similarity, self.global_similarity, self.nodes, self.last]
@@ -109,7 +110,7 @@ class GlobalAttention(nn.Module):
 
     def __init__(self, width: int, dropout: float, regions: int | None = None):
         super().__init__()
-        self.local, self.whole, self.common = _linear(width, width), _linear(width, width), _linear(width, 1)
+        self.local, self.whole, self.common = linear(width, width), linear(width, width), linear(width, 1)
         self.local_norm: nn.Module = nn.Identity() if regions is None else nn.BatchNorm1d(regions) if regions else SharedNorm(1)
         self.whole_norm: nn.Module = nn.Identity() if regions is None else nn.BatchNorm1d(width)
         self.dropout = nn.Dropout(dropout)
@@ -136,7 +137,7 @@ class Reasoning(nn.Module):
 
     def __init__(self, width: int, steps: int):
         super().__init__()
-        self.queries, self.keys, self.maps = (nn.ModuleList(_linear(width, width) for _ in range(steps)) for _ in range(3))
+        self.queries, self.keys, self.maps = (nn.ModuleList(linear(width, width) for _ in range(steps)) for _ in range(3))
 
     def forward(self, nodes: Tensor, mask: Tensor) -> Tensor:
         for query, key, after in zip(self.queries, self.keys, self.maps, strict=True):
@@ -150,7 +151,7 @@ class Filtration(nn.Module):
 
     def __init__(self, width: int):
         super().__init__()
-        self.weight = _linear(width, 1)
+        self.weight = linear(width, 1)
         self.scale, self.shift = nn.Parameter(torch.ones(1)), nn.Parameter(torch.zeros(1))
 
     def forward(self, nodes: Tensor, mask: Tensor) -> Tensor:
@@ -164,11 +165,3 @@ def _parts(items: Encoded) -> tuple[Encoded, Tensor]:
     assert isinstance(items.vectors, dict)
     assert isinstance(items.mask, dict)
     return Encoded(items.vectors["fragments"], items.mask["fragments"]), items.vectors["whole"]
-
-
-def _linear(inputs: int, outputs: int) -> nn.Linear:
-    """A linear map as the released code starts it: normal by Glorot's fan, bias 0."""
-    layer = nn.Linear(inputs, outputs)
-    nn.init.normal_(layer.weight, std=(2 / (inputs + outputs)) ** 0.5)
-    nn.init.zeros_(layer.bias)
-    return layer
