@@ -18,7 +18,6 @@ from visavis.data.scenes import write_scenes
 from visavis.errors import DataError, RunError
 from visavis.evaluation import rank_scores
 from visavis.models.foreign import open_model
-from visavis.models.xvlm_checkpoint import convert_checkpoint
 
 WIDTH, WINDOW, SIDE, WORDS = 8, 2, 16, 14  # two stages of two blocks and of one; pictures of 16 x 16, patches of 2
 BERT = {"hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 12, "max_position_embeddings": 12}
@@ -91,7 +90,7 @@ def published(*, bert="", mask=True):
 def test_every_weight_arrives(prefix, bert, tmp_path):
     given = published(bert=prefix)
     torch.save({"model": given, "config": {"k_test": 128}} if prefix else given, tmp_path / "xvlm.pth")
-    converted = convert_checkpoint(tmp_path / "xvlm.pth", tmp_path / "out", text=str(bert))
+    converted = visavis.convert(tmp_path / "xvlm.pth", tmp_path / "out", text=str(bert))
     assert (converted.fusion_layers, converted.width, converted.temperature) == (2, 6, 0.0625)
     visual, text = (open_model(tmp_path / "out" / part) for part in ("visual", "text"))
     rest = load_file(tmp_path / "out" / "fusion.safetensors")
@@ -124,7 +123,7 @@ def test_the_command_says_what_a_recipe_says(bert, tmp_path):
 
 def test_a_converted_model_is_evaluated_and_searched_as_it_is(bert, tmp_path):
     torch.save(published(), tmp_path / "xvlm.pth")
-    convert_checkpoint(tmp_path / "xvlm.pth", tmp_path / "out", text=str(bert))
+    visavis.convert(tmp_path / "xvlm.pth", tmp_path / "out", text=str(bert))
     scenes = write_scenes(tmp_path / "scenes", num_train=4, num_val=4, num_test=6, captions_per_image=2, size=32)
     result = visavis.evaluate(tmp_path / "out", data=scenes)
     test = open_dataset(scenes).split("test")
@@ -143,14 +142,14 @@ def left_out(name):
 
 def test_windows_grow_with_pictures(bert, tmp_path):
     torch.save(published(), tmp_path / "xvlm.pth")
-    convert_checkpoint(tmp_path / "xvlm.pth", tmp_path / "out", text=str(bert), image_size=2 * SIDE)
+    visavis.convert(tmp_path / "xvlm.pth", tmp_path / "out", text=str(bert), image_size=2 * SIDE)
     config = open_model(tmp_path / "out" / "visual").config
     assert (config.image_size, config.window_size) == (2 * SIDE, 2 * WINDOW)
     with pytest.raises(DataError, match="has windows of 2 for pictures of 16 pixels, which do not grow evenly to image_size = 20"):
-        convert_checkpoint(tmp_path / "xvlm.pth", tmp_path / "odd", text=str(bert), image_size=20)
+        visavis.convert(tmp_path / "xvlm.pth", tmp_path / "odd", text=str(bert), image_size=20)
     torch.save(published(mask=False), tmp_path / "bare.pth")
     with pytest.raises(DataError, match="does not say for which size of pictures it was trained: give image_size"):
-        convert_checkpoint(tmp_path / "bare.pth", tmp_path / "odd", text=str(bert))
+        visavis.convert(tmp_path / "bare.pth", tmp_path / "odd", text=str(bert))
     assert not (tmp_path / "odd").exists()
 
 
@@ -180,14 +179,14 @@ def test_what_is_wrong_is_one_sentence(change, sentence, bert, tmp_path):
     change(given)
     torch.save(given, tmp_path / "xvlm.pth", pickle_module=pickle)
     with pytest.raises(DataError, match=sentence):
-        convert_checkpoint(tmp_path / "xvlm.pth", tmp_path / "out", text=str(bert))
+        visavis.convert(tmp_path / "xvlm.pth", tmp_path / "out", text=str(bert))
     assert not (tmp_path / "out").exists()
 
 
 def test_a_checkpoint_is_looked_at_before_its_text_encoder(bert, tmp_path):
     def said(file, sentence):
         with pytest.raises(DataError, match=sentence):
-            convert_checkpoint(file, tmp_path / "out", text=str(tmp_path / "nowhere"))
+            visavis.convert(file, tmp_path / "out", text=str(tmp_path / "nowhere"))
 
     said(tmp_path / "none.pth", r"none\.pth")
     torch.save({"fc.weight": torch.ones(2, 2)}, tmp_path / "other.pth")
@@ -209,10 +208,10 @@ def test_a_checkpoint_is_looked_at_before_its_text_encoder(bert, tmp_path):
 def test_a_bert_of_fewer_layers_is_not_the_one_it_was_made_from(bert, tmp_path):
     torch.save({name: part for name, part in published().items() if ".layer.2." not in name}, tmp_path / "xvlm.pth")
     with pytest.raises(DataError, match=r"and 2 layers of text, but .* and 3: name the text model that it was made from"):
-        convert_checkpoint(tmp_path / "xvlm.pth", tmp_path / "out", text=str(bert))
+        visavis.convert(tmp_path / "xvlm.pth", tmp_path / "out", text=str(bert))
 
 
 def test_what_is_no_archive_is_one_sentence(bert, tmp_path):
     (tmp_path / "xvlm.pth").write_bytes(b"no archive")
     with pytest.raises(DataError, match="is no checkpoint of tensors"):
-        convert_checkpoint(tmp_path / "xvlm.pth", tmp_path / "out", text=str(bert))
+        visavis.convert(tmp_path / "xvlm.pth", tmp_path / "out", text=str(bert))

@@ -170,17 +170,22 @@ def features(
 
 
 def convert(
-    checkpoint: Annotated[Path, typer.Argument(help="A published X-VLM of Swin and BERT, such as 16m_base_model_state_step_199999.th.")],
+    checkpoint: Annotated[Path, typer.Argument(help="A published X-VLM of Swin and BERT, or a CLIP of open_clip, such as epoch_32.pt.")],
     out: Annotated[Path, typer.Option(help="A new folder.")],
-    text: Annotated[str, typer.Option(help="The BERT that it was made from: a transformers folder or a hub name.")] = "bert-base-uncased",
-    image_size: Annotated[int | None, typer.Option(help="Pixels of a side to train with; default the checkpoint's own.")] = None,
+    text: Annotated[
+        str, typer.Option(help="The BERT that it was made from, or a CLIP with its tokenizer: a transformers folder or a hub name.")
+    ] = "",
+    config: Annotated[str, typer.Option(help="Of a CLIP: its configuration by open_clip, a file or a name such as ViT-B-32.")] = "",
+    image_size: Annotated[
+        int | None, typer.Option(help="Of an X-VLM: pixels of a side to train with; default the checkpoint's own.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Turn a published checkpoint into a model that training begins with; nothing in it is run."""
     from visavis import verbs
     from visavis.cli.output import print_converted_model
 
-    converted = verbs.convert(checkpoint, out, text=text, image_size=image_size)
+    converted = verbs.convert(checkpoint, out, text=text, config=config, image_size=image_size)
     if json:
         print_json(converted.to_json())
     else:

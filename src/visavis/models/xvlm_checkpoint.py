@@ -14,13 +14,14 @@ from torch.nn.functional import interpolate
 
 from visavis import storage
 from visavis.errors import DataError
-from visavis.models.foreign import open_config, open_model, open_tokenizer, read_tensors_alone
-from visavis.models.pretrained import FILES, model_folder
+from visavis.models.checkpoints import ConvertedModel, check_weights, text_donor
+from visavis.models.foreign import open_config, open_model
+from visavis.models.pretrained import FILES_BESIDE_WEIGHTS
 from visavis.models.processor import Processor
 from visavis.models.tokenizing import PretrainedTokenizer
 from visavis.models.towers import TowerSpec
 from visavis.models.xvlm import XVLM
-from visavis.models.xvlm_names import LEFT_OUT, Targets, published_names
+from visavis.models.xvlm_names import LEFT_OUT, published_names
 
 VISUAL, TEXT, REST, MODEL = "visual", "text", "fusion.safetensors", "model"
 """What a converted checkpoint consists of: two folders of transformers, a file that ``XVLM`` begins with, and the whole as it is."""
@@ -38,16 +39,14 @@ PICTURES = {
 
 
 @dataclass(frozen=True)
-class ConvertedModel:
-    """Where a checkpoint lies now, and what a recipe says to begin with it. temperature: that of its loss."""
+class ConvertedXVLM(ConvertedModel):
+    """temperature: that of its loss."""
 
-    folder: Path
     fusion_layers: int
     width: int
     temperature: float
 
     def to_json(self) -> dict[str, Any]:
-        """The sections of a recipe."""
         model = {"kind": "XVLM", "pretrained": str(self.folder / REST), "fusion_layers": self.fusion_layers, "width": self.width}
         return {
             "visual": {"tower": str(self.folder / VISUAL), "view": "pixels"},
@@ -56,22 +55,21 @@ class ConvertedModel:
         }
 
 
-def convert_checkpoint(
-    checkpoint: str | Path, out: str | Path, *, text: str = "bert-base-uncased", image_size: int | None = None
-) -> ConvertedModel:
-    """Write a published X-VLM of Swin and BERT, pretrained or fine-tuned, into a new folder; nothing in it is ever unpickled.
+def convert_xvlm(
+    tensors: Mapping[str, Tensor], checkpoint: Path, out: str | Path, *, text: str = "", image_size: int | None = None
+) -> ConvertedXVLM:
+    """Write the weights of a published X-VLM of Swin and BERT, pretrained or fine-tuned, into a new folder.
 
-    text: the folder or hub name of the BERT that it was made from, for its config and tokenizer. image_size: pixels of a side to train
+    text: the folder or hub name of the BERT that it was made from, for its config and tokenizer; "": bert-base-uncased. image_size: pixels of a side to train
     with, default the checkpoint's own: windows of attention grow with it, and their position biases are interpolated.
-    Raises DataError for a file of more than tensors and plain values, and naming weights that are unknown, missing or of wrong shapes.
+    Raises DataError naming weights that are unknown, missing or of wrong shapes.
     Differs from: the released code, which interpolates position biases from a grid that is denser at its center.
     """
-    checkpoint = Path(checkpoint)
-    tensors = read_checkpoint(checkpoint)
     layers = 1 + max((int(match[1]) for name in tensors if (match := _TEXT_LAYER.match(name))), default=-1)
     names = published_names(tensors, layers)
-    _check(tensors, names, checkpoint)
-    donor = _text_model(text, checkpoint)
+    check_weights(tensors, names, LEFT_OUT, checkpoint, "an X-VLM of Swin and BERT")
+    text = text or "bert-base-uncased"
+    donor = text_donor(text, checkpoint, "reads texts by the config and tokenizer of the BERT that it was made from")
     sizes = open_config(donor)
     made: dict[str, dict[str, Tensor]] = {VISUAL: {}, TEXT: {}, REST: {}}
     for published, targets in names.items():
@@ -95,7 +93,7 @@ def convert_checkpoint(
             (folder / part).mkdir()
         storage.write_json(folder / VISUAL / "config.json", _swin_config(made[VISUAL], side))
         storage.write_json(folder / VISUAL / "preprocessor_config.json", PICTURES | {"size": {"height": side, "width": side}})
-        for file in {file for kind in FILES[:3] for file in donor.glob(kind) if not file.name.endswith(".index.json")}:
+        for file in {file for kind in FILES_BESIDE_WEIGHTS for file in donor.glob(kind) if not file.name.endswith(".index.json")}:
             storage.write_bytes(folder / TEXT / file.name, storage.read_bytes(file))
         for part in (VISUAL, TEXT):
             storage.write_tensors(folder / part / "model.safetensors", made[part], for_transformers=True)
@@ -103,12 +101,12 @@ def convert_checkpoint(
         storage.write_tensors(folder / REST, made[REST])
         fusion_layers = sum(name.endswith("crossattention.self.query.weight") for name in names)
         temperature = tensors["temp"].item() if "temp" in tensors else 0.07
-        converted = ConvertedModel(Path(out), fusion_layers, len(tensors["vision_proj.weight"]), round(temperature, 6))
+        converted = ConvertedXVLM(Path(out), fusion_layers, len(tensors["vision_proj.weight"]), round(temperature, 6))
         _write_model(folder, converted)
     return converted
 
 
-def _write_model(written: Path, converted: ConvertedModel) -> None:
+def _write_model(written: Path, converted: ConvertedXVLM) -> None:
     """The model itself, of folders that lie elsewhere while they are written."""
     tokens, width = PretrainedTokenizer.open(written / TEXT), open_config(written / VISUAL).hidden_size
     config = XVLM.Config(
@@ -125,43 +123,6 @@ def _write_model(written: Path, converted: ConvertedModel) -> None:
     visual, text = (str(converted.folder.resolve() / part) for part in (VISUAL, TEXT))
     matcher.config = replace(config, backbone=visual, text_backbone=text, pretrained="")
     Processor(TowerSpec("visual", visual, "grid"), None, None, text).save(matcher, written / MODEL)
-
-
-def read_checkpoint(file: Path) -> dict[str, Tensor]:
-    """The weights in a checkpoint by their published names, those of the text encoder as fine-tuning names them. Raises DataError."""
-    content = read_tensors_alone(file)
-    tensors = content.get("model", content) if isinstance(content, Mapping) else None
-    if (
-        not isinstance(tensors, Mapping)
-        or not tensors
-        or not all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in tensors.items())
-    ):
-        raise DataError(f"{file} holds no weights by name, expected the state_dict of a model, or a table with one as its entry model.")
-    return {re.sub(r"^text_encoder\.bert\.", "text_encoder.", name): tensor for name, tensor in tensors.items()}
-
-
-def _text_model(name: str, checkpoint: Path) -> Path:
-    """The folder of a BERT with a tokenizer. Raises DataError saying what a checkpoint needs it for."""
-    try:
-        folder = model_folder(name)
-        open_tokenizer(folder)
-    except DataError as error:
-        raise DataError(
-            f"{checkpoint} reads texts by the config and tokenizer of the BERT that it was made from, which it does not hold: name it as text; {error}"
-        ) from None
-    return folder
-
-
-def _check(tensors: Mapping[str, Tensor], names: Mapping[str, Targets], checkpoint: Path) -> None:
-    """Raise DataError naming what is missing, unknown, or not finite."""
-    unknown = sorted(name for name in tensors if name not in names and not LEFT_OUT.fullmatch(name))
-    missing = sorted(name for name in names if name not in tensors)
-    for what, some in (("lacks", missing), ("holds, beyond what is known,", unknown)):
-        if some:
-            more = f" and {len(some) - 3:,} more" if len(some) > 3 else ""
-            raise DataError(f"{checkpoint} {what} the weights {', '.join(some[:3])}{more}: expected an X-VLM of Swin and BERT.")
-    if broken := next((name for name in names if not tensors[name].isfinite().all()), None):
-        raise DataError(f"{checkpoint} is damaged: its weights {broken} hold values that are not finite.")
 
 
 def _image_size(tensors: Mapping[str, Tensor], given: int | None, checkpoint: Path) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from visavis.data.conversion import Converted
     from visavis.data.features import FeatureStore
     from visavis.environment import Fact
-    from visavis.models.xvlm_checkpoint import ConvertedModel
+    from visavis.models.checkpoints import ConvertedModel
 
 
 def data_check(path: str | Path, *, progress: Progress | None = None) -> CheckReport:
@@ -136,15 +136,26 @@ def features(
     return [cache(tower) for tower in towers]
 
 
-def convert(checkpoint: str | Path, out: str | Path, *, text: str = "bert-base-uncased", image_size: int | None = None) -> ConvertedModel:
-    """A published checkpoint of X-VLM, as two folders of transformers and a file that training begins with; nothing is unpickled.
+def convert(checkpoint: str | Path, out: str | Path, *, text: str = "", config: str = "", image_size: int | None = None) -> ConvertedModel:
+    """A checkpoint of X-VLM or of open_clip, as folders of transformers that training begins with; nothing is unpickled.
 
-    out: a new folder, written as a whole or not at all. text: the BERT that the model was made from, by folder or hub name. image_size:
+    out: a new folder, written as a whole or not at all. text: whose tokenizer reads texts, by folder or hub name: the BERT that an X-VLM was made
+    from (default bert-base-uncased), a CLIP (default openai/clip-vit-base-patch32). config: of a CLIP, its configuration as open_clip writes it, a
+    file, or a name such as ViT-B-32 where open_clip is installed; default open_clip_config.json beside the checkpoint. image_size: of an X-VLM,
     pixels of a side to train with, default the checkpoint's own. ``.to_json()`` of the result: what a recipe says to begin with it.
     """
-    from visavis.models.xvlm_checkpoint import convert_checkpoint
+    from visavis.models.checkpoints import read_checkpoint
+    from visavis.models.clip_checkpoint import convert_clip, is_clip
+    from visavis.models.xvlm_checkpoint import convert_xvlm
 
-    return convert_checkpoint(checkpoint, out, text=text, image_size=image_size)
+    file = Path(checkpoint)
+    if is_clip(tensors := read_checkpoint(file)):
+        if image_size is not None:
+            raise VisavisError("image_size is for an X-VLM: a CLIP goes on with the size of its configuration.")
+        return convert_clip(tensors, file, out, config=config, text=text)
+    if config:
+        raise VisavisError(f"config is for a CLIP of open_clip, and {file} holds none: leave it out.")
+    return convert_xvlm(tensors, file, out, text=text, image_size=image_size)
 
 
 def doctor() -> list[Fact]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from visavis.data.check import CheckReport
     from visavis.data.conversion import Converted
     from visavis.environment import Fact
-    from visavis.models.xvlm_checkpoint import ConvertedModel
+    from visavis.models.checkpoints import ConvertedModel
 
 
 FIRST = 5
