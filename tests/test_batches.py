@@ -75,6 +75,12 @@ def test_pieces_are_all_items_and_the_largest_are_as_large_as_any(given):
     assert tensors(kept.largest(1).part("words"))[0].shape[1] == longest
 
 
+def test_without_names_the_one_part_is_all():
+    kept = EncodedBatches.of([block(2, 3, named=False), block(1, 5, named=False)])
+    assert kept.part("embedding") is kept
+    assert kept != EncodedBatches.of(kept.blocks) and repr(kept) == "EncodedBatches of 3 items"
+
+
 @pytest.fixture
 def scored():
     """SCAN with images, texts of 2 to 6 words and one of ``LONGEST``, and these texts in batches by length; the last of them, a copy of

@@ -24,7 +24,8 @@ def collected(blocks: Sequence[Encoded]) -> Encoded:
 class EncodedBatches(Encoded):
     """Items in several blocks, of which only those that are asked for become one, padded to the longest of them.
 
-    Some of the items, ``items[rows]``, are of this kind again and copy nothing; ``vectors``, ``mask`` and ``weights`` are made anew each time.
+    Some of the items, ``items[rows]``, are of this kind again and copy nothing; ``vectors``, ``mask`` and ``weights`` are made anew each time
+    that they are asked for, all at once by ``together``.
     blocks: each padded for itself. block, row ``[N]``: where each item lies.
 
     >>> short, long = (Encoded(torch.ones(2, n, 3), torch.ones(2, n, dtype=torch.bool)) for n in (4, 70))
@@ -51,7 +52,7 @@ class EncodedBatches(Encoded):
         return len(self.block)
 
     def __getitem__(self, rows: slice | Tensor) -> EncodedBatches:
-        rows = rows if isinstance(rows, slice) else rows.cpu()
+        rows = rows if isinstance(rows, slice) else torch.as_tensor(rows).cpu()
         return EncodedBatches(self.blocks, self.block[rows], self.row[rows])
 
     @property
@@ -66,12 +67,30 @@ class EncodedBatches(Encoded):
     def weights(self) -> Tensor | None:
         return self._together(lambda block: block.weights)
 
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+    def __repr__(self) -> str:
+        return f"EncodedBatches of {len(self):,} items"
+
+    def together(self) -> Encoded:
+        return Encoded(*self._together(lambda block: (block.vectors, block.mask, block.weights)))
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Encoded:
+        return self.together().map(change)
+
     def part(self, name: str) -> Encoded:
+        if isinstance(self.blocks[0].vectors, Tensor):
+            return self
         return Encoded(self._together(lambda block: block.part(name).vectors))
 
     def largest(self, number: int) -> Encoded:
         sizes = torch.tensor([sum(part[:1].numel() for part in _tensors(block)) for block in self.blocks])
         return self[sizes[self.block].argsort(descending=True, stable=True)[:number]]
+
+    def lies_as(self, other: EncodedBatches) -> bool:
+        """Whether every item lies in the same place of the same block as its counterpart."""
+        same = torch.equal(self.block, other.block) and torch.equal(self.row, other.row)
+        return same and list(map(len, self.blocks)) == list(map(len, other.blocks))
 
     def pieces(self) -> Iterator[tuple[Tensor, Encoded]]:
         for places, block, rows in self._found():

@@ -248,6 +248,7 @@ def blocks(rows: int, columns: int, shape: tuple[int, int]) -> list[tuple[slice,
 
 def scores_of(score: Callable[[Any, Any], Tensor], visual: Items, text: Items) -> Tensor:
     """``score(visual, text)``. Raises ShapeError unless that is a tensor ``[V, T]``, and where items of two widths cannot be scored."""
+    visual, text = (items if isinstance(items, Tensor) else items.together() for items in (visual, text))
     try:
         scores = score(visual, text)
     except RuntimeError as error:

@@ -143,7 +143,8 @@ class Targets:
             if len(index) and not 0 <= int(index.min()) <= int(index.max()) < size:
                 raise ShapeError(f"{name} goes from {int(index.min())} to {int(index.max())}, expected positions from 0 to {size - 1}.")
         relation = torch.stack([query_index, candidate_index], 1)
-        return cls(query_ids=torch.arange(num_queries), candidate_ids=torch.arange(num_candidates), relation=relation, **facts)
+        query_ids, candidate_ids = (torch.arange(number, device=relation.device) for number in (num_queries, num_candidates))
+        return cls(query_ids=query_ids, candidate_ids=candidate_ids, relation=relation, **facts)
 
     @property
     def shape(self) -> torch.Size:

@@ -52,6 +52,10 @@ class Encoded:
         """So many items, or all, that take as much memory as any."""
         return self[:number]
 
+    def together(self) -> Encoded:
+        """The same items, each part as one tensor."""
+        return self
+
     def pieces(self) -> Iterator[tuple[Tensor, Encoded]]:
         """The items as they are kept: their places among all, and what lies there."""
         yield torch.arange(len(self)), self

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from visavis.batches import EncodedBatches, collected
 from visavis.models import CATALOG
-from visavis.models.average import Average
+from visavis.models.average import Average, joined
 from visavis.spec import build
 from visavis.types import Encoded, concatenate
 
@@ -43,3 +44,17 @@ def test_the_score_is_the_mean_of_the_members_also_of_blocks(kind):
     torch.testing.assert_close(scores(average), (scores(first) + scores(second)) / 2)
     assert not torch.allclose(scores(first), scores(second))
     assert torch.equal(scores(Average([first, first])), scores(first))
+
+
+def test_what_members_made_in_batches_is_put_together_batch_by_batch():
+    images = Encoded(torch.rand(3, 4, 5))
+    blocks = [Encoded(torch.randint(1, 9, (2, longest)), torch.arange(longest) < torch.tensor([[longest], [2]])) for longest in (3, 60)]
+    matchers = list(members(Words, (1, 2)))
+    order = torch.tensor([3, 0, 2, 1])
+    kept = [collected([member.encode_text(block) for block in blocks])[order] for member in matchers]
+    text = joined(kept)
+    assert isinstance(text, EncodedBatches)
+    assert max(part.shape[1] for part in text[1:2].together().vectors.values()) == 3
+    average, visual = Average(matchers), joined([member.encode_visual(images) for member in matchers])
+    torch.testing.assert_close(average.score(visual, text.together()), average.score(visual, joined([items.together() for items in kept])))
+    assert not isinstance(joined([kept[0], kept[1][order]]), EncodedBatches)

@@ -185,6 +185,10 @@ def test_weights_go_as_far_as_validation_says(dual_encoders, small, listener, tm
     assert [sentence for sentence in listener.said if sentence.startswith(f"weights at {told.share:g} of the way from those before")]
     for name, weight in start.items():
         torch.testing.assert_close(own[name], (1 - told.share) * weight + told.share * full[name])
+    record = json.loads((tmp_path / "run" / "environment.json").read_text())
+    (tmp_path / "run" / "environment.json").write_text(json.dumps(record | {"start": "0" * 16}))
+    with pytest.raises(RunError, match="what its training began with cannot be made anew"):
+        visavis.train(resume=tmp_path / "run")
 
 
 @adapters

@@ -1,6 +1,7 @@
 """What objectives are told beyond pairs: banks, doubtful pairs, learned weights; each stopped and resumed exactly."""
 
 import json
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from visavis.errors import MissingSupervision, RecipeError, RunError
 from visavis.progress import Silent
 from visavis.runs.begin import prepare
 from visavis.runs.folder import recipe_of
-from visavis.supervision import CATALOG, Supervision, soft_margin
+from visavis.supervision import CATALOG, PairSupervision, Supervision, soft_margin
 from visavis.supervision.learned import WeightNetwork
 from visavis.supervision.noisy import clean_probability, prediction
 from visavis.targets import Targets
@@ -381,6 +382,25 @@ def test_learned_weights_begin_at_one_and_move_by_their_rate(recipes, scenes, tm
     torch.manual_seed(seed_of(3, 0, 32))
     moved = [supervision_of(run)[name] - part for name, part in WeightNetwork(32).state_dict().items()]
     assert torch.cat([part.flatten() for part in moved]).norm().item() == pytest.approx(0.1, rel=1e-5)  # two batches, one step
+
+
+def test_learned_weights_train_what_attends(towers, scenes, tmp_path):
+    """The step ahead needs the gradient of a gradient, which the fastest attention has not."""
+    (tmp_path / "bert.toml").write_text(f"""
+name = "bert"
+visual = {{ tower = "scenes", view = "grid" }}
+text = {{ tower = "{towers}/bert", view = "tokens" }}
+model = {{ kind = "VSEInfinity", width = 8, hidden = 0 }}
+training = {{ batch_size = 20, batches_per_epoch = 2, threads = 1 }}
+phases = [{{ epochs = 1, objective = "Unified()", supervision = "LearnedWeights(every=1)" }}]
+""")
+    visavis.train(tmp_path / "bert.toml", data=scenes, out=tmp_path / "run")
+    assert any(part.abs().sum() > 0 for name, part in supervision_of(tmp_path / "run").items() if name == "layers.2.weight")
+
+
+def test_pairs_by_position_lie_where_their_batch_lies():
+    batch = SimpleNamespace(image_ids=torch.arange(3, device="meta"), text_ids=torch.arange(3, device="meta"))
+    assert PairSupervision(by="position").targets(None, None, batch).query_ids.device.type == "meta"
 
 
 def test_learned_weights_doubt_the_misplaced_captions(recipes, tmp_path):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from visavis.batches import EncodedBatches
 from visavis.models.base import Matcher
 from visavis.types import Encoded, Parts
 
@@ -53,6 +54,11 @@ class Average(Matcher):
 
 def joined(encoded: Sequence[Encoded]) -> Encoded:
     """The same items, as each of several matchers encoded them, as their ``Average`` reads them."""
+    batches = [items for items in encoded if isinstance(items, EncodedBatches)]
+    if len(batches) == len(encoded) and all(items.lies_as(batches[0]) for items in batches):
+        return EncodedBatches(
+            [joined(blocks) for blocks in zip(*(items.blocks for items in batches), strict=True)], batches[0].block, batches[0].row
+        )
     return Encoded({f"{number}/{name}": tensor for number, items in enumerate(encoded) for name, tensor in _tensors(items).items()})
 
 

@@ -130,6 +130,8 @@ def continue_run(folder: Path, progress: Progress) -> Trained:
         started = time.perf_counter()
         data_module, matcher = prepare(recipe, progress)
         record.check_data(data_module, folder, progress)
+        if recipe.interpolation.shares:
+            record.check_start(matcher, folder, progress)
         return finish(data_module, matcher, files, time.perf_counter() - started, progress)
 
 

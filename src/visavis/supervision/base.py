@@ -142,5 +142,5 @@ class PairSupervision(Supervision):
 
     def targets(self, visual: Encoded, text: Encoded, batch: Batch) -> Targets:
         if self.by == "position":
-            return Targets.paired(len(batch.text_ids))
+            return Targets.paired(len(batch.text_ids)).to(batch.text_ids.device)
         return Targets(query_ids=batch.image_ids, candidate_ids=batch.text_ids)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from visavis.data.loader import Batch, seed_of
 from visavis.models.base import Matcher, evaluating
@@ -65,7 +67,7 @@ class LearnedWeights(Supervision):
         number = batch.number // self.every % validation.batches_in(batch.epoch)
         held_out = next(iter(validation.epoch(batch.epoch, start=number, training=False))).to(self._context.device)
         parameters = {name: part.detach().requires_grad_() for name, part in matcher.named_parameters() if part.requires_grad}
-        with evaluating(matcher):
+        with evaluating(matcher), _differentiable_twice():
             ahead = self._value(batch, parameters, weighted=True)
             slopes = torch.autograd.grad(ahead, list(parameters.values()), create_graph=True, materialize_grads=True)
             moved = {name: part - self.virtual_lr * slope for (name, part), slope in zip(parameters.items(), slopes, strict=True)}
@@ -104,6 +106,13 @@ class WeightNetwork(nn.Module):
         seen = torch.stack([scores, scores - others.amax(1, keepdim=True), scores - others.amax(0, keepdim=True)], -1)
         trust = torch.sigmoid(self.layers(seen)).squeeze(-1) * positive
         return torch.where(positive, trust * positive.sum() / trust.sum(), 1.0)
+
+
+@contextmanager
+def _differentiable_twice() -> Iterator[None]:
+    """Attention and recurrent layers by code whose gradient has a gradient, which the fastest one has not."""
+    with sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
+        yield
 
 
 class _Whole(nn.Module):

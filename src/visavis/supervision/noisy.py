@@ -134,7 +134,8 @@ class NoisySupervision(Supervision):
             for rows in whole_plan(loader):
                 visual = matcher.encode_visual(loader.visual.read(loader.data.image_of[rows]).to(device))
                 text = matcher.encode_text(loader.text.read(rows).to(device))
-                scores, pairs = score_by_blocks(matcher.score, visual, text, self._context.memory).float(), Targets.paired(len(rows))
+                scores = score_by_blocks(matcher.score, visual, text, self._context.memory).float()
+                pairs = Targets.paired(len(rows)).to(scores.device)
                 hinge = Triplet(margin=self.margin)
                 loss = (hinge.one_way(scores, pairs) + hinge.one_way(scores.T, pairs)).cpu() / (2 * len(rows))
                 losses[rows] = loss
