@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from visavis.types import Encoded, Parts, concatenate
 
 
 def collected(blocks: Sequence[Encoded]) -> Encoded:
     """Blocks of items as one: ``concatenate(blocks)``, or ``EncodedBatches`` where these are of unequal length and would have to be padded."""
-    shapes = {tuple(part.shape[1:] for part in _tensors(block)) for block in blocks}
+    shapes = {tuple(part.shape[1:] for part in block.tensors) for block in blocks}
     return concatenate(blocks) if len(shapes) == 1 else EncodedBatches.of(blocks)
 
 
@@ -84,7 +84,7 @@ class EncodedBatches(Encoded):
         return Encoded(self._together(lambda block: block.part(name).vectors))
 
     def largest(self, number: int) -> Encoded:
-        sizes = torch.tensor([sum(part[:1].numel() for part in _tensors(block)) for block in self.blocks])
+        sizes = torch.tensor([sum(part[:1].numel() for part in block.tensors) for block in self.blocks])
         return self[sizes[self.block].argsort(descending=True, stable=True)[:number]]
 
     def lies_as(self, other: EncodedBatches) -> bool:
@@ -117,7 +117,3 @@ class EncodedBatches(Encoded):
             return whole
 
         return tree_map(placed, *(field(block) for _, block, _ in found))
-
-
-def _tensors(items: Encoded) -> list[Tensor]:
-    return [part for part in tree_leaves((items.vectors, items.mask, items.weights)) if part is not None]

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from visavis.measured_cost import FEW, cost_of, measure_cost
 from visavis.memory import (
@@ -65,7 +64,7 @@ class DeviceScore:
 class TwoStageScore(DeviceScore):
     """A score that is cheap for all, and a better one for the candidates of a query that come first by it.
 
-    Called, it is the first stage; ``score_by_rows`` gives the order of both. first_stage: what ``score`` reads of items. second_stage:
+    Called, it is the first stage; ``score_by_rows`` gives the order of both. first_stage: what ``score`` reads of items; of that, itself again. second_stage:
     ``second_stage(visual, text) -> [N]``, of item i with item i. top: a candidate is scored anew if at most so many of a query's
     candidates score as much as it does or more: all where there are no more, and one of many that are equal only if all of these are.
     """
@@ -225,8 +224,4 @@ def _bytes_for(score: Score, items: Items, memory: Memory) -> int:
 
 
 def _parts(items: Items) -> list[Tensor]:
-    return (
-        [items]
-        if isinstance(items, Tensor)
-        else [part for part in tree_leaves((items.vectors, items.mask, items.weights)) if part is not None]
-    )
+    return [items] if isinstance(items, Tensor) else items.tensors

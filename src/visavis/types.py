@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 Parts = Tensor | dict[str, Tensor]
 
@@ -43,6 +44,11 @@ class Encoded:
 
     def __getitem__(self, rows: slice | Tensor) -> Encoded:
         return self.map(lambda part: part[rows])
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors of the items, in the order of their fields."""
+        return [part for part in tree_leaves((self.vectors, self.mask, self.weights)) if part is not None]
 
     def part(self, name: str) -> Encoded:
         """The vectors of one part alone; all items as they are where parts have no names."""

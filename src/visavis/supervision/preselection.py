@@ -21,8 +21,8 @@ Choose = Callable[[slice, Tensor], Tensor]
 def pooled(visual: Encoded, text: Encoded) -> tuple[Tensor, Tensor]:
     """One unit vector an item: the mean of its regions, frames or words; of several named parts that both sides have, side by side.
 
-    The cosine of a pair is then the mean over these parts of the cosines of their means. Raises RecipeError where the sides have no
-    part of one width in common.
+    The cosine of a pair is then the mean over these parts of the cosines of their means, if both items have them all. Raises RecipeError
+    where the sides have no part of one width in common.
     """
     (images, _), (texts, _) = _named(visual[:1]), _named(text[:1])
     common = [name for name, part in images.items() if name in texts and texts[name].shape[-1] == part.shape[-1]]
