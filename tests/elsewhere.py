@@ -1,0 +1,140 @@
+"""A device that is not there: its tensors lie on the CPU, say that they do not, and meet those of the CPU as on a GPU, with an error.
+
+What a program computes on it is what the CPU computes; what it forgets to move is found without a GPU. Inside ``elsewhere()`` tensors and modules
+are moved to ``DEVICE``, as to any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+_setup_privateuseone_for_python_backend("elsewhere")
+DEVICE = torch.device("elsewhere", 0)
+MAY_MIX = [
+    "copy_",
+    "_to_copy",
+    "index",
+    "index_put",
+    "index_put_",
+    "_index_put_impl_",
+    "_pack_padded_sequence",
+    "_pad_packed_sequence",
+    "gru",
+]
+"""What takes tensors of the CPU beside others: copies, places, and the lengths of packed sequences."""
+
+
+class Elsewhere(Tensor):
+    """A tensor that says it lies on ``DEVICE``. inner: what it is."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor):
+        layout = {"strides": inner.stride(), "storage_offset": inner.storage_offset(), "dtype": inner.dtype, "device": DEVICE}
+        made = Tensor._make_wrapper_subclass(cls, inner.size(), **layout)
+        made.inner = inner
+        return made
+
+    def tolist(self) -> list:
+        return self.inner.tolist()
+
+    def numpy(self, **_: Any):
+        raise TypeError("can't convert a tensor of another device to numpy: use Tensor.cpu() first")
+
+    __array__ = numpy
+
+    def __repr__(self) -> str:
+        return f"Elsewhere({self.inner})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return _run(func, args, kwargs or {})
+
+
+class _Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return _run(func, args, kwargs or {})
+
+
+def _run(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Compute on the CPU, and say that it lies where it would."""
+    name = func._schema.name.partition("::")[2]
+    tensors = [part for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)]
+    there = any(isinstance(part, Elsewhere) for part in tensors)
+    here = any(not isinstance(part, Elsewhere) and part.dim() for part in tensors)
+    if name == "_has_compatible_shallow_copy_type":
+        return not here
+    if there and here and (name not in MAY_MIX or ("index" in name and not isinstance(args[0], Elsewhere))):
+        raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, {DEVICE} and cpu ({func}).")
+    asked = kwargs.get("device")
+    lies_there = there if asked is None else torch.device(asked).type == DEVICE.type
+    if name == "copy_":
+        lies_there = isinstance(args[0], Elsewhere)
+    inner_args, inner_kwargs = tree_map(lambda part: part.inner if isinstance(part, Elsewhere) else part, (args, kwargs))
+    inner_kwargs |= {} if asked is None else {"device": torch.device("cpu")}
+    result = FUSED.get(name, func)(*inner_args, **inner_kwargs)
+    if not lies_there:
+        return result
+    if name == "_pack_padded_sequence":
+        return Elsewhere(result[0]), result[1]
+    result = tree_map(lambda part: Elsewhere(part) if isinstance(part, Tensor) else part, result)
+    return return_and_correct_aliasing(func, args, kwargs, result) if there else result
+
+
+def _gru_cell(inputs, hidden, state, inputs_bias=None, hidden_bias=None):
+    inputs, hidden = (gates if bias is None else gates + bias for gates, bias in ((inputs, inputs_bias), (hidden, hidden_bias)))
+    (reset, update, new), (hidden_reset, hidden_update, hidden_new) = inputs.chunk(3, 1), hidden.chunk(3, 1)
+    reset, update = (reset + hidden_reset).sigmoid(), (update + hidden_update).sigmoid()
+    new = (new + reset * hidden_new).tanh()
+    return new + update * (state - new), torch.cat([reset, update, new, state, hidden_new], 1)
+
+
+def _gru_cell_backward(slope, workspace, has_bias):
+    reset, update, new, state, hidden_new = workspace.chunk(5, 1)
+    of_new = slope * (1 - update) * (1 - new**2)
+    of_reset, of_update = of_new * hidden_new * reset * (1 - reset), slope * (state - new) * update * (1 - update)
+    inputs, hidden = torch.cat([of_reset, of_update, of_new], 1), torch.cat([of_reset, of_update, of_new * reset], 1)
+    return inputs, hidden, slope * update, *(part.sum(0) if has_bias else None for part in (inputs, hidden))
+
+
+FUSED = {"_thnn_fused_gru_cell": _gru_cell, "_thnn_fused_gru_cell_backward": _gru_cell_backward}
+"""What only devices have that are no CPU."""
+
+
+@contextmanager
+def elsewhere() -> Iterator[torch.device]:
+    """While tensors can be moved to ``DEVICE``. What goes past torch's dispatcher is replaced: tensors made of numbers, autocast, safetensors."""
+
+    def moved(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda *args, device=None, **kwargs: (
+            made if (made := function(*args, **kwargs)) is None or device is None else made.to(device)
+        )
+
+    def as_on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda device="cpu", *args, **kwargs: function("cpu" if device == DEVICE.type else device, *args, **kwargs)
+
+    def from_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda tensors, *args: function({name: tensor.cpu() for name, tensor in tensors.items()}, *args)
+
+    with pytest.MonkeyPatch.context() as patch, _Mode():
+        replaced = {moved: ("tensor", "as_tensor"), as_on_cpu: ("is_autocast_enabled", "get_autocast_dtype", "autocast")}
+        for change, names in replaced.items():
+            for name in names:
+                patch.setattr(torch, name, change(getattr(torch, name)))
+        patch.setattr(
+            Tensor, "new_tensor", lambda self, data, dtype=None: torch.tensor(data, dtype=dtype or self.dtype, device=self.device)
+        )
+        for name in ("save", "save_file"):
+            patch.setattr(safetensors.torch, name, from_cpu(getattr(safetensors.torch, name)))
+        yield DEVICE
