@@ -17,6 +17,7 @@ from visavis.data.partitions import HELD_OUT
 from visavis.data.reading import open_dataset
 from visavis.errors import DataError, RefusedOverwrite
 from visavis.evaluation import Protocol
+from visavis.progress import Silent
 
 VIDEOS = [f"video{number}" for number in range(20)]
 WORDS = {video: [["a", "dog", str(number)], ["one", "cat"], ["é"]] for number, video in enumerate(VIDEOS)}
@@ -135,6 +136,7 @@ BAD = {
     "a text among arrays": (ARRAYS | {"b": "c"}, "gives b a str, but an array to others"),
     "a number among captions": ({"a": ["x"], "b": [3]}, "has a caption of b that is no text"),
     "no list of captions": ({"a": ["x"], "b": "y"}, "gives b a str, but captions to others"),
+    "a number for an array": ({"a": np.array(3.0)}, r"x\.pkl gives a the number 3\.0, expected an array \[length, width\]"),
     "features without captions": ({"a": [np.ones((2, 3))]}, "features x are of 1 captions of a, of which 0 are here"),
 }
 
@@ -163,7 +165,7 @@ def test_what_does_not_fit_is_one_sentence(tmp_path, what):
             {"test_list_x.txt": "a", "val_list_x.txt": "b"},
             "of the lists x the test list and the val list came without the train list: add it",
         ),
-        ({"train_list.txt": "a b", "test_list.txt": "b"}, "put b in train and in test"),
+        ({"train_list.txt": "a\nb c\n\n", "test_list.txt": "b c"}, "put b c in train and in test"),
         ({"train_list.txt": "a", "test_list.txt": "b"}, "a list names the video b, of which there are no captions"),
     ],
 )
@@ -194,6 +196,48 @@ def test_captions_come_from_the_json_of_msrvtt_too(ce, tmp_path):
     (ce / "MSRVTT_data.json").write_text(json.dumps(listed | {"sentences": [*sentences, {"video_id": "video99", "caption": "a"}]}))
     with pytest.raises(DataError, match=r"MSRVTT_data\.json, sentence 60: expected the caption of a listed video"):
         visavis.data_convert(sources(ce), tmp_path / "other")
+
+
+def test_the_splits_of_a_json_are_kept(tmp_path):
+    listed = {
+        "videos": [
+            {"video_id": video, "split": "validate" if number < 3 else "test" if number < 7 else "train"}
+            for number, video in enumerate(VIDEOS)
+        ],
+        "sentences": [{"video_id": video, "caption": "a dog"} for video in VIDEOS],
+    }
+    (tmp_path / "all_videodatainfo.json").write_text(json.dumps(listed))
+    visavis.data_convert([tmp_path / "all_videodatainfo.json"], tmp_path / "own")
+    data = open_dataset(tmp_path / "own" / "dataset_own.json")
+    assert {split: len(data.split(split).images) for split in data.splits} == {"train": 13, "val": 3, "test": 4}
+    del listed["videos"][5]["split"]
+    (tmp_path / "all_videodatainfo.json").write_text(json.dumps(listed))
+    with pytest.raises(DataError, match="says the split of some videos, and not that of video5"):
+        visavis.data_convert([tmp_path / "all_videodatainfo.json"], tmp_path / "other")
+
+
+def test_features_of_captions_that_are_not_finite_are_named_by_their_caption(ce, tmp_path):
+    texts = {video: [np.ones((len(words), 4)) for words in WORDS[video]] for video in VIDEOS}
+    texts["video7"][0][0, 2] = np.nan
+    dump(ce / "w2v.pkl", texts)
+    with pytest.raises(DataError, match="the features w2v of the caption 'a dog 7' hold a value that is not finite, or beyond float16"):
+        visavis.data_convert(sources(ce), tmp_path / "out")
+
+
+def test_a_second_list_of_one_way_is_refused(ce, tmp_path):
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "train_list_full.txt").write_text("video1")
+    with pytest.raises(DataError, match=r"more/train_list_full\.txt would be a second train list of the same way"):
+        visavis.data_convert([*sources(ce), tmp_path / "more" / "train_list_full.txt"], tmp_path / "out")
+
+
+@pytest.mark.parametrize("numbers", [{}, {"video15": 1}])
+def test_1ka_needs_to_know_which_caption_is_tested(ce, tmp_path, numbers):
+    (ce / "jsfusion_val_caption_idx.pkl").unlink()
+    if numbers:
+        dump(ce / "jsfusion_val_caption_idx.pkl", numbers)
+    with pytest.raises(DataError, match=r"of video1[56] one caption is tested, and no file says which of its 3: give that of numbers"):
+        visavis.data_convert(sources(ce), tmp_path / "out")
 
 
 def test_captions_alone_are_divided_as_those_of_own_pictures(tmp_path):
@@ -241,10 +285,52 @@ def test_h5_files_that_do_not_fit_are_one_sentence(mmt, tmp_path):
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(DataError, match=r"video3\.h5"):
         visavis.data_convert([mmt], tmp_path / "out")
+    for key, content, sentence in (
+        ("features.map", np.ones((2, 2, 4)), r"features\.map is of shape \[2, 2, 4\], expected \[length, width\]"),
+        ("raw_captions.7", np.array([1, 2]), r"raw_captions\.7 is no text"),
+        ("raw_captions.7", np.array([[b"a", b"b"]]), r"raw_captions\.7 is no text"),
+        ("raw_captions.7", h5py.Empty("S4"), r"raw_captions\.7 is no text"),
+    ):
+        with h5py.File(path, "w") as file:
+            file[key] = content
+        with pytest.raises(DataError, match=sentence):
+            visavis.data_convert([mmt], tmp_path / "out")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"holds no \.h5"):
         visavis.data_convert([tmp_path / "empty"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_one_vector_a_video_is_an_expert_in_h5_too(mmt, tmp_path):
+    h5py = pytest.importorskip("h5py")
+    for number, video in enumerate(VIDEOS):
+        with h5py.File(mmt / "v" / str(number) / f"{video}.h5", "a") as file:
+            file["features.scene"] = np.full(5, number, np.float32) if number else np.full(1, np.nan)
+    assert visavis.data_convert([mmt], tmp_path / "mmt").experts["scene"] == (5, 19)
+
+
+class Listener(Silent):
+    def __init__(self):
+        self.said = []
+
+    def say(self, sentence):
+        self.said.append(sentence)
+
+
+def test_a_video_that_no_expert_has_is_missing_everywhere(ce, tmp_path):
+    listener = Listener()
+    for name in ("I3D_new.pickle", "Audio.pickle", "scene-raw.npy"):
+        (ce / name).unlink()
+    dump(ce / "face.pkl", {video: np.ones((1, 3)) for video in VIDEOS[:18]})
+    visavis.data_convert(sources(ce), tmp_path / "out", progress=listener)
+    assert "no expert has anything of 2 videos that have captions, such as video18: all are missing there." in listener.said
+    store = ExpertStore.open(tmp_path / "out" / "experts")
+    assert store.read(store.rows(["video18"])).mask["face"].sum() == 0
+    dump(ce / "face.pkl", {f"clip{video}": np.ones((1, 3)) for video in VIDEOS})
+    with pytest.raises(
+        DataError, match="no expert has any of the videos that have captions, such as video0: they do not go by the same names"
+    ):
+        visavis.data_convert(sources(ce), tmp_path / "other")
 
 
 def test_the_command_line_says_what_was_written(ce, tmp_path):

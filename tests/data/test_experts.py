@@ -177,3 +177,13 @@ def test_a_full_disk_is_said(small_disk):
     with pytest.raises(StorageError, match="cannot be written"), new_experts(small_disk / "store", {"a": 100_000}) as store:
         for number in range(100):
             store.append(str(number), {"a": np.zeros((1, 100_000))})
+
+
+def test_items_go_by_their_names_with_folders_and_no_two_share_a_row(tmp_path):
+    with new_experts(tmp_path / "store", {"face": 2}) as store:
+        for number, item in enumerate(("sub/c0", "3", "clip.mp4")):
+            store.append(item, {"face": np.full((1, 2), number)})
+    store = ExpertStore.open(tmp_path / "store")
+    assert store.rows(["sub/c0.mp4", "other/3.mp4", "clip.mp4"]).tolist() == [0, 1, 2]
+    with pytest.raises(DataError, match=r"a/3\.mp4 and b/3\.mp4 would both read what .*store holds of '3': give features of each"):
+        store.refuse_shared(["clip.mp4", "a/3.mp4", "a/3.mp4", "b/3.mp4"])

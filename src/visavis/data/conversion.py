@@ -21,7 +21,7 @@ from visavis.data.description import Description
 from visavis.data.experts import NAME, new_experts
 from visavis.data.features import FeatureWriter
 from visavis.data.hdf5 import ENDINGS, VideoFiles
-from visavis.data.msrvtt import captions_by_video
+from visavis.data.msrvtt import captions_by_video, splits_by_video
 from visavis.data.partitions import Division, Lists, is_list
 from visavis.data.plain_pickle import read_plain_pickle
 from visavis.data.published_values import Values, is_missing
@@ -73,6 +73,7 @@ def convert_features(sources: Sequence[str | Path], out: str | Path, progress: P
             lists.add(path)
         elif path.name.endswith(".json"):
             values.add_captions(captions_by_video(path), path)
+            values.add_splits(splits_by_video(path), path)
         elif path.name.endswith(_PICKLES):
             values.add(read_plain_pickle(path), name, path)
             marks[name] = storage.content_hash(path)
@@ -88,7 +89,7 @@ def convert_features(sources: Sequence[str | Path], out: str | Path, progress: P
             raise DataError(
                 "the sources say which caption of a video counts, and hold no features, captions or lists: give the files they belong to."
             )
-        named = dict.fromkeys([*values.captions, *(video for table in values.experts.values() for video in table)])
+        named = {*values.captions, *(v for table in values.experts.values() for v in table), *(v for files in videos for v in files.paths)}
     return Converted(out, len(named), sum(map(len, values.captions.values())), experts, texts, written)
 
 
@@ -115,9 +116,12 @@ def _write_experts(folder: Path, values: Values, videos: list[VideoFiles], progr
         widths |= files.widths
     if not widths:
         return {}
-    names = list(
-        dict.fromkeys([*(video for table in values.experts.values() for video in table), *(v for files in videos for v in files.paths)])
-    )
+    told = dict.fromkeys([*(video for table in values.experts.values() for video in table), *(v for files in videos for v in files.paths)])
+    names = list(told | dict.fromkeys(values.captions))
+    if silent := names[len(told) :]:
+        if not told.keys() & values.captions.keys():
+            raise DataError(f"no expert has any of the videos that have captions, such as {silent[0]}: they do not go by the same names.")
+        progress.say(f"no expert has anything of {len(silent):,} videos that have captions, such as {silent[0]}: all are missing there.")
     having = dict.fromkeys(widths, 0)
     with new_experts(folder, widths) as store:
         for number, video in enumerate(names, 1):
@@ -152,6 +156,8 @@ def _write_texts(folder: Path, name: str, mark: str, values: Values, progress: P
             raise DataError(
                 f"the features {name} of the caption {caption[:60]!r} are {array.dtype} of shape {list(array.shape)}, expected [words, {width}]."
             )
+        if not np.abs(array).max() < np.finfo(np.float16).max:
+            raise DataError(f"the features {name} of the caption {caption[:60]!r} hold a value that is not finite, or beyond float16.")
     lengths = np.array([len(array) for array in features.values()])
     description = Description("text", "words", name, mark, (width,), len(features), fingerprint="")
     writer = FeatureWriter.open(folder, description, list(features), lengths)
@@ -171,8 +177,9 @@ def _blocks(arrays: list[np.ndarray]) -> Iterator[Encoded]:
 
 
 def _write_lists(folder: Path, name: str, values: Values, lists: Lists) -> tuple[str, ...]:
-    """A list for each way to divide the videos; one without splits where there is no such way."""
-    divisions = lists.divisions() or ([Division("", None)] if values.captions else [])
+    """A list for each way to divide the videos: by lists, else as a file of captions does; one without splits where none does."""
+    own = values.splits if len(set(values.splits.values())) > 1 else None
+    divisions = lists.divisions() or ([Division("", own)] if values.captions else [])
     files = {f"dataset_{name}{division.ending}.json": division for division in divisions}
     for file, division in files.items():
         storage.write_json(folder / file, division.karpathy_list(values.captions, values.caption_numbers))

@@ -23,6 +23,7 @@ import numpy as np
 from torch import Tensor
 
 from visavis import storage
+from visavis.data.clips import video_name
 from visavis.data.features import look_up
 from visavis.data.finite import file_marks
 from visavis.data.ragged import read_ragged
@@ -117,12 +118,24 @@ class ExpertStore:
         return np.diff(self._experts[name].offsets)
 
     def rows(self, items: Iterable[str]) -> np.ndarray:
-        """The row of each item by its name, or by that of its file without folder and ending. Raises DataError naming the first unknown one."""
-        return look_up(
-            self._row,
-            (stem if item not in self._row and (stem := PurePath(item).stem) in self._row else item for item in items),
-            self.folder,
-        )
+        """The row of each item by its name, by that without the ending of its file, or by that without folder and ending.
+
+        Raises DataError naming the first unknown one.
+        """
+        return look_up(self._row, map(self._key, items), self.folder)
+
+    def refuse_shared(self, items: Iterable[str]) -> None:
+        """Raise DataError for two different items of a data set that would read one row."""
+        own: dict[str, str] = {}
+        for item in items:
+            if (first := own.setdefault(key := self._key(item), item)) != item:
+                raise DataError(
+                    f"{first} and {item} would both read what {self.folder} holds of {key!r}: give features of each by its own name, with its "
+                    "folder, or take one of them out of the data."
+                )
+
+    def _key(self, item: str) -> str:
+        return next((key for key in (item, video_name(item), PurePath(item).stem) if key in self._row), item)
 
     def read(self, rows: Sequence[int] | np.ndarray | Tensor) -> Encoded:
         """Rows, in the given order: by expert ``[n, L, D]`` as float32 with a mask ``[n, L]``, all false where the expert is missing.

@@ -15,6 +15,7 @@ import numpy as np
 
 from visavis import storage
 from visavis.data.clips import video_name
+from visavis.data.published_values import is_missing
 from visavis.data.walking import files_under
 from visavis.errors import DataError, MissingExtra
 
@@ -60,12 +61,18 @@ class VideoFiles:
             _check(path, video, key)
             if key.startswith(_FEATURES):
                 shape, name = video[key].shape, key.removeprefix(_FEATURES)
-                if len(shape) == 2 and self.widths.setdefault(name, shape[1]) != shape[1]:
+                if len(shape) != 2 and is_missing(video[key][()]):
+                    continue
+                if len(shape) not in (1, 2):
+                    raise DataError(f"{path}: {key} is of shape {list(shape)}, expected [length, width], or NaN where it is missing.")
+                if self.widths.setdefault(name, shape[-1]) != shape[-1]:
                     raise DataError(
-                        f"{path}: {key} is {shape[1]} wide, but {self.widths[name]} in files before: expected one width an expert."
+                        f"{path}: {key} is {shape[-1]} wide, but {self.widths[name]} in files before: expected one width an expert."
                     )
         numbers = sorted(int(key.removeprefix(_CAPTIONS)) for key in video if key.removeprefix(_CAPTIONS).isdecimal())
-        self.captions[video_name(path.stem)] = [_sentence(video[f"{_CAPTIONS}{number}"][()]) for number in numbers]
+        self.captions[video_name(path.stem)] = [
+            _sentence(video[f"{_CAPTIONS}{number}"][()], f"{path}: {_CAPTIONS}{number}") for number in numbers
+        ]
 
 
 @contextmanager
@@ -95,5 +102,8 @@ def _check(path: Path, video: Any, key: str) -> None:
         raise DataError(f"{path}: {key} is of {content.nbytes:,} bytes, expected at most {storage.MAX_BYTES:,}.")
 
 
-def _sentence(words: Any) -> str:
-    return " ".join(word.decode() if isinstance(word, bytes) else str(word) for word in np.atleast_1d(words))
+def _sentence(words: Any, where: str) -> str:
+    listed = words.tolist() if isinstance(words, np.ndarray) else [words]
+    if not isinstance(listed, list) or not listed or not all(isinstance(word, str | bytes) for word in listed):
+        raise DataError(f"{where} is no text, expected the words of a caption, or a sentence.")
+    return " ".join(word.decode() if isinstance(word, bytes) else word for word in listed)

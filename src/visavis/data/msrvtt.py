@@ -49,6 +49,12 @@ def captions_by_video(path: Path) -> dict[str, list[str]]:
     return captions
 
 
+def splits_by_video(path: Path) -> dict[str, str | None]:
+    """The split that one such file says of each video; None of one of which it says none."""
+    videos = [video for video in _read(path)["videos"] if isinstance(video, dict) and "video_id" in video]
+    return {video["video_id"]: split_name(split) if isinstance(split := video.get("split"), str) else None for video in videos}
+
+
 def _read(path: Path) -> dict[str, list[Any]]:
     try:
         content = parse_json(decode(storage.read_bytes(path)))

@@ -58,6 +58,11 @@ class Division:
                         "the files do not belong together."
                     )
                 own = [own[tested[video]]]
+            elif self.pairs and split == "test" and len(own) > 1 and (tested or self.ending.startswith("-1ka")):
+                raise DataError(
+                    f"of {video} one caption is tested, and no file says which of its {len(own)}: give that of numbers, such as "
+                    "jsfusion_val_caption_idx.pkl, for all test videos."
+                )
             images.append({"filename": video, **({"split": split} if split else {}), "sentences": [{"raw": caption} for caption in own]})
         return {"images": images}
 
@@ -73,10 +78,11 @@ class Lists:
         matched = _LIST.fullmatch(path.name)
         assert matched is not None
         split, way = matched.groups(default="")
-        videos = [video_name(name) for name in decode(storage.read_bytes(path)).split()]
+        videos = [video_name(name) for line in decode(storage.read_bytes(path)).splitlines() if (name := line.strip())]
         if not videos or len(set(videos)) < len(videos):
             raise DataError(f"{path} names {'a video twice' if videos else 'no video'}: expected the name of a video a line, each once.")
-        self._ways.setdefault(_KNOWN_AS.get(way, way), {})[split] = videos
+        if self._ways.setdefault(_KNOWN_AS.get(way, way), {}).setdefault(split, videos) is not videos:
+            raise DataError(f"{path} would be a second {split} list of the same way to divide videos: give one of the two.")
 
     def divisions(self) -> list[Division]:
         """All ways. Raises DataError for a list that has no others beside it, or that shares videos with them."""

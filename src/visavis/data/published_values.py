@@ -24,12 +24,14 @@ _EXPECTED = (
 class Values:
     """What was found, by the names of videos.
 
-    experts: by name, ``[L, D]`` or None where it is missing. captions: texts. texts: by name, an array ``[L, D]`` a caption.
+    experts: by name, ``[L, D]`` or None where it is missing. captions: texts. splits: where a file of captions says them.
+    texts: by name, an array ``[L, D]`` a caption.
     caption_numbers: the one caption that is tested, counted from 0.
     """
 
     experts: dict[str, dict[str, np.ndarray | None]] = field(default_factory=dict)
     captions: dict[str, list[str]] = field(default_factory=dict)
+    splits: dict[str, str] = field(default_factory=dict)
     texts: dict[str, dict[str, list[np.ndarray]]] = field(default_factory=dict)
     caption_numbers: dict[str, int] = field(default_factory=dict)
 
@@ -62,6 +64,14 @@ class Values:
         """Captions that are known already as texts."""
         captions = {video_name(video): texts for video, texts in captions.items()}
         _without_twins(self.captions, captions, path).update({video: texts for video, texts in captions.items() if texts})
+
+    def add_splits(self, splits: dict[str, str | None], path: Path) -> None:
+        """Those of all videos of a file; none where it says no other than train. Raises DataError for a file that says those of some videos alone."""
+        if silent := [video for video, split in splits.items() if split is None]:
+            if len(silent) < len(splits):
+                raise DataError(f"{path} says the split of some videos, and not that of {silent[0]}: expected one of every video, or none.")
+            return
+        self.splits |= {video_name(video): split for video, split in splits.items() if split is not None}
 
 
 def is_missing(given: Any) -> bool:
@@ -97,6 +107,8 @@ def _array(given: Any, video: str, path: Path) -> np.ndarray | None:
         raise DataError(
             f"{path} gives {video} a {type(given).__name__}, but an array to others: expected an array, or NaN where it is missing."
         )
+    if not given.ndim:
+        raise DataError(f"{path} gives {video} the number {given}, expected an array [length, width], or NaN where it is missing.")
     return given
 
 

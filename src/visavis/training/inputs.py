@@ -66,7 +66,9 @@ def visual_features(recipe: Recipe, data: Dataset, progress: Progress) -> tuple[
     visual = recipe.visual
     if visual.view == "experts":
         folder = experts_beside(recipe.data.path) if visual.features == PRECOMP else find_file(visual.features)
-        return ExpertStore.open(folder, visual.experts, longest=visual.longest), None
+        store = ExpertStore.open(folder, visual.experts, longest=visual.longest)
+        store.refuse_shared(image.name for image in data.images)
+        return store, None
     if not visual.tower and (visual.view == "pixels" or not visual.features):
         raise RecipeError("visual.tower is empty: name the encoder of the images, or stored features in visual.features.")
     view: Any = "grid" if visual.view == "pixels" else visual.view
