@@ -9,7 +9,12 @@ from tests.models.test_every_objective import LEARNED_BY, facts, images, loss_of
 
 import visavis
 from visavis.data import open_dataset
+from visavis.engine import PairLoss
+from visavis.models import CATALOG, CLIP, XVLM
 from visavis.models.scoring import score_all, score_listed_pairs
+from visavis.objectives import InfoNCE
+from visavis.targets import Targets
+from visavis.types import Encoded
 
 BASE = """
 name = "elsewhere"
@@ -73,3 +78,29 @@ def test_a_training_and_what_follows(kind, scenes, tmp_path, monkeypatch):
         model = visavis.load(tmp_path / "run")
         assert model.device == DEVICE
         assert model.score([image.open() for image in open_dataset(scenes).split("test").images[:2]], ["a red circle"]).shape == (2, 1)
+
+
+@pytest.mark.parametrize("kind", ["XVLM", "CLIP"])
+def test_pretrained_encoders_that_learn(kind, towers, dual_encoders):
+    torch.manual_seed(0)
+    if kind == "XVLM":
+        config = XVLM.Config(
+            backbone=f"{towers}/vit", text_backbone=f"{towers}/bert", fusion_layers=2, width=6, visual_width=8, text_width=23
+        )
+    else:
+        config = CLIP.Config(backbone=str(dual_encoders / "clip"), visual_width=10, text_width=10, scale="learned")
+    matcher = CATALOG[kind](config)
+    side = 16 if kind == "XVLM" else 32
+    images, words, ids = torch.randn(6, 3, side, side), torch.randint(5, 10, (6, 7)), torch.arange(6)
+    with elsewhere() as device:
+        matcher = matcher.to(device)
+        visual, text = Encoded(images.to(device)), Encoded(words.to(device), torch.ones_like(words, dtype=torch.bool).to(device))
+        encoded, targets = (matcher.encode_visual(visual), matcher.encode_text(text)), Targets(query_ids=ids, candidate_ids=ids).to(device)
+        loss = PairLoss(InfoNCE(), scale=matcher.scale)(*map(matcher.first_stage, encoded), targets=targets)
+        extra = matcher.extra_loss(*encoded, targets)
+        (loss if extra is None else loss + extra).backward()
+        assert all(parameter.grad.device == DEVICE for parameter in matcher.parameters() if parameter.grad is not None)
+        kept = [items.map(lambda part: part.detach().cpu()) for items in encoded]
+        assert score_all(matcher.eval(), *kept).shape == (6, 6)
+        if matcher.rerank:
+            assert matcher.attention(visual[:1], text[:1]).weights.device == DEVICE
