@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -89,6 +91,13 @@ def test_a_model_without_vectors_scores_and_says_so(attention, pictures):
         torch.testing.assert_close(attention.score([pictures[row]], [SENTENCES[column]])[0, 0], scores[row, column])
     with pytest.raises(ShapeError, match=r"^Attention scores pairs .*: take score\(images, texts\), or index another model .* --rerank\.$"):
         attention.encode_images(pictures)
+
+
+@pytest.mark.parametrize("path", ["a.png", Path("a.mp4")])
+def test_a_path_in_the_place_of_a_list_is_told(model, path):
+    for method in (model.encode_images, model.encode_videos):
+        with pytest.raises(ShapeError, match=rf"^expected a list of pictures or videos, found one path: write \['{path}'\]\.$"):
+            method(path)
 
 
 def test_scores_stay_within_the_memory_and_are_the_same(attention, pictures):

@@ -196,6 +196,8 @@ def test_another_model_another_source_and_what_is_no_index_are_refused_in_a_sent
         Index.open(tmp_path / "index", model=other)
     with pytest.raises(RunError, match="source of the index"):
         build(run, photos / "2024", tmp_path / "index")
+    with pytest.raises(VisavisError, match=r"^moments is 0, expected the seconds of a moment of a clip, a number above 0, such as 4\.$"):
+        build(run, photos, tmp_path / "index", moments_s=0)
     with pytest.raises(RefusedOverwrite, match="no index"):
         build(run, photos, photos)
     with pytest.raises(RunError, match="is no index"):

@@ -146,6 +146,7 @@ def test_rows_say_what_they_were_measured_by_and_obey_the_laws_of_their_metrics(
             "unified/4/ce-full-unified",
             r"MSR-VTT .* dataset_msrvtt-full\.json, experts/ and, for CE, texts/w2v/ .* no msrvtt/dataset_msrvtt-full\.json",
         ),
+        ("unified/4/mmt-1ka-unified", r"MSR-VTT .* for MMT, the text encoder bert-base-cased .* no msrvtt/dataset_msrvtt-1ka-all\.json"),
     ],
 )
 def test_a_row_without_its_data_says_in_one_sentence_which_files_it_needs(address, sentence, monkeypatch, tmp_path):

@@ -113,8 +113,9 @@ def test_a_run_on_experts_is_evaluated_and_goes_on_only_with_the_very_same(recip
     assert visavis.evaluate(run, split="val", data=store / "dataset.json").to_json()["rsum"] == pytest.approx(trained.validation_rsum)
     hits = visavis.search(run, "a dog", top=3)
     assert len({hit.name for hit in hits}) == 3
-    with pytest.raises(RunError, match="without a visual tower"):
-        visavis.load(run).encode_images([Image.new("RGB", (8, 8))])
+    for encode, item in ((visavis.load(run).encode_images, Image.new("RGB", (8, 8))), (visavis.load(run).encode_videos, "a.mp4")):
+        with pytest.raises(RunError, match="stored features without a visual tower: it cannot read new images or videos"):
+            encode([item])
     with new_experts(store / "other", {"appearance": 6, "sound": 6}) as writer:
         for number in range(60):
             writer.append(f"video{number}", {"sound": np.ones(6)})
@@ -192,6 +193,12 @@ def test_a_model_reads_only_experts_as_it_was_trained_on(recipe, store, widths, 
         ({"visual.standardize": "roots"}, RecipeError, "are for other views"),
         ({"visual.view": "pooled", "visual.longest": 3}, RecipeError, "visual.experts and visual.longest are for"),
         ({"visual.experts": ["face"]}, DataError, "has no expert 'face': known: appearance, sound"),
+        ({"visual.experts": ["sound", "sound"]}, RecipeError, r"visual\.experts is \['sound', 'sound'\], where one is named twice"),
+        (
+            {"evaluation.validation": "dev"},
+            DataError,
+            r"has no split dev, .*name another by evaluation\.validation=NAME; known: train, val\.",
+        ),
         ({"visual.features": "nowhere"}, DataError, "nowhere does not exist"),
         ({"model": {"kind": "VSE++"}}, RecipeError, r"cannot read images as experts: expected pooled or grid or pixels"),
     ],

@@ -91,7 +91,7 @@ class Processor:
     def visual_spec(self) -> TowerSpec:
         """The tower of images. Raises RunError if the model knows only stored features."""
         if self.visual is None:
-            raise RunError("this model was trained on stored features without a visual tower: it cannot read new images.")
+            raise RunError("this model was trained on stored features without a visual tower: it cannot read new images or videos.")
         return self.visual
 
     @property

@@ -157,7 +157,9 @@ class Retriever:
 
         A model that reads clips takes the pictures of one as a list, too, ``processor.frames_per_second`` of them a second.
         """
-        view, device, rate = self.matcher.config.visual_view, device_of(self.matcher), self.processor.frames_per_second
+        if isinstance(images, str | Path):
+            raise ShapeError(f"expected a list of pictures or videos, found one path: write [{str(images)!r}].")
+        view, device, rate = self.matcher.config.visual_view, device_of(self.matcher), self.processor.visual_spec.frames_per_second
 
         def read(index: np.ndarray) -> Encoded:
             if rate:

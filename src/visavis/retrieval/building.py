@@ -73,7 +73,9 @@ def build_index(
     """
     folder, started = Path(out), time.perf_counter()
     if moments_s is not None and moments_s <= 0:
-        raise VisavisError(f"moments_s is {moments_s:g}, expected a number of seconds above 0.")
+        raise VisavisError(
+            f"moments is {moments_s:g}, expected the seconds of a moment of a clip, a number above 0, such as {MOMENTS_S:g}."
+        )
     if not is_index(folder) and folder.exists() and any(not name.name.endswith(".lock") for name in folder.iterdir()):
         raise RefusedOverwrite(f"{folder} holds something that is no index: name a new folder with --out, or an index to bring up to date.")
     if store and "://" not in store:

@@ -15,7 +15,7 @@ from visavis.data.experts import ExpertStore
 from visavis.data.judged import JudgedPairs, JudgedSplit
 from visavis.data.loader import Features, Joined, Loader, Plan, Rows, Source, Tokens
 from visavis.data.standardization import Standardization
-from visavis.errors import RecipeError, VisavisError, nearest
+from visavis.errors import DataError, RecipeError, VisavisError, nearest
 from visavis.evaluation import Evaluation
 from visavis.evaluation.of_data import evaluate_data, read_by
 from visavis.evaluation.protocols import Protocol, all_named
@@ -118,7 +118,12 @@ class DataModule:
     @property
     def validation(self) -> Dataset:
         """What each validation ranks: the recipe's split, or its first images."""
-        settings = self.recipe.evaluation
+        settings, splits = self.recipe.evaluation, self.data.splits
+        if settings.validation not in splits:
+            raise DataError(
+                f"data set {self.data.name} has no split {settings.validation}, which validations rank: name another by "
+                f"evaluation.validation=NAME; {nearest(settings.validation, splits)}"
+            )
         return first_images(self.data.split(settings.validation), settings.validation_images)
 
     def evaluate(

@@ -83,6 +83,8 @@ class VisualSettings(Section):
                 'visual.view = "experts" reads the store of experts that visual.features names: '
                 "visual.tower, visual.crops and visual.standardize are for other views."
             )
+        if len(set(self.experts)) < len(self.experts):
+            raise ValueError(f"visual.experts is {list(self.experts)}, where one is named twice: name each expert once.")
         if not experts and (self.experts or self.longest):
             raise ValueError(f'visual.experts and visual.longest are for visual.view = "experts", found {self.view!r}.')
         if (self.view == "frames") != (self.frames_per_second > 0) or (self.view == "frames" and (self.features or self.crops > 1)):
