@@ -49,5 +49,18 @@ def write_sound(path: Path) -> Path:
     return path
 
 
+def random_clip(path: Path, *, options: dict[str, str] | None = None) -> Path:
+    """Six seconds of noise, ten pictures a second."""
+    random = np.random.default_rng(0)
+    return write_video(path, [random.integers(0, 255, (48, 48, 3), dtype=np.uint8) for _ in range(60)], options=options)
+
+
+def damaged(whole: bytes) -> bytes:
+    """A file with nothing in its midst, where frames were."""
+    content = bytearray(whole)
+    content[len(whole) // 2 : len(whole) // 2 + 30_000] = bytes(30_000)
+    return bytes(content)
+
+
 def gray(level: int, side: int = 48) -> np.ndarray:
     return np.full((side, side, 3), level, np.uint8)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image as Pictures
 
+from visavis.data import check_dataset
 from visavis.data.clips import BrokenClip, clip_frames, first_frame, frames_in
 from visavis.data.reading import list_dataset, open_dataset
 from visavis.errors import DataError, MissingExtra
 
-from ..videos import gray, write_sound, write_video
+from ..videos import damaged, gray, random_clip, write_sound, write_video
 
 pytest.importorskip("av")
 
@@ -61,17 +62,10 @@ def test_a_clip_of_a_phone_is_upright(tmp_path, turned, bright):
     assert np.array_split(picture, 2, 1)[0].mean() - np.array_split(picture, 2, 1)[1].mean() == pytest.approx(255 * left, abs=20)
 
 
-def random_clip(path, **options):
-    random = np.random.default_rng(0)
-    return write_video(path, [random.integers(0, 255, (48, 48, 3), dtype=np.uint8) for _ in range(60)], **options)
-
-
 def bad(folder):
     """Files that are no clips, each with what is said of it."""
     whole = random_clip(folder / "whole.mp4", options={"movflags": "faststart"}).read_bytes()
     Pictures.new("RGB", (8, 8)).save(folder / "picture.png")
-    damaged = bytearray(whole)
-    damaged[len(whole) // 2 : len(whole) // 2 + 30_000] = bytes(30_000)
     return {
         "sound.mp4": (write_sound(folder / "s.mp4").read_bytes(), "has no frames: it holds only sound"),
         "text.mp4": (b"a dog runs\n" * 99, "is damaged, or no video of a known container"),
@@ -81,7 +75,7 @@ def bad(folder):
         "picture.mp4": ((folder / "picture.png").read_bytes(), "no video of a known container"),
         "cut.mp4": (whole[: len(whole) // 2], r"is cut short: \d of its 6 seconds are there"),
         "head.mp4": (whole[:300], "has no frames"),
-        "damaged.mp4": (bytes(damaged), "is damaged"),
+        "damaged.mp4": (damaged(whole), "is damaged"),
     }
 
 
@@ -94,7 +88,9 @@ def test_what_is_no_clip_is_named_in_one_sentence(tmp_path):
 
 
 def test_more_pictures_than_can_be_are_refused(clip):
-    with pytest.raises(BrokenClip, match=r"gives 2,901 pictures in its 3 seconds, expected at most 1,024: cut it, or read fewer a second"):
+    with pytest.raises(
+        BrokenClip, match=r"gives 2,901 pictures in its 3 seconds, expected at most 1,024: cut it, or read fewer than 1000 a second"
+    ):
         frames_in(clip, "clip", 1000)
 
 
@@ -141,3 +137,25 @@ def test_broken_clips_are_findings(folder):
     assert len(open_dataset(folder, pixels=True, skip_bad=True).images) == 2
     (folder / "d.mp4").write_bytes((folder / "a.mp4").read_bytes())
     assert any(finding.where == "d.mp4" and "does not list it" in finding.what for finding in list_dataset(folder).findings)
+
+
+def test_a_clip_is_too_long_at_the_rate_at_which_it_is_read(folder):
+    """Of 59 seconds; who does not know the rate is told up to which one may go."""
+    write_video(folder / "b.mp4", (gray(4 * number) for number in range(60)), rate=1)
+    assert len(open_dataset(folder, pixels=True, rate=17).images) == 3
+    with pytest.raises(DataError, match=r"b\.mp4: the video gives 1,063 pictures in its 59 seconds, .* read fewer than 18 a second"):
+        open_dataset(folder, pixels=True, rate=18)
+    report = check_dataset(folder)
+    assert report.ok
+    (note,) = (finding for finding in report.findings if finding.kind == "long video")
+    assert (note.where, "59 seconds, is read at up to 17.33 pictures a second" in note.what) == ("b.mp4", True)
+
+
+def test_a_clip_that_is_damaged_after_its_first_frame_is_found_where_all_are_decoded(folder):
+    whole = random_clip(folder / "b.mp4", options={"movflags": "faststart"}).read_bytes()
+    assert check_dataset(folder).ok
+    (folder / "b.mp4").write_bytes(damaged(whole))
+    assert len(open_dataset(folder, pixels=True).images) == 3
+    with pytest.raises(DataError, match=r"b\.mp4: the video is damaged"):
+        open_dataset(folder, pixels=True, whole=True)
+    assert [finding.where for finding in check_dataset(folder).findings if finding.loses] == ["b.mp4"]

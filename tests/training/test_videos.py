@@ -20,7 +20,7 @@ from visavis.errors import DataError, RecipeError, SpecError
 from visavis.models.caching import cache_features, store_folder
 from visavis.models.towers import TowerSpec
 
-from ..videos import write_sound, write_video
+from ..videos import damaged, random_clip, write_sound, write_video
 
 pytest.importorskip("av")
 
@@ -101,6 +101,30 @@ def test_a_clip_without_frames_stops_the_training_before_it_begins(folder, recip
     with pytest.raises(DataError, match=r"1 x broken video.*3\.mp4: the video has no frames"):
         visavis.train(recipe, data=folder, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_clip_that_is_damaged_after_its_first_frame_can_be_left_out(folder, recipe, tmp_path, listener):
+    whole = random_clip(folder / "3.mp4", options={"movflags": "faststart"}).read_bytes()
+    (folder / "3.mp4").write_bytes(damaged(whole))
+    with pytest.raises(
+        DataError, match=r"video 3\.mp4 is damaged.*; mend it, take it out of .*, or leave out what is broken with --skip-bad\.$"
+    ):
+        visavis.train(recipe, data=folder, out=tmp_path / "run")
+    run = tmp_path / "another"
+    assert visavis.train(recipe, data=folder, out=run, skip_bad=True).test is not None
+    loose = tmp_path / "loose"
+    loose.mkdir()
+    for name in ("3.mp4", "4.mp4"):
+        (folder / name).rename(loose / name)
+    hits = visavis.search(run, "red then green", inside=loose, progress=listener)
+    assert [hit.name for hit in hits] == ["4.mp4"]
+    assert any(sentence.startswith("left out: 3.mp4: the video is damaged") for sentence in listener.said)
+
+
+def test_a_clip_is_too_long_at_the_rate_of_the_recipe(folder, recipe, tmp_path):
+    write_video(folder / "3.mp4", (colored("red") for _ in range(60)), rate=1)
+    with pytest.raises(DataError, match=r"3\.mp4: the video gives 1,181 pictures in its 59 seconds"):
+        visavis.train(recipe, data=folder, out=tmp_path / "run", overrides={"visual.frames_per_second": 20.0})
 
 
 def test_without_a_recipe_a_folder_of_videos_is_refused_before_anything_is_computed(folder, tmp_path):

@@ -60,7 +60,7 @@ def check_dataset(path: str | Path, *, on_progress: Callable[[int, int], None] |
         listing = list_dataset(path)
     except DataError as error:
         return CheckReport(source, "unknown", (Finding("unreadable", source.name, str(error)),), seconds=time.perf_counter() - start)
-    sizes = check_pixels(listing, on_progress=on_progress, remembered=False)
+    sizes = check_pixels(listing, whole=True, on_progress=on_progress, remembered=False)
     return _summary(listing, sizes, start)
 
 

@@ -58,6 +58,13 @@ def frames_in(source: Path | bytes, name: str, rate: float) -> int:
         return _count(_times(container, stream, name), rate, name)
 
 
+def seconds_in(source: Path | bytes, name: str) -> float:
+    """How long a clip is, from its first frame to its last; nothing is decoded. Raises as ``frames_in``, at any length."""
+    with _opened(source, name) as (container, stream):
+        times = _times(container, stream, name)
+        return max(times) - min(times)
+
+
 def clip_frames(source: Path | bytes, name: str, rate: float) -> list[Picture]:
     """The pictures of a clip, as many as ``frames_in`` says. Raises as it does, and for frames that cannot be decoded."""
     with _opened(source, name) as (container, stream):
@@ -157,7 +164,7 @@ def _count(times: list[float], rate: float, name: str) -> int:
     count = math.floor(seconds * rate + 1e-6) + 1
     if count > MAX_FRAMES:
         raise BrokenClip(
-            f"gives {count:,} pictures in its {seconds:,.0f} seconds, expected at most {MAX_FRAMES:,}: cut it, or read fewer a second "
+            f"gives {count:,} pictures in its {seconds:,.0f} seconds, expected at most {MAX_FRAMES:,}: cut it, or read fewer than {rate:g} a second "
             "(visual.frames_per_second)",
             name,
         )

@@ -83,6 +83,12 @@ class Image:
 
         return frames_in(self._there.source, self.name, rate) if self.is_clip else 1
 
+    def seconds(self) -> float:
+        """How long a clip is; 0 for a picture. Nothing is decoded. Raises DataError naming the clip."""
+        from visavis.data.clips import seconds_in
+
+        return seconds_in(self._there.source, self.name) if self.is_clip else 0.0
+
     def preview(self) -> Picture:
         """The picture; of a clip its first frame. Raises DataError naming it."""
         from visavis.data.clips import first_frame

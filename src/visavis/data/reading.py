@@ -16,19 +16,26 @@ from visavis.errors import DataError, nearest
 
 
 def open_dataset(
-    path: str | Path, *, skip_bad: bool = False, pixels: bool = False, on_progress: Callable[[int, int], None] | None = None
+    path: str | Path,
+    *,
+    skip_bad: bool = False,
+    pixels: bool = False,
+    rate: float = 0.0,
+    whole: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Dataset:
     """The data set in a folder, or of one list in it (``.json``, ``.jsonl``, ``.csv``, ``.tsv``).
 
     path: also the name of a folder under ``VISAVIS_DATA``. skip_bad: leave out what cannot be used and say so in
     ``Dataset.skipped``, instead of raising DataError. pixels: also decode every image once, to find truncated and
-    animated ones and copies in two splits; the result is kept in the cache. on_progress: called with images done and images in all.
+    animated ones and copies in two splits; the result is kept in the cache. rate: pictures a second at which clips are read, so that too
+    long ones are found; 0: not known. whole: decode every frame of a clip, not only its first one. on_progress: called with images done and images in all.
     """
     listing = list_dataset(path)
     if pixels:
         from visavis.data.pixels import check_pixels
 
-        check_pixels(listing, on_progress=on_progress)
+        check_pixels(listing, rate=rate, whole=whole, on_progress=on_progress)
     losses = listing.losses
     if losses and not skip_bad and len(listing.lost_images) < len(listing.entries):
         named = "; ".join(map(str, losses[:3])) + ("; ..." if len(losses) > 3 else "")

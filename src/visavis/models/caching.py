@@ -18,11 +18,12 @@ import numpy as np
 import torch
 
 from visavis import storage
+from visavis.data.clips import BrokenClip
 from visavis.data.dataset import Dataset
 from visavis.data.description import RAGGED, Description
 from visavis.data.features import FeatureStore, FeatureWriter
 from visavis.data.store_files import discard_store, read_description
-from visavis.errors import SpecError, VisavisError
+from visavis.errors import DataError, SpecError, VisavisError
 from visavis.models import small_cnn
 from visavis.models.device import multiplies_bfloat16
 from visavis.models.pretrained import weights_checksum, weights_mark
@@ -72,7 +73,7 @@ def cache_features(
     one that another process is computing is waited for. What is damaged is computed anew.
     batch_size: default 4 pictures, a clip, or 64 texts. bfloat16: for products; default: for texts,
     where the processor multiplies it faster than float32.
-    Raises RefusedOverwrite if other features stand in ``folder``.
+    Raises RefusedOverwrite if other features stand in ``folder``, DataError for a video that cannot be read.
     """
     spec = tower if isinstance(tower, TowerSpec) else tower.spec
     if spec.name == small_cnn.NAME:
@@ -82,7 +83,13 @@ def cache_features(
         if isinstance(tower, TowerSpec) and (store := _finished(folder)) is not None:
             return store
     with storage.alone(folder, wait=True):
-        return _compute(dataset, tower.open() if isinstance(tower, TowerSpec) else tower, Path(folder), batch_size, bfloat16, on_progress)
+        encoder = tower.open() if isinstance(tower, TowerSpec) else tower
+        try:
+            return _compute(dataset, encoder, Path(folder), batch_size, bfloat16, on_progress)
+        except BrokenClip as error:
+            raise DataError(
+                f"{str(error)[:-1]}; mend it, take it out of {dataset.name}, or leave out what is broken with --skip-bad."
+            ) from None
 
 
 def _finished(folder: Path) -> FeatureStore | None:

@@ -61,7 +61,8 @@ def search_images(runs: Sequence[Path], query: str, inside: Path | None, top: in
     runs = members_of(runs)
     models = {run: Retriever.load(run, memory=memory) for run in runs}
     if inside is not None:
-        place = collection(inside, clips=all(model.processor.frames_per_second for model in models.values()))
+        rates = [model.processor.frames_per_second for model in models.values()]
+        place = collection(inside, max(rates) if all(rates) else 0.0)
         return best([similarities(model, place, query, progress) for model in models.values()], place, top, progress)
     scores, places = [], dict[Path, Dataset]()
     for run, recipe in recipes_of(runs, memory=memory).items():
@@ -112,24 +113,25 @@ def best(scores: Sequence[Tensor], place: Dataset, top: int, progress: Progress)
     return [Hit(place.images[i].name, mean[i].item(), place.images[i]) for i in order.tolist()]
 
 
-def collection(path: Path, *, clips: bool = False) -> Dataset:
+def collection(path: Path, rate: float = 0.0) -> Dataset:
     """A data set, or any folder of images, with the videos in it where models read clips; what cannot be read is left out, and said in ``Dataset.skipped``.
 
-    A folder of images is known by its files' sizes and times, so that a changed one is new.
+    rate: pictures of a clip that models read a second; 0: they read no clips. A folder of images is known by its files' sizes and times, so
+    that a changed one is new.
     """
     try:
-        return open_dataset(path, skip_bad=True, pixels=True)
+        return open_dataset(path, skip_bad=True, pixels=True, rate=rate, whole=rate > 0)
     except DataError:
         if not path.is_dir() or not is_unicode(str(path)):
             raise
     found = dict(files_under(path, hidden=True))
-    endings = VISUAL_SUFFIXES if clips else IMAGE_SUFFIXES
+    endings = VISUAL_SUFFIXES if rate else IMAGE_SUFFIXES
     files = sorted(file for file, trouble in found.items() if file.suffix.lower() in endings and trouble is None)
     if not files:
         raise DataError(f"{path} holds no images and no data set: name a folder with pictures in it.")
     listing = Listing(path, "images", [Entry(str(file.relative_to(path)), "all", bytes=Bytes(file)) for file in files])
     listing.check_texts()
-    check_pixels(listing)
+    check_pixels(listing, rate=rate, whole=rate > 0)
     marks = [(str(file.relative_to(path)), *mark[1:]) for file, mark in file_marks(files).items()]
     digest = hashlib.sha256(json.dumps(marks).encode())
     return replace(listing.dataset(), name=f"{path.resolve().name}-{digest.hexdigest()[:8]}")

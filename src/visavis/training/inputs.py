@@ -40,6 +40,8 @@ def open_data(recipe: Recipe, progress: Progress, *, skip_bad: bool) -> Dataset:
         recipe.data.path,
         skip_bad=skip_bad,
         pixels=pixels,
+        rate=recipe.visual.frames_per_second,
+        whole=recipe.data.skip_bad,
         on_progress=lambda done, total: progress.work("checking images", done, total, 0.0),
     )
 

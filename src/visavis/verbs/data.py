@@ -118,7 +118,7 @@ def features(
     progress = progress or Silent()
     if not visual and not text:
         raise VisavisError("nothing to compute: name an encoder with --visual, with --text, or both.")
-    dataset = open_dataset(path, skip_bad=skip_bad, pixels=bool(visual))
+    dataset = open_dataset(path, skip_bad=skip_bad, pixels=bool(visual), rate=frames_per_second, whole=skip_bad)
     towers = [TowerSpec("visual", visual, view, crops, frames_per_second)] if visual else []  # type: ignore[arg-type]
     towers += [TowerSpec("text", text, text_view)] if text else []  # type: ignore[arg-type]
 
