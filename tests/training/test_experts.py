@@ -156,7 +156,11 @@ def test_a_run_on_stored_features_of_captions_is_evaluated_but_reads_no_new_ones
         ({"text.view": "tokens"}, RecipeError, "text.features are read as they are stored"),
         ({"text.tower": "minilm"}, RecipeError, "text.features are read as they are stored"),
         ({"text.view": "pooled"}, RecipeError, "texts holds words of the text side, expected pooled of captions"),
-        ({"text.features": "nowhere"}, DataError, "nowhere does not exist"),
+        (
+            {"text.features": "nowhere"},
+            DataError,
+            r"^text\.features names what is not here: say where it lies with text\.features=PATH, or in the run\.toml of a run; nowhere does not",
+        ),
     ],
 )
 def test_stored_features_of_captions_that_do_not_fit_are_one_sentence(recipe, texts, overrides, error, sentence):
@@ -199,7 +203,7 @@ def test_a_model_reads_only_experts_as_it_was_trained_on(recipe, store, widths, 
             DataError,
             r"has no split dev, .*name another by evaluation\.validation=NAME; known: train, val\.",
         ),
-        ({"visual.features": "nowhere"}, DataError, "nowhere does not exist"),
+        ({"visual.features": "nowhere"}, DataError, r"with visual\.features=PATH, .* nowhere does not exist"),
         ({"model": {"kind": "VSE++"}}, RecipeError, r"cannot read images as experts: expected pooled or grid or pixels"),
     ],
 )

@@ -17,6 +17,7 @@ import visavis
 from visavis import storage
 from visavis.data.features import FeatureStore
 from visavis.errors import RunError, VisavisError
+from visavis.runs.record import FREE
 from visavis.training.data_module import open_data_module
 from visavis.training.recipe_files import read_recipe
 from visavis.training.stopping import Stopped
@@ -189,3 +190,9 @@ def test_a_damaged_record_is_a_sentence(uninterrupted, tmp_path, content, senten
     (run / "environment.json").write_text(content)
     with pytest.raises(VisavisError, match=sentence):
         visavis.train(resume=run)
+
+
+def test_the_page_names_every_key_that_may_be_edited():
+    page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
+    named = page.partition("keys may be edited: ")[2].partition(".\n")[0]
+    assert set(re.findall(r"`([\w.]+)`", named)) == set(FREE)

@@ -67,7 +67,7 @@ def visual_features(recipe: Recipe, data: Dataset, progress: Progress) -> tuple[
     """The features of a data set's images (None: the model reads pixels) and their tower (None: only stored ones are known)."""
     visual = recipe.visual
     if visual.view == "experts":
-        folder = experts_beside(recipe.data.path) if visual.features == PRECOMP else find_file(visual.features)
+        folder = experts_beside(recipe.data.path) if visual.features == PRECOMP else _stored("visual.features", visual.features)
         store = ExpertStore.open(folder, visual.experts, longest=visual.longest)
         store.refuse_shared(image.name for image in data.images)
         return store, None
@@ -80,10 +80,9 @@ def visual_features(recipe: Recipe, data: Dataset, progress: Progress) -> tuple[
         return None, tower
     if visual.features == PRECOMP:
         return _fitting(PrecompFeatures(find_source(recipe.data.path)), visual), tower
-    if visual.features and _by_ids(find_file(visual.features)):
-        return _regions(visual, progress), tower
     if visual.features:
-        return _fitting(ArrayFeatures.open(find_file(visual.features), data), visual), tower
+        stored = _stored("visual.features", visual.features)
+        return _regions(visual, stored, progress) if _by_ids(stored) else _fitting(ArrayFeatures.open(stored, data), visual), tower
     assert tower is not None
     return cache_features(data, tower, on_progress=_told(progress, "image features")), tower
 
@@ -94,18 +93,24 @@ def experts_beside(path: str) -> Path:
     return (source if source.is_dir() else source.parent) / "experts"
 
 
+def _stored(key: str, name: str) -> Path:
+    """Where stored features lie. Raises DataError with the key that says so."""
+    try:
+        return find_file(name)
+    except DataError as error:
+        raise DataError(f"{key} names what is not here: say where it lies with {key}=PATH, or in the run.toml of a run; {error}") from None
+
+
 def _by_ids(path: Path) -> bool:
     """Whether features stand by the ids of images, not by rows."""
     return path.is_dir() or ".tsv" in path.suffixes
 
 
-def _regions(visual: VisualSettings, progress: Progress) -> RegionFeatures:
+def _regions(visual: VisualSettings, path: Path, progress: Progress) -> RegionFeatures:
     """Features of regions by the ids of images. Raises RecipeError if the recipe does not read them as such."""
     if visual.view != "grid" or visual.crops > 1:
         raise RecipeError(f'{visual.features} holds regions by the ids of images: set visual.view = "grid", and no visual.crops.')
-    stored = RegionFeatures.open(
-        find_file(visual.features), lambda done, total: progress.work("converting features of regions", done, total, 0.0)
-    )
+    stored = RegionFeatures.open(path, lambda done, total: progress.work("converting features of regions", done, total, 0.0))
     if visual.standardize and stored.ragged:
         raise RecipeError(
             f"{visual.features} holds regions of unequal number an image, which visual.standardize does not count: leave it out."
@@ -133,7 +138,7 @@ def text_features(
     """
     text = recipe.text
     if text.features:
-        store = FeatureStore.open(find_file(text.features))
+        store = FeatureStore.open(_stored("text.features", text.features))
         if (store.description.side, store.description.view) != ("text", text.view):
             kind = f"{store.description.view} of the {store.description.side} side"
             raise RecipeError(f"{text.features} holds {kind}, expected {text.view} of captions: see text.view.")
