@@ -12,7 +12,7 @@ import tomli_w
 
 from visavis.errors import VisavisError
 from visavis.training.overrides import parse_override
-from visavis.training.recipe_files import read_file, shipped
+from visavis.training.recipe_files import read_file, read_recipe, shipped
 
 from ..mutation import ODD, changed, flipped
 
@@ -83,9 +83,26 @@ def test_a_text_that_is_hard_to_read_is_a_sentence(content, tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["a=" + "[" * 9_000, "a=" + "9" * 9_000, "a=b'x'", "a={1: 2}", "a=\0", "a='\\ud800'", "a=1e999", "a=" + "-" * 9_000 + "1", "a={[]: 1}"],
+    [
+        "a=" + "[" * 9_000,
+        "a=" + "9" * 9_000,
+        "a=b'x'",
+        "a={1: 2}",
+        "a=\0",
+        "a='\\ud800'",
+        "a=1e999",
+        "a={b=1",
+        "a=" + "-" * 9_000 + "1",
+        "a={[]: 1}",
+    ],
 )
 def test_an_override_that_is_hard_to_read_is_a_sentence(text, tmp_path):
     (tmp_path / "recipe.toml").write_bytes(shipped()["demo"].read_bytes())
     with pytest.raises(VisavisError, match=r"a is not a key of recipes|is not of the form"):
         resolve(tmp_path / "recipe.toml", dict([parse_override(text)]))
+
+
+@pytest.mark.parametrize("table", ["{ audio = 16, speech = 32 }", "{'audio': 16, 'speech': 32}", '{"audio": 16, "speech": 32}'])
+def test_an_override_may_be_a_table_of_toml_or_a_literal(table):
+    recipe = read_recipe("unified/4/ce-full-unified", dict([parse_override(f"model.clusters={table}")]))
+    assert recipe.model["clusters"] == {"audio": 16, "speech": 32}

@@ -9,6 +9,8 @@
 from __future__ import annotations
 
 import ast
+import tomllib
+from contextlib import suppress
 from typing import Any
 
 from visavis.errors import RecipeError
@@ -19,14 +21,21 @@ SHORT = ("objective", "epochs")
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """``"phases.0.epochs=3"`` as key and value; a value that is no literal is taken as text."""
+    """``"phases.0.epochs=3"`` as key and value; a value that is neither a literal nor a table or list of TOML is taken as text.
+
+    >>> parse_override("model.clusters={ audio = 16, speech = 32 }")
+    ('model.clusters', {'audio': 16, 'speech': 32})
+    """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise RecipeError(f"{text!r} is not of the form key=value, such as training.batch_size=64.")
-    try:
+    with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return key.strip(), ast.literal_eval(value)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return key.strip(), {"true": True, "false": False}.get(value.lower(), value)
+    if value.lstrip().startswith(("{", "[")):
+        with suppress(ValueError, RecursionError):
+            (found,) = tomllib.loads(f"value = {value}").values()
+            return key.strip(), found
+    return key.strip(), {"true": True, "false": False}.get(value.lower(), value)
 
 
 def set_values(content: dict[str, Any], overrides: dict[str, Any], where: str) -> None:
