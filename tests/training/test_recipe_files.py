@@ -59,7 +59,7 @@ SHIPPED = {
     "ncr-heads-flickr8k": "e0ac448d",
     "vse++-two-step-scenes": "8142485c",
     "vse-infinity-flickr8k": "2ab8660c",
-    "vse-infinity-minilm-flickr8k": "c85bdd7e",
+    "vse-infinity-minilm-flickr8k": "f832ba35",
 }
 """Names that results were reported under, and a hash of what each recipe says of its training beyond the defaults."""
 
