@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import pytest
@@ -18,8 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-_setup_privateuseone_for_python_backend("elsewhere")
-DEVICE = torch.device("elsewhere", 0)
+DEVICE = torch.device("privateuseone", 0)  # the one that torch keeps for devices that it does not know
 MAY_MIX = [
     "copy_",
     "_to_copy",
@@ -112,6 +112,12 @@ FUSED = {"_thnn_fused_gru_cell": _gru_cell, "_thnn_fused_gru_cell_backward": _gr
 """What only devices have that are no CPU."""
 
 
+@cache
+def _tell_torch() -> None:
+    """Of the device, for good: whatever runs in this process later meets it, too."""
+    _setup_privateuseone_for_python_backend("elsewhere")
+
+
 @contextmanager
 def elsewhere() -> Iterator[torch.device]:
     """While tensors can be moved to ``DEVICE``. What goes past torch's dispatcher is replaced: tensors made of numbers, autocast, safetensors."""
@@ -127,6 +133,7 @@ def elsewhere() -> Iterator[torch.device]:
     def from_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda tensors, *args: function({name: tensor.cpu() for name, tensor in tensors.items()}, *args)
 
+    _tell_torch()
     with pytest.MonkeyPatch.context() as patch, _Mode():
         replaced = {moved: ("tensor", "as_tensor"), as_on_cpu: ("is_autocast_enabled", "get_autocast_dtype", "autocast")}
         for change, names in replaced.items():
