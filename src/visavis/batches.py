@@ -1,6 +1,7 @@
 """Many encoded items of unequal length, kept as the batches in which they were encoded, each as long as its own longest item.
 
-Of 145,000 captions of 13 words on average, the longest of 78, five sixths would be padding if all were as long as that one.
+Of the captions of Flickr30K's validation and test splits, 12 words on average and 70 at most, five sixths would be padding if all were as
+long as the longest.
 """
 
 from __future__ import annotations
