@@ -21,7 +21,7 @@ from visavis.data.description import Description
 from visavis.data.experts import NAME, new_experts
 from visavis.data.features import FeatureWriter
 from visavis.data.hdf5 import ENDINGS, VideoFiles
-from visavis.data.msrvtt import captions_by_video, splits_by_video
+from visavis.data.msrvtt import captions_and_splits
 from visavis.data.partitions import Division, Lists, is_list
 from visavis.data.plain_pickle import read_plain_pickle
 from visavis.data.published_values import Values, is_missing
@@ -72,8 +72,9 @@ def convert_features(sources: Sequence[str | Path], out: str | Path, progress: P
         elif is_list(path):
             lists.add(path)
         elif path.name.endswith(".json"):
-            values.add_captions(captions_by_video(path), path)
-            values.add_splits(splits_by_video(path), path)
+            captions, splits = captions_and_splits(path)
+            values.add_captions(captions, path)
+            values.add_splits(splits, path)
         elif path.name.endswith(_PICKLES):
             values.add(read_plain_pickle(path), name, path)
             marks[name] = storage.content_hash(path)

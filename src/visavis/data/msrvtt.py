@@ -35,24 +35,21 @@ def list_msrvtt(folder: Path) -> Listing:
     return listing
 
 
-def captions_by_video(path: Path) -> dict[str, list[str]]:
-    """The captions of each video in one such file, in its order. Raises DataError for what is no such file, or names what is not there."""
+def captions_and_splits(path: Path) -> tuple[dict[str, list[str]], dict[str, str | None]]:
+    """The captions of each video in one such file, in its order, and the split that it says; None where it says none.
+
+    Raises DataError for what is no such file, or names what is not there.
+    """
     content = _read(path)
-    captions: dict[str, list[str]] = {
-        video["video_id"]: [] for video in content["videos"] if isinstance(video, dict) and "video_id" in video
-    }
+    videos = [video for video in content["videos"] if isinstance(video, dict) and "video_id" in video]
+    captions: dict[str, list[str]] = {video["video_id"]: [] for video in videos}
     for number, sentence in enumerate(content["sentences"]):
         name, text = (sentence.get(key) if isinstance(sentence, dict) else None for key in ("video_id", "caption"))
         if not isinstance(text, str) or not isinstance(name, str) or name not in captions or not is_unicode(text):
             raise DataError(f"{path}, sentence {number}: expected the caption of a listed video, found {shown(sentence)}.")
         captions[name].append(text)
-    return captions
-
-
-def splits_by_video(path: Path) -> dict[str, str | None]:
-    """The split that one such file says of each video; None of one of which it says none."""
-    videos = [video for video in _read(path)["videos"] if isinstance(video, dict) and "video_id" in video]
-    return {video["video_id"]: split_name(split) if isinstance(split := video.get("split"), str) else None for video in videos}
+    splits = {video["video_id"]: split_name(split) if isinstance(split := video.get("split"), str) else None for video in videos}
+    return captions, splits
 
 
 def _read(path: Path) -> dict[str, list[Any]]:

@@ -66,7 +66,7 @@ class Values:
         _without_twins(self.captions, captions, path).update({video: texts for video, texts in captions.items() if texts})
 
     def add_splits(self, splits: dict[str, str | None], path: Path) -> None:
-        """Those of all videos of a file; none where it says no other than train. Raises DataError for a file that says those of some videos alone."""
+        """Those of all videos of a file, or of none. Raises DataError for a file that says those of some videos alone."""
         if silent := [video for video, split in splits.items() if split is None]:
             if len(silent) < len(splits):
                 raise DataError(f"{path} says the split of some videos, and not that of {silent[0]}: expected one of every video, or none.")

@@ -88,7 +88,7 @@ def cache_features(
             return _compute(dataset, encoder, Path(folder), batch_size, bfloat16, on_progress)
         except BrokenClip as error:
             raise DataError(
-                f"{str(error)[:-1]}; mend it, take it out of {dataset.name}, or leave out what is broken with --skip-bad."
+                f"{str(error).removesuffix('.')}; mend it, take it out of {dataset.name}, or leave out what is broken with --skip-bad."
             ) from None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,22 +14,21 @@ from torch import Tensor
 from visavis import storage
 from visavis.errors import DataError
 from visavis.models.foreign import open_tokenizer, read_tensors_alone
-from visavis.models.pretrained import FILES_BESIDE_WEIGHTS, model_folder
+from visavis.models.pretrained import model_folder
 
 WRAPPED_IN = ("model", "state_dict")
 """The entries of a checkpoint under which weights lie, if they are not all of it."""
-NO_TOKENIZER = ("config.json", "preprocessor_config.json", "generation_config.json")
 
 
 @dataclass(frozen=True)
-class ConvertedModel:
+class ConvertedModel(ABC):
     """Where a checkpoint lies now, and what a recipe says to begin with it."""
 
     folder: Path
 
+    @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """The sections of a recipe."""
-        raise NotImplementedError
 
 
 def read_checkpoint(file: Path) -> dict[str, Tensor]:
@@ -44,7 +44,9 @@ def read_checkpoint(file: Path) -> dict[str, Tensor]:
         or not tensors
         or not all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in tensors.items())
     ):
-        raise DataError(f"{file} holds no weights by name, expected the state_dict of a model, or a table with one as its entry model.")
+        raise DataError(
+            f"{file} holds no weights by name, expected the state_dict of a model, or a table with one as its entry model or state_dict."
+        )
     return {re.sub(r"^text_encoder\.bert\.", "text_encoder.", name.removeprefix("module.")): tensor for name, tensor in tensors.items()}
 
 
@@ -62,17 +64,11 @@ def check_weights(
         raise DataError(f"{checkpoint} is damaged: its weights {broken} hold values that are not finite.")
 
 
-def text_donor(name: str, checkpoint: Path, what: str) -> Path:
-    """The folder of a text model, for the tokenizer and more. Raises DataError saying what of it a checkpoint needs."""
+def text_donor(name: str, checkpoint: Path, what: str) -> tuple[Path, Any]:
+    """The folder of a text model, and its tokenizer. Raises DataError saying what of them a checkpoint needs."""
     try:
         folder = model_folder(name)
-        open_tokenizer(folder)
+        tokenizer, _ = open_tokenizer(folder)
     except DataError as error:
         raise DataError(f"{checkpoint} {what}, which it does not hold: name it as text; {error}") from None
-    return folder
-
-
-def tokenizer_files(folder: Path) -> list[Path]:
-    """What makes the tokenizer of a folder."""
-    files = {file for kind in FILES_BESIDE_WEIGHTS for file in folder.glob(kind)}
-    return sorted(file for file in files if not file.name.endswith(".index.json") and file.name not in NO_TOKENIZER)
+    return folder, tokenizer

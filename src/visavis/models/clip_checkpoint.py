@@ -14,9 +14,9 @@ from torch import Tensor
 
 from visavis import storage
 from visavis.errors import DataError
-from visavis.models.checkpoints import ConvertedModel, check_weights, text_donor, tokenizer_files
+from visavis.models.checkpoints import ConvertedModel, check_weights, text_donor
 from visavis.models.clip import open_dual_encoder
-from visavis.models.foreign import open_tokenizer
+from visavis.models.pretrained import keep_files
 from visavis.spec import Count
 
 PUBLISHED_CONFIG = "open_clip_config.json"
@@ -115,17 +115,15 @@ def convert_clip(tensors: Mapping[str, Tensor], checkpoint: Path, out: str | Pat
         checkpoint,
         "a CLIP of open_clip with vision transformer, as its configuration says",
     )
-    donor = text_donor(text or TOKENIZER, checkpoint, "reads texts by the tokenizer of CLIP")
-    tokenizer, _ = open_tokenizer(donor)
+    donor, tokenizer = text_donor(text or TOKENIZER, checkpoint, "reads texts by the tokenizer of CLIP")
     _check_sizes(tensors, model, len(tokenizer), checkpoint)
     made = dict(_renamed(tensors, names))
     if Path(out).exists():
         storage.new_folder(out, replaced=True)
     with storage.replacing_folder(out) as folder:
+        keep_files(donor, folder)  # the tokenizer; its own config and preparation follow
         storage.write_json(folder / "config.json", _config(model, made, tokenizer))
         storage.write_json(folder / "preprocessor_config.json", _pictures(prepared, model.vision_cfg.image_size))
-        for file in tokenizer_files(donor):
-            storage.write_bytes(folder / file.name, storage.read_bytes(file))
         storage.write_tensors(folder / "model.safetensors", made, for_transformers=True)
         open_dual_encoder(str(folder))
     return ConvertedCLIP(Path(out))

@@ -16,7 +16,7 @@ from visavis import storage
 from visavis.errors import DataError
 from visavis.models.checkpoints import ConvertedModel, check_weights, text_donor
 from visavis.models.foreign import open_config, open_model
-from visavis.models.pretrained import FILES_BESIDE_WEIGHTS
+from visavis.models.pretrained import keep_files
 from visavis.models.processor import Processor
 from visavis.models.tokenizing import PretrainedTokenizer
 from visavis.models.towers import TowerSpec
@@ -69,7 +69,7 @@ def convert_xvlm(
     names = published_names(tensors, layers)
     check_weights(tensors, names, LEFT_OUT, checkpoint, "an X-VLM of Swin and BERT")
     text = text or "bert-base-uncased"
-    donor = text_donor(text, checkpoint, "reads texts by the config and tokenizer of the BERT that it was made from")
+    donor, _ = text_donor(text, checkpoint, "reads texts by the config and tokenizer of the BERT that it was made from")
     sizes = open_config(donor)
     made: dict[str, dict[str, Tensor]] = {VISUAL: {}, TEXT: {}, REST: {}}
     for published, targets in names.items():
@@ -93,8 +93,7 @@ def convert_xvlm(
             (folder / part).mkdir()
         storage.write_json(folder / VISUAL / "config.json", _swin_config(made[VISUAL], side))
         storage.write_json(folder / VISUAL / "preprocessor_config.json", PICTURES | {"size": {"height": side, "width": side}})
-        for file in {file for kind in FILES_BESIDE_WEIGHTS for file in donor.glob(kind) if not file.name.endswith(".index.json")}:
-            storage.write_bytes(folder / TEXT / file.name, storage.read_bytes(file))
+        keep_files(donor, folder / TEXT)
         for part in (VISUAL, TEXT):
             storage.write_tensors(folder / part / "model.safetensors", made[part], for_transformers=True)
             open_model(folder / part)
