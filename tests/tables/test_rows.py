@@ -42,7 +42,10 @@ def kinds() -> dict[tuple[object, ...], str]:
     return found
 
 
-@pytest.mark.parametrize("address", TRAINABLE)
+KINDS = frozenset(kinds().values())
+
+
+@pytest.mark.parametrize("address", [pytest.param(address, marks=() if address in KINDS else pytest.mark.long) for address in TRAINABLE])
 def test_every_row_builds_and_takes_a_step_of_each_phase(address, toys):
     recipe = toy(address, toys)
     for member in member_recipes(recipe).values() or [recipe]:
@@ -50,7 +53,7 @@ def test_every_row_builds_and_takes_a_step_of_each_phase(address, toys):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("address", kinds().values())
+@pytest.mark.parametrize("address", sorted(KINDS))
 def test_a_row_of_each_kind_is_trained_and_evaluated_and_printed_beside_its_figures(address, toys, tmp_path, capsys):
     trained = visavis.train(address, out=tmp_path / "run", overrides=overrides(address, toys))
     print_trained(trained)
