@@ -128,8 +128,8 @@ LEARNED_BY = [(list(MATCHERS)[row % len(MATCHERS)], kind) for row, kind in enume
 def test_32_pairs_are_learned_by_heart(name, objective):
     matcher, ids = made(name), torch.arange(32)
     visual, text, targets = images(name, 32), texts(name, 32, ragged=False), facts(ids, ids)
-    # by hard negatives and a larger rate, SGR ends below its ReLU and MMT collapses; MMT begins so slowly that it needs more steps
-    rate, steps = {"SGR": (0.001, 25), "MMT": (0.001, 100)}.get(name, (0.01, 25))
+    # by hard negatives and a larger rate, SGR ends below its ReLU and MMT collapses; MMT and SAF begin so slowly that they need more steps
+    rate, steps = {"SGR": (0.001, 25), "SAF": (0.01, 50), "MMT": (0.001, 100)}.get(name, (0.01, 25))
     loss, optimizer = loss_of(matcher, objective()), torch.optim.Adam(matcher.parameters(), lr=rate)
 
     def rsum() -> float:

@@ -121,7 +121,6 @@ def test_every_model_climbs_the_ladder(kind, recipe, scenes, vectors, dual_encod
     log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [row["train"]["loss"] for row in log]
     assert all(row["objective"].startswith("Ladder") for row in log)
-    assert losses == sorted(losses, reverse=True)
     least = {"SGRAF": 0.85, "XVLM": 1.0}  # the one still gives all pairs much the same score by then, the other begins with random encoders
     assert losses[-1] < least.get(kind, 0.75) * losses[0]
 
