@@ -134,10 +134,10 @@ def items(config, side) -> Encoded:
 
 
 @every_number
-@pytest.mark.parametrize("number", [-1, math.nan, math.inf])
-def test_what_cannot_be_a_number_of_a_model_is_refused_by_the_model_and_its_key(kind, name, number, config):
-    with pytest.raises(SpecError, match=rf"^{kind.__name__}: {name} is .+, expected .+\.$"):
-        changed(config, name, number)
+def test_what_cannot_be_a_number_of_a_model_is_refused_by_the_model_and_its_key(kind, name, config):
+    for number in (-1, math.nan, math.inf):
+        with pytest.raises(SpecError, match=rf"^{kind.__name__}: {name} is .+, expected .+\.$"):
+            changed(config, name, number)
 
 
 @every_number
