@@ -20,7 +20,7 @@ BASE = """
 name = "elsewhere"
 visual = { tower = "scenes", view = "grid" }
 text = { tower = "vocabulary", min_count = 1 }
-training = { batch_size = 20, batches_per_epoch = 2, threads = 1 }
+training = { batch_size = 10, batches_per_epoch = 2, threads = 1 }
 """
 SCAN, PLAIN = 'kind = "SCAN", width = 8, word_width = 4', 'kind = "VSE++", width = 8, word_width = 4, region_pool = "mean"'
 TRAININGS = {
@@ -90,8 +90,10 @@ def test_a_step_and_scores_are_those_of_the_cpu(name, objective):
     torch.testing.assert_close(*results)
 
 
-@pytest.mark.parametrize("kind", TRAININGS)
-def test_a_training_and_what_follows(kind, scenes, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "kind", [pytest.param(name, marks=pytest.mark.long if name in ("position", "two networks") else ()) for name in TRAININGS]
+)
+def test_a_training_and_what_follows(kind, few_scenes, tmp_path, monkeypatch):
     model, objective, supervision, epochs = TRAININGS[kind]
     phase = f'epochs = {epochs}, objective = "{objective}", supervision = "{supervision}", optimizer = {{ name = "AdamW", lr = 0.01 }}'
     (tmp_path / "recipe.toml").write_text(f"{BASE}model = {{ {model} }}\nphases = [{{ {phase} }}]\n")
@@ -99,9 +101,9 @@ def test_a_training_and_what_follows(kind, scenes, tmp_path, monkeypatch):
         if hasattr(module, "choose_device"):
             monkeypatch.setattr(module, "choose_device", lambda *_: DEVICE)
     with elsewhere():
-        visavis.train(tmp_path / "recipe.toml", data=scenes, out=tmp_path / "run")
+        visavis.train(tmp_path / "recipe.toml", data=few_scenes, out=tmp_path / "run")
         visavis.evaluate(tmp_path / "run")
         visavis.diagnose(tmp_path / "run")
         model = visavis.load(tmp_path / "run")
         assert model.device == DEVICE
-        assert model.score([image.open() for image in open_dataset(scenes).split("test").images[:2]], ["a red circle"]).shape == (2, 1)
+        assert model.score([image.open() for image in open_dataset(few_scenes).split("test").images[:2]], ["a red circle"]).shape == (2, 1)
