@@ -1,4 +1,4 @@
-"""What the papers claim beside what the study found: ``docs/evidence/claims.toml`` and the study's raw numbers become ``docs/claims.md``.
+"""The papers' claims and the results of the study: ``docs/evidence/claims.toml`` and the raw figures become ``docs/research/claims.md``.
 
     python studies/claims.py [--check]
 
@@ -23,7 +23,8 @@ from verdicts import TESTS, Found, Missing, measured
 
 from visavis.report.figures import LIGHT, dress, new_figure, png
 
-CLAIMS, PAGE, PICTURE = EVIDENCE.parent / "claims.toml", EVIDENCE.parents[1] / "claims.md", EVIDENCE.parents[1] / "images" / "claims.png"
+DOCS = EVIDENCE.parents[1]
+CLAIMS, PAGE, PICTURE = EVIDENCE.parent / "claims.toml", DOCS / "research" / "claims.md", DOCS / "images" / "claims.png"
 PAPERS = {
     "U": "Unified Loss of Pair Similarity Optimization for Vision-Language Retrieval (Li et al., 2022)",
     "L": "Ladder Loss for Coherent Visual-Semantic Embedding (Zhou et al., 2020)",
@@ -46,7 +47,7 @@ def page() -> str:
                 lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
         if letter == "C":
-            lines += [f"![Recall against contributing samples, by objective](images/{PICTURE.name})", ""]
+            lines += [f"![Recall against contributing samples, by objective](../images/{PICTURE.name})", ""]
     return "\n".join([*lines, *tables()]).rstrip() + "\n"
 
 
@@ -172,7 +173,8 @@ that attends, drawn scenes) two or three rates were tried anew. What follows is 
 are of 95 %, each claim's by itself: of {claims} claims where there is nothing to find, about two would seem to hold or to fail by chance.
 
 RSUM is the sum of six recalls in percent, C^q the negatives that push a query of the best model with a weight above 0.01
-([diagnosis](diagnosis.md)), CS@K by degrees of MiniLM, *people* Kendall's tau-b with the expert ratings of Flickr8k ([relevance](relevance.md)),
+([diagnosis](../explanation/gradient-diagnostics.md)), CS@K by degrees of MiniLM, *people* Kendall's tau-b with the expert ratings of Flickr8k
+([relevance](../explanation/graded-relevance.md)),
 *gap* the mean cosine of validation pairs less that of the hardest negatives in a batch."""
 
 

@@ -1,7 +1,7 @@
 """Errata of the papers and of the code released with them, each with a computation that shows it.
 
-python studies/errata.py              show all        --check   say nothing while all is well (also of docs/errata.md)
-python studies/errata.py NAME ...     show these      --write   write docs/errata.md
+python studies/errata.py              show all        --check   say nothing while all is well (also of docs/research/errata.md)
+python studies/errata.py NAME ...     show these      --write   write docs/research/errata.md
 
 The exit status is 1 if a claim does not hold.
 """
@@ -20,7 +20,7 @@ from findings import cocos, cocos_text, goal, goal_text, ladder, released, unifi
 from findings.base import KINDS, Erratum, Shown, errata_of
 
 PROJECT = Path(__file__).resolve().parents[1]
-PAGE = PROJECT / "docs" / "errata.md"
+PAGE = PROJECT / "docs" / "research" / "errata.md"
 MODULES = (unified, ladder, goal, goal_text, cocos, cocos_text, released)
 CATALOG = {erratum.name: erratum for module in MODULES for erratum in errata_of(module)}
 
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="an entry, for example unified.eq_15_denominator")
     parser.add_argument("--check", action="store_true", help="print only what is wrong")
-    parser.add_argument("--write", action="store_true", help="write docs/errata.md")
+    parser.add_argument("--write", action="store_true", help="write docs/research/errata.md")
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.names) - set(CATALOG))
     if unknown:
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.write:
         PAGE.write_text(page(), encoding="utf-8")
     if options.check and not options.names and (not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page()):
-        print("docs/errata.md is stale: run python studies/errata.py --write.", file=sys.stderr)
+        print("docs/research/errata.md is stale: run python studies/errata.py --write.", file=sys.stderr)
         return 1
     return 0
 
@@ -77,7 +77,7 @@ def as_text(name: str) -> str:
 
 
 def page() -> str:
-    """docs/errata.md."""
+    """docs/research/errata.md."""
     kinds = "\n".join(f"| {kind} | {meaning} | {sum(e.kind == kind for e in CATALOG.values())} |" for kind, meaning in KINDS.items())
     parts = [HEAD.strip(), f"| kind | meaning | entries |\n|---|---|---|\n{kinds}"]
     for module in MODULES:

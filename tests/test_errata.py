@@ -1,4 +1,4 @@
-"""Every erratum still holds, and docs/errata.md says what the computations say."""
+"""Every erratum still holds, and docs/research/errata.md says what the computations say."""
 
 from __future__ import annotations
 

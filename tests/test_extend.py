@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[1]
-PAGE = (PROJECT / "docs" / "extend.md").read_text(encoding="utf-8")
+PAGE = (PROJECT / "docs" / "guides" / "extend.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
 
 

@@ -77,7 +77,7 @@ def test_every_file_is_written_through_storage():
 def test_every_make_target_that_a_page_names_exists():
     targets = set(re.findall(r"^([a-z]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE))
     assert {"demo", "test", "lint", "fix", "docs", "bench", "study", "golden"} <= targets
-    pages = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *(PROJECT / "docs").glob("*.md"), PROJECT / ".ci" / "run"]
+    pages = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *(PROJECT / "docs").rglob("*.md"), PROJECT / ".ci" / "run"]
     named_targets = {target for page in pages for target in re.findall(r"(?:^|`)make ([a-z]+)", page.read_text(), re.MULTILINE)}
     assert named_targets <= targets
 

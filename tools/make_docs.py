@@ -34,7 +34,7 @@ CATALOGS = {
     "metrics": ("Metrics", "How good a ranking is.", "visavis.metrics", "CATALOG"),
     "layouts": (
         "Layouts of data",
-        "How a data set may lie in a folder; [data folders](../data.md) has an example of each.",
+        "How a data set may lie in a folder; [data folders](../guides/data.md) has an example of each.",
         "visavis.data.catalog",
         "CATALOG",
     ),
@@ -137,7 +137,7 @@ def recipes_page() -> str:
     parts.append(f"## Tables of papers\n\n{told}\n\n{table}")
     usage = (
         "What `visavis train` takes by name. `visavis catalog recipes --json` prints every setting of each; "
-        "[docs/recipes.md](../recipes.md) says how to extend one."
+        "[docs/guides/recipes.md](../guides/recipes.md) says how to extend one."
     )
     return "\n\n".join([f"# Recipes\n\n{usage}", *parts])
 

@@ -25,7 +25,7 @@ LOWEST, HIGHEST, STEPS = -0.25, 1.0, 11  # a step of 1/8: exact, so that nothing
 INTRODUCTION = """# The objectives
 
 What each makes small, whom it moves, and when to use it. Written by `make docs` from the docstrings; the whole of each is in the
-[reference](reference/objectives.md), misprints of the papers are in the [errata](errata.md).
+[reference](reference/objectives.md), misprints of the papers are in the [errata](research/errata.md).
 
 In the pictures one query has one positive, scored s_p (to the right), and one negative, scored s_n (upwards): good places are at
 the lower right. An arrow says where a step down the gradient moves the two; the darker, the farther, beside the largest step of

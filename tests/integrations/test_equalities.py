@@ -1,4 +1,4 @@
-"""The table of equalities in docs/integrations.md: each row against the other library, or its formula where that is not installed."""
+"""Equalities listed in docs/guides/integrations.md, checked against the other library, or its formula if that is not installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from visavis.integrations.open_clip import ClipLoss
 from visavis.integrations.sentence_transformers import VisavisLoss
 from visavis.objectives import BinomialDeviance, Circle, InfoNCE, MultiSimilarity, NTXent, Sigmoid, Triplet
 
-PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "integrations.md"
 LABELS = torch.tensor([4, 4, 4, 7, 7, 9, 9])
 CIRCLE = Circle(margin=0.4, gamma=80, reduction="half_mean")
 

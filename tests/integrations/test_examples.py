@@ -35,7 +35,7 @@ def test_the_loss_of_an_example_falls(name, capsys):
 
 
 def test_the_three_lines_run():
-    (block,) = re.findall(r"```python\n(.*?)```", (EXAMPLES.parent / "docs" / "integrations.md").read_text(), re.DOTALL)
+    (block,) = re.findall(r"```python\n(.*?)```", (EXAMPLES.parent / "docs" / "guides" / "integrations.md").read_text(), re.DOTALL)
     names = {}
     exec(compile(block, "integrations.md", "exec"), names)
     images, texts = torch.eye(2), torch.eye(2).repeat(3, 1)

@@ -193,6 +193,6 @@ def test_a_damaged_record_is_a_sentence(uninterrupted, tmp_path, content, senten
 
 
 def test_the_page_names_every_key_that_may_be_edited():
-    page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "recipes.md").read_text()
     named = page.partition("keys may be edited: ")[2].partition(".\n")[0]
     assert set(re.findall(r"`([\w.]+)`", named)) == set(FREE)

@@ -179,7 +179,7 @@ def test_rows_are_taken_over_but_not_their_names(tmp_path, resolved):
 
 
 def test_the_recipes_of_the_page_are_read_as_they_stand_there(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "recipes.md").read_text()
     whole, grid = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "whole.toml").write_text(whole)
     (tmp_path / "grid.toml").write_text(grid)

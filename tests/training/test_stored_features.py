@@ -91,7 +91,7 @@ def test_features_are_scanned_before_the_first_command_alone(precomp, recipe, tm
 
 
 def test_the_recipe_of_the_page_on_data_trains(precomp, tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "data.md").read_text()
     block = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)[0]
     (tmp_path / "precomp.toml").write_text(block)
     for file in precomp.glob("*_ims.npy"):

