@@ -1,0 +1,128 @@
+"""Generated pages of the documentation site: the reference, the examples, the changelog. Run by mkdocs, see mkdocs.yml."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+from typing import Any
+
+import mkdocs_gen_files
+import typer.cli
+
+import visavis
+from visavis.cli import app
+from visavis.training.recipe_files import read_file, shipped, tables
+
+PROJECT = Path(__file__).resolve().parents[1]
+INTERNAL = {"cli", "verbs", "storage"}
+"""Packages without a page: the command line has its own, API functions are public names of ``visavis``, storage is not public."""
+
+
+def main() -> None:
+    """Write every generated page."""
+    reference = {"command-line.md": command_line(), "catalogs/recipes.md": recipes()}
+    reference |= {f"catalogs/{kind}.md": catalog(kind, rows) for kind, rows in catalogs().items()}
+    reference |= {f"python/{name}.md": package(name) for name in packages()}
+    links = [f"- [{text.split(chr(10), 1)[0].removeprefix('# ')}]({path})" for path, text in sorted(reference.items())]
+    reference["index.md"] = "# Reference\n\nGenerated from the source by `make docs`.\n\n" + "\n".join(links)
+    for path, text in reference.items():
+        write(f"reference/{path}", text)
+    for example in sorted((PROJECT / "examples").glob("*.py")):
+        write(f"examples/{example.stem}.md", f"# {example.name}\n\n```python\n{example.read_text(encoding='utf-8').rstrip()}\n```")
+    write("contributing.md", (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8").replace("(CHANGELOG.md", "(changelog.md"))
+    write("changelog.md", (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "]("))
+
+
+def write(path: str, text: str) -> None:
+    """Add a page to the site."""
+    with mkdocs_gen_files.open(path, "w") as file:
+        file.write(f"{text.rstrip()}\n")
+
+
+def packages() -> list[str]:
+    """``visavis`` and its packages that list their public names."""
+    names = [module.name for module in pkgutil.iter_modules(visavis.__path__) if module.ispkg and module.name not in INTERNAL]
+    names = [f"visavis.{name}" for name in names]
+    return ["visavis", *(name for name in names if hasattr(importlib.import_module(name), "__all__"))]
+
+
+def package(name: str) -> str:
+    """The public classes, functions and modules of a package, rendered by mkdocstrings."""
+    public = [label for label in importlib.import_module(name).__all__ if label != "CATALOG" and not label.startswith("_")]
+    summary = plain((importlib.import_module(name).__doc__ or "").strip().split("\n\n")[0])
+    return "\n\n".join([f"# `{name}`", summary, *(f"::: {name}.{label}" for label in public)])
+
+
+def catalogs() -> dict[str, list[dict[str, Any]]]:
+    """The rows of every catalog but the recipes."""
+    from visavis.verbs.listing import KINDS
+
+    return {kind: rows() for kind, rows in KINDS.items() if kind != "recipes"}
+
+
+def catalog(kind: str, rows: list[dict[str, Any]]) -> str:
+    """A section for each entry of a catalog; for objectives with an image of their gradient."""
+    parts = [f"# {kind.replace('_', ' ').capitalize()}", f"`visavis catalog {kind}` prints this list."]
+    if kind == "objectives":
+        parts.append(GRADIENT_IMAGES)
+    for row in rows:
+        name = row["name"]
+        parts += [f"## `{name}`", plain(row["what"])]
+        if kind == "objectives":
+            parts.append(f"![Gradient of {name} for one positive and one negative](../../images/objectives/{name}.svg){{ width=300 }}")
+        facts = [(label, value) for label, value in row.items() if label not in ("name", "what") and value]
+        parts.append("\n".join(f"- **{label.capitalize()}:** {fact(label, value)}" for label, value in facts))
+    return "\n\n".join(part for part in parts if part)
+
+
+GRADIENT_IMAGES = """Each image shows one query with one positive, scored s_p (x axis), and one negative, scored s_n (y axis).
+An arrow shows how a step down the gradient moves the two scores. Its color is its length, relative to the longest arrow of the image.
+There is no arrow where the gradient is zero. All parameters have their defaults."""
+
+
+def fact(label: str, value: Any) -> str:
+    """A value of a catalog: code stays as written."""
+    return f"`{value}`" if label == "defaults" else plain(str(value))
+
+
+def plain(text: str) -> str:
+    """One line of Markdown; text that Markdown would read as emphasis or a tag is code."""
+    text = " ".join(text.split())
+    return text if "`" in text or not re.search(r"[_*<>{}\[\]]", text) else f"`{text}`"
+
+
+def recipes() -> str:
+    """Every recipe file with its description and variants, then the tables of papers."""
+    parts = ["# Recipes", "`visavis train` accepts these names. See [how to write a recipe](../../guides/recipes.md)."]
+    for name, path in shipped().items():
+        head = re.match(r"(?:#[^\n]*\n)*", path.read_text(encoding="utf-8"))
+        file = read_file(name)
+        variants = [(f"`{name}/{row}`", f"`{recipe}`", cell(file.recipe(row, {}).about)) for row, recipe in file.row_names.items()]
+        prose = re.sub(r"^# ?", "", head[0] if head else "", flags=re.MULTILINE).strip()
+        parts += [f"## `{name}`", file.content["about"], prose, table(("variant", "alias", "description"), variants)]
+    files = {name: read_file(name) for name in tables()}
+    rows = [(f"`{name}/ROW`", str(len(file.rows)), f"`{name}/{next(iter(file.rows))}`", cell(file.content["about"])) for name, file in files.items()]
+    parts += ["## Tables of papers", "`visavis catalog recipes --paper PAPER` prints each row with its figures and requirements."]
+    return "\n\n".join(part for part in [*parts, table(("id", "rows", "first row", "description"), rows)] if part)
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A Markdown table, or nothing without rows."""
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) if rows else ""
+
+
+def cell(text: str | None) -> str:
+    """A text on one line of a table."""
+    return " ".join((text or "").split()).replace("|", "\\|")
+
+
+def command_line() -> str:
+    """Every command with its arguments and options."""
+    root = typer.main.get_command(app)
+    return typer.cli.get_docs_for_click(obj=root, ctx=typer.Context(root), name="visavis", title="Command line")
+
+
+main()
