@@ -103,7 +103,10 @@ def recipes() -> str:
         prose = re.sub(r"^# ?", "", head[0] if head else "", flags=re.MULTILINE).strip()
         parts += [f"## `{name}`", file.content["about"], prose, table(("variant", "alias", "description"), variants)]
     files = {name: read_file(name) for name in tables()}
-    rows = [(f"`{name}/ROW`", str(len(file.rows)), f"`{name}/{next(iter(file.rows))}`", cell(file.content["about"])) for name, file in files.items()]
+    rows = [
+        (f"`{name}/ROW`", str(len(file.rows)), f"`{name}/{next(iter(file.rows))}`", cell(file.content["about"]))
+        for name, file in files.items()
+    ]
     parts += ["## Tables of papers", "`visavis catalog recipes --paper PAPER` prints each row with its figures and requirements."]
     return "\n\n".join(part for part in [*parts, table(("id", "rows", "first row", "description"), rows)] if part)
 
@@ -122,7 +125,9 @@ def cell(text: str | None) -> str:
 def command_line() -> str:
     """Every command with its arguments and options."""
     root = typer.main.get_command(app)
-    return typer.cli.get_docs_for_click(obj=root, ctx=typer.Context(root), name="visavis", title="Command line")
+    text = typer.cli.get_docs_for_click(obj=root, ctx=typer.Context(root), name="visavis", title="Command line")
+    # Typer does not escape help texts: <n> outside code would become a tag.
+    return "`".join(part.replace("<", "&lt;") if index % 2 == 0 else part for index, part in enumerate(text.split("`")))
 
 
 main()
