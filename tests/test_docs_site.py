@@ -104,8 +104,10 @@ def test_site_sample_is_accessible_in_each_layout(site, browser):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_site_is_accessible_in_each_layout(site, browser):
-    check_pages(browser, sorted(site.rglob("*.html")), LAYOUTS)
+    # 404.html names its style sheets from the root of a server, so that it cannot be opened from the file system.
+    check_pages(browser, sorted(path for path in site.rglob("*.html") if path.name != "404.html"), LAYOUTS)
 
 
 @pytest.mark.parametrize("width", [1200, 360])
