@@ -30,7 +30,9 @@ lint: .venv/.dev
 	$(BIN)/ruff format --check --quiet --output-format concise $(SOURCES) || failed="$$failed formatting"; \
 	$(BIN)/mypy --no-error-summary || failed="$$failed types"; \
 	$(BIN)/lint-imports --no-logo >.venv/imports.log || { cat .venv/imports.log; failed="$$failed imports"; }; \
-	test -z "$$failed" || { echo "Lint failed:$$failed. What can be mended by itself: make fix." >&2; exit 1; }
+	$(BIN)/python tools/check_language.py || failed="$$failed wording"; \
+	$(BIN)/python tools/check_docstrings.py || failed="$$failed docstrings"; \
+	test -z "$$failed" || { echo "Lint failed:$$failed. Automatic fixes: make fix." >&2; exit 1; }
 
 fix: .venv/.dev
 	@$(BIN)/ruff check --quiet --fix $(SOURCES); $(BIN)/ruff format $(SOURCES)

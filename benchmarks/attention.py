@@ -1,9 +1,9 @@
-"""A model whose score is costly, within one memory setting: every word attends over the regions of every image.
+"""A model with a costly score, within one memory setting: every word attends over the regions of every image.
 
-The score is written down as one would at first: attention and attended vectors of all pairs are there at once, 36 x 20 and 20 x width
-numbers a pair; nobody declares what that costs. Two jobs, each in a fresh process: ranking images and captions both ways, and
-one training step. Shown is the peak of resident memory above what was resident when inputs and model were there, with the
-setting and without a limit (the ranking without a limit is of fewer images: all would not fit anywhere).
+The score is written down directly: the attention weights and attended vectors of all pairs exist at once, 36 x 20 and 20 x width values
+per pair, and the model does not declare this memory. Two jobs run, each in a fresh process: ranking images and captions in both
+directions, and one training step. Prints the peak of resident memory above that of inputs and model, with the setting and without a
+limit. The ranking without a limit has fewer images, because the full one does not fit into memory.
 
     python benchmarks/attention.py [--memory 1GB] [--images 1000] [--few 60] [--batch 256] [--width 64] [--threads 2]
 """
@@ -26,10 +26,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, normalize
 
-from visavis.engine import PairLoss
 from visavis.evaluation import evaluate, rank_scores
-from visavis.models.base import Matcher, MatcherConfig, vectors
+from visavis.models.base import Matcher, MatcherConfig, get_vectors
 from visavis.objectives import Unified
+from visavis.pair_loss import PairLoss
 from visavis.types import Encoded
 
 REGIONS, WORDS, CAPTIONS = 36, 20, 5
@@ -37,7 +37,7 @@ UNLIMITED = "1TB"
 
 
 class WordAttention(Matcher):
-    """Every word looks for its regions: the mean over words of the cosine with what each attends to.
+    """Every word attends to the regions. The score is the mean over words of the cosine with the attended region.
 
     Formula: ``mean_w cos(w, sum_r softmax_r(sharpness unit_w(relu(cos(w, r)))) r)``. Source: Lee et al., SCAN (2018), text to image.
     """
@@ -48,27 +48,27 @@ class WordAttention(Matcher):
     class Config(MatcherConfig):
         width: int = 64
 
-    visual_views = ("grid",)
-    text_views = ("words",)
+    visual_granularities = ("regions",)
+    text_granularities = ("words",)
 
     def __init__(self, config: Config):
         super().__init__(config)
-        self.visual, self.text = nn.Linear(config.visual_width, config.width), nn.Linear(config.text_width, config.width)
-        self.sharpness = nn.Parameter(torch.tensor(9.0))
+        self.visual, self.text = nn.Linear(config.visual_input_dim, config.width), nn.Linear(config.text_input_dim, config.width)
+        self.inverse_temperature = nn.Parameter(torch.tensor(9.0))
 
     def parts(self) -> dict[str, list[nn.Module | nn.Parameter]]:
-        return {"visual": [self.visual], "text": [self.text, self.sharpness]}
+        return {"visual": [self.visual], "text": [self.text, self.inverse_temperature]}
 
     def encode_visual(self, items: Encoded) -> Encoded:
-        return Encoded(normalize(self.visual(vectors(items)), dim=-1), items.mask)
+        return Encoded(normalize(self.visual(get_vectors(items)), dim=-1), items.mask)
 
     def encode_text(self, items: Encoded) -> Encoded:
-        return Encoded(normalize(self.text(vectors(items)), dim=-1), items.mask)
+        return Encoded(normalize(self.text(get_vectors(items)), dim=-1), items.mask)
 
     def score(self, visual: Encoded, text: Encoded) -> Tensor:
-        regions, words = vectors(visual), vectors(text)
+        regions, words = get_vectors(visual), get_vectors(text)
         affinity = torch.einsum("vrd,twd->vtwr", regions, words).relu()
-        attention = (self.sharpness * normalize(affinity, dim=2)).softmax(-1)
+        attention = (self.inverse_temperature * normalize(affinity, dim=2)).softmax(-1)
         attended = torch.einsum("vtwr,vrd->vtwd", attention, regions)
         return (cosine_similarity(attended, words[None], dim=-1) * text.mask).sum(-1) / text.mask.sum(-1)  # type: ignore[union-attr]
 
@@ -77,20 +77,24 @@ class WordAttention(Matcher):
 
 
 def model_and_items(images: int, captions: int, width: int) -> tuple[WordAttention, Encoded, Encoded]:
-    """Regions of images, and the words of their captions: some of the regions, blurred."""
+    """Regions of images, and the words of their captions, which are some of the regions with noise."""
     torch.manual_seed(0)
     regions, words = torch.randn(images, REGIONS, width), torch.randn(images * captions, WORDS, width)
     lengths = torch.randint(WORDS // 2, WORDS + 1, (images * captions, 1))
     for number, own in enumerate(words):
         own.mul_(4.0).add_(regions[number // captions, torch.randint(REGIONS, (WORDS,))])
-    matcher = WordAttention(WordAttention.Config(visual_width=width, text_view="words", visual_view="grid", text_width=width, width=width))
+    matcher = WordAttention(
+        WordAttention.Config(
+            visual_input_dim=width, text_granularity="words", visual_granularity="regions", text_input_dim=width, width=width
+        )
+    )
     nn.init.eye_(matcher.visual.weight)
     nn.init.eye_(matcher.text.weight)
     return matcher.eval(), Encoded(regions), Encoded(words, torch.arange(WORDS) < lengths)
 
 
 def ranking(matcher: WordAttention, visual: Encoded, text: Encoded, memory: str) -> dict[str, np.ndarray]:
-    """The ranks of all images and captions; without a limit those of the whole matrix, scored at once."""
+    """The ranks of all images and captions. Without a limit, the whole matrix is scored at once."""
     ids = torch.arange(len(visual))
     both = ids, ids.repeat_interleave(len(text) // len(visual))
     if memory == UNLIMITED:
@@ -102,11 +106,11 @@ def ranking(matcher: WordAttention, visual: Encoded, text: Encoded, memory: str)
 
 
 def step(matcher: WordAttention, visual: Encoded, text: Encoded, memory: str) -> dict[str, np.ndarray]:
-    """The loss of a batch, and its gradient by items and parameters."""
+    """The loss of a batch, and its gradients with respect to items and parameters."""
     items = [part.vectors.requires_grad_() for part in (visual, text)]  # type: ignore[union-attr]
     loss = PairLoss(Unified(), score=matcher.score, memory=memory)(visual, text)
     loss.backward()
-    slopes = {name: part.grad for name, part in (("visual", items[0]), ("text", items[1]), ("sharpness", matcher.sharpness))}
+    slopes = {name: part.grad for name, part in (("visual", items[0]), ("text", items[1]), ("sharpness", matcher.inverse_temperature))}
     return {"loss": loss.detach().numpy()} | {name: slope.numpy() for name, slope in slopes.items() if slope is not None}
 
 
@@ -114,12 +118,12 @@ JOBS = {"ranking": ranking, "step": step}
 
 
 def resident() -> int:
-    """What of this process is in memory now, in bytes."""
+    """The resident memory of this process, in bytes."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    """Run one job once, keep what it found, and write one JSON line."""
+    """Run one job once, save its results, and write one JSON line."""
     torch.set_num_threads(arguments.threads)
     captions = CAPTIONS if arguments.job == "ranking" else 1
     matcher, visual, text = model_and_items(arguments.images, captions, arguments.width)
@@ -134,17 +138,17 @@ def measure(arguments: argparse.Namespace) -> None:
 
 
 def run(job: str, images: int, memory: str, arguments: argparse.Namespace, folder: Path) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    """A job in a process of its own: what it took, and what it found."""
+    """Run a job in its own process, and return its costs and its results."""
     out = folder / f"{job}-{images}-{memory}.npz"
     options = {"job": job, "images": images, "memory": memory, "width": arguments.width, "threads": arguments.threads, "out": out}
     command = [sys.executable, __file__, *(part for name, value in options.items() for part in (f"--{name}", str(value)))]
-    told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    costs = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     with np.load(out) as found:
-        return told, dict(found)
+        return costs, dict(found)
 
 
 def difference(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
-    """The largest difference of any result, relative to the largest of its numbers."""
+    """The largest difference of any result, relative to its largest value."""
     return max(float(np.abs(found[name] - expected[name]).max() / np.abs(expected[name]).max()) for name in expected)
 
 
@@ -157,10 +161,10 @@ def compare(arguments: argparse.Namespace) -> None:
             for memory in (arguments.memory, UNLIMITED):
                 if job == "ranking" and images == arguments.images and memory == UNLIMITED:
                     continue
-                told, results[memory] = run(job, images, memory, arguments, Path(folder))
+                costs, results[memory] = run(job, images, memory, arguments, Path(folder))
                 size = f"{images:,} x {images * CAPTIONS if job == 'ranking' else images:,}"
                 limit = "no limit" if memory == UNLIMITED else memory
-                line = f"{job:8s} {size:14s} {limit:9s} {told['bytes'] / 1e9:6.3f} GB above the inputs, {told['seconds']:6.1f} s"
+                line = f"{job:8s} {size:14s} {limit:9s} {costs['bytes'] / 1e9:6.3f} GB above the inputs, {costs['seconds']:6.1f} s"
                 sys.stdout.write(line + "\n")
                 sys.stdout.flush()
             if len(results) == 2:

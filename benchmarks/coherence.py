@@ -1,8 +1,9 @@
 """CS@K of 5,000 images and their first captions, both directions: blocks of queries against whole matrices.
 
-The other way is that of the released code of the Ladder loss: the whole matrices of scores and of degrees, one argsort and
-one Kendall's tau a query and K. "report" is what ``visavis evaluate --degrees`` does: also nDCG@K, and both of random scores.
-Each way runs in a process of its own on the same numbers; shown are the median time, and the peak memory beyond the embeddings.
+The alternative is that of the released code of the Ladder loss: whole matrices of scores and of relevance values, with one argsort and
+one Kendall's tau per query and K. "report" is the work of ``visavis evaluate --relevance``, which also computes nDCG@K and both metrics
+of random scores. Each method runs in its own process on the same numbers. Prints the median time and the peak memory beyond the
+embeddings.
 
     python benchmarks/coherence.py [--images 5000] [--ks 100 1000] [--threads 1] [--repeats 1]
 """
@@ -25,9 +26,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from visavis.data.dataset import Dataset, Image
-from visavis.degrees import Degrees
-from visavis.degrees.words import CosineDegrees
-from visavis.evaluation import coherence_of
+from visavis.graded import RelevanceEstimator, ranking_coherence
+from visavis.graded.estimators.word_vectors import CosineRelevance
 from visavis.metrics import coherent_scores
 from visavis.types import Encoded
 
@@ -35,13 +35,13 @@ Sides = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Known(Degrees):
-    """The degrees of vectors that are there already."""
+class Known(RelevanceEstimator):
+    """Relevance values from given vectors."""
 
     vectors: Tensor
 
-    def of(self, captions):
-        return CosineDegrees(self.vectors)
+    def for_captions(self, captions):
+        return CosineRelevance(self.vectors)
 
 
 def embeddings(images: int) -> Sides:
@@ -57,21 +57,21 @@ def by_blocks(sides: Sides, ks: list[int]) -> list[float]:
     for queries, candidates in ((visual, text), (text, visual)):
         found = dict.fromkeys(ks, 0.0)
         for rows in torch.arange(len(visual)).split(256):
-            scores, degrees = queries[rows] @ candidates.T, (words[rows] @ words.T).clamp(0, 1)
+            scores, relevance = queries[rows] @ candidates.T, (words[rows] @ words.T).clamp(0, 1)
             for k in ks:
-                found[k] += coherent_scores(scores, degrees, k=k).sum().item()
+                found[k] += coherent_scores(scores, relevance, k=k).sum().item()
         sums += found.values()
     return sums
 
 
 def by_matrices(sides: Sides, ks: list[int]) -> list[float]:
     visual, text, words = sides
-    scores, degrees = (visual @ text.T).numpy(), (words @ words.T).clamp(0, 1).numpy()
+    scores, relevance = (visual @ text.T).numpy(), (words @ words.T).clamp(0, 1).numpy()
     sums = []
     for matrix in (scores, scores.T):
         for k in ks:
             order = [np.argsort(row)[::-1][:k] for row in matrix]
-            taus = [kendalltau(row[top], near[top]).statistic for row, near, top in zip(matrix, degrees, order, strict=True)]
+            taus = [kendalltau(row[top], near[top]).statistic for row, near, top in zip(matrix, relevance, order, strict=True)]
             sums.append(float(np.sum(taus)))
     return sums
 
@@ -80,7 +80,7 @@ def by_report(sides: Sides, ks: list[int]) -> list[float]:
     visual, text, words = sides
     number = len(visual)
     data = Dataset("bench", tuple(Image(str(i), "test") for i in range(number)), tuple(map(str, range(number))), np.arange(number))
-    found = coherence_of(Encoded(visual), Encoded(text), lambda v, t: v.vectors @ t.vectors.T, data, Known(words), ks=tuple(ks))
+    found = ranking_coherence(Encoded(visual), Encoded(text), lambda v, t: v.vectors @ t.vectors.T, data, Known(words), ks=tuple(ks))
     return [float(found.per_query[f"{way}_cs_at_{k}"].sum()) for way in ("i2t", "t2i") for k in ks]
 
 
@@ -92,11 +92,11 @@ def peak_bytes() -> int:
 
 
 def measure(way: str, arguments: argparse.Namespace) -> None:
-    """Run one way once and write one JSON line."""
+    """Run one method once and write one JSON line."""
     torch.set_num_threads(arguments.threads)
     sides = embeddings(arguments.images)
     small = tuple(side[:20] for side in sides)
-    WAYS[way](small, [10])  # what is loaded on first use is not the way's memory
+    WAYS[way](small, [10])  # Warm up, so that libraries loaded on first use do not count as memory of the method.
     before, start, cpu = peak_bytes(), time.perf_counter(), time.process_time()
     sums = WAYS[way](sides, arguments.ks)
     spent = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu, "bytes": peak_bytes() - before}
@@ -104,7 +104,7 @@ def measure(way: str, arguments: argparse.Namespace) -> None:
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    """Run all ways in turn, each in a process of its own, and show the medians."""
+    """Run all methods in turn, each in its own process, and print the medians."""
     for way in WAYS:
         command = [sys.executable, __file__, *sys.argv[1:], "--way", way]
         runs = [json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(arguments.repeats)]

@@ -1,9 +1,9 @@
-"""The row-block engine against the matrix form of the same objective, and against other packages: time and memory.
+"""The row-block engine against the matrix form of the same objective and against other packages: time and memory.
 
-Each way lives in a process of its own, on the same numbers; the processes take turns, and medians are compared. Time is
-forward and backward. Memory is the peak beyond the two embeddings and their two gradients. Shown as matrix / engine: above 1 the
-engine is faster. ``plan`` sets the memory that ``PairLoss.plan`` expects beside the measured one; ``before`` the engine of another
-checkout beside this one's, as before / now.
+Each method runs in its own process on the same numbers. The processes take turns, and medians are compared. Time is forward and
+backward. Memory is the peak beyond the two embeddings and their two gradients. The ratio is matrix / engine: above 1, the engine is
+faster. ``plan`` compares the memory that ``PairLoss.plan`` expects with the measured one. ``before`` compares the engine of another
+checkout with this one, as before / now.
 
     python benchmarks/engine.py [--rows large small half huge plan before others cuda] [--objectives NAME ...] [--size 8192] [--width 512]
                                 [--threads 2] [--repeats 5] [--seed 0] [--before PATH_TO_ITS_SRC]
@@ -29,12 +29,13 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from visavis import PairLoss, Targets
-from visavis.engine import cosine
 from visavis.objectives import CATALOG, Objective, parse
+from visavis.pair_loss import cosine
 from visavis.targets import Factors
 
 FAMILIES = ("Unified", "VLC", "TripletHN")
-QUERIES = 4096  # of 65,536, for objectives without a family
+# Queries of 65,536 that are measured for objectives without a family.
+QUERIES = 4096
 
 
 def main() -> None:
@@ -48,7 +49,7 @@ def main() -> None:
     options.add_argument("--repeats", type=int, default=5)
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
-    options.add_argument("--before", help="the src folder of another checkout, for the row of that name")
+    options.add_argument("--before", help="src folder of another checkout, for the row 'before'.")
     chosen = options.parse_args()
     if chosen.worker:
         serve(chosen.worker)
@@ -58,7 +59,7 @@ def main() -> None:
         ROWS[row](chosen)
 
 
-# the rows
+# Rows of the benchmark.
 
 
 def large(chosen: argparse.Namespace) -> None:
@@ -80,7 +81,7 @@ def half(chosen: argparse.Namespace) -> None:
 
 
 def small(chosen: argparse.Namespace) -> None:
-    """Small batches must not pay."""
+    """Small batches, which must not become slower."""
     for size in (512, 1024):
         for captions in (1, 5):
             print(f"\nB = {size} images, {captions} caption{'s' if captions > 1 else ''} each, against the matrix form")
@@ -90,28 +91,28 @@ def small(chosen: argparse.Namespace) -> None:
 
 
 def huge(chosen: argparse.Namespace) -> None:
-    """A batch whose matrix would take 17 GB."""
+    """A batch whose matrix would need 17 GB."""
     full = bool(os.environ.get("FULL"))
     print(f"\nB = {chosen.huge_size}, float32 (once)")
     for name in chosen.objectives:
         part = None if full or name in FAMILIES else min(QUERIES, chosen.huge_size)
         found = Worker(chosen, work("engine", name, chosen.huge_size, queries=part)).run()
         factor = 1 if part is None else chosen.huge_size / part
-        note = "" if part is None else f"   scaled from {part} queries each way"
+        note = "" if part is None else f"   scaled from {part} queries per direction"
         print(f"  {name:18} {factor * found['seconds']:9.1f} s {memory(found)}{note}", flush=True)
 
 
 def plan(chosen: argparse.Namespace) -> None:
-    """What a plan expects, and what is measured beyond embeddings and gradients."""
+    """Expected memory of a plan, and measured memory beyond embeddings and gradients."""
     for size in (4096, 8192, 16384):
-        print(f"\nB = {size}, the memory that plan() expects beside the measured peak")
+        print(f"\nB = {size}, the memory that plan() expects and the measured peak")
         for name in chosen.objectives:
             worker = Worker(chosen, work("engine", name, size, in_use=True))
             measured = worker.run()["bytes"]
             worker.close()
             images = texts = torch.empty(size, 1)
             known = Targets(query_ids=range(size), candidate_ids=range(size), **facts(images, texts))
-            expected = PairLoss(parse(name)).plan(size, size, width=chosen.width, targets=known)
+            expected = PairLoss(parse(name)).plan(size, size, embedding_dim=chosen.width, targets=known)
             print(
                 f"  {name:18} {expected.path:6} {expected.expected_bytes / 1e6:7.0f} MB expected {measured / 1e6:7.0f} MB measured"
                 f" {expected.expected_bytes / measured:6.2f}",
@@ -120,9 +121,9 @@ def plan(chosen: argparse.Namespace) -> None:
 
 
 def before(chosen: argparse.Namespace) -> None:
-    """The engine of another checkout beside this one's."""
+    """The engine of another checkout compared with this one."""
     if chosen.before is None:
-        print("\nno other checkout: give --before PATH_TO_ITS_SRC")
+        print("\n--before: missing. Pass the src folder of another checkout.")
         return
     print(f"\nB = {chosen.size}, before / now")
     for name in chosen.objectives:
@@ -138,7 +139,7 @@ def others(chosen: argparse.Namespace) -> None:
     """Other packages."""
     print("\npytorch-metric-learning NT-Xent, B = 512, both directions")
     if importlib.util.find_spec("pytorch_metric_learning") is None:
-        print("  not installed: pip install pytorch-metric-learning")
+        print("  not installed. Run pip install pytorch-metric-learning")
         return
     line(chosen, "NTXent", [work("engine", "NTXent", 512, times=5), work("metric_learning", "NTXent", 512)])
 
@@ -162,7 +163,7 @@ ROWS: dict[str, Callable[[argparse.Namespace], None]] = {
 
 
 def line(chosen: argparse.Namespace, name: str, works: list[dict[str, Any]]) -> None:
-    """Two ways taking turns."""
+    """Run two methods in turns."""
     workers = [Worker(chosen, each) for each in works]
     rounds = [[worker.run() for worker in workers] for _ in range(chosen.repeats)]
     for worker in workers:
@@ -181,7 +182,7 @@ def memory(found: dict[str, float]) -> str:
     return f"{found['bytes'] / 1e6:7.0f} MB"
 
 
-# the processes
+# Processes of the benchmark.
 
 
 def work(way: str, objective: str, size: int, **changes: Any) -> dict[str, Any]:
@@ -190,12 +191,13 @@ def work(way: str, objective: str, size: int, **changes: Any) -> dict[str, Any]:
 
 
 class Worker:
-    """A process that runs one way whenever it is asked to."""
+    """A process that runs one method on request."""
 
     def __init__(self, chosen: argparse.Namespace, work: dict[str, Any]) -> None:
         work |= {"width": chosen.width, "threads": chosen.threads, "seed": chosen.seed}
         environment = {**os.environ, "OMP_NUM_THREADS": str(chosen.threads)}
-        if work["in_use"]:  # what is freed is given back: the peak is of what is in use, not of what the allocator holds on to
+        # Freed memory returns to the system, so that the peak counts memory in use and not what the allocator keeps.
+        if work["in_use"]:
             environment["MALLOC_MMAP_THRESHOLD_"] = str(2**20)
         if work["source"]:
             environment["PYTHONPATH"] = work["source"]
@@ -209,7 +211,7 @@ class Worker:
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
         if not answer:
-            raise SystemExit("a measuring process has died: the lines above say why")
+            raise SystemExit("A measuring process failed. See the lines above for the reason.")
         return json.loads(answer)
 
     def close(self) -> None:
@@ -269,7 +271,7 @@ def way(work: dict[str, Any], images: Tensor, texts: Tensor, image_ids: Tensor, 
 
 
 def facts(images: Tensor, texts: Tensor) -> dict[str, Any]:
-    """What some objectives need: degrees and margins of pairs as factors, scores of offline negatives."""
+    """Annotations of some objectives: relevance and margins of pairs as factors, scores of offline negatives."""
     sides = [torch.rand(len(items), 8, device=items.device) / 8**0.5 for items in (images, texts)]
     offline = {
         f"{side}_offline_scores": torch.rand(len(items), 2, device=items.device)
@@ -279,17 +281,17 @@ def facts(images: Tensor, texts: Tensor) -> dict[str, Any]:
 
 
 def some_queries(objective: Objective, images: Tensor, texts: Tensor, targets: Targets, number: int) -> None:
-    """Value and gradient of some queries each way against all candidates."""
-    from visavis.engine.processes import Processes
-    from visavis.engine.scores import CosineBlocks
-    from visavis.engine.walks import walk_rows
+    """Value and gradient of some queries per direction against all candidates."""
+    from visavis.pair_loss.process_group import ProcessGroup
+    from visavis.pair_loss.row_blocks import run_row_blocks
+    from visavis.pair_loss.scores import RecomputedCosines
 
     rows = slice(0, number)
     with torch.no_grad():
-        scores = CosineBlocks(images, texts, None, ([True], [True]))
+        scores = RecomputedCosines(images, texts, None, ([True], [True]))
         of_a_block = PairLoss(objective).plan(len(images), len(texts), targets=targets).rows
-        alone = Processes(images.device, together=False)
-        walk_rows(objective, scores, (rows, rows), (targets[rows], targets.T[rows]), of_a_block, alone, needs_grad=True)
+        alone = ProcessGroup(images.device, distributed_group=False)
+        run_row_blocks(objective, scores, (rows, rows), (targets[rows], targets.T[rows]), of_a_block, alone, needs_grad=True)
 
 
 def compiled(objective: Objective, images: Tensor, texts: Tensor, targets: Targets) -> Callable[[], Tensor]:
@@ -316,7 +318,8 @@ def memory_now(device: torch.device) -> int:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()
-    with open("/proc/self/clear_refs", "w") as file:  # begins the peak anew
+    # Writing 5 resets the peak of resident memory.
+    with open("/proc/self/clear_refs", "w") as file:
         file.write("5")
     return status("VmRSS")
 

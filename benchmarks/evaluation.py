@@ -1,7 +1,7 @@
 """Ranking 5,000 images and 25,000 captions, D = 1024, both directions: tiles against full matrix and argsort.
 
-The other way is that of the VSE++ family: the whole score matrix, then one numpy argsort per query. Each way runs in
-a process of its own on the same numbers; shown are the median time, and the peak memory beyond the embeddings.
+The alternative is that of the VSE++ family: the whole score matrix, then one numpy argsort per query. Each method runs in its own
+process on the same numbers. Prints the median time and the peak memory beyond the embeddings.
 
     python benchmarks/evaluation.py [--images 5000] [--width 1024] [--threads 2] [--repeats 3]
 """
@@ -65,10 +65,10 @@ def peak_bytes() -> int:
 
 
 def measure(way: str, arguments: argparse.Namespace) -> None:
-    """Run one way once and write one JSON line."""
+    """Run one method once and write one JSON line."""
     torch.set_num_threads(arguments.threads)
     visual, text = embeddings(arguments.images, arguments.width)
-    WAYS[way](visual[:20], text[: 20 * CAPTIONS])  # what is loaded on first use is not the way's memory
+    WAYS[way](visual[:20], text[: 20 * CAPTIONS])  # Warm up, so that libraries loaded on first use do not count as memory of the method.
     before, start = peak_bytes(), time.perf_counter()
     ranks = WAYS[way](visual, text)
     seconds = time.perf_counter() - start
@@ -77,7 +77,7 @@ def measure(way: str, arguments: argparse.Namespace) -> None:
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    """Run all ways in turn, each in a process of its own, and show the medians."""
+    """Run all methods in turn, each in its own process, and print the medians."""
     medians = {}
     runs: dict[str, list[dict]] = {way: [] for way in WAYS}
     for _ in range(arguments.repeats):

@@ -1,9 +1,9 @@
-"""Bringing an index up to date against making it: a folder of pictures, of which one in a hundred changes and as many move.
+"""Updating an index against building it: a folder of images, of which one in a hundred changes and as many move.
 
-    python benchmarks/index.py [--pictures 10000] [--seed 0]
+    python benchmarks/index.py [--images 10000] [--seed 0]
 
-The pictures are drawn scenes, the model a small one trained for a moment on others. Printed: the seconds of the first index, of a second
-call that finds nothing to do, and of one after the changes, as shares of the first; and whether that index equals one made anew.
+The images are synthetic scenes, and the model is a small one trained briefly on others. Prints the time of the first index, of a second
+call that finds no change, and of one after the changes, as shares of the first. Also prints whether that index equals a rebuilt one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import numpy as np
 from PIL import Image
 
 import visavis
-from visavis.data.scenes import write_scenes
-from visavis.retrieval.index import Index
+from visavis.retrieval.index_folder import Index
+from visavis.synthetic import write_synthetic_scenes
 
 RECIPE = """
 name = "for-a-moment"
-visual = { tower = "scenes", view = "pooled" }
-text = { tower = "vocabulary", min_count = 1 }
-model = { kind = "VSE++", width = 256, word_width = 32 }
+visual = { encoder = "scenes", granularity = "pooled" }
+text = { encoder = "vocabulary", min_count = 1 }
+model = { kind = "VSE++", embedding_dim = 256, word_dim = 32 }
 training = { batch_size = 64 }
 [[phases]]
 epochs = 1
@@ -41,17 +41,17 @@ def timed(act: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - started, value
 
 
-def change(pictures: list[Path], random: np.random.Generator) -> None:
-    """One picture in a hundred gets a colored corner, and as many another name."""
-    share = max(1, len(pictures) // 100)
-    chosen = random.choice(len(pictures), 2 * share, replace=False)
+def change(images: list[Path], random: np.random.Generator) -> None:
+    """Draw a colored corner into one image in a hundred, and rename as many others."""
+    share = max(1, len(images) // 100)
+    chosen = random.choice(len(images), 2 * share, replace=False)
     for number in chosen[:share]:
-        with Image.open(pictures[number]) as opened:
-            picture = opened.convert("RGB")
-        picture.paste(tuple(random.integers(0, 256, 3).tolist()), (0, 0, 16, 16))
-        picture.save(pictures[number])
+        with Image.open(images[number]) as opened:
+            image = opened.convert("RGB")
+        image.paste(tuple(random.integers(0, 256, 3).tolist()), (0, 0, 16, 16))
+        image.save(images[number])
     for number in chosen[share:]:
-        os.rename(pictures[number], pictures[number].with_stem(f"moved-{number}"))
+        os.rename(images[number], images[number].with_stem(f"moved-{number}"))
 
 
 def contents(folder: Path) -> tuple[list[Any], np.ndarray]:
@@ -62,20 +62,22 @@ def contents(folder: Path) -> tuple[list[Any], np.ndarray]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pictures", type=int, default=10_000)
+    parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        scenes = write_scenes(folder / "few", num_train=200, num_val=20, num_test=20, captions_per_image=2, size=64, seed=options.seed)
+        scenes = write_synthetic_scenes(
+            folder / "few", num_train=200, num_val=20, num_test=20, captions_per_image=2, size=64, seed=options.seed
+        )
         (folder / "recipe.toml").write_text(RECIPE)
         run = visavis.train(folder / "recipe.toml", data=scenes, out=folder / "run").folder
-        many = write_scenes(
-            folder / "many", num_train=0, num_val=0, num_test=options.pictures, captions_per_image=1, size=64, seed=options.seed + 1
+        many = write_synthetic_scenes(
+            folder / "many", num_train=0, num_val=0, num_test=options.images, captions_per_image=1, size=64, seed=options.seed + 1
         )
         photos = many / "images"
         first, built = timed(lambda: visavis.index(run, photos, out=folder / "index"))
-        print(f"{built.encoded:,} pictures: {first:.1f} s, {built.encoded / first:.0f} a second")
+        print(f"{built.encoded:,} images: {first:.1f} s, {built.encoded / first:.0f} a second")
         again, _ = timed(lambda: visavis.index(run, photos, out=folder / "index"))
         print(f"nothing changed: {again:.1f} s, {100 * again / first:.1f} %")
         change(sorted(photos.iterdir()), np.random.default_rng(options.seed))
@@ -83,7 +85,7 @@ def main() -> None:
         print(f"{changed.encoded:,} changed, {changed.moved:,} moved: {later:.1f} s, {100 * later / first:.1f} %")
         visavis.index(run, photos, out=folder / "anew")
         (items, vectors), (others, theirs) = contents(folder / "index"), contents(folder / "anew")
-        print(f"equal items: {items == others}; largest difference of vectors: {np.abs(vectors - theirs).max():.1e}")
+        print(f"equal items: {items == others}, largest difference of vectors: {np.abs(vectors - theirs).max():.1e}")
 
 
 if __name__ == "__main__":

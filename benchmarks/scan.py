@@ -1,11 +1,11 @@
-"""SCAN over many images and captions: blocks without attended vectors beside a loop over captions that forms each of them.
+"""SCAN over many images and captions: blocks without attended vectors, compared with a loop over captions that forms each of them.
 
     python benchmarks/scan.py [--images 1000] [--captions 5000] [--longest 12] [--looped 200] [--memory 1GB] [--threads 2]
 
-36 regions, 6 to 12 words, the last caption of ``--longest``, width 1,024, random numbers. The loop scores some of the captions with all images,
-one after the other, as the released code of SCAN does; its time is scaled to all. Both ways in processes of their own, one after the
-other; what each held beyond its items at most, the largest difference of the scores that both computed, and how many times as fast the
-blocks are.
+36 regions, 6 to 12 words, the last caption of ``--longest`` words, width 1,024, random numbers. The loop scores some of the captions
+with all images in sequence, as the released code of SCAN does. Its time is scaled to all captions. Each method runs in its own process,
+one after the other. Prints the peak memory of each beyond its items, the largest difference of the scores that both computed, and the
+speedup of the blocks.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, leaky_relu, normalize
 
 from visavis.models import SCAN
-from visavis.models.base import vectors
-from visavis.models.scoring import score_all
+from visavis.models.base import get_vectors
+from visavis.models.inference import score_all_pairs
 from visavis.types import Encoded
 
 REGIONS, WORDS, WIDTH = 36, 12, 1024
@@ -35,9 +35,9 @@ WAYS = ("blocks", "loop")
 
 
 def items(images: int, captions: int, longest: int) -> tuple[SCAN, Encoded, Encoded]:
-    """A matcher, and encoded images and captions: unit regions, and unit words of 6 to 12 a caption, but for the last."""
+    """A matcher, and encoded images and captions: unit regions, and 6 to 12 unit words per caption, except for the last."""
     torch.manual_seed(0)
-    matcher = SCAN(SCAN.Config(visual_width=8, text_view="words", text_width=8, width=WIDTH)).eval()
+    matcher = SCAN(SCAN.Config(visual_input_dim=8, text_granularity="words", text_input_dim=8, embedding_dim=WIDTH)).eval()
     lengths = torch.randint(WORDS // 2, WORDS + 1, (captions, 1))
     lengths[-1] = longest
     mask = torch.arange(max(WORDS, longest)) < lengths
@@ -46,11 +46,11 @@ def items(images: int, captions: int, longest: int) -> tuple[SCAN, Encoded, Enco
 
 
 def looped(matcher: SCAN, visual: Encoded, text: Encoded) -> Tensor:
-    """The scores ``[V, T]``, a caption after the other; of each word the attended vector in every image."""
-    regions, sharpness = vectors(visual), matcher.config.sharpness
+    """The scores ``[V, T]``, one caption at a time, with the attended vector of each word in every image."""
+    regions, sharpness = get_vectors(visual), matcher.config.sharpness
     assert isinstance(text.mask, Tensor)
     columns = []
-    for caption, there in zip(vectors(text), text.mask, strict=True):
+    for caption, there in zip(get_vectors(text), text.mask, strict=True):
         words = caption[there].expand(len(regions), -1, -1)
         products = leaky_relu(regions @ words.transpose(1, 2), 0.1)
         weights = (sharpness * normalize(products, dim=2)).softmax(1)
@@ -60,18 +60,20 @@ def looped(matcher: SCAN, visual: Encoded, text: Encoded) -> Tensor:
 
 
 def resident() -> int:
-    """What of this process is in memory now, in bytes."""
+    """The resident memory of this process, in bytes."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Score in one way, keep the scores of the first captions, and write one JSON line."""
+    """Score with one method, save the scores of the first captions, and write one JSON line."""
     torch.set_num_threads(options.threads)
     matcher, visual, text = items(options.images, options.captions, options.longest)
     with torch.inference_mode():
         before, started, worked = resident(), time.perf_counter(), time.process_time()
         scores = (
-            score_all(matcher, visual, text, options.memory) if options.way == "blocks" else looped(matcher, visual, text[: options.looped])
+            score_all_pairs(matcher, visual, text, options.memory)
+            if options.way == "blocks"
+            else looped(matcher, visual, text[: options.looped])
         )
         seconds, cpu = time.perf_counter() - started, time.process_time() - worked
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
@@ -80,26 +82,26 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def compare(options: argparse.Namespace) -> None:
-    """Both ways, and what comes of them."""
-    told, scores = {}, {}
+    """Run both methods and print the comparison."""
+    costs, scores = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         for way in WAYS:
             out = Path(folder) / f"{way}.npy"
             given = {name: value for name, value in vars(options).items() if name not in ("way", "out")}
             command = [sys.executable, __file__, "--way", way, "--out", str(out), *(f"--{name}={value}" for name, value in given.items())]
-            told[way] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            costs[way] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
             scores[way] = np.load(out)
-            of = told[way]
+            of = costs[way]
             each = " and ".join(f"{1000 * of[kind] / of['captions']:.2f} ms" for kind in ("seconds", "cpu"))
             line = f"{way:6s} {of['captions']:6,} captions in {of['seconds']:6.1f} s, {each} of CPU each, {of['held'] / 1e9:.2f} GB held"
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
-    each = {way: told[way]["seconds"] / told[way]["captions"] for way in WAYS}
+    each = {way: costs[way]["seconds"] / costs[way]["captions"] for way in WAYS}
     whole = each["loop"] * options.captions
     difference = np.abs(scores["blocks"] - scores["loop"]).max()
     sys.stdout.write(
-        f"{options.images:,} x {options.captions:,}: {told['blocks']['seconds']:.1f} s by blocks within {options.memory}, {whole:.0f} s by the loop (scaled): "
-        f"{each['loop'] / each['blocks']:.1f} times as fast; largest difference {difference:.1e}\n"
+        f"{options.images:,} x {options.captions:,}: {costs['blocks']['seconds']:.1f} s by blocks within {options.memory}, {whole:.0f} s by the loop (scaled): "
+        f"{each['loop'] / each['blocks']:.1f} times as fast, largest difference {difference:.1e}\n"
     )
 
 

@@ -1,11 +1,13 @@
-"""Search: exact beside faiss and beside Lance's own flat scan, and approximate indexes of LanceDB and Milvus beside exact.
+"""Search: exact search compared with faiss and with Lance's flat scan, and approximate indexes of LanceDB and Milvus compared with exact search.
 
     python benchmarks/search.py [--rows 1000000] [--flat 300000] [--near 200000] [--milvus 200000] [--width 512] [--threads 2] [--repeats 5]
 
-Times are the least of the repeats, all in one process and in turn. ``--rows``: exact top 10 of random unit vectors, a batch of 64 queries and
-one, beside faiss' IndexFlatIP and a sum over the same array; the top 10 is compared with one in float64. ``--flat``: one query
-in LanceDB, by its flat scan and by ours. ``--near``: sentence embeddings of Flickr8k's captions, repeated with noise of length 0.3; queries are captions
-with such noise. 0 leaves a part out.
+Times are the minimum of the repeats, all in one process and in turn.
+
+``--rows``: exact top 10 of random unit vectors, with a batch of 64 queries and with one, compared with faiss' IndexFlatIP and with a sum
+over the same array. The top 10 is compared with one in float64. ``--flat``: one query in LanceDB, by its flat scan and by ours.
+``--near``: sentence embeddings of Flickr8k's captions, repeated with noise of length 0.3. Queries are captions with such noise.
+``--milvus``: the same with Milvus Lite. 0 leaves a part out.
 """
 
 from __future__ import annotations
@@ -20,19 +22,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from visavis.data.reading import data_folder, open_dataset
-from visavis.models.caching import cache_features
-from visavis.models.towers import TowerSpec
-from visavis.retrieval.exact import Exact
-from visavis.retrieval.item import Item
-from visavis.retrieval.lance import LanceStore
-from visavis.retrieval.milvus import MilvusStore
-from visavis.retrieval.reduced import open_reduced, pays, write_reduced
+from visavis.data.dataset_reader import data_folder, open_dataset
+from visavis.models.encoders.feature_extraction import cache_features
+from visavis.models.encoders.frozen_encoders import EncoderSpec
+from visavis.retrieval.items import IndexItem
+from visavis.retrieval.stores.exact_search import ExactSearch, is_int8_faster, open_int8_codes, write_int8_codes
+from visavis.retrieval.stores.lancedb_store import LanceStore
+from visavis.retrieval.stores.milvus_store import MilvusStore
 
 BATCH, TOP, NOISE = 64, 10, 0.3
 
 
-def say(line: str) -> None:
+def print_now(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -47,9 +48,9 @@ def random_rows(number: int, width: int, seed: int = 0) -> np.ndarray:
 
 
 def least(work: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """The least seconds of each piece of work, which take turns."""
+    """The minimum time of each function. The functions take turns."""
     seconds = dict.fromkeys(work, float("inf"))
-    for _ in range(repeats + 1):  # the first also warms up
+    for _ in range(repeats + 1):  # The first round is also a warm-up.
         for name, run in work.items():
             started = time.perf_counter()
             run()
@@ -58,7 +59,7 @@ def least(work: dict[str, Callable[[], object]], repeats: int) -> dict[str, floa
 
 
 def exact(options: argparse.Namespace, folder: Path) -> None:
-    """Ours beside faiss."""
+    """Exact search compared with faiss."""
     import faiss
 
     faiss.omp_set_num_threads(options.threads)
@@ -66,19 +67,19 @@ def exact(options: argparse.Namespace, folder: Path) -> None:
     whole = torch.from_numpy(rows)
     flat = faiss.IndexFlatIP(options.width)
     flat.add(rows)
-    in_float32, ways = Exact(rows), {}
-    if pays(*rows.shape):
+    in_float32, ways = ExactSearch(rows), {}
+    if is_int8_faster(*rows.shape):
         started = time.perf_counter()
-        write_reduced(folder, rows)
-        say(f"8-bit rows written in {time.perf_counter() - started:.1f} s")
-        ways["8 bits"] = Exact(rows, reduced=open_reduced(folder))
+        write_int8_codes(folder, rows)
+        print_now(f"int8 rows written in {time.perf_counter() - started:.1f} s")
+        ways["int8"] = ExactSearch(rows, coarse=open_int8_codes(folder))
     ways["float32"] = in_float32
     scores = np.concatenate(
         [rows[some].astype(np.float64) @ queries.astype(np.float64).T for some in np.array_split(np.arange(len(rows)), 100)]
     )
     true = np.argsort(-scores.astype(np.float32), axis=0, kind="stable")[:TOP].T
     for name, way in ways.items():
-        say(f"{name}: the true top {TOP} of {(way.search(queries, TOP)[1] == true).all(1).sum()} of {BATCH} queries")
+        print_now(f"{name}: the true top {TOP} of {(way.search(queries, TOP)[1] == true).all(1).sum()} of {BATCH} queries")
     for number in (BATCH, 1):
         asked = queries[:number]
         work: dict[str, Callable[[], object]] = {name: lambda way=way, asked=asked: way.search(asked, TOP) for name, way in ways.items()}
@@ -86,21 +87,21 @@ def exact(options: argparse.Namespace, folder: Path) -> None:
         for name in ways:
             times = f"{took['faiss'] / took[name]:.1f} times as fast as faiss ({1000 * took['faiss']:.1f} ms)"
             times += f", {took[name] / took['sum']:.2f} times a sum ({1000 * took['sum']:.1f} ms)"
-            say(f"{options.rows:,} x {options.width}, {number:2d} queries, {name}: {1000 * took[name]:.1f} ms, {times}")
+            print_now(f"{options.rows:,} x {options.width}, {number:2d} queries, {name}: {1000 * took[name]:.1f} ms, {times}")
 
 
-def items(number: int) -> list[Item]:
-    return [Item(f"{row:08d}", f"{row:08d}.jpg", "image", "", 0, row) for row in range(number)]
+def items(number: int) -> list[IndexItem]:
+    return [IndexItem(f"{row:08d}", f"{row:08d}.jpg", "image", "", 0, row) for row in range(number)]
 
 
 def flat_scan(options: argparse.Namespace, folder: Path) -> None:
-    """One query at a time in the same table."""
+    """Single queries in the same table."""
     rows, query = random_rows(options.flat, options.width), random_rows(1, options.width, 1)
     store = LanceStore(folder / "flat", options.width)
     store.add(items(options.flat), rows)
     started = time.perf_counter()
     store.search(query, TOP)
-    say(f"mirror of {options.flat:,} x {options.width} made in {time.perf_counter() - started:.1f} s")
+    print_now(f"mirror of {options.flat:,} x {options.width} made in {time.perf_counter() - started:.1f} s")
 
     def lance() -> object:
         asked = store._table.search(query[0], vector_column_name="vector").distance_type("dot").bypass_vector_index()
@@ -108,7 +109,7 @@ def flat_scan(options: argparse.Namespace, folder: Path) -> None:
 
     took = least({"lance": lance, "ours": lambda: store.search(query, TOP)}, options.repeats)
     times = f"Lance's flat scan {1000 * took['lance']:.1f} ms, ours {1000 * took['ours']:.1f} ms"
-    say(f"{options.flat:,} x {options.width}, 1 query: {times}: {took['lance'] / took['ours']:.1f} times as fast")
+    print_now(f"{options.flat:,} x {options.width}, 1 query: {times}: {took['lance'] / took['ours']:.1f} times as fast")
     store.close()
 
 
@@ -116,8 +117,8 @@ def captions(number: int) -> tuple[np.ndarray, np.ndarray]:
     """Embeddings, and 200 queries."""
     place = data_folder()
     if place is None:
-        raise SystemExit("export VISAVIS_DATA=FOLDER, which holds flickr8k/")
-    found = cache_features(open_dataset(place / "flickr8k"), TowerSpec("text", "minilm", "pooled"))
+        raise SystemExit("VISAVIS_DATA: missing. Set it to the folder that contains flickr8k/.")
+    found = cache_features(open_dataset(place / "flickr8k"), EncoderSpec("text", "minilm", "pooled"))
     vectors = found.read(range(len(found))).vectors
     assert isinstance(vectors, torch.Tensor)
     plain = unit(vectors.float().numpy())
@@ -132,30 +133,32 @@ def captions(number: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def near(options: argparse.Namespace, folder: Path) -> None:
-    """Approximate indexes beside exact search."""
+    """Approximate indexes compared with exact search."""
     for engine, number in (("LanceDB", options.near), ("Milvus Lite", options.milvus)):
         if not number:
             continue
         rows, queries = captions(number)
         width = rows.shape[1]
-        store = LanceStore(folder / "near", width) if engine == "LanceDB" else MilvusStore(folder / "near.db", width=width)
+        store = LanceStore(folder / "near", width) if engine == "LanceDB" else MilvusStore(folder / "near.db", embedding_dim=width)
         for some in np.array_split(np.arange(number), max(number // 20_000, 1)):
-            store.add([Item(f"{row:08d}", f"{row:08d}.jpg", "image", "", 0, int(row)) for row in some], rows[some])
-        scores = Exact(rows).search(queries, TOP)[0]
+            store.add([IndexItem(f"{row:08d}", f"{row:08d}.jpg", "image", "", 0, int(row)) for row in some], rows[some])
+        scores = ExactSearch(rows).search(queries, TOP)[0]
         started = time.perf_counter()
-        built = store.build_ann(queries)
-        say(f"{engine}, {number:,} x {width}: {built}; built and measured in {time.perf_counter() - started:.0f} s, {built.probes} probes")
+        built = store.build_approximate_index(queries)
+        print_now(
+            f"{engine}, {number:,} x {width}: {built}, built and measured in {time.perf_counter() - started:.0f} s, {built.probes} probes"
+        )
         asked: dict[str, Callable[[], object]] = {
             "ann": lambda store=store, queries=queries: [store.search(query[None], TOP) for query in queries]
         }
         if isinstance(store, LanceStore):
             asked = {
-                "ann": lambda store=store, queries=queries: [store.search(query[None], TOP, ann=True) for query in queries],
+                "ann": lambda store=store, queries=queries: [store.search(query[None], TOP, approximate=True) for query in queries],
                 "exact": lambda store=store, queries=queries: [store.search(query[None], TOP) for query in queries],
             }
             assert [[near.score for near in own] for own in store.search(queries, TOP)] == scores.tolist()
         for name, seconds in least(asked, 1).items():
-            say(f"{engine}, {name}: {len(queries) / seconds:.0f} queries a second, one after the other")
+            print_now(f"{engine}, {name}: {len(queries) / seconds:.0f} queries per second, in sequence")
         store.close()
 
 

@@ -1,9 +1,10 @@
-"""The service under load: many clients on loopback for a while, then 20,000 requests, and what memory they leave taken.
+"""The service under load: many clients on loopback for a while, then 20,000 requests, and the memory in use afterwards.
 
-python benchmarks/serve.py [--index INDEX] [--clients 64] [--seconds 60] [--requests 20000]
+    python benchmarks/serve.py [--index INDEX] [--clients 64] [--seconds 60] [--requests 20000]
 
-Without an index, one of a thousand drawn scenes by a model trained for seconds. Each client types a query, loads a few pictures of the answer, and
-goes on to the next page, without pause, over one connection. No answer of 500 and above is the law; the exit status is 1 where there was one.
+Without an index, the script uses a thousand synthetic scenes and a model trained for seconds. Each client types a query, loads a few
+images of the answer, and turns to the next page, without pause, over one connection. An answer of 500 or above is an error. The exit
+status is then 1.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from urllib.parse import quote, urlsplit
 
 RECIPE = """
 name = "seconds"
-visual = { tower = "scenes", view = "pooled" }
-text = { tower = "vocabulary", min_count = 1 }
-model = { kind = "VSE++", width = 64, word_width = 32 }
+visual = { encoder = "scenes", granularity = "pooled" }
+text = { encoder = "vocabulary", min_count = 1 }
+model = { kind = "VSE++", embedding_dim = 64, word_dim = 32 }
 training = { batch_size = 64, probe_batches = 1, threads = 1 }
 phases = [{ epochs = 2, objective = "Unified(gamma=30)", optimizer = { lr = 0.01 } }]
 """
@@ -38,7 +39,7 @@ QUERIES = [f"a {color} {shape}{place}" for color in COLORS for shape in SHAPES f
 
 
 class Client(threading.Thread):
-    """Asks until the time is over or all requests are made."""
+    """A client that sends requests until the time is over or all requests are made."""
 
     def __init__(self, address: str, number: int, until: float, left: list[int]):
         super().__init__(daemon=True)
@@ -73,7 +74,7 @@ class Client(threading.Thread):
 
 
 def load(address: str, clients: int, seconds: float, requests: int) -> tuple[Counter[int], dict[str, list[float]], float]:
-    """Statuses, seconds of each kind of request, and how long it took."""
+    """Statuses, times of each kind of request, and the total time."""
     started = time.monotonic()
     left = [requests]
     running = [Client(address, number, started + seconds, left) for number in range(clients)]
@@ -90,13 +91,13 @@ def load(address: str, clients: int, seconds: float, requests: int) -> tuple[Cou
 
 
 def resident(address: str) -> float:
-    """MB of the service."""
+    """Resident memory of the service, in MB."""
     with urllib.request.urlopen(f"{address}/metrics") as figures:
         return float(re.search(r"^process_resident_memory_bytes (\S+)", figures.read().decode(), re.MULTILINE)[1]) / 1e6  # type: ignore[index]
 
 
 def made_index(folder: Path) -> Path:
-    """An index of a thousand drawn scenes."""
+    """Build an index of a thousand synthetic scenes."""
     import visavis
 
     scenes = visavis.data_scenes(folder / "scenes", num_train=1000, num_val=50, num_test=50, size=96)
@@ -119,12 +120,12 @@ def main() -> int:
             [sys.executable, "-m", "visavis", "serve", str(index), "--port", "0"], stderr=subprocess.PIPE, text=True
         )  # fmt: skip
         try:
-            said = next(line for line in process.stderr or [] if " at http" in line)
-            address = said.rpartition(" at ")[2].split()[0]
-            print(said.strip())
+            ready = next(line for line in process.stderr or [] if " at http" in line)
+            address = ready.rpartition(" at ")[2].split()[0]
+            print(ready.strip())
             statuses, seconds, took = load(address, arguments.clients, arguments.seconds, sys.maxsize)
             print(
-                f"{arguments.clients} clients, {took:.0f} s: {statuses.total():,} requests, {statuses.total() / took:.0f} a second, statuses {dict(statuses)}"
+                f"{arguments.clients} clients, {took:.0f} s: {statuses.total():,} requests, {statuses.total() / took:.0f} per second, statuses {dict(statuses)}"
             )
             for what, times in seconds.items():
                 cuts = statistics.quantiles(times, n=100)
@@ -134,7 +135,7 @@ def main() -> int:
             before = resident(address)
             more, _, took = load(address, 16, 3600, arguments.requests)
             after = resident(address)
-            print(f"{more.total():,} requests more in {took:.0f} s: {before:.0f} MB before, {after:.0f} MB after")
+            print(f"{more.total():,} more requests in {took:.0f} s: {before:.0f} MB before, {after:.0f} MB after")
             return int(any(status >= 500 for status in statuses + more))
         finally:
             process.send_signal(signal.SIGINT)

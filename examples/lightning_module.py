@@ -1,4 +1,4 @@
-"""A LightningModule with an objective of visavis; rows with the same label are all positives.
+"""A LightningModule with an objective of visavis. Rows with the same label are all positives.
 
 Needs: pip install visavis lightning
 """

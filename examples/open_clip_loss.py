@@ -1,6 +1,6 @@
-"""open_clip's training step with another objective: only the line that makes the loss changes.
+"""The training step of open_clip with another objective: only the line that creates the loss changes.
 
-A tiny CLIP of transformers stands for the model here; open_clip's own gives its outputs in just this form.
+A tiny CLIP of transformers replaces the model here. The model of open_clip returns its outputs in the same form.
 """
 
 import torch
@@ -18,7 +18,8 @@ losses = []
 for _ in range(10):
     found = model(**batch)
     outputs = {"image_features": found.image_embeds, "text_features": found.text_embeds, "logit_scale": model.logit_scale.exp()}
-    value = sum(loss(**outputs, image_ids=ids, output_dict=True).values())  # image_ids: captions of one image are no negatives
+    # With image_ids, captions of the same image are not negatives of each other.
+    value = sum(loss(**outputs, image_ids=ids, output_dict=True).values())
     optimizer.zero_grad()
     value.backward()
     optimizer.step()

@@ -1,4 +1,4 @@
-"""Fine-tune a sentence-transformers model with an objective of visavis; rows with the same label are all positives.
+"""Fine-tune a sentence-transformers model with an objective of visavis. Rows with the same label are all positives.
 
 Needs: pip install visavis sentence-transformers accelerate datasets
 """
@@ -13,7 +13,8 @@ from visavis.integrations.sentence_transformers import VisavisLoss
 from visavis.objectives import Unified
 
 model = tiny_sentence_transformer()
-loss = VisavisLoss(model, Unified(margin=0.2, gamma=10, reduction="half_mean"))  # a mean, as the rate is made for
+# The learning rate below is chosen for a mean.
+loss = VisavisLoss(model, Unified(margin=0.2, gamma=10, reduction="half_mean"))
 with tempfile.TemporaryDirectory() as folder:
     args = SentenceTransformerTrainingArguments(
         folder, num_train_epochs=10, per_device_train_batch_size=16, learning_rate=5e-3, logging_steps=1, report_to=[], use_cpu=True

@@ -1,4 +1,4 @@
-"""Fine-tune a CLIP of transformers by its Trainer with an objective of visavis; rows with the same label are all positives.
+"""Fine-tune a CLIP of transformers with its Trainer and an objective of visavis. Rows with the same label are all positives.
 
 Needs: pip install 'visavis[hf]' accelerate
 """
@@ -21,7 +21,8 @@ with tempfile.TemporaryDirectory() as folder:
         label_names=["labels"],
         use_cpu=True,
     )
-    loss = TrainerLoss(Unified(margin=0.2, gamma=10, reduction="half_mean"))  # a mean, as the rate is made for
+    # The learning rate above is chosen for a mean.
+    loss = TrainerLoss(Unified(margin=0.2, gamma=10, reduction="half_mean"))
     trainer = Trainer(tiny_clip(), args, train_dataset=rows(captioned_images()), compute_loss_func=loss)
     trainer.train()
 losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

@@ -1,11 +1,11 @@
-"""The papers' claims and the results of the study: ``docs/evidence/claims.toml`` and the raw figures become ``docs/research/claims.md``.
+"""The papers' claims and the results of the study, written to ``docs/research/claims.md``.
 
     python studies/claims.py [--check]
 
-Every claim names its test and the runs that it is put to. Differences are paired by seed, with a 95 % interval by Student's t; where a
-claim is one of several comparisons at once, these are corrected for one another by Holm. A claim *holds* where the whole interval is
-on its side, *does not hold* where it is on the other, and *can't be told* where it is on both. ``--check`` says whether the page is
-what the numbers say.
+The input is ``docs/evidence/claims.toml`` and the raw numbers of the study. Each claim names its test and its runs. Differences are
+paired by seed, with a 95 % interval by Student's t. If a claim makes several comparisons at once, they are corrected by Holm. A claim
+*holds* if the whole interval is on its side, *does not hold* if it is on the other side, and is *undecided* if it is on both.
+``--check`` reports whether the page matches the numbers.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from study import EVIDENCE, PLAN, read_evidence
-from verdicts import TESTS, Found, Missing, measured
+from verdicts import TESTS, VERDICTS, Found, Missing, measured
 
-from visavis.report.figures import LIGHT, dress, new_figure, png
+from visavis.reports.plotting import LIGHT_THEME, figure_to_png, new_figure, style_axes
 
 DOCS = EVIDENCE.parents[1]
 CLAIMS, PAGE, PICTURE = EVIDENCE.parent / "claims.toml", DOCS / "research" / "claims.md", DOCS / "images" / "claims.png"
@@ -30,39 +30,55 @@ PAPERS = {
     "L": "Ladder Loss for Coherent Visual-Semantic Embedding (Zhou et al., 2020)",
     "G": "Dissecting Deep Metric Learning Losses for Image-Text Retrieval, GOAL (Xuan and Chen, 2023)",
     "C": "Do Lessons from Metric Learning Generalize to Image-Caption Retrieval?, COCOS (Bleeker and de Rijke, 2022)",
-    "O": "What this package believed of its own",
-    "W": "The same in other worlds",
+    "O": "Claims of this package",
+    "W": "The same claims in other settings",
 }
 
 
 def page() -> str:
+    """The whole page."""
     claims = tomllib.loads(CLAIMS.read_text())["claims"]
     rows = [(claim, found(claim)) for claim in claims]
     lines = [INTRODUCTION.format(**_facts(), **_tally(rows)), ""]
     for letter, title in PAPERS.items():
-        lines += [f"## {title}", "", "| | claim | in the paper | in the study | verdict |", "|---|---|---|---|---|"]
-        for claim, told in rows:
-            if claim["name"].startswith(letter):
-                cells = (claim["name"], claim["says"], f"{claim['published']} ({claim['place']})", told.ours, f"**{told.verdict}**")
-                lines.append(f"| {' | '.join(cells)} |")
-        lines.append("")
+        own = [(claim, result) for claim, result in rows if claim["name"].startswith(letter)]
+        lines += [f"## {title}", "", *_summary(own), ""]
+        for claim, result in own:
+            lines += [f"### {claim['name']}: {claim['statement']}", ""]
+            lines += [
+                f"- **Paper.** {claim['published']} ({claim['place']})",
+                f"- **Study.** {result.ours}",
+                f"- **Verdict.** {result.verdict}",
+                "",
+            ]
         if letter == "C":
             lines += [f"![Recall against contributing samples, by objective](../images/{PICTURE.name})", ""]
     return "\n".join([*lines, *tables()]).rstrip() + "\n"
 
 
+def _summary(rows: Sequence[tuple[Any, Found]]) -> list[str]:
+    """The names of the claims of a section, by verdict."""
+    lines = ["| verdict | claims |", "|---|---|"]
+    for verdict in VERDICTS:
+        names = [claim["name"] for claim, result in rows if result.verdict == verdict]
+        if names:
+            lines.append(f"| {verdict} | {', '.join(names)} |")
+    return lines
+
+
 def found(claim: Mapping[str, Any]) -> Found:
+    """The result of a claim's test."""
     if "why_not" in claim:
         return Found(claim["why_not"], "not run")
-    arguments = {key: value for key, value in claim.items() if key not in ("name", "says", "place", "published", "test")}
+    arguments = {key: value for key, value in claim.items() if key not in ("name", "statement", "place", "published", "test")}
     try:
         return TESTS[claim["test"]](**arguments)
     except Missing as missing:
-        return Found(f"{missing} has not been run yet", "not run")
+        return Found(f"{missing} was not run yet", "not run")
 
 
 def tables() -> list[str]:
-    """Every experiment's test RSUM, and what else tells objectives apart."""
+    """The results of every experiment: recall, coherence, agreement with experts, contributing samples and gap."""
     plan = tomllib.loads(PLAN.read_text())["experiments"]
     lines = []
     for name, entry in plan.items():
@@ -78,21 +94,24 @@ def tables() -> list[str]:
     return lines
 
 
-COLUMNS = ("rsum", "R@1", "CS@100", "CS@1000", "tau with the experts", "C^q", "gap")
+RESULTS = {"RSUM": "rsum", "R@1": "R@1", "CS@100": "CS@100", "CS@1000": "CS@1000", "experts": "tau with the experts"}
+TRAINING = {"C^q": "C^q", "gap": "gap"}
+"""Columns of the two tables of an experiment, with the metric of each."""
 
 
 def _table(rows: Mapping[str, Sequence[dict[str, Any]]], name: str) -> list[str]:
-    heads = ("", "RSUM", "R@1", "CS@100", "CS@1000", "people", "C^q", "gap", "with")
-    lines = [f"| {' | '.join(heads)} |", f"|---{'|---:' * len(COLUMNS)}|---|"]
+    """Two tables: the results on the test split, and how each setting was trained."""
     order = sorted(rows, key=lambda setting: -_average(rows[setting], "rsum")) if name == "objectives" else rows
+    results = [f"|  | {' | '.join(RESULTS)} |", f"|---{'|---:' * len(RESULTS)}|"]
+    training = [f"|  | {' | '.join(TRAINING)} | rate | objective |", f"|---{'|---:' * (len(TRAINING) + 1)}|---|"]
     for setting in order:
         if own := rows[setting]:
-            cells = [_cell(own, column) for column in COLUMNS]
+            results.append(f"| {setting} | {' | '.join(_cell(own, metric) for metric in RESULTS.values())} |")
             overrides = own[0]["overrides"]
             spec, rate = overrides.get("phases.0.objective", ""), overrides["phases.0.optimizer.lr"]
-            beside = "".join(f", `{overrides[key]}`" for key in ("recipe", "phases.0.supervision") if key in overrides)
-            lines.append(f"| {setting} | {' | '.join(cells)} | `{spec}`, {rate:g}{beside} |")
-    return lines
+            more = "".join(f", `{overrides[key]}`" for key in ("recipe", "phases.0.supervision") if key in overrides)
+            training.append(f"| {setting} | {' | '.join(_cell(own, metric) for metric in TRAINING.values())} | {rate:g} | `{spec}`{more} |")
+    return [*results, "", *training]
 
 
 def _average(own: Sequence[dict[str, Any]], metric: str) -> float:
@@ -100,7 +119,7 @@ def _average(own: Sequence[dict[str, Any]], metric: str) -> float:
 
 
 def _cell(own: Sequence[dict[str, Any]], metric: str) -> str:
-    """Mean and deviation; nothing where it was not measured, as people's ratings are not of drawn scenes."""
+    """Mean and standard deviation. Empty if the metric was not measured: synthetic scenes have no expert ratings."""
     try:
         values = [measured(line, metric) for line in own]
     except Missing:
@@ -111,29 +130,29 @@ def _cell(own: Sequence[dict[str, Any]], metric: str) -> str:
 
 
 def scatter() -> bytes:
-    """Test RSUM of every objective against its contributing samples, and against the effective number of its negatives."""
-    figure, numbered = new_figure(8.6, 8.4, LIGHT), []
+    """A plot of test RSUM against contributing samples and against effective negatives, for every objective."""
+    figure, numbered = new_figure(8.6, 8.4, LIGHT_THEME), []
     by_objective: dict[str, list[dict[str, Any]]] = {}
     for line in read_evidence("objectives"):
         by_objective.setdefault(line["setting"], []).append(line)
     for axes, metric in zip(figure.subplots(2, 1), ("C^q", "effective negatives"), strict=True):
-        dress(axes, f"RSUM against {metric}", LIGHT, f"{metric} of the best model, mean of both directions")
+        style_axes(axes, f"RSUM against {metric}", LIGHT_THEME, f"{metric} of the best model, mean of both directions")
         axes.set_xscale("log")
         order = sorted(by_objective, key=lambda name: -_average(by_objective[name], "rsum"))
         spots = [(_average(by_objective[name], metric), _average(by_objective[name], "rsum")) for name in order]
         for place, (name, spot) in enumerate(zip(order, spots, strict=True), 1):
             spread = statistics.stdev([measured(line, "rsum") for line in by_objective[name]])
-            axes.errorbar(*spot, spread, fmt="o", markersize=3.5, color=LIGHT.lines[1], linewidth=0.9)
-            axes.text(1.03, 1.02 - place / len(order), f"{place}  {name}", transform=axes.transAxes, size=8, color=LIGHT.ink)
+            axes.errorbar(*spot, spread, fmt="o", markersize=3.5, color=LIGHT_THEME.lines[1], linewidth=0.9)
+            axes.text(1.03, 1.02 - place / len(order), f"{place}  {name}", transform=axes.transAxes, size=8, color=LIGHT_THEME.foreground)
         numbered.append((axes, spots))
     figure.tight_layout()
     for axes, spots in numbered:
         _number(axes, spots)
-    return png(figure)
+    return figure_to_png(figure)
 
 
 def _number(axes: Any, spots: Sequence[tuple[float, float]]) -> None:
-    """Write numbers from 1 beside points, once the axes have their limits: each on the side that is farthest from other points and numbers."""
+    """Number the points from 1. Each number is on the side that is farthest from other points and numbers. The axes need their limits first."""
     places = [tuple(place) for place in axes.transData.transform(spots) * 72 / axes.figure.dpi]
     sides = [(right, up) for right in (-9, 0, 9) for up in (-9, 0, 9) if right or up]
     taken = list(places)
@@ -141,7 +160,9 @@ def _number(axes: Any, spots: Sequence[tuple[float, float]]) -> None:
         room = {side: min(math.dist((x + side[0], y + side[1]), other) for other in taken if other != (x, y)) for side in sides}
         side = max(sides, key=room.__getitem__)
         taken.append((x + side[0], y + side[1]))
-        axes.annotate(str(number), spots[number - 1], side, textcoords="offset points", ha="center", va="center", size=8, color=LIGHT.ink)
+        axes.annotate(
+            str(number), spots[number - 1], side, textcoords="offset points", ha="center", va="center", size=8, color=LIGHT_THEME.foreground
+        )
 
 
 def _facts() -> dict[str, str]:
@@ -150,43 +171,67 @@ def _facts() -> dict[str, str]:
 
 
 def _tally(rows: Sequence[tuple[Any, Found]]) -> dict[str, int]:
-    counted = [told.verdict for _, told in rows]
+    counted = [result.verdict for _, result in rows]
     return {
         "claims": len(rows),
         "held": counted.count("holds"),
         "failed": counted.count("does not hold"),
-        "untold": counted.count("can't be told"),
+        "undecided": counted.count("undecided"),
         "unrun": counted.count("not run"),
     }
 
 
-INTRODUCTION = """# What the papers claim, put to the test
+INTRODUCTION = """# Claims of the papers, tested
 
-Made by `python studies/claims.py` from the raw numbers of `python studies/study.py` under `docs/evidence/`: {runs} runs, {hours} core-hours of
-training. Of {claims} claims {held} hold here, {failed} do not, {untold} can't be told; not run: {unrun}.
+This page tests {claims} claims of papers and of this package with {runs} short training runs ({hours} core-hours).
 
-*Here* is a small world: two towers of two linear layers on stored features of Flickr8k (MobileNetV2, MiniLM), three epochs, batches of 256,
-products in bfloat16 (two cores of an AMD EPYC with instructions for it). The papers trained attention models and fine-tuned CNNs on Flickr30K and
-MS-COCO for ten times as long. A claim that does not hold here is not refuted there; it does not generalize to this. Every objective had the
-same four tries on validation (`studies/study.toml`), with a seed that is used nowhere else; in other worlds (words from scratch, a model
-that attends, drawn scenes) two or three rates were tried anew. What follows is of the test split. Differences are paired by seed, intervals
-are of 95 %, each claim's by itself: of {claims} claims where there is nothing to find, about two would seem to hold or to fail by chance.
+| verdict | claims |
+|---|---|
+| holds | {held} |
+| does not hold | {failed} |
+| undecided | {undecided} |
+| not run | {unrun} |
 
-RSUM is the sum of six recalls in percent, C^q the negatives that push a query of the best model with a weight above 0.01
-([diagnosis](../explanation/gradient-diagnostics.md)), CS@K by degrees of MiniLM, *people* Kendall's tau-b with the expert ratings of Flickr8k
-([relevance](../explanation/graded-relevance.md)),
-*gap* the mean cosine of validation pairs less that of the hardest negatives in a batch."""
+A claim *holds* if the whole 95 % interval is on its side and *does not hold* if it is on the other side. Otherwise it is *undecided*.
+
+`python studies/study.py` makes the runs. `python studies/claims.py` writes this page from their raw numbers under `docs/evidence/`.
+
+## Method
+
+The study is small:
+
+- **Model.** Two encoders of two linear layers on stored features of Flickr8k (MobileNetV2, MiniLM).
+- **Training.** Three epochs, batches of 256, products in bfloat16 (two cores of an AMD EPYC with instructions for it).
+- **Tuning.** Every objective had the same four tries on validation (`studies/study.toml`), with a seed that is used nowhere else.
+- **Other settings.** With word embeddings trained from scratch, a cross-attention model or synthetic scenes, two or three rates were tried again.
+
+The papers trained attention models and fine-tuned CNNs on Flickr30K and MS-COCO for ten times as long. A claim that does not hold here is not
+refuted there. It does not generalize to this study.
+
+Results are of the test split. Differences are paired by seed. Intervals are of 95 %, each for one claim. Of {claims} claims without any effect,
+about two would appear to hold or to fail by chance.
+
+| column | meaning |
+|---|---|
+| RSUM | sum of six recalls, in percent |
+| C^q | negatives per query with a gradient weight above 0.01, for the best model |
+| CS@K | coherent score by relevance values of MiniLM |
+| experts | Kendall's tau-b with the expert ratings of Flickr8k |
+| gap | mean cosine of validation pairs minus that of the hardest negatives in a batch |
+
+See [gradient diagnostics](../explanation/gradient-diagnostics.md) for C^q and [graded relevance](../explanation/graded-relevance.md) for CS@K and
+the expert ratings."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="only say whether the page is what the numbers say")
+    parser.add_argument("--check", action="store_true", help="Only report whether the page matches the numbers.")
     made = page()
     if not parser.parse_args().check:
         PAGE.write_text(made)
         PICTURE.write_bytes(scatter())
     elif not PAGE.exists() or PAGE.read_text() != made:
-        sys.exit(f"{PAGE.name} is not what the numbers say: run python studies/claims.py.")
+        sys.exit(f"{PAGE.name}: the page does not match the numbers. Run python studies/claims.py.")
 
 
 if __name__ == "__main__":

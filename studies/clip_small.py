@@ -1,17 +1,19 @@
-"""CLIP on small data: what each way of going on learning gains on 200 pairs of a new world, and what it loses of the old one.
+"""Fine-tuning CLIP on 200 pairs: what each method gains on a new style and loses on the old one.
 
     python studies/clip_small.py [--out runs/clip-small] [--seeds 3] [--rows full lora wise small-data] [--shares]
 
-A tiny CLIP of ``transformers`` (1.1 million weights) begins at random and is trained on 6,000 drawn scenes. Then the style changes: every
-color looks otherwise, every color and shape has a word that the model has never seen; of this world there are 100 pictures with two captions
-each, drawn anew for every seed. Each row of the grid ``clip`` trains on them, at the learning rate of three that is best by validation RSUM on
-such pictures of seed 0, which are not tested.
-Printed: R@10, the mean of both directions, on 300 test pictures of either world; what is kept of the old one, gained on the new one, and
-which share of the gain of full tuning that is; mean and standard deviation over seeds. Runs in the folder are used again, and one that was
-stopped goes on. About 9 minutes of one core for the old world and a quarter of a minute for each of 30 runs.
+A tiny CLIP of ``transformers`` (1.1 million weights) is trained from random weights on 6,000 synthetic scenes. Then the style changes:
+each color is rendered differently, and each color and shape has a word that the model has never seen. There are 100 images of this
+style with two captions each, sampled again for every seed. Each variant of the recipe ``clip`` trains on them. Its learning rate is the
+best of three by validation RSUM on images of seed 0, which are not tested.
 
-``--shares``: what ``clip/small-data`` keeps and gains at every share of its trained weights, on as many other worlds and on the validation
-pictures of the old one. By this its largest share was chosen: the largest whose mean kept, less one standard error over worlds, is 95 % or more.
+Prints R@10, the mean of both directions, on 300 test images of each style, with mean and standard deviation over seeds: what is kept of
+the old style, what is gained on the new one, and the share of the gain of full tuning. Finished runs in the folder are used again, and
+stopped ones resume. Takes about 9 minutes of one core for the old style and a quarter of a minute for each of 30 runs.
+
+``--shares`` prints what ``clip/small-data`` keeps and gains at every weight of interpolation, on as many other styles and on the
+validation images of the old one. The largest weight of the recipe was chosen by this: the largest whose mean kept, minus one standard
+error over styles, is at least 95 %.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ import torch
 
 import visavis
 from visavis import storage
-from visavis.data.scenes import write_scenes
 from visavis.errors import VisavisError
-from visavis.models.clip import export
-from visavis.training.stopping import Stopped
+from visavis.models.clip.model import export_to_transformers
+from visavis.synthetic import write_synthetic_scenes
+from visavis.training.stop_signals import Stopped
 
 SIZE = 64
 WIDTH = 128
@@ -45,10 +47,10 @@ PRETRAINING: dict[str, Any] = {
     "training.batch_size": 128,
     "training.captions_per_image": 1,
     "training.autocast": True,
-    "training.probe_batches": 1,
+    "training.metric_batches": 1,
     "phases.0.optimizer": {"name": "AdamW", "lr": 1e-3, "weight_decay": 0.05},
 }
-TUNING: dict[str, Any] = {"training.batch_size": 50, "training.probe_batches": 1, "epochs": 15}
+TUNING: dict[str, Any] = {"training.batch_size": 50, "training.metric_batches": 1, "epochs": 15}
 RATES = {
     "linear": (1e-4, 5e-4, 2e-3),
     "full": (3e-4, 1e-3, 3e-3),
@@ -56,7 +58,7 @@ RATES = {
     "lora": (3e-3, 1e-2, 3e-2),
     "small-data": (3e-3, 1e-2, 3e-2),
 }
-"""The rates that a row chooses from, on validation; the recipes' own are for models a hundred times wider in all."""
+"""Learning rates from which a variant chooses, on validation. The recipes' own rates are for models a hundred times wider."""
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 
 
@@ -67,7 +69,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", default=list(RATES))
     parser.add_argument("--pretrain-only", action="store_true")
     parser.add_argument(
-        "--shares", action="store_true", help="what is kept and gained at every share of the trained weights, on other worlds"
+        "--shares", action="store_true", help="Print what is kept and gained at every interpolation weight, on other styles."
     )
     options = parser.parse_args()
     old = drawn(options.out / "old", **OLD)
@@ -99,25 +101,25 @@ def main() -> None:
 
 
 def by_share(out: Path, base: Path, old: Path, worlds: dict[int, Path], rate: float) -> Iterator[str]:
-    """A row for each share: R@10 kept of the old world's validation pictures, and gained on the test pictures of the new ones."""
+    """One row per interpolation weight: R@10 kept on the validation images of the old style, and gained on the test images of the new ones."""
     knew, before = r10_of(base, old, "val"), {seed: r10_of(base, new) for seed, new in worlds.items()}
-    yield "| share of the trained weights | old world kept | gain on the new world |\n|---:|---:|---:|"
+    yield "| interpolation weight | old style kept | gain on the new style |\n|---:|---:|---:|"
     for share in SHARES:
         kept, gains = [], []
         for seed, new in worlds.items():
             run = out / f"small-data-{seed}-share-{share:g}"
-            trained("clip/small-data", run, new, {**tuning(base, rate), "seed": seed, "interpolation.shares": [share]})
+            trained("clip/small-data", run, new, {**tuning(base, rate), "seed": seed, "interpolation.alphas": [share]})
             kept.append(100 * r10_of(run, old, "val") / knew)
             gains.append(r10_of(run, new) - before[seed])
         yield f"| {share:g} | {spread(tuple(kept))} % | {spread(tuple(gains))} |"
 
 
 def tuning(base: Path, rate: float) -> dict[str, Any]:
-    return {**TUNING, "visual.tower": str(base), "text.tower": str(base), "phases.0.optimizer.lr": rate}
+    return {**TUNING, "visual.encoder": str(base), "text.encoder": str(base), "phases.0.optimizer.lr": rate}
 
 
 def best_rate(row: str, out: Path, world: Path, base: Path) -> float:
-    """The rate of the best validation RSUM."""
+    """The learning rate with the best validation RSUM."""
     reached = {
         rate: trained(f"clip/{row}", out / f"{row}-at-{rate:g}", world, tuning(base, rate))["validation_rsum"] for rate in RATES[row]
     }
@@ -126,38 +128,38 @@ def best_rate(row: str, out: Path, world: Path, base: Path) -> float:
 
 
 def drawn(folder: Path, **given: Any) -> Path:
-    return folder if (folder / "captions.jsonl").exists() else write_scenes(folder, **given)
+    return folder if (folder / "captions.jsonl").exists() else write_synthetic_scenes(folder, **given)
 
 
 def pretrained(out: Path, old: Path) -> Path:
-    """The folder of the model that knows the old world."""
+    """The folder of the model that was trained on the old style."""
     begun, done = out / "begun", out / "base"
     if not done.exists():
         if not (begun / "config.json").exists():
             begin(begun, sorted({word for line in captions(out, old) for word in re.findall(r"\w+|[^\w\s]+", line.lower())}))
-        towers = {"visual.tower": str(begun), "text.tower": str(begun)}
+        towers = {"visual.encoder": str(begun), "text.encoder": str(begun)}
         trained("clip/full", out / "pretraining", old, {**PRETRAINING, **towers})
-        export(visavis.load(out / "pretraining").matcher, done)
+        export_to_transformers(visavis.load(out / "pretraining").matcher, done)
     return done
 
 
 def captions(out: Path, old: Path) -> Iterator[str]:
-    """Of both worlds, so that the tokenizer has numbers for all words, also for those that only the new one teaches."""
+    """The words of both styles, so that the tokenizer has ids for words that only the new style contains."""
     for folder in (old, drawn(out / "words", num_train=300, num_val=0, num_test=0, seed=99, size=SIZE, style="glass")):
         for line in storage.read_json_lines(folder / "captions.jsonl", dict[str, Any]):
             yield from line["captions"]
 
 
 def begin(folder: Path, words: list[str]) -> None:
-    """A small CLIP with random weights, its preprocessing and a tokenizer of these words."""
+    """Create a small CLIP with random weights, its preprocessing and a tokenizer of these words."""
     import transformers
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
     numbers = {word: number for number, word in enumerate([*SPECIAL.values(), *words])}
-    tower = {"hidden_size": WIDTH, "num_attention_heads": 4, "intermediate_size": 2 * WIDTH}
+    shared = {"hidden_size": WIDTH, "num_attention_heads": 4, "intermediate_size": 2 * WIDTH}
     ends = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
-    text = tower | ends | {"num_hidden_layers": 3, "vocab_size": len(numbers), "max_position_embeddings": 48}
-    vision = tower | {"num_hidden_layers": 4, "image_size": SIZE, "patch_size": 8}
+    text = shared | ends | {"num_hidden_layers": 3, "vocab_size": len(numbers), "max_position_embeddings": 48}
+    vision = shared | {"num_hidden_layers": 4, "image_size": SIZE, "patch_size": 8}
     torch.manual_seed(0)
     model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=WIDTH))
     tokenizer = Tokenizer(models.WordLevel(numbers, unk_token=SPECIAL["unk_token"]))
@@ -170,7 +172,7 @@ def begin(folder: Path, words: list[str]) -> None:
 
 
 def trained(recipe: str, run: Path, data: Path, overrides: dict[str, Any]) -> dict[str, Any]:
-    """The result of a run: of one that is done, gone on with, or begun."""
+    """The result of a run. A finished run is read, a stopped run resumes, a new run starts."""
     if not (run / "result.json").exists():
         if (run / "run.toml").exists():
             visavis.train(resume=run)
@@ -189,7 +191,7 @@ def r10(metrics: dict[str, Any]) -> float:
 
 def table(before: tuple[float, dict[int, float]], reached: dict[str, list[tuple[float, float]]]) -> Iterator[str]:
     old, new = before[0], statistics.mean(before[1].values())
-    yield f"| R@10 | old world | kept | gain on the new world | of the gain of full tuning |\n|---{'|---:' * 4}|"
+    yield f"| R@10 | old style | kept | gain on the new style | share of the gain of full tuning |\n|---{'|---:' * 4}|"
     yield f"| zero-shot | {old:.1f} | 100 % | 0 ({new:.1f}) | 0 % |"
     full = statistics.mean(gain for _, gain in reached["full"]) if "full" in reached else float("nan")
     for row, measures in reached.items():
@@ -209,4 +211,4 @@ if __name__ == "__main__":
     except VisavisError as error:
         sys.exit(str(error))
     except Stopped as stopped:
-        sys.exit(f"Stopped in {stopped}; everything is saved: give the same command to go on.")
+        sys.exit(f"Stopped in {stopped}. Everything is saved. Run the same command to resume.")

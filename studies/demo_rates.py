@@ -1,11 +1,11 @@
-"""The demo's learning rates: each of its objectives at each rate of one grid, on another world, chosen by validation RSUM.
+"""Learning rates of the demo: each of its objectives at each rate of one grid, on other scenes, chosen by validation RSUM.
 
     python studies/demo_rates.py [--out runs/demo-rates]
 
 All objectives get the same budget: the rates, seeds and scenes of ``visavis.demonstration.rates``, the batches and epochs of the demo.
-The scenes are others than those that the demo draws, so that what the demo's table compares is new to all of them. Printed: the
-validation RSUM of each, mean and standard deviation over seeds; in bold the best mean of each row, whose rate is the objective's in the
-recipe ``demo-objectives``. About 20 minutes on one core.
+The scenes differ from those of the demo, so the demo's table compares objectives on scenes that are new to all of them. Prints the
+validation RSUM of each, mean and standard deviation over seeds. The best mean of each row is in bold. Its rate is that of the objective
+in the recipe ``demo-objectives``. Takes about 20 minutes on one core.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ from pathlib import Path
 
 import visavis
 from visavis import storage
-from visavis.data.scenes import write_scenes
-from visavis.demonstration.rates import NUM_VAL, RATES, SEEDS, WORLD
-from visavis.demonstration.running import Plan
+from visavis.demonstration.demo_run import LEARNING_RATES, TUNING_NUM_VAL, TUNING_SCENE_SEED, TUNING_SEEDS, DemoSettings
 from visavis.errors import VisavisError
+from visavis.synthetic import write_synthetic_scenes
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
-    out = storage.numbered_folder("runs/demo-rates") if options.out is None else storage.new_folder(options.out)
-    write_scenes(out / "scenes", num_train=Plan().num_train, num_val=NUM_VAL, num_test=0, seed=WORLD)
+    out = storage.create_numbered_folder("runs/demo-rates") if options.out is None else storage.prepare_empty_folder(options.out)
+    write_synthetic_scenes(out / "scenes", num_train=DemoSettings().num_train, num_val=TUNING_NUM_VAL, num_test=0, seed=TUNING_SCENE_SEED)
     reached: dict[str, dict[float, list[float]]] = {}
-    for recipe in Plan().recipes:
-        reached[recipe] = {lr: [validation_rsum(recipe, lr, seed, out) for seed in SEEDS] for lr in RATES}
+    for recipe in DemoSettings().recipes:
+        reached[recipe] = {lr: [validation_rsum(recipe, lr, seed, out) for seed in TUNING_SEEDS] for lr in LEARNING_RATES}
     sys.stdout.write(table(reached))
 
 
@@ -45,7 +44,7 @@ def validation_rsum(recipe: str, lr: float, seed: int, out: Path) -> float:
 
 def table(reached: dict[str, dict[float, list[float]]]) -> str:
     """The validation RSUM of each recipe by rate, the best mean in bold."""
-    lines = [f"| | {' | '.join(f'{lr:g}' for lr in RATES)} |", "|---" * (len(RATES) + 1) + "|"]
+    lines = [f"| | {' | '.join(f'{lr:g}' for lr in LEARNING_RATES)} |", "|---" * (len(LEARNING_RATES) + 1) + "|"]
     for recipe, by_rate in reached.items():
         means = {lr: statistics.mean(values) for lr, values in by_rate.items()}
         best = max(means, key=means.__getitem__)

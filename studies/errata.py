@@ -1,7 +1,9 @@
 """Errata of the papers and of the code released with them, each with a computation that shows it.
 
-python studies/errata.py              show all        --check   say nothing while all is well (also of docs/research/errata.md)
-python studies/errata.py NAME ...     show these      --write   write docs/research/errata.md
+    python studies/errata.py              print all
+    python studies/errata.py NAME ...     print these
+    python studies/errata.py --check      print only errors, including a stale docs/research/errata.md
+    python studies/errata.py --write      write docs/research/errata.md
 
 The exit status is 1 if a claim does not hold.
 """
@@ -26,26 +28,34 @@ CATALOG = {erratum.name: erratum for module in MODULES for erratum in errata_of(
 
 HEAD = """# Errata
 
-What is misprinted in the papers behind visavis, and where the code released with them does something else. Everybody who
-publishes makes such slips, and the findings below take nothing from the ideas; they are listed so that nobody has to find them
-again. Each entry says what stands where, what is right, how much it matters and what visavis does, and names a command that
-shows it: a few lines of the plain formulas in float64, judged by autograd, on batches with fixed seeds; an
-error below 1e-10 is printed as 0.
+This page lists misprints in the papers behind visavis, and differences between a paper and its released code. All authors make such slips, and
+the findings do not diminish the ideas. They are listed so that nobody has to find them again.
 
-`python studies/errata.py` runs all of it in seconds. This page is written by `python studies/errata.py --write`; a test fails
-where a claim no longer holds or the page is stale. A correction is welcome.
+Each entry has five parts:
+
+- **Where** it is.
+- **Found:** the printed or released form.
+- **Correct:** the correct form.
+- **Effect:** how much it matters.
+- **visavis:** what visavis does.
+
+Most entries end with a command that shows the finding: a few lines of the plain formulas in float64, checked by autograd, on batches with fixed
+seeds. An error below 1e-10 is printed as 0.
+
+`python studies/errata.py` runs all of them in seconds. `python studies/errata.py --write` writes this page. A test fails if a claim no longer
+holds or the page is stale. Corrections are welcome.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="an entry, for example unified.eq_15_denominator")
-    parser.add_argument("--check", action="store_true", help="print only what is wrong")
-    parser.add_argument("--write", action="store_true", help="write docs/research/errata.md")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="An entry, for example unified.eq_15_denominator.")
+    parser.add_argument("--check", action="store_true", help="Print only errors.")
+    parser.add_argument("--write", action="store_true", help="Write docs/research/errata.md.")
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.names) - set(CATALOG))
     if unknown:
-        parser.error(f"There is no erratum {', '.join(unknown)}; there are {', '.join(CATALOG)}.")
+        parser.error(f"NAME: unknown entry {', '.join(unknown)}. Choose from {', '.join(CATALOG)}.")
     torch.set_num_threads(1)
     chosen = list(CATALOG) if options.write else options.names or list(CATALOG)
     if not (options.check or options.write):
@@ -57,20 +67,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.write:
         PAGE.write_text(page(), encoding="utf-8")
     if options.check and not options.names and (not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page()):
-        print("docs/research/errata.md is stale: run python studies/errata.py --write.", file=sys.stderr)
+        print("docs/research/errata.md: stale. Run python studies/errata.py --write.", file=sys.stderr)
         return 1
     return 0
 
 
 @cache
 def result(name: str) -> Shown | None:
-    """What the computation of an entry gives; None where there is none."""
+    """The result of an entry's computation. None if it has none."""
     show = CATALOG[name].show
     return show() if show else None
 
 
 def as_text(name: str) -> str:
-    """One entry on the terminal."""
+    """The text of one entry for the terminal."""
     shown = result(name)
     lines = shown.lines if shown else "(nothing to compute)"
     return f"{name}: {CATALOG[name].title}\n" + indent(lines, "    ")
@@ -88,8 +98,8 @@ def page() -> str:
 
 def section(erratum: Erratum) -> str:
     """One entry of the page."""
-    said = "\n".join(f"- **{key}.** {text}" for key, text in erratum.fields.items())
-    text = f"### {erratum.title}\n\n*{erratum.kind}*\n\n{said}".replace("``", "`")
+    fields = "\n".join(f"- **{key}.** {text}" for key, text in erratum.fields.items())
+    text = f"### {erratum.title}\n\n*{erratum.kind}*\n\n{fields}".replace("``", "`")
     shown = result(erratum.name)
     return f"{text}\n\n```\n$ python studies/errata.py {erratum.name}\n{shown.lines}\n```" if shown else text
 

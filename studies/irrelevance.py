@@ -1,11 +1,12 @@
-"""Which items do people call irrelevant? Two rules for degrees beside the expert judgements of Flickr8k's test images.
+"""Irrelevant items by people: two rules for relevance values compared with the expert judgments of Flickr8k's test images.
 
-python studies/irrelevance.py ["CBoW()" ...]     needs flickr8k with ExpertAnnotations.txt under VISAVIS_DATA; half a minute
+python studies/irrelevance.py ["CBoW()" ...]     needs flickr8k with ExpertAnnotations.txt under VISAVIS_DATA, half a minute
 
-One bound for all pairs, or one for each caption among all images: the median degree either way. For both: how well degrees tell
-pairs that experts rate 1 on average (not related; 1 to 4) from the others (AUC), the share of those pairs that are at most the
-bound, and the share of pairs rated 3 or more that are, too, and should not be. An image's own captions are left out.
-Then what share of all images one bound for all pairs puts below it, for short captions and for long ones.
+The bound is one for all pairs, or one for each caption among all images. Both are the median relevance. Three numbers are printed for
+each rule: how well relevance values separate pairs that experts rate 1 on average (not related, of 1 to 4) from the others (AUC), the
+share of those pairs that are at most the bound, and the share of pairs rated 3 or more that are at most the bound, which is an error.
+An image's own captions are left out. Then the script prints the share of all images below one bound for all pairs, for short and for
+long captions.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ import torch
 from scipy.stats import mannwhitneyu
 
 from visavis.data import open_dataset
-from visavis.data.captions import tokenize
 from visavis.data.dataset import Dataset
-from visavis.data.reading import find_file
-from visavis.degrees import CATALOG
+from visavis.data.dataset_reader import resolve_path
+from visavis.data.vocabulary import tokenize
+from visavis.graded import CATALOG
 from visavis.spec import parse
 
 
-def judgements(data: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The image, the caption, by index, and the mean rating of every judged pair that is no image with its own caption."""
+def expert_judgments(data: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Image and caption indices and the mean rating of every rated pair, without an image's own captions."""
     image = {each.name: i for i, each in enumerate(data.images)}
     caption = {f"{name}#{k}": c for name, i in image.items() for k, c in enumerate(data.captions_of[i])}
-    rows = [line.split() for line in find_file("flickr8k/ExpertAnnotations.txt").read_text(encoding="utf-8").splitlines()]
+    rows = [line.split() for line in resolve_path("flickr8k/ExpertAnnotations.txt").read_text(encoding="utf-8").splitlines()]
     images, captions = (np.array([known[row[column]] for row in rows]) for column, known in ((0, image), (1, caption)))
     ratings = np.array([[int(rating) for rating in row[2:]] for row in rows]).mean(1)
     foreign = data.image_of[captions] != images
@@ -36,16 +37,16 @@ def judgements(data: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def main() -> None:
-    data = open_dataset("flickr8k", pixels=False).split("test")
-    images, captions, ratings = judgements(data)
+    data = open_dataset("flickr8k", decode_images=False).split("test")
+    images, captions, ratings = expert_judgments(data)
     unrelated, related = ratings == 1, ratings >= 3
     print(f"{len(ratings):,} pairs of a test image and another's caption: {unrelated.sum():,} unrelated, {related.sum():,} rated 3 or more")
-    print(f"{'degrees':18}{'image':8}{'bound':14}{'AUC':>6}{'unrelated marked':>20}{'related marked':>18}")
+    print(f"{'relevance':18}{'image':8}{'bound':14}{'AUC':>6}{'unrelated marked':>20}{'related marked':>18}")
     for text in sys.argv[1:] or ["CBoW()"]:
         for image in ("own", "best", "mean"):
-            degrees = parse(text, CATALOG).between(data, image)
+            relevance = parse(text, CATALOG).for_dataset(data, image)
             asked, place = np.unique(captions, return_inverse=True)
-            block = degrees(torch.arange(len(data.images)), torch.from_numpy(asked)).numpy()
+            block = relevance(torch.arange(len(data.images)), torch.from_numpy(asked)).numpy()
             values = block[images, place]
             among = np.array([(block[:, column] <= value).mean() for value, column in zip(values, place, strict=True)])
             for bound, how, middle in (("all pairs", values, np.median(block)), ("each caption", among, 0.5)):
@@ -53,7 +54,7 @@ def main() -> None:
                 marked = how <= middle
                 print(f"{text:18}{image:8}{bound:14}{auc:6.3f}{marked[unrelated].mean():20.1%}{marked[related].mean():18.1%}")
         lengths = np.array([len(tokenize(caption)) for caption in data.captions])
-        block = parse(text, CATALOG).between(data, "best")(torch.arange(len(data.images)), torch.arange(len(data.captions))).numpy()
+        block = parse(text, CATALOG).for_dataset(data, "best")(torch.arange(len(data.images)), torch.arange(len(data.captions))).numpy()
         below = (block <= np.median(block)).mean(0)
         for words, which in (("up to 4", lengths <= 4), ("15 or more", lengths >= 15)):
             print(f"{text}, image best, all pairs: {below[which].mean():.0%} of images for the {which.sum()} captions of {words} words")

@@ -1,22 +1,24 @@
-"""The matchers on Flickr8k: regions of one frozen image encoder, words from scratch, the same minutes of training for each.
+"""Matchers on Flickr8k: one frozen image encoder, word embeddings trained from scratch, the same training time for each.
 
     VISAVIS_DATA=... python studies/matchers.py [--minutes 40] [--seeds 3] [--only "VSE++ mean" MaxSim ...] [--workers 2] [--out runs/matchers]
 
-All read the 7x7 grid of MobileNetV2 (``python tools/mobilenet_folder.py`` once; its features are computed once and cached) and the
-same learned words: vectors of 300, with ``--dropout``, through a GRU of 512, which reads both ways where a matcher keeps or averages its
-states and forward where it takes the last one. Matrices are multiplied in bfloat16 where the processor has instructions for it, and a line says so.
-A run trains for as many steps as its own pace, measured first, fits into the minutes, in processor time of one core, which is up to half
-as long again beside other programs: the learning rate then falls to 0 at their end. Validations, one an epoch and four at least, on 200
-images, and the test come on top. Rates lie about those of the papers, which train far longer; ``--rates 3e-4 1e-3 3e-3 --minutes 4`` tries
-others and prints the validation RSUM of each.
+All read the 7x7 grid of MobileNetV2 (run ``python tools/mobilenet_folder.py`` once). Its features are computed once and cached. All use
+the same learned words: vectors of 300, with ``--dropout``, through a GRU of 512. The GRU is bidirectional if a matcher keeps or averages
+its states, and forward if the matcher takes the last one. Matrices are multiplied in bfloat16 if the processor has instructions for it,
+and a line of the output reports that.
 
-Each run has its folder and its process; a stopped one goes on. What a finished one came to is a line of
-``docs/evidence/matchers.jsonl``, and is not made again, here or on another machine, unless that line is taken out. Printed: a JSON line for
-each new run, then a table: test RSUM of the best validation (mean and standard deviation over seeds), how far above the mean-pooled VSE++
-(95 % interval by seed), milliseconds (of one core) to find a text among 1,000 images, and the most memory that the process held.
+A run trains for as many steps as fit into the minutes, by its own pace, which is measured first. The minutes are processor time of one
+core, which is up to half as long again next to other programs. The learning rate falls to 0 at their end. Validations on 200 images (one
+per epoch, at least four) and the test take additional time. Rates are close to those of the papers, which train far longer.
+``--rates 3e-4 1e-3 3e-3 --minutes 4`` tries others and prints the validation RSUM of each.
 
-``--test-images 200`` tests all on the first 200 images of the split and their captions alone, where a score takes a millisecond a pair (SGR): an
-easier test, as its lines and its table say. What was trained already is not trained again for it.
+Each run has its own folder and process. Stopped runs resume. The result of a finished run is a line of ``docs/evidence/matchers.jsonl``.
+Such a run is not made again, here or on another machine, unless that line is removed. Prints a JSON line for each new run, then a table:
+test RSUM of the best validation (mean and standard deviation over seeds), the difference to the mean-pooled VSE++ (95 % interval by
+seed), milliseconds (of one core) to find a text among 1,000 images, and the peak memory of the process.
+
+``--test-images 200`` tests all on the first 200 images of the split and their captions, for scores that take a millisecond per pair
+(SGR). This test is easier, and its lines and its table state that. Trained models are not trained again for it.
 """
 
 from __future__ import annotations
@@ -42,16 +44,16 @@ from noise import with_interval
 from visavis import storage
 from visavis.errors import VisavisError
 from visavis.models import Matcher
-from visavis.models.device import autocast, multiplies_bfloat16
-from visavis.models.scoring import score_all
-from visavis.progress import Silent
-from visavis.runs.folder import open_run, recipe_of
+from visavis.models.device import bfloat16_autocast, has_native_bfloat16
+from visavis.models.inference import score_all_pairs
+from visavis.progress import NoProgress
+from visavis.recipes.data_module import DataModule, first_images, prepare_training
+from visavis.recipes.files import read_recipe
+from visavis.runs.open_run import open_run, read_run_recipe
+from visavis.runs.run_folder import RunFolder
 from visavis.targets import Targets
-from visavis.training.data_module import DataModule, first_images, prepare
-from visavis.training.loss import phase_loss
-from visavis.training.recipe_files import read_recipe
-from visavis.training.run_files import RunFiles
-from visavis.training.schedule import make_optimizer, take_step
+from visavis.training.optimizer import make_optimizer, optimizer_step
+from visavis.training.phase_setup import phase_loss
 from visavis.training.trainer import Trainer
 
 RECIPE = Path(__file__).with_suffix(".toml")
@@ -59,16 +61,17 @@ EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence" / "matchers.jsonl"
 OBJECTIVES = {"Unified": "Unified(margin=0.2, gamma=50)", "TripletHN": "TripletHN(margin=0.2)"}
 VALIDATIONS, WARM, TIMED, QUERIES = 4, 2, 8, 30
 TEST_IMAGES = 1000
-"""All of the test split."""
+"""Number of images of the whole test split."""
 MEMORY_IS_KEPT = {"THP_MEM_ALLOC_ENABLE": "1", "MALLOC_MMAP_THRESHOLD_": str(2**34), "MALLOC_TRIM_THRESHOLD_": str(2**34)}
-"""Else large tensors go back to Linux after each step, and a third of the time goes into getting their pages again."""
+"""Without this setting, large tensors return to Linux after each step, and a third of the time is spent on getting their pages again."""
 
 
 @dataclass(frozen=True)
 class Candidate:
     """A matcher of the study, and its learning rate with each objective.
 
-    dropout: its setting for that of learned words. batch_size: pairs, fewer where a pair costs much.
+    Attributes are those of the recipe. ``dropout`` is the name of the setting for dropout of learned words. ``batch_size`` is in pairs, with
+    fewer pairs for matchers whose pairs are costly.
     """
 
     model: str
@@ -93,12 +96,12 @@ CANDIDATES = {
     "SGR": Candidate("SGRAF(width=512, regions=49, module='SGR')", {"Unified": 5e-4, "TripletHN": 2e-4}, batch_size=64),
 }
 PLAIN = "VSE++ mean"
-"""The one that the others are set beside."""
+"""The baseline of all differences."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One training: who, by which objective, at which rate, from which seed, for how long, and the images of its test."""
+    """One training: matcher, objective, learning rate, seed, minutes, and the images of its test."""
 
     name: str
     objective: str
@@ -134,7 +137,7 @@ class Job:
 
 
 def train(job: Job) -> None:
-    """Train and test; then measure, and keep what was found in the run folder."""
+    """Train and test, then measure time and memory, and write the result to the run folder."""
     trainer = trained(job)
     trainer.matcher.load_state_dict(trainer.best)
     tested = first_images(trainer.data_module.data.split("test"), job.test_images)
@@ -143,7 +146,7 @@ def train(job: Job) -> None:
         job.measured,
         {
             **job.facts(),
-            "precision": "bfloat16" if multiplies_bfloat16(torch.device("cpu")) else "float32",
+            "precision": "bfloat16" if has_native_bfloat16(torch.device("cpu")) else "float32",
             "steps": steps,
             "pairs": steps * CANDIDATES[job.name].batch_size,
             "validation_rsum": trainer.state.best_rsum,
@@ -155,72 +158,74 @@ def train(job: Job) -> None:
 
 
 def try_rate(job: Job) -> None:
-    """Train without a test, and keep the validation RSUM."""
+    """Train without a test, and write the validation RSUM."""
     storage.write_json(job.measured, {**job.facts(), "validation_rsum": trained(job).state.best_rsum})
 
 
 def trained(job: Job) -> Trainer:
-    """A training to its end, or gone on with."""
-    files = RunFiles(job.folder)
+    """Train to the end. A stopped run resumes."""
+    files = RunFolder(job.folder)
     if not files.recipe.exists():
         storage.write_toml(files.recipe, read_recipe(RECIPE, job.overrides() | steps_within(job)).to_dict())
-    trainer = Trainer(*prepare(recipe_of(job.folder)), files, Silent())
+    trainer = Trainer(*prepare_training(read_run_recipe(job.folder)), files, NoProgress())
     if not trainer.resume():
-        trainer.begin()
+        trainer.start()
     trainer.run()
     return trainer
 
 
 def steps_within(job: Job) -> dict[str, Any]:
-    """The epochs, and batches an epoch, that fit into the minutes at the pace of a few steps; four epochs, or more where they are shorter."""
+    """Epochs and batches per epoch that fit into the minutes, by the pace of a few steps. At least four epochs."""
     recipe = read_recipe(RECIPE, job.overrides())
-    data_module, matcher = prepare(recipe)
+    data_module, matcher = prepare_training(recipe)
     loader = data_module.loader(data_module.data.split("train"))
     seconds = list(paces(data_module, matcher))
     steps = max(VALIDATIONS, int(60 * job.minutes / statistics.median(seconds)))
-    epochs = max(VALIDATIONS, -(-steps // loader.batches_in(1)))
+    epochs = max(VALIDATIONS, -(-steps // loader.num_batches(1)))
     return {"epochs": epochs, "training.batches_per_epoch": steps // epochs}
 
 
 def paces(data_module: DataModule, matcher: Matcher) -> Iterator[float]:
-    """The processor seconds of each of some steps of training, after the first ones."""
+    """The processor seconds of some training steps, after the first ones."""
     phase = data_module.recipe.phases[0]
     loss, optimizer = phase_loss(matcher, phase), make_optimizer(matcher, phase)
     matcher.train()
     started = time.process_time()
     for batch in data_module.loader(data_module.data.split("train")).epoch(1):
-        with autocast(torch.device("cpu"), data_module.recipe.training.autocast):
+        with bfloat16_autocast(torch.device("cpu"), data_module.recipe.training.bfloat16_autocast):
             visual, text = matcher.encode_visual(batch.visual), matcher.encode_text(batch.text)
             targets = Targets(query_ids=batch.image_ids, candidate_ids=batch.text_ids)
-            value = loss(matcher.first_stage(visual), matcher.first_stage(text), targets=targets)
-            if (extra := matcher.extra_loss(visual, text, targets)) is not None:
+            value = loss(matcher.first_stage_items(visual), matcher.first_stage_items(text), targets=targets)
+            if (extra := matcher.auxiliary_loss(visual, text, targets)) is not None:
                 value = value + extra
         value.backward()
-        take_step(optimizer, 2.0)
-        if batch.number >= WARM:
+        optimizer_step(optimizer, 2.0)
+        if batch.index >= WARM:
             yield time.process_time() - started
-        if batch.number + 1 == WARM + TIMED:
+        if batch.index + 1 == WARM + TIMED:
             return
         started = time.process_time()
 
 
 def milliseconds_a_query(run: Path) -> float:
-    """The time to encode a test caption and score it with 1,000 encoded images: the median of some."""
-    recipe = recipe_of(run)
-    data_module, matcher = open_run(run, recipe, Silent())
+    """The median time to encode a test caption and score it with 1,000 encoded images."""
+    recipe = read_run_recipe(run)
+    data_module, matcher = open_run(run, recipe, NoProgress())
     test = data_module.data.split("test")
     visual, _ = data_module.encode(matcher, test)
     seconds = []
     with torch.inference_mode():
         for caption in test.captions[:: len(test.captions) // QUERIES]:
             started = time.process_time()
-            score_all(matcher, visual, matcher.encode_text(data_module.processor.texts([caption])))[:, 0].argsort(descending=True)
+            score_all_pairs(matcher, visual, matcher.encode_text(data_module.processor.process_texts([caption])))[:, 0].argsort(
+                descending=True
+            )
             seconds.append(time.process_time() - started)
     return round(1000 * statistics.median(seconds), 2)
 
 
 def results(jobs: list[Job], workers: int, *trying: str) -> list[dict[str, Any]]:
-    """What each run found, in the order of the jobs; those that are not finished are trained, each in a process of its own."""
+    """The result of each run, in the order of the jobs. Unfinished ones are trained, each in its own process."""
     known = storage.read_json_lines(EVIDENCE, dict[str, Any]) if EVIDENCE.exists() and not trying else []
     rows = [next((row for row in known if job.facts().items() <= row.items()), None) for job in jobs]
     new = [job for job, row in zip(jobs, rows, strict=True) if row is None]
@@ -236,7 +241,7 @@ def results(jobs: list[Job], workers: int, *trying: str) -> list[dict[str, Any]]
 
 
 def result(job: Job, trying: Sequence[str]) -> dict[str, Any]:
-    """What a run found, trained by a process of its own unless it is finished."""
+    """The result of a run, which is trained in its own process unless it is finished."""
     if not job.measured.exists():
         sys.stderr.write(f"{job.folder.name} ...\n")
         values = ("--name", job.name, "--objective", job.objective, "--rate", job.rate, "--seed", job.seed)
@@ -247,8 +252,8 @@ def result(job: Job, trying: Sequence[str]) -> dict[str, Any]:
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    """A row for each matcher and objective, all of one test; its images are told beside the RSUM where they are not all."""
-    heads = "matcher", "objective", "test RSUM", f"above {PLAIN}", "steps", "pairs seen", "a query", "memory"
+    """One row per matcher and objective, all of one test. The RSUM is followed by the number of images if the test is smaller."""
+    heads = "matcher", "objective", "test RSUM", f"above {PLAIN}", "steps", "pairs seen", "time per query", "memory"
     lines, images = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"], found[0]["test_images"]
     for objective in dict.fromkeys(run["objective"] for run in found):
         of_objective = [run for run in found if run["objective"] == objective]
@@ -288,15 +293,15 @@ def spread(values: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=40.0, help="of one core, of training, each")
+    parser.add_argument("--minutes", type=float, default=40.0, help="Training time of each run, in minutes of one core.")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=CANDIDATES, default=list(CANDIDATES))
     parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=list(OBJECTIVES))
-    parser.add_argument("--dropout", type=float, default=0.4, help="of learned words' vectors, in every matcher")
+    parser.add_argument("--dropout", type=float, default=0.4, help="Dropout of the learned word vectors, in every matcher.")
     parser.add_argument("--out", type=Path, default=Path("runs/matchers"))
-    parser.add_argument("--workers", type=int, default=1, help="how many runs at a time, of one core and 4 GB each")
-    parser.add_argument("--test-images", type=int, default=TEST_IMAGES, help="test on the first so many images alone")
-    parser.add_argument("--rates", type=float, nargs="+", help="learning rates to try on validation, instead of the chosen ones")
+    parser.add_argument("--workers", type=int, default=1, help="Number of parallel runs, of one core and 4 GB each.")
+    parser.add_argument("--test-images", type=int, default=TEST_IMAGES, help="Test only on this number of images, the first ones.")
+    parser.add_argument("--rates", type=float, nargs="+", help="Learning rates to try on validation, instead of the chosen ones.")
     for hidden, kind in (("name", str), ("objective", str), ("rate", float), ("seed", int)):
         parser.add_argument(f"--{hidden}", type=kind, help=argparse.SUPPRESS)
     parser.add_argument("--trying", action="store_true", help=argparse.SUPPRESS)

@@ -1,13 +1,17 @@
-"""Order and missing experts: MMT beside averages over time, and CE of three experts beside CE of one, on moving scenes.
+"""Order and missing experts on synthetic clips: MMT against averages over time, and CE of three experts against CE of one.
 
     python studies/moving.py [--seeds 5] [--clips 1000] [--threads 1] [--out runs/moving]
 
-Of every test clip there is a partner with the same frames in another order. A caption chooses between the two: how often it is right is
-50 % for whoever averages over time (ties count half). Printed for each recipe: that share, for "order" (events change places: the averages
-of all experts are equal) and "direction" (a clip backwards: those of motion are not); text-to-video R@1, R@5 and R@10, added, of the
-captions of clips that lack an expert; and the test RSUM. CE's recipes differ in their experts alone; MMT's has more epochs, as order takes
-long. Mean and standard deviation over seeds, and differences by seed with their 95 % interval.
-With --out, a study that was stopped, or had fewer seeds, goes on.
+Each test clip has a partner with the same frames in another order, and a caption chooses between the two. A model that averages over
+time is right in 50 % of the cases (ties count half). Printed for each recipe:
+
+- that share for "order" (events change places, so the averages of all experts are equal) and "direction" (a clip backwards, so the
+  averages of motion differ)
+- the sum of text-to-video R@1, R@5 and R@10 for the captions of clips that lack an expert
+- the test RSUM
+
+CE's recipes differ only in their experts. MMT's recipe has more epochs, because order takes long to learn. Values are mean and standard
+deviation over seeds, and differences by seed with their 95 % interval. With --out, a study that was stopped, or had fewer seeds, resumes.
 """
 
 from __future__ import annotations
@@ -25,13 +29,12 @@ from noise import with_interval
 
 import visavis
 from visavis import storage
-from visavis.data.scenes import MovingScenes, write_moving_scenes
 from visavis.errors import VisavisError
-from visavis.models.base import evaluating
-from visavis.runs.begin import Trained
-from visavis.runs.folder import recipe_of
-from visavis.training.data_module import prepare
-from visavis.training.stopping import Stopped
+from visavis.models.base import evaluation_mode
+from visavis.recipes.data_module import prepare_training
+from visavis.runs.open_run import read_run_recipe
+from visavis.synthetic import ClipAnnotations, write_synthetic_clips
+from visavis.training.stop_signals import Stopped
 
 TIE = 1e-6
 RECIPES = ("mmt", "ce", "ce-appearance")
@@ -39,12 +42,12 @@ COMPARED = (("mmt", "ce", "order"), ("ce", "ce-appearance", "missing"), ("ce", "
 
 
 @torch.no_grad()
-def figures(run: Trained, truth: MovingScenes) -> dict[str, float]:
-    """What a run reaches on the test split, in percent."""
-    data_module, matcher = prepare(recipe_of(run.folder))
-    matcher.load_state_dict(visavis.load(run.folder).matcher.state_dict())
+def figures(run: read_run_recipe, truth: ClipAnnotations) -> dict[str, float]:
+    """The metrics of a run on the test split, in percent."""
+    data_module, matcher = prepare_training(prepare_training(run.run))
+    matcher.load_state_dict(visavis.load(run.run).matcher.state_dict())
     test = data_module.data.split("test")
-    with evaluating(matcher):
+    with evaluation_mode(matcher):
         scores = matcher.score(*data_module.encode(matcher, test)).numpy().T
     own, captions = test.image_of, np.arange(len(test.captions))
     place = {row: i for i, row in enumerate(test.image_rows)}
@@ -65,15 +68,15 @@ def figures(run: Trained, truth: MovingScenes) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--clips", type=int, default=1000, help="training clips")
+    parser.add_argument("--clips", type=int, default=1000, help="Number of training clips.")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
-    out = options.out or storage.numbered_folder("runs/moving")
+    out = options.out or storage.create_numbered_folder("runs/moving")
     data, kept = out / "scenes", out / "figures.json"
     if not data.exists():
-        write_moving_scenes(data, num_train=options.clips, num_val=100, num_test=400)
-    truth = MovingScenes.open(data)
+        write_synthetic_clips(data, num_train=options.clips, num_val=100, num_test=400)
+    truth = ClipAnnotations.open(data)
     found: dict[str, dict[str, float]] = storage.read_json(kept, dict[str, Any]) if kept.exists() else {}
     for run in (f"{name}-{seed}" for seed in range(1, options.seeds + 1) for name in RECIPES):
         if run in found:
@@ -83,14 +86,14 @@ def main() -> None:
         storage.remove_folder(out / run)
         found[run] = figures(visavis.train(f"moving-scenes/{name}", data=data, out=out / run, overrides=settings), truth)
         storage.write_json(kept, found)
-        told = ", ".join(f"{key} {value:.1f}" for key, value in found[run].items())
-        sys.stderr.write(f"{run}: {told} ({time.perf_counter() - started:.0f} s)\n")
+        values = ", ".join(f"{key} {value:.1f}" for key, value in found[run].items())
+        sys.stderr.write(f"{run}: {values} ({time.perf_counter() - started:.0f} s)\n")
     sys.stdout.write(table({name: [found[f"{name}-{seed}"] for seed in range(1, options.seeds + 1)] for name in RECIPES}))
 
 
 def table(found: dict[str, list[dict[str, float]]]) -> str:
-    """The figures of each recipe, and the differences by seed that the study asks for."""
-    lines = ["| | order | direction | an expert is missing | test RSUM |", "|---|---|---|---|---|"]
+    """The metrics of each recipe, and the differences by seed."""
+    lines = ["| | order | direction | missing expert | test RSUM |", "|---|---|---|---|---|"]
     for name, runs in found.items():
         cells = []
         for key in ("order", "direction", "missing", "rsum"):

@@ -1,12 +1,11 @@
-"""Doubtful pairs: heads on Flickr8k with 40 % of the training captions beside wrong images, NCR against TripletHN and Unified.
+"""Noisy correspondence: heads on Flickr8k with 40 % of the training captions next to wrong images, NCR against TripletHN and Unified.
 
     VISAVIS_DATA=... python studies/noise.py [--seeds 3] [--share 0.4] [--threads 1] [--out runs/noise] [--weights]
 
-For each seed the same captions are misplaced for all; NCR and TripletHN begin with the same warm-up by Unified. Printed: the test
-RSUM of each (images and captions of the test split are right), mean and standard deviation; how far NCR lies above it, mean of the
-differences by seed and its 95 % interval; and how well NCR's probabilities tell right training captions from misplaced ones (area
-under the ROC curve). With --weights another question, on the same captions: learned weights against none, and how well the weights
-of pairs tell right captions from misplaced ones.
+For each seed, the same captions are mismatched for all. NCR and TripletHN start with the same warm-up by Unified. The test split is not
+mismatched. Prints the test RSUM of each (mean and standard deviation), the difference of NCR to each (mean of the differences by seed and
+its 95 % interval), and how well NCR's probabilities separate correct training captions from mismatched ones (area under the ROC curve).
+``--weights`` compares learned weights with no weights on the same captions, and prints how well the weights of pairs separate them.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ import visavis
 from visavis import storage
 from visavis.data import open_dataset
 from visavis.errors import VisavisError
-from visavis.models.base import evaluating
-from visavis.runs.begin import Trained
-from visavis.runs.folder import recipe_of
-from visavis.supervision.learned import WeightNetwork
-from visavis.supervision.noisy import whole_plan
+from visavis.models.base import evaluation_mode
+from visavis.recipes.data_module import prepare_training
+from visavis.recipes.recipe import Recipe
+from visavis.runs.open_run import read_run_recipe
+from visavis.supervision.learned_weights import WeightNetwork
+from visavis.supervision.noisy_correspondence import training_batches
 from visavis.training.checkpoint import Checkpoint
-from visavis.training.data_module import prepare
-from visavis.training.recipe import Recipe
+from visavis.training.training_run import TrainingResult
 
 OTHERS = {
     "TripletHN": {"phases.1.objective": "TripletHN(margin=0.2)"},
@@ -42,9 +41,9 @@ OTHERS = {
 }
 
 
-def train_all(out: Path, seed: int, share: float, threads: int) -> dict[str, Trained]:
+def train_all(out: Path, seed: int, share: float, threads: int) -> dict[str, TrainingResult]:
     """One run of NCR, and one of each other objective by the same recipe, in which every caption is trusted."""
-    common = {"seed": seed, "data.misplaced": share, "training.threads": threads}
+    common = {"seed": seed, "data.noise_ratio": share, "training.threads": threads}
     trusting = {f"phases.{phase}.supervision": "PairSupervision()" for phase in (0, 1)}
     runs = {"NCR": visavis.train("ncr-heads-flickr8k", out=out / f"ncr-{seed}", overrides=common)}
     for name, objective in OTHERS.items():
@@ -53,9 +52,9 @@ def train_all(out: Path, seed: int, share: float, threads: int) -> dict[str, Tra
     return runs
 
 
-def train_weighted(out: Path, seed: int, share: float, threads: int) -> dict[str, Trained]:
+def train_weighted(out: Path, seed: int, share: float, threads: int) -> dict[str, TrainingResult]:
     """One run with learned weights, and one of the same recipe without."""
-    common = {"seed": seed, "data.misplaced": share, "training.threads": threads}
+    common = {"seed": seed, "data.noise_ratio": share, "training.threads": threads}
     without = {**common, "phases.0.supervision": "PairSupervision()"}
     return {
         "learned weights": visavis.train("learned-weights-heads-flickr8k", out=out / f"weights-{seed}", overrides=common),
@@ -63,12 +62,12 @@ def train_weighted(out: Path, seed: int, share: float, threads: int) -> dict[str
     }
 
 
-def separation(run: Trained) -> float:
-    """How well a run's supervision tells right from misplaced training captions: the area under the ROC curve."""
-    recipe, checkpoint = recipe_of(run.folder), Checkpoint.latest(run.folder / "checkpoint")
+def separation(run: TrainingResult) -> float:
+    """How well a run's supervision separates correct from mismatched training captions: the area under the ROC curve."""
+    recipe, checkpoint = read_run_recipe(run.folder), Checkpoint.latest(run.folder / "checkpoint")
     assert checkpoint is not None
     data = open_dataset(recipe.data.path)
-    noisy = data.misplaced(recipe.data.misplaced, recipe.seed)
+    noisy = data.with_noisy_correspondence(recipe.data.with_noisy_correspondence, recipe.seed)
     right = (noisy.image_of == data.image_of)[noisy.split("train").caption_rows]
     state = checkpoint.supervision
     trust = state["clean"].mean(0) if "clean" in state else weights(recipe, checkpoint)
@@ -78,14 +77,14 @@ def separation(run: Trained) -> float:
 @torch.no_grad()
 def weights(recipe: Recipe, checkpoint: Checkpoint) -> Tensor:
     """The weight of each training caption with its image, in batches of about the training size, by the last model."""
-    data_module, matcher = prepare(recipe)
+    data_module, matcher = prepare_training(recipe)
     matcher.load_state_dict(checkpoint.weights)
     network = WeightNetwork(len(checkpoint.supervision["layers.0.bias"]))
     network.load_state_dict(checkpoint.supervision)
     loader = data_module.loader(data_module.data.split("train"))
     found = torch.empty(len(loader.data.captions))
-    with evaluating(matcher):
-        for rows in whole_plan(loader):
+    with evaluation_mode(matcher):
+        for rows in training_batches(loader):
             images = loader.data.image_of[rows]
             scores = matcher.score(matcher.encode_visual(loader.visual.read(images)), matcher.encode_text(loader.text.read(rows)))
             found[rows] = network(scores, torch.from_numpy(images[:, None] == images)).diagonal()
@@ -93,7 +92,7 @@ def weights(recipe: Recipe, checkpoint: Checkpoint) -> Tensor:
 
 
 def with_interval(differences: list[float]) -> str:
-    """The mean of differences by seed, with its 95 % interval by Student's t where there are several."""
+    """The mean of differences by seed, with its 95 % interval by Student's t if there are several."""
     mean, count = statistics.mean(differences), len(differences)
     if count == 1:
         return f"{mean:+.1f}"
@@ -107,9 +106,9 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.4)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=None)
-    parser.add_argument("--weights", action="store_true", help="learned weights against none, instead of NCR against others")
+    parser.add_argument("--weights", action="store_true", help="Compare learned weights with no weights, instead of NCR with others.")
     options = parser.parse_args()
-    out = storage.numbered_folder("runs/noise") if options.out is None else storage.new_folder(options.out)
+    out = storage.create_numbered_folder("runs/noise") if options.out is None else storage.prepare_empty_folder(options.out)
     rsum: dict[str, list[float]] = {}
     areas: list[float] = []
     for seed in range(1, options.seeds + 1):
@@ -119,18 +118,18 @@ def main() -> None:
         for name, run in runs.items():
             assert run.test is not None
             rsum.setdefault(name, []).append(run.test.metrics["rsum"])
-        sys.stderr.write(f"seed {seed}: {', '.join(f'{name} {values[-1]:.1f}' for name, values in rsum.items())}; AUC {areas[-1]:.3f}\n")
+        sys.stderr.write(f"seed {seed}: {', '.join(f'{name} {values[-1]:.1f}' for name, values in rsum.items())}, AUC {areas[-1]:.3f}\n")
     sys.stdout.write(table(rsum, areas))
 
 
 def table(rsum: dict[str, list[float]], areas: list[float]) -> str:
-    """The test RSUM of each by seed, the first with how well it tells right captions from misplaced ones."""
+    """One row per objective: test RSUM over seeds, and the AUC of the first one."""
     first = next(iter(rsum))
-    lines = [f"| | test RSUM | {first} above it | AUC, right against misplaced |", "|---|---|---|---|"]
+    lines = [f"| | test RSUM | {first} above it | AUC, correct against mismatched |", "|---|---|---|---|"]
     for name, values in rsum.items():
         spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
         above = "" if name == first else with_interval([own - other for own, other in zip(rsum[first], values, strict=True)])
-        area = f"{statistics.mean(areas):.3f} (least {min(areas):.3f})" if name == first else ""
+        area = f"{statistics.mean(areas):.3f} (minimum {min(areas):.3f})" if name == first else ""
         lines.append(f"| {name} | {statistics.mean(values):.1f}{spread} | {above} | {area} |")
     return "\n".join([*lines, ""])
 

@@ -1,9 +1,9 @@
-"""Other libraries' own trainers with our losses put in: on one process, on two, and how far apart the weights are.
+"""Trainers of other libraries with losses of visavis: with one process, with two, and the difference of their weights.
 
     python studies/peers.py [--only sentence-transformers ...]
 
-Two processes share the rows of one, so that gathered losses must train the same weights; what cannot be gathered is said. A library
-that is not installed is left out, in one line. open_clip needs torchvision, which the rest of the house does without.
+Two processes share the rows of one, so gathered losses must train the same weights. Losses that cannot be gathered are reported. A
+library that is not installed is skipped with one line. open_clip needs torchvision, which the rest of the project does not need.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parent / "peers"
 
 
 class Peer(NamedTuple):
-    """A script, what it needs, and its ways, each with whether two processes train the weights of one."""
+    """A script, its requirements, and its variants, each with whether two processes train the weights of one."""
 
     script: str
     packages: tuple[str, ...]
@@ -52,14 +52,14 @@ PEERS = {
 
 
 class Finding(NamedTuple):
-    """What one run printed, and the weights it left."""
+    """The output and the weights of one run."""
 
     lines: list[str]
     weights: dict[str, torch.Tensor]
 
 
 def run(script: str, processes: int, way: str | None = None) -> Finding:
-    """A script, under torchrun where there are several processes; never longer than five minutes."""
+    """Run a script, under torchrun if there are several processes, for at most five minutes."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes > 1 else []
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "weights.pt"
@@ -67,7 +67,7 @@ def run(script: str, processes: int, way: str | None = None) -> Finding:
         command = [sys.executable, *launcher, str(FOLDER / script), *asked]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+            raise RuntimeError(f"{' '.join(command)} exited with {done.returncode}:\n{done.stdout}\n{done.stderr}")
         return Finding(done.stdout.splitlines(), torch.load(weights) if weights.exists() else {})
 
 
@@ -77,15 +77,17 @@ def apart(one: Finding, two: Finding) -> float:
 
 
 def compare(script: str, way: str, *, equal: bool) -> str:
-    """One way in one line: the losses, and, where it is to equal one process, how far the weights of two are."""
+    """One variant in one line: the losses, and, if it must equal one process, the difference of the weights of two."""
     two = run(script, 2, way)
     hashes = {line for line in two.lines if line.startswith("weights ")}
     if len(hashes) != 1:
-        raise RuntimeError(f"{script}, {way}: the processes ended with different weights.")
+        raise RuntimeError(f"{script}, {way}: the processes have different weights at the end.")
     (losses,) = (line for line in two.lines if line.startswith("loss "))
-    said = sum(line.startswith("said: ") for line in two.lines)
+    reported = sum(line.startswith("reported: ") for line in two.lines)
     found = (
-        f"two processes {apart(run(script, 1, way), two):.0e} away from one" if equal else f"{said} of 2 said that they compare their own"
+        f"two processes {apart(run(script, 1, way), two):.0e} away from one"
+        if equal
+        else f"{reported} of 2 reported that they compare only their own rows"
     )
     return f"{way}: {losses}, {found}"
 
@@ -98,7 +100,7 @@ def main() -> None:
         print(f"## {name}")
         missing = [package for package in peer.packages if importlib.util.find_spec(package) is None]
         if missing:
-            print(f"left out: {', '.join(missing)} is not installed")
+            print(f"skipped: {', '.join(missing)} is not installed")
             continue
         for way, equal in peer.ways.items():
             print(compare(peer.script, way, equal=equal), flush=True)

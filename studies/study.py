@@ -1,17 +1,21 @@
-"""The study: every objective of the catalog, and what the papers claim of them, in many short runs on Flickr8k.
+"""The study: every objective of the catalog, and the claims of the papers, in many short runs on Flickr8k.
 
     VISAVIS_DATA=... python studies/study.py [--only objectives sizes ...] [--workers 2] [--out runs/study]
 
-An experiment is a few settings of the recipe ``study-flickr8k`` (half a minute of one core each) with some seeds. First each objective is
-given the same small budget on validation, four tries with a seed of their own (``tuning``): two learning rates, and two values of what its
-paper leaves to choose, or four rates where there is nothing to choose. All other experiments begin with what was best there. Some are of
-another world with a recipe of its own (words from scratch, a model that attends, drawn scenes), where two rates are tried anew. The
-test split is measured once a run and chooses nothing.
+An experiment is a set of settings of the recipe ``study-flickr8k`` (half a minute of one core each) with some seeds. First, each objective
+gets the same small budget on validation, four tries with a seed that is used nowhere else (``tuning``): two learning rates and two values
+of what its paper leaves open, or four rates if nothing is open. All other experiments start with the best of these. Some use another
+recipe (word embeddings trained from scratch, a cross-attention model, synthetic scenes), for which two rates are tried again. The test
+split is measured once per run and chooses nothing.
 
-What a run came to is a line of ``docs/evidence/study/EXPERIMENT.jsonl``, and is not made again, here or elsewhere, unless that line is taken
-out; so the study can be stopped at any time, by Ctrl-C, by a power cut, and goes on. A line holds the metrics of the best model on test,
-CS@K by degrees of MiniLM among them; how validation RSUM and similarities went, epoch by epoch, and how far negatives spread at the end;
-how many samples still contribute to the gradient at the end (``diagnose``); and how far its scores agree with people's.
+The result of a run is a line of ``docs/evidence/study/EXPERIMENT.jsonl``. Such a run is not made again, here or elsewhere, unless that line
+is removed. So you can stop the study at any time, by Ctrl-C or a power cut, and it resumes. A line holds
+
+- the metrics of the best model on test, including CS@K by relevance values of MiniLM
+- validation RSUM and similarities by epoch, and the standard deviation of the negatives at the end
+- how many samples still contribute to the gradient at the end (``diagnose``)
+- how well its scores agree with human ratings
+
 ``studies/claims.py`` reads all of it.
 """
 
@@ -34,32 +38,38 @@ from ladder import WORLD, with_people
 
 import visavis
 from visavis import storage
-from visavis.comparison.jobs import Job, done
-from visavis.comparison.workers import end_if_asked, pool_of
-from visavis.data.scenes import write_scenes
 from visavis.errors import VisavisError
+from visavis.experiments.jobs import Job, exit_if_stopping, process_pool, run_job
 from visavis.models import Matcher
-from visavis.models.scoring import score_all
-from visavis.progress import Silent
-from visavis.runs.folder import open_run, recipe_of, with_whole_paths
-from visavis.training.data_module import DataModule
-from visavis.training.recipe_files import read_recipe
-from visavis.training.run_files import RunFiles
-from visavis.training.stopping import Stopped
+from visavis.models.inference import score_all_pairs
+from visavis.progress import NoProgress
+from visavis.recipes.data_module import DataModule
+from visavis.recipes.files import read_recipe
+from visavis.runs.open_run import open_run, read_run_recipe, with_absolute_paths
+from visavis.runs.run_folder import RunFolder
+from visavis.synthetic import write_synthetic_scenes
+from visavis.training.stop_signals import Stopped
 
 PLAN = Path(__file__).with_suffix(".toml")
 EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence" / "study"
 RECIPE, SCENES, SPEC, RATE = "study-flickr8k", "study-scenes.toml", "phases.0.objective", "phases.0.optimizer.lr"
 TUNING, TUNING_SEED = "tuning", 100
 BATCHES, EPSILONS = 20, (0.01, 0.001, 0.1)
-"""Training batches of 128 pairs on which contributing samples are counted, and the weights from which on one counts."""
+"""Number of training batches of 128 pairs on which contributing samples are counted, and the weights from which on a sample counts."""
 
 Overrides = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Settings by name, each the overrides of a recipe. question: what they answer. seeds: of each setting."""
+    """Settings by name, each the overrides of a recipe.
+
+    Attributes:
+        name: Name of the experiment.
+        question: The question that it answers.
+        settings: Overrides by name of the setting.
+        seeds: Seeds of each setting.
+    """
 
     name: str
     question: str
@@ -72,11 +82,11 @@ class Experiment:
 
     @property
     def tunes(self) -> bool:
-        """Whether its runs are only chosen from, by validation."""
+        """Whether its runs are only for choosing, by validation."""
         return self.seeds == (TUNING_SEED,)
 
     def known(self) -> list[dict[str, Any]]:
-        """The lines of the runs that were made, as the experiment stands now."""
+        """The lines of finished runs that match the current settings of the experiment."""
         lines = read_evidence(self.name)
         return [line for line in lines if line["seed"] in self.seeds and line["overrides"] == self.settings.get(line["setting"])]
 
@@ -87,7 +97,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of an experiment, and where it is trained."""
+    """One run of an experiment, and its folder."""
 
     experiment: Experiment
     setting: str
@@ -100,19 +110,19 @@ class Run:
         named = PLAN.parent / recipe if recipe.endswith(".toml") else recipe
         if recipe == SCENES:
             overrides["data.path"] = str(scenes_in(self.folder.parent))
-        return Job(self.setting, self.seed, with_whole_paths(read_recipe(named, overrides)).to_dict(), self.folder.absolute())
+        return Job(self.setting, self.seed, with_absolute_paths(read_recipe(named, overrides)).to_dict(), self.folder.absolute())
 
 
 def scenes_in(out: Path) -> Path:
-    """Where the study's scenes are drawn."""
+    """The folder of the study's synthetic scenes."""
     return out.absolute() / "scenes"
 
 
 def draw_scenes(folder: Path) -> None:
-    """Draw them, unless they are there already; a folder of this name is whole."""
+    """Generate the scenes unless the folder exists. An existing folder is complete."""
     if not folder.exists():
-        with storage.replacing_folder(folder) as drawing:
-            write_scenes(drawing, seed=WORLD)
+        with storage.atomic_folder(folder) as drawing:
+            write_synthetic_scenes(drawing, seed=WORLD)
 
 
 def read_evidence(name: str) -> list[dict[str, Any]]:
@@ -121,9 +131,9 @@ def read_evidence(name: str) -> list[dict[str, Any]]:
 
 
 def experiments(only: Container[str]) -> Iterator[Experiment]:
-    """Those of the plan, in its order, and before them what they begin with: each objective's best try, and its best rate in another world.
+    """The experiments of the plan in order, each after the ones it depends on: the tuning of objectives and of rates.
 
-    The next is known only once the runs of the one before are made.
+    The next experiment is known only after the runs of the previous one.
     """
     plan = tomllib.loads(PLAN.read_text())
     tries = {
@@ -132,7 +142,7 @@ def experiments(only: Container[str]) -> Iterator[Experiment]:
         for spec in entry["try"]
         for rate in entry.get("rates", plan["rates"])
     }
-    tuning = Experiment(TUNING, "Which rate and which value of its own does each objective want?", tries, (TUNING_SEED,))
+    tuning = Experiment(TUNING, "Which rate and which parameter value are best for each objective?", tries, (TUNING_SEED,))
     yield tuning
     chosen = {"": best_tries(tuning)}
     for name, entry in plan["experiments"].items():
@@ -147,15 +157,15 @@ def experiments(only: Container[str]) -> Iterator[Experiment]:
 
 
 def _tuning_in(world: str, entry: dict[str, Any], chosen: dict[str, Overrides]) -> Experiment:
-    """Rates, in a world with a recipe of its own, of objectives that are otherwise as they were best in the first."""
+    """The learning rates of objectives with another recipe, with their other settings as they were best with the first."""
     tries = {
         f"{name} | {rate:g}": {**chosen[name], "recipe": entry["recipe"], RATE: rate} for name in entry["of"] for rate in entry["rates"]
     }
-    return Experiment(f"{TUNING}-{world}", f"Which rate does each objective want in another world, {world}?", tries, (TUNING_SEED,))
+    return Experiment(f"{TUNING}-{world}", f"Which rate is best for each objective with the recipe {world}?", tries, (TUNING_SEED,))
 
 
 def best_tries(tuning: Experiment) -> dict[str, Overrides]:
-    """For each objective the overrides of its best try by validation."""
+    """The overrides of the best try of each objective, by validation."""
     best: dict[str, dict[str, Any]] = {}
     for line in tuning.known():
         name = line["setting"].split(" | ")[0]
@@ -165,7 +175,7 @@ def best_tries(tuning: Experiment) -> dict[str, Overrides]:
 
 
 def _experiment(name: str, entry: dict[str, Any], chosen: dict[str, Overrides], always: Overrides) -> Experiment:
-    """of: objectives, each as it was best ("all": all of them). vary: what is changed, by name; ``times_rate`` multiplies the learning rate."""
+    """An experiment of the plan. ``of`` lists objectives or "all". ``vary`` lists changes by name. ``times_rate`` multiplies the learning rate."""
     settings = {}
     for objective in chosen if entry["of"] == ["all"] else entry["of"]:
         for label, changes in entry.get("vary", {"": {}}).items():
@@ -176,15 +186,15 @@ def _experiment(name: str, entry: dict[str, Any], chosen: dict[str, Overrides], 
 
 
 def made(run: Run) -> dict[str, Any]:
-    """The line of a run: trained, or gone on with, and looked into."""
+    """Train a run, or resume it, and return its line."""
     job = run.job()
-    outcome = done(job, Silent())
+    outcome = run_job(job, NoProgress())
     line = {"setting": run.setting, "seed": run.seed, "overrides": run.experiment.settings[run.setting]}
     if outcome.failure:
         return {**line, "failure": outcome.failure}
     line |= {"validation_rsum": outcome.validation_rsum, "seconds": round(outcome.seconds, 1)}
     if not run.experiment.tunes:
-        best = open_run(run.folder, recipe_of(run.folder), Silent())
+        best = open_run(run.folder, read_run_recipe(run.folder), NoProgress())
         line |= {
             "metrics": rounded(outcome.numbers),
             "epochs": epochs_of(run.folder),
@@ -197,45 +207,45 @@ def made(run: Run) -> dict[str, Any]:
 
 
 def made_by_worker(run: Run) -> dict[str, Any]:
-    """``made``, by a process that has nothing more to do once it was stopped, and all is saved."""
+    """``made`` in a worker process, which exits after a stop signal once everything is saved."""
     try:
         line = made(run)
     except Stopped as stopped:
-        os._exit(128 + stopped.by)
-    end_if_asked()
+        os._exit(128 + stopped.signal)
+    exit_if_stopping()
     return line
 
 
 def epochs_of(folder: Path) -> list[dict[str, float]]:
     """Validation RSUM and similarities of validation pairs, at every validation."""
-    rows = storage.read_json_lines(RunFiles(folder).log, dict[str, Any])
+    rows = storage.read_json_lines(RunFolder(folder).log, dict[str, Any])
     similarities = [f"{of}_{what}" for of in ("positive", "hardest_i2t", "hardest_t2i") for what in ("mean", "std")]
     kept = [*similarities, "gradient_i2t", "gradient_t2i"]
     return [rounded({"step": row["step"], "rsum": row["rsum"], **{name: row["val"][name] for name in kept}}) for row in rows]
 
 
 def counts_of(folder: Path) -> dict[str, float]:
-    """Contributing samples of the best model, by the first epsilon and, marked so, by the others; what the paper counts, not its code."""
-    counts = [count for count in visavis.diagnose(folder, batches=BATCHES, epsilon=EPSILONS).counts if count.semantics == "paper"]
+    """Contributing samples of the best model as the paper counts them, for each epsilon. The first epsilon has no suffix."""
+    counts = [count for count in visavis.diagnose(folder, max_batches=BATCHES, epsilon=EPSILONS).counts if count.semantics == "paper"]
     own = {f"{name}_at_{count.epsilon:g}": count.mean[name] for count in counts[1:] for name in ("i2t_per_query", "t2i_per_query")}
     return rounded(counts[0].mean | own)
 
 
 @torch.inference_mode()
 def people_of(data_module: DataModule, matcher: Matcher) -> dict[str, float]:
-    """Kendall's tau-b with the experts and with the crowd, over pairs that are not an image's own captions; none of drawn scenes."""
+    """Kendall's tau-b with the experts and with the crowd, without an image's own captions. Empty for synthetic scenes."""
     evaluation = data_module.recipe.evaluation
     if evaluation.protocol != "flickr8k":
         return {}
     test = data_module.data.split(evaluation.test)
-    return rounded(with_people(test, score_all(matcher, *data_module.encode(matcher, test)).float()))
+    return rounded(with_people(test, score_all_pairs(matcher, *data_module.encode(matcher, test)).float()))
 
 
 @torch.inference_mode()
 def negatives_of(data_module: DataModule, matcher: Matcher) -> dict[str, float]:
-    """How far the scores of a query's wrong answers spread on the validation split: their deviation, its mean over queries of both sides."""
+    """Standard deviation of a query's negatives on the validation split, averaged over the queries of both directions."""
     split = data_module.validation
-    scores = score_all(matcher, *data_module.encode(matcher, split)).double()
+    scores = score_all_pairs(matcher, *data_module.encode(matcher, split)).double()
     wrong = torch.arange(len(split.images))[:, None] != torch.from_numpy(split.image_of)
     means = [(scores**power * wrong).sum(dim) / wrong.sum(dim) for dim in (0, 1) for power in (1, 2)]
     deviations = [(squares - mean**2).sqrt() for mean, squares in (means[:2], means[2:])]
@@ -243,12 +253,12 @@ def negatives_of(data_module: DataModule, matcher: Matcher) -> dict[str, float]:
 
 
 def rounded(numbers: dict[str, Any]) -> dict[str, float]:
-    """To five digits, which is more than two runs ever agree to."""
+    """Values with five digits, more than any two runs agree on."""
     return {name: float(f"{value:.5g}") for name, value in numbers.items() if not math.isnan(value)}
 
 
 def make(experiment: Experiment, workers: int, out: Path) -> None:
-    """Make the missing runs of an experiment, so many at once, and keep each as it ends."""
+    """Make the missing runs of an experiment with ``workers`` processes, and write each line when it finishes."""
     runs = [
         Run(experiment, setting, seed, out / f"{experiment.name}-{list(experiment.settings).index(setting)}-{seed}")
         for setting, seed in experiment.missing()
@@ -258,7 +268,7 @@ def make(experiment: Experiment, workers: int, out: Path) -> None:
     sys.stderr.write(f"{experiment.name}: {experiment.question} {len(runs)} runs\n")
     if any(overrides.get("recipe") == SCENES for overrides in experiment.settings.values()):
         draw_scenes(scenes_in(out))
-    with pool_of(workers) as pool:
+    with process_pool(workers) as pool:
         for future in as_completed([pool.submit(made_by_worker, run) for run in runs]):
             line = future.result()
             storage.append_json_line(experiment.evidence, line)
@@ -267,7 +277,7 @@ def make(experiment: Experiment, workers: int, out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", help="experiments")
+    parser.add_argument("--only", nargs="+", help="Names of experiments.")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/study"))
     options = parser.parse_args()
@@ -283,4 +293,4 @@ if __name__ == "__main__":
     except VisavisError as error:
         sys.exit(f"study: {error}")
     except KeyboardInterrupt:
-        sys.exit("study: stopped; the same command goes on.")
+        sys.exit("study: stopped. Run the same command to resume.")

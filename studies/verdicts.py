@@ -1,4 +1,4 @@
-"""Tests of claims on the study's runs: each finds a number with its interval, and whether the claim holds, does not hold or can't be told."""
+"""Tests of claims on the runs of the study. Each returns a number with its interval and a verdict."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from scipy.stats import bootstrap, spearmanr
 from study import read_evidence
 
-from visavis.comparison.statistics import Interval, Paired, compared, holm, number, paired_by_seed, t_interval
+from visavis.experiments.statistics import Interval, PairedTest, format_number, holm, paired_t_test, paired_tests, t_interval
 
-Verdict = Literal["holds", "does not hold", "can't be told", "not run"]
+Verdict = Literal["holds", "does not hold", "undecided", "not run"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the study says of a claim, in numbers and in a word."""
+    """The result of a claim's test: its numbers as text, and its verdict."""
 
     ours: str
     verdict: Verdict
 
 
 class Missing(Exception):
-    """Runs, or a metric of them, that a claim needs and the study does not have yet."""
+    """Runs, or a metric of runs, that a claim needs and the study does not have yet."""
 
 
 def runs(address: str) -> dict[int, dict[str, Any]]:
@@ -44,7 +45,7 @@ def values(address: str, metric: str) -> dict[int, float]:
 
 
 def measured(line: dict[str, Any], metric: str) -> float:
-    """A metric of a run, by its key or by its name in ``DERIVED``; of two with "less" between them, the difference."""
+    """A metric of a run, by its key or by its name in ``DERIVED``. "A less B" is the difference of two metrics."""
     if " less " in metric:
         one, other = metric.split(" less ")
         return measured(line, one) - measured(line, other)
@@ -63,7 +64,7 @@ def _steps_to_95(line: dict[str, Any]) -> float:
 
 
 def _both(part: str, name: str) -> Callable[[dict[str, Any]], float]:
-    """The mean of both directions."""
+    """A function that returns the mean of both directions."""
     return lambda line: (line[part][f"i2t_{name}"] + line[part][f"t2i_{name}"]) / 2
 
 
@@ -81,104 +82,119 @@ DERIVED: dict[str, Callable[[dict[str, Any]], float]] = {
     "effective negatives": _both("counts", "effective"),
     "C^q at 0.1": _both("counts", "per_query_at_0.1"),
 }
-"""Metrics that are made of others: by their names here. Without a direction: the mean of both."""
+"""Metrics computed from others, by name. A metric without a direction is the mean of both directions."""
 
 
-# Tests: the arguments of a claim -> what was found
+# Tests: from the arguments of a claim to its result.
 
 
 def higher(a: str, b: str, metric: str = "rsum") -> Found:
-    """Runs a above runs b."""
+    """Whether runs a are above runs b."""
     pair = _pair(a, b, metric)
-    return Found(_told(pair, metric), _side(pair.interval, 0.0))
+    return Found(_describe(pair, metric), _side(pair.interval, 0.0))
 
 
 def lower(a: str, b: str, metric: str = "rsum") -> Found:
-    """Runs a below runs b."""
+    """Whether runs a are below runs b."""
     pair = _pair(a, b, metric)
-    return Found(_told(pair, metric), _side(None if pair.interval is None else -pair.interval, 0.0))
+    return Found(_describe(pair, metric), _side(None if pair.interval is None else -pair.interval, 0.0))
 
 
 def not_lower(a: str, b: str, allowed: float, metric: str = "rsum") -> Found:
-    """Runs a at most ``allowed`` below runs b."""
+    """Whether runs a are at most ``allowed`` below runs b."""
     pair = _pair(a, b, metric)
-    return Found(f"{_told(pair, metric)}; up to −{allowed:g} is no loss", _side(pair.interval, -allowed))
+    return Found(f"{_describe(pair, metric)}. A difference down to −{allowed:g} is not counted as a loss", _side(pair.interval, -allowed))
 
 
 def same(a: str, b: str, allowed: float, metric: str = "rsum") -> Found:
-    """Runs a and b at most ``allowed`` apart."""
+    """Whether runs a and b are at most ``allowed`` apart."""
     pair = _pair(a, b, metric)
     interval = pair.interval or (Interval(pair.difference, pair.difference) if len(pair.seeds) > 1 else Interval(-math.inf, math.inf))
     inside = max(abs(interval.low), abs(interval.high)) < allowed
     outside = interval.low > allowed or interval.high < -allowed
-    return Found(_told(pair, metric), "holds" if inside else "does not hold" if outside else "can't be told")
+    return Found(_describe(pair, metric), "holds" if inside else "does not hold" if outside else "undecided")
 
 
 def best(a: str, among: Sequence[str], metric: str = "rsum") -> Found:
-    """Runs a above all others, corrected for their number."""
+    """Whether runs a are above all others, corrected for their number."""
     others = {name: values(name, metric) for name in _spread(among) if name != a}
-    pairs = compared({a: values(a, metric), **others}, a)
+    pairs = paired_tests({a: values(a, metric), **others}, a)
     above = [pair for pair in pairs if pair.verdict == "higher"]
     below = [pair for pair in pairs if pair.verdict == "lower"]
-    verdict: Verdict = "does not hold" if above else "holds" if len(below) == len(pairs) else "can't be told"
+    verdict: Verdict = "does not hold" if above else "holds" if len(below) == len(pairs) else "undecided"
     order = sorted(pairs, key=lambda pair: -pair.difference)
-    nearest = f"{_short(order[0].a)} {metric} {number(order[0].difference, signed=True)}" + (
+    nearest = f"{_short(order[0].a)} {_label(metric)} {format_number(order[0].difference, signed=True)}" + (
         f" ({order[0].interval})" if order[0].interval else ""
     )
-    return Found(f"surely above {len(below)} of {len(pairs)}, surely below {len(above)}; the best other: {nearest}", verdict)
+    return Found(f"significantly above {len(below)} of {len(pairs)}, significantly below {len(above)}. Best other: {nearest}", verdict)
 
 
 def each(pairs: Sequence[Sequence[str]], metric: str = "rsum") -> Found:
-    """The first of every pair above its second, corrected for their number."""
-    found = [paired_by_seed(values(a, metric), values(b, metric), names=(a, b)) for a, b in pairs]
+    """Whether the first of every pair is above its second, corrected for their number."""
+    found = [paired_t_test(values(a, metric), values(b, metric), names=(a, b)) for a, b in pairs]
     adjusted = holm([1.0 if pair.p is None else pair.p for pair in found])
     sure = [pair.difference if p <= 0.05 else 0.0 for pair, p in zip(found, adjusted, strict=True)]
-    verdict: Verdict = "holds" if min(sure) > 0 else "does not hold" if min(sure) < 0 else "can't be told"
-    told = "; ".join(f"{_short(pair.a)} {number(pair.difference, signed=True)}" for pair in found)
-    return Found(f"{metric} {told}; sure of {sum(value > 0 for value in sure)} up, {sum(value < 0 for value in sure)} down", verdict)
+    verdict: Verdict = "holds" if min(sure) > 0 else "does not hold" if min(sure) < 0 else "undecided"
+    differences = ", ".join(f"{_short(pair.a)} over {_short(pair.b)} {format_number(pair.difference, signed=True)}" for pair in found)
+    return Found(
+        f"{_label(metric)} {differences}. Significant: {sum(value > 0 for value in sure)} up, {sum(value < 0 for value in sure)} down",
+        verdict,
+    )
 
 
 def grows(series: Sequence[tuple[float, str, str]], metric: str = "rsum", *, falls: bool = False) -> Found:
-    """The lead of one over the other grows with the logarithm of x; ``falls``: shrinks. series: x, the one, the other."""
-    leads = [
-        (math.log(x), paired_by_seed(values(a, metric), values(b, metric)), values(a, metric), values(b, metric)) for x, a, b in series
-    ]
+    """Whether the lead of one setting over another grows with the logarithm of x.
+
+    Args:
+        series: Tuples of x, the leading setting and the other setting.
+        metric: The metric that is compared.
+        falls: Test whether the lead shrinks instead.
+    """
+    leads = [(math.log(x), paired_t_test(values(a, metric), values(b, metric)), values(a, metric), values(b, metric)) for x, a, b in series]
     seeds = set.intersection(*(set(a) & set(b) for _, _, a, b in leads))
     slopes = [float(np.polyfit([x for x, *_ in leads], [a[seed] - b[seed] for _, _, a, b in leads], 1)[0]) for seed in sorted(seeds)]
     interval = t_interval(slopes)
-    told = ", ".join(f"{number(pair.difference, signed=True)} at {x:,g}" for (x, *_), (_, pair, *_) in zip(series, leads, strict=True))
-    return Found(f"{metric} {told}; per e-fold {_mean(slopes)}", _side(-interval if falls and interval else interval, 0.0))
+    leads_at_x = ", ".join(
+        f"{format_number(pair.difference, signed=True)} at {x:,g}" for (x, *_), (_, pair, *_) in zip(series, leads, strict=True)
+    )
+    return Found(f"{_label(metric)} {leads_at_x}. Per e-fold: {_mean(slopes)}", _side(-interval if falls and interval else interval, 0.0))
 
 
 def inner_peak(series: Sequence[str], metric: str = "rsum") -> Found:
-    """Somewhere inside a series it is higher than at both ends, corrected for the places inside."""
+    """Whether some inner point of a series is higher than both ends, corrected for the number of inner points."""
     rows = {name: values(name, metric) for name in series}
     means = {name: statistics.fmean(row.values()) for name, row in rows.items()}
     top = max(series[1:-1], key=means.__getitem__)
-    ends = [paired_by_seed(rows[top], rows[end]) for end in (series[0], series[-1])]
+    ends = [paired_t_test(rows[top], rows[end]) for end in (series[0], series[-1])]
     ps = [min(1.0, (pair.p or 1.0) * (len(series) - 2)) for pair in ends]
     sure = [math.copysign(p <= 0.05, pair.difference) for pair, p in zip(ends, holm(ps), strict=True)]
-    told = ", ".join(f"{_short(name)}: {means[name]:.1f}" for name in series)
-    return Found(f"{metric} {told}", "holds" if min(sure) > 0 else "does not hold" if min(sure) < 0 else "can't be told")
+    listed = ", ".join(f"{_short(name)}: {means[name]:.1f}" for name in series)
+    return Found(f"{_label(metric)} {listed}", "holds" if min(sure) > 0 else "does not hold" if min(sure) < 0 else "undecided")
 
 
 def reaches(a: str, metric: str, at_least: float) -> Found:
-    """The mean of runs a is that much, at least."""
+    """Whether the mean of runs a is at least ``at_least``."""
     own = list(values(a, metric).values())
     interval = t_interval(own) or Interval(own[0], own[0])
-    return Found(f"{metric} {_mean(own)}", _side(interval, at_least))
+    return Found(f"{_label(metric)} {_mean(own)}", _side(interval, at_least))
 
 
 def stays_below(a: str, metric: str, at_most: float) -> Found:
-    """The mean of runs a is below that."""
+    """Whether the mean of runs a is below ``at_most``."""
     own = list(values(a, metric).values())
     interval = t_interval(own) or Interval(own[0], own[0])
-    return Found(f"{metric} {_mean(own)}", _side(-interval, -at_most))
+    return Found(f"{_label(metric)} {_mean(own)}", _side(-interval, -at_most))
 
 
 def related(x: str, y: str, among: Sequence[str], sign: int, at_least: float = 0.0) -> Found:
-    """Over settings, the means of two metrics go together (sign 1) or against one another (-1): Spearman's rho, bootstrapped over settings.
-    at_least: how closely.
+    """Whether the means of two metrics are correlated over settings: Spearman's rho, bootstrapped over settings.
+
+    Args:
+        x: The first metric.
+        y: The second metric.
+        among: Settings.
+        sign: 1 for a positive correlation, -1 for a negative one.
+        at_least: Minimum of the correlation.
     """
     rows = [(statistics.fmean(values(name, x).values()), statistics.fmean(values(name, y).values())) for name in _spread(among)]
     one, other = map(np.array, zip(*rows, strict=True))
@@ -188,7 +204,7 @@ def related(x: str, y: str, among: Sequence[str], sign: int, at_least: float = 0
         n_resamples=4000,
     ).confidence_interval  # fmt: skip
     interval = Interval(float(drawn.low), float(drawn.high))
-    return Found(f"rho {number(rho)} ({interval}) over {len(rows)} objectives", _side(interval if sign > 0 else -interval, at_least))
+    return Found(f"rho {format_number(rho)} ({interval}) over {len(rows)} objectives", _side(interval if sign > 0 else -interval, at_least))
 
 
 TESTS: dict[str, Callable[..., Found]] = {
@@ -198,23 +214,39 @@ TESTS: dict[str, Callable[..., Found]] = {
 
 def _side(interval: Interval | None, bound: float) -> Verdict:
     if interval is None:
-        return "can't be told"
-    return "holds" if interval.low > bound else "does not hold" if interval.high < bound else "can't be told"
+        return "undecided"
+    return "holds" if interval.low > bound else "does not hold" if interval.high < bound else "undecided"
 
 
-def _pair(a: str, b: str, metric: str) -> Paired:
-    return paired_by_seed(values(a, metric), values(b, metric))
+def _pair(a: str, b: str, metric: str) -> PairedTest:
+    return paired_t_test(values(a, metric), values(b, metric))
 
 
-def _told(pair: Paired, metric: str) -> str:
+def _describe(pair: PairedTest, metric: str) -> str:
     return (
-        f"{metric} {number(pair.difference, signed=True)}" + (f" ({pair.interval})" if pair.interval else "") + f", {len(pair.seeds)} seeds"
+        f"{_label(metric)} {format_number(pair.difference, signed=True)}"
+        + (f" ({pair.interval})" if pair.interval else "")
+        + f", {len(pair.seeds)} seeds"
     )
+
+
+LABELS = {
+    "rsum": "RSUM",
+    "i2t_r1": "R@1 image to text",
+    "moved at the start": "queries with a gradient at the start, %:",
+    "most early similarity": "highest early similarity",
+    "tau with the experts": "tau-b with the experts",
+}
+
+
+def _label(metric: str) -> str:
+    """The name of a metric on the page."""
+    return LABELS.get(metric, metric.replace(" less ", " minus "))
 
 
 def _mean(own: Sequence[float]) -> str:
     interval = t_interval(own)
-    return number(statistics.fmean(own)) + (f" ({interval})" if interval else "")
+    return format_number(statistics.fmean(own)) + (f" ({interval})" if interval else "")
 
 
 def _short(address: str) -> str:
@@ -222,7 +254,7 @@ def _short(address: str) -> str:
 
 
 def _spread(among: Iterable[str]) -> list[str]:
-    """Addresses, ``experiment/*`` as all of its settings."""
+    """Setting ids, with ``experiment/*`` expanded to all of its settings."""
     found: list[str] = []
     for address in among:
         experiment, setting = address.split("/", 1)

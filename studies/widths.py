@@ -1,7 +1,7 @@
-"""What the first numbers of a model's vectors find alone: R@10 both ways and RSUM on the test split of runs, at several widths.
+"""Matryoshka dimensions: R@10 in both directions and RSUM on the test split, by the number of dimensions kept.
 
 visavis train heads-flickr8k seed=1 training.threads=1 --out runs/plain
-visavis train heads-flickr8k "widths=[32,64,128,256]" seed=1 training.threads=1 --out runs/widths
+visavis train heads-flickr8k "matryoshka_dims=[32,64,128,256]" seed=1 training.threads=1 --out runs/widths
 VISAVIS_DATA=... python studies/widths.py runs/plain runs/widths --widths 32 64 128 256 1024
 """
 
@@ -11,14 +11,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from visavis.engine.widths import cut
 from visavis.errors import VisavisError
-from visavis.evaluation.of_data import evaluate_data
-from visavis.evaluation.protocols import all_named
-from visavis.models.base import unit, vectors
-from visavis.models.scoring import score_from_cpu
-from visavis.progress import Silent
-from visavis.runs.folder import open_run, recipe_of
+from visavis.evaluation.evaluate_dataset import evaluate_dataset
+from visavis.evaluation.protocols import get_protocols
+from visavis.models.base import encode_unit_rows, get_vectors
+from visavis.models.inference import device_score
+from visavis.pair_loss.encoded_items import truncate_embeddings
+from visavis.progress import NoProgress
+from visavis.runs.open_run import open_run, read_run_recipe
 
 
 def main() -> None:
@@ -26,16 +26,16 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--widths", type=int, nargs="+", default=[32, 64, 128, 256, 1024])
     options = parser.parse_args()
-    print("| run | trained for | width | i2t R@10 | t2i R@10 | RSUM |\n|---|---|---|---|---|---|")
+    print("| run | trained for | dimensions | i2t R@10 | t2i R@10 | RSUM |\n|---|---|---|---|---|---|")
     for run in options.runs:
-        recipe = recipe_of(run)
-        data_module, matcher = open_run(run, recipe, Silent())
-        split, rules = data_module.data.split(recipe.evaluation.test), all_named(recipe.evaluation.protocol)
-        sides = [matcher.first_stage(items) for items in data_module.encode(matcher, split)]
-        trained = ", ".join(map(str, matcher.widths)) or "whole vectors"
-        for width in options.widths:
-            short = [unit(vectors(cut(items, width))) for items in sides]
-            found = evaluate_data(*short, score_from_cpu(matcher), split, rules).metrics
+        recipe = read_run_recipe(run)
+        data_module, matcher = open_run(run, recipe, NoProgress())
+        split, rules = data_module.data.split(recipe.evaluation.test), get_protocols(recipe.evaluation.protocol)
+        sides = [matcher.first_stage_items(items) for items in data_module.encode(matcher, split)]
+        trained = ", ".join(map(str, matcher.encoded_items)) or "all dimensions"
+        for width in options.encoded_items:
+            short = [encode_unit_rows(get_vectors(truncate_embeddings(items, width))) for items in sides]
+            found = evaluate_dataset(*short, device_score(matcher), split, rules).metrics
             print(
                 f"| {run.name} | {trained} | {width:,} | {found['i2t_r10']:.1f} | {found['t2i_r10']:.1f} | {found['rsum']:.1f} |",
                 flush=True,

@@ -1,4 +1,4 @@
-"""The room tests run in: a cache of their own, no network, one thread, fixed seeds, and the real data where it is present."""
+"""Test environment: a temporary cache, no network, one thread, fixed seeds, and real data if present."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ hypothesis.settings.load_profile("visavis")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    beside = PROJECT.parent / "shared" / "data"
-    if "VISAVIS_DATA" not in os.environ and beside.is_dir():
-        os.environ["VISAVIS_DATA"] = str(beside)
+    shared_data = PROJECT.parent / "shared" / "data"
+    if "VISAVIS_DATA" not in os.environ and shared_data.is_dir():
+        os.environ["VISAVIS_DATA"] = str(shared_data)
     config.stash[_CACHE] = tempfile.mkdtemp(prefix="visavis-cache-")
     os.environ["VISAVIS_CACHE"] = config.stash[_CACHE]
     os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets its background jobs ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 
 
 _CACHE = pytest.StashKey[str]()
@@ -45,34 +45,34 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("data") and not Path(os.environ.get("VISAVIS_DATA", "")).is_dir():
-        pytest.skip("the real data sets are absent: set VISAVIS_DATA to their folder")
+        pytest.skip("the real data sets are missing: set VISAVIS_DATA to their folder")
     if item.get_closest_marker("gpu") and not CUDA:
-        pytest.skip("no CUDA device here")
+        pytest.skip("no CUDA device")
 
 
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
-    """The folder of real data sets; for tests marked ``data``."""
+    """The folder of real data sets, for tests marked ``data``."""
     return Path(os.environ["VISAVIS_DATA"])
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one megabyte; for tests of a full disk, which may only run where one may be mounted."""
+    """A file system of one megabyte, for tests of a full disk. Skipped if it cannot be mounted."""
     folder = tmp_path / "small disk"
     folder.mkdir()
     mounted = sys.platform == "linux" and subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=False, capture_output=True
     ).returncode == 0  # fmt: skip
     if not mounted:
-        pytest.skip("a small file system may not be mounted here")
+        pytest.skip("a small file system cannot be mounted on this machine")
     yield folder
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 @pytest.fixture
-def hangups_heard() -> Iterator[None]:
-    """SIGHUP does what it does by default, here and in processes begun here, also where the tests run under nohup."""
+def default_sighup() -> Iterator[None]:
+    """Restore the default action of SIGHUP in this process and its children, even if the tests run under nohup."""
     if hasattr(signal, "SIGHUP"):
         before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
         yield
@@ -83,9 +83,11 @@ def hangups_heard() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def seeds() -> None:
-    """Every test begins with the same random state, in whatever order tests run."""
-    (torch if CUDA else torch.default_generator).manual_seed(0)  # without CUDA the first remembers a trace for it, in milliseconds
-    np.random.seed(0)  # noqa: NPY002 - other packages draw from the global state
+    """Every test starts with the same random state, in any order."""
+    (torch if CUDA else torch.default_generator).manual_seed(
+        0
+    )  # without CUDA, torch.manual_seed records a stack trace, which takes milliseconds
+    np.random.seed(0)  # noqa: NPY002 - other packages use the global state
     random.seed(0)
 
 
@@ -101,9 +103,9 @@ def dual_encoders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     words = ["[PAD]", "[UNK]", "[BOS]", "[EOS]", "a", "red", "blue", "green", "circle", "square", "star", "and", "large", "small"]
-    tower = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    encoder = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
     text = {"vocab_size": len(words), "max_position_embeddings": 12, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
-    parts = {"text_config": tower | text, "vision_config": tower | {"image_size": 32, "patch_size": 8}}
+    parts = {"text_config": encoder | text, "vision_config": encoder | {"image_size": 32, "patch_size": 8}}
     torch.manual_seed(0)
     made = {
         "clip": transformers.CLIPModel(transformers.CLIPConfig(**parts, projection_dim=10)),
@@ -128,7 +130,7 @@ def dual_encoders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def towers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders of tiny models with random weights: ``vit``, with a token of the whole image, ``swin`` without one, and ``bert``."""
+    """Folders of tiny models with random weights: ``vit`` with a class token, ``swin`` without one, and ``bert``."""
     transformers = pytest.importorskip("transformers")
     words = (
         "[PAD] [UNK] [CLS] [SEP] [MASK] a the of and red blue green yellow circle square triangle star left right above below large small"

@@ -1,7 +1,7 @@
-"""A device that is not there: its tensors lie on the CPU, say that they do not, and meet those of the CPU as on a GPU, with an error.
+"""Simulated device: its tensors are on the CPU, report another device, and raise an error when they meet CPU tensors, as on a GPU.
 
-What a program computes on it is what the CPU computes; what it forgets to move is found without a GPU. Inside ``elsewhere()`` tensors and modules
-are moved to ``DEVICE``, as to any other.
+Results equal those of the CPU. A tensor that a program does not move is found without a GPU. Inside ``elsewhere()`` tensors and
+modules can be moved to ``DEVICE``, as to any other device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-DEVICE = torch.device("privateuseone", 0)  # the one that torch keeps for devices that it does not know
+# The type that torch reserves for unknown devices.
+DEVICE = torch.device("privateuseone", 0)
 MAY_MIX = [
     "copy_",
     "_to_copy",
@@ -31,20 +32,20 @@ MAY_MIX = [
     "_pad_packed_sequence",
     "gru",
 ]
-"""What takes tensors of the CPU beside others: copies, places, and the lengths of packed sequences."""
+"""Operations that accept CPU tensors next to others: copies, indices, and lengths of packed sequences."""
 
 
 class Elsewhere(Tensor):
-    """A tensor that says it lies on ``DEVICE``. inner: what it is."""
+    """A tensor that reports ``DEVICE``. ``inner`` is the tensor on the CPU."""
 
     inner: Tensor
 
     @staticmethod
     def __new__(cls, inner: Tensor):
         layout = {"strides": inner.stride(), "storage_offset": inner.storage_offset(), "dtype": inner.dtype, "device": DEVICE}
-        made = Tensor._make_wrapper_subclass(cls, inner.size(), **layout)
-        made.inner = inner
-        return made
+        wrapper = Tensor._make_wrapper_subclass(cls, inner.size(), **layout)
+        wrapper.inner = inner
+        return wrapper
 
     def tolist(self) -> list:
         return self.inner.tolist()
@@ -68,28 +69,28 @@ class _Mode(TorchDispatchMode):
 
 
 def _run(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Compute on the CPU, and say that it lies where it would."""
+    """Compute on the CPU, and report the device where the result would be."""
     name = func._schema.name.partition("::")[2]
     tensors = [part for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)]
-    there = any(isinstance(part, Elsewhere) for part in tensors)
-    here = any(not isinstance(part, Elsewhere) and part.dim() for part in tensors)
+    on_device = any(isinstance(part, Elsewhere) for part in tensors)
+    on_cpu = any(not isinstance(part, Elsewhere) and part.dim() for part in tensors)
     if name == "_has_compatible_shallow_copy_type":
-        return not here
-    if there and here and (name not in MAY_MIX or ("index" in name and not isinstance(args[0], Elsewhere))):
+        return not on_cpu
+    if on_device and on_cpu and (name not in MAY_MIX or ("index" in name and not isinstance(args[0], Elsewhere))):
         raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, {DEVICE} and cpu ({func}).")
-    asked = kwargs.get("device")
-    lies_there = there if asked is None else torch.device(asked).type == DEVICE.type
+    device = kwargs.get("device")
+    result_on_device = on_device if device is None else torch.device(device).type == DEVICE.type
     if name == "copy_":
-        lies_there = isinstance(args[0], Elsewhere)
+        result_on_device = isinstance(args[0], Elsewhere)
     inner_args, inner_kwargs = tree_map(lambda part: part.inner if isinstance(part, Elsewhere) else part, (args, kwargs))
-    inner_kwargs |= {} if asked is None else {"device": torch.device("cpu")}
+    inner_kwargs |= {} if device is None else {"device": torch.device("cpu")}
     result = FUSED.get(name, func)(*inner_args, **inner_kwargs)
-    if not lies_there:
+    if not result_on_device:
         return result
     if name == "_pack_padded_sequence":
         return Elsewhere(result[0]), result[1]
     result = tree_map(lambda part: Elsewhere(part) if isinstance(part, Tensor) else part, result)
-    return return_and_correct_aliasing(func, args, kwargs, result) if there else result
+    return return_and_correct_aliasing(func, args, kwargs, result) if on_device else result
 
 
 def _gru_cell(inputs, hidden, state, inputs_bias=None, hidden_bias=None):
@@ -100,31 +101,31 @@ def _gru_cell(inputs, hidden, state, inputs_bias=None, hidden_bias=None):
     return new + update * (state - new), torch.cat([reset, update, new, state, hidden_new], 1)
 
 
-def _gru_cell_backward(slope, workspace, has_bias):
+def _gru_cell_backward(gradient, workspace, has_bias):
     reset, update, new, state, hidden_new = workspace.chunk(5, 1)
-    of_new = slope * (1 - update) * (1 - new**2)
-    of_reset, of_update = of_new * hidden_new * reset * (1 - reset), slope * (state - new) * update * (1 - update)
-    inputs, hidden = torch.cat([of_reset, of_update, of_new], 1), torch.cat([of_reset, of_update, of_new * reset], 1)
-    return inputs, hidden, slope * update, *(part.sum(0) if has_bias else None for part in (inputs, hidden))
+    grad_new = gradient * (1 - update) * (1 - new**2)
+    grad_reset, grad_update = grad_new * hidden_new * reset * (1 - reset), gradient * (state - new) * update * (1 - update)
+    inputs, hidden = torch.cat([grad_reset, grad_update, grad_new], 1), torch.cat([grad_reset, grad_update, grad_new * reset], 1)
+    return inputs, hidden, gradient * update, *(part.sum(0) if has_bias else None for part in (inputs, hidden))
 
 
 FUSED = {"_thnn_fused_gru_cell": _gru_cell, "_thnn_fused_gru_cell_backward": _gru_cell_backward}
-"""What only devices have that are no CPU."""
+"""Operations that the CPU lacks."""
 
 
 @cache
-def _tell_torch() -> None:
-    """Of the device, for good: whatever runs in this process later meets it, too."""
+def _register_device() -> None:
+    """Register the device with torch, for the rest of this process."""
     _setup_privateuseone_for_python_backend("elsewhere")
 
 
 @contextmanager
 def elsewhere() -> Iterator[torch.device]:
-    """While tensors can be moved to ``DEVICE``. What goes past torch's dispatcher is replaced: tensors made of numbers, autocast, safetensors."""
+    """Allow moving tensors to ``DEVICE``. Functions that bypass torch's dispatcher are replaced: tensors of numbers, autocast, safetensors."""
 
     def moved(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return lambda *args, device=None, **kwargs: (
-            made if (made := function(*args, **kwargs)) is None or device is None else made.to(device)
+            result if (result := function(*args, **kwargs)) is None or device is None else result.to(device)
         )
 
     def as_on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -133,7 +134,7 @@ def elsewhere() -> Iterator[torch.device]:
     def from_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda tensors, *args: function({name: tensor.cpu() for name, tensor in tensors.items()}, *args)
 
-    _tell_torch()
+    _register_device()
     with pytest.MonkeyPatch.context() as patch, _Mode():
         replaced = {moved: ("tensor", "as_tensor"), as_on_cpu: ("is_autocast_enabled", "get_autocast_dtype", "autocast")}
         for change, names in replaced.items():

@@ -1,4 +1,4 @@
-"""Contents of files changed at random, by seed."""
+"""Random mutations of file contents, determined by a seed."""
 
 from __future__ import annotations
 
@@ -52,38 +52,38 @@ KEYS = [
 ]
 
 
-def places(value: Any) -> list[tuple[Any, Any]]:
-    """Every table or list with each of its keys, at any depth."""
+def entries(value: Any) -> list[tuple[Any, Any]]:
+    """All pairs of a table or list and one of its keys, at any depth."""
     inner = list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
-    return [(value, key) for key, _ in inner] + [place for _, part in inner for place in places(part)]
+    return [(value, key) for key, _ in inner] + [entry for _, part in inner for entry in entries(part)]
 
 
-def changed(content: dict[str, Any], chance: random.Random) -> dict[str, Any]:
+def changed(content: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     """One to three values replaced, deleted, moved, nested or put under another key."""
     content = copy.deepcopy(content)
-    for _ in range(chance.choice([1, 1, 2, 3])):
-        if not (known := places(content)):
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        if not (known := entries(content)):
             break
-        table, key = chance.choice(known)
-        match chance.randrange(6):
+        table, key = rng.choice(known)
+        match rng.randrange(6):
             case 0 | 1:
-                table[key] = copy.deepcopy(chance.choice(ODD))
+                table[key] = copy.deepcopy(rng.choice(ODD))
             case 2:
                 del table[key]
             case 3:
-                other, name = chance.choice(known)
+                other, name = rng.choice(known)
                 table[key] = copy.deepcopy(other[name])
             case 4:
-                table[key] = {chance.choice(KEYS): table[key]}
+                table[key] = {rng.choice(KEYS): table[key]}
             case 5 if isinstance(table, dict):
-                table[chance.choice(KEYS)] = copy.deepcopy(chance.choice(ODD))
+                table[rng.choice(KEYS)] = copy.deepcopy(rng.choice(ODD))
     return content
 
 
-def flipped(text: bytes, chance: random.Random) -> bytes:
+def flipped(text: bytes, rng: random.Random) -> bytes:
     """One to three bytes replaced, removed or doubled."""
     content = bytearray(text)
-    for _ in range(chance.choice([1, 2, 3])):
-        place = chance.randrange(len(content))
-        content[place : place + chance.randrange(3)] = bytes([chance.randrange(256)] * chance.randrange(3))
+    for _ in range(rng.choice([1, 2, 3])):
+        offset = rng.randrange(len(content))
+        content[offset : offset + rng.randrange(3)] = bytes([rng.randrange(256)] * rng.randrange(3))
     return bytes(content)

@@ -1,4 +1,4 @@
-"""Processes that begin in no time: each is forked from a server that has imported what a training needs, and has begun nothing."""
+"""Processes that start fast: each is forked from a server that has imported the training modules."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from pathlib import Path
 from torch import multiprocessing
 
 FORKED = get_context("forkserver")
-FORKED.set_forkserver_preload(["torch", "torch._dynamo", "visavis.cli.output", "visavis.runs.together", "visavis.comparison"])
+FORKED.set_forkserver_preload(["torch", "torch._dynamo", "visavis.cli.output", "visavis.training.start_training", "visavis.experiments"])
 
 
-def in_processes(work: Callable[..., None], given: tuple[object, ...], *, nprocs: int) -> None:
-    """``work(rank, *given)`` in so many processes; an error in one of them is raised here."""
-    multiprocessing.start_processes(work, given, nprocs, start_method="forkserver")
+def in_processes(work: Callable[..., None], arguments: tuple[object, ...], *, nprocs: int) -> None:
+    """Run ``work(rank, *arguments)`` in ``nprocs`` processes and raise the first error."""
+    multiprocessing.start_processes(work, arguments, nprocs, start_method="forkserver")
 
 
 class Command:
-    """``visavis ARGUMENTS`` in a process of its own; what it says goes to a file."""
+    """The command ``visavis ARGUMENTS`` in a new process. Its output goes to a file."""
 
     def __init__(self, output: Path, *arguments: object):
         self.output = output
-        given = (output, Path.cwd(), dict(os.environ), ["visavis", *map(str, arguments)])
-        self.process = FORKED.Process(target=_visavis, args=given)
+        worker_arguments = (output, Path.cwd(), dict(os.environ), ["visavis", *map(str, arguments)])
+        self.process = FORKED.Process(target=_visavis, args=worker_arguments)
         self.process.start()
         atexit.register(self.send, signal.SIGKILL)
 
@@ -36,18 +36,18 @@ class Command:
         return self.process.exitcode is not None
 
     @property
-    def said(self) -> str:
+    def output_text(self) -> str:
         return self.output.read_text() if self.output.exists() else ""
 
     def send(self, number: int) -> None:
-        """A signal, to a process that runs."""
+        """Send a signal if the process is running."""
         if not self.ended:
             os.kill(self.process.pid, number)
 
     def wait(self, seconds: float) -> int:
-        """The exit code, which is minus the number of the signal that killed it."""
+        """Wait for the exit code, which is negative for a signal."""
         self.process.join(seconds)
-        assert self.process.exitcode is not None, f"it does not end: {self.said}"
+        assert self.process.exitcode is not None, f"the process is still running: {self.output_text}"
         return self.process.exitcode
 
 
@@ -57,7 +57,7 @@ def _visavis(output: Path, folder: Path, environment: dict[str, str], arguments:
             os.dup2(file.fileno(), stream)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the server began under nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the server may have been started under nohup
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

@@ -1,4 +1,4 @@
-"""Combinations of parameters, sampled: every two values of two parameters meet in some test, not every n of n."""
+"""Pairwise testing: every combination of two parameter values occurs in at least one test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TRIES = 30
 
 
 def rows_of_pairs(axes: Sequence[Sequence[Any]], seed: int = SEED) -> list[tuple[int, ...]]:
-    """Rows of indices, one an axis, in which every pair of values of two axes occurs; by a greedy search that the seed decides.
+    """Rows of indices, one per axis, that contain every pair of values of two axes. A seeded greedy search selects them.
 
     >>> len(rows_of_pairs([range(4), range(3), range(2)]))
     12
@@ -38,7 +38,7 @@ def rows_of_pairs(axes: Sequence[Sequence[Any]], seed: int = SEED) -> list[tuple
 
 
 def pairwise(**axes: Iterable[Any]) -> Any:
-    """``pytest.mark.parametrize`` over all named parameters, with rows in which every two values of two of them meet."""
+    """``pytest.mark.parametrize`` over all named parameters, with rows that contain every pair of values of two parameters."""
     values = [list(axis) for axis in axes.values()]
     rows = [tuple(axis[index] for axis, index in zip(values, row, strict=True)) for row in rows_of_pairs(values)]
     return pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The verdicts of the study: right on runs whose truth is known, and the page is what the numbers say."""
+"""Verdicts of the study: correct on generated runs, and the page matches the numbers."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ with pytest.MonkeyPatch.context() as patch:
     import verdicts
 
 
-LUCK = (0.3, -0.2, 0.2, -0.4, 0.1, 0.4, -0.1, -0.3, 0.2, 0.0, -0.2, 0.3, 0.1, -0.4, 0.0, 0.2, -0.3, 0.4)
+NOISE = (0.3, -0.2, 0.2, -0.4, 0.1, 0.4, -0.1, -0.3, 0.2, 0.0, -0.2, 0.3, 0.1, -0.4, 0.0, 0.2, -0.3, 0.4)
 MEANS = {"low": 90.0, "high": 100.0, "as high": 100.0, "higher": 110.0, "over": 95.0} | {f"at {mean}": mean for mean in range(0, 90, 10)}
 
 
 @pytest.fixture
 def runs(monkeypatch):
-    """Settings of made-up runs: what a setting's name says, with the luck of a seed, shared, and its own, small."""
+    """Generated runs: the mean of a setting's name, plus shared noise per seed and small noise per run."""
     lines = [
-        {"setting": name, "seed": seed, "metrics": {"rsum": mean + seed + own, "fewer": -mean + own / 2}, "counts": {}}
-        for place, (name, mean) in enumerate(MEANS.items())
-        for seed, own in enumerate(LUCK[place : place + 5])
+        {"setting": name, "seed": seed, "metrics": {"rsum": mean + seed + noise, "fewer": -mean + noise / 2}, "counts": {}}
+        for position, (name, mean) in enumerate(MEANS.items())
+        for seed, noise in enumerate(NOISE[position : position + 5])
     ]
     monkeypatch.setattr(verdicts, "read_evidence", lambda _: [*lines, {"setting": "broken", "seed": 0, "failure": "its loss is NaN"}])
 
 
-HOLDS, FAILS, UNTOLD = "holds", "does not hold", "can't be told"
+HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ HOLDS, FAILS, UNTOLD = "holds", "does not hold", "can't be told"
     [
         ("higher", {"a": "x/high", "b": "x/low"}, HOLDS),
         ("higher", {"a": "x/low", "b": "x/high"}, FAILS),
-        ("higher", {"a": "x/high", "b": "x/as high"}, UNTOLD),
+        ("higher", {"a": "x/high", "b": "x/as high"}, UNDECIDED),
         ("lower", {"a": "x/high", "b": "x/low"}, FAILS),
         ("lower", {"a": "x/high", "b": "x/low", "metric": "fewer"}, HOLDS),
         ("higher", {"a": "x/high", "b": "x/low", "metric": "rsum less fewer"}, HOLDS),
@@ -46,38 +46,38 @@ HOLDS, FAILS, UNTOLD = "holds", "does not hold", "can't be told"
         ("not_lower", {"a": "x/low", "b": "x/high", "allowed": 2.0}, FAILS),
         ("same", {"a": "x/high", "b": "x/as high", "allowed": 2.0}, HOLDS),
         ("same", {"a": "x/high", "b": "x/low", "allowed": 2.0}, FAILS),
-        ("same", {"a": "x/high", "b": "x/low", "allowed": 10.0}, UNTOLD),
+        ("same", {"a": "x/high", "b": "x/low", "allowed": 10.0}, UNDECIDED),
         ("same", {"a": "x/high", "b": "x/high", "allowed": 1.0}, HOLDS),
         ("best", {"a": "x/higher", "among": ["x/*"]}, HOLDS),
         ("best", {"a": "x/high", "among": ["x/*"]}, FAILS),
-        ("best", {"a": "x/high", "among": ["x/low", "x/as high"]}, UNTOLD),
+        ("best", {"a": "x/high", "among": ["x/low", "x/as high"]}, UNDECIDED),
         ("each", {"pairs": [["x/high", "x/low"], ["x/higher", "x/high"]]}, HOLDS),
         ("each", {"pairs": [["x/high", "x/low"], ["x/high", "x/higher"]]}, FAILS),
-        ("each", {"pairs": [["x/high", "x/low"], ["x/high", "x/as high"]]}, UNTOLD),
+        ("each", {"pairs": [["x/high", "x/low"], ["x/high", "x/as high"]]}, UNDECIDED),
         ("grows", {"series": [[1, "x/high", "x/low"], [9, "x/higher", "x/low"]]}, HOLDS),
         ("grows", {"series": [[1, "x/high", "x/low"], [9, "x/higher", "x/low"]], "falls": True}, FAILS),
-        ("grows", {"series": [[1, "x/high", "x/low"], [9, "x/as high", "x/low"]]}, UNTOLD),
+        ("grows", {"series": [[1, "x/high", "x/low"], [9, "x/as high", "x/low"]]}, UNDECIDED),
         ("inner_peak", {"series": ["x/low", "x/high", "x/higher", "x/over"]}, HOLDS),
         ("inner_peak", {"series": ["x/low", "x/high", "x/higher"]}, FAILS),
-        ("inner_peak", {"series": ["x/low", "x/high", "x/as high"]}, UNTOLD),
+        ("inner_peak", {"series": ["x/low", "x/high", "x/as high"]}, UNDECIDED),
         ("reaches", {"a": "x/high", "metric": "rsum", "at_least": 90.0}, HOLDS),
         ("reaches", {"a": "x/high", "metric": "rsum", "at_least": 110.0}, FAILS),
-        ("stays_below", {"a": "x/high", "metric": "rsum", "at_most": 102.0}, UNTOLD),
+        ("stays_below", {"a": "x/high", "metric": "rsum", "at_most": 102.0}, UNDECIDED),
         ("related", {"x": "rsum", "y": "fewer", "among": ["x/*"], "sign": -1}, HOLDS),
         ("related", {"x": "rsum", "y": "fewer", "among": ["x/*"], "sign": 1}, FAILS),
     ],
 )
-def test_a_verdict_is_what_made_up_runs_are(runs, test, arguments, verdict):
+def test_verdicts_match_generated_runs(runs, test, arguments, verdict):
     assert verdicts.TESTS[test](**arguments).verdict == verdict
 
 
-def test_runs_that_are_not_there_are_missing_not_a_verdict(runs):
+def test_missing_runs_have_no_verdict(runs):
     for address in ("x/unheard of", "x/broken"):
         with pytest.raises(verdicts.Missing, match=address):
             verdicts.higher(address, "x/low")
 
 
-def test_every_claim_speaks_of_runs_that_the_study_makes():
+def test_every_claim_uses_runs_of_study():
     plan = tomllib.loads(study.PLAN.read_text())
     made = {}
     for name, entry in plan["experiments"].items():
@@ -96,5 +96,5 @@ def test_every_claim_speaks_of_runs_that_the_study_makes():
             assert setting in {*made[experiment], "*"}, (claim["name"], address)
 
 
-def test_the_page_is_what_the_numbers_say():
+def test_page_matches_numbers():
     assert claims.PAGE.read_text() == claims.page()

@@ -1,4 +1,4 @@
-"""Several runs as one: the mean of score matrices of models that read different features, on the command line and in Python."""
+"""Ensembles of runs: mean score matrices of models that read different features, in the CLI and in Python."""
 
 import json
 import shutil
@@ -10,50 +10,50 @@ from typer.testing import CliRunner
 
 import visavis
 from visavis.cli import app
-from visavis.comparison.bootstrap import over_images
 from visavis.data import open_dataset
-from visavis.data.scenes import write_scenes
 from visavis.errors import RunError
 from visavis.evaluation import rank_scores
-from visavis.evaluation.ranks import read_ranks
-from visavis.progress import Silent
-from visavis.runs.folder import open_run, recipe_of
+from visavis.evaluation.results import read_query_ranks
+from visavis.experiments.bootstrap import bootstrap_images
+from visavis.progress import NoProgress
+from visavis.runs.open_run import open_run, read_run_recipe
+from visavis.synthetic import write_synthetic_scenes
 
 RECIPE = """
 name = "tiny"
-visual = {{ tower = "scenes", view = "{view}" }}
-text = {{ tower = "vocabulary", min_count = {count} }}
-model = {{ kind = "{kind}", width = 16, word_width = 8 }}
-training = {{ batch_size = 10, probe_batches = 1, threads = 1 }}
+visual = {{ encoder = "scenes", granularity = "{granularity}" }}
+text = {{ encoder = "vocabulary", min_count = {count} }}
+model = {{ kind = "{kind}", embedding_dim = 16, word_dim = 8 }}
+training = {{ batch_size = 10, metric_batches = 1, threads = 1 }}
 phases = [{{ epochs = 2, objective = "VLC()", optimizer = {{ lr = 0.01 }} }}]
 """
 
 
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory):
-    return write_scenes(
+    return write_synthetic_scenes(
         tmp_path_factory.mktemp("w") / "scenes", num_train=30, num_val=8, num_test=12, captions_per_image=2, size=32, seed=2
     )
 
 
 @pytest.fixture(scope="module")
 def runs(scenes, tmp_path_factory):
-    """A model of whole pictures, and one of regions with fewer words."""
+    """A model of whole images, and a model of regions with a smaller vocabulary."""
     root = tmp_path_factory.mktemp("runs")
-    for kind, view, count in (("VSE++", "pooled", 1), ("SCAN", "grid", 3)):
-        (root / "recipe.toml").write_text(RECIPE.format(kind=kind, view=view, count=count))
+    for kind, granularity, count in (("VSE++", "pooled", 1), ("SCAN", "regions", 3)):
+        (root / "recipe.toml").write_text(RECIPE.format(kind=kind, granularity=granularity, count=count))
         visavis.train(root / "recipe.toml", data=scenes, out=root / kind)
     return [root / "VSE++", root / "SCAN"]
 
 
 def matrix(run, split="test"):
-    """The scores of a run on its own data, of the features that it stored."""
-    data_module, matcher = open_run(run, recipe_of(run), Silent())
+    """Return the scores of a run on its data, from its stored features."""
+    data_module, matcher = open_run(run, read_run_recipe(run), NoProgress())
     with torch.no_grad():
         return matcher.score(*data_module.encode(matcher.eval(), data_module.data.split(split)))
 
 
-def test_metrics_and_hits_are_those_of_the_mean_of_the_score_matrices(runs, scenes):
+def test_ensemble_metrics_match_mean_score_matrix(runs, scenes):
     test = open_dataset(scenes).split("test")
     mean = torch.stack([matrix(run) for run in runs]).mean(0)
     expected = rank_scores(mean, torch.arange(12), torch.from_numpy(test.image_of))
@@ -68,61 +68,66 @@ def test_metrics_and_hits_are_those_of_the_mean_of_the_score_matrices(runs, scen
     assert len(hits) == 50
     assert [hit.score for hit in hits] == pytest.approx([np.mean([scores[hit.name] for scores in alone]) for hit in hits])
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
-    assert [hit.name for hit in visavis.search(runs, "a red circle", inside=scenes, top=3)] == [hit.name for hit in hits[:3]]
+    assert [hit.name for hit in visavis.search(runs, "a red circle", collection=scenes, top=3)] == [hit.name for hit in hits[:3]]
 
 
-def test_a_run_keeps_the_rank_of_every_query_of_its_test(runs):
+def test_run_stores_rank_of_every_query(runs):
     for run in runs:
-        kept, expected = read_ranks(run / "ranks.safetensors"), visavis.evaluate(run).ranks
+        kept, expected = read_query_ranks(run / "ranks.safetensors"), visavis.evaluate(run).query_ranks
         assert list(kept) == ["plain"]
         for name, values in vars(expected).items():
             assert np.array_equal(getattr(kept["plain"], name), values)
-        assert over_images({"run": {0: kept["plain"]}}, draws=2).value("run").value == pytest.approx(visavis.evaluate(run).metrics["rsum"])
+        assert bootstrap_images({"run": {0: kept["plain"]}}, num_samples=2).value("run").value == pytest.approx(
+            visavis.evaluate(run).metrics["rsum"]
+        )
 
 
-def test_the_command_line_takes_several_runs(runs):
+def test_cli_evaluates_several_runs(runs):
     command = ["evaluate", *map(str, runs), "--json"]
     assert json.loads(CliRunner().invoke(app, command).stdout)["rsum"] == visavis.evaluate(runs).metrics["rsum"]
     found = CliRunner().invoke(app, ["search", *map(str, runs), "a red circle", "--top", "1", "--json"])
     assert json.loads(found.stdout)["hits"][0]["name"] == visavis.search(runs, "a red circle", top=1)[0].name
 
 
-def test_an_untrained_model_joins_a_run_on_its_data(runs, dual_encoders):
+def test_pretrained_folder_joins_ensemble(runs, dual_encoders):
     together = visavis.evaluate([dual_encoders / "clip", runs[0]])
     assert (together.protocol, together.num_images) == ("plain", 12)
     assert together.metrics != visavis.evaluate(runs[0]).metrics
 
 
-def test_runs_on_other_data_or_by_other_rules_are_refused(runs, scenes, tmp_path):
-    other = write_scenes(tmp_path / "other", num_train=30, num_val=8, num_test=12, captions_per_image=2, size=32, seed=3)
+def test_ensemble_rejects_mismatched_runs(runs, scenes, tmp_path):
+    other = write_synthetic_scenes(tmp_path / "other", num_train=30, num_val=8, num_test=12, captions_per_image=2, size=32, seed=3)
     visavis.train(runs[0] / "run.toml", data=other, out=tmp_path / "other run", overrides={"evaluation.protocol": "plain"})
-    with pytest.raises(RunError, match=r"other run is evaluated on other data than .*VSE\+\+, where caption 0 is '.*' instead of '"):
+    with pytest.raises(RunError, match=r"other run: expected the same images and captions as .*VSE\+\+, got caption 0 '.*' instead of '"):
         visavis.evaluate([runs[0], tmp_path / "other run"])
-    with pytest.raises(RunError, match=r"SCAN is evaluated on other data than .*other run, where caption 0"):
+    with pytest.raises(RunError, match=r"SCAN: expected the same images and captions as .*other run, got caption 0"):
         visavis.search([tmp_path / "other run", runs[1]], "a red circle")
     assert visavis.evaluate([runs[0], tmp_path / "other run"], data=other).num_texts == 24
     visavis.train(runs[0] / "run.toml", out=tmp_path / "val", overrides={"evaluation.test": "val"})
-    with pytest.raises(RunError, match=r"^evaluation.test is 'test' in .*VSE\+\+ and 'val' in .*val: choose one with --split"):
+    with pytest.raises(
+        RunError,
+        match=r"^evaluation\.test: expected one value for all runs, got 'test' in .*VSE\+\+ and 'val' in .*val\. Choose one with --split",
+    ):
         visavis.evaluate([runs[0], tmp_path / "val"])
     assert visavis.evaluate([runs[0], tmp_path / "val"], split="val").num_images == 8
-    with pytest.raises(RunError, match="no peer: it trained one network"):
+    with pytest.raises(RunError, match="expected a second network in peer, found none"):
         visavis.evaluate(runs, average=True)
 
 
-def test_a_run_that_lost_its_recipe_is_evaluated_on_data_that_are_named(runs, scenes, tmp_path):
+def test_run_without_recipe_needs_named_data(runs, scenes, tmp_path):
     for run in runs:
         shutil.copytree(run / "model", tmp_path / run.name / "model")
         assert visavis.evaluate(tmp_path / run.name, data=scenes).metrics == visavis.evaluate(run).metrics
-    with pytest.raises(RunError, match="brings no data: name a data set with --data"):
+    with pytest.raises(RunError, match=r"expected a data set, but .* Name one with --data"):
         visavis.evaluate(tmp_path / run.name)
 
 
-def test_an_ensemble_where_one_run_is_meant_is_a_sentence_with_the_names_of_its_runs(tmp_path):
+def test_ensemble_in_place_of_run_reports_its_runs(tmp_path):
     folder = tmp_path / "both"
     for name in ("a", "b"):
         (folder / name).mkdir(parents=True)
         (folder / name / "run.toml").touch()
     (folder / "ensemble.toml").touch()
     for call in (visavis.diagnose, lambda run: visavis.explain(run, "a.jpg", "a dog")):
-        with pytest.raises(RunError, match=r"both is an ensemble of a and b: name one of these runs, such as .*a"):
+        with pytest.raises(RunError, match=r"both: expected one run, got an ensemble of a and b\. Name one of these runs, such as .*a"):
             call(folder)

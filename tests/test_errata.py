@@ -1,4 +1,4 @@
-"""Every erratum still holds, and docs/research/errata.md says what the computations say."""
+"""Every erratum holds, and docs/research/errata.md matches the computed results."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ with pytest.MonkeyPatch.context() as patch:
 
 
 @pytest.mark.parametrize("name", errata.CATALOG)
-def test_the_claim_holds(name):
+def test_errata_claim_holds(name):
     assert errata.main(["--check", name]) == 0
 
 
-def test_the_page_is_current(capsys):
+def test_errata_page_is_current(capsys):
     assert errata.main(["--check"]) == 0, capsys.readouterr().err
 
 
-def test_a_claim_that_fails_is_named_and_never_written(monkeypatch, tmp_path, capsys):
-    right = errata.CATALOG["unified.table_6_sum"]
-    monkeypatch.setitem(errata.CATALOG, "wrong", replace(right, show=lambda: errata.Shown(holds=False, lines="1 = 2")))
+def test_errata_failing_claim_is_reported_and_not_written(monkeypatch, tmp_path, capsys):
+    erratum = errata.CATALOG["unified.table_6_sum"]
+    monkeypatch.setitem(errata.CATALOG, "wrong", replace(erratum, show=lambda: errata.Shown(holds=False, lines="1 = 2")))
     monkeypatch.setattr(errata, "PAGE", tmp_path / "errata.md")
     assert errata.main(["--check", "wrong"]) == errata.main(["--write"]) == 1
     assert capsys.readouterr().err == 2 * "No longer true: wrong.\n"
     assert not errata.PAGE.exists()
 
 
-def test_a_stale_page_is_told(monkeypatch, tmp_path, capsys):
+def test_errata_stale_page_is_reported(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(errata, "PAGE", tmp_path / "errata.md")
     errata.PAGE.write_text(errata.page().replace("435.8", "429.5"))
     assert errata.main(["--check"]) == 1
     assert "stale" in capsys.readouterr().err
 
 
-def test_without_arguments_everything_is_shown(capsys):
+def test_errata_without_arguments_shows_all(capsys):
     assert errata.main([]) == 0
-    shown = capsys.readouterr().out
-    assert all(f"{name}: {erratum.title}" in shown for name, erratum in errata.CATALOG.items())
+    output = capsys.readouterr().out
+    assert all(f"{name}: {erratum.title}" in output for name, erratum in errata.CATALOG.items())
 
 
-def test_an_unknown_name_is_told(capsys):
+def test_errata_unknown_name_is_rejected(capsys):
     with pytest.raises(SystemExit):
         errata.main(["unified.eq_99"])
-    assert "There is no erratum unified.eq_99" in capsys.readouterr().err
+    assert "unknown entry unified.eq_99" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Evaluation by tiles: the same numbers as the whole matrix, exact ties, protocols."""
+"""Evaluation in tiles: results equal those of the full matrix, exact ties and protocols."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.matching import mentions
 from torch import Tensor
 
 from visavis import Targets
+from visavis.blocking import ScoreCost
 from visavis.errors import DataError, ShapeError, SpecError
 from visavis.evaluation import CATALOG, Protocol, evaluate, rank_scores
-from visavis.evaluation.blocks import ranked_by_tiles
-from visavis.memory import ScoreCost
-from visavis.metrics import ranks
-from visavis.metrics.arguments import Ties
-from visavis.metrics.ranking import best
+from visavis.evaluation.tiled_ranking import rank_by_tiles
+from visavis.metrics import best_ranks
+from visavis.metrics.ranking import best_rank_column
+from visavis.metrics.validation import Ties
 from visavis.scoring import DeviceScore
 from visavis.types import Encoded
 
@@ -36,19 +37,21 @@ def unit(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def ranks_by_tiles(
     visual: Tensor, text: Tensor, image_ids: Tensor, text_ids: Tensor, tile: tuple[int, int], ties: Ties = "pessimistic"
 ) -> list[list[int]]:
-    ranked = ranked_by_tiles(Encoded(visual), Encoded(text), product, image_ids, text_ids, tile=tile, ties=ties)
-    return [best(side.places, ties).tolist() for side in ranked]
+    ranked = rank_by_tiles(Encoded(visual), Encoded(text), product, image_ids, text_ids, max_tile=tile, ties=ties)
+    return [best_rank_column(side.positive_ranks, ties).tolist() for side in ranked]
 
 
-def captioned(images: int, captions: int, width: int = 24, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    visual, ids = unit(images, width, dtype=dtype), torch.arange(images)
-    text = visual.repeat_interleave(captions, 0) + 0.2 * torch.randn(images * captions, width, dtype=dtype)
+def captioned(
+    images: int, captions: int, embedding_dim: int = 24, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    visual, ids = unit(images, embedding_dim, dtype=dtype), torch.arange(images)
+    text = visual.repeat_interleave(captions, 0) + 0.2 * torch.randn(images * captions, embedding_dim, dtype=dtype)
     return visual, text, ids, ids.repeat_interleave(captions)
 
 
 @st.composite
-def whole_number_worlds(draw: st.DrawFn) -> tuple[Encoded, Encoded, Tensor, Tensor]:
-    """Embeddings of small whole numbers (products are exact, ties frequent, duplicates certain) and any ids."""
+def integer_embeddings(draw: st.DrawFn) -> tuple[Encoded, Encoded, Tensor, Tensor]:
+    """Embeddings of small integers, whose products are exact and often tied, and any ids."""
     images, identities = draw(st.integers(1, 12)), draw(st.integers(1, 6))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
     image_ids = torch.randint(identities, (images,), generator=generator)
@@ -58,26 +61,27 @@ def whole_number_worlds(draw: st.DrawFn) -> tuple[Encoded, Encoded, Tensor, Tens
     return Encoded(visual), Encoded(text), image_ids, text_ids
 
 
-@given(whole_number_worlds(), st.integers(1, 30), st.integers(1, 30), st.sampled_from(TIES))
-def test_any_tile_gives_the_ranks_of_the_whole_matrix(
-    world: tuple[Encoded, Encoded, Tensor, Tensor], rows: int, columns: int, ties: str
-) -> None:
-    visual, text, image_ids, text_ids = world
+@given(integer_embeddings(), st.integers(1, 30), st.integers(1, 30), st.sampled_from(TIES))
+def test_evaluate_tiles_match_full_matrix(embeddings: tuple[Encoded, Encoded, Tensor, Tensor], rows: int, columns: int, ties: str) -> None:
+    visual, text, image_ids, text_ids = embeddings
     targets, scores = Targets(query_ids=image_ids, candidate_ids=text_ids), product(visual, text)
-    expected = [ranks(scores, targets, ties=ties).tolist(), ranks(scores.T, targets.T, ties=ties).tolist()]
+    expected = [best_ranks(scores, targets, ties=ties).tolist(), best_ranks(scores.T, targets.T, ties=ties).tolist()]
     assert ranks_by_tiles(visual.vectors, text.vectors, image_ids, text_ids, (rows, columns), ties) == expected
-    found = evaluate(visual, text, product, image_ids, text_ids, ties=ties, memory=64 * (rows + columns))
-    assert [found.image_ranks.tolist(), found.text_ranks.tolist()] == expected
-    assert found.metrics == rank_scores(scores, image_ids, text_ids, ties=ties).metrics
-    assert found.scores["positive"].sort().values.tolist() == scores[targets.positive].sort().values.tolist()
-    for way, block, told, first in (("i2t", scores, targets, found.first_texts), ("t2i", scores.T, targets.T, found.first_images)):
-        assert torch.equal(block.gather(1, torch.from_numpy(first)[:, None])[:, 0], block.amax(1))
-        hardest = block.masked_fill(~told.negative, -torch.inf).amax(1)
-        assert found.scores[f"hardest_{way}"].tolist() == hardest[hardest > -torch.inf].tolist()
+    actual = evaluate(visual, text, product, image_ids, text_ids, ties=ties, memory=64 * (rows + columns))
+    assert [actual.image_ranks.tolist(), actual.text_ranks.tolist()] == expected
+    assert actual.metrics == rank_scores(scores, image_ids, text_ids, ties=ties).metrics
+    assert actual.score_samples["positive"].sort().values.tolist() == scores[targets.positive].sort().values.tolist()
+    for direction, block, block_targets, top in (
+        ("i2t", scores, targets, actual.top_texts),
+        ("t2i", scores.T, targets.T, actual.top_images),
+    ):
+        assert torch.equal(block.gather(1, torch.from_numpy(top)[:, None])[:, 0], block.amax(1))
+        hardest = block.masked_fill(~block_targets.negative, -torch.inf).amax(1)
+        assert actual.score_samples[f"hardest_{direction}"].tolist() == hardest[hardest > -torch.inf].tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_ranks_are_those_of_an_argsort_in_any_order_of_texts(dtype: torch.dtype) -> None:
+def test_evaluate_ranks_match_argsort(dtype: torch.dtype) -> None:
     visual, text, image_ids, text_ids = captioned(230, 5, dtype=dtype)
     shuffled = torch.randperm(len(text))
     text, text_ids = text[shuffled], text_ids[shuffled]
@@ -92,34 +96,34 @@ def test_ranks_are_those_of_an_argsort_in_any_order_of_texts(dtype: torch.dtype)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("tile", [(1024, 5120), (7, 11), (3, 200), (1, 40)])
 @pytest.mark.parametrize("images", [10, 37, 101])
-def test_a_duplicated_image_is_an_exact_tie(images: int, tile: tuple[int, int], dtype: torch.dtype) -> None:
-    visual, text, image_ids, text_ids = captioned(images, 3, width=64, dtype=dtype)
+def test_evaluate_duplicated_image_is_exact_tie(images: int, tile: tuple[int, int], dtype: torch.dtype) -> None:
+    visual, text, image_ids, text_ids = captioned(images, 3, embedding_dim=64, dtype=dtype)
     half = images // 2
     visual[half : 2 * half] = visual[:half]
     single = ranks_by_tiles(visual[:half], text[: 3 * half], image_ids[:half], text_ids[: 3 * half], tile)[1]
     both = ranks_by_tiles(visual[: 2 * half], text[: 6 * half], image_ids[: 2 * half], text_ids[: 6 * half], tile)[1]
-    # every competitor of a caption, its own image included, now stands there twice; only the own one does not count
+    # Every image occurs twice, so every competitor of a caption counts twice. The positive itself does not count.
     assert both[: 3 * half] == [2 * rank for rank in single]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("images", [3, 10, 50, 257])
-def test_a_collapsed_model_scores_nothing(images: int, dtype: torch.dtype) -> None:
-    one, ids = unit(1, 48, dtype=dtype), torch.arange(images)
-    visual, text = (one.expand(n, -1) for n in (images, 5 * images))
+def test_evaluate_collapsed_model_has_worst_ranks(images: int, dtype: torch.dtype) -> None:
+    embedding, ids = unit(1, 48, dtype=dtype), torch.arange(images)
+    visual, text = (embedding.expand(n, -1) for n in (images, 5 * images))
     image_ranks, text_ranks = ranks_by_tiles(visual, text, ids, ids.repeat_interleave(5), (16, 33))
     assert set(image_ranks) == {5 * images - 4}
     assert set(text_ranks) == {images}
 
 
-def test_an_image_that_occurs_twice_has_all_captions_of_both() -> None:
+def test_evaluate_shares_captions_of_duplicated_image() -> None:
     visual, text = torch.eye(3)[[0, 1, 0]], torch.eye(3)[[0, 1, 2]]
-    found = evaluate(Encoded(visual), Encoded(text), product, [7, 8, 7], [7, 8, 7])
-    assert found.image_ranks.tolist() == [1, 1, 1]
-    assert found.text_ranks.tolist() == [1, 1, 2]  # the third text scores 0 everywhere: one other image ties, its own two do not count
+    actual = evaluate(Encoded(visual), Encoded(text), product, [7, 8, 7], [7, 8, 7])
+    assert actual.image_ranks.tolist() == [1, 1, 1]
+    assert actual.text_ranks.tolist() == [1, 1, 2]  # the third text scores 0 for all: one other image ties, its two positives do not count
 
 
-def test_masks_named_parts_and_local_matchers_are_only_scored_through_score() -> None:
+def test_evaluate_tiles_masks_and_named_parts() -> None:
     visual = Encoded({"look": torch.randn(9, 4, 6)}, {"look": torch.rand(9, 4) > 0.2})
     text = Encoded(torch.randn(18, 5, 6), torch.ones(18, 5, dtype=torch.bool))
     shapes = []
@@ -131,17 +135,17 @@ def test_masks_named_parts_and_local_matchers_are_only_scored_through_score() ->
 
     ids = torch.arange(9)
     tiled = evaluate(visual, text, best_regions, ids, ids.repeat(2), memory=25_000)
-    assert max(rows * columns for rows, columns in shapes) <= 100  # of 162; a pair holds 4 x 5 affinities, twice
+    assert max(rows * columns for rows, columns in shapes) <= 100  # out of 162 pairs, each with two tensors of 4 x 5 affinities
     assert tiled.metrics == rank_scores(best_regions(visual, text), ids, ids.repeat(2)).metrics
 
 
-def test_tiles_are_those_that_the_declared_cost_allows_on_whatever_device_is_scored() -> None:
-    visual, text, image_ids, text_ids = captioned(20, 5, width=8)
+def test_evaluate_tile_size_follows_score_cost() -> None:
+    visual, text, image_ids, text_ids = captioned(20, 5, embedding_dim=8)
     shapes = []
 
     class Costly:
         def score_cost(self, visual: Encoded, text: Encoded) -> ScoreCost:
-            return ScoreCost(scored=984.0, trained=1.0)
+            return ScoreCost(inference_bytes=984.0, training_bytes=1.0)
 
         def score(self, visual: Encoded, text: Encoded) -> Tensor:
             shapes.append((len(visual), len(text)))
@@ -151,23 +155,25 @@ def test_tiles_are_those_that_the_declared_cost_allows_on_whatever_device_is_sco
     items = 20 * 32, 100 * 32  # bytes
     for scored in (score, DeviceScore(score, torch.device("cpu"))):
         shapes.clear()
-        few = evaluate(Encoded(visual), Encoded(text), scored, image_ids, text_ids, memory=1000 * 20 * 50 + items[0] + items[1] // 2)
+        small_memory = evaluate(
+            Encoded(visual), Encoded(text), scored, image_ids, text_ids, memory=1000 * 20 * 50 + items[0] + items[1] // 2
+        )
         assert set(shapes) == {(20, 50)}
         shapes.clear()
-        many = evaluate(Encoded(visual), Encoded(text), scored, image_ids, text_ids)
+        large_memory = evaluate(Encoded(visual), Encoded(text), scored, image_ids, text_ids)
         assert set(shapes) == {(20, 100)}
-        assert few.to_json() == many.to_json()
+        assert small_memory.to_json() == large_memory.to_json()
 
 
-def test_half_precision_scores_are_ranked_as_they_are() -> None:
+def test_rank_scores_accepts_half_precision() -> None:
     visual, text, image_ids, text_ids = captioned(40, 2)
     scores = (visual @ text.T).bfloat16()
-    found = rank_scores(scores, image_ids, text_ids)
-    assert found.text_ranks.tolist() == ranks(scores.float().T, Targets(query_ids=text_ids, candidate_ids=image_ids)).tolist()
+    actual = rank_scores(scores, image_ids, text_ids)
+    assert actual.text_ranks.tolist() == best_ranks(scores.float().T, Targets(query_ids=text_ids, candidate_ids=image_ids)).tolist()
 
 
-def test_folds_are_consecutive_and_averaged() -> None:
-    visual, text, image_ids, text_ids = captioned(20, 3, width=4)
+def test_evaluate_averages_consecutive_folds() -> None:
+    visual, text, image_ids, text_ids = captioned(20, 3, embedding_dim=4)
     folds = Protocol(name="folds", description="", folds=5)
     whole = evaluate(Encoded(visual), Encoded(text), product, image_ids, text_ids, protocol=folds)
     parts = [
@@ -179,7 +185,7 @@ def test_folds_are_consecutive_and_averaged() -> None:
     assert (whole.num_images, whole.num_texts, whole.captions_per_image) == (4, 12, 3)
 
 
-def test_protocols_state_their_size_and_refuse_another() -> None:
+def test_protocols_reject_other_data_set_sizes() -> None:
     assert [protocol.name for protocol in CATALOG] == [
         "plain",
         "flickr8k",
@@ -193,49 +199,49 @@ def test_protocols_state_their_size_and_refuse_another() -> None:
         "msvd",
     ]
     scores = torch.eye(3)
-    with pytest.raises(SpecError, match=r"^protocol flickr8k is defined on 1000 images, here are 3: .* use the protocol plain\.$"):
+    with pytest.raises(SpecError, match=mentions("flickr8k", 1000, 3, "plain")):
         rank_scores(scores, range(3), range(3), protocol="flickr8k")
-    with pytest.raises(SpecError, match=r"^there is no protocol 'flickr9k': did you mean flickr8k\?"):
+    with pytest.raises(SpecError, match=mentions("flickr9k", "flickr8k")):
         rank_scores(scores, range(3), range(3), protocol="flickr9k")
     five = Protocol(name="five", description="", captions_per_image=5)
-    with pytest.raises(SpecError, match=r"^protocol five has 5 captions for each image, image 0 has 1: "):
+    with pytest.raises(SpecError, match=mentions("five", 5, "image 0", 1)):
         rank_scores(scores, range(3), range(3), protocol=five)
-    with pytest.raises(SpecError, match=r"^protocol folds needs 2 folds of equal size, here are 3 images"):
+    with pytest.raises(SpecError, match=mentions("folds", 2, "3 images")):
         rank_scores(scores, range(3), range(3), protocol=Protocol(name="folds", description="", folds=2))
 
 
-def test_refusals_are_one_sentence() -> None:
-    with pytest.raises(ShapeError, match=r"^image 1 belongs to no text: leave it out"):
+def test_rank_scores_rejects_invalid_inputs() -> None:
+    with pytest.raises(ShapeError, match=mentions("image 1", "text")):
         rank_scores(torch.eye(2), [0, 1], [0, 0])
-    with pytest.raises(ShapeError, match=r"^text 1 belongs to no image: leave it out"):
+    with pytest.raises(ShapeError, match=mentions("text 1", "image")):
         rank_scores(torch.ones(1, 2), [0], [0, 1])
-    with pytest.raises(ShapeError, match=r"^scores have shape \[2, 2\], expected \[2, 3\]: images x texts"):
+    with pytest.raises(ShapeError, match=mentions("scores", "[2, 2]", "[2, 3]")):
         rank_scores(torch.eye(2), [0, 1], [0, 1, 1])
-    with pytest.raises(ShapeError, match=r"^there are 2 encoded items and 3 ids"):
+    with pytest.raises(ShapeError, match=mentions("2", "3", "ids")):
         evaluate(Encoded(torch.eye(2)), Encoded(torch.eye(3)), product, range(3), range(3))
-    with pytest.raises(ShapeError, match=r"^there is nothing to rank"):
+    with pytest.raises(ShapeError, match="rank"):
         rank_scores(torch.empty(0, 0), [], [])
-    with pytest.raises(DataError, match=r"^the score of image 1 and text 1 is NaN: the model or its features are broken"):
+    with pytest.raises(DataError, match=mentions("image 1", "text 1", "NaN")):
         rank_scores(torch.tensor([[1.0, 0.0], [0.0, torch.nan]]), [0, 1], [0, 1])
 
 
-def test_a_result_is_one_flat_object_of_json() -> None:
-    found = json.loads(json.dumps(rank_scores(torch.eye(4), range(4), range(4)).to_json()))
-    assert found["protocol"] == "plain"
-    assert (found["num_images"], found["num_texts"], found["captions_per_image"], found["ties"]) == (4, 4, 1.0, "pessimistic")
-    assert found["rsum"] == 600
+def test_evaluation_result_is_flat_json() -> None:
+    actual = json.loads(json.dumps(rank_scores(torch.eye(4), range(4), range(4)).to_json()))
+    assert actual["protocol"] == "plain"
+    assert (actual["num_images"], actual["num_texts"], actual["captions_per_image"], actual["ties"]) == (4, 4, 1.0, "pessimistic")
+    assert actual["rsum"] == 600
 
 
 @pytest.mark.parametrize(("protocol", "videos", "captions"), [("msrvtt-full", 2990, 2), ("msrvtt-1ka", 1000, 1), ("msvd", 670, 3)])
-def test_protocols_of_videos_count_ties_by_their_mean_rank(protocol, videos, captions) -> None:
-    """Every second video scores as the one before it: of two that tie, the mean rank is 1.5, which is no hit at 1 and one at 2 and more."""
+def test_video_protocols_use_mean_rank_for_ties(protocol, videos, captions) -> None:
+    """Pairs of videos tie, so the mean rank is 1.5, which is not a hit at 1 but a hit from 2 on."""
     ids = torch.arange(videos).repeat_interleave(captions)
     same = torch.arange(videos) // 2
     scores = (same[:, None] == same[ids][None]).double()
-    found = rank_scores(scores, range(videos), ids, protocol=protocol)
-    assert (found.ties, found.num_images) == ("mean", videos)
-    assert (found.metrics["t2i_r1_mean_ties"], found.metrics["t2i_r5_mean_ties"]) == (0, 100)
-    assert np.unique(found.text_ranks).tolist() == [1.5]
+    actual = rank_scores(scores, range(videos), ids, protocol=protocol)
+    assert (actual.ties, actual.num_images) == ("mean", videos)
+    assert (actual.metrics["t2i_r1_mean_ties"], actual.metrics["t2i_r5_mean_ties"]) == (0, 100)
+    assert np.unique(actual.text_ranks).tolist() == [1.5]
     assert rank_scores(scores, range(videos), ids, protocol=protocol, ties="pessimistic").ties == "pessimistic"
-    with pytest.raises(SpecError, match=f"protocol {protocol} is defined on {videos} images, here are 4"):
+    with pytest.raises(SpecError, match=mentions(protocol, videos, 4)):
         rank_scores(torch.eye(4), range(4), range(4), protocol=protocol)

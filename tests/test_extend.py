@@ -1,4 +1,4 @@
-"""The five pages on adding something, each followed to the letter in a copy of the package."""
+"""Guide to extensions: each of its five sections is applied to a copy of the package and executed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | 
 
 
 class Block(NamedTuple):
-    """A fenced block: its language, the file it is of, if any, and its text."""
+    """A fenced block: its language, its file if it has one, and its text."""
 
     language: str
     file: str
@@ -31,7 +31,7 @@ def blocks(section: str) -> list[Block]:
 
 
 def patched(text: str, diff: str) -> str:
-    """A file after a diff without line numbers: what stands there now must occur once."""
+    """A file after a diff without line numbers. The replaced lines must occur once."""
     lines = diff.splitlines()
     before = "\n".join(line[1:] for line in lines if not line.startswith("+"))
     after = "\n".join(line[1:] for line in lines if not line.startswith("-"))
@@ -41,7 +41,7 @@ def patched(text: str, diff: str) -> str:
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
-    """The package with everything added that the page adds."""
+    """The package with all additions of the guide."""
     root = tmp_path_factory.mktemp("extended")
     shutil.copytree(PROJECT / "src", root / "src", ignore=shutil.ignore_patterns("__pycache__"))
     for section in SECTIONS.values():
@@ -50,17 +50,17 @@ def copy(tmp_path_factory):
             if block.language == "diff":
                 file.write_text(patched(file.read_text(encoding="utf-8"), block.text), encoding="utf-8")
             elif block.file:
-                assert not file.exists(), f"{block.file} is there already"
+                assert not file.exists(), f"{block.file} already exists"
                 file.write_text(block.text, encoding="utf-8")
     return root
 
 
-def test_the_page_tells_of_five_things():
+def test_guide_has_five_sections():
     assert len(SECTIONS) == 5
 
 
 @pytest.mark.parametrize("title", SECTIONS)
-def test_each_takes_two_files_at_most(title):
+def test_section_changes_at_most_two_files(title):
     assert 1 <= len({block.file for block in blocks(SECTIONS[title]) if block.file}) <= 2
 
 
@@ -83,17 +83,17 @@ print(json.dumps(failed), file=open("failed.json", "w"))
 
 @pytest.fixture(scope="module")
 def failed(copy, tmp_path_factory):
-    """What went wrong with the new things, by the title of the section: all are used in one process, each in a folder of its own."""
+    """Errors by the title of the section. All sections run in one process, each in its own folder."""
     uses = {}
     for title, section in SECTIONS.items():
         (uses[title],) = [block.text for block in blocks(section) if block.language == "python" and not block.file]
     folder, environment = tmp_path_factory.mktemp("used"), {**os.environ, "PYTHONPATH": str(copy / "src")}
     command = [sys.executable, "-c", ALL, str(copy)]
-    done = subprocess.run(command, input=json.dumps(uses), cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(command, input=json.dumps(uses), cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
     return json.loads((folder / "failed.json").read_text())
 
 
 @pytest.mark.parametrize("title", SECTIONS)
-def test_it_works_as_written(title, failed):
+def test_section_runs_as_written(title, failed):
     assert title not in failed, failed[title]

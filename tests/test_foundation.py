@@ -1,4 +1,4 @@
-"""Errors, specs, storage, Encoded and Dataset: laws first, then the accidents they are there for."""
+"""Errors, specs, Encoded and Dataset: laws, then single cases."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from visavis import errors
-from visavis.data.dataset import Bytes, Dataset, Image
-from visavis.errors import DataError, MissingExtra, SpecError, VisavisError, nearest
-from visavis.spec import Share, check_fields, describe, parse, require
+from visavis.data.dataset import ByteRange, Dataset, Image
+from visavis.errors import DataError, MissingExtra, SpecError, VisavisError, suggest_name
+from visavis.spec import UnitFloat, format_spec, parse, require_field, validate_fields
 from visavis.types import Encoded, concatenate
 
 # errors
 
 
-def test_every_error_is_a_visavis_error_drawn_in_the_tree():
+def test_errors_are_visavis_errors_in_the_class_tree():
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, VisavisError)]
     assert len(kinds) == 10
     assert all(kind.__name__ in errors.__doc__ for kind in kinds)
     assert issubclass(VisavisError, ValueError)
 
 
-def test_missing_extra_says_what_to_install():
+def test_missing_extra_names_the_command_to_install():
     assert str(MissingExtra("matplotlib", "report", "A report")) == (
         "A report needs the package matplotlib, which is not installed: run pip install 'visavis[report]'."
     )
 
 
-def test_nearest_ignores_case_and_lists_what_is_known():
-    assert nearest("UNIFIED", ["Unified", "VLC"]) == "did you mean Unified?"
-    assert nearest("zzz", ["b", "a"]) == "known: a, b."
-    assert nearest("zzz", []) == "known: nothing."
+def test_suggest_name_ignores_case():
+    assert suggest_name("UNIFIED", ["Unified", "VLC"]) == "did you mean Unified?"
+    assert suggest_name("zzz", ["b", "a"]) == "known: a, b."
+    assert suggest_name("zzz", []) == "known: nothing."
 
 
 # spec
@@ -50,14 +50,14 @@ class Sample:
     count: int = 3
     name: str = "a"
     hard: bool = False
-    share: Share = 0.5
+    share: UnitFloat = 0.5
     mode: Literal["paper", "reference"] = "paper"
     limit: float | None = None
     levels: tuple[float, ...] = (0.5,)
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        require(self.count >= 0, self, "count", "at least 0")
+        validate_fields(self)
+        require_field(self.count >= 0, self, "count", "at least 0")
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -74,49 +74,49 @@ samples = st.builds(
 
 
 @given(samples)
-def test_a_spec_comes_back_as_the_same_value(sample):
-    assert parse(describe(sample), [Sample]) == sample
+def test_spec_round_trip(sample):
+    assert parse(format_spec(sample), [Sample]) == sample
     assert parse(repr(sample), [Sample]) == sample
 
 
 @given(st.text())
-def test_any_text_is_read_or_refused(text):
+def test_parse_accepts_or_rejects_any_text(text):
     with contextlib.suppress(SpecError):
         assert isinstance(parse(text, [Sample]), Sample)
 
 
-def test_equal_specs_are_equal_values():
+def test_equal_specs_parse_to_equal_values():
     assert parse("Sample", [Sample]) == parse(" Sample() ", [Sample]) == Sample()
     assert parse("Sample(margin=1, levels=[1, 2])", [Sample]) == Sample(margin=1.0, levels=(1.0, 2.0))
     assert isinstance(Sample(margin=1).margin, float)
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "message"),
     [
         ("Sampel()", "'Sampel' in 'Sampel()' is not in the catalog: did you mean Sample?"),
         ("Sample(marjin=1)", "Sample has no field 'marjin': did you mean margin?"),
-        ("Sample(0.3)", "'Sample(0.3)' gives a value without its name: write field=value."),
+        ("Sample(0.3)", "'Sample(0.3)' has a value without a name. Write field=value."),
         ("Sample(margin=1", "'Sample(margin=1' is not of the form Name(field=value, ...)."),
         ("a.Sample()", "'a.Sample()' is not of the form Name(field=value, ...)."),
-        ("Sample(**x)", "'Sample(**x)': write field=value, not **."),
-        ("Sample(margin='x')", "Sample: margin is 'x', expected a finite number."),
-        ("Sample(margin=1e999)", "Sample: margin is inf, expected a finite number."),
-        ("Sample(count=1.5)", "Sample: count is 1.5, expected a whole number."),
-        ("Sample(count=True)", "Sample: count is True, expected a whole number."),
-        ("Sample(share='x')", "Sample: share is 'x', expected a finite number."),
-        ("Sample(share=2)", "Sample: share is 2, expected a share from 0 to 1."),
-        ("Sample(hard=1)", "Sample: hard is 1, expected True or False."),
-        ("Sample(name=1)", "Sample: name is 1, expected a text in quotes."),
-        ("Sample(mode='code')", "Sample: mode is 'code', expected 'paper' or 'reference'."),
-        ("Sample(levels=1)", "Sample: levels is 1, expected a list of values."),
-        ("Sample(count=-1)", "Sample: count is -1, expected at least 0."),
+        ("Sample(**x)", "'Sample(**x)' uses **. Write field=value."),
+        ("Sample(margin='x')", "Sample.margin: expected a finite number, got 'x'."),
+        ("Sample(margin=1e999)", "Sample.margin: expected a finite number, got inf."),
+        ("Sample(count=1.5)", "Sample.count: expected an integer, got 1.5."),
+        ("Sample(count=True)", "Sample.count: expected an integer, got True."),
+        ("Sample(share='x')", "Sample.share: expected a finite number, got 'x'."),
+        ("Sample(share=2)", "Sample.share: expected a number from 0 to 1, got 2."),
+        ("Sample(hard=1)", "Sample.hard: expected True or False, got 1."),
+        ("Sample(name=1)", "Sample.name: expected a text in quotes, got 1."),
+        ("Sample(mode='code')", "Sample.mode: expected 'paper' or 'reference', got 'code'."),
+        ("Sample(levels=1)", "Sample.levels: expected a list of values, got 1."),
+        ("Sample(count=-1)", "Sample.count: expected at least 0, got -1."),
     ],
 )
-def test_a_wrong_spec_is_refused_in_words(text, sentence):
-    with pytest.raises(SpecError) as refused:
+def test_parse_reports_invalid_specs(text, message):
+    with pytest.raises(SpecError) as error:
         parse(text, [Sample])
-    assert str(refused.value) == sentence
+    assert str(error.value) == message
 
 
 @pytest.mark.parametrize(
@@ -124,12 +124,12 @@ def test_a_wrong_spec_is_refused_in_words(text, sentence):
     ["Sample(margin=1, margin=2)", f"Sample(margin={'9' * 400})", f"Sample(margin={'-' * 5000}1)", "Sample(name='\udcff')"],
     ids=["a field twice", "a number too large", "nested too deeply", "not UTF-8"],
 )
-def test_odd_specs_are_refused(text):
+def test_parse_rejects_extreme_specs(text):
     with pytest.raises(SpecError):
         parse(text, [Sample])
 
 
-def test_a_spec_is_never_evaluated():
+def test_parse_never_evaluates_code():
     with pytest.raises(SpecError, match="is not a plain value"):
         parse("Sample(name=__import__('os').getcwd())", [Sample])
 
@@ -138,7 +138,7 @@ def test_a_spec_is_never_evaluated():
 
 
 def ragged(lengths: list[int]) -> list[Encoded]:
-    """One block per length: two items of that many words, of which the second item's last is masked."""
+    """One block per length: two items with that number of words. The last word of the second item is masked."""
     blocks = []
     for length in lengths:
         mask = torch.ones(2, length, dtype=torch.bool)
@@ -170,7 +170,7 @@ def test_concatenate_is_the_inverse_of_slicing():
     assert torch.equal(again.weights, items.weights)
 
 
-def test_a_dtype_reaches_numbers_but_neither_masks_nor_token_ids():
+def test_encoded_to_dtype_keeps_masks_and_token_ids():
     items = Encoded({"x": torch.ones(2, 3), "ids": torch.ones(2, 3, dtype=torch.long)}, {"x": torch.ones(2, 3, dtype=torch.bool)})
     half = items.to(torch.bfloat16)
     assert (half.vectors["x"].dtype, half.vectors["ids"].dtype, half.mask["x"].dtype) == (torch.bfloat16, torch.int64, torch.bool)
@@ -187,14 +187,14 @@ def world(num_images: int, image_of: list[int]) -> Dataset:
 
 
 @given(relations)
-def test_captions_of_turns_image_of_round(relation):
+def test_captions_of_inverts_image_of(relation):
     data = world(*relation)
     assert len(data.captions_of) == len(data.images)
     assert sorted((int(j), i) for i, captions in enumerate(data.captions_of) for j in captions) == list(enumerate(relation[1]))
 
 
 @given(relations)
-def test_splits_share_out_every_image_and_caption(relation):
+def test_splits_partition_images_and_captions(relation):
     data = world(*relation)
     parts = [data.split(name) for name in data.splits]
     assert sorted(row for part in parts for row in part.image_rows) == list(range(len(data.images)))
@@ -205,30 +205,30 @@ def test_splits_share_out_every_image_and_caption(relation):
             assert caption == data.captions[row]
 
 
-def test_rows_of_a_part_of_a_part_point_into_the_whole():
+def test_take_of_a_split_keeps_rows_of_the_data_set():
     data = world(6, [0, 1, 2, 3, 4, 5]).split("train").take(np.array([2, 0]))
     assert data.image_rows.tolist() == data.caption_rows.tolist() == [4, 0]
     assert data.captions == ("caption 4", "caption 0")
 
 
-def test_an_unknown_split_is_named():
-    with pytest.raises(DataError, match="data set world has no split trian: did you mean train"):
+def test_split_suggests_the_nearest_name():
+    with pytest.raises(DataError, match="trian: did you mean train"):
         world(2, [0, 1]).split("trian")
 
 
-def test_the_fingerprint_changes_with_any_fact():
+def test_fingerprint_changes_with_the_content():
     base = world(2, [0, 1])
     others = [world(3, [0, 1]), world(2, [1, 0]), world(2, [0, 1, 1]), Dataset("world", base.images, ("a", "b"), base.image_of)]
     assert base.fingerprint == world(2, [0, 1]).fingerprint
     assert len({base.fingerprint, *(other.fingerprint for other in others)}) == 5
 
 
-def test_bytes_of_an_archive_are_read_in_place(tmp_path: Path):
-    (tmp_path / "shard.tar").write_bytes(b"headPICTUREtail")
-    assert Bytes(tmp_path / "shard.tar", offset=4, size=7).read() == b"PICTURE"
-    assert Bytes(tmp_path / "shard.tar").read() == b"headPICTUREtail"
+def test_byte_range_reads_part_of_a_file(tmp_path: Path):
+    (tmp_path / "shard.tar").write_bytes(b"headIMAGEtail")
+    assert ByteRange(tmp_path / "shard.tar", offset=4, size=5).read() == b"IMAGE"
+    assert ByteRange(tmp_path / "shard.tar").read() == b"headIMAGEtail"
 
 
-def test_an_image_without_pixels_says_so():
-    with pytest.raises(DataError, match=r"image a\.jpg has no pixels in this data set"):
+def test_image_without_pixels_raises_data_error():
+    with pytest.raises(DataError, match=r"image a\.jpg has no pixels"):
         Image("a.jpg", "train").open()

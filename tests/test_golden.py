@@ -1,4 +1,4 @@
-"""The golden replay: the set that ships beside the project, and small folders made here for every rule it keeps."""
+"""The golden replay: the set that ships with the project, and small folders made here for every rule it keeps."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Folder:
         self.entries.setdefault(manifest, []).append({"case": f"case{number}", "params": {}, **keys, **entry})
 
     def loss(self, ours: Objective, image: torch.Tensor, text: torch.Tensor, error: float = 0.0, facts: Any = None, **entry: Any) -> None:
-        """An entry whose right answer is the objective's own, plus an error."""
+        """An entry whose expected output is that of the objective, plus an error."""
         image, text = image.clone().requires_grad_(), text.clone().requires_grad_()
         value = ours(image @ text.T, Targets.paired(len(image), **(facts or {})))
         gradients = dict(zip(("grad_img", "grad_txt"), torch.autograd.grad(value, (image, text)), strict=True))
@@ -114,7 +114,7 @@ def test_other_parameters_under_any_of_their_names(golden: ModuleType, folder: F
     assert last_line(golden, capsys, folder.write()) == ("replayed 7 of 7, 0 mismatches", 0)
 
 
-def test_goal_is_told_by_its_variant_and_weights(golden: ModuleType, folder: Folder, sides: Any, capsys: Any) -> None:
+def test_golden_dispatches_goal_by_variant_and_weights(golden: ModuleType, folder: Folder, sides: Any, capsys: Any) -> None:
     weights = {"triplet_weight": "cir", "pair_weight": "lin_ms", "eps": 0.3, "temp": 4.0}
     for semantics, variant in (("reference", "code_anything"), ("paper", "paper_anything"), ("paper", "any")):
         goal = Goal(triplet="cir", pair="lin_ms", epsilon=0.3, tau=4, semantics=semantics)
@@ -132,7 +132,7 @@ def test_several_captions_of_an_image_lie_side_by_side(golden: ModuleType, folde
     assert last_line(golden, capsys, folder.write()) == ("replayed 2 of 2, 1 mismatches", 1)
 
 
-def test_variants_and_inputs_say_the_form(golden: ModuleType, folder: Folder, sides: Any, capsys: Any) -> None:
+def test_golden_dispatches_by_variant_and_inputs(golden: ModuleType, folder: Folder, sides: Any, capsys: Any) -> None:
     def add(ours: Objective, objective: str, variant: str, params: dict[str, Any], facts: Any = None, **inputs: Any) -> None:
         folder.loss(ours, *sides, objective=objective, params=params, facts=facts)
         entry = folder.entries["losses"][-1]
@@ -182,7 +182,7 @@ def test_variants_and_inputs_say_the_form(golden: ModuleType, folder: Folder, si
     assert last_line(golden, capsys, folder.write()) == ("replayed 16 of 16, 0 mismatches", 0)
 
 
-def test_a_wrong_value_is_a_mismatch_and_an_unknown_objective_is_named(golden: ModuleType, folder: Folder, sides: Any, capsys: Any) -> None:
+def test_golden_reports_mismatch_and_unknown_objective(golden: ModuleType, folder: Folder, sides: Any, capsys: Any) -> None:
     folder.loss(Unified(), *sides, objective="unified", error=1e-6)
     folder.loss(Unified(), *sides, objective="unified")
     folder.loss(Unified(), *sides, objective="superlative")
@@ -233,7 +233,7 @@ def test_only_metrics_with_ties_and_nan(golden: ModuleType, folder: Folder, caps
         assert arrays["case1/outputs#cs2_i2t_mean"].shape == ()
 
 
-def test_video_ranks_are_means_over_ties_with_a_hit_at_5_for_four_and_a_half(golden: ModuleType, folder: Folder, capsys: Any) -> None:
+def test_golden_video_ranks_are_means_over_ties(golden: ModuleType, folder: Folder, capsys: Any) -> None:
     """Twelve captions of a video each, by hand: the first caption scores ten videos alike, so that nine videos score two captions alike."""
     scores = np.eye(12)
     scores[0, :10] = 1.0

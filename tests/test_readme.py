@@ -1,4 +1,4 @@
-"""What the README promises is run."""
+"""README: its Python code runs, and its links exist."""
 
 import re
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
 
-def test_the_python_of_the_readme_runs(capsys):
+def test_readme_python_code_runs(capsys):
     (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     exec(compile(block, "README.md", "exec"), {})
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
-def test_every_file_the_readme_links_to_is_there():
+def test_readme_links_exist():
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         if not target.startswith("http"):
             assert (Path(__file__).parents[1] / target).exists(), target

@@ -1,4 +1,4 @@
-"""Terminals that cannot show everything, readers that leave, names that steer a terminal, numbers that JSON does not know."""
+"""Terminal output: encodings, control characters in names, closed pipes, and JSON of values that are not finite."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from PIL import Image
 import visavis
 from visavis import cli
 from visavis.cli.terminal import print_json
-from visavis.data.scenes import write_scenes
+from visavis.synthetic import write_synthetic_scenes
 
 RECIPE = """
 name = "tiny"
-visual = { tower = "scenes", view = "pooled" }
-text = { tower = "vocabulary", min_count = 1 }
-model = { kind = "VSE++", width = 8, word_width = 4 }
-training = { batch_size = 8, probe_batches = 1, threads = 1 }
+visual = { encoder = "scenes", granularity = "pooled" }
+text = { encoder = "vocabulary", min_count = 1 }
+model = { kind = "VSE++", embedding_dim = 8, word_dim = 4 }
+training = { batch_size = 8, metric_batches = 1, threads = 1 }
 phases = [{ epochs = 1, objective = "VLC()" }]
 """
 
@@ -29,7 +29,7 @@ phases = [{ epochs = 1, objective = "VLC()" }]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    data = write_scenes(folder / "scenes", num_train=12, num_val=4, num_test=4, captions_per_image=2, size=32)
+    data = write_synthetic_scenes(folder / "scenes", num_train=12, num_val=4, num_test=4, captions_per_image=2, size=32)
     (folder / "tiny.toml").write_text(RECIPE)
     visavis.train(folder / "tiny.toml", data=data, out=folder / "run")
     return folder / "run"
@@ -37,7 +37,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def call(monkeypatch, tmp_path):
-    """``visavis ARGUMENTS`` in an empty folder, its output encoded as a terminal has it: exit code, stdout, stderr."""
+    """``visavis ARGUMENTS`` in an empty folder with the encoding of a terminal: exit code, stdout, stderr."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments, encoding="utf-8"):
@@ -57,60 +57,71 @@ def call(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     "command",
-    ["doctor", "catalog", "evaluate {run}", "diagnose {run} --objective TripletHN", "coherence {run} --degrees SceneDegrees() --queries 1"],
+    [
+        "doctor",
+        "catalog",
+        "evaluate {run}",
+        "diagnose {run} --objective TripletHN",
+        "coherence {run} --relevance SceneRelevance() --queries 1",
+    ],
 )
-@pytest.mark.parametrize("json_too", [False, True])
-def test_a_terminal_without_utf_8_shows_what_it_can(call, run, command, json_too):
-    code, out, err = call(*command.format(run=run).split(), *["--json"] * json_too, encoding="ascii")
+@pytest.mark.parametrize("as_json", [False, True])
+def test_output_is_valid_on_an_ascii_terminal(call, run, command, as_json):
+    code, out, err = call(*command.format(run=run).split(), *["--json"] * as_json, encoding="ascii")
     assert code == 0 or command == "doctor", err
     assert out.strip()
-    assert not json_too or isinstance(json.loads(out), dict)
+    assert not as_json or isinstance(json.loads(out), dict)
 
 
-def test_json_in_ascii_says_what_it_says_in_utf_8(call):
+def test_json_is_the_same_in_ascii_and_utf_8(call):
     in_ascii, in_unicode = (json.loads(call("catalog", "--json", encoding=encoding)[1]) for encoding in ("ascii", "utf-8"))
     assert in_ascii == in_unicode
 
 
-of_linux = pytest.mark.skipif(sys.platform != "linux", reason="names of files that other systems do not allow")
-STEERING = "\x1b[2J\x9b31m\x07"
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="file names that other systems do not allow")
+CONTROLS = "\x1b[2J\x9b31m\x07"
 
 
-@of_linux
-def test_names_never_steer_the_terminal(call, run, tmp_path):
-    (tmp_path / "pictures").mkdir()
-    Image.new("RGB", (40, 40), "red").save(tmp_path / "pictures" / f"{STEERING}.png")
-    (tmp_path / "pictures" / f"{STEERING}broken.png").write_bytes(b"\x89PNG")
-    code, out, err = call("search", run, "red", "--in", tmp_path / "pictures")
+@linux_only
+def test_file_names_never_send_control_characters(call, run, tmp_path):
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (40, 40), "red").save(tmp_path / "images" / f"{CONTROLS}.png")
+    (tmp_path / "images" / f"{CONTROLS}broken.png").write_bytes(b"\x89PNG")
+    code, out, err = call("search", run, "red", "--collection", tmp_path / "images")
     assert code == 0, err
     assert r"\x1b[2J\x9b31m\x07.png" in out
     assert r"\x1b[2J\x9b31m\x07broken.png" in err
-    for said in (out, err, *call("evaluate", f"gone{STEERING}\n")[1:], *call("search", run, "red", "--in", "pictures", "--json")[1:]):
-        assert not set(STEERING[:1] + STEERING[4:5] + STEERING[-1]) & set(said)
-    hits = json.loads(call("search", run, "red", "--in", "pictures", "--json")[1])["hits"]
-    assert hits[0]["name"] == f"{STEERING}.png"
+    for output in (
+        out,
+        err,
+        *call("evaluate", f"gone{CONTROLS}\n")[1:],
+        *call("search", run, "red", "--collection", "images", "--json")[1:],
+    ):
+        assert not set(CONTROLS[:1] + CONTROLS[4:5] + CONTROLS[-1]) & set(output)
+    hits = json.loads(call("search", run, "red", "--collection", "images", "--json")[1])["hits"]
+    assert hits[0]["name"] == f"{CONTROLS}.png"
 
 
-def test_an_error_is_one_line_whatever_a_name_holds(call):
+def test_error_is_one_line_for_a_name_with_newline(call):
     code, out, err = call("evaluate", "gone\nvisavis: all is well")
     assert (code, out) == (1, "")
     assert err.count("\n") == 1
 
 
-@of_linux
-def test_a_name_that_is_no_text_is_shown(call, tmp_path):
+@linux_only
+def test_error_shows_names_that_are_not_utf_8(call, tmp_path):
     name = os.fsdecode(b"gone\xff")
     code, _, err = call("evaluate", name)
     assert code == 1
     assert r"gone\udcff" in err
 
 
-def test_numbers_that_json_does_not_know_are_null(capsys):
+def test_print_json_writes_null_for_nan_and_infinity(capsys):
     print_json({"mean": float("nan"), "all": [1.5, float("inf"), (float("-inf"), "NaN")], "by": {"k": float("nan")}})
     assert capsys.readouterr().out == '{"mean": null, "all": [1.5, null, [null, "NaN"]], "by": {"k": null}}\n'
 
 
-def test_a_recipe_may_begin_with_a_byte_order_mark(call, run, tmp_path):
+def test_train_reads_a_recipe_with_byte_order_mark(call, run, tmp_path):
     (tmp_path / "tiny.toml").write_bytes(b"\xef\xbb\xbf" + RECIPE.encode())
     code, out, err = call("train", "tiny.toml", "--data", run.parent / "scenes", "--out", "run", "--json")
     assert code == 0, err
@@ -119,7 +130,7 @@ def test_a_recipe_may_begin_with_a_byte_order_mark(call, run, tmp_path):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell with pipefail")
 @pytest.mark.parametrize("command", ["catalog", "catalog --json"])
-def test_a_reader_that_leaves_ends_the_command_without_a_word(command):
+def test_closed_pipe_ends_a_command_without_message(command):
     reading, writing = os.pipe()
     os.close(reading)
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -131,25 +142,25 @@ def test_a_reader_that_leaves_ends_the_command_without_a_word(command):
 
 
 @pytest.mark.parametrize(
-    ("error", "sentence"), [(MemoryError("8 GiB"), "the memory is not enough: 8 GiB; take less"), (KeyboardInterrupt(), "")]
+    ("error", "message"), [(MemoryError("8 GiB"), "out of memory: 8 GiB. Process less at once"), (KeyboardInterrupt(), "")]
 )
-def test_what_no_verb_can_help_ends_in_a_sentence(call, monkeypatch, error, sentence):
+def test_main_reports_memory_errors_and_interrupts(call, monkeypatch, error, message):
     def fail():
         raise error
 
-    monkeypatch.setattr("visavis.verbs.doctor", fail)
+    monkeypatch.setattr("visavis.api.doctor", fail)
     code, out, err = call("doctor")
     assert code == (130 if isinstance(error, KeyboardInterrupt) else 1)
     assert out == ""
-    assert sentence in err
+    assert message in err
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize(("users", "then"), [(None, "1"), ("0", "0")])
-def test_large_pages_are_asked_for_unless_the_user_says_otherwise(call, monkeypatch, users, then):
-    if users is None:
-        monkeypatch.delenv(cli.LARGE_PAGES, raising=False)
+@pytest.mark.parametrize(("value", "expected"), [(None, "1"), ("0", "0")])
+def test_main_enables_huge_pages_unless_set(call, monkeypatch, value, expected):
+    if value is None:
+        monkeypatch.delenv(cli.HUGE_PAGES_VARIABLE, raising=False)
     else:
-        monkeypatch.setenv(cli.LARGE_PAGES, users)
+        monkeypatch.setenv(cli.HUGE_PAGES_VARIABLE, value)
     call("catalog", "models")
-    assert os.environ[cli.LARGE_PAGES] == then
+    assert os.environ[cli.HUGE_PAGES_VARIABLE] == expected

@@ -1,4 +1,4 @@
-"""A CLIP or SigLIP model as it comes, wherever a verb takes a run."""
+"""Pretrained CLIP and SigLIP folders in place of runs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from typer.testing import CliRunner
 
 import visavis
 from visavis import cli, evaluation
+from visavis.api import graded_runs as agreement
 from visavis.data import open_dataset
-from visavis.data.scenes import write_scenes
-from visavis.diagnosis.cocos import contributing_by_direction
+from visavis.diagnostics.contributing_samples import contributing_by_direction
 from visavis.errors import DataError, RecipeError, RunError
-from visavis.evaluation.human_judgements import FILES
+from visavis.graded.human_agreement import FLICKR8K_FILES
 from visavis.objectives import Unified
-from visavis.runs import agreement
+from visavis.recipes.files import read_recipe
+from visavis.synthetic import write_synthetic_scenes
 from visavis.targets import Targets
-from visavis.training.recipe_files import read_recipe
 from visavis.types import Encoded
 
 pytest.importorskip("transformers")
@@ -32,28 +32,32 @@ kinds = pytest.mark.parametrize("kind", ["clip", "siglip"])
 
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory):
-    return write_scenes(tmp_path_factory.mktemp("world") / "scenes", num_train=12, num_val=4, num_test=8, captions_per_image=2, size=32)
+    return write_synthetic_scenes(
+        tmp_path_factory.mktemp("world") / "scenes", num_train=12, num_val=4, num_test=8, captions_per_image=2, size=32
+    )
 
 
 @pytest.fixture(scope="module")
-def judged(scenes):
-    """The scenes with what people would have said of some pairs of the test split."""
+def rated(scenes):
+    """The scenes with human ratings of some pairs of the test split."""
     split = open_dataset(scenes).split("test")
     random = np.random.default_rng(0)
     names = [image.name for image in split.images]
     pairs = [(image, caption) for image in names for caption in names]
     expert = (f"{image}\t{other}#0\t" + "\t".join(map(str, random.integers(1, 5, 3))) for image, other in pairs)
-    (scenes / FILES["expert"]).write_text("\n".join(expert))
-    (scenes / FILES["crowd"]).write_text("\n".join(f"{image}\t{other}#1\t0.5\t{random.integers(1, 4)}\t2" for image, other in pairs))
+    (scenes / FLICKR8K_FILES["expert"]).write_text("\n".join(expert))
+    (scenes / FLICKR8K_FILES["crowd"]).write_text(
+        "\n".join(f"{image}\t{other}#1\t0.5\t{random.integers(1, 4)}\t2" for image, other in pairs)
+    )
     return scenes
 
 
 @pytest.fixture(scope="module")
 def coco(scenes, tmp_path_factory):
-    """The scenes as people have MS-COCO: Karpathy's list, the pictures in a folder beside it, and ratings of Crisscrossed Captions."""
+    """The scenes in the layout of MS-COCO: Karpathy's list, a folder of images, and ratings of Crisscrossed Captions."""
     folder = tmp_path_factory.mktemp("coco")
     (folder / "val2014").mkdir()
-    listed, rated, random = [], ["caption,image,agg_score,sampling_method"], np.random.default_rng(0)
+    listed, ratings, random = [], ["caption,image,agg_score,sampling_method"], np.random.default_rng(0)
     data = open_dataset(scenes)
     for number, (image, own) in enumerate(zip(data.images, data.captions_of, strict=True)):
         name = f"COCO_val2014_{number:012}.jpg"
@@ -63,11 +67,11 @@ def coco(scenes, tmp_path_factory):
         listed.append({"filepath": "val2014", "filename": name, "imgid": number, "cocoid": number, "split": image.split})
         listed[-1] |= {"sentids": sentids, "sentences": sentences}
         if image.split == "test":
-            rated += [f"COCO_val2014:sentid:{sentid},{name},{random.uniform(3, 5):.2f},c2i_original" for sentid in sentids]
+            ratings += [f"COCO_val2014:sentid:{sentid},{name},{random.uniform(3, 5):.2f},c2i_original" for sentid in sentids]
             if listed[-2]["split"] == "test":
-                rated.append(f"COCO_val2014:sentid:{sentids[0]},{listed[-2]['filename']},{random.uniform(0, 4):.2f},c2i_intrasim")
+                ratings.append(f"COCO_val2014:sentid:{sentids[0]},{listed[-2]['filename']},{random.uniform(0, 4):.2f},c2i_intrasim")
     (folder / "dataset_coco.json").write_text(json.dumps({"images": listed, "dataset": "coco"}))
-    (folder / "cxc_sits_test.csv").write_text("\n".join(rated) + "\n")
+    (folder / "cxc_sits_test.csv").write_text("\n".join(ratings) + "\n")
     return folder
 
 
@@ -77,7 +81,7 @@ def encoded(folder, split):
 
 
 @kinds
-def test_it_is_evaluated_as_its_own_vectors_are(dual_encoders, scenes, kind):
+def test_pretrained_folder_evaluates_as_its_vectors(dual_encoders, scenes, kind):
     split = open_dataset(scenes).split("test")
     images, texts = encoded(dual_encoders / kind, split)
     expected = evaluation.evaluate(
@@ -94,30 +98,30 @@ def test_it_is_evaluated_as_its_own_vectors_are(dual_encoders, scenes, kind):
 
 
 @kinds
-def test_it_searches_pictures(dual_encoders, scenes, kind):
+def test_pretrained_folder_searches_images(dual_encoders, scenes, kind):
     data = open_dataset(scenes)
     images, texts = encoded(dual_encoders / kind, data)
-    hits = visavis.search(dual_encoders / kind, data.captions[3], inside=scenes, top=5)
+    hits = visavis.search(dual_encoders / kind, data.captions[3], collection=scenes, top=5)
     best = (images @ texts[3]).topk(5)
     assert [hit.name for hit in hits] == [data.images[i].name for i in best.indices.tolist()]
     assert [hit.score for hit in hits] == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
-def test_its_lists_are_compared_with_those_of_others(dual_encoders, scenes, tmp_path):
+def test_pretrained_folder_is_compared_with_runs(dual_encoders, scenes, tmp_path):
     models = [dual_encoders / "clip", dual_encoders / "siglip"]
-    result = visavis.coherence(models, degrees="SceneDegrees()", data=scenes, queries=1, top=3, out=tmp_path / "new")
+    result = visavis.coherence(models, relevance="SceneRelevance()", data=scenes, queries=1, top=3, out=tmp_path / "new")
     assert [(ranker.name, ranker.objective) for ranker in result.rankers[:2]] == [("clip", "zero-shot"), ("siglip", "zero-shot")]
     assert result.data.fingerprint == open_dataset(scenes).split("test").fingerprint
     assert "zero-shot" in (tmp_path / "new" / "report.html").read_text()
 
 
-def test_its_scores_are_compared_with_what_people_said(dual_encoders, judged, monkeypatch):
-    monkeypatch.setattr(agreement, "agree", partial(agreement.agree, resamples=3))
-    expert, *_ = visavis.agreement(dual_encoders / "clip", data=judged)
-    split = open_dataset(judged).split("test")
+def test_agreement_with_human_ratings(dual_encoders, rated, monkeypatch):
+    monkeypatch.setattr(agreement, "measure_agreement", partial(agreement.measure_agreement, resamples=3))
+    expert, *_ = visavis.agreement(dual_encoders / "clip", data=rated)
+    split = open_dataset(rated).split("test")
     images, texts = encoded(dual_encoders / "clip", split)
     first = torch.tensor([own[0] for own in split.captions_of])
-    lines = [line.split("\t")[2:] for line in (judged / FILES["expert"]).read_text().splitlines()]
+    lines = [line.split("\t")[2:] for line in (rated / FLICKR8K_FILES["expert"]).read_text().splitlines()]
     ratings = np.array(lines, dtype=float).mean(1)
     scores = (images @ texts[first].T).flatten().double().numpy()
     (run,) = expert.runs.values()
@@ -125,10 +129,10 @@ def test_its_scores_are_compared_with_what_people_said(dual_encoders, judged, mo
     assert run["spearman"].value == pytest.approx(spearmanr(scores, ratings).statistic, abs=1e-6)
 
 
-def test_its_scores_are_compared_with_crisscrossed_captions(dual_encoders, coco, monkeypatch):
-    monkeypatch.setattr(agreement, "agree", partial(agreement.agree, resamples=20))
+def test_agreement_with_crisscrossed_captions(dual_encoders, coco, monkeypatch):
+    monkeypatch.setattr(agreement, "measure_agreement", partial(agreement.measure_agreement, resamples=20))
     whole, others = visavis.agreement(dual_encoders / "clip", data=coco)
-    assert [(each.judgements, each.own_pairs, each.pairs, each.images, each.people) for each in (whole, others)] == [
+    assert [(each.judgments, each.includes_own_captions, each.pairs, each.images, each.annotators) for each in (whole, others)] == [
         ("cxc", True, 23, 8, {}),
         ("cxc", False, 7, 7, {}),
     ]
@@ -142,20 +146,18 @@ def test_its_scores_are_compared_with_crisscrossed_captions(dual_encoders, coco,
     (found,) = whole.runs.values()
     assert found["spearman"].value == pytest.approx(spearmanr(scores, [float(row["agg_score"]) for row in rows]).statistic, abs=1e-6)
     printed = CliRunner().invoke(cli.app, ["agreement", str(dual_encoders / "clip"), "--data", str(coco)])
-    assert f"{found['sampled_spearman'].value:.3f} ± {found['sampled_spearman'].deviation:.3f}" in printed.output
+    assert f"{found['sampled_spearman'].value:.3f} ± {found['sampled_spearman'].std:.3f}" in printed.output
     assert "people" not in printed.output
 
 
-def test_of_captions_alone_there_is_no_agreement(dual_encoders, coco, tmp_path):
+def test_agreement_rejects_captions_alone(dual_encoders, coco, tmp_path):
     for file in coco.glob("*.*"):
         shutil.copy(file, tmp_path)
-    with pytest.raises(
-        DataError, match=r"COCO_val2014_\d+\.jpg has no pixels in this data set: only its captions or features are here; put"
-    ):
+    with pytest.raises(DataError, match=r"COCO_val2014_\d+\.jpg has no pixels: this data set has only captions or features"):
         visavis.agreement(dual_encoders / "clip", data=tmp_path)
 
 
-def test_it_is_diagnosed_by_an_objective_that_one_names(dual_encoders, scenes):
+def test_diagnose_uses_given_objective(dual_encoders, scenes):
     found = visavis.diagnose(dual_encoders / "clip", data=scenes, objective=["Unified()", "VLC()"])
     assert found.counts[0].objective == repr(Unified())
     assert found.counts[1].objective.startswith("VLC(")
@@ -167,31 +169,31 @@ def test_it_is_diagnosed_by_an_objective_that_one_names(dual_encoders, scenes):
     assert found.counts[0].mean["i2t_push"] == pytest.approx(ways["i2t"].push.mean().item(), rel=1e-3)
 
 
-def test_what_it_does_not_bring_is_said_in_one_sentence(dual_encoders, scenes, tmp_path):
+def test_pretrained_folder_reports_missing_parts(dual_encoders, scenes, tmp_path):
     clip = dual_encoders / "clip"
-    brings_no_data = r"clip is a model that was not trained here and brings no data: name a data set with --data\.$"
+    brings_no_data = r"clip: expected a data set, but .* Name one with --data\.$"
     for call in (
         lambda: visavis.evaluate(clip),
         lambda: visavis.agreement(clip),
-        lambda: visavis.coherence(clip, degrees="SceneDegrees()", out=tmp_path / "new"),
+        lambda: visavis.coherence(clip, relevance="SceneRelevance()", out=tmp_path / "new"),
         lambda: visavis.diagnose(clip, objective="Unified()"),
     ):
         with pytest.raises(RunError, match=brings_no_data):
             call()
-    with pytest.raises(RunError, match=r"brings no data: name pictures with --in\.$"):
+    with pytest.raises(RunError, match=r"expected a run with data, got a pretrained model\. Pass images with --collection"):
         visavis.search(clip, "a red circle")
-    with pytest.raises(RunError, match=r"has no objective of its own: name one with --objective\.$"):
+    with pytest.raises(RunError, match=r"expected an objective, because a pretrained model has none\. Name one with --objective\.$"):
         visavis.diagnose(clip, data=scenes)
-    with pytest.raises(RunError, match=r"is no run folder: expected run\.toml in it, .* or a CLIP or SigLIP model of transformers"):
+    with pytest.raises(RunError, match=r"expected a run folder with run\.toml, or a CLIP or SigLIP model"):
         visavis.evaluate(tmp_path, data=scenes)
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/model"}')
     for call in (lambda: visavis.evaluate(tmp_path, data=scenes), lambda: visavis.load(tmp_path)):
-        with pytest.raises(DataError, match=r"is an adapter to another model \(adapter_config\.json\): merge the two and name the folder"):
+        with pytest.raises(DataError, match=r"expected a model, got an adapter of another model \(adapter_config\.json\)\. Merge both"):
             call()
 
 
-def test_a_text_encoder_is_trained_only_where_the_recipe_says_so(tmp_path):
+def test_text_encoder_is_trained_only_by_recipe(tmp_path):
     recipe = 'name = "x"\nphases = [{ epochs = 1, objective = "VLC()" }]\nmodel = { kind = "VSE++" }\n'
-    (tmp_path / "x.toml").write_text(recipe + 'visual = { tower = "scenes" }\ntext = { tower = "minilm" }\n')
-    with pytest.raises(RecipeError, match=r"text\.view is missing, expected \"pooled\" or"):
+    (tmp_path / "x.toml").write_text(recipe + 'visual = { encoder = "scenes" }\ntext = { encoder = "minilm" }\n')
+    with pytest.raises(RecipeError, match=r"text\.granularity: expected \"pooled\" or"):
         read_recipe(tmp_path / "x.toml")

@@ -10,26 +10,26 @@ import numpy as np
 
 def write_video(
     path: Path,
-    pictures: Iterable[np.ndarray],
+    images: Iterable[np.ndarray],
     *,
     rate: int = 10,
     codec: str = "libx264",
     options: dict[str, str] | None = None,
-    turned: int = 0,
+    rotation: int = 0,
 ) -> Path:
-    """Pictures ``[H, W, 3]`` of even sides as a video of so many a second. turned: degrees, counterclockwise, by which it is to be shown."""
+    """Write images ``[H, W, 3]`` of even sides as a video. rotation: degrees counterclockwise at which it is displayed."""
     import av
 
     with av.open(str(path), "w", options=options or {}) as container:
         stream = None
-        for picture in pictures:
+        for image in images:
             if stream is None:
                 stream = container.add_stream(codec, rate=rate)
-                stream.height, stream.width = picture.shape[:2]
+                stream.height, stream.width = image.shape[:2]
                 stream.pix_fmt = "yuv420p"
-                if turned:
-                    stream.set_display_rotation(turned)
-            for packet in stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), "rgb24")):
+                if rotation:
+                    stream.set_display_rotation(rotation)
+            for packet in stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(image), "rgb24")):
                 container.mux(packet)
         for packet in stream.encode() if stream is not None else ():
             container.mux(packet)
@@ -37,7 +37,7 @@ def write_video(
 
 
 def write_sound(path: Path) -> Path:
-    """A file of a known container with sound alone."""
+    """Write a file of a known container that has only sound."""
     import av
 
     with av.open(str(path), "w") as container:
@@ -50,13 +50,13 @@ def write_sound(path: Path) -> Path:
 
 
 def random_clip(path: Path, *, options: dict[str, str] | None = None) -> Path:
-    """Six seconds of noise, ten pictures a second."""
+    """Write six seconds of noise with ten frames per second."""
     random = np.random.default_rng(0)
     return write_video(path, [random.integers(0, 255, (48, 48, 3), dtype=np.uint8) for _ in range(60)], options=options)
 
 
 def damaged(whole: bytes) -> bytes:
-    """A file with nothing in its midst, where frames were."""
+    """Overwrite the middle of a file, where frames were."""
     content = bytearray(whole)
     content[len(whole) // 2 : len(whole) // 2 + 30_000] = bytes(30_000)
     return bytes(content)

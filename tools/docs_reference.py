@@ -12,11 +12,11 @@ import mkdocs_gen_files
 import typer.cli
 
 import visavis
-from visavis.cli import app
-from visavis.training.recipe_files import read_file, shipped, tables
+from visavis.cli.commands import build_app
+from visavis.recipes.files import paper_tables, read_recipe_file, shipped_files
 
 PROJECT = Path(__file__).resolve().parents[1]
-INTERNAL = {"cli", "verbs", "storage"}
+INTERNAL = {"cli", "api", "storage"}
 """Packages without a page: the command line has its own, API functions are public names of ``visavis``, storage is not public."""
 
 
@@ -57,23 +57,23 @@ def package(name: str) -> str:
 
 def catalogs() -> dict[str, list[dict[str, Any]]]:
     """The rows of every catalog but the recipes."""
-    from visavis.verbs.listing import KINDS
+    from visavis.api.catalog_entries import CATALOGS
 
-    return {kind: rows() for kind, rows in KINDS.items() if kind != "recipes"}
+    return {kind: rows() for kind, rows in CATALOGS.items() if kind != "recipes"}
 
 
 def catalog(kind: str, rows: list[dict[str, Any]]) -> str:
-    """A section for each entry of a catalog; for objectives with an image of their gradient."""
+    """A section for each entry of a catalog. Objectives have an image of their gradient."""
     parts = [f"# {kind.replace('_', ' ').capitalize()}", f"`visavis catalog {kind}` prints this list."]
     if kind == "objectives":
         parts.append(GRADIENT_IMAGES)
     for row in rows:
         name = row["name"]
-        parts += [f"## `{name}`", plain(row["what"])]
+        parts += [f"## `{name}`", plain(row["summary"])]
         if kind == "objectives":
             parts.append(f"![Gradient of {name} for one positive and one negative](../../images/objectives/{name}.svg){{ width=300 }}")
-        facts = [(label, value) for label, value in row.items() if label not in ("name", "what") and value]
-        parts.append("\n".join(f"- **{label.capitalize()}:** {fact(label, value)}" for label, value in facts))
+        facts = [(label, value) for label, value in row.items() if label not in ("name", "summary") and value]
+        parts.append("\n".join(f"- **{label.replace('_', ' ').capitalize()}:** {fact(label, value)}" for label, value in facts))
     return "\n\n".join(part for part in parts if part)
 
 
@@ -88,7 +88,7 @@ def fact(label: str, value: Any) -> str:
 
 
 def plain(text: str) -> str:
-    """One line of Markdown; text that Markdown would read as emphasis or a tag is code."""
+    """One line of Markdown. Text that Markdown would read as emphasis or a tag becomes code."""
     text = " ".join(text.split())
     return text if "`" in text or not re.search(r"[_*<>{}\[\]]", text) else f"`{text}`"
 
@@ -96,15 +96,15 @@ def plain(text: str) -> str:
 def recipes() -> str:
     """Every recipe file with its description and variants, then the tables of papers."""
     parts = ["# Recipes", "`visavis train` accepts these names. See [how to write a recipe](../../guides/recipes.md)."]
-    for name, path in shipped().items():
+    for name, path in shipped_files().items():
         head = re.match(r"(?:#[^\n]*\n)*", path.read_text(encoding="utf-8"))
-        file = read_file(name)
-        variants = [(f"`{name}/{row}`", f"`{recipe}`", cell(file.recipe(row, {}).about)) for row, recipe in file.row_names.items()]
+        file = read_recipe_file(name)
+        variants = [(f"`{name}/{row}`", f"`{recipe}`", cell(file.recipe(row, {}).about)) for row, recipe in file.variant_names.items()]
         prose = re.sub(r"^# ?", "", head[0] if head else "", flags=re.MULTILINE).strip()
         parts += [f"## `{name}`", file.content["about"], prose, table(("variant", "alias", "description"), variants)]
-    files = {name: read_file(name) for name in tables()}
+    files = {name: read_recipe_file(name) for name in paper_tables()}
     rows = [
-        (f"`{name}/ROW`", str(len(file.rows)), f"`{name}/{next(iter(file.rows))}`", cell(file.content["about"]))
+        (f"`{name}/ROW`", str(len(file.variants)), f"`{name}/{next(iter(file.variants))}`", cell(file.content["about"]))
         for name, file in files.items()
     ]
     parts += ["## Tables of papers", "`visavis catalog recipes --paper PAPER` prints each row with its figures and requirements."]
@@ -124,7 +124,7 @@ def cell(text: str | None) -> str:
 
 def command_line() -> str:
     """Every command with its arguments and options."""
-    root = typer.main.get_command(app)
+    root = typer.main.get_command(build_app())
     text = typer.cli.get_docs_for_click(obj=root, ctx=typer.Context(root), name="visavis", title="Command line")
     # Typer does not escape help texts: <n> outside code would become a tag.
     return "`".join(part.replace("<", "&lt;") if index % 2 == 0 else part for index, part in enumerate(text.split("`")))

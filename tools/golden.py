@@ -1,10 +1,10 @@
-"""Replay a folder of golden files: known inputs and right answers of objectives and metrics.
+"""Replay a folder of golden files: known inputs and expected outputs of objectives, models and metrics.
 
     python tools/golden.py GOLDEN [--out FILE.npz]
 
-GOLDEN holds pairs of ``<what>_manifest.json`` and ``<what>.npz``; each may be absent. An entry is dispatched by its
+GOLDEN holds pairs of ``<what>_manifest.json`` and ``<what>.npz``. Each may be absent. An entry is dispatched by its
 objective, variant and parameters, never by its name or case. All computed arrays go to FILE under the names the
-manifest gives its outputs. What is not replayed is listed with the reason; the last line is
+manifest gives its outputs. Entries that are not replayed are listed with the reason. The last line is
 ``replayed N of M, K mismatches``, and the exit code is 1 if K is not 0.
 
 A new objective is one row of golden_losses.OBJECTIVES, a new metric one function in METRICS, a new model one branch of
@@ -26,7 +26,7 @@ from torch import Tensor
 from visavis import storage
 from visavis.errors import VisavisError
 from visavis.evaluation import Evaluation, Protocol, rank_scores
-from visavis.metrics import average_precision_at_r, coherent_scores, places, r_precision, ranks, recall_at, recall_at_mean_ties
+from visavis.metrics import average_precision_at_r, best_ranks, coherent_scores, positive_ranks, r_precision, recall_at, recall_at_mean_ties
 from visavis.targets import Targets
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for when this file is loaded by its path
@@ -65,7 +65,7 @@ def recall_and_ranks(entry: dict[str, Any], inputs: Arrays) -> Arrays:
     found: Arrays = {}
     for ties, result in results.items():
         found |= {f"rank_i2t_{ties}": result.image_ranks - 1.0, f"rank_t2i_{ties}": result.text_ranks - 1.0}
-    if entry.get("ties"):  # the order of an argsort is no fact
+    if entry.get("ties"):  # the order of an argsort is not defined for ties
         return found
     result = results["pessimistic"]
     return found | {
@@ -84,7 +84,7 @@ def five_fold(entry: dict[str, Any], inputs: Arrays) -> Arrays:
     images, texts = ids(*scores.shape)
     number = entry["params"].get("folds", 5)
     folds = Protocol(name="folds", description="consecutive folds", folds=number)
-    one = [rank_scores(scores[i][:, t], images[i], texts[t]) for i, t in folds.split(images, texts)]
+    one = [rank_scores(scores[i][:, t], images[i], texts[t]) for i, t in folds.split_folds(images, texts)]
     rows = [
         [*table(result, "i2t"), *table(result, "t2i"), result.metrics["rsum"]]
         for result in (*one, rank_scores(scores, images, texts, protocol=folds))
@@ -93,12 +93,12 @@ def five_fold(entry: dict[str, Any], inputs: Arrays) -> Arrays:
 
 
 def video_text(_entry: dict[str, Any], inputs: Arrays) -> Arrays:
-    """Ranks as the mean over tied positions; a video's is the least among its captions, each ranked against all others."""
+    """Ranks as the mean over tied positions. The rank of a video is the minimum over its captions, each ranked against all others."""
     by_text = torch.tensor(inputs["sim"])
     videos, texts = ids(by_text.shape[1], by_text.shape[0])
-    of_captions = ranks(by_text.T[texts], Targets.paired(len(texts)), ties="mean")
+    of_captions = best_ranks(by_text.T[texts], Targets.paired(len(texts)), ties="mean")
     found = {
-        "t2v": ranks(by_text, Targets(query_ids=texts, candidate_ids=videos), ties="mean"),
+        "t2v": best_ranks(by_text, Targets(query_ids=texts, candidate_ids=videos), ties="mean"),
         "v2t": of_captions.view(len(videos), -1).amin(1),
     }
     answers: dict[str, float] = {}
@@ -113,7 +113,7 @@ def video_text(_entry: dict[str, Any], inputs: Arrays) -> Arrays:
 def eccv_caption(_entry: dict[str, Any], inputs: Arrays) -> Arrays:
     scores = similarity(inputs)
     query, candidate = torch.tensor(inputs["positives"]).nonzero(as_tuple=True)
-    found = places(scores, Targets.from_pairs(query, candidate, *scores.shape))
+    found = positive_ranks(scores, Targets.from_pairs(query, candidate, *scores.shape))
     answers = {"map_at_r": average_precision_at_r(found).mean().item(), "rprecision": r_precision(found).mean().item()}
     return {name: np.array(value) for name, value in answers.items()} | {f"r{k}": np.array(recall_at(found[:, 0], k)) for k in (1, 5, 10)}
 
@@ -170,7 +170,7 @@ def sharpness(params: dict[str, Any]) -> float:
 
 
 def mismatches(entry: dict[str, Any], found: Arrays, expected: Arrays) -> list[str]:
-    """The outputs of an entry that differ from the right answers."""
+    """The outputs of an entry that differ from the expected ones."""
     if entry.get("reference_raises"):
         return [name for name, value in found.items() if not np.isfinite(value).all()]
     if not entry.get("gradient_defined", True):
@@ -191,7 +191,7 @@ def describe(manifest: str, entry: dict[str, Any]) -> str:
 
 
 def replay(folder: Path) -> tuple[Arrays, list[str], tuple[int, int, int]]:
-    """All computed arrays, what there is to say, and how many entries were replayed, there are, and mismatch."""
+    """Return all computed arrays, lines to print, and the numbers of replayed, existing and mismatching entries."""
     computed: Arrays = {}
     lines: list[str] = []
     replayed = total = wrong = 0
@@ -227,7 +227,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
         parser.error(f"{given.golden} holds no *_manifest.json: name a folder of golden files.")
     computed, lines, (replayed, total, wrong) = replay(given.golden)
     if given.out:
-        with storage.replacing(given.out) as part, open(part, "wb") as file:
+        with storage.atomic_file(given.out) as part, open(part, "wb") as file:
             np.savez(file, **computed)  # type: ignore[arg-type]
     sys.stdout.write("\n".join([*lines, f"replayed {replayed} of {total}, {wrong} mismatches"]) + "\n")
     return 1 if wrong else 0

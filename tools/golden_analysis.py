@@ -1,31 +1,45 @@
 """Analysis entries of golden files: counts of contributing samples and tangent norms, dispatched by ``objective``.
 
-Definitions are replayed by the closed forms, which keep the published order of operations; what the released code prints
-by its own, faults included. A new kind of count is one row of COUNTS.
+Definitions are replayed by the closed forms, which keep the published order of operations. Printed values of the released code are
+replayed by its own rules, errors included. A new kind of count is one row of COUNTS.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.diagnosis import Cocos, closed_weights, contributing_by_direction, count, smooth_ap_counts, tangents_of
-from visavis.diagnosis.counting import released_smooth_ap_counts
+from visavis.diagnostics import (
+    ContributingSamples,
+    contributing_by_direction,
+    count_contributing,
+    smooth_ap_counts,
+    tangent_norms_of_slopes,
+)
+from visavis.diagnostics.contributing_samples import released_smooth_ap_counts
 from visavis.objectives import VLC, NTXent, Objective, Triplet, TripletHN, Unified
 from visavis.targets import Targets
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the closed forms of the tests
+from tests.diagnostics.closed_forms import closed_weights
 
 Answers = dict[str, Any]
 RELEASED = "_reference_code"
 
 
-def by_definition(objective: Objective, scores: Tensor, epsilon: float = 0.01) -> dict[str, Cocos]:
+def by_definition(objective: Objective, scores: Tensor, epsilon: float = 0.01) -> dict[str, ContributingSamples]:
     """Both directions of paired scores, by the printed weights."""
     pairs = Targets.paired(len(scores))
-    return {way: count(closed_weights(objective, s, pairs), pairs, epsilon=epsilon) for way, s in (("i2t", scores), ("t2i", scores.T))}
+    return {
+        way: count_contributing(closed_weights(objective, s, pairs), pairs, epsilon=epsilon)
+        for way, s in (("i2t", scores), ("t2i", scores.T))
+    }
 
 
 def triplet(params: dict[str, Any], scores: Tensor, _name: str) -> Answers:
@@ -56,7 +70,7 @@ def nt_xent(params: dict[str, Any], scores: Tensor, name: str) -> Answers:
     for way, found in by_definition(objective, scores, params.get("eps", 0.01)).items():
         if name.endswith(RELEASED):
             answers |= {f"1-s_{way}.diag.mean": found.pull.mean(), f"{way}_n_high_grad": found.per_query}
-            answers |= {f"{way}_high_grad": found.push.mean(), f"{way}_low_grad": found.rest.mean()}
+            answers |= {f"{way}_high_grad": found.push.mean(), f"{way}_low_grad": found.push_below_epsilon.mean()}
         else:
             answers |= {f"{way}_C_per_query": found.count, f"{way}_C_mean": found.per_query}
             answers |= {f"{way}_Wneg_per_query": found.push, f"{way}_Wneg_mean": found.push.mean()}
@@ -91,8 +105,8 @@ def tangents(params: dict[str, Any], image: Tensor, text: Tensor, name: str) -> 
     objective = next((objective for word, objective in objectives.items() if name.startswith(f"tangent_{word}")), None)
     if objective is None:
         return {}
-    slopes = closed_weights(objective, image @ text.T, Targets.paired(len(image))) * objective.slope
-    found = tangents_of(slopes, image, text)
+    slopes = closed_weights(objective, image @ text.T, Targets.paired(len(image))) * objective.gradient_scale
+    found = tangent_norms_of_slopes(slopes, image, text)
     return {"anchor": found.anchor, "text": found.candidate}
 
 
@@ -105,7 +119,7 @@ COUNTS: dict[str, Callable[[dict[str, Any], Tensor, str], Answers]] = {
 
 
 def replay(entry: dict[str, Any], inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """All that is known here of an entry; nothing for one of another kind. The longest prefix of its name decides."""
+    """Compute the outputs of an entry, or nothing for another kind. The longest prefix of its name decides."""
     name, params = entry["objective"], entry["params"]
     image, text = (torch.tensor(inputs[side]) for side in ("img", "txt"))
     if name.startswith("tangent_"):

@@ -31,22 +31,29 @@ from visavis.objectives import (
     TripletHN,
     Unified,
 )
-from visavis.supervision.noisy import Growth, soft_margin
+from visavis.supervision.noisy_correspondence import MarginGrowth, soft_margin
 from visavis.targets import Targets
 
 Entry = dict[str, Any]
-Given = dict[str, Tensor]  # the inputs of an entry
-Renamed = dict[str, tuple[str, Callable[[Any], Any]]]  # a parameter -> the field it fills, and how it changes
-Fact = str | Callable[[Entry, Given], Tensor | None]  # the input that holds a fact, or how it is made of them
+# The inputs of an entry.
+Given = dict[str, Tensor]
+# From a parameter to its field, and the function that converts the value.
+Renamed = dict[str, tuple[str, Callable[[Any], Any]]]
+# The input that holds an annotation, or a function that computes it from the inputs.
+Fact = str | Callable[[Entry, Given], Tensor | None]
 
 
 @dataclass(frozen=True)
 class Row:
     """How entries of one objective become a call.
 
-    kind: the class. renamed: parameters that bear another name here or need a change. facts: the facts of the targets.
-    fields: what the variant says, or several parameters together. dropped: parameters that are no field.
-    ids: the input that says who belongs together; images with their texts in order where an entry has none.
+    Attributes:
+        kind: The class of the objective.
+        renamed: Parameters with another name in visavis, or with a converted value.
+        facts: Annotations of the targets.
+        fields: Fields that depend on the variant, or on several parameters.
+        dropped: Parameters without a field.
+        ids: The input that holds the ids. Without it, images and texts belong together in order.
     """
 
     kind: type[Objective]
@@ -62,7 +69,7 @@ class Row:
             known, change = self.renamed.get(name, (name, lambda same: same))
             if name not in self.dropped:
                 found[known] = change(value)
-        return spec.build(self.kind, found)
+        return spec.build_object(self.kind, found)
 
     def targets(self, entry: Entry, given: Given) -> Targets:
         images, texts = (given[self.ids].flatten(),) * 2 if self.ids in given else ids(len(given["img"]), len(given["txt"]))
@@ -82,7 +89,7 @@ def words(entry: Entry) -> list[str]:
     return str(entry.get("variant", "")).split("_")
 
 
-GROWTH: dict[str, Growth] = {"linear": "linear", "exponential": "exponential", "sin": "sine", "sine": "sine"}
+GROWTH: dict[str, MarginGrowth] = {"linear": "linear", "exponential": "exponential", "sin": "sine", "sine": "sine"}
 
 
 def of_info_nce(entry: Entry) -> dict[str, Any]:
@@ -96,7 +103,7 @@ def of_ncr(entry: Entry) -> dict[str, Any]:
 
 
 def cell_margin(entry: Entry, given: Given) -> Tensor | None:
-    """The margin of each cell: a column of labels is the row's, in both directions."""
+    """The margin of each cell. A column of labels belongs to the row, in both directions."""
     if "labels" not in given:
         return None
     params, number = entry["params"], len(given["img"])
@@ -110,7 +117,7 @@ def anchor_margin(entry: Entry, given: Given) -> Tensor | None:
 
 
 def with_offline(*pairs: tuple[str, str]) -> Callable[[Entry, Given], Tensor]:
-    """Scores of items with their offline partners, a column for each pair of inputs."""
+    """Scores of items with their offline partners, one column per pair of inputs."""
     return lambda _entry, given: torch.stack([(given[image] * given[text]).sum(1) for image, text in pairs], 1)
 
 
@@ -119,9 +126,9 @@ def of_goal(entry: Entry) -> dict[str, Any]:
 
 
 def of_ladder(entry: Entry) -> dict[str, Any]:
-    said = words(entry)
-    semantics = "reference" if "code" in said or "reference" in said else "paper"
-    return {"semantics": semantics, "sampling": "sum" if "sum" in said else "hard", "cumulative": "cumulative" in said}
+    names = words(entry)
+    semantics = "reference" if "code" in names or "reference" in names else "paper"
+    return {"semantics": semantics, "sampling": "sum" if "sum" in names else "hard", "cumulative": "cumulative" in names}
 
 
 TEMPERATURE: Renamed = {"temp": ("tau", float), "logit_scale": ("tau", inverse)}
@@ -174,7 +181,7 @@ def ids(num_images: int, num_texts: int) -> tuple[Tensor, Tensor]:
 
 
 def replay(entry: Entry, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The value of an objective and its gradients with respect to both sides' embeddings; nothing for an unknown one."""
+    """The value of an objective and its gradients with respect to both embeddings. Empty for an unknown objective."""
     row = OBJECTIVES.get(entry["objective"])
     if row is None:
         return {}

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from visavis.models import BFAN, SCAN, SGRAF, Matcher
-from visavis.models.pooling import GeneralizedPooling
-from visavis.models.vsrn import GraphConvolution
+from visavis.models.image_text.vsrn import GraphConvolution
+from visavis.models.layers import GeneralizedPooling
 from visavis.types import Encoded
 
 Arrays = dict[str, np.ndarray]
@@ -38,17 +38,19 @@ SGRAF_NAMES = {
 
 @torch.no_grad()
 def replay(entry: dict[str, Any], inputs: Arrays) -> Arrays | None:
-    """The outputs of an entry; None if it is of no model here."""
+    """Compute the outputs of an entry. None if it does not belong to a model."""
     params = entry["params"]
     weights = {name.removeprefix(WEIGHTS): torch.as_tensor(value) for name, value in inputs.items() if name.startswith(WEIGHTS)}
     regions = torch.from_numpy(inputs["regions"])
     if "cross_attn" in params:
         pool = {"LogSumExp": "lse", "Mean": "mean"}[params["agg"]]
         fields = {"direction": params["cross_attn"], "pool": pool, "normalization": params["raw_feature_norm"]}
-        sharpness = {"sharpness": params["lambda_softmax"], "pool_sharpness": params["lambda_lse"] or 1.0}
+        sharpness = {"inverse_temperature": params["lambda_softmax"], "pool_inverse_temperature": params["lambda_lse"] or 1.0}
         return {"sim": _scores(SCAN(SCAN.Config(**_SIZES, **fields, **sharpness)), inputs)}
     if "focal_type" in params:
-        return {"sim": _scores(BFAN(BFAN.Config(**_SIZES, focus=params["focal_type"], sharpness=params["lambda_softmax"])), inputs)}
+        return {
+            "sim": _scores(BFAN(BFAN.Config(**_SIZES, focus=params["focal_type"], inverse_temperature=params["lambda_softmax"])), inputs)
+        }
     if "sim_dim" in params:
         return {"sim": _sgraf(params, inputs, weights)}
     if "d_pe" in params:
@@ -62,7 +64,7 @@ def replay(entry: dict[str, Any], inputs: Arrays) -> Arrays | None:
     return None
 
 
-_SIZES: dict[str, Any] = {"visual_width": 1, "text_view": "words", "text_width": 1, "width": 1}
+_SIZES: dict[str, Any] = {"visual_input_dim": 1, "text_granularity": "words", "text_input_dim": 1, "embedding_dim": 1}
 """Of encoders that are not used: the given regions and words are encoded."""
 
 
@@ -79,8 +81,8 @@ def _sgraf(params: dict[str, Any], inputs: Arrays, weights: State) -> np.ndarray
     module = "SAF" if any(name.startswith("SAF") for name in weights) else "SGR"
     images, texts = _items(inputs)
     _, regions, width = inputs["regions"].shape
-    sizes = {"width": width, "regions": regions, "similarity_width": params["sim_dim"], "steps": params["sgr_step"]}
-    matcher = SGRAF(SGRAF.Config(**_SIZES | sizes, module=module)).double().eval()
+    sizes = {"embedding_dim": width, "num_regions": regions, "similarity_dim": params["sim_dim"], "reasoning_steps": params["sgr_step"]}
+    matcher = SGRAF(SGRAF.Config(**_SIZES | sizes, similarity_module=module)).double().eval()
     state = matcher.state_dict()
     norm = {name.rpartition(".")[2]: weights.pop(name) for name in list(weights) if name.startswith("SAF_module.bn.")}
     if norm:  # a batch norm of one number after training is a scale and a shift
@@ -92,7 +94,7 @@ def _sgraf(params: dict[str, Any], inputs: Arrays, weights: State) -> np.ndarray
         assert name in state, name
         state[name] = value
     matcher.load_state_dict(state)
-    whole = matcher.with_global(images, matcher.visual_global), matcher.with_global(texts, matcher.text_global)
+    whole = matcher.add_global_vectors(images, matcher.visual_global), matcher.add_global_vectors(texts, matcher.text_global)
     return matcher.score(*whole).numpy()
 
 

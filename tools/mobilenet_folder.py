@@ -1,11 +1,10 @@
-"""Turn MobileNetV2 weights with batch norm already folded into a local folder of transformers, and check it.
+"""Convert MobileNetV2 weights with folded batch norms to a local folder of transformers, and check it.
 
     python tools/mobilenet_folder.py [BACKBONE] [--data FLICKR8K] [--out FOLDER] [--force]
 
-BACKBONE (default: ``backbone`` under VISAVIS_DATA) holds ``mobilenet_v2_imagenet_fp16.safetensors`` and the pooled
-features of Flickr8k, against which the folder is checked on 64 pictures of ``--data`` (default: ``flickr8k`` under
-VISAVIS_DATA). The classifier is left out. FOLDER defaults to ``backbones/mobilenet-v2`` in the cache, where the
-tower name ``mobilenet-v2`` finds it.
+BACKBONE (default: ``backbone`` under VISAVIS_DATA) holds ``mobilenet_v2_imagenet_fp16.safetensors`` and the pooled features of
+Flickr8k. The folder is checked against these features on 64 images of ``--data`` (default: ``flickr8k`` under VISAVIS_DATA). The
+classifier is left out. FOLDER defaults to ``backbones/mobilenet-v2`` in the cache, where the encoder name ``mobilenet-v2`` finds it.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ PREPROCESSING = {
 
 
 def transformers_name(layer: str) -> str | None:
-    """The module of MobileNetV2Model that a layer of the weights becomes; None for the classifier.
+    """The module of MobileNetV2Model for a layer of the weights. None for the classifier.
 
     >>> transformers_name("blocks.1.expand"), transformers_name("head")
     ('layer.0.expand_1x1', 'conv_1x1')
@@ -73,7 +72,7 @@ def unfold(folded: dict[str, Tensor], eps: float) -> dict[str, Tensor]:
 
 
 def convert(backbone: Path, out: Path, *, force: bool = False) -> Path:
-    """Write the folder; a folder that holds the very same weights already is left as it is."""
+    """Write the folder. A folder with the same weights is left unchanged."""
     config = MobileNetV2Config(
         tf_padding=True, hidden_act="relu6", layer_norm_eps=0.001, finegrained_output=True, first_layer_is_expansion=True
     )
@@ -84,9 +83,9 @@ def convert(backbone: Path, out: Path, *, force: bool = False) -> Path:
         if not force and _same_weights(out, model.state_dict()):
             return out
         if not force:
-            raise RefusedOverwrite(f"{out} holds something else; nothing was changed: name another folder with --out, or add --force.")
+            raise RefusedOverwrite(f"{out}: contains other files. Nothing was changed. Choose another folder with --out, or add --force.")
         storage.remove_folder(out)
-    with storage.replacing_folder(out) as part:
+    with storage.atomic_folder(out) as part:
         storage.write_json(part / "config.json", config.to_diff_dict())
         storage.write_json(part / "preprocessor_config.json", PREPROCESSING)
         storage.write_tensors(part / "model.safetensors", model.state_dict(), for_transformers=True)
@@ -94,12 +93,12 @@ def convert(backbone: Path, out: Path, *, force: bool = False) -> Path:
 
 
 def check(folder: Path, backbone: Path, data: Path, *, count: int = 64) -> dict[str, float]:
-    """The folder's pooled features of the first pictures beside the stored ones."""
+    """Compare the folder's pooled features of the first images with the stored ones."""
     from visavis.data import open_dataset
-    from visavis.models.towers import open_visual
+    from visavis.models.encoders.frozen_encoders import open_visual_encoder
 
     images = open_dataset(data).images[:count]
-    ours = open_visual(str(folder)).encode([image.open() for image in images]).vectors
+    ours = open_visual_encoder(str(folder)).encode([image.open() for image in images]).vectors
     stored = torch.from_numpy(np.load(backbone / POOLED, mmap_mode="c")[:count]).float()
     assert isinstance(ours, Tensor)
     cosine = torch.nn.functional.cosine_similarity(ours, stored)
@@ -107,7 +106,7 @@ def check(folder: Path, backbone: Path, data: Path, *, count: int = 64) -> dict[
         "pictures": len(images),
         "correlation": float(np.corrcoef(ours.flatten(), stored.flatten())[0, 1]),
         "median cosine": cosine.median().item(),
-        "least cosine": cosine.min().item(),
+        "minimum cosine": cosine.min().item(),
         "mean difference": (ours - stored).abs().mean().item(),
         "largest difference": (ours - stored).abs().max().item(),
     }
@@ -121,7 +120,7 @@ def _same_weights(folder: Path, state: dict[str, Tensor]) -> bool:
 
 def _default(name: str) -> Path:
     if "VISAVIS_DATA" not in os.environ:
-        raise DataError(f"no {name} folder was given and VISAVIS_DATA is not set: name the folder, or set VISAVIS_DATA.")
+        raise DataError(f"{name}: no folder given and VISAVIS_DATA is not set. Pass the folder, or set VISAVIS_DATA.")
     return Path(os.environ["VISAVIS_DATA"]) / name
 
 
@@ -139,8 +138,8 @@ def main() -> None:
         for name, value in check(out, backbone, options.data or _default("flickr8k")).items():
             print(f"{name}: {value:.4f}" if isinstance(value, float) else f"{name}: {value}")
         print(
-            "The stored features are of the pictures before their last JPEG encoding, and a median cosine of 0.95 was measured "
-            "on Flickr8k; re-encoding explains only a part of the difference."
+            "The stored features are of the images before their last JPEG encoding. A median cosine of 0.95 was measured "
+            "on Flickr8k. Re-encoding explains only a part of the difference."
         )
     except VisavisError as error:
         sys.exit(str(error))

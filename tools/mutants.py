@@ -1,11 +1,11 @@
-"""Would the suite notice? Faults drawn by a seed, put into the source one at a time, and the tests run on each.
+"""Mutation testing: seeded faults are put into the source one at a time, and the tests run on each.
 
     pip install cosmic-ray && python tools/mutants.py [--count 40] [--seed 1] [--near] [--only NUMBER ...]
 
-A place of src/visavis is drawn among all where an operator of cosmic-ray applies (arithmetic, comparisons, booleans, numbers,
-loops, exceptions, decorators), then one of these operators; annotations are left out, where a fault changes nothing. The tests
-of the same package run first, then the others (without the long ones), in a copy of the last commit, until one fails. Each
-mutant is printed with the first test that fails; those that survive are to be explained or to get a test.
+A position of src/visavis is sampled among all to which an operator of cosmic-ray applies (arithmetic, comparisons, booleans, numbers,
+loops, exceptions, decorators), then one of these operators. Annotations are left out, because a fault there changes nothing. The tests
+of the same package run first, then the others (without the long ones), in a copy of the last commit, until one fails. Each mutant is
+printed with the first test that fails. Explain each surviving mutant or add a test for it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cosmic_ray import mutating, plugins
 PROJECT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 1800
 ELSEWHERE = {"runs": "training", "supervision": "training", "measured_cost": "memory", "scoring": "costly_score", "verbs": "cli"}
-"""Packages whose tests are those of another."""
+"""Packages that are tested by the tests of another package."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def drawn(count: int, seed: int) -> Iterator[Mutant]:
         source = (PROJECT / mutant.file).read_text(encoding="utf-8")
         try:
             differs = _without_annotations(source) != _without_annotations(mutant.code(source))
-        except SyntaxError:  # of an operator that does not know a form of the language
+        except SyntaxError:  # raised by operators that do not support a syntax form
             continue
         if differs:
             yield mutant
@@ -90,9 +90,10 @@ def _without_annotations(source: str) -> str:
 
 
 def first_failure(copy: Path, near: list[str], *, everywhere: bool) -> str:
-    """The first test that fails on the code in the copy, those near to the fault first; "" if all pass. everywhere: then all others.
+    """The first test that fails on the code in the copy, or "" if all pass.
 
-    It must fail once more alone, or it is left out and the others go on: what fails only beside others says nothing of the fault.
+    The tests of the fault's package run first. With ``everywhere``, all others follow. A failing test must fail again alone. Otherwise
+    it is left out and the others continue, because a test that fails only after others does not detect the fault.
     """
     left_out: list[str] = []
     for paths in ([near] if near else []) + ([["tests", "src/visavis"]] if everywhere else []):
@@ -104,7 +105,7 @@ def first_failure(copy: Path, near: list[str], *, everywhere: bool) -> str:
 
 
 def _run(copy: Path, *arguments: str) -> str:
-    """The first test that fails, or what else went wrong."""
+    """The first test that fails, or another error."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--timeout", "120", "-p", "no:cacheprovider", "-m", "not long and not timing"]
     environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1"}
     try:
@@ -112,8 +113,8 @@ def _run(copy: Path, *arguments: str) -> str:
             [*command, *arguments], cwd=copy, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return f"no end after {TIMEOUT_S} s"
-    if ended.returncode in (0, 5):  # 5: no test there
+        return f"timeout after {TIMEOUT_S} s"
+    if ended.returncode in (0, 5):  # 5: no tests collected
         return ""
     failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", ended.stdout, re.MULTILINE)
     return failed[0] if failed else (ended.stdout + ended.stderr).strip().splitlines()[-1]
@@ -133,8 +134,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", type=int, nargs="*", help="the numbers of the mutants to try; default all")
-    parser.add_argument("--near", action="store_true", help="run the tests of the same package alone")
+    parser.add_argument("--only", type=int, nargs="*", help="Numbers of the mutants to try. Default: all.")
+    parser.add_argument("--near", action="store_true", help="Run only the tests of the same package.")
     args = parser.parse_args()
     survivors = tried = 0
     with tempfile.TemporaryDirectory() as folder:

@@ -12,7 +12,7 @@ import mkdocs_gen_files
 import torch
 from torch import Tensor
 
-from visavis.diagnosis import pair_weights
+from visavis.diagnostics import pair_weights
 from visavis.objectives import CATALOG, NCR, Objective
 from visavis.targets import Targets
 

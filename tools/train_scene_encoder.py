@@ -1,14 +1,14 @@
-"""Train the visual encoder of drawn scenes from scratch and write the weights that the package ships.
+"""Train the visual encoder of synthetic scenes from scratch and write the weights that the package ships.
 
     python tools/train_scene_encoder.py
 
-took 1,660 s of one core (140 s of them to draw 48,000 scenes) and prints how well linear readings of the result do on
-1,000 new scenes: background 1.00, color 0.95, size 0.96, pattern 0.95, shape 0.88 (0.71 in held-out colors).
+It takes 1,660 s of one core (140 s of them to render 48,000 scenes). It prints the accuracy of linear probes of the result on 1,000 new
+scenes: background 1.00, color 0.95, size 0.96, pattern 0.95, shape 0.88 (0.71 in held-out colors).
 
-It learns from what scene graphs say: for each region, the attributes of the thing centered there; for the mean of
-all regions, the background, the number of things, which pairs of attributes occur and which relations hold. Only
-training scenes are drawn, so the held-out combinations are as new to it as to what is trained on top, and its
-seed is no seed of a written data set.
+The encoder learns from scene graphs. For each region, it learns the attributes of the object centered there. For the mean of all
+regions, it learns the background, the number of objects, the pairs of attributes that occur and the relations that hold. Only training
+scenes are rendered, so the held-out combinations are as new to the encoder as to a model trained on top of it. Its seed is not used by
+any written data set.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from visavis import storage
-from visavis.data.scenes import Scene, draw, draw_scene
-from visavis.data.scenes.captions import ATTRIBUTES
-from visavis.data.scenes.world import BACKGROUNDS, COLORS, MOST_THINGS, PATTERNS, RELATIONS, SHAPES, SIZES, held_out_colors
-from visavis.models.scene_encoder import SceneEncoder
+from visavis.synthetic import Scene, render_scene, sample_scene
+from visavis.synthetic.captions import ATTRIBUTES
+from visavis.synthetic.scene import BACKGROUNDS, COLORS, HELD_OUT_COLORS, MAX_OBJECTS, PATTERNS, RELATIONS, SHAPES, SIZES
+from visavis.synthetic.scene_encoder import SceneEncoder
 
 WEIGHTS = Path(__file__).parents[1] / "src/visavis/models/weights/scene_encoder.safetensors"
 SEED = 2**40
@@ -42,17 +42,17 @@ WHOLE = {key: i for i, key in enumerate([*SINGLE, *TWICE, *JOINT, *RELATED])}
 
 
 def label(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
-    """What each region shows ``[36, attributes]`` and what the whole picture shows ``[labels]``, true or false."""
+    """Labels of each region ``[36, attributes]`` and of the whole image ``[labels]``, true or false."""
     regions = np.zeros((GRID * GRID, len(SINGLE)), bool)
     seen: list[tuple[object, ...]] = []
     for thing in scene.things:
         cell = int(thing.y * GRID) * GRID + int(thing.x * GRID)
-        looks = {name: getattr(thing, name) for name in ATTRIBUTES}
-        for name, value in looks.items():
+        attributes = {name: getattr(thing, name) for name in ATTRIBUTES}
+        for name, value in attributes.items():
             regions[cell, SINGLE[name, value]] = True
             twice = (name, value, 2) if (name, value) in seen else (name, value)
             seen.append(twice)
-        seen += [(m, n, looks[m], looks[n]) for m, n in combinations(ATTRIBUTES, 2)]
+        seen += [(m, n, attributes[m], attributes[n]) for m, n in combinations(ATTRIBUTES, 2)]
     for i, relation, j in scene.relations:
         a, b = scene.things[i], scene.things[j]
         seen += [("shape", a.shape, relation, b.shape), ("color", a.color, relation, b.color)]
@@ -66,8 +66,8 @@ class Lesson:
 
     def __init__(self, count: int, seed: int, *, training: bool):
         rng = np.random.default_rng(seed)
-        self.scenes = [draw_scene(rng, training=training) for _ in range(count)]
-        self.pixels = torch.cat([SceneEncoder.preprocess([draw(scene)]) for scene in self.scenes])
+        self.scenes = [sample_scene(rng, training=training) for _ in range(count)]
+        self.pixels = torch.cat([SceneEncoder.preprocess([render_scene(scene)]) for scene in self.scenes])
         regions, whole = zip(*map(label, self.scenes), strict=True)
         self.regions, self.whole = torch.from_numpy(np.stack(regions)), torch.from_numpy(np.stack(whole))
         self.background = torch.tensor([BACKGROUNDS.index(scene.background) for scene in self.scenes])
@@ -75,7 +75,7 @@ class Lesson:
 
 
 class Student(nn.Module):
-    """The encoder and linear readings of it, which are thrown away."""
+    """The encoder and its linear probes, which are not saved."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Student(nn.Module):
         self.whole, self.background, self.total = (
             nn.Linear(width, len(WHOLE)),
             nn.Linear(width, len(BACKGROUNDS)),
-            nn.Linear(width, MOST_THINGS),
+            nn.Linear(width, MAX_OBJECTS),
         )
         nn.init.constant_(self.whole.bias, -5.0)
 
@@ -96,7 +96,7 @@ class Student(nn.Module):
 
 
 def loss(student: Student, lesson: Lesson, rows: Tensor) -> Tensor:
-    """What the readings miss; a quarter of the pictures lose their colors, so that shapes are learned apart from them."""
+    """The loss of the probes. A quarter of the images lose their colors, so that shapes are learned independently of colors."""
     gray = torch.rand(len(rows)) < 0.25
     pixels = lesson.pixels[rows]
     pixels[gray] = pixels[gray].float().mean(1, keepdim=True).byte()
@@ -135,11 +135,11 @@ def train(lesson: Lesson, samples: int, batch: int) -> Student:
 
 @torch.inference_mode()
 def examine(student: Student, lesson: Lesson) -> None:
-    """Print how well the linear readings do on scenes that were never seen, held-out combinations included."""
+    """Print the accuracy of the linear probes on new scenes, including held-out combinations."""
     parts = [student(pixels) for pixels in lesson.pixels.split(100)]
     regions, whole, background, total = (torch.cat(part) for part in zip(*parts, strict=True))
-    for title, logits, true in (("background", background, lesson.background), ("number of things", total, lesson.total)):
-        print(f"{title}: {(logits.argmax(1) == true).float().mean():.3f} of {len(true)} pictures, read from the mean of all regions")
+    for title, logits, true in (("background", background, lesson.background), ("number of objects", total, lesson.total)):
+        print(f"{title}: {(logits.argmax(1) == true).float().mean():.3f} of {len(true)} images, read from the mean of all regions")
     right: dict[str, list[bool]] = {}
     for scene, logits in zip(lesson.scenes, regions, strict=True):
         for thing in scene.things:
@@ -147,20 +147,20 @@ def examine(student: Student, lesson: Lesson) -> None:
             for name in ATTRIBUTES:
                 columns = [SINGLE[name, value] for value in VALUES[name]]
                 hit = VALUES[name][int(cell[columns].argmax())] == getattr(thing, name)
-                for group in (name, f"{name} of held-out (shape, color)") if (thing.shape, thing.color) in held_out_colors else (name,):
+                for group in (name, f"{name} of held-out (shape, color)") if (thing.shape, thing.color) in HELD_OUT_COLORS else (name,):
                     right.setdefault(group, []).append(hit)
     for group, hits in right.items():
-        print(f"{group}: {np.mean(hits):.3f} of {len(hits)} things, read at the thing's region")
+        print(f"{group}: {np.mean(hits):.3f} of {len(hits)} objects, read at the object's region")
     for title, keys in (("attribute pairs", JOINT), ("relations", RELATED)):
         columns = [WHOLE[key] for key in keys]
-        said, true = whole[:, columns] > 0, lesson.whole[:, columns]
-        print(f"{title}: F1 {2 * (said & true).sum() / (said.sum() + true.sum()):.3f}, read from the mean of all regions")
+        predicted, true = whole[:, columns] > 0, lesson.whole[:, columns]
+        print(f"{title}: F1 {2 * (predicted & true).sum() / (predicted.sum() + true.sum()):.3f}, read from the mean of all regions")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--scenes", type=int, default=48_000, help="scenes to draw")
-    parser.add_argument("--samples", type=int, default=320_000, help="scenes to learn from, repetitions counted")
+    parser.add_argument("--scenes", type=int, default=48_000, help="Number of scenes to render.")
+    parser.add_argument("--samples", type=int, default=320_000, help="Number of training samples, including repetitions.")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--out", type=Path, default=WEIGHTS)
     options = parser.parse_args()
@@ -171,7 +171,7 @@ def main() -> None:
     )
     student.encoder.load_state_dict({name: part.float() for name, part in storage.read_tensors(options.out).items()})
     examine(student, Lesson(1000, SEED + 1, training=False))
-    print(f"{options.out}: {options.out.stat().st_size:,} bytes; {time.process_time():.0f} s of processor time in all")
+    print(f"{options.out}: {options.out.stat().st_size:,} bytes, {time.process_time():.0f} s of processor time in all")
 
 
 if __name__ == "__main__":

@@ -5,54 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-
-_HOMES = {
-    "Targets": "visavis.targets",
-    "Factors": "visavis.targets",
-    "PairLoss": "visavis.engine",
-    "LearnedScale": "visavis.engine",
-    "Retriever": "visavis.models.retriever",
-    "DataError": "visavis.errors",
-    "MissingExtra": "visavis.errors",
-    "MissingSupervision": "visavis.errors",
-    "RecipeError": "visavis.errors",
-    "RefusedOverwrite": "visavis.errors",
-    "RunError": "visavis.errors",
-    "ShapeError": "visavis.errors",
-    "SpecError": "visavis.errors",
-    "StorageError": "visavis.errors",
-    "VisavisError": "visavis.errors",
-    "parse": "visavis.objectives",
-    "load": "visavis.verbs",
-    "train": "visavis.verbs",
-    "evaluate": "visavis.verbs",
-    "anatomy": "visavis.verbs",
-    "explain": "visavis.verbs",
-    "features": "visavis.verbs",
-    "index": "visavis.verbs",
-    "judged": "visavis.verbs",
-    "label": "visavis.verbs",
-    "convert": "visavis.verbs",
-    "search": "visavis.verbs",
-    "serve": "visavis.verbs",
-    "demo": "visavis.verbs",
-    "diagnose": "visavis.verbs",
-    "probe": "visavis.verbs",
-    "agreement": "visavis.verbs",
-    "doctor": "visavis.verbs",
-    "catalog": "visavis.verbs",
-    "data_audit": "visavis.verbs",
-    "data_check": "visavis.verbs",
-    "data_convert": "visavis.verbs",
-    "data_scenes": "visavis.verbs",
-    "coherence": "visavis.verbs",
-    "reproduce": "visavis.verbs",
-    "compare": "visavis.verbs",
-    "relevance": "visavis.verbs",
-    "relevance_fit": "visavis.verbs",
-    "relevance_thresholds": "visavis.verbs",
-}
+__version__ = "0.2.0"
 
 __all__ = [
     "DataError",
@@ -74,11 +27,12 @@ __all__ = [
     "agreement",
     "anatomy",
     "catalog",
+    "classify",
     "coherence",
     "compare",
+    "convert",
     "data_audit",
     "data_check",
-    "convert",
     "data_convert",
     "data_scenes",
     "demo",
@@ -88,8 +42,6 @@ __all__ = [
     "explain",
     "features",
     "index",
-    "judged",
-    "label",
     "load",
     "parse",
     "probe",
@@ -102,27 +54,22 @@ __all__ = [
     "train",
 ]
 
+_MODULES = {
+    "Factors": "visavis.targets",
+    "LearnedScale": "visavis.pair_loss",
+    "PairLoss": "visavis.pair_loss",
+    "Retriever": "visavis.models.retriever",
+    "Targets": "visavis.targets",
+    "parse": "visavis.objectives",
+}
+"""Modules of the public names outside ``visavis.api`` and ``visavis.errors``."""
+
 if TYPE_CHECKING:
-    from visavis.engine import LearnedScale, PairLoss
-    from visavis.errors import (
-        DataError,
-        MissingExtra,
-        MissingSupervision,
-        RecipeError,
-        RefusedOverwrite,
-        RunError,
-        ShapeError,
-        SpecError,
-        StorageError,
-        VisavisError,
-    )
-    from visavis.models.retriever import Retriever
-    from visavis.objectives import parse
-    from visavis.targets import Factors, Targets
-    from visavis.verbs import (
+    from visavis.api import (
         agreement,
         anatomy,
         catalog,
+        classify,
         coherence,
         compare,
         convert,
@@ -137,8 +84,6 @@ if TYPE_CHECKING:
         explain,
         features,
         index,
-        judged,
-        label,
         load,
         probe,
         relevance,
@@ -149,13 +94,30 @@ if TYPE_CHECKING:
         serve,
         train,
     )
+    from visavis.errors import (
+        DataError,
+        MissingExtra,
+        MissingSupervision,
+        RecipeError,
+        RefusedOverwrite,
+        RunError,
+        ShapeError,
+        SpecError,
+        StorageError,
+        VisavisError,
+    )
+    from visavis.models.retriever import Retriever
+    from visavis.objectives import parse
+    from visavis.pair_loss import LearnedScale, PairLoss
+    from visavis.targets import Factors, Targets
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use, so that ``visavis --help`` never waits for torch."""
-    if name not in _HOMES:
+    """Import a public name on first use, so that ``visavis --help`` does not import torch."""
+    if name not in __all__:
         raise AttributeError(f"module 'visavis' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    module = _MODULES.get(name) or ("visavis.api" if name.islower() else "visavis.errors")
+    return getattr(importlib.import_module(module), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""``python -m visavis`` is ``visavis``."""
+"""Entry point of ``python -m visavis``, which is the same as ``visavis``."""
 
 from visavis.cli import main
 

@@ -1,6 +1,6 @@
-"""The machine and the installation: versions, threads, accelerators, data, caches, and how to fix what is wrong.
+"""Checks of the installation: versions, threads, devices, data and caches, with fixes.
 
-Nothing here imports an optional package: installed versions come from package metadata.
+Optional packages are not imported: their versions come from package metadata.
 """
 
 from __future__ import annotations
@@ -21,46 +21,54 @@ from visavis.storage import cache_folder
 _GIB = 2**30
 _CPU_FEATURES = {"amx_tile": "AMX", "amx_bf16": "AMX bf16", "avx512f": "AVX-512", "avx512_bf16": "AVX-512 bf16", "avx2": "AVX2"}
 
-SERVES = {
-    "hf": "visavis features, train: encoders of transformers",
-    "minilm": "visavis features, train, relevance: the sentence model minilm",
+EXTRA_USES = {
+    "hf": "visavis features, train: transformers encoders",
+    "minilm": "visavis features, train, relevance: sentence model minilm",
     "lora": "visavis train: CLIP with low-rank adapters",
-    "report": "visavis demo, coherence, relevance: pictures",
+    "report": "visavis demo, anatomy, coherence, compare, diagnose, relevance: reports and plots",
     "noise": "visavis train: NoisySupervision",
-    "video": "visavis features, train, search: video files, and .h5 of features",
-    "search": "visavis index, search: a store in a folder or on object storage",
-    "milvus": "visavis index, search: a store in Milvus",
-    "scale": "visavis index: a Ray cluster",
-    "serve": "visavis serve: a page to search an index",
-    "dev": "tests and checks of visavis itself",
+    "video": "visavis features, train, search: video files and .h5 features",
+    "search": "visavis index, search: LanceDB store in a folder or on object storage",
+    "milvus": "visavis index, search: Milvus store",
+    "scale": "visavis index, compare, reproduce: Ray cluster",
+    "serve": "visavis serve: web UI to search an index",
+    "docs": "documentation of visavis",
+    "dev": "tests and checks of visavis",
 }
-"""The commands that need an extra, and what for."""
+"""Commands that need an extra, and the feature that needs it."""
 
 
 @dataclass(frozen=True)
-class Fact:
-    """One line of ``visavis doctor``. ok: nothing is wrong. remedy: how to fix it, or how to enable more; may be empty."""
+class EnvironmentCheck:
+    """One line of ``visavis doctor``.
+
+    Attributes:
+        name: Subject of the check.
+        value: What was measured.
+        ok: Whether nothing is wrong.
+        fix: How to fix a problem, or how to enable a feature. Empty if there is nothing to do.
+    """
 
     name: str
     value: str
     ok: bool = True
-    remedy: str = ""
+    fix: str = ""
 
 
-def program() -> str:
-    """The command that runs visavis from the current folder: its name if it is on the PATH, else its path."""
-    beside = Path(sys.prefix) / "bin" / "visavis"
-    if shutil.which("visavis") is not None or not beside.exists():
+def shell_command() -> str:
+    """Return the command that runs visavis from the current folder: its name if it is on the PATH, else its path."""
+    script = Path(sys.prefix) / "bin" / "visavis"
+    if shutil.which("visavis") is not None or not script.exists():
         return "visavis"
-    return shlex.quote(os.path.relpath(beside))
+    return shlex.quote(os.path.relpath(script))
 
 
-def inspect() -> list[Fact]:
-    """All facts that matter before a run or in a bug report, most general first."""
+def check_environment() -> list[EnvironmentCheck]:
+    """Return all checks that matter before a run or in a bug report, most general first."""
     return [
         _python(),
-        *(Fact(name, version) for name, version in versions().items() if name != "python"),
-        Fact("git", git_hash() or "not a checkout"),
+        *(EnvironmentCheck(name, version) for name, version in package_versions().items() if name != "python"),
+        EnvironmentCheck("git", git_hash() or "not a checkout"),
         *_extras(),
         _torchvision(),
         _threads(),
@@ -73,14 +81,21 @@ def inspect() -> list[Fact]:
     ]
 
 
-def versions() -> dict[str, str]:
-    """Versions that a run's results depend on: Python, visavis and the packages it always needs."""
+def package_versions() -> dict[str, str]:
+    """Return the versions that results depend on: Python, visavis and its required packages."""
     core = [name for name, extra in _requirements() if extra is None]
-    return {"python": platform.python_version()} | {name: installed(name) or "not installed" for name in ["visavis", *core]}
+    return {"python": platform.python_version()} | {name: installed_version(name) or "not installed" for name in ["visavis", *core]}
 
 
-def installed(package: str) -> str | None:
-    """The version of an installed package, without importing it; None if absent."""
+def installed_version(package: str) -> str | None:
+    """Return the version of an installed package without importing it.
+
+    Args:
+        package: Name of the distribution.
+
+    Returns:
+        The version, or None if the package is not installed.
+    """
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -88,7 +103,7 @@ def installed(package: str) -> str | None:
 
 
 def git_hash() -> str | None:
-    """The commit of the checkout that visavis runs from, with ``+`` if files differ from it; None outside a checkout."""
+    """Return the commit of the checkout that visavis runs from, with ``+`` if files were changed, or None outside a checkout."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists() or shutil.which("git") is None:
         return None
@@ -97,13 +112,13 @@ def git_hash() -> str | None:
     return f"{commit}{'+' if changed else ''}" if commit else None
 
 
-def _python() -> Fact:
-    place = sys.prefix if sys.prefix != sys.base_prefix else "no virtual environment"
-    return Fact("python", f"{platform.python_version()} ({platform.system()} {platform.machine()}, {place})")
+def _python() -> EnvironmentCheck:
+    environment = sys.prefix if sys.prefix != sys.base_prefix else "no virtual environment"
+    return EnvironmentCheck("python", f"{platform.python_version()} ({platform.system()} {platform.machine()}, {environment})")
 
 
 def _requirements() -> list[tuple[str, str | None]]:
-    """``(package, extra)`` for everything that visavis can use, as its own metadata says; extra None: always needed."""
+    """``(package, extra)`` of all packages in the metadata of visavis. The extra of a required package is None."""
     requirements = []
     for line in importlib.metadata.requires("visavis") or []:
         extra = re.search(r"extra == ['\"]([\w-]+)['\"]", line)
@@ -111,109 +126,115 @@ def _requirements() -> list[tuple[str, str | None]]:
     return requirements
 
 
-def _extras() -> list[Fact]:
+def _extras() -> list[EnvironmentCheck]:
     packages: dict[str, list[str]] = {}
     for package, extra in _requirements():
-        if extra in SERVES:
+        if extra in EXTRA_USES:
             packages.setdefault(extra, []).append(package)
     return [_extra(extra, names) for extra, names in packages.items()]
 
 
-def _extra(extra: str, names: list[str]) -> Fact:
-    known = {name: installed(name) for name in names}
-    packages = ", ".join(f"{name} {version or 'not installed'}" for name, version in known.items())
-    remedy = "" if all(known.values()) else f"pip install 'visavis[{extra}]'"
-    return Fact(f"extra {extra}", f"{packages} ({SERVES[extra]})", remedy=remedy)
+def _extra(extra: str, names: list[str]) -> EnvironmentCheck:
+    versions = {name: installed_version(name) for name in names}
+    packages = ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())
+    fix = "" if all(versions.values()) else f"pip install 'visavis[{extra}]'"
+    return EnvironmentCheck(f"extra {extra}", f"{packages} ({EXTRA_USES[extra]})", fix=fix)
 
 
-def _torchvision() -> Fact:
-    """torchvision is never used here, but a build that does not fit torch breaks other packages on import."""
-    version = installed("torchvision")
+def _torchvision() -> EnvironmentCheck:
+    """visavis does not use torchvision, but a build for another torch breaks other packages on import."""
+    version = installed_version("torchvision")
     if version is None:
-        return Fact("torchvision", "not installed (not needed)")
+        return EnvironmentCheck("torchvision", "not installed (not needed)")
     importing = subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True, check=False)
     if importing.returncode == 0:
-        return Fact("torchvision", f"{version} (not needed)")
-    return Fact(
+        return EnvironmentCheck("torchvision", f"{version} (not needed)")
+    return EnvironmentCheck(
         "torchvision",
         f"{version}, installed but not importable: it breaks timm, open_clip and others on import",
         ok=False,
-        remedy="pip uninstall torchvision, or install the build that fits this torch",
+        fix="pip uninstall torchvision, or install the build for this version of torch",
     )
 
 
-def _threads() -> Fact:
+def _threads() -> EnvironmentCheck:
     import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = torch.get_num_threads()
     value = f"torch uses {threads} of {cores} cores, OMP_NUM_THREADS is {os.environ.get('OMP_NUM_THREADS', 'not set')}"
-    return Fact("threads", value, threads <= cores, "" if threads <= cores else f"export OMP_NUM_THREADS={cores}")
+    return EnvironmentCheck("threads", value, threads <= cores, "" if threads <= cores else f"export OMP_NUM_THREADS={cores}")
 
 
-def _cpu() -> Fact:
+def _cpu() -> EnvironmentCheck:
     import torch
 
     try:
         flags = set(re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[1].split())  # type: ignore[index]
     except (OSError, TypeError):
-        return Fact("cpu", torch.backends.cpu.get_cpu_capability())
-    return Fact("cpu", ", ".join(name for flag, name in _CPU_FEATURES.items() if flag in flags) or "no vector extension found")
+        return EnvironmentCheck("cpu", torch.backends.cpu.get_cpu_capability())
+    return EnvironmentCheck("cpu", ", ".join(name for flag, name in _CPU_FEATURES.items() if flag in flags) or "no vector extensions")
 
 
-def _cuda() -> Fact:
+def _cuda() -> EnvironmentCheck:
     import torch
 
     if torch.cuda.is_available():
         devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-        return Fact("cuda", ", ".join(f"{device.name} ({device.total_memory / _GIB:.0f} GiB)" for device in devices))
-    return Fact("cuda", f"torch is built for CUDA {torch.version.cuda}, no device found" if torch.version.cuda else "none (not needed)")
+        return EnvironmentCheck("cuda", ", ".join(f"{device.name} ({device.total_memory / _GIB:.0f} GiB)" for device in devices))
+    return EnvironmentCheck(
+        "cuda", f"torch is built for CUDA {torch.version.cuda}, no device available" if torch.version.cuda else "none (not needed)"
+    )
 
 
-def _memory() -> Fact:
-    try:
-        free = int(re.search(r"^MemAvailable:\s*(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)[1]) * 1024  # type: ignore[index]
-    except (OSError, TypeError):
-        return Fact("memory", "unknown")
+def _memory() -> EnvironmentCheck:
+    from visavis.memory_budget import available_memory
+
+    free = available_memory()
+    if free is None:
+        return EnvironmentCheck("memory", "unknown")
     enough = free >= 2 * _GIB
-    return Fact("memory", f"{free / _GIB:.1f} GiB free", enough, "" if enough else "close other programs: training needs about 2 GiB")
+    return EnvironmentCheck(
+        "memory", f"{free / _GIB:.1f} GiB free", enough, "" if enough else "close other programs: training needs about 2 GiB"
+    )
 
 
-def _data() -> Fact:
-    from visavis.data.reading import data_folder, datasets_in
+def _data() -> EnvironmentCheck:
+    from visavis.data.dataset_reader import data_folder, list_dataset_names
 
     folder = data_folder()
+    fix = "export VISAVIS_DATA=FOLDER, the parent folder of flickr8k/ and other data sets"
     if folder is None:
-        return Fact("VISAVIS_DATA", "not set", remedy="export VISAVIS_DATA=FOLDER, which holds flickr8k/ and others")
+        return EnvironmentCheck("VISAVIS_DATA", "not set", fix=fix)
     if not folder.is_dir():
-        return Fact(
-            "VISAVIS_DATA", f"{folder} is not a folder", ok=False, remedy="export VISAVIS_DATA=FOLDER, which holds flickr8k/ and others"
-        )
-    names = datasets_in(folder)
-    missing = "" if names else "put a data set into a folder of its own there"
-    return Fact("VISAVIS_DATA", f"{folder}: {', '.join(names) or 'no data set found'}", bool(names), missing)
+        return EnvironmentCheck("VISAVIS_DATA", f"{folder} is not a folder", ok=False, fix=fix)
+    names = list_dataset_names(folder)
+    fix = "" if names else "copy each data set into a subfolder"
+    return EnvironmentCheck("VISAVIS_DATA", f"{folder}: {', '.join(names) or 'no data set'}", bool(names), fix)
 
 
-def _cache() -> Fact:
+def _cache() -> EnvironmentCheck:
     folder = cache_folder()
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free = shutil.disk_usage(existing).free
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    value = f"{folder}: {size / _GIB:.2f} GiB kept, {free / _GIB:.0f} GiB free on that disk"
+    value = f"{folder}: {size / _GIB:.2f} GiB used, {free / _GIB:.0f} GiB free on the disk"
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        return Fact("VISAVIS_CACHE", f"{folder} cannot be written", ok=False, remedy="export VISAVIS_CACHE=FOLDER, one that you may write")
-    if free < _GIB:
-        return Fact(
-            "VISAVIS_CACHE", value, ok=False, remedy=f"free some space, or export VISAVIS_CACHE=FOLDER on another disk than {existing}"
+        return EnvironmentCheck(
+            "VISAVIS_CACHE", f"{folder} is not writable", ok=False, fix="export VISAVIS_CACHE=FOLDER with a writable folder"
         )
-    return Fact("VISAVIS_CACHE", value)
+    if free < _GIB:
+        return EnvironmentCheck(
+            "VISAVIS_CACHE", value, ok=False, fix=f"free disk space, or export VISAVIS_CACHE=FOLDER on another disk than that of {existing}"
+        )
+    return EnvironmentCheck("VISAVIS_CACHE", value)
 
 
-def _hub() -> Fact:
+def _hub() -> EnvironmentCheck:
     flags = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if os.environ.get(name, "").lower() in {"1", "true", "yes", "on"}]
     if not flags:
-        return Fact("model hub", "online: a model that is not in the cache is downloaded when named")
-    return Fact("model hub", f"offline ({', '.join(flags)})", remedy=f"unset {' '.join(flags)} to download models by name")
+        return EnvironmentCheck("model hub", "online: models are downloaded when they are first used")
+    return EnvironmentCheck("model hub", f"offline ({', '.join(flags)})", fix=f"unset {' '.join(flags)} to download models by name")
 
 
 def _output(*command: str) -> str:

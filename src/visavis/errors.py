@@ -1,48 +1,47 @@
-"""Every error a user can meet, one sentence each: what was found, where, what was expected, what to do.
+"""Errors that a user can cause. Each message states what was expected, what was given, where, and how to fix it.
 
 VisavisError
-+-- SpecError            a text such as "Unified(margin=0.2)" or a value in it cannot be read
-+-- ShapeError           tensors, ids or lengths do not fit together
-+-- MissingSupervision   an objective needs facts (degrees, margins, a bank) that nobody supplied
-+-- DataError            files, captions or features are missing, broken or contradict each other
-+-- RecipeError          a recipe or an override names something unknown or impossible
-+-- RunError             a run folder is incomplete, or of another data set or version
-+-- RefusedOverwrite     something of the user's stands where a file should be written
-+-- StorageError         a file cannot be written: the disk is full, or does not let
-+-- MissingExtra         an optional package is needed; names the extra that brings it
++-- SpecError            a text such as "Unified(margin=0.2)" or a value in it cannot be parsed
++-- ShapeError           tensors, ids or lengths do not match
++-- MissingSupervision   an objective needs annotations (relevance, margins, a memory bank) that were not given
++-- DataError            files, captions or features are missing, corrupted or contradictory
++-- RecipeError          a recipe or an override holds an unknown name or an impossible value
++-- RunError             a run folder is incomplete, or belongs to another data set or version
++-- RefusedOverwrite     a file of the user exists where a file should be written
++-- StorageError         a file cannot be written: the disk is full or read-only
++-- MissingExtra         an optional package is not installed, with the name of its extra
 """
 
 from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 
 class VisavisError(ValueError):
-    """The parent of all errors that a user can cause; its text is one clear sentence."""
+    """Base class of all errors that a user can cause."""
 
 
 class SpecError(VisavisError):
-    """A text or a value in it cannot be read as the object it should name."""
+    """A text, or a value in it, cannot be parsed as the object that it should name."""
 
 
 class ShapeError(VisavisError):
-    """Tensors, ids or lengths do not fit together."""
+    """Tensors, ids or lengths do not match."""
 
 
 class MissingSupervision(VisavisError):
-    """An objective needs facts that the targets do not hold."""
+    """An objective needs annotations that the targets do not hold."""
 
 
 class DataError(VisavisError):
-    """Files, captions or features are missing, broken, or contradict each other."""
+    """Files, captions or features are missing, corrupted or contradictory."""
 
 
 class RecipeError(VisavisError):
-    """A recipe or an override names something unknown or impossible."""
+    """A recipe or an override holds an unknown name or an impossible value."""
 
 
 class RunError(VisavisError):
@@ -50,47 +49,69 @@ class RunError(VisavisError):
 
 
 class RefusedOverwrite(VisavisError):
-    """Something of the user's stands where a file should be written."""
+    """A file of the user exists where a file should be written."""
 
 
 class StorageError(VisavisError):
-    """A file cannot be written: the disk is full, or may not be written to."""
+    """A file cannot be written: the disk is full or read-only."""
 
 
 class MissingExtra(VisavisError):
-    """An optional package is needed and not installed."""
+    """An optional package is needed and not installed.
+
+    Args:
+        package: Name of the package.
+        extra: Extra of visavis that installs it.
+        purpose: What needs the package, as the subject of the sentence.
+    """
 
     def __init__(self, package: str, extra: str, purpose: str):
         super().__init__(f"{purpose} needs the package {package}, which is not installed: run pip install 'visavis[{extra}]'.")
 
 
-FEW = 20
-"""Names that a sentence may list."""
+MAX_LISTED_NAMES = 20
+"""Maximum number of names that an error message lists."""
 
 
-def nearest(word: str, known: Iterable[str], listed_by: str = "") -> str:
-    """The ending of an error sentence: the closest known name, or all of them; of more than a few, the command that lists them, if given.
+def suggest_name(word: str, known: Iterable[str], list_command: str = "") -> str:
+    """Make the end of an error message about an unknown name: the closest known name, or all of them.
 
-    >>> nearest("marjin", ["margin", "gamma"])
-    'did you mean margin?'
-    >>> nearest("x", ["margin", "gamma"])
-    'known: gamma, margin.'
-    >>> nearest("x", map(str, range(99)), "visavis catalog recipes")
-    'visavis catalog recipes lists them.'
+    Args:
+        word: The unknown name.
+        known: All valid names.
+        list_command: Command that lists the names. It is named instead of more than `MAX_LISTED_NAMES` names.
+
+    Returns:
+        The end of the sentence, with its punctuation.
+
+    Example:
+        >>> suggest_name("marjin", ["margin", "gamma"])
+        'did you mean margin?'
+        >>> suggest_name("x", ["margin", "gamma"])
+        'known: gamma, margin.'
+        >>> suggest_name("x", map(str, range(99)), "visavis catalog recipes")
+        'visavis catalog recipes lists them.'
     """
     known = sorted(known)
     lowered = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
     if close:
         return f"did you mean {lowered[close[0]]}?"
-    return f"{listed_by} lists them." if listed_by and len(known) > FEW else f"known: {', '.join(known) or 'nothing'}."
+    return f"{list_command} lists them." if list_command and len(known) > MAX_LISTED_NAMES else f"known: {', '.join(known) or 'nothing'}."
 
 
-def shown(value: Any) -> str:
-    """A value in an error sentence: itself where it is short and plain, else what it is.
+def format_value(value: Any) -> str:
+    """Format a value for an error message: its repr where that is short, else its type and shape.
 
-    >>> shown(2.5), shown([1, 2]), shown({})
-    ('2.5', '[1, 2]', 'a dict')
+    Args:
+        value: Any value.
+
+    Returns:
+        A text of one line.
+
+    Example:
+        >>> format_value(2.5), format_value([1, 2]), format_value({})
+        ('2.5', '[1, 2]', 'a dict')
     """
     if value is None or isinstance(value, bool | int | float | complex | str | bytes | list | tuple):
         text = repr(value)
@@ -102,21 +123,10 @@ def shown(value: Any) -> str:
     return f"a {type(value).__name__}" + (f" of shape {list(shape)}" if isinstance(shape, tuple) else "")
 
 
-def say(sentence: str) -> None:
-    """A warning in one sentence, for what goes on all the same; Python shows a sentence once."""
-    warnings.warn(sentence, UserWarning, stacklevel=2)
+def warn(message: str) -> None:
+    """Warn about something that does not stop the program. Python shows each message once.
 
-
-@contextmanager
-def in_the_words_of(caller: str, inner: str) -> Iterator[None]:
-    """Errors that name an inner class name the one that the user has called.
-
-    >>> with in_the_words_of("MetricLoss", "PairLoss"):
-    ...     raise SpecError("PairLoss got scale=0.")
-    Traceback (most recent call last):
-    visavis.errors.SpecError: MetricLoss got scale=0.
+    Args:
+        message: One sentence.
     """
-    try:
-        yield
-    except VisavisError as error:
-        raise type(error)(str(error).replace(inner, caller)) from None
+    warnings.warn(message, UserWarning, stacklevel=2)

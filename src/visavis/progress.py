@@ -1,4 +1,4 @@
-"""How long-running verbs report their progress: the command line draws bars from it, a script may ignore it."""
+"""Progress of long-running functions: the command line draws bars from it, a script may ignore it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,19 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """A step of training: step of steps in this epoch, epoch of epochs in this phase, phase of phases. loss: the mean since the last
-    validation. rsum: of that validation. pairs_per_s: captions per second. seconds_left: until the end of all phases.
+    """Position, loss and speed of a training.
+
+    Attributes:
+        phase: Index of the phase, from 0.
+        phases: Number of phases.
+        epoch: Index of the epoch in this phase, from 0.
+        epochs: Number of epochs of this phase.
+        step: Number of finished steps of this epoch.
+        steps: Number of steps of an epoch.
+        loss: Mean loss since the last validation.
+        rsum: RSUM of the last validation, or None before the first.
+        pairs_per_second: Captions per second.
+        seconds_left: Estimated seconds until the end of all phases.
     """
 
     phase: int
@@ -20,21 +31,61 @@ class TrainingStep:
     steps: int
     loss: float
     rsum: float | None
-    pairs_per_s: float
+    pairs_per_second: float
     seconds_left: float
 
 
 class Progress(Protocol):
-    """``say`` a sentence, show ``work`` (done of total, items a second; 0 if unknown), show a ``step`` of training."""
+    """Receiver of messages and progress."""
 
-    def say(self, sentence: str) -> None: ...
-    def work(self, what: str, done: int, total: int, per_s: float) -> None: ...
-    def step(self, step: TrainingStep) -> None: ...
+    def message(self, text: str) -> None:
+        """Show a message.
+
+        Args:
+            text: Plain text.
+        """
+
+    def update(self, task: str, done: int, total: int, items_per_second: float) -> None:
+        """Show the progress of a task.
+
+        Args:
+            task: Name of the task.
+            done: Items that are done.
+            total: All items.
+            items_per_second: Speed, 0 if unknown.
+        """
+
+    def training_step(self, step: TrainingStep) -> None:
+        """Show the progress of a training.
+
+        Args:
+            step: Position, loss and speed.
+        """
 
 
-class Silent:
-    """A Progress that shows nothing."""
+class NoProgress:
+    """Progress that shows nothing."""
 
-    def say(self, sentence: str) -> None: ...
-    def work(self, what: str, done: int, total: int, per_s: float) -> None: ...
-    def step(self, step: TrainingStep) -> None: ...
+    def message(self, text: str) -> None:
+        """Ignore a message.
+
+        Args:
+            text: Plain text.
+        """
+
+    def update(self, task: str, done: int, total: int, items_per_second: float) -> None:
+        """Ignore the progress of a task.
+
+        Args:
+            task: Name of the task.
+            done: Items that are done.
+            total: All items.
+            items_per_second: Speed, 0 if unknown.
+        """
+
+    def training_step(self, step: TrainingStep) -> None:
+        """Ignore the progress of a training.
+
+        Args:
+            step: Position, loss and speed.
+        """

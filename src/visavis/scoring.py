@@ -1,12 +1,12 @@
-"""Scores of many items without a gradient, by blocks that keep within one memory setting.
+"""Scores of many items without a gradient, in blocks that fit one memory setting.
 
-Whoever needs scores asks here, so that the blocks of every score follow from what it costs (declared by who scores, or measured)
-and from one setting: the whole matrix (``score_by_blocks``), some queries at a time with all their candidates
-(``score_by_rows``), or tiles for a walk of one's own (``tile_shape``).
+The size of every block follows from the cost of its score (declared or measured) and from one memory setting. Three access
+patterns exist: the whole matrix (``score_matrix``), queries with all candidates (``score_query_rows``), and tiles (``tile_shape``).
 
->>> visual, text = torch.rand(50, 4), torch.rand(70, 4)
->>> score_by_blocks(lambda visual, text: visual @ text.T, visual, text, memory="1KiB").shape
-torch.Size([50, 70])
+Example:
+    >>> visual, text = torch.rand(50, 4), torch.rand(70, 4)
+    >>> score_matrix(lambda visual, text: visual @ text.T, visual, text, memory="1KiB").shape
+    torch.Size([50, 70])
 """
 
 from __future__ import annotations
@@ -19,35 +19,39 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from visavis.measured_cost import FEW, cost_of, measure_cost
-from visavis.memory import (
-    LARGEST_BLOCK,
-    LARGEST_TILE,
+from visavis.blocking import (
+    MAX_BLOCK_BYTES,
+    MAX_TILE_SHAPE,
+    PROBE_SHAPE,
     BlockCost,
     Items,
-    Memory,
+    Score,
     ScoreCost,
+    block_cost_of,
     block_shape,
-    budget,
+    chunk_slices,
     declared_cost,
+    measure_score_cost,
     score_in_blocks,
-    spans,
 )
+from visavis.memory_budget import MemoryLimit, budget_bytes
 from visavis.types import Direction, Encoded
 
-Score = Callable[[Any, Any], Tensor]
-"""``score(visual, text) -> [V, T]``, as every matcher has it."""
-
-LARGEST_ROWS = 256
-"""Whole rows of scores at once; more gain no speed."""
-HELD_BY_RERANKING = 64.0
-"""Bytes of a pair while both stages are put in order: scores of both, flags and places, in float64."""
-SomeItems = TypeVar("SomeItems", Tensor, Encoded)
+MAX_QUERY_ROWS = 256
+"""Number of queries that are scored at once. More are not faster."""
+RERANK_BYTES_PER_PAIR = 64.0
+"""Bytes per pair while two stages are merged: scores of both stages, flags and indices, in float64."""
+ItemsT = TypeVar("ItemsT", Tensor, Encoded)
 
 
 @dataclass(frozen=True)
 class DeviceScore:
-    """A score that is computed on a device, of items that are kept on the CPU: blocks of them go there, scores come back."""
+    """Score that is computed on a device for items on the CPU. Blocks of items move to the device, scores move back.
+
+    Attributes:
+        score: The score function.
+        device: Device of the computation.
+    """
 
     score: Score
     device: torch.device
@@ -57,57 +61,82 @@ class DeviceScore:
         return self.score(visual.to(self.device), text.to(self.device)).cpu()
 
     def score_cost(self, visual: Items, text: Items) -> ScoreCost | None:
+        """Return the declared cost of the score function.
+
+        Args:
+            visual: Visual items.
+            text: Texts.
+
+        Returns:
+            The cost, or None if it must be measured.
+        """
         return declared_cost(self.score, visual, text)
 
 
 @dataclass(frozen=True)
 class TwoStageScore(DeviceScore):
-    """A score that is cheap for all, and a better one for the candidates of a query that come first by it.
+    """A cheap score of all pairs, and a better score of the first candidates of each query.
 
-    Called, it is the first stage; ``score_by_rows`` gives the order of both. first_stage: what ``score`` reads of items; of that, itself again. second_stage:
-    ``second_stage(visual, text) -> [N]``, of item i with item i. top: a candidate is scored anew if at most so many of a query's
-    candidates score as much as it does or more: all where there are no more, and one of many that are equal only if all of these are.
+    A call computes the first stage. ``score_query_rows`` returns scores that rank by both stages.
+
+    Attributes:
+        first_stage_items: Returns the part of items that the first stage reads. Its own result does not change.
+        second_stage_scores: ``second_stage_scores(visual, text) -> [N]``, the score of item i with item i.
+        rerank_top_k: A candidate is re-ranked if at most this many candidates of its query have an equal or higher score. Of a
+            group of equal candidates, all are re-ranked or none.
     """
 
-    first_stage: Callable[[Any], Any]
-    second_stage: Score
-    top: int
+    first_stage_items: Callable[[Any], Any]
+    second_stage_scores: Score
+    rerank_top_k: int
 
     def __call__(self, visual: Items, text: Items) -> Tensor:
-        return super().__call__(self.first_stage(visual), self.first_stage(text))
+        return super().__call__(self.first_stage_items(visual), self.first_stage_items(text))
 
     @torch.inference_mode()
-    def reranked(self, scores: Tensor, visual: Items, text: Items, way: Direction, memory_bytes: int) -> Tensor:
-        """Scores ``[Q, C]`` of a direction's queries that order as both stages do, in float64.
+    def rerank_scores(self, scores: Tensor, visual: Items, text: Items, direction: Direction, memory_bytes: int) -> Tensor:
+        """Merge both stages into scores that rank as the two stages do.
 
-        Those of the second stage, and below the lowest of these, in the order and at the distances of the first, all the rest.
+        Re-ranked candidates keep their second-stage score. All others are shifted below the lowest of these and keep the order
+        and the distances of the first stage.
+
+        Args:
+            scores: Scores of the first stage, shape ``[Q, C]``.
+            visual: Visual items.
+            text: Texts.
+            direction: Which side holds the queries.
+            memory_bytes: Bytes for blocks of the second stage.
+
+        Returns:
+            Merged scores in float64, shape ``[Q, C]``.
         """
-        inside = torch.ones_like(scores, dtype=torch.bool)
-        if self.top < scores.shape[1]:
-            inside = scores > scores.topk(self.top + 1, 1).values[:, -1:]
-        query, candidate = inside.nonzero().unbind(1)
-        pairs = (query, candidate) if way == "i2t" else (candidate, query)
-        anew = self._pairs(visual, text, pairs, memory_bytes).double()
+        reranked = torch.ones_like(scores, dtype=torch.bool)
+        if self.rerank_top_k < scores.shape[1]:
+            reranked = scores > scores.topk(self.rerank_top_k + 1, 1).values[:, -1:]
+        query, candidate = reranked.nonzero().unbind(1)
+        pairs = (query, candidate) if direction == "i2t" else (candidate, query)
+        second = self._score_pairs(visual, text, pairs, memory_bytes).double()
         scores = scores.double()
-        lowest = torch.full_like(scores, math.inf).masked_scatter(inside, anew).amin(1, keepdim=True)
-        highest = scores.masked_fill(inside, -math.inf).amax(1, keepdim=True)
+        lowest = torch.full_like(scores, math.inf).masked_scatter(reranked, second).amin(1, keepdim=True)
+        highest = scores.masked_fill(reranked, -math.inf).amax(1, keepdim=True)
         shift = torch.where(torch.isfinite(lowest - highest), lowest - highest - 1, 0.0)
-        return (scores + shift).masked_scatter(inside, anew)
+        return (scores + shift).masked_scatter(reranked, second)
 
-    def _pairs(self, visual: Items, text: Items, pairs: tuple[Tensor, Tensor], memory_bytes: int) -> Tensor:
-        """The second stage of visual item i with text j for each pair (i, j): ``[P]``, so many at a time as the memory allows."""
+    def _score_pairs(self, visual: Items, text: Items, pairs: tuple[Tensor, Tensor], memory_bytes: int) -> Tensor:
+        """Return the second-stage score of visual item i with text j for each pair (i, j), ``[P]``."""
         rows, columns = pairs
         if not len(rows):
             return torch.zeros(0)
-        score = DeviceScore(self.second_stage, self.device)
-        few = (largest(items, 2).to(self.device) for items in (visual, text))
-        cost = measure_cost(_each_with_each(self.second_stage), *few, training=False).pair + item_bytes(visual) + item_bytes(text)
-        at_once = block_shape(1, len(rows), BlockCost(cost), memory_bytes, largest=(1, LARGEST_TILE[0]))[1]
-        return torch.cat([score(visual[rows[part]], text[columns[part]]) for part in spans(len(rows), at_once)])
+        score = DeviceScore(self.second_stage_scores, self.device)
+        samples = (largest_items(items, 2).to(self.device) for items in (visual, text))
+        measured = measure_score_cost(_score_all_pairs(self.second_stage_scores), *samples, training=False)
+        cost = measured.pair_bytes + item_bytes(visual) + item_bytes(text)
+        chunk_size = block_shape(1, len(rows), BlockCost(cost), memory_bytes, max_shape=(1, MAX_TILE_SHAPE[0]))[1]
+        return torch.cat([score(visual[rows[part]], text[columns[part]]) for part in chunk_slices(len(rows), chunk_size)])
 
 
-def _each_with_each(score_pairs: Score) -> Score:
-    """A score of pairs as one of all pairs, to be measured."""
+def _score_all_pairs(score_pairs: Score) -> Score:
+    """Turn a score of item i with item i into a score of all pairs, so that it can be measured."""
 
     def score(visual: Items, text: Items) -> Tensor:
         rows, columns = torch.cartesian_prod(torch.arange(len(visual)), torch.arange(len(text))).unbind(1)
@@ -117,90 +146,179 @@ def _each_with_each(score_pairs: Score) -> Score:
 
 
 @torch.no_grad()
-def score_by_blocks(score: Score, visual: Items, text: Items, memory: Memory = None) -> Tensor:
-    """``score(visual, text)``, the whole matrix ``[V, T]``, without a gradient; of two stages the first.
+def score_matrix(score: Score, visual: Items, text: Items, memory: MemoryLimit = None) -> Tensor:
+    """Compute the whole score matrix without a gradient. Of a two-stage score, this is the first stage.
 
-    memory: of a block, beside the matrix itself. What fits is scored in one call. Raises VisavisError where not even one pair fits.
+    Args:
+        score: The score function.
+        visual: Visual items.
+        text: Texts.
+        memory: Memory of a block, without the matrix itself.
+
+    Returns:
+        Scores, shape ``[V, T]``.
+
+    Raises:
+        VisavisError: If one pair does not fit into memory.
     """
     if isinstance(score, TwoStageScore):
-        visual, text = score.first_stage(visual), score.first_stage(text)
+        visual, text = score.first_stage_items(visual), score.first_stage_items(text)
     return score_in_blocks(score, visual, text, _shape(score, visual, text, _bytes_for(score, visual, memory)))
 
 
 @torch.no_grad()
-def score_by_rows(
-    score: Score, visual: Items, text: Items, way: Direction, *, held: float, memory: Memory = None
+def score_query_rows(
+    score: Score, visual: Items, text: Items, direction: Direction, *, caller_bytes_per_pair: float, memory: MemoryLimit = None
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Some queries after the other with all candidates: which queries, and their scores ``[R, C]``.
+    """Yield blocks of queries with their scores against all candidates. A ``TwoStageScore`` ranks by both stages.
 
-    way: "i2t" where the visual items are the queries, "t2i" where the texts are. held: the bytes of a pair that the caller holds while it works
-    on a block, the scores themselves included; these blocks take half of the memory, scoring them the other half. A ``TwoStageScore``
-    orders them by both stages. Raises VisavisError where not even one pair fits.
+    Args:
+        score: The score function.
+        visual: Visual items.
+        text: Texts.
+        direction: "i2t" if the visual items are the queries, "t2i" if the texts are.
+        caller_bytes_per_pair: Bytes per pair that the caller holds while it uses a block, including the scores. They take half
+            of the memory, the computation of scores takes the other half.
+        memory: Memory of both halves.
+
+    Yields:
+        The queries of a block, and their scores, shape ``[R, C]``.
+
+    Raises:
+        VisavisError: If one pair does not fit into memory.
     """
     stages = score if isinstance(score, TwoStageScore) else None
-    first, other = (visual, text) if stages is None else (stages.first_stage(visual), stages.first_stage(text))
-    asked, answering = (first, other) if way == "i2t" else (other, first)
-    rows = rows_at_once(len(answering), held, memory)
-    some = (first[:rows], other) if way == "i2t" else (first, other[:rows])
-    available = _bytes_for(score, first, memory) // 2
-    shape = _shape(score, *some, available)
-    for queries in spans(len(asked), rows):
-        these = (queries, slice(None)) if way == "i2t" else (slice(None), queries)
-        block = score_in_blocks(score, first[these[0]], other[these[1]], shape)
-        block = block if way == "i2t" else block.T
-        yield queries, block if stages is None else stages.reranked(block, visual[these[0]], text[these[1]], way, available)
+    first_visual, first_text = (visual, text) if stages is None else (stages.first_stage_items(visual), stages.first_stage_items(text))
+    queries, candidates = (first_visual, first_text) if direction == "i2t" else (first_text, first_visual)
+    rows = max_query_rows(len(candidates), caller_bytes_per_pair, memory)
+    first_block = (first_visual[:rows], first_text) if direction == "i2t" else (first_visual, first_text[:rows])
+    memory_bytes = _bytes_for(score, first_visual, memory) // 2
+    shape = _shape(score, *first_block, memory_bytes)
+    for chunk in chunk_slices(len(queries), rows):
+        images, texts = (chunk, slice(None)) if direction == "i2t" else (slice(None), chunk)
+        block = score_in_blocks(score, first_visual[images], first_text[texts], shape)
+        block = block if direction == "i2t" else block.T
+        yield chunk, block if stages is None else stages.rerank_scores(block, visual[images], text[texts], direction, memory_bytes)
 
 
-def score_in_order(score: Score, visual: Items, text: Items, way: Direction, memory: Memory = None) -> Tensor:
-    """The scores of all queries of a direction with all candidates ``[Q, C]``, in the order of both stages where there are two."""
-    if not isinstance(score, TwoStageScore):
-        scores = score_by_blocks(score, visual, text, memory)
-        return scores if way == "i2t" else scores.T
-    return torch.cat([block for _, block in score_by_rows(score, visual, text, way, held=HELD_BY_RERANKING, memory=memory)])
+def score_direction(score: Score, visual: Items, text: Items, direction: Direction, memory: MemoryLimit = None) -> Tensor:
+    """Compute the scores of all queries of a direction with all candidates. A ``TwoStageScore`` ranks by both stages.
 
+    Args:
+        score: The score function.
+        visual: Visual items.
+        text: Texts.
+        direction: "i2t" if the visual items are the queries, "t2i" if the texts are.
+        memory: Memory of a block.
 
-def rows_at_once(candidates: int, held: float, memory: Memory = None) -> int:
-    """How many queries are worked on at once, if each holds so many bytes for each candidate: in half of the memory, at least one."""
-    return max(1, min(LARGEST_ROWS, int(budget(memory, "cpu") // 2 // max(held * candidates, 1))))
+    Returns:
+        Scores, shape ``[Q, C]``.
 
-
-def tile_shape(score: Score, visual: Items, text: Items, *, held: float, memory: Memory = None) -> tuple[int, int]:
-    """How many visual items and texts a tile of the score matrix has at most. held: bytes of a pair beside its score.
-
-    Raises VisavisError where not even one pair fits.
+    Raises:
+        VisavisError: If one pair does not fit into memory.
     """
-    return _shape(score, visual, text, _bytes_for(score, visual, memory), held=held, largest=LARGEST_TILE)
+    if not isinstance(score, TwoStageScore):
+        scores = score_matrix(score, visual, text, memory)
+        return scores if direction == "i2t" else scores.T
+    blocks = score_query_rows(score, visual, text, direction, caller_bytes_per_pair=RERANK_BYTES_PER_PAIR, memory=memory)
+    return torch.cat([block for _, block in blocks])
 
 
-def block_cost(score: Score, visual: Items, text: Items) -> BlockCost:
-    """What a block holds while it is scored without a gradient: the cost of the score, and its items once more (a copy, or moved)."""
+def max_query_rows(num_candidates: int, caller_bytes_per_pair: float, memory: MemoryLimit = None) -> int:
+    """Return the number of queries that fit into half of the memory.
+
+    Args:
+        num_candidates: Candidates of each query.
+        caller_bytes_per_pair: Bytes per pair.
+        memory: Memory setting.
+
+    Returns:
+        Number of queries, from 1 to ``MAX_QUERY_ROWS``.
+    """
+    return max(1, min(MAX_QUERY_ROWS, int(budget_bytes(memory, "cpu") // 2 // max(caller_bytes_per_pair * num_candidates, 1))))
+
+
+def tile_shape(score: Score, visual: Items, text: Items, *, caller_bytes_per_pair: float, memory: MemoryLimit = None) -> tuple[int, int]:
+    """Choose the size of tiles of the score matrix.
+
+    Args:
+        score: The score function.
+        visual: Visual items.
+        text: Texts.
+        caller_bytes_per_pair: Bytes per pair that the caller holds, without the score.
+        memory: Memory setting.
+
+    Returns:
+        Maximum visual items and texts of a tile.
+
+    Raises:
+        VisavisError: If one pair does not fit into memory.
+    """
+    memory_bytes = _bytes_for(score, visual, memory)
+    return _shape(score, visual, text, memory_bytes, caller_bytes_per_pair=caller_bytes_per_pair, max_shape=MAX_TILE_SHAPE)
+
+
+def inference_block_cost(score: Score, visual: Items, text: Items) -> BlockCost:
+    """Return the cost of a block without a gradient: the cost of the score, and one copy of its items.
+
+    Args:
+        score: The score function.
+        visual: Visual items.
+        text: Texts.
+
+    Returns:
+        The cost of a block.
+    """
     if not (len(visual) and len(text)):
         return BlockCost(0.0)
-    few = [largest(items, 2 * number) for items, number in zip((visual, text), FEW, strict=True)]
+    samples = [largest_items(items, 2 * number) for items, number in zip((visual, text), PROBE_SHAPE, strict=True)]
     if isinstance(score, DeviceScore):
-        cost = cost_of(score.score, *(items.to(score.device) for items in few), training=False)
+        cost = block_cost_of(score.score, *(items.to(score.device) for items in samples), training=False)
     else:
-        cost = cost_of(score, *few, training=False)
-    return BlockCost(cost.pair, cost.visual + item_bytes(visual), cost.text + item_bytes(text), cost.fixed)
+        cost = block_cost_of(score, *samples, training=False)
+    return BlockCost(cost.pair_bytes, cost.visual_bytes + item_bytes(visual), cost.text_bytes + item_bytes(text), cost.fixed_bytes)
 
 
 def item_bytes(items: Items) -> int:
-    """The bytes of one item, if they differ of the largest."""
-    return sum(part[0].numel() * part.element_size() for part in _parts(largest(items, 1))) if len(items) else 0
+    """Return the size of the largest item in bytes.
+
+    Args:
+        items: Visual items or texts.
+
+    Returns:
+        Bytes, 0 without items.
+    """
+    return sum(part[0].numel() * part.element_size() for part in _parts(largest_items(items, 1))) if len(items) else 0
 
 
-def largest(items: Items, number: int) -> Items:
-    """So many items, or all, that take as much memory as any."""
-    return items[:number] if isinstance(items, Tensor) else items.largest(number)
+def largest_items(items: Items, count: int) -> Items:
+    """Return the items that take the most memory.
+
+    Args:
+        items: Visual items or texts.
+        count: Maximum number of items.
+
+    Returns:
+        At most ``count`` items.
+    """
+    return items[:count] if isinstance(items, Tensor) else items.largest_items(count)
 
 
-def pick(items: SomeItems, rows: Tensor | slice) -> SomeItems:
-    """The items at these positions: a view where they follow each other, else a copy."""
+def select_items(items: ItemsT, rows: Tensor | slice) -> ItemsT:
+    """Select items. Consecutive positions give a view, others a copy.
+
+    Args:
+        items: Visual items or texts.
+        rows: Positions of the items.
+
+    Returns:
+        The selected items.
+    """
     if isinstance(rows, slice):
         return items[rows]
     first = int(rows[0]) if len(rows) else 0
-    together = bool((rows == torch.arange(first, first + len(rows))).all())
-    return items[first : first + len(rows)] if together else items[rows]
+    consecutive = bool((rows == torch.arange(first, first + len(rows))).all())
+    return items[first : first + len(rows)] if consecutive else items[rows]
 
 
 def _shape(
@@ -209,18 +327,18 @@ def _shape(
     text: Items,
     memory_bytes: int,
     *,
-    held: float = 0.0,
-    largest: tuple[int | None, int | None] = (None, None),
+    caller_bytes_per_pair: float = 0.0,
+    max_shape: tuple[int | None, int | None] = (None, None),
 ) -> tuple[int, int]:
-    """The shape of the blocks of a matrix within so many bytes."""
-    cost, size = block_cost(score, visual, text).plus(held), (len(visual), len(text))
-    largest = block_shape(*size, BlockCost(cost.pair), max(LARGEST_BLOCK, math.ceil(cost.pair)), largest=largest)
-    return block_shape(*size, cost, memory_bytes, largest=largest)
+    """Choose the shape of blocks that fit into memory and do not exceed ``MAX_BLOCK_BYTES``."""
+    cost, size = inference_block_cost(score, visual, text).plus_pair_bytes(caller_bytes_per_pair), (len(visual), len(text))
+    max_shape = block_shape(*size, BlockCost(cost.pair_bytes), max(MAX_BLOCK_BYTES, math.ceil(cost.pair_bytes)), max_shape=max_shape)
+    return block_shape(*size, cost, memory_bytes, max_shape=max_shape)
 
 
-def _bytes_for(score: Score, items: Items, memory: Memory) -> int:
+def _bytes_for(score: Score, items: Items, memory: MemoryLimit) -> int:
     device = score.device if isinstance(score, DeviceScore) else next((part.device for part in _parts(items[:1])), torch.device("cpu"))
-    return budget(memory, device)
+    return budget_bytes(memory, device)
 
 
 def _parts(items: Items) -> list[Tensor]:

@@ -1,7 +1,7 @@
-"""Text to object and back: ``parse("Unified(margin=0.2)", catalog)`` and ``describe(object)``.
+"""Specs: parsing and formatting of frozen dataclasses, such as "Unified(margin=0.2)".
 
-A spec is the call that makes a frozen dataclass, written with literals only; it is read with ``ast`` and never
-evaluated. ``repr`` of such a value is its spec, so that run folders, reports and command lines share one notation.
+A spec is the call that makes a frozen dataclass, with literals only. It is parsed with ``ast`` and never evaluated.
+``repr`` of such a value is its spec, so run folders, reports and command lines share one notation.
 """
 
 from __future__ import annotations
@@ -16,85 +16,133 @@ from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
-from visavis.errors import SpecError, nearest, shown
+from visavis.errors import SpecError, format_value, suggest_name
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Only:
-    """Which values of its type a field takes, and that in words; it stands beside the type, and ``check_fields`` refuses all others."""
+class Constraint:
+    """Allowed values of a field, annotated next to its type. `validate_fields` rejects all others.
 
-    fits: Callable[[Any], bool]
+    Attributes:
+        accepts: Returns whether a value is allowed.
+        expected: Description of the allowed values for error messages.
+    """
+
+    accepts: Callable[[Any], bool]
     expected: str
 
 
-Count = Annotated[int, Only(lambda number: number >= 1, "a whole number from 1 up")]
-CountOrZero = Annotated[int, Only(lambda number: number >= 0, "a whole number from 0 up")]
-Positive = Annotated[float, Only(lambda number: number > 0, "a number above 0")]
-PositiveOrZero = Annotated[float, Only(lambda number: number >= 0, "a number from 0 up")]
-Share = Annotated[float, Only(lambda number: 0 <= number <= 1, "a share from 0 to 1")]
-Dropout = Annotated[float, Only(lambda number: 0 <= number < 1, "a share from 0 to below 1")]
+PositiveInt = Annotated[int, Constraint(lambda number: number >= 1, "an integer >= 1")]
+NonNegativeInt = Annotated[int, Constraint(lambda number: number >= 0, "an integer >= 0")]
+PositiveFloat = Annotated[float, Constraint(lambda number: number > 0, "a number > 0")]
+NonNegativeFloat = Annotated[float, Constraint(lambda number: number >= 0, "a number >= 0")]
+UnitFloat = Annotated[float, Constraint(lambda number: 0 <= number <= 1, "a number from 0 to 1")]
+DropoutRate = Annotated[float, Constraint(lambda number: 0 <= number < 1, "a number >= 0 and < 1")]
 
 
 def parse(text: str, catalog: Iterable[type[T]]) -> T:
-    """The object that a spec names; a bare name takes all defaults.
+    """Parse a spec. A name without parentheses takes all defaults.
 
-    Raises SpecError for an unknown name or field, a value that is no literal, or one that the class refuses.
+    Args:
+        text: The spec, such as "Unified(margin=0.2)".
+        catalog: Classes that a spec may name.
+
+    Returns:
+        The object.
+
+    Raises:
+        SpecError: For an unknown name or field, a value that is not a literal, or a value that the class rejects.
     """
     by_name = {entry.__name__: entry for entry in catalog}
     name, values = parse_call(text)
     if name not in by_name:
-        raise SpecError(f"{name!r} in {_short(text)} is not in the catalog: {nearest(name, by_name)}")
-    return build(by_name[name], values)
+        raise SpecError(f"{name!r} in {_short(text)} is not in the catalog: {suggest_name(name, by_name)}")
+    return build_object(by_name[name], values)
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]]:
-    """The name and the fields of a spec. Raises SpecError for text of another form, or for a value that is no literal.
+    """Split a spec into its name and its fields.
 
-    >>> parse_call("VSE++(width=512)")
-    ('VSE++', {'width': 512})
+    Args:
+        text: The spec.
+
+    Returns:
+        The name, and the values by field.
+
+    Raises:
+        SpecError: For text of another form, or a value that is not a literal.
+
+    Example:
+        >>> parse_call("VSE++(embedding_dim=512)")
+        ('VSE++', {'embedding_dim': 512})
     """
     if not isinstance(text, str):
-        raise SpecError(f"{text!r} is no text: expected one of the form Name(field=value, ...).")
-    written = re.fullmatch(r"\s*([^\W\d][\w+-]*)\s*(\(.*\))?\s*", text, re.DOTALL)
+        raise SpecError(f"spec: expected a text of the form Name(field=value, ...), got {text!r}.")
+    match = re.fullmatch(r"\s*([^\W\d][\w+-]*)\s*(\(.*\))?\s*", text, re.DOTALL)
     try:
-        call = ast.parse(f"_{written[2] or '()'}", mode="eval").body if written else None
+        call = ast.parse(f"_{match[2] or '()'}", mode="eval").body if match else None
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         call = None
-    if written is None or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+    if match is None or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
         raise SpecError(f"{_short(text)} is not of the form Name(field=value, ...).")
     if call.args:
-        raise SpecError(f"{text!r} gives a value without its name: write field=value.")
+        raise SpecError(f"{text!r} has a value without a name. Write field=value.")
     values: dict[str, Any] = {}
     for keyword in call.keywords:
         if (field := _field(keyword, text)) in values:
-            raise SpecError(f"{text!r} gives {field} twice: keep one.")
+            raise SpecError(f"{text!r} sets {field} twice. Keep one.")
         values[field] = _literal(keyword.value, text)
-    return written[1], values
+    return match[1], values
 
 
-def build(kind: type[T], values: dict[str, Any]) -> T:
-    """``kind(**values)``; raises SpecError naming the unknown or missing field and the nearest right one."""
+def build_object(kind: type[T], values: dict[str, Any]) -> T:
+    """Make a dataclass from values by field.
+
+    Args:
+        kind: The dataclass.
+        values: Values by field.
+
+    Returns:
+        ``kind(**values)``.
+
+    Raises:
+        SpecError: For an unknown field, with the nearest valid one, or a missing field.
+    """
     known = [field.name for field in fields(kind) if field.init]  # type: ignore[arg-type]
     for name in values:
         if name not in known:
-            raise SpecError(f"{_title(kind)} has no field {name!r}: {nearest(name, known)}")
+            raise SpecError(f"{_title(kind)} has no field {name!r}: {suggest_name(name, known)}")
     for field in fields(kind):  # type: ignore[arg-type]
         if field.init and field.name not in values and field.default is MISSING and field.default_factory is MISSING:
             raise SpecError(f"{_title(kind)} needs a value for its field {field.name}.")
     return kind(**values)
 
 
-def describe(value: Any) -> str:
-    """The spec of a dataclass: its name and every field, in the order of declaration."""
+def format_spec(value: Any) -> str:
+    """Format a dataclass as a spec: its name and every field, in the order of declaration.
+
+    Args:
+        value: The dataclass instance.
+
+    Returns:
+        Text that `parse` accepts.
+    """
     return f"{type(value).__name__}({', '.join(f'{field.name}={getattr(value, field.name)!r}' for field in fields(value))})"
 
 
-def check_fields(value: Any) -> None:
-    """Refuse field values of the wrong kind (call from ``__post_init__``): numbers finite and as ``Only`` says, literals among those declared.
+def validate_fields(value: Any) -> None:
+    """Check the field values of a frozen dataclass against their types and `Constraint`. Call it from ``__post_init__``.
 
-    An int given for a float field becomes a float, a list for a tuple field a tuple, so that equal specs are equal values.
+    Numbers must be finite. An int in a float field becomes a float and a list in a tuple field becomes a tuple, so that
+    equal specs are equal values.
+
+    Args:
+        value: The dataclass instance. Its fields are converted in place.
+
+    Raises:
+        SpecError: If a value has the wrong type or violates its constraint.
     """
     hints = typing.get_type_hints(type(value), include_extras=True)
     for field in fields(value):
@@ -102,43 +150,72 @@ def check_fields(value: Any) -> None:
         try:
             object.__setattr__(value, field.name, _coerce(given, hints[field.name]))
         except TypeError as expected:
-            raise SpecError(f"{_title(type(value))}: {field.name} is {given!r}, expected {expected}.") from None
+            raise SpecError(f"{_title(type(value))}.{field.name}: expected {expected}, got {given!r}.") from None
 
 
-def check_seed(seed: int) -> None:
-    """Raise SpecError for a seed that numpy or torch would not take."""
+def validate_seed(seed: int) -> None:
+    """Check that numpy and torch accept a seed.
+
+    Args:
+        seed: The seed.
+
+    Raises:
+        SpecError: If it is out of range.
+    """
     if not 0 <= seed < 2**63:
-        raise SpecError(f"seed is {seed}, expected a whole number from 0 to 2^63 - 1.")
+        raise SpecError(f"seed: expected an integer from 0 to 2^63 - 1, got {seed}.")
 
 
-def require(condition: bool, value: Any, field: str, expected: str) -> None:
-    """Raise SpecError naming the field, its value and what was expected, unless ``condition`` holds."""
+def require_field(condition: bool, value: Any, field: str, expected: str) -> None:
+    """Check a condition on a field of a dataclass.
+
+    Args:
+        condition: Whether the value is allowed.
+        value: The dataclass instance.
+        field: Name of the field.
+        expected: Description of the allowed values.
+
+    Raises:
+        SpecError: If the condition does not hold.
+    """
     if not condition:
-        raise SpecError(f"{_title(type(value))}: {field} is {getattr(value, field)!r}, expected {expected}.")
+        raise SpecError(f"{_title(type(value))}.{field}: expected {expected}, got {getattr(value, field)!r}.")
 
 
-def whole_number(value: Any, name: str, least: int = 0) -> int:
-    """A whole number from ``least`` up, at most 2**53, which is exact in every comparison. Raises SpecError, by ``name``, for anything else.
+def validate_int(value: Any, name: str, minimum: int = 0) -> int:
+    """Check an integer argument and limit it to 2**53, which is exact in comparisons with floats.
 
-    >>> whole_number(3, "k")
-    3
+    Args:
+        value: The argument.
+        name: Its name.
+        minimum: Smallest allowed value.
+
+    Returns:
+        The integer.
+
+    Raises:
+        SpecError: If it is not an integer or is too small.
+
+    Example:
+        >>> validate_int(3, "k")
+        3
     """
     try:
-        number = least - 1 if isinstance(value, bool) else operator.index(value)
+        number = minimum - 1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        number = least - 1
-    if number < least:
-        raise SpecError(f"{name} is {shown(value)}, expected a whole number from {least} up.")
+        number = minimum - 1
+    if number < minimum:
+        raise SpecError(f"{name}: expected an integer >= {minimum}, got {format_value(value)}.")
     return min(number, 2**53)
 
 
 def _coerce(given: Any, hint: Any) -> Any:
-    """``given`` as ``hint`` says; TypeError carries a description of what was expected."""
+    """Convert a value to its annotated type. The message of a TypeError describes what was expected."""
     origin = get_origin(hint)
     if origin is Annotated:
-        kind, only = get_args(hint)
-        if not only.fits(coerced := _coerce(given, kind)):
-            raise TypeError(only.expected)
+        kind, constraint = get_args(hint)
+        if not constraint.accepts(coerced := _coerce(given, kind)):
+            raise TypeError(constraint.expected)
         return coerced
     if origin is Literal:
         if given not in get_args(hint):
@@ -161,7 +238,7 @@ def _coerce(given: Any, hint: Any) -> Any:
             raise TypeError("a finite number")
         return float(given)
     if hint is int and (isinstance(given, bool) or not isinstance(given, int)):
-        raise TypeError("a whole number")
+        raise TypeError("an integer")
     if hint is bool and not isinstance(given, bool):
         raise TypeError("True or False")
     if hint is str and not isinstance(given, str):
@@ -170,13 +247,13 @@ def _coerce(given: Any, hint: Any) -> Any:
 
 
 def _title(kind: type) -> str:
-    """What a sentence calls a class; a config by what it is of."""
+    """Name of a class in error messages. A Config is named after its owner."""
     return kind.__qualname__.rpartition("<locals>.")[2].removesuffix(".Config")
 
 
 def _field(keyword: ast.keyword, text: str) -> str:
     if keyword.arg is None:
-        raise SpecError(f"{text!r}: write field=value, not **.")
+        raise SpecError(f"{text!r} uses **. Write field=value.")
     return keyword.arg
 
 
@@ -190,5 +267,5 @@ def _literal(node: ast.expr, text: str) -> Any:
 
 
 def _short(text: str) -> str:
-    """A text for an error sentence: its beginning if it is long."""
+    """Shorten a text for an error message."""
     return repr(text if len(text) <= 80 else f"{text[:77]}...")

@@ -1,37 +1,41 @@
-"""The words for axes, and the value that flows from data to models to scores.
+"""Encoded items: the value that flows from data to models to scores.
 
-Axes, the same everywhere: Q queries, C candidates, P positive pairs, V visual items, T texts, N items of
-either kind, D width, R regions, W words, L a padded axis (R or W).
+Axes have the same name everywhere: Q queries, C candidates, P positive pairs, V visual items, T texts, N items of either kind,
+D dimensions, R regions, W words, L a padded axis (R or W).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 Parts = Tensor | dict[str, Tensor]
+"""One tensor, or named tensors (one per expert)."""
 
 Direction = Literal["i2t", "t2i"]
+"""Which side holds the queries: images ("i2t") or texts ("t2i")."""
 DIRECTIONS: dict[str, str] = {"i2t": "image to text", "t2i": "text to image"}
-"""What is the query and what is searched, by the first part of a metric's key."""
+"""Description of each direction, by the prefix of a metric's key."""
 
 
 @dataclass(frozen=True)
 class Encoded:
     """Items of one side, before or after a model: cached features, token ids, pixels or embeddings.
 
-    vectors: ``[N, D]`` for one vector an item, ``[N, L, ...]`` for regions, words or pixels, or named parts
-        (experts) in a dict. mask: ``[N, L]``, true where a position holds something (None: everywhere);
-        a dict when vectors are. weights: ``[N, E]``, mixture weights of experts.
+    Attributes:
+        vectors: ``[N, D]`` for one vector per item, ``[N, L, ...]`` for regions, words or pixels, or named parts (experts).
+        mask: ``[N, L]``, true at valid positions. None: everywhere. A dict if ``vectors`` is one.
+        weights: Mixture weights of experts, ``[N, E]``.
 
-    >>> items = Encoded(torch.eye(3))
-    >>> len(items), len(items[:2])
-    (3, 2)
+    Example:
+        >>> items = Encoded(torch.eye(3))
+        >>> len(items), len(items[:2])
+        (3, 2)
     """
 
     vectors: Parts
@@ -47,49 +51,80 @@ class Encoded:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All tensors of the items, in the order of their fields."""
+        """All tensors of the items, in the order of the fields."""
         return [part for part in tree_leaves((self.vectors, self.mask, self.weights)) if part is not None]
 
-    def part(self, name: str) -> Encoded:
-        """The vectors of one part alone; all items as they are where parts have no names."""
+    def named_part(self, name: str) -> Encoded:
+        """Select one named part.
+
+        Args:
+            name: Name of the part.
+
+        Returns:
+            The vectors of this part. The items themselves if their parts have no names.
+        """
         return Encoded(self.vectors[name]) if isinstance(self.vectors, dict) else self
 
-    def largest(self, number: int) -> Encoded:
-        """So many items, or all, that take as much memory as any."""
-        return self[:number]
+    def largest_items(self, count: int) -> Encoded:
+        """Return the items that take the most memory.
 
-    def together(self) -> Encoded:
-        """The same items, each part as one tensor."""
+        Args:
+            count: Maximum number of items.
+
+        Returns:
+            At most ``count`` items.
+        """
+        return self[:count]
+
+    def merged(self) -> Encoded:
+        """Join the items of all blocks.
+
+        Returns:
+            The same items with each part as one tensor.
+        """
         return self
 
-    def pieces(self) -> Iterator[tuple[Tensor, Encoded]]:
-        """The items as they are kept: their places among all, and what lies there."""
+    def iter_blocks(self) -> Iterator[tuple[Tensor, Encoded]]:
+        """Yield the blocks in which the items are stored.
+
+        Yields:
+            Positions of the items of a block among all items, ``[n]``, and these items.
+        """
         yield torch.arange(len(self)), self
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Encoded:
-        """The same items with every tensor changed: ``encoded.map(lambda part: part.to(device))``."""
+    def map(self, function: Callable[[Tensor], Tensor]) -> Encoded:
+        """Apply a function to every tensor.
 
-        def apply(parts: Parts) -> Parts:
-            return change(parts) if isinstance(parts, Tensor) else {name: change(part) for name, part in parts.items()}
+        Args:
+            function: Maps a tensor to a tensor.
 
-        return Encoded(
-            apply(self.vectors),
-            None if self.mask is None else apply(self.mask),
-            None if self.weights is None else change(self.weights),
-        )
+        Returns:
+            The new items.
+        """
+        parts = (self.vectors, self.mask, self.weights)
+        return Encoded(*tree_map(lambda part: None if part is None else function(part), parts))
 
     def to(self, *args: object, **kwargs: object) -> Encoded:
-        """Moved to a device or dtype; masks and token ids keep their dtype when a dtype is given."""
+        """Move the items to a device or dtype. Masks and token ids keep their dtype.
+
+        Args:
+            *args: As in ``Tensor.to``.
+            **kwargs: As in ``Tensor.to``.
+
+        Returns:
+            The moved items.
+        """
         dtypes = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
         return self.map(lambda part: part if dtypes and not part.is_floating_point() else part.to(*args, **kwargs))  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True)
-class Attention:
-    """Which regions of one image answered each word of one text.
+class AttentionWeights:
+    """Attention of the words of one text over the regions of one image.
 
-    weights ``[W, R]``: the share of each region in what answered a word; a row's sum is 1, or 0 where nothing did. scores ``[W]``: of each
-    word with what answered it: their cosine, or the part of the whole score that is the word's.
+    Attributes:
+        weights: Share of each region in the attended vector of a word, ``[W, R]``. A row sums to 1, or to 0 without attention.
+        scores: Score of each word, ``[W]``: the cosine with its attended vector, or the word's part of the whole score.
     """
 
     weights: Tensor
@@ -97,29 +132,191 @@ class Attention:
 
 
 def concatenate(blocks: Iterable[Encoded]) -> Encoded:
-    """Blocks of items as one; ragged ``L`` axes are padded with zeros (and masked) to the longest.
+    """Join blocks of items. Shorter ``L`` axes are padded with zeros to the longest.
 
-    >>> a, b = (Encoded(torch.ones(1, n, 2), torch.ones(1, n, dtype=torch.bool)) for n in (1, 3))
-    >>> concatenate([a, b]).mask.sum(-1).tolist()
-    [1, 3]
+    Args:
+        blocks: Blocks with the same parts.
+
+    Returns:
+        All items as one block.
+
+    Example:
+        >>> a, b = (Encoded(torch.ones(1, n, 2), torch.ones(1, n, dtype=torch.bool)) for n in (1, 3))
+        >>> concatenate([a, b]).mask.sum(-1).tolist()
+        [1, 3]
     """
-    blocks = list(blocks)
 
-    def join(parts: list[Tensor]) -> Tensor:
+    def join(*parts: Any) -> Any:
+        if parts[0] is None:
+            return None
         if parts[0].dim() == 1 or len({part.shape[1:] for part in parts}) == 1:
             return torch.cat(parts)
         longest = max(part.shape[1] for part in parts)
-        padded = [torch.cat([part, part.new_zeros(len(part), longest - part.shape[1], *part.shape[2:])], 1) for part in parts]
-        return torch.cat(padded)
+        return torch.cat([torch.cat([part, part.new_zeros(len(part), longest - part.shape[1], *part.shape[2:])], 1) for part in parts])
 
-    def join_all(parts: list[Parts]) -> Parts:
-        if isinstance(parts[0], Tensor):
-            return join(parts)  # type: ignore[arg-type]
-        return {name: join([part[name] for part in parts]) for name in parts[0]}  # type: ignore[index]
+    return Encoded(*tree_map(join, *((block.vectors, block.mask, block.weights) for block in blocks)))
 
-    first = blocks[0]
-    return Encoded(
-        join_all([block.vectors for block in blocks]),
-        None if first.mask is None else join_all([block.mask for block in blocks]),  # type: ignore[misc]
-        None if first.weights is None else join([block.weights for block in blocks]),  # type: ignore[misc]
-    )
+
+def collect_batches(blocks: Sequence[Encoded]) -> Encoded:
+    """Collect encoded batches without padding all of them to the longest.
+
+    Args:
+        blocks: Encoded batches.
+
+    Returns:
+        One block if all batches have the same shape, else ``EncodedBatches``.
+    """
+    shapes = {tuple(part.shape[1:] for part in block.tensors) for block in blocks}
+    return concatenate(blocks) if len(shapes) == 1 else EncodedBatches.from_blocks(blocks)
+
+
+class EncodedBatches(Encoded):
+    """Items in several blocks, each padded to its own longest item. Only selected items are joined.
+
+    The captions of Flickr30K's validation and test splits have 12 words on average and up to 70. Padded to the longest, five
+    sixths would be padding. A selection ``items[rows]`` copies nothing. ``vectors``, ``mask`` and ``weights`` are joined at each
+    access, ``merged()`` joins all of them at once.
+
+    Args:
+        blocks: The blocks.
+        block_index: Block of each item, ``[N]``.
+        row_index: Row of each item in its block, ``[N]``.
+
+    Example:
+        >>> short, long = (Encoded(torch.ones(2, n, 3), torch.ones(2, n, dtype=torch.bool)) for n in (4, 70))
+        >>> items = collect_batches([short, long])
+        >>> items[:2].vectors.shape, items[1:].vectors.shape
+        (torch.Size([2, 4, 3]), torch.Size([3, 70, 3]))
+    """
+
+    blocks: Sequence[Encoded]
+    block_index: Tensor
+    row_index: Tensor
+
+    def __init__(self, blocks: Sequence[Encoded], block_index: Tensor, row_index: Tensor):
+        # The base class is frozen, so that its fields cannot be assigned.
+        vars(self).update(blocks=blocks, block_index=block_index, row_index=row_index)
+
+    @classmethod
+    def from_blocks(cls, blocks: Sequence[Encoded]) -> EncodedBatches:
+        """Collect all items of some blocks, in their order.
+
+        Args:
+            blocks: The blocks.
+
+        Returns:
+            The items.
+        """
+        lengths = torch.tensor([len(block) for block in blocks])
+        block_index = torch.arange(len(blocks)).repeat_interleave(lengths)
+        return cls(blocks, block_index, torch.cat([torch.arange(length) for length in lengths.tolist()]))
+
+    def __len__(self) -> int:
+        return len(self.block_index)
+
+    def __getitem__(self, rows: slice | Tensor) -> EncodedBatches:
+        rows = rows if isinstance(rows, slice) else torch.as_tensor(rows).cpu()
+        return EncodedBatches(self.blocks, self.block_index[rows], self.row_index[rows])
+
+    @property
+    def vectors(self) -> Parts:
+        """Vectors of all items, padded to the longest of them."""
+        return self._join(lambda block: block.vectors)
+
+    @property
+    def mask(self) -> Parts | None:
+        """Mask of all items."""
+        return self._join(lambda block: block.mask)
+
+    @property
+    def weights(self) -> Tensor | None:
+        """Mixture weights of all items."""
+        return self._join(lambda block: block.weights)
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+    def __repr__(self) -> str:
+        return f"EncodedBatches of {len(self):,} items"
+
+    def merged(self) -> Encoded:
+        """Return the same items with each part as one tensor."""
+        return Encoded(*self._join(lambda block: (block.vectors, block.mask, block.weights)))
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Encoded:
+        """Apply a function to every tensor of the joined items.
+
+        Args:
+            function: Maps a tensor to a tensor.
+
+        Returns:
+            The new items, as one block.
+        """
+        return self.merged().map(function)
+
+    def named_part(self, name: str) -> Encoded:
+        """Select one named part.
+
+        Args:
+            name: Name of the part.
+
+        Returns:
+            The vectors of this part. The items themselves if their parts have no names.
+        """
+        if isinstance(self.blocks[0].vectors, Tensor):
+            return self
+        return Encoded(self._join(lambda block: block.named_part(name).vectors))
+
+    def largest_items(self, count: int) -> Encoded:
+        """Return the items of the longest blocks.
+
+        Args:
+            count: Maximum number of items.
+
+        Returns:
+            At most ``count`` items.
+        """
+        sizes = torch.tensor([sum(part[:1].numel() for part in block.tensors) for block in self.blocks])
+        return self[sizes[self.block_index].argsort(descending=True, stable=True)[:count]]
+
+    def has_same_layout(self, other: EncodedBatches) -> bool:
+        """Compare the positions of items in their blocks.
+
+        Args:
+            other: Other items.
+
+        Returns:
+            Whether every item is in the same row of the same block as its counterpart.
+        """
+        same = torch.equal(self.block_index, other.block_index) and torch.equal(self.row_index, other.row_index)
+        return same and list(map(len, self.blocks)) == list(map(len, other.blocks))
+
+    def iter_blocks(self) -> Iterator[tuple[Tensor, Encoded]]:
+        """Yield the blocks in which the items are stored.
+
+        Yields:
+            Positions of the items of a block among all items, ``[n]``, and these items.
+        """
+        for positions, block, rows in self._used_blocks():
+            yield positions, block[rows]
+
+    def _used_blocks(self) -> Iterator[tuple[Tensor, Encoded, Tensor]]:
+        """Yield positions among all items, block, and rows in the block, for every block that holds an item."""
+        order = self.block_index.argsort(stable=True)
+        used, counts = self.block_index[order].unique_consecutive(return_counts=True)
+        for number, positions in zip(used.tolist(), order.split(counts.tolist()), strict=True):
+            yield positions, self.blocks[number], self.row_index[positions]
+
+    def _join(self, field: Callable[[Encoded], Any]) -> Any:
+        """Join a field of all items, with zeros after shorter items."""
+        used = list(self._used_blocks()) or [(self.block_index, self.blocks[0], self.row_index)]
+
+        def join(*parts: Any) -> Any:
+            if parts[0] is None:
+                return None
+            joined = parts[0].new_zeros(len(self), *(max(part.shape[axis] for part in parts) for axis in range(1, parts[0].dim())))
+            for part, (positions, _, rows) in zip(parts, used, strict=True):
+                target = (positions, slice(part.shape[1])) if part.dim() > 1 else positions
+                joined[target] = part[rows]
+            return joined
+
+        return tree_map(join, *(field(block) for _, block, _ in used))

@@ -14,7 +14,7 @@ import tomli_w
 
 
 def damage(file: Path, draw: random.Random) -> str:
-    """Damage one file; what was done."""
+    """Damage one file, and return a description of the damage."""
     content = file.read_bytes()
     place = draw.randrange(len(content) or 1)
 

@@ -15,7 +15,7 @@ import transformers
 
 import visavis
 from visavis.data import open_dataset
-from visavis.progress import Silent, TrainingStep
+from visavis.progress import NoProgress, TrainingStep
 from visavis.training.trainer import Stopped
 
 RECIPE = """
@@ -34,13 +34,13 @@ optimizer = {{ name = "AdamW", lr = 1e-3 }}
 """
 
 
-class StopAt(Silent):
-    """Presses Ctrl-C after so many steps."""
+class StopAt(NoProgress):
+    """Simulates Ctrl-C after ``last`` steps."""
 
     def __init__(self, last: int):
         self.left = last
 
-    def step(self, step: TrainingStep) -> None:
+    def training_step(self, training_step: TrainingStep) -> None:
         self.left -= 1
         if self.left == 0:
             signal.raise_signal(signal.SIGINT)
@@ -57,31 +57,35 @@ def build(folder: Path) -> None:
     images = []
     for i, split in enumerate(["train"] * 24 + ["val"] * 8 + ["test"] * 8):
         image = data.images[i]
-        assert image.bytes is not None
-        (folder / "photos" / image.name).write_bytes(image.bytes.read())
+        assert image.location is not None
+        (folder / "photos" / image.name).write_bytes(image.location.read())
         images.append({"filename": image.name, "split": split, "sentences": [{"raw": data.captions[c]} for c in data.captions_of[i][:3]]})
     (folder / "photos" / "dataset.json").write_text(json.dumps({"images": images}, indent=1))
     tool = Path(__file__).resolve().parents[2] / "tools" / "mobilenet_folder.py"
-    subprocess.run([sys.executable, tool, "--out", folder / "towers" / "visual"], check=True, capture_output=True)
+    subprocess.run([sys.executable, tool, "--out", folder / "encoders" / "visual"], check=True, capture_output=True)
     words = sorted({word for image in images for sentence in image["sentences"] for word in re.findall(r"\w+", sentence["raw"].lower())})
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", ",", *words]))
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64}
     bert = transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=len(words) + 7))
-    bert.save_pretrained(folder / "towers" / "text")
-    transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder / "towers" / "text")
-    frozen = '{{ tower = "{}", view = "pooled" }}'
+    bert.save_pretrained(folder / "encoders" / "text")
+    transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder / "encoders" / "text")
+    frozen = '{{ encoder = "{}", granularity = "pooled" }}'
     recipes = {
         "frozen": (
-            frozen.format("towers/visual"),
-            frozen.format("towers/text"),
-            '{ kind = "Heads", width = 32, hidden = 48, dropout = 0.1 }',
+            frozen.format("encoders/visual"),
+            frozen.format("encoders/text"),
+            '{ kind = "Heads", embedding_dim = 32, hidden_dim = 48, dropout = 0.1 }',
         ),
-        "pixels": ('{ tower = "small-cnn", view = "pixels" }', "{ min_count = 1 }", '{ kind = "VSE++", width = 16, word_width = 8 }'),
+        "pixels": (
+            '{ encoder = "small-cnn", granularity = "pixels" }',
+            "{ min_count = 1 }",
+            '{ kind = "VSE++", embedding_dim = 16, word_dim = 8 }',
+        ),
     }
     for name, (visual, text, model) in recipes.items():
         (folder / f"{name}.toml").write_text(RECIPE.format(photos="photos", visual=visual, text=text, model=model))
-    visavis.train("frozen.toml", out="runs/finished", progress=Silent())
+    visavis.train("frozen.toml", out="runs/finished", progress=NoProgress())
     for recipe, name in (("frozen.toml", "stopped"), ("pixels.toml", "pixels")):
         try:
             visavis.train(recipe, out=f"runs/{name}", progress=StopAt(14))

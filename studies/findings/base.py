@@ -1,4 +1,4 @@
-"""What an erratum is, and the batches and numbers that showing one takes."""
+"""Errata, and the batches and numbers that their computations use."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 KINDS = {
-    "misprint": "what is printed contradicts calculus, the paper's own text, or its code",
-    "claim": "a statement that needs a condition which is not given, or that does not follow",
-    "code differs from paper": "the released code computes something else than the paper prints",
-    "bug behind published numbers": "the released code does not compute what is defined, and published tables hold its numbers",
-    "behavior of the code": "the released code does what a reader may not expect; nothing printed is contradicted",
-    "ambiguity": "the text allows several readings, or leaves open what is needed",
+    "misprint": "the printed form contradicts calculus, the paper's own text, or its code",
+    "claim": "a statement that needs a condition that is not given, or that does not follow",
+    "code differs from paper": "the released code computes another value than the paper prints",
+    "bug behind published numbers": "the released code does not follow the definition, and published tables hold its numbers",
+    "behavior of the code": "the released code has an unexpected behavior that contradicts nothing printed",
+    "ambiguity": "the text allows several readings, or leaves a required value open",
     "tables disagree": "printed numbers contradict one another",
 }
-FIELDS = ("Where", "Found", "Right", "Matters", "visavis")
+FIELDS = ("Where", "Found", "Correct", "Effect", "visavis")
 
 
 class Shown(NamedTuple):
-    """Whether the claim holds, and one or two lines of numbers that say so."""
+    """Whether the claim holds, and one or two lines of numbers that show it."""
 
     holds: bool
     lines: str
@@ -34,7 +34,7 @@ class Shown(NamedTuple):
 
 @dataclass(frozen=True)
 class Erratum:
-    """One finding. show is None where no computation can show it; then its source is all there is."""
+    """One finding. ``show`` is None if no computation can show it."""
 
     name: str
     title: str
@@ -55,7 +55,7 @@ def _read(module: ModuleType, function: Callable[[], Shown]) -> Erratum:
     kind, *fields = [(key, " ".join(text.split())) for key, text in entries]
     name = f"{module.__name__.rsplit('.', 1)[-1]}.{function.__name__}"
     if kind[0] != "Kind" or kind[1] not in KINDS or tuple(key for key, _ in fields) != FIELDS:
-        raise ValueError(f"The docstring of {name} must give Kind: one of {', '.join(KINDS)}; then {', '.join(FIELDS)}.")
+        raise ValueError(f"The docstring of {name} must contain Kind, one of {', '.join(KINDS)}, and then {', '.join(FIELDS)}.")
     shown = "Shown" in str(inspect.signature(function).return_annotation)
     return Erratum(name, title.rstrip("."), kind[1], dict(fields), function if shown else None)
 
@@ -70,7 +70,7 @@ def unit_rows(number: int, seed: int, dimension: int = 16) -> Tensor:
 
 
 def embeddings(number: int, seed: int, noise: float = 1.0, dimension: int = 16) -> tuple[Tensor, Tensor]:
-    """Images and texts, unit rows; a text is its image plus noise."""
+    """Images and texts as unit rows. A text is its image plus noise."""
     images = unit_rows(number, seed, dimension)
     return images, normalize(images + noise * unit_rows(number, seed + 10_000, dimension))
 
@@ -105,7 +105,7 @@ def apart(found: Tensor, right: Tensor) -> float:
 
 
 def digits(value: float | Tensor) -> str:
-    """Three digits; what is only rounding, below 1e-10, is 0."""
+    """A value with three digits. Values below 1e-10 are rounding errors and give 0."""
     value = value.item() if isinstance(value, Tensor) else value
     if abs(value) < 1e-10:
         return "0"

@@ -1,8 +1,8 @@
 """COCOS
 
-Bleeker, de Rijke: "Do Lessons from Metric Learning Generalize to Image-Caption Retrieval?" (ECIR 2022);
-code MauritsBleeker/ecir-2022-reproducibility-bleeker@9800594, `shared/losses.py` and `shared/evaluation/utils.py`. That all of it was
-released, with notebooks and an appendix, is what made the findings below possible.
+Bleeker, de Rijke: "Do Lessons from Metric Learning Generalize to Image-Caption Retrieval?" (ECIR 2022).
+Code: MauritsBleeker/ecir-2022-reproducibility-bleeker@9800594, `shared/losses.py` and `shared/evaluation/utils.py`. All of it was released,
+with notebooks and an appendix, which made the findings below possible.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ def eq_4_denominator() -> Shown:
 
     Kind: misprint
     Where: Eq. 4.
-    Found: The denominator is a sum over the negatives alone.
-    Right: Over all candidates, the positive too, as in the code, in Z(q) of eq. 11 and in the loss that is cited.
-    Matters: The printed loss can be negative and has another gradient; the experiments used the usual one.
-    visavis: ``NTXent()`` has all candidates; ``NTXent(denominator="negatives")`` is eq. 4 as printed.
+    Found: The denominator is a sum over the negatives only.
+    Correct: Over all candidates, including the positive, as in the code, in Z(q) of eq. 11 and in the cited loss.
+    Effect: The printed loss can be negative and has another gradient. The experiments used the usual one.
+    visavis: ``NTXent()`` has all candidates. ``NTXent(denominator="negatives")`` is eq. 4 as printed.
     """
     query, candidates = _query(4)
     similar = query @ candidates.T / 0.1
@@ -41,10 +41,10 @@ def eqs_9_sign() -> Shown:
     """The gradients of eqs. 9a, 9b and 11 are the direction of descent.
 
     Kind: misprint
-    Where: Eqs. 9a, 9b and 11. (Eq. 12 is the gradient of AP, which is to grow, and right.)
+    Where: Eqs. 9a, 9b and 11. (Eq. 12 is the gradient of AP, which is maximized, and is correct.)
     Found: ``dL/dq = v+ - v-``.
-    Right: ``dL/dq = v- - v+``: minus what is printed.
-    Matters: Nothing for counting; who implements a gradient from it climbs the loss.
+    Correct: ``dL/dq = v- - v+``, the negative of the printed form.
+    Effect: Nothing for counting. A gradient implemented from it increases the loss.
     visavis: Weights are dL/ds, positive on a negative, negative on a positive.
     """
     query, candidates = _query(8)
@@ -64,8 +64,8 @@ def violated_margin() -> Shown:
     Kind: misprint
     Where: Section 4, between eqs. 9b and 10.
     Found: Triplets that violate ``s+ + s- < alpha``.
-    Right: ``s+ - s- < alpha``, as in eqs. 9 and 10.
-    Matters: A slip of one sign; formulas and code have it right.
+    Correct: ``s+ - s- < alpha``, as in eqs. 9 and 10.
+    Effect: A slip of one sign. Formulas and code are correct.
     visavis: The hinge counts where ``s+ - s- < alpha``.
     """
     scores = scores_of(128, seed=0, noise=2.0, dimension=64)
@@ -84,9 +84,9 @@ def difference_matrix_sign() -> Shown:
     Kind: misprint
     Where: After eq. 6: ``D_ij = s_i - s_j`` and the indicator ``D_ij > 0``, before and after eq. 7.
     Found: Counts the candidates below i.
-    Right: A rank counts the candidates above: ``D_ij = s_j - s_i``, as in eq. 6 and the code.
-    Matters: As printed a perfect ranking is not perfect, and maximizing AP would turn rankings upside down.
-    visavis: ``SmoothAP`` uses ``s_j - s_i``; a test holds it to the metric as tau goes to 0.
+    Correct: A rank counts the candidates above: ``D_ij = s_j - s_i``, as in eq. 6 and the code.
+    Effect: As printed, a perfect ranking is not perfect, and maximizing AP would reverse rankings.
+    visavis: ``SmoothAP`` uses ``s_j - s_i``. A test compares it with the metric as tau goes to 0.
     """
     best = numbers(0.9, 0.8, 0.3, 0.2, 0.1)
     right, printed = (_average_precision(sign * best, positives=2) for sign in (1, -1))
@@ -100,11 +100,13 @@ def table_2_text_queries() -> Shown:
     """Triplets of a text query are counted over the wrong axis.
 
     Kind: bug behind published numbers
-    Where: ``Triplet.gradient_counter`` (``t2i_grads.sum(dim=1)``); table 2, the rows "Triplet loss", columns t2i.
-    Found: For text queries the hinges of a caption stand in a column; the code sums rows.
-    Right: Sum over columns. The count of the whole batch is the same; counts per query and queries without any are not. Triplet SH is not affected.
-    Matters: Table 2 prints 1.14 queries without a gradient for t2i beside 14.78 for i2t (VSE++, Flickr30K); the difference may be the axis.
-    visavis: ``diagnosis.cocos`` counts by query; ``semantics="reference"`` gives the table's count.
+    Where: ``Triplet.gradient_counter`` (``t2i_grads.sum(dim=1)``), and table 2, the rows "Triplet loss", columns t2i.
+    Found: For text queries, the hinges of a caption are in a column. The code sums rows.
+    Correct: Sum over columns. The count of the whole batch is the same. Counts per query and queries without any are not. Triplet SH is
+        not affected.
+    Effect: Table 2 prints 1.14 queries without a gradient for t2i and 14.78 for i2t (VSE++, Flickr30K). The axis may explain the
+        difference.
+    visavis: ``diagnostics.contributing_samples`` counts by query. ``semantics="reference"`` gives the table's count.
     """
     scores = scores_of(128, seed=0, noise=2.0, dimension=64)
     violated = (0.2 + scores - scores.diag() > 0) & ~torch.eye(128, dtype=torch.bool)
@@ -118,16 +120,17 @@ def table_2_text_queries() -> Shown:
 
 
 def table_4_text_queries() -> Shown:
-    """Almost no text query is looked at when SmoothAP's triplets are counted.
+    """SmoothAP's triplets are counted for almost no text query.
 
     Kind: bug behind published numbers
-    Where: ``SmoothAP.gradient_counter``; table 4, columns t2i, and its reading at the end of section 5.
-    Found: For query q rows 5q to 5q + 4 are read in both directions. With texts as queries there are 128 rows, one for each image, and 640 queries.
-    Right: The positive of caption q is row ``q // 5``. As it is, the first 26 captions read rows of other images and the other 614 read
-        nothing, so that at least 614 queries have no gradient, whatever the model.
-    Matters: Of the 636 to 637 of 640 in the rows of table 4, 614 would be there for any model. What the right count is they do not tell, so
-        the conclusion that ranking with one positive is too easy may be true, but not by this table.
-    visavis: ``diagnosis.cocos`` reads the right row; ``semantics="reference"`` gives the table's count.
+    Where: ``SmoothAP.gradient_counter``, and table 4, columns t2i, and its reading at the end of section 5.
+    Found: For query q, rows 5q to 5q + 4 are read in both directions. With texts as queries there are 128 rows, one for each image, and
+        640 queries.
+    Correct: The positive of caption q is row ``q // 5``. In the code, the first 26 captions read rows of other images and the other 614
+        read nothing. So at least 614 queries have no gradient, whatever the model.
+    Effect: Of the 636 to 637 of 640 in the rows of table 4, 614 would be there for any model. The rows do not show the correct count. So
+        the conclusion that ranking with one positive is too easy may be true, but this table does not show it.
+    visavis: ``diagnostics.contributing_samples`` reads the correct row. ``semantics="reference"`` gives the table's count.
     """
     images, captions = _five_captions(128, noise=3.0)
     scores = captions @ images.T
@@ -137,7 +140,7 @@ def table_4_text_queries() -> Shown:
     zero, zero_code = ((count == 0).sum().item() for count in (right, code))
     return Shown(
         looked == 26 and zero_code >= 614 and zero < 600,
-        f"640 captions, 128 images: {looked} queries looked at; without a gradient {zero}, code {zero_code}",
+        f"640 captions, 128 images: {looked} queries examined. Without a gradient {zero}, code {zero_code}",
     )
 
 
@@ -145,11 +148,12 @@ def eq_13_slope() -> Shown:
     """The slope of the sigmoid is counted without its factor 1 / tau.
 
     Kind: code differs from paper
-    Where: ``SmoothAP.gradient_counter`` (``D_ * (1 - D_)``) against sim of eq. 12, "the derivative of (7)"; the appendix has 1 / tau.
+    Where: ``SmoothAP.gradient_counter`` (``D_ * (1 - D_)``) against sim of eq. 12, "the derivative of (7)". The appendix has 1 / tau.
     Found: ``sim = sigma (1 - sigma)``.
-    Right: ``sim = sigma (1 - sigma) / tau``, 100 times as much at tau = 0.01, held against the same epsilon = 0.01.
-    Matters: Table 4 says that about one triplet contributes; with the derivative there are many times more. How many depends on epsilon.
-    visavis: ``diagnosis.counting.smooth_ap_counts`` counts as the table does, and with ``with_slope=True`` as eq. 12.
+    Correct: ``sim = sigma (1 - sigma) / tau``, 100 times as much at tau = 0.01, compared with the same epsilon = 0.01.
+    Effect: Table 4 reports that about one triplet contributes. With the derivative there are many times more. The number depends on
+        epsilon.
+    visavis: ``diagnostics.contributing_samples.smooth_ap_counts`` counts as the table does, and with ``with_slope=True`` as eq. 12.
     """
     images, captions = _five_captions(128, noise=3.0)
     rows = [(image @ captions.T, range(5 * index, 5 * index + 5)) for index, image in enumerate(images)]
@@ -160,13 +164,14 @@ def eq_13_slope() -> Shown:
 
 
 def map_at_5() -> Shown:
-    """mAP@5 is divided by the hits found, not by the positives there are.
+    """mAP@5 is divided by the hits found, not by the number of positives.
 
     Kind: ambiguity
-    Where: ``average_precision`` in ``shared/evaluation/utils.py``; table 1, column mAP@5.
-    Found: The mean precision at the hits in the top 5; missing the other captions of the image costs nothing.
-    Right: The usual AP@5 divides by min(5, number of positives) = 5. The paper does not define its metric.
-    Matters: The numbers are much larger than usual ones and must not be compared with them; within the table the order may well be the same.
+    Where: ``average_precision`` in ``shared/evaluation/utils.py``, and table 1, column mAP@5.
+    Found: The mean precision at the hits in the top 5. Missing the other captions of the image costs nothing.
+    Correct: The usual AP@5 divides by min(5, number of positives) = 5. The paper does not define its metric.
+    Effect: The numbers are much larger than usual ones and must not be compared with them. Within the table, the order may well be the
+        same.
     visavis: ``map_at_5`` is the usual metric, ``map_at_5_hits`` the table's.
     """
     images, captions = _five_captions(128, noise=2.5)
@@ -176,19 +181,19 @@ def map_at_5() -> Shown:
     code, usual = (precision / hit.sum(1).clamp(min=1)).mean(), (precision / 5).mean()
     return Shown(
         bool(code > 1.2 * usual),
-        f"128 images with 5 captions each: {digits(code)} over hits, {digits(usual)} over positives; one hit, at rank 1: 1 and 0.2",
+        f"128 images with 5 captions each: {digits(code)} over hits, {digits(usual)} over positives. One hit, at rank 1: 1 and 0.2",
     )
 
 
 def semi_hard() -> Shown:
-    """What is called semi-hard is the hardest negative.
+    """The negative called semi-hard is the hardest negative.
 
     Kind: ambiguity
     Where: Section 2, eq. 1, and throughout.
     Found: The triplet loss "with semi-hard negatives" takes the most similar negative.
-    Right: That is hard negative mining (VSE++). FaceNet's semi-hard negative is less similar than the positive, and within the margin.
-    Matters: A name; but the two train differently, above all in the first epochs.
-    visavis: ``TripletHN`` is the hardest negative; there is no semi-hard mining.
+    Correct: That is hard negative mining (VSE++). FaceNet's semi-hard negative is less similar than the positive, and within the margin.
+    Effect: A name. But the two train differently, above all in the first epochs.
+    visavis: ``TripletHN`` uses the hardest negative. visavis has no semi-hard mining.
     """
     scores = scores_of(128, seed=0, noise=2.0, dimension=64)
     harder = (negatives(scores).amax(1) >= scores.diag()).sum().item()
@@ -199,11 +204,11 @@ def table_2_mean() -> Shown:
     """The mean counts are over queries that have a count.
 
     Kind: ambiguity
-    Where: Tables 2 and 4, columns C^q; ``gradient_counter``.
+    Where: Tables 2 and 4, columns C^q, and ``gradient_counter``.
     Found: The text reports mean values over the training set.
-    Right: Queries with a count of 0 are left out, so that Triplet SH prints 1 +- 0 by construction; table 3 averages over all queries.
-    Matters: C^q of tables 2 and 4 cannot be compared with that of table 3.
-    visavis: ``Cocos.per_moved`` and ``Cocos.per_query`` are the two means.
+    Correct: Queries with a count of 0 are left out, so Triplet SH prints 1 +- 0 by construction. Table 3 averages over all queries.
+    Effect: C^q of tables 2 and 4 cannot be compared with that of table 3.
+    visavis: ``ContributingSamples.per_moved`` and ``ContributingSamples.per_query`` are the two means.
     """
     rows = {"1.1": (6.79, 14.78, 768.92), "2.1": (3.51, 27.09, 353.82), "2.5": (1.21, 103.33, 29.88)}
     moved = {name: count * (128 - zero) / whole for name, (count, zero, whole) in rows.items()}
@@ -221,8 +226,8 @@ def table_1_average() -> Shown:
     Kind: tables disagree
     Where: Table 1, row 2.7 (VSRN, NT-Xent, MS-COCO), t2i.
     Found: 54.6.
-    Right: 29.5, 61.0 and 74.0 have the mean 54.8, and the row's rsum, 352.3, agrees with these. All other averages agree within 0.1, all sums within 0.2.
-    Matters: Nothing beyond the cell.
+    Correct: 29.5, 61.0 and 74.0 have the mean 54.8, and the row's rsum, 352.3, agrees with these. All other averages agree within 0.1, all sums within 0.2.
+    Effect: Nothing beyond the cell.
     visavis: Averages are computed from the recalls.
     """
     mean, total = (29.5 + 61.0 + 74.0) / 3, 37.9 + 69.2 + 80.7 + 29.5 + 61.0 + 74.0
@@ -238,21 +243,21 @@ def one_positive() -> None:
     Kind: misprint
     Where: End of section 5, SmoothAP.
     Found: One positive candidate per query "is the case for the i2t task".
-    Right: For t2i, as the sentences before and after say.
-    Matters: A slip of one word.
+    Correct: For t2i, as the sentences before and after state.
+    Effect: A slip of one word.
     visavis: Nothing to do.
     """
 
 
 def protocol() -> None:
-    """On which test set MS-COCO is evaluated is not said.
+    """The test set of the MS-COCO evaluation is not stated.
 
     Kind: ambiguity
     Where: Table 1, MS-COCO.
-    Found: Neither 5K nor five folds of 1K is named; the numbers fit 5K.
-    Right: Cannot be known from the text.
-    Matters: The two protocols differ by far more than the methods do.
-    visavis: Protocols are named objects, printed beside every number.
+    Found: Neither 5K nor five folds of 1K is named. The numbers fit 5K.
+    Correct: Cannot be known from the text.
+    Effect: The two protocols differ by far more than the methods do.
+    visavis: Protocols are named objects, printed next to every number.
     """
 
 

@@ -1,4 +1,4 @@
-"""COCOS: the text beside its tables
+"""COCOS: the text compared with its tables
 
 The same paper, section 5.
 """
@@ -14,8 +14,8 @@ def table_1_rows() -> Shown:
     Kind: misprint
     Where: Section 5, SmoothAP: "(Table 1, row 1.5 and 1.8)".
     Found: Row 1.5 is the triplet loss, which is below SmoothAP.
-    Right: Row 1.6, Triplet SH, and row 1.8.
-    Matters: A slip of one digit.
+    Correct: Row 1.6, Triplet SH, and row 1.8.
+    Effect: A slip of one digit.
     visavis: Rows are named by their number and their loss.
     """
     sums = {number: sum(map(float, _TABLE_1[number].split())) for number in ("1.5", "1.6", "1.8")}
@@ -31,11 +31,11 @@ def only_large_margin() -> Shown:
     Kind: claim
     Where: Section 5, SmoothAP: "the only experiment where the Triplet loss SH outperforms SmoothAP with a large margin".
     Found: VSRN on Flickr30K, where SmoothAP takes the most negatives into account (table 4, row 1.8).
-    Right: VSRN on MS-COCO (rows 2.6 and 2.8) has a gap nearly as large, and its row of table 4 counts 1.67 for i2t and 1.42 for t2i, where
-        VSE++ on Flickr30K (row 1.4), with the smallest gap, counts 1.27 and 1.47.
-    Matters: The four gaps have the order of the i2t counts, which supports the observation better than the text says; they do not have
-        that of the t2i counts, which are not what is defined.
-    visavis: A gap is given in points of RSUM, beside the spread over seeds.
+    Correct: VSRN on MS-COCO (rows 2.6 and 2.8) has a gap nearly as large, and its row of table 4 counts 1.67 for i2t and 1.42 for t2i,
+        where VSE++ on Flickr30K (row 1.4), with the smallest gap, counts 1.27 and 1.47.
+    Effect: The four gaps have the order of the i2t counts, which supports the observation better than the text does. They do not have the
+        order of the t2i counts, which are not as defined.
+    visavis: A gap is given in points of RSUM, next to the spread over seeds.
     """
     total = {number: sum(map(float, row.split())) for number, row in _TABLE_1.items()}
     gaps = {second: total[first] - total[second] for first, second in (("1.2", "1.4"), ("1.6", "1.8"), ("2.2", "2.4"), ("2.6", "2.8"))}
@@ -43,7 +43,7 @@ def only_large_margin() -> Shown:
     by_gap, by_image, by_text = (sorted(gaps, key=key) for key in (gaps.get, lambda row: counts[row][0], lambda row: counts[row][1]))
     return Shown(
         gaps["2.8"] > 15 and gaps["2.8"] > 2 * max(gaps["1.4"], gaps["2.4"]) and by_gap == by_image != by_text,
-        "rsum of Triplet SH less that of SmoothAP: " + ", ".join(f"row {number} {gap:.1f}" for number, gap in gaps.items()),
+        "rsum of Triplet SH minus that of SmoothAP: " + ", ".join(f"row {number} {gap:.1f}" for number, gap in gaps.items()),
     )
 
 

@@ -1,6 +1,7 @@
 """GOAL: the weights and the code
 
-Xuan, Chen: "Dissecting Deep Metric Learning Losses for Image-Text Retrieval" (2022); code microsoft/VSE_Gradient@3db6c6d, one file,
+Xuan, Chen: "Dissecting Deep Metric Learning Losses for Image-Text Retrieval" (2022).
+Code: microsoft/VSE_Gradient@3db6c6d, one file,
 `Gradient/gradient.py`. A triplet weight T and pair weights P are prescribed as the gradient: T P- on the negative, -T P+ on the positive.
 """
 
@@ -20,9 +21,10 @@ def eqs_3_4_mined_negative() -> Shown:
     Kind: misprint
     Where: Eqs. 3 and 4, section 3.1.
     Found: The gradient on an image x has the terms where x is the anchor and where it is the positive of its text.
-    Right: x is also the hardest negative x' of other texts, which push it: one term ``T P- y_j`` for each text j that mined it. The code adds them.
-    Matters: Without them the gradient is not that of the triplet loss of eq. 4.
-    visavis: ``Goal`` prescribes dL/ds; the push on the mined negative follows.
+    Correct: x is also the hardest negative x' of other texts, which push it away: one term ``T P- y_j`` for each text j that mined it.
+        The code adds them.
+    Effect: Without them the gradient is not that of the triplet loss of eq. 4.
+    visavis: ``Goal`` prescribes dL/ds, from which the term of the mined negative follows.
     """
     images, texts = embeddings(16, seed=0)
     moved = leaf(images)
@@ -45,10 +47,10 @@ def code_without_heaviside() -> Shown:
     Kind: code differs from paper
     Where: ``weight_triplet_con`` against eq. 5.
     Found: ``T_con = 1`` always.
-    Right: ``T_con = 1`` where ``m + s_n - s_p > 0``, else 0; only so is (con, con) the triplet loss (table 1; m = 0.2 in figure 2).
-    Matters: Every triplet pushes for ever, separated or not: another objective. Section 4.2 takes (con, con) as the check that
-        the method equals the triplet loss.
-    visavis: ``Goal(triplet="con", margin=0.2)`` has the margin; ``Goal(..., semantics="reference")`` has none.
+    Correct: ``T_con = 1`` where ``m + s_n - s_p > 0``, else 0. Only then is (con, con) the triplet loss (table 1, m = 0.2 in figure 2).
+    Effect: Every triplet has a gradient forever, separated or not, which is another objective. Section 4.2 uses (con, con) as the check
+        that the method equals the triplet loss.
+    visavis: ``Goal(triplet="con", margin=0.2)`` has the margin. ``Goal(..., semantics="reference")`` has none.
     """
     scores = leaf(scores_of(16, seed=0, noise=1.5))
     gaps = negatives(scores).amax(1) - scores.diag()
@@ -67,9 +69,10 @@ def code_extra_half() -> Shown:
     Kind: code differs from paper
     Where: ``weight_triplet_cir`` against eq. 8.
     Found: ``1 / (1 + e^(tau (s_p (2 - s_p) - s_n^2 - 0.5)))``.
-    Right: As printed, without the 0.5; then the weight is one half on the circle ``(1 - s_p)^2 + s_n^2 = 1``, in the code on the circle with 0.5.
-    Matters: Up to ``e^(tau / 2)``, at tau = 10 a factor of 148 for well separated triplets. T_cir is the weight that the paper recommends.
-    visavis: ``Goal(triplet="cir")`` is eq. 8; ``Goal(triplet="cir", semantics="reference")`` the code.
+    Correct: As printed, without the 0.5. The weight is then one half on the circle ``(1 - s_p)^2 + s_n^2 = 1``, in the code on the circle
+        with 0.5.
+    Effect: Up to ``e^(tau / 2)``, at tau = 10 a factor of 148 for well separated triplets. T_cir is the weight that the paper recommends.
+    visavis: ``Goal(triplet="cir")`` is eq. 8, ``Goal(triplet="cir", semantics="reference")`` the code.
     """
     positive, negative = numbers(0.9, 0.5, 0.3), numbers(0.1, 0.4, 0.5)
     exponent = positive * (2 - positive) - negative**2
@@ -84,15 +87,15 @@ def code_extra_half() -> Shown:
 
 
 def code_ignores_grad_output() -> Shown:
-    """The backward pass of the code ignores what is done to the loss.
+    """The backward pass of the code ignores operations on the loss.
 
     Kind: behavior of the code
     Where: ``TripletGradFun.backward``.
     Found: It returns the stored gradient whatever ``grad_output`` is.
-    Right: The gradient times ``grad_output``; both are the same while the loss is used alone and unscaled.
-    Matters: Dividing the loss for gradient accumulation, weighting it against another loss (X-VLM's matching loss), loss scaling of
-        mixed precision and even multiplying it by 0 have no effect on this gradient, without a warning.
-    visavis: Every objective, ``Goal`` too, obeys what is done to its value, in both semantics.
+    Correct: The gradient times ``grad_output``. Both are the same while the loss is used alone and unscaled.
+    Effect: Dividing the loss for gradient accumulation, weighting it against another loss (X-VLM's matching loss), loss scaling of mixed
+        precision and even multiplying it by 0 have no effect on this gradient, without a warning.
+    visavis: Every objective, including ``Goal``, follows operations on its value, in both semantics.
     """
     scores = leaf(numbers(0.5))
     found = {scale: gradient(scale * _Prescribed.apply(scores, numbers(3.0)), scores)[0].item() for scale in (1.0, 0.25, 0.0)}
@@ -109,10 +112,10 @@ def code_default_tau() -> Shown:
     """The scale tau is 10 in the figures and 1 by default in the code.
 
     Kind: code differs from paper
-    Where: ``TripletGrad.__init__`` (``tau=1``) against figure 2 (tau = 10); the weight functions themselves default to 10.
-    Found: The module passes 1 on, unless the caller says otherwise; the training script is not released.
-    Right: Which value gave the tables is not said.
-    Matters: With tau = 1 T_nca and T_cir are almost flat.
+    Where: ``TripletGrad.__init__`` (``tau=1``) against figure 2 (tau = 10). The weight functions themselves default to 10.
+    Found: The module passes 1 unless the caller sets another value. The training script is not released.
+    Correct: The paper does not state which value gave the tables.
+    Effect: With tau = 1, T_nca and T_cir are almost flat.
     visavis: ``Goal(tau=10)``, as in the figures.
     """
     gaps = numbers(-0.2, 0.4)
@@ -129,9 +132,10 @@ def code_counts_nonzero() -> Shown:
     Kind: code differs from paper
     Where: ``lin_ms_term`` against the definitions after eq. 13.
     Found: The size of P and N is counted as the number of nonzero differences (of positive ones for N).
-    Right: ``|P|`` and ``|N|`` are the sizes of the sets.
-    Matters: Only where similarities tie exactly, as for a duplicated caption. The rule is harmless for sig-ms, where a kept entry is never 0.
-    visavis: ``Goal(pair="lin_ms")`` divides by the size; ``semantics="reference"`` by the count.
+    Correct: ``|P|`` and ``|N|`` are the sizes of the sets.
+    Effect: Only where similarities tie exactly, as for a duplicated caption. The rule is harmless for sig-ms, where a kept entry is never
+        0.
+    visavis: ``Goal(pair="lin_ms")`` divides by the size, ``semantics="reference"`` by the count.
     """
     differences = 0.5 - numbers(0.5, 0.3)
     paper, code = differences.mean(), differences.sum() / (differences > 0).sum()
@@ -146,10 +150,10 @@ def code_keeps_bounds() -> Shown:
 
     Kind: code differs from paper
     Where: ``sig_ms_term`` and ``lin_ms_term`` against the definitions before eq. 12.
-    Found: What is above ``S_n + epsilon``, or below the least positive less epsilon, is left out, so that equality is kept.
-    Right: Eq. 12 has strict inequalities, which leave equality out.
-    Matters: Only where a similarity stands exactly at a bound.
-    visavis: ``Goal`` keeps equality in both semantics; its docstring says so.
+    Found: Similarities above ``S_n + epsilon``, or below the least positive minus epsilon, are left out, so equality is kept.
+    Correct: Eq. 12 has strict inequalities, which leave equality out.
+    Effect: Only where a similarity is exactly at a bound.
+    visavis: ``Goal`` keeps equality in both semantics, as its docstring states.
     """
     chosen, others = 0.75, numbers(0.25, 0.5)  # epsilon 0.25: others are in P up to a bound of 0.5
     paper, code = ((2 * (chosen - others[kept])).exp().mean() for kept in (others < 0.5, others <= 0.5))
@@ -164,17 +168,17 @@ def code_does_not_parse() -> None:
 
     Kind: behavior of the code
     Where: ``Gradient/gradient.py``: in ``TripletGrad.__init__`` and at the end of ``TripletGradFun.forward``.
-    Found: A comma is missing in each of two dictionaries, after ``fun_rs`` and after ``T_ti``. With both added, ``forward`` reads ``fun_rs``,
-        and ``sig_ms_term`` reads ``ms_a`` and ``ms_b``, which are not defined there. littleredxh/VSE-Gradient, the address in the paper, is a README
-        that points to this file; its training example is an absent submodule.
-    Right: ``fun_rs`` from ``fun_dict``, ``ms_a`` and ``ms_b`` from ``param_dict``.
-    Matters: As it stands the file cannot have trained the models of the paper, so differences listed here need not be in its tables.
+    Found: A comma is missing in each of two dictionaries, after ``fun_rs`` and after ``T_ti``. With both added, ``forward`` reads
+        ``fun_rs``, and ``sig_ms_term`` reads ``ms_a`` and ``ms_b``, which are not defined there. littleredxh/VSE-Gradient, the address in
+        the paper, is a README that points to this file. Its training example is an absent submodule.
+    Correct: ``fun_rs`` from ``fun_dict``, ``ms_a`` and ``ms_b`` from ``param_dict``.
+    Effect: In this state the file cannot have trained the models of the paper, so differences listed here need not be in its tables.
     visavis: ``Goal(semantics="reference")`` gives the gradients of the file with these repairs.
     """
 
 
 class _Prescribed(torch.autograd.Function):
-    """A value whose gradient is given, and given as it is."""
+    """A value with a prescribed gradient, which ignores ``grad_output``."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, prescribed: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Ladder loss
 
-Zhou, Niu, Wang, Gao, Zhang, Hua: "Ladder Loss for Coherent Visual-Semantic Embedding" (AAAI 2020);
-code cdluminate/ladderloss@b37ad78, `Code/ladderloss.py`.
+Zhou, Niu, Wang, Gao, Zhang, Hua: "Ladder Loss for Coherent Visual-Semantic Embedding" (AAAI 2020).
+Code: cdluminate/ladderloss@b37ad78, `Code/ladderloss.py`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def eq_8_margin() -> Shown:
     Kind: misprint
     Where: Eq. 8.
     Found: ``L^2-HC = [alpha_1 - s(v, h_i*) + s(v, h_j*)]_+``.
-    Right: ``alpha_2``, as in eq. 7 and the code: hard sampling picks one summand of eq. 7, and every summand there has ``alpha_2``.
-    Matters: With the paper's values, 0.2 against 0.01: read literally, the second rung is pushed twenty times as far.
+    Correct: ``alpha_2``, as in eq. 7 and the code: hard sampling takes one summand of eq. 7, and every summand there has ``alpha_2``.
+    Effect: With the paper's values, 0.2 against 0.01: as printed, the second rung has a margin twenty times as large.
     visavis: ``Ladder`` uses the margin of each rung.
     """
     scores, relevance = scores_of(16, seed=4), _relevance(16, seed=5)
@@ -41,15 +41,15 @@ def eq_8_margin() -> Shown:
 
 
 def code_upper_set() -> Shown:
-    """The released code takes the least similar item of all higher levels, the own pair too.
+    """The released code takes the least similar item of all higher levels, including the own pair.
 
     Kind: code differs from paper
     Where: ``LadderLoss.forward`` (``simmask``) against eqs. 7 and 8.
     Found: ``i* = argmin`` over all items with relevance at or above the threshold: every level up to l - 1, and the query's own pair.
-    Right: Eq. 7 pairs neighboring levels: ``i* = argmin`` over ``N_{l-1}`` alone.
-    Matters: With L = 2, the setting of most tables, only where the own pair is less similar than the whole first level. With L = 3
-        (table 4) the third rung differs often.
-    visavis: ``Ladder`` follows the paper; ``Ladder(semantics="reference")`` the code.
+    Correct: Eq. 7 pairs neighboring levels: ``i* = argmin`` only over ``N_{l-1}``.
+    Effect: With L = 2, the setting of most tables, it matters only where the own pair is less similar than the whole first level. With L
+        = 3 (table 4) the third rung differs often.
+    visavis: ``Ladder`` follows the paper, ``Ladder(semantics="reference")`` the code.
     """
     scores, relevance = scores_of(16, seed=4, noise=0.7), _relevance(16, seed=5)
     paper = [_rungs(scores, relevance, levels, all_higher=False) for levels in (2, 3)]
@@ -65,20 +65,21 @@ def code_fill() -> Shown:
     """In the released code the most similar of the lower levels is never below 0.
 
     Kind: code differs from paper
-    Where: ``LadderLoss.forward``: ``scores * dismask``, then the maximum; ``scores * simmask + 1.0 * dismask``, then the minimum.
+    Where: ``LadderLoss.forward``: ``scores * dismask``, then the maximum, and ``scores * simmask + 1.0 * dismask``, then the minimum.
     Found: Items outside a set count as similarity 1 in the minimum and 0 in the maximum.
-    Right: They do not count (eq. 8). As a cosine is at most 1, the 1 is harmless; the 0 is not: it beats every negative similarity.
-    Matters: Where all less relevant items already have negative similarity the rung keeps pulling its upper item up, with nothing
-        that it should be separated from.
-    visavis: ``Ladder`` leaves non-members out; ``Ladder(semantics="reference")`` keeps the fill.
+    Correct: They do not count (eq. 8). As a cosine is at most 1, the 1 is harmless. The 0 is not harmless: it is above every negative
+        similarity.
+    Effect: Where all less relevant items already have negative similarity, the rung keeps pulling its upper item up, without an item to
+        separate it from.
+    visavis: ``Ladder`` leaves non-members out. ``Ladder(semantics="reference")`` keeps the fill.
     """
     scores, relevance = numbers(0.5, -0.1, -0.2, -0.4), numbers(1.0, 0.7, 0.3, 0.2)
     code, slope = _filled(scores, relevance)
     paper = (MARGINS[1] - scores[1] + scores[2:].max()).clamp(min=0)
     return Shown(
         paper.item() == 0 and code > 0.1 and slope[1].item() == -1 and bool((slope[2:] == 0).all()),
-        f"own pair 0.5, one relevant item at -0.1, others at -0.2 and -0.4: second rung {digits(paper)} by eq. 8, {digits(code)} in the code;\n"
-        f"its gradient there: {digits(slope[1])} on the relevant item, {digits(slope[2:].abs().max())} on the others",
+        f"own pair 0.5, one relevant item at -0.1, others at -0.2 and -0.4: second rung {digits(paper)} by eq. 8, {digits(code)} in the code.\n"
+        f"Its gradient there: {digits(slope[1])} on the relevant item, {digits(slope[2:].abs().max())} on the others",
     )
 
 
@@ -88,9 +89,10 @@ def code_empty_lower_set() -> Shown:
     Kind: code differs from paper
     Where: ``LadderLoss.forward``, a query whose every item reaches the threshold.
     Found: The maximum over nothing is the fill, 0, so ``[alpha_l - min s]_+`` is added.
-    Right: A sum over no pair is 0 (eq. 7).
-    Matters: Small batches and low thresholds only; for such a query the loss asks the least similar relevant item to reach ``alpha_l``.
-    visavis: ``Ladder`` gives 0; ``Ladder(semantics="reference")`` the code's value.
+    Correct: A sum over no pair is 0 (eq. 7).
+    Effect: Only small batches and low thresholds. For such a query, the loss requires the least similar relevant item to reach
+        ``alpha_l``.
+    visavis: ``Ladder`` gives 0, ``Ladder(semantics="reference")`` the code's value.
     """
     code, slope = _filled(numbers(0.5, -0.1, -0.2), numbers(1.0, 0.7, 0.7))
     return Shown(
@@ -100,14 +102,14 @@ def code_empty_lower_set() -> Shown:
 
 
 def coherent_score_ties() -> Shown:
-    """Ties in relevance: the definition counts them neither way, the code uses tau-b.
+    """Ties in relevance: the definition does not count them, the code uses tau-b.
 
     Kind: ambiguity
-    Where: Section Coherent Score; the code calls ``scipy.stats.kendalltau``.
-    Found: Concordant and discordant pairs are defined; pairs that are tied are not mentioned. Kendall (1945), which is cited, is about ties.
-    Right: With ties tau-a (divide by all pairs) and tau-b (leave tied pairs out of the norm) differ; the code prints tau-b.
-    Matters: Quantized relevance, such as human ratings or the 0 below a threshold, has many ties; real-valued relevance has none.
-    visavis: ``metrics.coherent`` is tau-b; a query whose relevance is constant in the top K is NaN.
+    Where: Section Coherent Score. The code calls ``scipy.stats.kendalltau``.
+    Found: Concordant and discordant pairs are defined. Tied pairs are not mentioned. Kendall (1945), which is cited, is about ties.
+    Correct: With ties, tau-a (divide by all pairs) and tau-b (leave tied pairs out of the norm) differ. The code prints tau-b.
+    Effect: Quantized relevance, such as human ratings or the 0 below a threshold, has many ties. Real-valued relevance has none.
+    visavis: ``metrics.graded_metrics`` is tau-b. A query whose relevance is constant in the top K is NaN.
     """
     from scipy.stats import kendalltau
 
@@ -122,34 +124,35 @@ def coherent_score_ties() -> Shown:
 
 
 def relevance_in_code() -> None:
-    """Relevance degrees: what is described and what the configurations hold.
+    """Relevance: the description and the configurations differ.
 
     Kind: code differs from paper
     Where: Section Experiments, Relevance Degree, against ``config.ladder.py``, ``config.hybrid.py`` and ``EcoSTSMatrix``.
-    Found: The paper gives every pair a CBoW value and replaces it by BERT's where it exceeds 0.8. The default configuration uses
-        CBoW alone (spaCy vectors, nouns doubled); the hybrid one sets pairs below 0.8 to 0 instead of leaving their CBoW value. Its
-        server and weights were not released. ``_wcbow_`` says that it skips stop words; its sum is over all words.
-    Right: Which relevance gave which table is not said.
-    Matters: Thresholds such as 0.63 mean something only for one relevance; under the hybrid one the level 0.63 to 0.8 holds refined pairs only.
-    visavis: Any relevance is accepted, as a matrix, as factors or as a function; recipes name theirs.
+    Found: The paper gives every pair a CBoW value and replaces it by BERT's where it exceeds 0.8. The default configuration uses only
+        CBoW (spaCy vectors, nouns doubled). The hybrid one sets pairs below 0.8 to 0 instead of leaving their CBoW value. Its server and
+        weights were not released. The comment of ``_wcbow_`` states that it skips stop words, but its sum is over all words.
+    Correct: The paper does not state which relevance gave which table.
+    Effect: Thresholds such as 0.63 have a meaning only for one relevance. Under the hybrid one, the level 0.63 to 0.8 holds only refined
+        pairs.
+    visavis: Any relevance is accepted, as a matrix, as factors or as a function. Recipes name theirs.
     """
 
 
 def protocol() -> None:
-    """The protocol of "1000 Test Samples" and of CS@K is left open.
+    """The protocol of "1000 Test Samples" and of CS@K is open.
 
     Kind: ambiguity
-    Where: Table 1; ``CS@K`` in the code.
-    Found: Whether five folds are averaged is not said. CS@K in the code ranks N images against N captions, the first of each image,
-        while R@K uses all five.
-    Right: Cannot be known from the text.
-    Matters: Recalls of one fold and of the mean of five are different numbers; so are scores over one caption and over five.
-    visavis: Protocols are named objects, printed beside every number.
+    Where: Table 1, and ``CS@K`` in the code.
+    Found: The paper does not state whether five folds are averaged. CS@K in the code ranks N images against N captions, the first of each
+        image, while R@K uses all five.
+    Correct: Cannot be known from the text.
+    Effect: Recalls of one fold and of the mean of five are different numbers. The same holds for scores over one caption and over five.
+    visavis: Protocols are named objects, printed next to every number.
     """
 
 
 def _relevance(number: int, seed: int) -> Tensor:
-    """Symmetric degrees in [0, 1], 1 for a pair itself."""
+    """Symmetric relevance values in [0, 1], 1 for a pair itself."""
     topics = unit_rows(number, seed, dimension=6)
     return (0.55 + 0.3 * topics @ topics.T).fill_diagonal_(1.0)
 
@@ -164,7 +167,7 @@ def _hardest_gap(scores: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 
 def _rungs(scores: Tensor, relevance: Tensor, levels: int, *, all_higher: bool) -> float:
-    """Rungs 2 to L, hard-sampled, images as queries; with all_higher the upper set is that of the code."""
+    """Rungs 2 to L, hard-sampled, images as queries. With ``all_higher``, the upper set is that of the code."""
     total, bounds = 0.0, (torch.inf, *THRESHOLDS)
     for rung in range(1, levels):
         up = relevance >= bounds[rung] if all_higher else _level(relevance, bounds[rung], bounds[rung - 1])

@@ -1,6 +1,6 @@
 """Released code of other papers
 
-SSP, NCR, AOQ, VSRN and VSE++, VSE-infinity, CE and MMT. Only their code is at issue here; the papers were not searched for misprints.
+SSP, NCR, AOQ, VSRN and VSE++, VSE-infinity, CE and MMT. Only their code was examined. The papers were not searched for misprints.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from findings.base import Shown, digits, gradient, leaf, negatives, numbers, sco
 
 
 def ssp_saturated_positive() -> Shown:
-    """SSP: a positive at similarity 1 ends the program.
+    """SSP: a positive at similarity 1 stops the program.
 
     Kind: behavior of the code
     Where: wayne980/PolyLoss@05da003, ``ContrastiveLoss.polyloss``.
-    Found: Positives at or above 1 - 1e-5 are taken out, and the least of what is left, of nothing, is asked for before its size is looked at.
-    Right: An anchor whose positive is taken out is skipped, as the next lines intend.
-    Matters: Identical embeddings of a pair stop the training; rare with SCAN's averaged scores, sure in a collapse.
+    Found: Positives at or above 1 - 1e-5 are removed. The code then takes the minimum of the rest, which is empty, before it checks its
+        size.
+    Correct: An anchor without a remaining positive is skipped, as the next lines intend.
+    Effect: Identical embeddings of a pair stop the training. This is rare with SCAN's averaged scores and certain in a collapse.
     visavis: ``SSP`` skips such an anchor.
     """
     outcomes = []
@@ -37,9 +38,9 @@ def ssp_negative_gradient() -> Shown:
     Kind: behavior of the code
     Where: wayne980/PolyLoss@05da003, the polynomial ``[0.9 s_n^2 - 0.4 s_n + 0.03]_+`` of the negative.
     Found: It falls up to its zero at 0.0955, is 0 to 0.3489, and rises from there.
-    Right: A negative should not be pulled. The coefficients were chosen for SCAN's scores on Flickr30K; other scores need others.
-    Matters: With scores around 0, as those of global embeddings at the start, hardest negatives are drawn to their anchors.
-    visavis: ``SSP(negative=(0.03, -0.4, 0.9))`` is the released polynomial; its docstring says so.
+    Correct: A negative should not be pulled. The coefficients were chosen for SCAN's scores on Flickr30K. Other scores need others.
+    Effect: With scores around 0, as those of global embeddings at the start, hardest negatives are pulled toward their anchors.
+    visavis: ``SSP(negative=(0.03, -0.4, 0.9))`` is the released polynomial, as its docstring states.
     """
     similar = leaf(numbers(0.0, 0.2, 0.5))
     (slope,) = gradient((0.9 * similar**2 - 0.4 * similar + 0.03).clamp(min=0).sum(), similar)
@@ -56,8 +57,8 @@ def ssp_jump() -> Shown:
     Kind: behavior of the code
     Where: wayne980/PolyLoss@05da003: the term is added if ``s_n + 0.2 > s_p``.
     Found: On one side the loss of the anchor is 0, on the other both polynomials, which are not 0 there.
-    Right: Whether this is meant is not said. A hinge is continuous at its corner.
-    Matters: The value of the loss is not a measure of progress, and rounding decides about anchors at the corner.
+    Correct: The paper does not state whether this is intended. A hinge is continuous at its corner.
+    Effect: The value of the loss is not a measure of progress, and rounding decides about anchors at the corner.
     visavis: ``SSP`` keeps the jump, and the strict comparison in the released order of operations.
     """
     before, after = (_ssp(0.6, 0.4 + step) for step in (-1e-9, 1e-9))
@@ -65,14 +66,15 @@ def ssp_jump() -> Shown:
 
 
 def ncr_row_margins() -> Shown:
-    """NCR: a text anchor gets the margin of the image it is compared with.
+    """NCR: a text anchor gets the margin of the compared image.
 
     Kind: code differs from paper
-    Where: XLearning-SCU/2021-NeurIPS-NCR@60256ba, ``ContrastiveLoss.forward`` with labels ``[B, 1]`` (the unlabeled set; ``targets_u.view(-1, 1)``).
+    Where: XLearning-SCU/2021-NeurIPS-NCR@60256ba, ``ContrastiveLoss.forward`` with labels ``[B, 1]`` (the unlabeled set,
+        ``targets_u.view(-1, 1)``).
     Found: One column of margins is added to the matrix in both directions: the row's, which is the image's.
-    Right: The margin of the anchor's pair, as in eq. 27 of the unified loss: the row's for images, the column's for texts.
-    Matters: A pair that is known to be noisy still has its own text trained with the full margins of other images.
-    visavis: ``NCR()`` takes the anchor's margin; ``NCR(semantics="reference")`` with ``pair_margin`` the code's.
+    Correct: The margin of the anchor's pair, as in eq. 27 of the unified loss: the row's for images, the column's for texts.
+    Effect: A pair with a noisy label still has its own text trained with the full margins of other images.
+    visavis: ``NCR()`` takes the anchor's margin, ``NCR(semantics="reference")`` with ``pair_margin`` the code's.
     """
     scores = scores_of(16, seed=0, noise=2.0)
     labels = torch.linspace(0, 1, 16, dtype=torch.float64)[torch.randperm(16, generator=torch.Generator().manual_seed(1))]
@@ -81,8 +83,8 @@ def ncr_row_margins() -> Shown:
     chosen = negatives(scores.T + margin[None]).argmax(1)
     return Shown(
         bool((code - right).abs() > 0.01),
-        f"16 texts as anchors, hardest negatives: {digits(right)} with their own margins, {digits(code)} in the code; "
-        f"the noisiest text (margin 0) is trained with margin {digits(margin[chosen[labels.argmin()]])}",
+        f"16 texts as anchors, hardest negatives: {digits(right)} with their own margins, {digits(code)} in the code. "
+        f"The noisiest text (margin 0) is trained with margin {digits(margin[chosen[labels.argmin()]])}",
     )
 
 
@@ -92,10 +94,10 @@ def ncr_margin_matrix() -> Shown:
     Kind: code differs from paper
     Where: XLearning-SCU/2021-NeurIPS-NCR@60256ba, ``train`` in ``NCR/co_train.py``: clean probability ``[B, 1]``, prediction ``[B]``.
     Found: ``w y + (1 - w) p`` broadcasts to ``[B, B]``: entry (i, j) mixes the probability of pair i with the prediction of pair j.
-    Right: One label for each pair, ``w_i + (1 - w_i) p_i``. These stand on the diagonal, which the loss sets to 0.
-    Matters: No margin of the labeled set is the intended one. They are near it where clean probabilities are near 1.
-        That published models were trained with this line cannot be proved from here; the released script has no other.
-    visavis: Labels and margins are one number a pair.
+    Correct: One label for each pair, ``w_i + (1 - w_i) p_i``. These labels are on the diagonal, which the loss sets to 0.
+    Effect: No margin of the labeled set is the intended one. They are near it where clean probabilities are near 1. It cannot be proved
+        from here that published models were trained with this line. The released script has no other.
+    visavis: Labels and margins are one number per pair.
     """
     probability, prediction = numbers(0.6, 0.8, 0.99)[:, None], numbers(0.1, 0.5, 0.9)
     code = probability * torch.ones(3, 1) + (1 - probability) * prediction
@@ -103,7 +105,7 @@ def ncr_margin_matrix() -> Shown:
     used = code[0, ~torch.eye(3, dtype=torch.bool)[0]]
     return Shown(
         code.shape == (3, 3) and bool((code.diag() - right).abs().max() < 1e-12) and bool((used - right[0]).abs().min() > 0.1),
-        f"3 pairs give labels {list(code.shape)}; the first pair's is {digits(right[0])}, what is used in its row {', '.join(map(digits, used))}",
+        f"3 pairs give labels {list(code.shape)}. The first pair's is {digits(right[0])}, the values used in its row are {', '.join(map(digits, used))}",
     )
 
 
@@ -113,10 +115,10 @@ def aoq_negative_weight() -> Shown:
     Kind: behavior of the code
     Where: sunnychencool/AOQ@5bfe620, ``ContrastiveLoss.forward``: ``beta - (offline - online) / alpha``, alpha = 0.3, beta = 1.5.
     Found: No bound: the weight is negative where the offline negative is more than 0.45 above the online one.
-    Right: Whether a bound was meant is not said; 0 would be one.
-    Matters: The hinge of the same offline negative, which is always open there, pulls the pair together with weight 1. The sum of the two is
-        wrong where the offline negative is more than 0.75 above the online one.
-    visavis: ``AOQ`` keeps the weight as released, and its docstring says so.
+    Correct: Whether a bound was intended is not stated. 0 would be one.
+    Effect: The hinge of the same offline negative, which is always open there, pulls the pair together with weight 1. The sum of the two
+        has the wrong sign where the offline negative is more than 0.75 above the online one.
+    visavis: ``AOQ`` keeps the weight as released, as its docstring states.
     """
     found = {}
     for offline in (0.6, 0.9):
@@ -136,11 +138,12 @@ def aoq_offline_pull() -> Shown:
 
     Kind: behavior of the code
     Where: sunnychencool/AOQ@5bfe620, the same lines: the weight is not detached.
-    Found: The offline similarity has the gradient ``1 - hinge / alpha`` where its own hinge is open, and ``-hinge / alpha`` where it is not, with
-        hinge the online one.
-    Right: A weight that only tells how hard a batch is would be a constant.
-    Matters: Where the online hinge exceeds 0.3, or is open while the offline one is closed, the offline negative is drawn to the anchor.
-    visavis: ``AOQ`` keeps the gradient as released; its docstring gives dL/ds.
+    Found: The offline similarity has the gradient ``1 - hinge / alpha`` where its own hinge is open, and ``-hinge / alpha`` where it is
+        not, with hinge the online one.
+    Correct: A weight that only measures how hard a batch is would be a constant.
+    Effect: Where the online hinge exceeds 0.3, or is open while the offline one is closed, the offline negative is pulled toward the
+        anchor.
+    visavis: ``AOQ`` keeps the gradient as released. Its docstring gives dL/ds.
     """
     found = {}
     for values in ((0.2, 0.5, 0.3), (0.7, 0.6, 0.4)):
@@ -163,8 +166,8 @@ def vsrn_normalization() -> Shown:
     Kind: code differs from paper
     Where: KunpengLi1994/VSRN@777ae74, ``l2norm`` (``sum(dim=1)``), as in fartashf/vsepp@abe382f and sunnychencool/AOQ@5bfe620.
     Found: VSE++ gives it ``[B, D]``, where dimension 1 holds features. VSRN gives it ``[B, K, D]``, where it holds regions.
-    Right: The last dimension.
-    Matters: Each feature is scaled over the regions of an image, and regions keep different lengths. Trained weights belong to this scaling.
+    Correct: The last dimension.
+    Effect: Each feature is scaled over the regions of an image, and regions keep different lengths. Trained weights belong to this scaling.
     visavis: Embeddings are normalized over features, the last dimension, throughout.
     """
     regions = torch.randn(2, 36, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -183,8 +186,8 @@ def vse_infinity_warm_up() -> Shown:
     Kind: ambiguity
     Where: woodfrog/vse_infty@29df9d6, ``vse_mean_warmup_epochs`` and ``ContrastiveLoss.forward`` (``max_violation`` off).
     Found: In these epochs the hinges of all negatives are added, not averaged.
-    Right: The sum; a re-creation that follows the name trains with a gradient B - 1 times smaller.
-    Matters: One epoch in both scripts. A gradient clip of 2 follows, which takes part of the scale back.
+    Correct: The sum. A reimplementation that follows the name trains with a gradient B - 1 times smaller.
+    Effect: One epoch in both scripts. A gradient clip of 2 follows, which compensates part of the scale.
     visavis: ``Triplet()`` is the sum, ``Triplet(reduction="mean")`` a mean.
     """
     scores = scores_of(128, seed=0, noise=2.0, dimension=64)
@@ -201,11 +204,13 @@ def ce_tied_captions() -> Shown:
     """CE, MMT: a video whose two best captions are its own and tie has no hit at rank 1.
 
     Kind: behavior of the code
-    Where: albanie/collaborative-experts@7eb3b9d and gabeur/mmt@8f53717, ``v2t_metrics``, whose comment names the degenerate case of all scores equal.
-    Found: The rank of a caption is the mean position of all that tie with it, its own siblings too; a video has the least of these; R@1 asks for 0.
-    Right: Whichever of two correct captions comes first, the first is correct.
-    Matters: With real scores ties are rare; a caption that a video has twice ties exactly.
-    visavis: A caption is never ranked against another correct one; ties with wrong ones count against the model by default.
+    Where: albanie/collaborative-experts@7eb3b9d and gabeur/mmt@8f53717, ``v2t_metrics``, whose comment names the degenerate case of all
+        scores equal.
+    Found: The rank of a caption is the mean position of all captions that tie with it, including its own siblings. A video has the
+        minimum of these. R@1 requires 0.
+    Correct: The first caption is correct in either order of two correct captions.
+    Effect: With real scores, ties are rare. A caption that a video has twice ties exactly.
+    visavis: A caption is never ranked against another correct one. Ties with wrong ones count against the model by default.
     """
     order = numbers(0.9, 0.9, 0.1, 0.1).neg()
     positions = [(order.sort().values == distance).nonzero().double().mean().item() for distance in order[:2]]
@@ -219,12 +224,13 @@ def twins_in_a_batch() -> Shown:
     """VSE++ and its descendants: another caption of the same image is a negative.
 
     Kind: behavior of the code
-    Where: fartashf/vsepp@abe382f, ``ContrastiveLoss``; also VSRN, VSE-infinity, SCAN, BFAN, SGRAF, AOQ, NCR, GOAL, the Ladder loss.
-    Found: Batches are drawn from captions, and only the diagonal is no negative. To the twin's text the image is equally
-        similar, so that this hinge is the margin for ever.
-    Right: Leave it out; X-VLM, for one, does.
-    Matters: The smaller the data set, the more twins.
-    visavis: Ids tell what belongs together, and positives are never negatives; ``Targets.paired`` and the recipes of paper rows do as the codes do.
+    Where: fartashf/vsepp@abe382f, ``ContrastiveLoss``. Also VSRN, VSE-infinity, SCAN, BFAN, SGRAF, AOQ, NCR, GOAL, the Ladder loss.
+    Found: Batches are sampled from captions, and everything except the diagonal is a negative. The image is equally similar to the twin's
+        text, so this hinge is always the margin.
+    Correct: Leave it out. X-VLM, for example, does.
+    Effect: The smaller the data set, the more twins.
+    visavis: Ids define which items belong together, and positives are never negatives. ``Targets.paired`` and the recipes of paper rows
+        follow the released code.
     """
     expected = {
         name: 128 * 127 / 2 * 4 / (5 * images - 1) for name, images in (("Flickr8k", 6000), ("Flickr30K", 29_000), ("MS-COCO", 113_287))

@@ -13,14 +13,14 @@ from findings.base import Shown, apart, digits, embeddings, gradient, leaf, nega
 
 
 def eq_2_arg_max() -> Shown:
-    """The hardest negatives are printed as numbers, and used as items.
+    """The hardest negatives are printed as numbers and used as items.
 
     Kind: misprint
     Where: Eqs. 2 and 22.
     Found: ``T^_i = max_j s(V_i, T_j)`` and ``V^_i = max_j s(V_j, T_i)``, over j other than i.
-    Right: ``arg max``, and the item it names: eqs. 1 and 21 take ``s(V_i, T^_i)``, the similarity of an image and a text. ``s^_ij`` of eqs. 25
-        and 27 would be the maximum itself.
-    Matters: A slip of notation; what is meant is not in doubt.
+    Correct: ``arg max``, and the item it selects: eqs. 1 and 21 take ``s(V_i, T^_i)``, the similarity of an image and a text. ``s^_ij``
+        of eqs. 25 and 27 would be the maximum itself.
+    Effect: A slip of notation. The meaning is not in doubt.
     visavis: ``TripletHN`` takes the largest score of a negative.
     """
     images, texts = embeddings(12, seed=0)
@@ -28,22 +28,22 @@ def eq_2_arg_max() -> Shown:
     named = (images * texts[others.argmax(1)]).sum(1)
     return Shown(
         apart(named, others.amax(1)) < 1e-12,
-        f"first image: max_j s = {digits(others[0].max())}, a number; arg max names text {others[0].argmax()}; "
+        f"first image: max_j s = {digits(others[0].max())}, a number. arg max names text {others[0].argmax()}. "
         f"s(V_i, T of arg max) - max over 12 images {digits((named - others.amax(1)).abs().max())}",
     )
 
 
 def eq_15_denominator() -> Shown:
-    """The gradient of a negative text is divided by too little.
+    """The denominator of the gradient of a negative text is too small.
 
     Kind: misprint
     Where: Eq. 15, section 3.3 (gamma = 1).
     Found: ``dL/dt_j = v_i D_j / (1 + D_j)``, as if ``t_j`` were the only negative.
-    Right: ``dL/dt_j = v_i D_j / (1 + sum_k D_k)``, k over all negatives of the image, the denominator of eq. 14. The gradient of the
-        positive text, ``-v_i sum_j D_j / (1 + sum_k D_k)``, is not printed. Eq. 18 is right once it uses this.
-    Matters: For a batch of 12 the printed weight is about five times too large, and the larger the batch, the more. It enters the
-        paper's argument, not its experiments.
-    visavis: ``Unified`` is differentiated by autograd; ``diagnosis.tangents.tangent_norms`` uses the right form.
+    Correct: ``dL/dt_j = v_i D_j / (1 + sum_k D_k)``, k over all negatives of the image, the denominator of eq. 14. The gradient of the
+        positive text, ``-v_i sum_j D_j / (1 + sum_k D_k)``, is not printed. Eq. 18 is correct with this form.
+    Effect: For a batch of 12 the printed weight is about five times too large. The factor grows with the batch. It enters the paper's
+        argument, not its experiments.
+    visavis: ``Unified`` is differentiated by autograd. ``diagnostics.pair_gradients.tangent_norms`` uses the correct form.
     """
     scores = leaf(scores_of(12, seed=0))
     excess = negatives(scores - scores.diag()[:, None] + 0.2).exp()
@@ -63,10 +63,10 @@ def eq_17_sum_of_norms() -> Shown:
     Kind: misprint
     Where: Eq. 17, section 3.3.
     Found: ``||g(v_i)|| = sum_j w_j ||t_j - t_i|| sin(v_i, t_j - t_i)``, with the weights of eq. 14.
-    Right: ``||g(v_i)|| = ||P sum_j w_j (t_j - t_i)||``, P the projection onto the tangent plane at ``v_i``. What is printed is an
+    Correct: ``||g(v_i)|| = ||P sum_j w_j (t_j - t_i)||``, P the projection onto the tangent plane at ``v_i``. The printed form is an
         upper bound: the directions of different negatives partly cancel.
-    Matters: The bound stays large where the gradient itself is small, and it is the bound that the text finds not to vanish.
-    visavis: ``diagnosis.tangents.tangent_norms`` computes the norm of the sum.
+    Effect: The bound stays large where the gradient itself is small. The text states that this bound does not vanish.
+    visavis: ``diagnostics.pair_gradients.tangent_norms`` computes the norm of the sum.
     """
     images, texts = embeddings(12, seed=0)
     moved = leaf(images)
@@ -86,17 +86,17 @@ def eq_17_sum_of_norms() -> Shown:
 
 
 def larger_gradient() -> Shown:
-    """A gradient larger than VLC's: for one query, and without the factors 1 / gamma.
+    """A gradient larger than that of VLC holds for one query and without the factors 1 / gamma.
 
     Kind: claim
     Where: After eq. 19, section 3.3.
-    Found: Under the same conditions the unified loss contributes a larger gradient than VLC.
-    Right: For one query in one direction, both losses divided by gamma or neither, the gradient of Unified is exactly c times that
-        of VLC, ``c = e^(gamma m) (1 + sum D) / (1 + e^(gamma m) sum D)``, between 1 and ``e^(gamma m)``. It does not hold for the whole
-        batch, where an embedding adds up the pulls of several queries, each with another c; nor for the losses as eqs. 3 and 5
-        print them, of which only the second is divided by gamma.
-    Matters: Where similarities are all alike, as when training begins, c is near 1, and VLC as printed has gamma times the gradient.
-    visavis: ``diagnosis.tangents`` compares any two objectives at the same point, with the factors as defined.
+    Found: Under the same conditions, the unified loss contributes a larger gradient than VLC.
+    Correct: Take one query in one direction, with both losses divided by gamma or neither. The gradient of Unified is then exactly c
+        times that of VLC, ``c = e^(gamma m) (1 + sum D) / (1 + e^(gamma m) sum D)``, between 1 and ``e^(gamma m)``. It does not hold for
+        the whole batch, where an embedding sums the gradients of several queries, each with another c. It does not hold for the losses as
+        printed in eqs. 3 and 5, of which only the second is divided by gamma.
+    Effect: Where similarities are all alike, as at the start of training, c is near 1, and VLC as printed has gamma times the gradient.
+    visavis: ``diagnostics.pair_gradients`` compares any two objectives at the same point, with the factors as defined.
     """
     images, texts = embeddings(12, seed=0)
     single = _norms(images, texts, margin=0.2, gamma=1, both=False) / _norms(images, texts, margin=0.0, gamma=1, both=False)
@@ -113,15 +113,15 @@ def larger_gradient() -> Shown:
 
 
 def gradient_that_does_not_vanish() -> Shown:
-    """The gradient of the unified loss vanishes too where embeddings collapse.
+    """The gradient of the unified loss also vanishes where embeddings collapse.
 
     Kind: claim
     Where: After eq. 18, section 3.3, and section 4.4.
     Found: Because all negatives take part, the gradient does not vanish, unlike that of Triplet-HN.
-    Right: The argument needs one negative that is not near the positive. Where all embeddings close in on one point, the tangent
-        gradient of every loss of cosines goes to 0 in proportion to their spread; the unified loss has no floor.
-    Matters: Averaging over negatives helps while some are apart; it is no escape from a full collapse.
-    visavis: ``diagnosis.tangents.tangent_norms`` gives 0 there for every objective.
+    Correct: The argument needs one negative that is not near the positive. Where all embeddings approach one point, the tangent gradient
+        of every loss of cosines goes to 0 in proportion to their spread. The unified loss has no lower bound.
+    Effect: Averaging over negatives helps while some are apart. It does not prevent a full collapse.
+    visavis: ``diagnostics.pair_gradients.tangent_norms`` gives 0 there for every objective.
     """
     found = {}
     for spread in (0.1, 0.01, 0.0):
@@ -135,17 +135,19 @@ def gradient_that_does_not_vanish() -> Shown:
 
 
 def eq_24_weights() -> Shown:
-    """Weights that multiply scores move all scores, unless both sides of a difference weigh the same.
+    """Weights that multiply scores shift all scores, unless both sides of a difference have the same weight.
 
     Kind: claim
-    Where: Eq. 24, appendix A.4.1: weighting "can be included in our unified loss, but the similarities of the sample pairs are multiplied by the weights".
+    Where: Eq. 24, appendix A.4.1: weighting "can be included in our unified loss, but the similarities of the sample pairs are multiplied
+        by the weights".
     Found: ``w_ij s_ij - w_ii s_ii + m`` in place of ``s_ij - s_ii + m``.
-    Right: The terms of a query have the slope ``sum_j p_ij (w_ij - w_ii)`` along a common shift of its scores. Where negatives weigh more, every
-        score is pulled down, and a model that tells nothing apart closes every margin; where positives do, every score is pulled up.
-        Below 0 a weight also works the wrong way round: a negative at -0.4 with weight 2 counts as one at -0.8, the easier the heavier.
-        A weight on a pair's slope, or one and the same on both scores of a difference, does neither.
-    Matters: Negatives that weigh 2 cost more than half of the RSUM below. Weights of positives that are 1 in the mean do little harm.
-    visavis: ``Unified`` reads ``targets.weight`` as printed; ``LearnedWeights`` leaves the weight of negatives at 1 and that of positives at 1 in the mean.
+    Correct: The terms of a query have the slope ``sum_j p_ij (w_ij - w_ii)`` along a common shift of its scores. If negatives have larger
+        weights, every score is pulled down, and a model that cannot separate pairs closes every margin. If positives do, every score is
+        pulled up. Below 0, a weight also has the opposite effect: a negative at -0.4 with weight 2 counts as one at -0.8, so it is easier
+        the larger its weight. A weight on a pair's slope, or the same weight on both scores of a difference, does neither.
+    Effect: Negatives of weight 2 cost more than half of the RSUM below. Weights of positives that are 1 in the mean do little harm.
+    visavis: ``Unified`` reads ``targets.weight`` as printed. ``LearnedWeights`` leaves the weight of negatives at 1 and that of positives
+        at 1 in the mean.
     """
     constant = (numbers(1, 2) - numbers(2, 1)) * -0.5 + 0.2  # all scores -0.5: negatives weigh 1 and positives 2, then 2 and 1
     even, heavy = (_trained(weight) for weight in (1.0, 2.0))
@@ -164,12 +166,12 @@ def eq_25_limit() -> Shown:
 
     Kind: misprint
     Where: Eq. 25, appendix A.4.1.
-    Found: ``[G(s^ - s_ii) + m]_+``, with s^ the most similar negative, is the limit gamma -> infinity of
-        ``(1/gamma) log(1 + sum_j e^(gamma (G(s_ij - s_ii) + m)))``.
-    Right: The limit is ``[max_j G(s_ij - s_ii) + m]_+``. The two are equal where G increases over the differences that occur; else
+    Found: ``[G(s^ - s_ii) + m]_+``, with s^ the most similar negative, is the limit gamma -> infinity of ``(1/gamma) log(1 + sum_j
+        e^(gamma (G(s_ij - s_ii) + m)))``.
+    Correct: The limit is ``[max_j G(s_ij - s_ii) + m]_+``. The two are equal where G increases over the differences that occur. Otherwise
         the limit takes the negative with the largest G, which need not be the most similar.
-    Matters: The coefficients of G are nowhere given, so which of the two was trained cannot be told from this paper.
-    visavis: ``RSP(coefficients=...)`` is the hinge, ``RSP(..., gamma=...)`` the soft form; neither stands for the other.
+    Effect: The coefficients of G are not given, so this paper does not show which of the two was trained.
+    visavis: ``RSP(coefficients=...)`` is the hinge, ``RSP(..., gamma=...)`` the soft form. Neither replaces the other.
     """
     apart_from_positive = numbers(-0.1, -0.8)
     found = {}
@@ -190,9 +192,10 @@ def table_6_sum() -> Shown:
     Kind: tables disagree
     Where: Table 6 (MS-COCO 5K), row SGRAF* + Unified.
     Found: RSUM 429.5.
-    Right: The six recalls of the row sum to 435.8. In every other row of tables 1, 2, 5, 6 and 7 sum and RSUM agree within 0.2, which is rounding.
-    Matters: Which of the two numbers is the slip cannot be told; whoever compares with this row should carry both.
-    visavis: RSUM is always computed from the recalls that stand beside it.
+    Correct: The six recalls of the row sum to 435.8. In every other row of tables 1, 2, 5, 6 and 7 sum and RSUM agree within 0.2, which
+        is rounding.
+    Effect: The paper does not show which of the two numbers is the slip. Report both if you compare with this row.
+    visavis: RSUM is always computed from the recalls next to it.
     """
     rows = [[float(number) for number in row.split()] for row in _TABLE_6.strip().splitlines()]
     errors = [abs(sum(row[:6]) - row[6]) for row in rows]
@@ -208,8 +211,8 @@ def points_and_percent() -> Shown:
     Kind: misprint
     Where: Sections 4.2.1, 4.2.2 and 4.3: "improves RSUM by 7.0%" and the like.
     Found: 7.0%, 3.1%, 7.8%, 4.0%, 15.7%, 17.2%.
-    Right: These are points of RSUM, a number between 0 and 600. In percent they are a fraction of that.
-    Matters: An improvement reads several times as large as it is.
+    Correct: These are points of RSUM, a number between 0 and 600. As percentages, they are a fraction of that.
+    Effect: An improvement reads several times as large as it is.
     visavis: Differences are printed in points.
     """
     printed = {
@@ -229,21 +232,21 @@ def points_and_percent() -> Shown:
 
 
 def settings() -> None:
-    """What the settings leave open.
+    """The settings leave some values open.
 
     Kind: ambiguity
     Where: Sections 4.1 and 4.5, table 2, appendix B.
-    Found: gamma of "CLIP + VLC" is not given, nor whether CLIP's encoders are frozen. VSE++ (BUTD) has a GRU in B.1.1 and a
-        Bi-GRU in B.2.1. Flickr30K's validation set has 1,000 images in the text, 1,014 in the usual split. The same m and gamma are
-        given for BFAN, whose scores (a sum of two cosines) reach 2. Section 4.5 compares m and gamma by RSUM on the test set.
-    Right: Cannot be known without code; a reproduction has to choose and say so.
-    Matters: Numbers of those rows can be matched only approximately; hyper-parameters should be chosen on validation data.
-    visavis: Recipes state every setting; the checkpoint is chosen on validation data.
+    Found: gamma of "CLIP + VLC" is not given, nor whether CLIP's encoders are frozen. VSE++ (BUTD) has a GRU in B.1.1 and a Bi-GRU in
+        B.2.1. Flickr30K's validation set has 1,000 images in the text, 1,014 in the usual split. The same m and gamma are given for BFAN,
+        whose scores (a sum of two cosines) reach 2. Section 4.5 compares m and gamma by RSUM on the test set.
+    Correct: Cannot be known without code. A reproduction has to choose, and to state its choice.
+    Effect: Numbers of those rows can be matched only approximately. Hyperparameters should be chosen on validation data.
+    visavis: Recipes state every setting. The checkpoint is chosen on validation data.
     """
 
 
 def _norms(images: Tensor, texts: Tensor, *, margin: float, gamma: float, both: bool = True) -> Tensor:
-    """Tangent norms of the gradient on each image, of the unified loss in one or both directions; gamma = 1e6 is Triplet-HN."""
+    """Tangent norms of the gradient on each image, of the unified loss in one or both directions. gamma = 1e6 is Triplet-HN."""
     moved = leaf(images)
     scores = moved @ texts.T
     loss = scores.new_zeros(())

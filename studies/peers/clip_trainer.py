@@ -1,6 +1,6 @@
 """A CLIP under transformers' Trainer with gradient checkpointing, on several processes, against one process.
 
-python studies/peers/clip_trainer.py, or under torchrun --nproc-per-node 2; --way says which loss.
+python studies/peers/clip_trainer.py, or under torchrun --nproc-per-node 2. --way selects the loss.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""pytorch-metric-learning's losses beside ours: values, magnitudes, and what a clipped gradient makes of a sum.
+"""Losses of pytorch-metric-learning compared with ours: values, magnitudes, and clipped gradients of a sum.
 
 python studies/peers/metric_learning.py, or under torchrun --nproc-per-node 2 for its DistributedLossWrapper. Needs
-pytorch-metric-learning and scikit-learn. Checked as its own tests check: by loops over labelled angles, with references and without,
-and on batches that hold no pair.
+pytorch-metric-learning and scikit-learn. The checks are those of its own tests: loops over labeled angles, with and without
+references, and batches without a pair.
 """
 
 import copy
@@ -18,7 +18,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.functional import normalize
 from torch.nn.parallel import DistributedDataParallel
 
-from visavis.integrations.metric_learning import MetricLoss
+from visavis.integrations.pytorch_metric_learning import MetricLoss
 from visavis.metrics import average_precision_at_r
 from visavis.objectives import Circle, InfoNCE, MultiSimilarity, NTXent, Triplet, Unified
 
@@ -31,8 +31,8 @@ PAIRS = {
 }
 
 
-def angles(degrees: list[float], dtype: torch.dtype) -> Tensor:
-    radians = torch.tensor(degrees, dtype=dtype).deg2rad()
+def angles(angles_deg: list[float], dtype: torch.dtype) -> Tensor:
+    radians = torch.tensor(angles_deg, dtype=dtype).deg2rad()
     return torch.stack([radians.cos(), radians.sin()], dim=-1).requires_grad_()
 
 
@@ -51,10 +51,10 @@ def by_loops(embeddings: Tensor, labels: list[int], references: Tensor, theirs: 
 
 
 def check_by_loops() -> None:
-    loss, (degrees, labels), (others, theirs) = MetricLoss(NTXent(tau=0.1)), *LABELLED
+    loss, (angles_deg, labels), (others, theirs) = MetricLoss(NTXent(tau=0.1)), *LABELLED
     furthest = 0.0
     for dtype in (torch.float32, torch.float64):
-        embeddings, references = angles(degrees, dtype), angles(others, dtype)
+        embeddings, references = angles(angles_deg, dtype), angles(others, dtype)
         value = loss(embeddings, labels)
         furthest = max(furthest, abs(value.item() - by_loops(embeddings, labels, embeddings, labels, same=True).item()))
         both = by_loops(embeddings, labels, references, theirs, same=False) + by_loops(references, theirs, embeddings, labels, same=False)
@@ -62,9 +62,10 @@ def check_by_loops() -> None:
         furthest = max(furthest, abs(value.item() - both.item() / 2))
         value.backward()
     empty = [
-        loss(angles(degrees, torch.float32), ids).item() for degrees, ids in (([0], [0]), ([0, 10, 20], [0] * 3), ([0, 40, 60], [1, 2, 3]))
+        loss(angles(angles_deg, torch.float32), ids).item()
+        for angles_deg, ids in (([0], [0]), ([0, 10, 20], [0] * 3), ([0, 40, 60], [1, 2, 3]))
     ]
-    print(f"by loops over angles: at most {furthest:.0e} apart; batches without a pair: {empty}")
+    print(f"by loops over angles: at most {furthest:.0e} apart. Batches without a pair: {empty}")
 
 
 LABELLED = (([0, 10, 20, 50, 60, 80], [0, 0, 0, 1, 1, 2]), ([5, 25, 55, 70], [0, 1, 1, 2]))
@@ -107,7 +108,7 @@ OF_DIGITS = {
 
 
 def train_on_digits(make: Callable[[], nn.Module], seed: int, longest: float, *, steps: int = 200) -> tuple[float, float]:
-    """The norm of the first gradient, and MAP@R of unseen digits; longest: the norm at which gradients are clipped."""
+    """The norm of the first gradient, and MAP@R of unseen digits. Gradients are clipped at the norm ``longest``."""
     images, labels, unseen, theirs = digits()
     torch.manual_seed(seed)
     model, loss, first = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16)), make(), math.nan

@@ -19,7 +19,7 @@ from visavis.objectives import InfoNCE, NTXent, Unified
 RANK, NUMBER = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 BATCH, STEPS, PROCESSES = 16, 6, {"rank": RANK, "world_size": NUMBER}
 EXACT = {"local_loss": True, "gather_with_grad": True}
-TOWER = {"width": 32, "layers": 2}
+TOWER = {"embedding_dim": 32, "layers": 2}
 LOSSES = {
     "open_clip, local_loss and gather_with_grad": lambda: imported().ClipLoss(**EXACT, **PROCESSES),
     "open_clip, its default": lambda: imported().ClipLoss(**PROCESSES),
@@ -48,7 +48,7 @@ ARGS = {
 
 @cache
 def imported() -> types.ModuleType:
-    """open_clip, also beside a torch without CUDA: torchvision's wheels ask at import for operators that are made for it."""
+    """Import open_clip, also with a torch without CUDA: torchvision's wheels look up operators at import that are built for CUDA."""
     library = torch.library.Library("torchvision", "FRAGMENT")
     for operator in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, operator):
@@ -79,7 +79,7 @@ def tiny_model() -> torch.nn.Module:
 
 
 def trained(name: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The gradient of the towers at the first step, and the weights after all."""
+    """The gradient of the encoders at the first step, and the weights after all steps."""
     model, data = tiny_model(), Batches()
     from open_clip_train.train import train_one_epoch
 
@@ -91,8 +91,8 @@ def trained(name: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     reader = {"train": types.SimpleNamespace(set_epoch=lambda _: None, dataloader=data)}
     train_one_epoch(wrapped, reader, loss, 0, optimizer, None, None, None, types.SimpleNamespace(**ARGS))
-    of_towers = [parameter.grad for name, parameter in probe.named_parameters() if name != "logit_scale"]
-    return of_towers, [parameter.detach() for parameter in model.parameters()]
+    of_encoders = [parameter.grad for name, parameter in probe.named_parameters() if name != "logit_scale"]
+    return of_encoders, [parameter.detach() for parameter in model.parameters()]
 
 
 def apart(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:

@@ -1,4 +1,4 @@
-"""What a training on one or several processes leaves behind for the comparison of the two."""
+"""The output of a training on one or several processes, for the comparison of the two."""
 
 import hashlib
 from pathlib import Path
@@ -8,7 +8,7 @@ from torch import distributed
 
 
 def report(model: torch.nn.Module, losses: list[float], path: Path | None) -> None:
-    """Every process prints a hash of its weights; the first one prints its losses and saves the weights."""
+    """Print a hash of the weights in every process. The first one also prints its losses and saves the weights."""
     weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
     print(f"weights {hashlib.sha256(b''.join(value.numpy().tobytes() for value in weights.values())).hexdigest()[:8]}", flush=True)
     if not distributed.is_initialized() or distributed.get_rank() == 0:

@@ -1,6 +1,6 @@
 """sentence-transformers' trainer with two data sets, each with its loss, on several processes, against one process.
 
-python studies/peers/sentence_transformers_sets.py, or under torchrun --nproc-per-node 2; --way says which losses.
+python studies/peers/sentence_transformers_sets.py, or under torchrun --nproc-per-node 2. --way selects the losses.
 """
 
 import argparse
@@ -40,7 +40,7 @@ WITH_SEVERAL_SETS = ("a loss for each set", "one loss for both sets", "no gather
 
 
 def trained(way: str, folder: str, *, steps: int, rows: int) -> tuple[torch.nn.Module, list[float]]:
-    """The model after so many steps, and what was logged."""
+    """The model after the steps, and the log."""
     torch.manual_seed(0)
     model = tiny_sentence_transformer()
     for module in model.modules():
@@ -76,9 +76,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         model, losses = trained(asked.way, folder, steps=asked.steps, rows=asked.rows)
-    for said in caught:
-        if "compare" in str(said.message):
-            print(f"said: {said.message}", flush=True)
+    for warning in caught:
+        if "compare" in str(warning.message):
+            print(f"reported: {warning.message}", flush=True)
     report(model, losses, asked.weights)
 
 

@@ -1,9 +1,8 @@
-"""What is kept in the cache: made anew where it is damaged, not lost on a full disk, and never a fault that passes."""
+"""Caches of features and checks: damage, a full disk, and temporary errors."""
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -15,20 +14,18 @@ from PIL import Image
 
 from visavis import storage
 from visavis.data import open_dataset
-from visavis.data.dataset import Bytes
-from visavis.data.description import Description
-from visavis.data.features import FeatureStore, FeatureWriter
-from visavis.data.finite import first_broken_row
-from visavis.data.own_features import ArrayFeatures
+from visavis.data.dataset import ByteRange
+from visavis.data.features.arrays import ArrayFeatures, first_nonfinite_row
+from visavis.data.features.store import FeatureStore, FeatureWriter, StoreDescription
 from visavis.errors import DataError, StorageError
-from visavis.models.caching import cache_features
-from visavis.models.towers import TowerSpec
+from visavis.models.encoders.feature_extraction import cache_features
+from visavis.models.encoders.frozen_encoders import EncoderSpec
 from visavis.types import Encoded
 
-POOLED = Description("visual", "pooled", "tower", "0" * 16, (64,), 200, "data")
+POOLED = StoreDescription("visual", "pooled", "encoder", "0" * 16, (64,), 200, "data")
 KEYS = [f"{number}.png" for number in range(200)]
 VALUES = torch.arange(200.0)[:, None].expand(200, 64).contiguous()
-SCENES = TowerSpec("visual", "scenes")
+SCENES = EncoderSpec("visual", "scenes")
 
 
 @pytest.fixture
@@ -54,7 +51,7 @@ def damaged(path: Path, place: int = -1) -> None:
 
 
 @pytest.mark.parametrize("name", ["vectors.npy", "keys.json", "progress.json", "features.json", "cut", "missing"])
-def test_a_damaged_store_of_the_cache_is_made_anew_and_said(photos, cache, caplog, name):
+def test_cache_replaces_damaged_store_with_warning(photos, cache, caplog, name):
     data = open_dataset(photos)
     store = cache_features(data, SCENES)
     whole, values = {file: file.read_bytes() for file in store.folder.iterdir()}, store.read(np.arange(3)).vectors
@@ -65,31 +62,34 @@ def test_a_damaged_store_of_the_cache_is_made_anew_and_said(photos, cache, caplo
     elif name == "missing":
         (store.folder / "keys.json").unlink()
     else:
-        damaged(store.folder / name, 5 if name == "features.json" else len(whole[store.folder / name]) // 2)
+        content = whole[store.folder / name]
+        # In progress.json a digit of the checksum is changed: changed file sizes or times would only cause a verification.
+        place = {"features.json": 5, "progress.json": content.find(b"sha256") + 12}.get(name, len(content) // 2)
+        damaged(store.folder / name, place)
     with pytest.raises(DataError):
         FeatureStore.open(store.folder)
     again = cache_features(data, SCENES)
     assert again.read(np.arange(3)).vectors.equal(values)
     (line,) = caplog.messages
-    assert line.startswith(f"{store.folder} is damaged and is made anew: ")
+    assert line.startswith(f"{store.folder} is damaged and is computed again: ")
     assert cache_features(data, SCENES).keys == store.keys
     assert len(caplog.messages) == 1
 
 
-def test_damaged_rows_of_an_unfinished_store_are_computed_again(tmp_path, caplog):
+def test_cache_replaces_damaged_unfinished_store(tmp_path, caplog):
     writer = FeatureWriter.open(tmp_path / "store", POOLED, KEYS)
     writer.append(Encoded(VALUES[:100]))
     writer.save()
     damaged(tmp_path / "store" / "vectors.npy", 200)
     resumed = FeatureWriter.open(tmp_path / "store", POOLED, KEYS)
-    assert resumed.done == 0
+    assert resumed.rows_written == 0
     assert len(caplog.messages) == 1
     resumed.append(Encoded(VALUES))
     assert resumed.finish().read(np.arange(200)).vectors.equal(VALUES)
 
 
-def test_a_large_store_is_hashed_only_where_a_file_has_changed(tmp_path, monkeypatch):
-    monkeypatch.setattr("visavis.data.store_files.HASHED_AT_OPENING", 1)
+def test_large_store_is_hashed_only_after_a_change(tmp_path, monkeypatch):
+    monkeypatch.setattr("visavis.data.features.store.MAX_BYTES_HASHED_AT_OPEN", 1)
     writer = FeatureWriter.open(tmp_path / "store", POOLED, KEYS)
     writer.append(Encoded(VALUES))
     writer.finish()
@@ -103,23 +103,13 @@ def test_a_large_store_is_hashed_only_where_a_file_has_changed(tmp_path, monkeyp
         FeatureStore.open(tmp_path / "store")
     assert hashed == [200]
     damaged(tmp_path / "store" / "vectors.npy")
-    with pytest.raises(DataError, match="do not have their checksum"):
+    with pytest.raises(DataError, match="checksum mismatch"):
         FeatureStore.open(tmp_path / "store")
 
 
-def test_a_store_of_an_older_version_is_read(tmp_path):
-    writer = FeatureWriter.open(tmp_path / "store", POOLED, KEYS)
-    writer.append(Encoded(VALUES))
-    writer.finish()
-    description = json.loads((tmp_path / "store" / "features.json").read_text())
-    (tmp_path / "store" / "features.json").write_text(json.dumps({**description, "side": "vision"}))
-    (tmp_path / "store" / "progress.json").write_text('{"done": 200}')
-    assert FeatureStore.open(tmp_path / "store").description.side == "visual"
-
-
-def test_a_full_disk_loses_no_features(small_disk):
-    with pytest.raises(StorageError, match=r"vectors\.npy cannot be written: No space left on device; make room"):
-        FeatureWriter.open(small_disk / "large", replace(POOLED, count=20_000), [str(number) for number in range(20_000)])
+def test_feature_writer_survives_full_disk(small_disk):
+    with pytest.raises(StorageError, match=r"vectors\.npy cannot be written: No space left on device"):
+        FeatureWriter.open(small_disk / "large", replace(POOLED, num_items=20_000), [str(number) for number in range(20_000)])
     assert not list(small_disk.iterdir())
     writer = FeatureWriter.open(small_disk / "store", POOLED, KEYS)
     writer.append(Encoded(VALUES[:100]))
@@ -144,65 +134,65 @@ def test_a_full_disk_loses_no_features(small_disk):
             writer.save()
     ballast.unlink()
     resumed = FeatureWriter.open(small_disk / "store", POOLED, KEYS)
-    assert resumed.done >= 100
-    resumed.append(Encoded(VALUES[resumed.done :]))
+    assert resumed.rows_written >= 100
+    resumed.append(Encoded(VALUES[resumed.rows_written :]))
     assert resumed.finish().read(np.arange(200)).vectors.equal(VALUES)
 
 
-def test_features_on_a_full_disk_are_one_sentence_and_go_on(photos, small_disk, monkeypatch):
+def test_cache_features_resumes_after_full_disk(photos, small_disk, monkeypatch):
     monkeypatch.setenv("VISAVIS_CACHE", str(small_disk))
     data = open_dataset(photos)
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"x" * (2**20 - 3 * 2**12))
-    with pytest.raises(StorageError, match="No space left on device; make room"):
+    with pytest.raises(StorageError, match="No space left on device"):
         cache_features(data, SCENES)
     ballast.unlink()
     assert len(cache_features(data, SCENES)) == 3
 
 
-def test_a_cache_in_which_nothing_can_be_written_is_one_sentence(photos, cache):
+def test_cache_reports_read_only_folder(photos, cache):
     cache.write_text("a file in its place")
-    for use in (lambda: cache_features(open_dataset(photos), SCENES), lambda: open_dataset(photos, pixels=True)):
+    for use in (lambda: cache_features(open_dataset(photos), SCENES), lambda: open_dataset(photos, decode_images=True)):
         with pytest.raises(StorageError, match=r"cannot be written: (Not a directory|File exists)"):
             use()
 
 
-def test_an_image_that_is_readable_again_is_read(photos, cache, monkeypatch):
-    real = Bytes.read
+def test_image_validation_does_not_cache_temporary_errors(photos, cache, monkeypatch):
+    real = ByteRange.read
 
     def fails(self):
         if self.path.name != "1.png":
             return real(self)
-        with storage.regular_file(self.path):
+        with storage.reading_regular_file(self.path):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(Bytes, "read", fails)
+    monkeypatch.setattr(ByteRange, "read", fails)
     with pytest.raises(DataError, match=r"unreadable image.*1\.png.*Input/output error"):
-        open_dataset(photos, pixels=True)
-    assert len(open_dataset(photos, pixels=True, skip_bad=True).images) == 2
-    monkeypatch.setattr(Bytes, "read", real)
-    assert len(open_dataset(photos, pixels=True).images) == 3
+        open_dataset(photos, decode_images=True)
+    assert len(open_dataset(photos, decode_images=True, skip_bad=True).images) == 2
+    monkeypatch.setattr(ByteRange, "read", real)
+    assert len(open_dataset(photos, decode_images=True).images) == 3
 
 
-def test_one_folder_has_one_record_by_whichever_path(photos, cache, monkeypatch):
-    looks: list[int] = []
-    open_dataset(photos, pixels=True, on_progress=lambda done, total: looks.append(done))
+def test_image_validation_cache_ignores_spelling_of_path(photos, cache, monkeypatch):
+    progress_calls: list[int] = []
+    open_dataset(photos, decode_images=True, on_progress=lambda done, total: progress_calls.append(done))
     monkeypatch.chdir(photos.parent)
     (photos.parent / "link").symlink_to(photos)
     for path in ("photos", "./photos/../photos", "link", str(photos)):
-        open_dataset(path, pixels=True, on_progress=lambda done, total: looks.append(done))
-    assert looks == [1, 2, 3]
+        open_dataset(path, decode_images=True, on_progress=lambda done, total: progress_calls.append(done))
+    assert progress_calls == [1, 2, 3]
     (photos / "1.png").write_bytes(b"gone")
     for path in ("photos", photos):
         with pytest.raises(DataError, match="not an image"):
-            open_dataset(path, pixels=True)
+            open_dataset(path, decode_images=True)
 
 
-def test_damaged_records_are_made_anew_and_said(photos, cache, caplog):
+def test_damaged_check_records_are_replaced_with_warning(photos, cache, caplog):
     np.save(photos / "array.npy", np.ones((3, 2)))
     for use in (
-        lambda: open_dataset(photos, pixels=True),
-        lambda: first_broken_row(ArrayFeatures.open(photos / "array.npy", open_dataset(photos))),
+        lambda: open_dataset(photos, decode_images=True),
+        lambda: first_nonfinite_row(ArrayFeatures.open(photos / "array.npy", open_dataset(photos))),
     ):
         use()
         for record in (cache / "checks").iterdir():

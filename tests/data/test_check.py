@@ -1,4 +1,4 @@
-"""Damaged data sets, each kind in the layouts where it can happen: found exactly, refused, and left out exactly."""
+"""Check of damaged data sets: each kind of damage in each format is found, refused and skipped exactly."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def animation() -> bytes:
 
 @dataclass
 class World:
-    """Four images with two captions each, to be damaged and written in one of four layouts."""
+    """Four images with two captions each, which can be damaged, in one of four formats."""
 
     folder: Path
-    layout: str
+    format_name: str
     files: dict[str, bytes] = field(default_factory=lambda: {name: png(name) for name in NAMES})
     rows: list[dict] = field(
         default_factory=lambda: [
@@ -60,10 +60,10 @@ class World:
 
     @property
     def source(self) -> Path:
-        return self.folder / {"jsonl": "captions.jsonl", "csv": "captions.csv"}.get(self.layout, "dataset_world.json")
+        return self.folder / {"jsonl": "captions.jsonl", "csv": "captions.csv"}.get(self.format_name, "dataset_world.json")
 
     def write(self) -> None:
-        if self.layout == "tar":
+        if self.format_name == "tar":
             with tarfile.open(self.folder / "all-0000.tar", "w") as tar:
                 for name, content in self.files.items():
                     member = tarfile.TarInfo(name)
@@ -73,9 +73,9 @@ class World:
             (self.folder / "images").mkdir()
             for name, content in self.files.items():
                 (self.folder / "images" / name).write_bytes(content)
-        if self.layout == "jsonl":
+        if self.format_name == "jsonl":
             self.source.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
-        elif self.layout == "csv":
+        elif self.format_name == "csv":
             with open(self.source, "w", newline="") as file:
                 table = csv.writer(file)
                 table.writerow(["filename", "split", "caption"])
@@ -110,7 +110,7 @@ def row(index: int, **change: object) -> Damage:
     return lambda world: world.rows[index].update(change)
 
 
-# What is done before the files are written, in which layouts, the kind of finding, where, which images stay, how many captions.
+# Change before the files are written, formats, kind of the finding, location, remaining images, number of captions.
 BEFORE = {
     "missing": (lambda world: world.files.pop("b.png"), ALL, "missing image", "b.png", "acd", 6),
     "truncated": (content(lambda world: world.files["b.png"][:-400]), ALL, "truncated image", "b.png", "acd", 6),
@@ -133,33 +133,33 @@ BEFORE = {
         "bcd",
         6,
     ),
-    "listed twice": (lambda w: w.rows.append({**w.rows[0], "captions": ["a again"]}), JSON, "name twice", "a.png", "abcd", 8),
+    "listed twice": (lambda w: w.rows.append({**w.rows[0], "captions": ["a again"]}), JSON, "duplicate name", "a.png", "abcd", 8),
     "no file name": (row(1, filename="", captions=["b"]), TABLES, "caption without image", ":", "acd", 6),
     "no file name in JSON": (row(1, filename=None), JSON, "caption without image", "1", "acd", 6),
     "no split": (row(1, split=""), ALL, "image without split", "b.png", "acd", 6),
     "caption no text": (row(1, captions=[7, "b"]), ("jsonl",), "malformed line", "captions.jsonl:2", "acd", 6),
 }
 
-# What is done to the list after it was written.
+# Change of the written list.
 AFTER = {
-    "id twice": (b'"imgid": 2', b'"imgid": 1', JSON, "id twice", "c.png", "abd", 6),
-    "sentid twice": (b'"sentid": 3', b'"sentid": 2', JSON, "id twice", "b.png, caption 2", "abcd", 7),
+    "duplicate id": (b'"imgid": 2', b'"imgid": 1', JSON, "duplicate id", "c.png", "abd", 6),
+    "sentid twice": (b'"sentid": 3', b'"sentid": 2', JSON, "duplicate id", "b.png, caption 2", "abcd", 7),
     "bytes in JSON": (b"b.png two", b"b.png \xfftwo", (*JSON, "jsonl", "csv"), "broken UTF-8", "", "abcd", 7),
     "half a surrogate": (b"b.png two", b"b.png \\ud83d", (*JSON, "jsonl"), "broken UTF-8", "", "abcd", 7),
     "sentence is a number": (b'"raw": "b.png two"', b'"raw": 2', JSON, "malformed entry", "b.png, caption 2", "abcd", 7),
     "sentences a text": (b'"sentences": [', b'"sentences": "x", "old": [', JSON, "malformed entry", "a.png", "bcd", 6),
     "line cut": (b'{"filename": "b.png"', b'{"filename": "b.p', ("jsonl",), "malformed line", "captions.jsonl:2", "acd", 6),
     "line no object": (b'{"filename": "a.png"', b'7\n{"filename": "a.png"', ("jsonl",), "malformed line", "captions.jsonl:1", "abcd", 8),
-    "too wide": (b"b.png two", b"b.png, two", ("csv",), "wrong width", "captions.csv:5", "abcd", 7),
-    "too narrow": (b"b.png,train,b.png two", b"b.png,train", ("csv",), "wrong width", "captions.csv:5", "abcd", 7),
+    "too wide": (b"b.png two", b"b.png, two", ("csv",), "wrong column count", "captions.csv:5", "abcd", 7),
+    "too narrow": (b"b.png,train,b.png two", b"b.png,train", ("csv",), "wrong column count", "captions.csv:5", "abcd", 7),
     "text after a quote": (b"b.png two", b'"b.png" two', ("csv",), "malformed line", "captions.csv:5", "abcd", 7),
     "open quote": (b"d.png two", b'"d.png two', ("csv",), "malformed line", "captions.csv:9", "abcd", 7),
 }
 
-CASES = [pytest.param(layout, *case, id=f"{name}-{layout}") for name, (change, layouts, *rest) in BEFORE.items() for layout in layouts
+CASES = [pytest.param(format_name, *case, id=f"{name}-{format_name}") for name, (change, formats, *rest) in BEFORE.items() for format_name in formats
          for case in [(change, None, *rest)]]  # fmt: skip
-CASES += [pytest.param(layout, None, (old, new), *rest, id=f"{name}-{layout}") for name, (old, new, layouts, *rest) in AFTER.items()
-          for layout in layouts]  # fmt: skip
+CASES += [pytest.param(format_name, None, (old, new), *rest, id=f"{name}-{format_name}") for name, (old, new, formats, *rest) in AFTER.items()
+          for format_name in formats]  # fmt: skip
 
 
 def state(folder: Path) -> list[tuple[str, int, str]]:
@@ -167,9 +167,9 @@ def state(folder: Path) -> list[tuple[str, int, str]]:
     return [(str(path), path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files]
 
 
-@pytest.mark.parametrize(("layout", "before", "after", "kind", "where", "kept", "num_captions"), CASES)
-def test_damage_is_found_refused_and_left_out_exactly(tmp_path, layout, before, after, kind, where, kept, num_captions):
-    world = World(tmp_path, layout)
+@pytest.mark.parametrize(("format_name", "before", "after", "kind", "where", "kept", "num_captions"), CASES)
+def test_check_finds_each_kind_of_damage_exactly(tmp_path, format_name, before, after, kind, where, kept, num_captions):
+    world = World(tmp_path, format_name)
     if before:
         before(world)
     world.write()
@@ -178,19 +178,19 @@ def test_damage_is_found_refused_and_left_out_exactly(tmp_path, layout, before, 
     earlier = state(tmp_path)
 
     report = check_dataset(tmp_path)
-    found = [finding for finding in report.findings if finding.loses and finding.kind == kind]
+    found = [finding for finding in report.findings if finding.loses_data and finding.kind == kind]
     assert not report.ok
     assert len(found) == 1, report.findings
-    assert where in found[0].where
+    assert where in found[0].location
     assert "\n" not in str(found[0])
     assert str(found[0]).encode()
 
     with pytest.raises(DataError, match="visavis data check") as refused:
-        open_dataset(tmp_path, pixels=True)
+        open_dataset(tmp_path, decode_images=True)
     assert str(found[0]) in str(refused.value)
     assert str(tmp_path) in str(refused.value)
 
-    data = open_dataset(tmp_path, pixels=True, skip_bad=True)
+    data = open_dataset(tmp_path, decode_images=True, skip_bad=True)
     assert "".join(image.name[0] for image in data.images) == kept
     assert len(data.captions) == num_captions
     assert all(data.captions[i][0] == data.images[data.image_of[i]].name[0] for i in range(num_captions))
@@ -199,9 +199,9 @@ def test_damage_is_found_refused_and_left_out_exactly(tmp_path, layout, before, 
     assert state(tmp_path) == earlier
 
 
-@pytest.mark.parametrize("layout", ALL)
-def test_a_sound_data_set_has_nothing_to_report(tmp_path, layout):
-    world = World(tmp_path, layout)
+@pytest.mark.parametrize("format_name", ALL)
+def test_check_of_valid_data_has_no_findings(tmp_path, format_name):
+    world = World(tmp_path, format_name)
     world.write()
     report = check_dataset(tmp_path)
     assert report.ok
@@ -214,16 +214,16 @@ def test_a_sound_data_set_has_nothing_to_report(tmp_path, layout):
     assert report.captions_per_image == (2, 2)
     assert report.image_sizes == {"24x16": 4}
     assert report.duplicate_captions == 0
-    assert report.layout == {"jsonl": "captions.jsonl", "csv": "captions.csv"}.get(layout, "Karpathy JSON")
-    data = open_dataset(tmp_path, pixels=True)
+    assert report.format_name == {"jsonl": "captions.jsonl", "csv": "captions.csv"}.get(format_name, "Karpathy JSON")
+    data = open_dataset(tmp_path, decode_images=True)
     assert data.skipped == ()
-    assert data.origin is None
+    assert data.image_origin is None
     assert data.images[0].open().size == (24, 16)
 
 
-@pytest.mark.parametrize("layout", ALL)
-def test_what_is_left_out_keeps_its_row(tmp_path, layout):
-    world = World(tmp_path, layout)
+@pytest.mark.parametrize("format_name", ALL)
+def test_skipped_images_keep_their_feature_rows(tmp_path, format_name):
+    world = World(tmp_path, format_name)
     world.files.pop("a.png")
     world.rows[2]["captions"][0] = " "
     world.write()
@@ -234,7 +234,7 @@ def test_what_is_left_out_keeps_its_row(tmp_path, layout):
     assert data.split("test").skipped == data.skipped
 
 
-def test_several_damages_are_counted_and_three_are_named(tmp_path):
+def test_open_dataset_counts_problems_and_lists_three(tmp_path):
     world = World(tmp_path, "karpathy")
     del world.files["a.png"], world.files["b.png"], world.files["c.png"]
     world.rows[3]["captions"][0] = ""
@@ -245,31 +245,31 @@ def test_several_damages_are_counted_and_three_are_named(tmp_path):
     assert "3 x missing image, 1 x empty caption" in text
     assert "a.png" in text
     assert "d.png" not in text
-    assert f"run `visavis data check {tmp_path}` for the whole list or train with --skip-bad to go on without them." in text
+    assert f"Run `visavis data check {tmp_path}` for the whole list, or train with --skip-bad to skip them." in text
     assert len(check_dataset(tmp_path).findings) == 5  # and the empty splits
 
 
 ODD = {
-    "caption twice": lambda world: world.rows[1].update(captions=["same", "same"]),
+    "duplicate caption": lambda world: world.rows[1].update(captions=["same", "same"]),
     "image without caption": lambda world: world.files.update({"stray.png": png("stray")}),
     "empty split": lambda world: world.rows[2].update(split="test"),
-    "image twice": lambda world: world.files.update({"b.png": world.files["a.png"]}),
+    "duplicate image": lambda world: world.files.update({"b.png": world.files["a.png"]}),
 }
 
 
-@pytest.mark.parametrize("layout", ALL)
+@pytest.mark.parametrize("format_name", ALL)
 @pytest.mark.parametrize("kind", ODD)
-def test_odd_things_are_noted_and_lose_nothing(tmp_path, layout, kind):
-    world = World(tmp_path, layout)
+def test_check_notes_oddities_without_loss(tmp_path, format_name, kind):
+    world = World(tmp_path, format_name)
     ODD[kind](world)
     world.write()
     report = check_dataset(tmp_path)
     assert report.ok
     assert [finding.kind for finding in report.findings] == [kind]
-    assert len(open_dataset(tmp_path, pixels=True).images) == 4
+    assert len(open_dataset(tmp_path, decode_images=True).images) == 4
 
 
-def test_a_compressed_archive_is_refused(tmp_path):
+def test_compressed_archive_is_refused(tmp_path):
     world = World(tmp_path, "tar")
     world.write()
     with tarfile.open(tmp_path / "all.tar.gz", "w:gz") as tar:
@@ -284,7 +284,7 @@ def test_a_compressed_archive_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "overwritten"])
-def test_a_damaged_archive_loses_only_what_follows(tmp_path, damage):
+def test_damaged_archive_keeps_earlier_members(tmp_path, damage):
     world = World(tmp_path, "tar")
     world.write()
     path = tmp_path / "all-0000.tar"
@@ -293,40 +293,40 @@ def test_a_damaged_archive_loses_only_what_follows(tmp_path, damage):
     whole = path.read_bytes()
     broken = whole[: third.offset_data + 10] if damage == "cut" else whole[: third.offset] + b"?" * 512 + whole[third.offset + 512 :]
     path.write_bytes(broken)
-    kinds = [finding.kind for finding in check_dataset(tmp_path).findings if finding.loses]
+    kinds = [finding.kind for finding in check_dataset(tmp_path).findings if finding.loses_data]
     assert kinds == ["missing image", "missing image", "broken archive"]
     assert [image.name for image in open_dataset(tmp_path, skip_bad=True).images] == ["a.png", "b.png"]
 
 
-def test_two_files_of_one_name_are_not_guessed(tmp_path):
+def test_ambiguous_file_name_is_an_error(tmp_path):
     world = World(tmp_path, "karpathy")
     world.write()
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "b.png").write_bytes(png("other"))
-    with pytest.raises(DataError, match=r"images/b.png or more/b.png; list it with its folder"):
+    with pytest.raises(DataError, match=r"images/b.png or more/b.png, list its folder"):
         open_dataset(tmp_path)
 
 
-def test_pixels_are_looked_at_once_until_a_file_changes(tmp_path):
+def test_image_validation_is_cached_until_a_file_changes(tmp_path):
     world = World(tmp_path, "karpathy")
     world.write()
-    looks: list[tuple[int, int]] = []
+    progress_calls: list[tuple[int, int]] = []
 
     def progress(done: int, total: int) -> None:
-        looks.append((done, total))
+        progress_calls.append((done, total))
 
-    open_dataset(tmp_path, pixels=True, on_progress=progress)
-    assert looks == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    open_dataset(tmp_path, pixels=True, on_progress=progress)
-    assert len(looks) == 4
+    open_dataset(tmp_path, decode_images=True, on_progress=progress)
+    assert progress_calls == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    open_dataset(tmp_path, decode_images=True, on_progress=progress)
+    assert len(progress_calls) == 4
     (tmp_path / "images" / "b.png").write_bytes(b"gone")
     with pytest.raises(DataError, match="not an image"):
-        open_dataset(tmp_path, pixels=True, on_progress=progress)
-    assert len(looks) == 8
+        open_dataset(tmp_path, decode_images=True, on_progress=progress)
+    assert len(progress_calls) == 8
 
 
 @pytest.mark.data
-def test_flickr8k_is_sound():
+def test_flickr8k_has_no_loss():
     report = check_dataset("flickr8k")
     assert report.ok
     assert {split: (count.images, count.captions) for split, count in report.splits.items()} == {

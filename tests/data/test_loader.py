@@ -1,4 +1,4 @@
-"""Laws of the batches: everything once, nothing by chance, and the same from any place on."""
+"""Batches of a data set: coverage, reproducibility, and resuming."""
 
 import numpy as np
 import pytest
@@ -6,18 +6,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from visavis.data.captions import Vocabulary
-from visavis.data.dataset import Bytes, Dataset, Image
-from visavis.data.loader import Loader, Plan, Rows, Tokens, seed_of
+from visavis.data.dataset import ByteRange, Dataset, Image
+from visavis.data.loader import BatchSchedule, Loader, StoredFeatures, TokenizedCaptions, derive_seed
+from visavis.data.vocabulary import Vocabulary
 from visavis.errors import DataError
-from visavis.models.pixel_source import PixelSource
+from visavis.models.encoders.preprocessing import PixelSource
 from visavis.types import Encoded
 
 FIRST_WORDS = ["a", "the cat", "one red dog runs", "two boats lie on the blue lake today"]
 
 
 def dataset(counts):
-    """An image for each count, with so many captions of different lengths."""
+    """One image per count, with this number of captions of different lengths."""
     image_of = np.repeat(np.arange(len(counts)), counts)
     captions = tuple(f"{FIRST_WORDS[i * 7 % 4]} number {i}" for i in range(len(image_of)))
     return Dataset("toy", tuple(Image(f"{i}.jpg", "train") for i in range(len(counts))), captions, image_of)
@@ -31,8 +31,10 @@ class Numbers:
 
 
 def loader(data, plan, seed=3):
-    vocabulary = Vocabulary.of(data.captions, min_count=1)
-    return Loader(data, Rows(Numbers(), np.arange(len(data.images)) + 100), Tokens(data.captions, vocabulary), plan, seed)
+    vocabulary = Vocabulary.from_captions(data.captions, min_count=1)
+    return Loader(
+        data, StoredFeatures(Numbers(), np.arange(len(data.images)) + 100), TokenizedCaptions(data.captions, vocabulary), plan, seed
+    )
 
 
 counts = st.lists(st.integers(0, 6), min_size=1, max_size=20).filter(any)
@@ -40,9 +42,9 @@ sizes = st.integers(2, 9)
 
 
 @given(counts, sizes, st.integers(0, 3), st.integers(0, 5))
-def test_pairs_meet_every_caption_once_an_epoch_beside_its_own_image(counts, batch_size, buckets, epoch):
+def test_schedule_of_pairs_has_each_caption_once_per_epoch(counts, batch_size, buckets, epoch):
     data = dataset(counts)
-    plan = Plan(batch_size=batch_size, length_buckets=buckets).batches(data, 0, epoch)
+    plan = BatchSchedule(batch_size=batch_size, length_buckets=buckets).batches(data, 0, epoch)
     captions = np.concatenate([captions for _, captions in plan])
     assert sorted(captions) == list(range(len(data.captions)))
     for images, captions in plan:
@@ -51,9 +53,9 @@ def test_pairs_meet_every_caption_once_an_epoch_beside_its_own_image(counts, bat
 
 
 @given(counts, sizes, st.integers(1, 6), st.integers(0, 5))
-def test_images_meet_k_different_captions_of_their_own(counts, batch_size, k, epoch):
+def test_schedule_of_images_has_k_captions_each(counts, batch_size, k, epoch):
     data = dataset(counts)
-    plan = Plan(batch_size=batch_size, captions_per_image=k).batches(data, 0, epoch)
+    plan = BatchSchedule(batch_size=batch_size, captions_per_image=k).batches(data, 0, epoch)
     images = np.concatenate([images for images, _ in plan])
     assert sorted(images) == [image for image, count in enumerate(counts) if count]
     for images, captions in plan:
@@ -64,68 +66,70 @@ def test_images_meet_k_different_captions_of_their_own(counts, batch_size, k, ep
         assert drawn.sum() == drawn[images].sum()
 
 
-def test_over_epochs_every_caption_of_an_image_has_its_turn():
-    data, plan = dataset([5] * 4), Plan(batch_size=2, captions_per_image=1)
+def test_schedule_of_images_uses_all_captions_over_epochs():
+    data, plan = dataset([5] * 4), BatchSchedule(batch_size=2, captions_per_image=1)
     seen = {int(i) for epoch in range(60) for _, captions in plan.batches(data, 0, epoch) for i in captions}
     assert seen == set(range(20))
 
 
-def test_a_batch_knows_its_split():
+def test_batch_has_its_split():
     data = dataset([1, 2, 3])
     renamed = Dataset("toy", tuple(Image(image.name, "val") for image in data.images), data.captions, data.image_of)
     for part, split in ((data, "train"), (renamed, "val")):
-        batches = loader(part, Plan(batch_size=2))
+        batches = loader(part, BatchSchedule(batch_size=2))
         assert batches.split == split
         assert {batch.to("cpu").split for batch in batches.epoch(0)} == {split}
 
 
 @pytest.mark.parametrize("k", [None, 2])
-def test_without_the_last_batch_all_are_full(k):
+def test_schedule_drop_last_has_full_batches(k):
     data = dataset([3] * 7)
-    plan = Plan(batch_size=4, captions_per_image=k, drop_last=True).batches(data, 0, 0)
+    plan = BatchSchedule(batch_size=4, captions_per_image=k, drop_last=True).batches(data, 0, 0)
     assert len(plan) == (5 if k is None else 1)
     assert all(len(images) == 4 for images, _ in plan)
 
 
 @pytest.mark.parametrize(("k", "unit"), [(None, "captions"), (2, "images")])
-def test_a_plan_without_any_batch_says_so(k, unit):
-    with pytest.raises(DataError, match=f"data set toy is smaller than one batch of 50 {unit}: choose a smaller training.batch_size"):
-        Plan(batch_size=50, captions_per_image=k, drop_last=True).batches(dataset([3] * 7), 0, 0)
+def test_schedule_without_batch_is_an_error(k, unit):
+    with pytest.raises(DataError, match=f"data set toy is smaller than one batch of 50 {unit}. Set a smaller training.batch_size"):
+        BatchSchedule(batch_size=50, captions_per_image=k, drop_last=True).batches(dataset([3] * 7), 0, 0)
 
 
-def told(plan):
+def to_lists(plan):
     return [(images.tolist(), captions.tolist()) for images, captions in plan]
 
 
-@pytest.mark.parametrize("plan", [Plan(batch_size=4), Plan(batch_size=4, length_buckets=2), Plan(batch_size=4, captions_per_image=2)])
-def test_the_plan_is_a_function_of_seed_and_epoch_alone(plan):
+@pytest.mark.parametrize(
+    "plan", [BatchSchedule(batch_size=4), BatchSchedule(batch_size=4, length_buckets=2), BatchSchedule(batch_size=4, captions_per_image=2)]
+)
+def test_schedule_depends_on_seed_and_epoch(plan):
     data = dataset([3] * 9)
     np.random.seed(1)  # noqa: NPY002 - it must not matter
-    first = told(plan.batches(data, 5, 2))
+    first = to_lists(plan.batches(data, 5, 2))
     torch.manual_seed(9)
     np.random.seed(2)  # noqa: NPY002
-    assert told(plan.batches(data, 5, 2)) == first
-    assert told(plan.batches(data, 5, 3)) != first
-    assert told(plan.batches(data, 6, 2)) != first
+    assert to_lists(plan.batches(data, 5, 2)) == first
+    assert to_lists(plan.batches(data, 5, 3)) != first
+    assert to_lists(plan.batches(data, 6, 2)) != first
 
 
 def padding(data, plan):
-    """The share of token places that hold nothing."""
+    """Share of padding tokens."""
     masks = [batch.text.mask for epoch in range(3) for batch in loader(data, plan).epoch(epoch)]
     return 1 - sum(mask.sum().item() for mask in masks) / sum(mask.numel() for mask in masks)
 
 
-def test_length_buckets_save_padding_and_stay_in_mixed_order():
+def test_length_buckets_reduce_padding_and_mix_batches():
     data = dataset([5] * 40)
-    plain, bucketed = (padding(data, Plan(batch_size=10, length_buckets=n)) for n in (0, 20))
+    plain, bucketed = (padding(data, BatchSchedule(batch_size=10, length_buckets=n)) for n in (0, 20))
     assert plain > 0.3
     assert bucketed < plain / 4
-    lengths = [batch.text.vectors.shape[1] for batch in loader(data, Plan(batch_size=10, length_buckets=20)).epoch(0)]
+    lengths = [batch.text.vectors.shape[1] for batch in loader(data, BatchSchedule(batch_size=10, length_buckets=20)).epoch(0)]
     assert lengths != sorted(lengths)
 
 
 def same(one, other):
-    assert (one.epoch, one.number) == (other.epoch, other.number)
+    assert (one.epoch, one.index) == (other.epoch, other.index)
     assert one.captions.tolist() == other.captions.tolist()
     for side in ("visual", "text"):
         assert torch.equal(getattr(one, side).vectors, getattr(other, side).vectors)
@@ -134,42 +138,42 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("start", [0, 1, 4, 6])
-def test_an_epoch_goes_on_from_any_batch_as_if_it_had_read_the_others(start):
-    batches = loader(dataset([3] * 9), Plan(batch_size=4, length_buckets=3))
+def test_epoch_resumes_from_any_batch(start):
+    batches = loader(dataset([3] * 9), BatchSchedule(batch_size=4, length_buckets=3))
     whole = list(batches.epoch(2))
-    assert [batch.number for batch in whole] == list(range(batches.batches_in(2)))
+    assert [batch.index for batch in whole] == list(range(batches.num_batches(2)))
     rest = list(batches.epoch(2, start=start))
     assert len(rest) == len(whole) - start
     for one, other in zip(whole[start:], rest, strict=True):
         same(one, other)
 
 
-def test_an_epoch_that_is_at_its_end_has_no_batches():
-    batches = loader(dataset([3] * 4), Plan(batch_size=4))
-    assert list(batches.epoch(0, start=batches.batches_in(0))) == []
+def test_epoch_resumed_at_its_end_is_empty():
+    batches = loader(dataset([3] * 4), BatchSchedule(batch_size=4))
+    assert list(batches.epoch(0, start=batches.num_batches(0))) == []
 
 
-def test_ids_and_rows_tell_who_belongs_to_whom():
+def test_batch_ids_match_images_and_captions():
     data = dataset([2, 3, 1])
-    for batch in loader(data, Plan(batch_size=2, captions_per_image=2)).epoch(0):
+    for batch in loader(data, BatchSchedule(batch_size=2, captions_per_image=2)).epoch(0):
         assert batch.visual.vectors[:, 0].tolist() == [100 + image for image in batch.image_ids.tolist()]
         assert batch.text_ids.tolist() == data.image_of[batch.captions].tolist()
         assert set(batch.text_ids.tolist()) == set(batch.image_ids.tolist())
 
 
-def test_several_crops_are_averaged():
+def test_stored_features_average_crops():
     class Crops:
         def read(self, rows):
             return Encoded(torch.arange(10.0)[None, :, None].expand(len(rows), 10, 3))
 
-    assert Rows(Crops(), np.arange(2), crops=10).read(np.array([0, 1])).vectors.tolist() == [[4.5] * 3] * 2
+    assert StoredFeatures(Crops(), np.arange(2), crops=10).read(np.array([0, 1])).vectors.tolist() == [[4.5] * 3] * 2
 
 
-class WholePictures:
-    """A tower's preprocessing that changes nothing."""
+class WholeImages:
+    """Preprocessing that changes nothing."""
 
-    def preprocess(self, pictures):
-        return torch.stack([torch.from_numpy(np.asarray(picture.resize((8, 8))).copy()) for picture in pictures])
+    def preprocess(self, images):
+        return torch.stack([torch.from_numpy(np.asarray(image.resize((8, 8))).copy()) for image in images])
 
 
 @pytest.fixture
@@ -179,19 +183,19 @@ def pixels(tmp_path):
     noise = np.random.default_rng(0)
     for i in range(6):
         Pictures.fromarray(noise.integers(0, 255, (20, 24, 3), np.uint8)).save(tmp_path / f"{i}.png")
-    images = tuple(Image(f"{i}.png", "train", Bytes(tmp_path / f"{i}.png")) for i in range(6))
-    data = Dataset("pictures", images, tuple(f"picture {i}" for i in range(6)), np.arange(6))
-    tokens = Tokens(data.captions, Vocabulary.of(data.captions, min_count=1))
+    images = tuple(Image(f"{i}.png", "train", ByteRange(tmp_path / f"{i}.png")) for i in range(6))
+    data = Dataset("images", images, tuple(f"image {i}" for i in range(6)), np.arange(6))
+    tokens = TokenizedCaptions(data.captions, Vocabulary.from_captions(data.captions, min_count=1))
     return lambda augment, seed: Loader(
         data,
-        PixelSource(data, WholePictures().preprocess, WholePictures().preprocess if augment else None),
+        PixelSource(data, WholeImages().preprocess, WholeImages().preprocess if augment else None),
         tokens,
-        Plan(batch_size=2),
+        BatchSchedule(batch_size=2),
         seed,
     )
 
 
-def test_random_transforms_depend_on_seed_epoch_and_batch_alone(pixels):
+def test_random_transforms_depend_on_seed_epoch_and_batch(pixels):
     augmented = pixels(True, 0)
     whole = list(augmented.epoch(1))
     torch.manual_seed(5)
@@ -203,28 +207,28 @@ def test_random_transforms_depend_on_seed_epoch_and_batch_alone(pixels):
     assert not all(torch.equal(images[1][i], images[2][i]) for i in range(6)), "another epoch, another crop"
 
 
-def test_crops_become_pixels_as_crops_do_and_whole_pictures_as_pictures_do(pixels):
+def test_pixel_source_uses_crops_only_in_training(pixels):
     read = pixels(True, 0).visual
-    read.preprocess, read.preprocess_crops = (lambda pictures, n=n: torch.full((len(pictures), 1), n) for n in (1.0, 2.0))
+    read.preprocess, read.preprocess_crops = (lambda images, n=n: torch.full((len(images), 1), n) for n in (1.0, 2.0))
     assert read.read(np.arange(2), torch.Generator()).vectors.tolist() == [[2.0], [2.0]]
     assert read.read(np.arange(2)).vectors.tolist() == [[1.0], [1.0]]
 
 
-def test_nothing_is_random_outside_training_and_without_augmentation(pixels):
+def test_pixel_source_is_deterministic_without_augmentation(pixels):
     plain = list(pixels(False, 0).epoch(1))
     for one, other in zip(plain, pixels(True, 0).epoch(1, training=False), strict=True):
         same(one, other)
 
 
-def test_an_unreadable_image_in_a_batch_is_a_sentence(pixels, tmp_path):
+def test_unreadable_image_in_batch_is_one_error(pixels, tmp_path):
     batches = pixels(True, 0)
-    (tmp_path / "3.png").write_bytes(b"no picture")
+    (tmp_path / "3.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"3\.png"):
         list(batches.epoch(0))
 
 
 @given(st.lists(st.integers(0, 2**31), min_size=1, max_size=4))
-def test_seeds_of_places_are_well_formed_and_differ(numbers):
-    assert 0 <= seed_of(*numbers) < 2**32
-    assert seed_of(*numbers) != seed_of(*numbers[:-1], numbers[-1] + 1)
-    assert seed_of(*numbers) == seed_of(*numbers)
+def test_derive_seed_gives_different_valid_seeds(numbers):
+    assert 0 <= derive_seed(*numbers) < 2**32
+    assert derive_seed(*numbers) != derive_seed(*numbers[:-1], numbers[-1] + 1)
+    assert derive_seed(*numbers) == derive_seed(*numbers)

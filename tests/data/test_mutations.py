@@ -1,4 +1,4 @@
-"""Files of every kind that is read, with bytes and values changed at random by seed: a sentence or a right answer, soon."""
+"""Files of each kind with random damage: a DataError or a correct result, in limited time."""
 
 from __future__ import annotations
 
@@ -17,16 +17,14 @@ import torch
 from PIL import Image
 
 from visavis.data import check_dataset, open_dataset
-from visavis.data.description import Description
-from visavis.data.features import FeatureStore, FeatureWriter
-from visavis.data.finite import first_broken_row
-from visavis.data.own_features import PrecompFeatures
-from visavis.data.scenes import SceneGraphs, write_scenes
-from visavis.degrees import GivenDegrees
-from visavis.degrees.kept_pairs import KeptPairs
-from visavis.degrees.ratings import read_crisscrossed, read_stsb
-from visavis.degrees.words import read_vectors
+from visavis.data.features.arrays import PrecompFeatures, first_nonfinite_row
+from visavis.data.features.store import FeatureStore, FeatureWriter, StoreDescription
 from visavis.errors import VisavisError
+from visavis.graded import MatrixRelevance
+from visavis.graded.caption_ratings import read_crisscrossed_captions, read_stsb
+from visavis.graded.estimators.pair_cache import PairCache
+from visavis.graded.estimators.word_vectors import read_word_vectors
+from visavis.synthetic import SceneGraphs, write_synthetic_scenes
 from visavis.types import Encoded
 
 NAMES = ("a.png", "bé.png", "c.png", "d.png")
@@ -127,7 +125,7 @@ def as_archive(folder: Path) -> Path:
     return folder / "all-0000.tar"
 
 
-def as_picture(folder: Path) -> Path:
+def as_image(folder: Path) -> Path:
     as_lines(folder)
     return folder / "c.png"
 
@@ -147,20 +145,20 @@ def as_captions(folder: Path) -> Path:
 def read_list(folder: Path) -> None:
     report = check_dataset(folder)
     assert all("\n" not in str(finding) and str(finding).encode() for finding in report.findings)
-    data = open_dataset(folder, skip_bad=True, pixels=True)
+    data = open_dataset(folder, skip_bad=True, decode_images=True)
     for image in data.images:
-        assert image.bytes is None or image.open().mode == "RGB"
+        assert image.location is None or image.open().mode == "RGB"
     assert len(data.fingerprint) == 16
     if list(folder.glob("*_ims.npy")):
         features = PrecompFeatures(folder)
-        first_broken_row(features)
+        first_nonfinite_row(features)
         features.read(features.rows(image.name for image in data.images))
 
 
 def as_store(name: str) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         words = name in ("offsets.npy", "words.npy")
-        description = Description("text", "words" if words else "pooled", "tower", "0" * 16, (3,), 4, "data")
+        description = StoreDescription("text", "words" if words else "pooled", "encoder", "0" * 16, (3,), 4, "data")
         writer = FeatureWriter.open(folder / "store", description, list(NAMES), np.array([1, 2, 1, 2]) if words else None)
         vectors = torch.arange(24.0).view(4, 2, 3) if words else torch.arange(12.0).view(4, 3)
         mask = torch.tensor([[True, False], [True, True], [True, False], [True, True]]) if words else None
@@ -181,35 +179,35 @@ def read_store(folder: Path) -> None:
 
 def as_record(folder: Path) -> Path:
     as_lines(folder)
-    open_dataset(folder, pixels=True)
+    open_dataset(folder, decode_images=True)
     records = Path(__import__("os").environ["VISAVIS_CACHE"], "checks")
     return max(records.iterdir(), key=lambda path: path.stat().st_mtime_ns)
 
 
 def read_record(folder: Path) -> None:
-    assert len(open_dataset(folder, pixels=True).images) == len(NAMES)
+    assert len(open_dataset(folder, decode_images=True).images) == len(NAMES)
 
 
 def as_pairs(folder: Path) -> Path:
-    KeptPairs(folder / "degrees.sqlite").add({(name, other): 0.25 for name in NAMES for other in NAMES})
-    return folder / "degrees.sqlite"
+    PairCache(folder / "relevance.sqlite").add({(name, other): 0.25 for name in NAMES for other in NAMES})
+    return folder / "relevance.sqlite"
 
 
 def read_pairs(folder: Path) -> None:
-    pairs = KeptPairs(folder / "degrees.sqlite")
+    pairs = PairCache(folder / "relevance.sqlite")
     assert set(pairs.read([(name, other) for name in NAMES for other in NAMES]).values()) <= {0.25}, "never another degree"
     pairs.add({("a", "b"): 0.5})
     assert pairs.read([("a", "b")]) == {("a", "b"): 0.5}
 
 
 def as_scenes(folder: Path) -> Path:
-    write_scenes(folder / "scenes", num_train=2, num_val=0, num_test=0, size=32, captions_per_image=1)
+    write_synthetic_scenes(folder / "scenes", num_train=2, num_val=0, num_test=0, size=32, captions_per_image=1)
     return folder / "scenes" / "scenes.jsonl"
 
 
 def read_scenes(folder: Path) -> None:
-    degrees = SceneGraphs.open(folder / "scenes").relevance()
-    assert ((degrees >= 0) & (degrees <= 1)).all()
+    relevance = SceneGraphs.open(folder / "scenes").relevance()
+    assert ((relevance >= 0) & (relevance <= 1)).all()
 
 
 def as_vectors(folder: Path) -> Path:
@@ -245,7 +243,7 @@ KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
     "table": (as_table, read_list),
     "karpathy": (as_karpathy, read_list),
     "archive": (as_archive, read_list),
-    "picture": (as_picture, read_list),
+    "image": (as_image, read_list),
     "array": (as_array, read_list),
     "captions": (as_captions, read_list),
     **{
@@ -255,18 +253,18 @@ KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
     "record": (as_record, read_record),
     "pairs": (as_pairs, read_pairs),
     "scenes": (as_scenes, read_scenes),
-    "word vectors": (as_vectors, lambda folder: read_vectors(folder / "vectors.txt", {"dog", "cat", "bé"})),
+    "word vectors": (as_vectors, lambda folder: read_word_vectors(folder / "vectors.txt", {"dog", "cat", "bé"})),
     "matrix": (
         as_matrix,
-        lambda folder: GivenDegrees(path=str(folder / "matrix.npy")).of(["a", "b", "c"])(torch.arange(3), torch.arange(3)),
+        lambda folder: MatrixRelevance(path=str(folder / "matrix.npy")).for_captions(["a", "b", "c"])(torch.arange(3), torch.arange(3)),
     ),
     "ratings": (as_ratings, of_ratings),
-    "numbered": (as_numbered, read_crisscrossed),
+    "numbered": (as_numbered, read_crisscrossed_captions),
 }
 
 
 def changed(content: bytes, rng: random.Random) -> bytes:
-    """One change: a bit, a cut, an insertion, two parts exchanged, or one value of the JSON in it."""
+    """One change: a bit, a truncation, an insertion, an exchange of two parts, or one JSON value."""
     place, width = rng.randrange(len(content)), rng.choice((1, 2, 8, 40))
     way = rng.randrange(5)
     if way == 0:
@@ -330,13 +328,13 @@ def mutate(folder: Path, kind: str, seeds: range) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_changed_files_are_sentences_or_right_answers(tmp_path, monkeypatch, kind):
+def test_changed_files_raise_data_error_or_read_correctly(tmp_path, monkeypatch, kind):
     monkeypatch.setenv("VISAVIS_CACHE", str(tmp_path / "cache"))
     mutate(tmp_path, kind, range(20))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-def test_many_changed_files_are_sentences_or_right_answers(tmp_path, monkeypatch, kind):
+def test_many_changed_files_raise_data_error_or_read_correctly(tmp_path, monkeypatch, kind):
     monkeypatch.setenv("VISAVIS_CACHE", str(tmp_path / "cache"))
     mutate(tmp_path, kind, range(20, 400))

@@ -1,4 +1,4 @@
-"""Regions in the layouts that people have them in: .tsv of bottom-up-attention, folders by id."""
+"""Region features: .tsv of bottom-up-attention, and folders of arrays by image id."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import visavis
-from visavis.data.region_features import RegionFeatures
+from visavis.data.features.regions import RegionFeatures
 from visavis.errors import DataError, RecipeError, VisavisError
 
 WIDTH = 5
@@ -73,38 +73,38 @@ def silent(done, total):
 
 @pytest.mark.parametrize("numbers", [(3, 3, 3), (4, 1, 2)], ids=["equal", "ragged"])
 @pytest.mark.parametrize("write", [as_tsv, as_two_tsv, as_npy, as_npz])
-def test_every_layout_gives_the_features_of_each_image_by_its_name(write, numbers, tmp_path):
-    given, told = regions(numbers), []
+def test_region_features_of_each_format(write, numbers, tmp_path):
+    given, progress_calls = regions(numbers), []
     path = write(tmp_path, given)
-    stored = RegionFeatures.open(path, lambda done, total: told.append((done, total)))
-    assert told and all(done <= total for done, total in told)
+    stored = RegionFeatures.open(path, lambda done, total: progress_calls.append((done, total)))
+    assert progress_calls and all(done <= total for done, total in progress_calls)
     order = [2, 0, 1]
     items = stored.read(stored.rows([NAMES[i] for i in order]))
-    assert (items.mask is None) == (numbers == (3, 3, 3)) and stored.width == WIDTH and len(stored) == 3
+    assert (items.mask is None) == (numbers == (3, 3, 3)) and stored.embedding_dim == WIDTH and len(stored) == 3
     for row, item in enumerate(IDS[i] for i in order):
         there = slice(None) if items.mask is None else items.mask[row]
         assert torch.equal(items.vectors[row][there], torch.from_numpy(given[item]))
-    told.clear()
-    again = RegionFeatures.open(path, lambda done, total: told.append(done))
-    assert not told and again.sha256 == stored.sha256, "converted once"
+    progress_calls.clear()
+    again = RegionFeatures.open(path, lambda done, total: progress_calls.append(done))
+    assert not progress_calls and again.sha256 == stored.sha256, "converted once"
 
 
-def test_a_file_that_changed_is_converted_anew_and_a_damaged_store_too(tmp_path, caplog):
+def test_region_features_are_converted_again_after_a_change(tmp_path, caplog):
     path = as_tsv(tmp_path, regions())
     before = RegionFeatures.open(path, silent)
     array = before.store.folder / "regions.npy"
     array.write_bytes(array.read_bytes()[:-4] + b"\0\0\0\1")
     assert RegionFeatures.open(path, silent).sha256 == before.sha256
-    assert "is damaged and is made anew" in caplog.text
+    assert "is damaged" in caplog.text
     tsv(path, regions(seed=1))
     assert RegionFeatures.open(path, silent).sha256 != before.sha256
 
 
-def test_images_without_features_are_counted_and_the_first_is_named(tmp_path):
+def test_region_features_report_missing_images(tmp_path):
     stored = RegionFeatures.open(as_tsv(tmp_path, regions()), silent)
     with pytest.raises(
         DataError,
-        match=r"holds no features of 2 of 3 images, the first of which is 8\.jpg \(looked for 8\.jpg or 8\): its ids are like 391895",
+        match=r"has no features of 2 of 3 images, such as 8\.jpg \(searched for 8\.jpg or 8\)\. Its ids look like 391895",
     ):
         stored.rows(["8.jpg", "7.jpg", "a_7.jpg"])
 
@@ -114,22 +114,22 @@ def broken(array):
 
 
 WRONG = {
-    "columns": (lambda good: "a b c\n", r"regions\.tsv, line 2 has 1 columns, expected the id, width, height"),
-    "base64": (lambda good: line("7", good)[:-3] + "?\n", r"line 2: the last column is not base64, expected the features of image 7"),
-    "cut": (lambda good: line("7", good, boxes=7), r"line 2: 60 bytes of features are not those of '7' boxes: the line may be cut"),
-    "no boxes": (lambda good: line("7", good[:0]), r"line 2: 0 bytes of features are not those of '0' boxes"),
-    "boxes in words": (lambda good: line("7", good, boxes="many"), r"are not those of 'many' boxes"),
+    "columns": (lambda good: "a b c\n", r"regions\.tsv, line 2: expected the tab-separated columns id, width, height"),
+    "base64": (lambda good: line("7", good)[:-3] + "?\n", r"line 2: expected the features of image 7 as base64 in the last column"),
+    "cut": (lambda good: line("7", good, boxes=7), r"line 2: 60 bytes of features do not match '7' boxes"),
+    "no boxes": (lambda good: line("7", good[:0]), r"line 2: 0 bytes of features do not match '0' boxes"),
+    "boxes in words": (lambda good: line("7", good, boxes="many"), r"do not match 'many' boxes"),
     "width": (
         lambda good: line("7", good[:, :4].copy()),
-        r"line 2: the features are float32 of shape \[3, 4\], expected numbers of shape \[regions, 5\]",
+        r"line 2: expected numbers of shape \[regions, 5\], got float32 of shape \[3, 4\]",
     ),
-    "NaN": (lambda good: line("7", broken(good)), r"line 2: the features hold values that are not finite"),
-    "twice": (lambda good: line("391895", good), r"line 2: image 391895 comes a second time"),
+    "NaN": (lambda good: line("7", broken(good)), r"line 2: the features contain NaN or infinity"),
+    "twice": (lambda good: line("391895", good), r"line 2: duplicate image 391895"),
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_line_is_one_sentence_and_leaves_nothing(wrong, tmp_path):
+def test_region_features_report_malformed_lines(wrong, tmp_path):
     good = regions()["391895"]
     make, sentence = WRONG[wrong]
     (tmp_path / "regions.tsv").write_text(line("391895", good) + make(good))
@@ -139,23 +139,23 @@ def test_a_wrong_line_is_one_sentence_and_leaves_nothing(wrong, tmp_path):
     assert len(RegionFeatures.open(tmp_path / "regions.tsv", silent)) == 1
 
 
-def test_wrong_folders_are_one_sentence(tmp_path):
+def test_region_features_report_malformed_folders(tmp_path):
     folder = as_npy(tmp_path, regions())
     np.save(folder / "9.npy", np.array([{"features": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(DataError, match=r"9\.npy"):
         RegionFeatures.open(folder, silent)
     np.save(folder / "9.npy", np.ones((2, WIDTH + 1)))
-    with pytest.raises(DataError, match=r"9\.npy: the features are float64 of shape \[2, 6\], expected numbers of shape \[regions, 5\]"):
+    with pytest.raises(DataError, match=r"9\.npy: expected numbers of shape \[regions, 5\], got float64 of shape \[2, 6\]"):
         RegionFeatures.open(folder, silent)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"empty holds no features of regions: expected \.tsv of bottom-up-attention, or ID\.npy"):
+    with pytest.raises(DataError, match=r"empty has no region features: expected \.tsv of bottom-up-attention, or ID\.npy"):
         RegionFeatures.open(tmp_path / "empty", silent)
     (tmp_path / "empty.tsv").write_text("")
     with pytest.raises(DataError, match=r"empty\.tsv is empty"):
         RegionFeatures.open(tmp_path / "empty.tsv", silent)
     for name, content, sentence in (
-        ("a", b"PK", "is no readable .npz"),
-        ("b", None, "holds no features: expected an array named features"),
+        ("a", b"PK", "is not a readable .npz"),
+        ("b", None, "has no features: expected an array named features"),
     ):
         other = tmp_path / name
         other.mkdir()
@@ -169,15 +169,15 @@ def test_wrong_folders_are_one_sentence(tmp_path):
 
 RECIPE = """
 name = "regions"
-visual = { features = "FEATURES", view = "grid" }
+visual = { features = "FEATURES", granularity = "regions" }
 text = { min_count = 1 }
-model = { kind = "SCAN", width = 8, word_width = 8 }
-training = { batch_size = 6, probe_batches = 1, threads = 1 }
+model = { kind = "SCAN", embedding_dim = 8, word_dim = 8 }
+training = { batch_size = 6, metric_batches = 1, threads = 1 }
 phases = [{ epochs = 1, objective = "TripletHN()" }]
 """
 
 
-def test_a_recipe_trains_on_ragged_regions_by_ids_and_resumes(tmp_path):
+def test_training_on_region_features_resumes(tmp_path):
     draw, data = np.random.default_rng(0), tmp_path / "photos"
     data.mkdir()
     splits = ["train"] * 8 + ["val"] * 2 + ["test"] * 2
@@ -193,11 +193,11 @@ def test_a_recipe_trains_on_ragged_regions_by_ids_and_resumes(tmp_path):
     assert visavis.evaluate(tmp_path / "run").metrics == trained.test.metrics
     assert visavis.train(resume=tmp_path / "run").test.metrics == trained.test.metrics
     for overrides, sentence in (
-        ({"visual.view": "pooled", "model": "VSE++()"}, "holds regions by the ids of images: set visual.view"),
-        ({"visual.standardize": "values"}, "holds regions of unequal number an image, which visual.standardize does not count"),
+        ({"visual.granularity": "pooled", "model": "VSE++()"}, "visual.features|regions by the ids|regions by image id"),
+        ({"visual.standardize": "zscore"}, "visual.standardize|unequal number"),
     ):
         with pytest.raises(RecipeError, match=sentence):
             visavis.train(recipe, data=data, out=tmp_path / "other", overrides=overrides)
     tsv(tmp_path / "regions.tsv", {item: features[item] for item in list(features)[1:]})
-    with pytest.raises(VisavisError, match=re.escape("holds no features of 1 of 8 images, the first of which is 100.jpg")):
+    with pytest.raises(VisavisError, match=re.escape("has no features of 1 of 8 images, such as 100.jpg")):
         visavis.train(recipe, data=data, out=tmp_path / "third")

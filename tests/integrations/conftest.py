@@ -1,4 +1,4 @@
-"""The tiny models of the examples serve the tests too; processes that a test starts find it by its name."""
+"""Adds the tiny models of the examples to the import path, also for the processes that a test starts."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Equalities listed in docs/guides/integrations.md, checked against the other library, or its formula if that is not installed."""
+"""Equalities listed in docs/guides/integrations.md, compared with the other library or its formula."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from torch.nn.functional import cross_entropy, logsigmoid, normalize
 
 from visavis import PairLoss
-from visavis.integrations.metric_learning import MetricLoss
 from visavis.integrations.open_clip import ClipLoss
+from visavis.integrations.pytorch_metric_learning import MetricLoss
 from visavis.integrations.sentence_transformers import VisavisLoss
 from visavis.objectives import BinomialDeviance, Circle, InfoNCE, MultiSimilarity, NTXent, Sigmoid, Triplet
 
@@ -110,28 +110,28 @@ ROWS = {
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_the_two_are_equal(row):
-    given = torch.randn(2, 7, 5, dtype=torch.float64, requires_grad=True)
-    theirs, ours = ROWS[row](*normalize(given, dim=-1))
+def test_losses_equal_peer_losses(row):
+    embeddings = torch.randn(2, 7, 5, dtype=torch.float64, requires_grad=True)
+    theirs, ours = ROWS[row](*normalize(embeddings, dim=-1))
     assert theirs > 1e-3
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
-    mine, right = (torch.autograd.grad(value, given, retain_graph=True)[0] for value in (ours, theirs))
+    mine, right = (torch.autograd.grad(value, embeddings, retain_graph=True)[0] for value in (ours, theirs))
     torch.testing.assert_close(mine, right, rtol=1e-9, atol=1e-11)
 
 
-def test_two_views_of_each_item_are_twice_the_same_ids():
+def test_metric_loss_equals_self_supervised_loss():
     peer = metric_learning()
     views, ids = torch.randn(2, 7, 5, dtype=torch.float64), torch.arange(7)
     theirs = peer.losses.SelfSupervisedLoss(peer.losses.NTXentLoss(temperature=0.1))(*views)
     torch.testing.assert_close(MetricLoss(NTXent(tau=0.1))(torch.cat([*views]), torch.cat([ids, ids])), theirs, rtol=1e-10, atol=1e-12)
 
 
-def test_the_page_has_these_rows():
-    table = PAGE.read_text().split("## The same numbers")[1].split("\n## ")[0]
-    assert set(re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)) == set(ROWS)
+def test_integrations_page_lists_tested_equalities():
+    (section,) = (text for text in PAGE.read_text().split("\n## ") if "test_equalities.py" in text)
+    assert set(re.findall(r"^\| (`.*?`) \|", section, re.MULTILINE)) == set(ROWS)
 
 
-def test_a_sum_is_as_many_times_larger_as_the_table_of_magnitudes_says():
+def test_sum_reduction_matches_documented_magnitude():
     labels = torch.arange(32) // 4
     embeddings = normalize(torch.randn(32, 16, dtype=torch.float64), dim=-1)
     summed, mean = (MetricLoss(Triplet(reduction=reduction))(embeddings, labels) for reduction in ("sum", "half_mean"))

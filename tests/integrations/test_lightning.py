@@ -1,4 +1,4 @@
-"""PairLossSteps: a LightningModule around a real CLIP of random weights."""
+"""PairLossSteps: a LightningModule with a CLIP model of random weights."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from visavis.integrations.lightning import PairLossSteps
 from visavis.objectives import NTXent, Unified
 
 QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-pytestmark = [  # lightning's own: of torch, and where there are more than two cores
+pytestmark = [  # raised by lightning: its use of torch, and more than two cores
     pytest.mark.filterwarnings("ignore:.isinstance.treespec"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
 ]
@@ -18,7 +18,7 @@ pytestmark = [  # lightning's own: of torch, and where there are more than two c
 
 @pytest.fixture(scope="module")
 def lightning():
-    """Imported by who runs these tests, for it takes seconds."""
+    """Imported when a test needs it, because the import takes seconds."""
     pytest.importorskip("transformers")
     return pytest.importorskip("lightning.pytorch")
 
@@ -31,8 +31,8 @@ def retriever(lightning):
             self.model, self.loss, self.by_ids = tiny_clip(), loss, by_ids
 
         def embed(self, batch):
-            found = self.model(pixel_values=batch["pixel_values"], input_ids=batch["input_ids"])
-            return (found.image_embeds, found.text_embeds, *([batch["labels"]] if self.by_ids else []))
+            actual = self.model(pixel_values=batch["pixel_values"], input_ids=batch["input_ids"])
+            return (actual.image_embeds, actual.text_embeds, *([batch["labels"]] if self.by_ids else []))
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.05)
@@ -42,7 +42,7 @@ def retriever(lightning):
 
 @pytest.mark.parametrize("by_ids", [True, False])
 @pytest.mark.parametrize("objective", [Unified(gamma=5), NTXent()], ids=str)
-def test_a_step_is_a_step_on_the_loss(objective, by_ids, lightning, retriever):
+def test_lightning_step_minimizes_loss(objective, by_ids, lightning, retriever):
     batch = captioned_images()
     module = retriever(PairLoss(objective), by_ids=by_ids)
     loader = DataLoader(rows(batch), batch_size=16)
@@ -61,7 +61,7 @@ def test_a_step_is_a_step_on_the_loss(objective, by_ids, lightning, retriever):
     assert trainer.validate(module, loader, verbose=False)[0]["val_loss"] < value.item()
 
 
-def test_a_scale_of_the_loss_is_learned(lightning, retriever):
+def test_lightning_trains_scale_of_loss(lightning, retriever):
     scale = torch.nn.Parameter(torch.tensor(14.0))
     module, loader = retriever(PairLoss(NTXent(), scale=scale), by_ids=True), DataLoader(rows(captioned_images()), batch_size=16)
     lightning.Trainer(max_epochs=1, log_every_n_steps=1, **QUIET).fit(module, loader, loader)

@@ -1,4 +1,4 @@
-"""The real trainers of other libraries under torchrun: the scripts of studies/peers, a way or two of each."""
+"""Trainers of other libraries under torchrun, by the scripts of studies/peers."""
 
 import importlib.util
 import sys
@@ -22,17 +22,17 @@ def installed(name):
 
 
 @pytest.mark.parametrize(
-    ("library", "way"),
+    ("library", "setting"),
     [("sentence-transformers", "one set"), ("sentence-transformers", "mini batches"), ("transformers", "fixed margin")],
 )
-def test_two_processes_train_the_weights_of_one(library, way):
+def test_two_ranks_train_same_weights_as_one_process(library, setting):
     script = installed(library)
-    assert peers.apart(peers.run(script, 1, way), peers.run(script, 2, way)) < 1e-5
+    assert peers.apart(peers.run(script, 1, setting), peers.run(script, 2, setting)) < 1e-5
 
 
-@pytest.mark.parametrize("way", ["a loss for each set", "one loss for both sets"])
-def test_data_sets_that_do_not_meet_end_with_the_same_weights_and_say_so(way):
-    found = peers.run(installed("sentence-transformers"), 2, way)
-    first, second = (line for line in found.lines if line.startswith("weights "))
+@pytest.mark.parametrize("setting", ["a loss for each set", "one loss for both sets"])
+def test_ranks_with_disjoint_data_sets_agree_and_report(setting):
+    actual = peers.run(installed("sentence-transformers"), 2, setting)
+    first, second = (line for line in actual.lines if line.startswith("weights "))
     assert first == second
-    assert sum(line.startswith("said: ") for line in found.lines) == 2
+    assert sum(line.startswith("reported: ") for line in actual.lines) == 2

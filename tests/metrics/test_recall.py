@@ -1,4 +1,4 @@
-"""The numbers of a table, by hand and by law."""
+"""Recall, mean and median ranks, and the metric catalog."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from visavis.metrics import (
     CATALOG,
     GRADED,
     RANKING,
+    best_ranks,
     map_at_k,
     map_at_k_hits,
     mean_rank,
     median_rank,
-    places,
+    positive_ranks,
     ranking_metrics,
-    ranks,
     recall_at,
     recall_at_mean_ties,
 )
@@ -32,24 +32,24 @@ def test_recall_grows_with_k_and_reaches_one(ranks: torch.Tensor, k: int) -> Non
     assert recall_at(ranks, 50) == 1
 
 
-def test_a_mean_rank_between_two_places_is_a_hit_at_the_first_but_for_k_1() -> None:
-    """One right candidate of many, tied with none, one, nine others: 0-based mean ranks 0, 0.5, 4.5."""
+def test_recall_at_mean_ties_rounds_half_ranks() -> None:
+    """One positive tied with no, one and nine other candidates has the 0-based mean ranks 0, 0.5 and 4.5."""
     scores = torch.zeros(3, 20)
     for query, tied in enumerate((0, 1, 9)):
         scores[query, : tied + 1] = 1
-    mean = ranks(scores, Targets(query_ids=[0, 0, 0], candidate_ids=[0] + 19 * [1]), ties="mean")
+    mean = best_ranks(scores, Targets(query_ids=[0, 0, 0], candidate_ids=[0] + 19 * [1]), ties="mean")
     assert mean.tolist() == [1, 1.5, 5.5]
     assert [3 * recall_at_mean_ties(mean, k) for k in (1, 2, 4, 5)] == [1, 2, 2, 3]
     assert [3 * recall_at(mean, k) for k in (1, 2, 4, 5)] == [1, 2, 2, 2]
     assert recall_at_mean_ties(torch.tensor([6.0]), 5) == 0
 
 
-def test_by_mean_ties_a_result_has_recalls_of_their_own() -> None:
+def test_ranking_metrics_include_mean_ties_recall() -> None:
     scores, targets = (torch.arange(20) < 10).float()[None], Targets(query_ids=[0], candidate_ids=[0] + 19 * [1])
-    found = ranking_metrics(*2 * [places(scores, targets, ties="mean")])
-    assert [found[f"i2t_r{k}{name}"] for name in ("", "_mean_ties") for k in (1, 5, 10)] == [0, 0, 100, 0, 100, 100]
-    whole = ranking_metrics(*2 * [places(scores, targets)])
-    assert [whole[f"t2i_r{k}_mean_ties"] for k in (1, 5, 10)] == [whole[f"t2i_r{k}"] for k in (1, 5, 10)]
+    actual = ranking_metrics(*2 * [positive_ranks(scores, targets, ties="mean")])
+    assert [actual[f"i2t_r{k}{name}"] for name in ("", "_mean_ties") for k in (1, 5, 10)] == [0, 0, 100, 0, 100, 100]
+    without_ties = ranking_metrics(*2 * [positive_ranks(scores, targets)])
+    assert [without_ties[f"t2i_r{k}_mean_ties"] for k in (1, 5, 10)] == [without_ties[f"t2i_r{k}"] for k in (1, 5, 10)]
 
 
 @pytest.mark.parametrize(("ranks", "published"), [([1, 2], 1), ([1, 4], 2), ([3], 3), ([1, 2, 9], 2), ([1, 2, 5, 9], 3)])
@@ -57,39 +57,39 @@ def test_median_rank_is_floored_as_published(ranks: list[int], published: int) -
     assert median_rank(torch.tensor(ranks)) == published
 
 
-def test_mean_rank() -> None:
+def test_mean_rank_is_mean() -> None:
     assert mean_rank(torch.tensor([1, 2, 6])) == 3
 
 
-def test_a_perfect_model_has_rsum_600() -> None:
+def test_ranking_metrics_of_perfect_model_have_rsum_600() -> None:
     targets = Targets(query_ids=torch.arange(30), candidate_ids=torch.arange(30).repeat_interleave(5))
     scores = targets.positive.float()
-    metrics = ranking_metrics(places(scores, targets), places(scores.T, targets.T))
+    metrics = ranking_metrics(positive_ranks(scores, targets), positive_ranks(scores.T, targets.T))
     assert metrics["rsum"] == 600
     assert metrics["average_recall"] == 100
     assert metrics["i2t_medr"] == metrics["t2i_meanr"] == metrics["i2t_map_at_5"] == 1
 
 
-def test_the_two_conventions_of_map_differ_where_positives_are_missed() -> None:
-    found = torch.tensor([[1.0, 40.0, 50.0, 60.0, 70.0]], dtype=torch.float64)
-    assert map_at_k(found, 5) == pytest.approx(1 / 5)
-    assert map_at_k_hits(found, 5) == 1
+def test_map_conventions_differ_for_missed_positives() -> None:
+    actual = torch.tensor([[1.0, 40.0, 50.0, 60.0, 70.0]], dtype=torch.float64)
+    assert map_at_k(actual, 5) == pytest.approx(1 / 5)
+    assert map_at_k_hits(actual, 5) == 1
 
 
-def test_the_catalog_names_every_metric_once() -> None:
+def test_metric_catalog_names_are_unique() -> None:
     targets = Targets.paired(3)
-    metrics = ranking_metrics(places(torch.eye(3), targets), places(torch.eye(3), targets))
+    metrics = ranking_metrics(positive_ranks(torch.eye(3), targets), positive_ranks(torch.eye(3), targets))
     names = [metric.name for metric in CATALOG]
-    assert list(metrics) == [metric.name for metric in CATALOG if metric.reads != "degrees"]
+    assert list(metrics) == [metric.name for metric in CATALOG if metric.input != "relevance"]
     assert len(names) == len(set(names))
     assert all(metric.definition and metric.formula for metric in CATALOG)
 
 
 @given(st.integers(2, 9), st.integers(0, 2**16))
-def test_every_metric_of_places_is_better_for_the_perfect_order_than_for_the_reversed(items: int, seed: int) -> None:
+def test_rank_metrics_prefer_perfect_order(items: int, seed: int) -> None:
     targets = Targets.paired(items)
     scores = targets.positive + 0.1 * torch.rand(items, items, generator=torch.Generator().manual_seed(seed))
-    perfect, reversed_ = (places(signed, targets) for signed in (scores, -scores))
+    perfect, reversed_ = (positive_ranks(signed, targets) for signed in (scores, -scores))
     for metric in RANKING:
         better, worse = metric.function(perfect), metric.function(reversed_)
         assert (better >= worse) if metric.higher_is_better else (better <= worse), metric.name
@@ -98,7 +98,7 @@ def test_every_metric_of_places_is_better_for_the_perfect_order_than_for_the_rev
 
 
 @given(st.integers(2, 9), st.integers(0, 2**16))
-def test_every_graded_metric_has_a_value_a_query_and_k(candidates: int, seed: int) -> None:
+def test_graded_metrics_have_value_per_query_and_k(candidates: int, seed: int) -> None:
     scores = torch.rand(3, candidates, generator=torch.Generator().manual_seed(seed)).double()
     ks = (2, candidates) if candidates > 2 else (2,)
     for metric in (metric for metrics in GRADED.values() for metric in metrics):
@@ -108,7 +108,7 @@ def test_every_graded_metric_has_a_value_a_query_and_k(candidates: int, seed: in
         assert (metric.function(scores, 1 - scores, ks) < values).all()
 
 
-def test_a_direction_names_both_sides() -> None:
+def test_metric_definitions_name_both_sides() -> None:
     definitions = {metric.name: metric.definition for metric in CATALOG}
     assert definitions["i2t_r5"] == "percent of images with a correct text in the top 5 (success@5)"
     assert definitions["t2i_medr"] == "median rank of the best correct image"

@@ -1,4 +1,4 @@
-"""CLIP and SigLIP as they come: our scores beside those of transformers called directly."""
+"""CLIP and SigLIP: scores equal to those of transformers, and saved models."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch.nn.functional import normalize
 import visavis
 from visavis.errors import DataError, RunError
 from visavis.models import CLIP
-from visavis.models.clip import export, find_dual_encoder, open_dual_encoder
-from visavis.models.pretrained import model_folder
+from visavis.models.clip.model import export_to_transformers, find_dual_encoder, open_dual_encoder
+from visavis.models.encoders.pretrained_files import model_folder
 from visavis.models.retriever import Retriever
 
 transformers = pytest.importorskip("transformers")
@@ -31,17 +31,17 @@ kinds = pytest.mark.parametrize("kind", ["clip", "siglip"])
 
 
 @pytest.fixture
-def pictures():
+def images():
     noise = np.random.default_rng(0)
     return [Image.fromarray(noise.integers(0, 255, (40, 52, 3), np.uint8)) for _ in range(3)]
 
 
-def by_hand(folder, pictures, sentences):
-    """Unit vectors of both sides from the model itself, every sentence alone, as its authors feed it."""
+def by_hand(folder, images, sentences):
+    """Compute unit vectors of both sides with transformers, each text alone."""
     model = transformers.AutoModel.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     padding = {"padding": "max_length"} if model.config.model_type == "siglip" else {}
-    resized = np.stack([np.asarray(picture.resize((32, 32), 2)) for picture in pictures]).astype(np.float32) / 255
+    resized = np.stack([np.asarray(image.resize((32, 32), 2)) for image in images]).astype(np.float32) / 255
     pixels = torch.from_numpy((resized - np.array([0.5, 0.4, 0.3])) / np.array([0.5, 0.6, 0.7])).permute(0, 3, 1, 2).float()
     texts = []
     with torch.no_grad():
@@ -53,23 +53,23 @@ def by_hand(folder, pictures, sentences):
 
 
 @kinds
-def test_vectors_and_scores_are_those_of_the_model_itself(dual_encoders, kind, pictures):
+def test_clip_vectors_and_scores_match_transformers(dual_encoders, kind, images):
     model = visavis.load(dual_encoders / kind)
-    images, texts = by_hand(dual_encoders / kind, pictures, SENTENCES)
-    torch.testing.assert_close(model.encode_images(pictures), images, rtol=0, atol=1e-5)
-    torch.testing.assert_close(model.encode_texts(SENTENCES), texts, rtol=0, atol=1e-5)
-    torch.testing.assert_close(model.score(pictures, SENTENCES), images @ texts.T, rtol=0, atol=1e-5)
-    assert model.score(pictures, SENTENCES).std() > 0.01, "a model that says one thing of everything proves nothing"
+    image_rows, text_rows = by_hand(dual_encoders / kind, images, SENTENCES)
+    torch.testing.assert_close(model.encode_images(images), image_rows, rtol=0, atol=1e-5)
+    torch.testing.assert_close(model.encode_texts(SENTENCES), text_rows, rtol=0, atol=1e-5)
+    torch.testing.assert_close(model.score(images, SENTENCES), image_rows @ text_rows.T, rtol=0, atol=1e-5)
+    assert model.score(images, SENTENCES).std() > 0.01, "a constant model proves nothing"
 
 
 @pytest.mark.parametrize("text", ["a \ud800 circle", None, b"a circle"])
-def test_what_is_no_text_is_a_sentence(dual_encoders, text):
-    with pytest.raises(DataError, match=r"text 1 is .*, expected text: it is of another type, or holds half a character"):
+def test_encode_text_rejects_invalid_text(dual_encoders, text):
+    with pytest.raises(DataError, match="text 1: expected valid Unicode text, got "):
         visavis.load(dual_encoders / "clip").encode_texts(["a circle", text])
 
 
 @kinds
-def test_its_parts_are_two_and_its_temperature_is_no_part_of_it(dual_encoders, kind):
+def test_clip_has_two_parts_without_temperature(dual_encoders, kind):
     matcher, _ = open_dual_encoder(str(dual_encoders / kind))
     by_part = matcher.parameters_by_part()
     assert by_part.keys() == {"visual", "text"}
@@ -79,16 +79,16 @@ def test_its_parts_are_two_and_its_temperature_is_no_part_of_it(dual_encoders, k
 
 
 @kinds
-def test_older_weights_are_read_as_tensors_alone(dual_encoders, kind, pictures, tmp_path):
+def test_bin_weights_are_read_as_tensors_only(dual_encoders, kind, images, tmp_path):
     folder = tmp_path / kind
     shutil.copytree(dual_encoders / kind, folder)
     (folder / "model.safetensors").unlink()
     torch.save(transformers.AutoModel.from_pretrained(dual_encoders / kind).state_dict(), folder / "pytorch_model.bin")
-    assert torch.equal(visavis.load(folder).score(pictures, SENTENCES), visavis.load(dual_encoders / kind).score(pictures, SENTENCES))
+    assert torch.equal(visavis.load(folder).score(images, SENTENCES), visavis.load(dual_encoders / kind).score(images, SENTENCES))
 
 
 class Trap:
-    """Would write a file if it were unpickled."""
+    """Writes a file if it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -97,32 +97,30 @@ class Trap:
         return (open, (str(self.path), "w"))
 
 
-def test_a_pickle_is_never_opened(dual_encoders, tmp_path):
+def test_pickle_is_never_opened(dual_encoders, tmp_path):
     folder = tmp_path / "clip"
     shutil.copytree(dual_encoders / "clip", folder)
     (folder / "model.safetensors").unlink()
     torch.save({"text_model.embeddings": Trap(tmp_path / "sprung")}, folder / "pytorch_model.bin")
-    said = (
-        "holds no model that transformers can read: its weights are damaged, or hold objects, which could run code and are never opened\\.$"
-    )
-    with pytest.raises(DataError, match=said):
+    message = r"has no model .*: its weights are damaged, or contain objects that could run code and are never opened\.$"
+    with pytest.raises(DataError, match=message):
         visavis.load(folder)
     assert not (tmp_path / "sprung").exists()
     (folder / "pytorch_model.bin").write_bytes(b"PK\x03\x04 and no more")
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         visavis.load(folder)
 
 
 @pytest.mark.parametrize(
     ("error", "why"),
     [
-        ("GatedRepoError", "its owners want to be asked on its page there, and you to be logged in (hf auth login)"),
-        ("RepositoryNotFoundError", "there is none of this name, or it is not open to you"),
-        ("LocalEntryNotFoundError", "it was not fetched before, and the hub is not reached now"),
-        ("HFValidationError", "no model there has such a name; bring the folder back, or name another"),
+        ("GatedRepoError", "access must be requested on its hub page, and needs a login (hf auth login)"),
+        ("RepositoryNotFoundError", "it does not exist, or is private"),
+        ("LocalEntryNotFoundError", "it was not downloaded before, and the hub is not reachable"),
+        ("HFValidationError", "invalid name for a hub model, restore the folder or use another name"),
     ],
 )
-def test_why_the_hub_does_not_give_a_model_is_told_in_our_words(error, why, monkeypatch):
+def test_model_folder_explains_why_hub_has_no_model(error, why, monkeypatch):
     import huggingface_hub
 
     kind = getattr(huggingface_hub.errors, error)
@@ -131,24 +129,24 @@ def test_why_the_hub_does_not_give_a_model_is_told_in_our_words(error, why, monk
         raise kind.__new__(kind, "Repo id must be in the form ...")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refused)
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as raised:
         model_folder("gone/folder")
-    assert str(told.value) == (
-        "gone/folder is no folder with a config.json, no backbone in the cache, and not to be had from the Hugging Face hub: " + why + "."
+    assert str(raised.value) == (
+        f"gone/folder: expected a folder with a config.json, a backbone in the cache, or a model of the Hugging Face hub, got none ({why})."
     )
 
 
-def test_weights_in_half_precision_are_computed_in_full(dual_encoders, pictures, tmp_path):
+def test_half_precision_weights_compute_in_float32(dual_encoders, images, tmp_path):
     model = transformers.AutoModel.from_pretrained(dual_encoders / "clip").half()
     shutil.copytree(dual_encoders / "clip", tmp_path / "half")
     model.save_pretrained(tmp_path / "half")
-    scores = visavis.load(tmp_path / "half").score(pictures, SENTENCES)
+    scores = visavis.load(tmp_path / "half").score(images, SENTENCES)
     assert scores.dtype == torch.float32
-    torch.testing.assert_close(scores, visavis.load(dual_encoders / "clip").score(pictures, SENTENCES), rtol=0, atol=1e-2)
+    torch.testing.assert_close(scores, visavis.load(dual_encoders / "clip").score(images, SENTENCES), rtol=0, atol=1e-2)
 
 
 @kinds
-def test_a_saved_model_comes_back_with_its_own_weights(dual_encoders, kind, pictures, tmp_path):
+def test_saved_clip_loads_with_trained_weights(dual_encoders, kind, images, tmp_path):
     matcher, processor = open_dual_encoder(str(dual_encoders / kind))
     with torch.no_grad():
         for parameter in matcher.parameters():
@@ -158,13 +156,13 @@ def test_a_saved_model_comes_back_with_its_own_weights(dual_encoders, kind, pict
     again = visavis.load(tmp_path)
     assert isinstance(again.matcher, CLIP)
     assert again.matcher.config == matcher.config
-    scores = again.score(pictures, SENTENCES)
-    assert torch.equal(scores, Retriever(matcher, processor).score(pictures, SENTENCES))
-    assert not torch.allclose(scores, visavis.load(dual_encoders / kind).score(pictures, SENTENCES), atol=1e-3)
+    scores = again.score(images, SENTENCES)
+    assert torch.equal(scores, Retriever(matcher, processor).score(images, SENTENCES))
+    assert not torch.allclose(scores, visavis.load(dual_encoders / kind).score(images, SENTENCES), atol=1e-3)
 
 
 @kinds
-def test_a_saved_model_reads_and_is_exported_without_the_model_that_it_began_with(dual_encoders, kind, pictures, tmp_path):
+def test_saved_clip_loads_and_exports_without_pretrained_model(dual_encoders, kind, images, tmp_path):
     shutil.copytree(dual_encoders / kind, tmp_path / "base")
     matcher, processor = open_dual_encoder(str(tmp_path / "base"))
     with torch.no_grad():
@@ -174,45 +172,45 @@ def test_a_saved_model_reads_and_is_exported_without_the_model_that_it_began_wit
     shutil.rmtree(tmp_path / "base")
     (tmp_path / "saved").rename(tmp_path / "moved")
     again = visavis.load(tmp_path / "moved")
-    scores = Retriever(matcher, processor).score(pictures, SENTENCES)
-    assert torch.equal(again.score(pictures, SENTENCES), scores)
-    exported = export(again.matcher, tmp_path / "exported")
-    assert torch.equal(visavis.load(exported).score(pictures, SENTENCES), scores)
+    scores = Retriever(matcher, processor).score(images, SENTENCES)
+    assert torch.equal(again.score(images, SENTENCES), scores)
+    exported = export_to_transformers(again.matcher, tmp_path / "exported")
+    assert torch.equal(visavis.load(exported).score(images, SENTENCES), scores)
     before, after = (load_file(folder / "model.safetensors") for folder in (dual_encoders / kind, exported))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) == name.startswith("logit_") for name in before)
     again.processor.save(again.matcher, tmp_path / "again")
-    assert torch.equal(visavis.load(tmp_path / "again").score(pictures, SENTENCES), scores)
+    assert torch.equal(visavis.load(tmp_path / "again").score(images, SENTENCES), scores)
 
 
-def test_a_model_saved_without_what_is_no_weights_is_read_by_the_model_that_it_began_with(dual_encoders, pictures, tmp_path):
+def test_clip_without_config_files_uses_pretrained_model(dual_encoders, images, tmp_path):
     matcher, processor = open_dual_encoder(str(dual_encoders / "clip"))
     processor.save(matcher, tmp_path)
     shutil.rmtree(tmp_path / "backbone")
-    assert torch.equal(visavis.load(tmp_path).score(pictures, SENTENCES), visavis.load(dual_encoders / "clip").score(pictures, SENTENCES))
+    assert torch.equal(visavis.load(tmp_path).score(images, SENTENCES), visavis.load(dual_encoders / "clip").score(images, SENTENCES))
 
 
-def test_what_is_written_needs_the_files_of_its_model(dual_encoders, tmp_path):
+def test_save_pretrained_requires_files_of_pretrained_model(dual_encoders, tmp_path):
     shutil.copytree(dual_encoders / "clip", tmp_path / "base")
     matcher, _ = open_dual_encoder(str(tmp_path / "base"))
     shutil.rmtree(tmp_path / "base")
-    with pytest.raises(DataError, match=r"base is gone, whose config and preparation belong to what is written: bring it back\.$"):
-        export(matcher, tmp_path / "exported")
+    with pytest.raises(DataError, match=r"base: expected the config .*, got no config\.json\. Restore the folder\.$"):
+        export_to_transformers(matcher, tmp_path / "exported")
     assert not any((tmp_path / "exported").iterdir())
 
 
-def test_what_is_no_dual_encoder_is_none_or_a_sentence(dual_encoders, tmp_path, monkeypatch):
+def test_find_dual_encoder_rejects_other_models(dual_encoders, tmp_path, monkeypatch):
     assert find_dual_encoder(dual_encoders / "clip") == str((dual_encoders / "clip").resolve())
     assert find_dual_encoder(tmp_path) is None
     monkeypatch.chdir(dual_encoders)
     assert find_dual_encoder("siglip") == str(dual_encoders / "siglip")
-    assert find_dual_encoder("clip/gone") is None, "a path in a folder that is here is no name of the hub"
-    with pytest.raises(DataError, match=r"nobody/nothing is no folder .*, and not to be had from the Hugging Face hub: it was not fetched"):
+    assert find_dual_encoder("clip/gone") is None, "a path within a local folder is not a hub name"
+    with pytest.raises(DataError, match=r"nobody/nothing: expected a folder .* of the Hugging Face hub, got none .it was not downloaded"):
         find_dual_encoder("nobody/nothing")
     vit = transformers.ViTModel(transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, image_size=16))
     vit.save_pretrained(tmp_path)
     assert find_dual_encoder(tmp_path) is None
-    with pytest.raises(RunError, match="kind is missing: the file is damaged or of another version"):
+    with pytest.raises(RunError, match="kind"):
         visavis.load(tmp_path)
-    with pytest.raises(DataError, match="is a model of kind vit, expected clip or siglip"):
-        CLIP(CLIP.Config(backbone=str(tmp_path), visual_width=8, text_width=9))
+    with pytest.raises(DataError, match="expected a model of kind clip or siglip, got vit"):
+        CLIP(CLIP.Config(backbone=str(tmp_path), visual_input_dim=8, text_input_dim=9))

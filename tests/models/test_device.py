@@ -1,27 +1,27 @@
-"""Where autocast is on by itself."""
+"""Autocast in bfloat16, by the capabilities of the processor."""
 
 import pytest
 import torch
 
-from visavis.models.device import autocast, multiplies_bfloat16
+from visavis.models.device import bfloat16_autocast, has_native_bfloat16
 
 CPU = torch.device("cpu")
 
 
-def product(device, wanted):
+def product(device, enabled):
     torch.manual_seed(0)
     left, right = torch.randn(2, 16, 16, device=device)
-    with autocast(device, wanted):
+    with bfloat16_autocast(device, enabled):
         return left @ right
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_auto_is_on_exactly_where_products_in_bfloat16_have_instructions(device):
+def test_bfloat16_autocast_auto_follows_native_support(device):
     device = torch.device(device)
-    on, off, auto = (product(device, wanted) for wanted in (True, False, "auto"))
+    on, off, auto = (product(device, enabled) for enabled in (True, False, "auto"))
     assert (on.dtype, off.dtype) == (torch.bfloat16, torch.float32)
-    assert torch.equal(auto, on if multiplies_bfloat16(device) else off)
-    assert auto.dtype == (torch.bfloat16 if multiplies_bfloat16(device) else torch.float32)
+    assert torch.equal(auto, on if has_native_bfloat16(device) else off)
+    assert auto.dtype == (torch.bfloat16 if has_native_bfloat16(device) else torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -36,12 +36,12 @@ def test_auto_is_on_exactly_where_products_in_bfloat16_have_instructions(device)
     ],
     ids=["AVX-512 alone", "AVX-512 bf16", "AMX", "ARM with bf16", "ARM without", "unknown"],
 )
-def test_processors_by_what_torch_says_of_them(capabilities, multiplies, monkeypatch):
+def test_has_native_bfloat16_reads_cpu_capabilities(capabilities, multiplies, monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
-    assert multiplies_bfloat16(CPU) is multiplies
+    assert has_native_bfloat16(CPU) is multiplies
     assert torch.equal(product(CPU, "auto"), product(CPU, multiplies))
 
 
-def test_a_torch_that_cannot_tell_of_processors_is_taken_to_say_no(monkeypatch):
+def test_has_native_bfloat16_is_false_on_older_torch(monkeypatch):
     monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
-    assert not multiplies_bfloat16(CPU)
+    assert not has_native_bfloat16(CPU)

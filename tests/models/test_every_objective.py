@@ -1,4 +1,4 @@
-"""Every matcher learns by every objective: what it encodes, its scores, their gradient and its ranks, sampled over forms of batches."""
+"""Every matcher with every objective: encoding, scores, gradients and ranks for several kinds of batches."""
 
 from __future__ import annotations
 
@@ -13,39 +13,43 @@ from tests.sampling import pairwise
 
 import visavis
 from visavis import objectives
-from visavis.data.captions import Vocabulary
-from visavis.engine import PairLoss
+from visavis.data.vocabulary import Vocabulary
 from visavis.errors import MissingSupervision
 from visavis.evaluation import evaluate
 from visavis.models import BFAN, CATALOG, CE, MMT, SCAN, SGRAF, VSRN, Heads, MaxSim, VSEInfinity, VSEPlusPlus
+from visavis.models.encoders.frozen_encoders import EncoderSpec
 from visavis.models.processor import Processor
-from visavis.models.towers import TowerSpec
 from visavis.objectives import AOQ, GradedVLC, Ladder
+from visavis.pair_loss import PairLoss
 from visavis.targets import Targets
 from visavis.types import Encoded, concatenate
 
 REGIONS, WORDS, WIDTH, VOCABULARY = 4, 6, 12, 40
-SIZES = {"visual_width": WIDTH, "width": 16}
-LEARNED = SIZES | {"text_view": "tokens", "text_width": VOCABULARY, "word_width": 12}
+SIZES = {"visual_input_dim": WIDTH, "embedding_dim": 16}
+LEARNED = SIZES | {"text_granularity": "tokens", "text_input_dim": VOCABULARY, "word_dim": 12}
 EXPERTS = {"face": 7, "audio": 5}
 MATCHERS = {
-    "Heads": Heads.Config(visual_width=WIDTH, text_width=WIDTH, width=16, dropout=0.1),
+    "Heads": Heads.Config(visual_input_dim=WIDTH, text_input_dim=WIDTH, embedding_dim=16, dropout=0.1),
     "VSE++": VSEPlusPlus.Config(**LEARNED),
-    "VSE++ on a grid": VSEPlusPlus.Config(**LEARNED, visual_view="grid", bidirectional=True, word_pool="mean", region_pool="mean"),
+    "VSE++ on a grid": VSEPlusPlus.Config(
+        **LEARNED, visual_granularity="regions", bidirectional=True, word_pool="mean", region_pool="mean"
+    ),
     "VSEInfinity": VSEInfinity.Config(**LEARNED),
-    "VSRN": VSRN.Config(**LEARNED, steps=2),
+    "VSRN": VSRN.Config(**LEARNED, reasoning_steps=2),
     "SCAN t2i": SCAN.Config(**LEARNED),
-    "SCAN i2t": SCAN.Config(**LEARNED, direction="i2t", pool="lse", sharpness=4.0),
+    "SCAN i2t": SCAN.Config(**LEARNED, direction="i2t", pool="lse", inverse_temperature=4.0),
     "BFAN": BFAN.Config(**LEARNED),
-    "SGR": SGRAF.Config(**LEARNED, regions=REGIONS, similarity_width=32),
-    "SAF": SGRAF.Config(**LEARNED, regions=REGIONS, similarity_width=32, module="SAF"),
+    "SGR": SGRAF.Config(**LEARNED, num_regions=REGIONS, similarity_dim=32),
+    "SAF": SGRAF.Config(**LEARNED, num_regions=REGIONS, similarity_dim=32, similarity_module="SAF"),
     "MaxSim": MaxSim.Config(**LEARNED),
-    "CE": CE.Config(experts=EXPERTS, visual_width=WIDTH, width=16, text_view="words", text_width=WIDTH, text_clusters=2),
-    "MMT": MMT.Config(experts=EXPERTS, **LEARNED, layers=1, heads=2, feedforward=16, attention_dropout=0.0),
+    "CE": CE.Config(
+        experts=EXPERTS, visual_input_dim=WIDTH, embedding_dim=16, text_granularity="words", text_input_dim=WIDTH, text_clusters=2
+    ),
+    "MMT": MMT.Config(experts=EXPERTS, **LEARNED, layers=1, heads=2, feedforward_dim=16, attention_dropout=0.0),
 }
 KINDS = {kind.Config: kind for kind in CATALOG.values()}
 RELATIONS = {"pairs": (8, 1), "captions": (4, 3), "ragged": (6, 2)}
-"""Images, captions an image; "ragged": regions and words of unequal number, and captions that two images share."""
+"""Images and captions per image. "ragged": items of unequal length, and captions that two images share."""
 
 
 def made(name: str):
@@ -54,29 +58,29 @@ def made(name: str):
     return KINDS[type(config)](config)
 
 
-def images(name: str, count: int, *, ragged: bool = False) -> Encoded:
-    view = MATCHERS[name].visual_view
+def images(name: str, count: int, *, has_variable_length: bool = False) -> Encoded:
+    view = MATCHERS[name].visual_granularity
     if view == "pooled":
         return Encoded(torch.randn(count, WIDTH))
     lengths = torch.arange(REGIONS) < torch.randint(1, REGIONS + 1, (count, 1))
     if view == "experts":
-        masks = {expert: lengths if ragged else torch.ones_like(lengths) for expert in EXPERTS}
+        masks = {expert: lengths if has_variable_length else torch.ones_like(lengths) for expert in EXPERTS}
         masks["audio"] = masks["audio"] & (torch.arange(count) % 3 > 0)[:, None]
         return Encoded({expert: torch.randn(count, REGIONS, width) for expert, width in EXPERTS.items()}, masks)
-    return Encoded(torch.randn(count, REGIONS, WIDTH), lengths if ragged and name not in ("SGR", "SAF") else None)
+    return Encoded(torch.randn(count, REGIONS, WIDTH), lengths if has_variable_length and name not in ("SGR", "SAF") else None)
 
 
-def texts(name: str, count: int, *, ragged: bool = True) -> Encoded:
-    view = MATCHERS[name].text_view
+def texts(name: str, count: int, *, has_variable_length: bool = True) -> Encoded:
+    view = MATCHERS[name].text_granularity
     if view == "pooled":
         return Encoded(torch.randn(count, WIDTH))
-    mask = torch.arange(WORDS) < (torch.randint(1, WORDS + 1, (count, 1)) if ragged else torch.full((count, 1), WORDS))
+    mask = torch.arange(WORDS) < (torch.randint(1, WORDS + 1, (count, 1)) if has_variable_length else torch.full((count, 1), WORDS))
     words = torch.randint(1, VOCABULARY, (count, WORDS)) if view == "tokens" else torch.randn(count, WORDS, WIDTH)
     return Encoded(words, mask)
 
 
 def facts(image_ids: torch.Tensor, text_ids: torch.Tensor) -> Targets:
-    """Targets with everything that any objective may read: the degree of a pair that belongs together is 1."""
+    """Build targets with all annotations that an objective may read. The relevance of a positive pair is 1."""
     height, width = len(image_ids), len(text_ids)
     own = image_ids[:, None] == text_ids
     return Targets(
@@ -97,7 +101,7 @@ def loss_of(matcher, objective) -> PairLoss:
 
 
 @pairwise(name=MATCHERS, objective=objectives.CATALOG, relation=RELATIONS)
-def test_a_step_and_an_evaluation(name, objective, relation):
+def test_every_objective_trains_and_evaluates(name, objective, relation):
     matcher, (count, captions) = made(name), RELATIONS[relation]
     ids, ragged = torch.arange(count), relation == "ragged"
     text_ids = ids.repeat_interleave(captions)
@@ -105,7 +109,7 @@ def test_a_step_and_an_evaluation(name, objective, relation):
     if ragged:
         image_ids[-1] = image_ids[0]
         text_ids[text_ids == count - 1] = 0
-    visual, text = images(name, count, ragged=ragged), texts(name, len(text_ids))
+    visual, text = images(name, count, has_variable_length=ragged), texts(name, len(text_ids))
     optimizer = torch.optim.AdamW(matcher.parameters(), lr=1e-3)
     loss = loss_of(matcher, objective())(matcher.encode_visual(visual), matcher.encode_text(text), targets=facts(image_ids, text_ids))
     loss.backward()
@@ -125,10 +129,10 @@ LEARNED_BY = [(list(MATCHERS)[row % len(MATCHERS)], kind) for row, kind in enume
 
 
 @pytest.mark.parametrize(("name", "objective"), LEARNED_BY, ids=[f"{name}-{kind.__name__}" for name, kind in LEARNED_BY])
-def test_32_pairs_are_learned_by_heart(name, objective):
+def test_every_matcher_overfits_32_pairs(name, objective):
     matcher, ids = made(name), torch.arange(32)
-    visual, text, targets = images(name, 32), texts(name, 32, ragged=False), facts(ids, ids)
-    # by hard negatives and a larger rate, SGR ends below its ReLU and MMT collapses; MMT and SAF begin so slowly that they need more steps
+    visual, text, targets = images(name, 32), texts(name, 32, has_variable_length=False), facts(ids, ids)
+    # by hard negatives and a larger rate, SGR ends below its ReLU and MMT collapses. MMT and SAF start slowly and need more steps
     rate, steps = {"SGR": (0.001, 25), "SAF": (0.01, 50), "MMT": (0.001, 100)}.get(name, (0.01, 25))
     loss, optimizer = loss_of(matcher, objective()), torch.optim.Adam(matcher.parameters(), lr=rate)
 
@@ -153,26 +157,26 @@ def test_32_pairs_are_learned_by_heart(name, objective):
 
 
 @pytest.mark.parametrize("objective", [Ladder(), GradedVLC(), AOQ()], ids=lambda objective: type(objective).__name__)
-def test_an_objective_without_what_it_reads_is_one_sentence_whoever_scores(objective):
+def test_objective_reports_missing_annotations_for_every_score(objective):
     matcher = made("SCAN t2i")
     with pytest.raises(MissingSupervision, match=rf"^{type(objective).__name__} needs .* or train with \w+Supervision\.$"):
         loss_of(matcher, objective)(matcher.encode_visual(images("SCAN t2i", 4)), matcher.encode_text(texts("SCAN t2i", 4)))
 
 
-@pytest.mark.parametrize("name", [name for name, config in MATCHERS.items() if config.visual_view == "grid"])
-def test_a_folder_elsewhere_scores_the_same_without_a_recipe(name, tmp_path):
-    words = Vocabulary.of(["a red circle above two blue squares"], 1)
-    more = {"regions": 36} if name in ("SGR", "SAF") else {}
-    config = replace(MATCHERS[name], visual_width=192, text_width=len(words), **more)
+@pytest.mark.parametrize("name", [name for name, config in MATCHERS.items() if config.visual_granularity == "regions"])
+def test_moved_model_folder_scores_the_same(name, tmp_path):
+    words = Vocabulary.from_captions(["a red circle above two blue squares"], 1)
+    more = {"num_regions": 36} if name in ("SGR", "SAF") else {}
+    config = replace(MATCHERS[name], visual_input_dim=192, text_input_dim=len(words), **more)
     matcher = KINDS[type(config)](config).eval()
-    Processor(TowerSpec("visual", "scenes", "grid"), None, words).save(matcher, tmp_path / "run" / "model")
-    pictures = [Image.fromarray(np.random.default_rng(seed).integers(0, 255, (64, 64, 3), dtype=np.uint8)) for seed in range(3)]
+    Processor(EncoderSpec("visual", "scenes", "regions"), None, words).save(matcher, tmp_path / "run" / "model")
+    images = [Image.fromarray(np.random.default_rng(seed).integers(0, 255, (64, 64, 3), dtype=np.uint8)) for seed in range(3)]
     sentences = ["a red circle", "two blue squares above a circle"]
-    before = visavis.load(tmp_path / "run").score(pictures, sentences)
+    before = visavis.load(tmp_path / "run").score(images, sentences)
     shutil.move(tmp_path / "run", tmp_path / "elsewhere")
-    torch.testing.assert_close(visavis.load(tmp_path / "elsewhere").score(pictures, sentences), before, rtol=0, atol=0)
+    torch.testing.assert_close(visavis.load(tmp_path / "elsewhere").score(images, sentences), before, rtol=0, atol=0)
     with torch.inference_mode():
         visual = concatenate(
-            [matcher.encode_visual(visavis.load(tmp_path / "elsewhere").processor.images([one], "grid")) for one in pictures]
+            [matcher.encode_visual(visavis.load(tmp_path / "elsewhere").processor.process_images([one], "regions")) for one in images]
         )
         torch.testing.assert_close(matcher.score(visual, matcher.encode_text(words.encode(sentences))), before)

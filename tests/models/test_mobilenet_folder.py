@@ -1,4 +1,4 @@
-"""The converted MobileNetV2 is the network that its folded weights describe, and stands where nothing else stood."""
+"""Conversion of MobileNetV2: same network as its folded weights describe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn.functional import conv2d, pad
 
 from visavis import storage
 from visavis.errors import RefusedOverwrite
-from visavis.models.towers import open_visual
+from visavis.models.encoders.frozen_encoders import open_visual_encoder
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.data
@@ -31,7 +31,7 @@ def tool():
 
 
 def written_out(weights: dict[str, torch.Tensor], pixels: torch.Tensor) -> torch.Tensor:
-    """The feature map by the description beside the weights, layer by layer."""
+    """Compute the feature map layer by layer, as the description of the weights defines it."""
 
     def layer(features, name, stride=1, groups=1, bounded=True):
         weight = weights[f"{name}.weight"].float()
@@ -52,24 +52,24 @@ def written_out(weights: dict[str, torch.Tensor], pixels: torch.Tensor) -> torch
     return layer(features, "head")
 
 
-def test_the_folder_computes_what_the_folded_weights_describe(tool, data_folder, tmp_path):
+def test_mobilenet_folder_matches_folded_weights(tool, data_folder, tmp_path):
     folder = tool.convert(data_folder / "backbone", tmp_path / "mobilenet")
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (224, 224, 3), dtype=np.uint8))
-    tower = open_visual(str(folder), "grid")
-    pixels = tower.preprocess([picture])
-    assert torch.allclose(pixels[0], torch.from_numpy(np.array(picture)).permute(2, 0, 1) / 127.5 - 1, atol=1e-6)
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (224, 224, 3), dtype=np.uint8))
+    encoder = open_visual_encoder(str(folder), "regions")
+    pixels = encoder.preprocess([image])
+    assert torch.allclose(pixels[0], torch.from_numpy(np.array(image)).permute(2, 0, 1) / 127.5 - 1, atol=1e-6)
     expected = written_out(storage.read_tensors(data_folder / "backbone" / tool.WEIGHTS), pixels)
-    assert torch.allclose(tower.encode([picture]).vectors, expected.flatten(2).transpose(1, 2), atol=1e-4)
+    assert torch.allclose(encoder.encode([image]).vectors, expected.flatten(2).transpose(1, 2), atol=1e-4)
 
 
-def test_a_folder_of_something_else_stays(tool, data_folder, tmp_path):
+def test_mobilenet_folder_is_not_overwritten(tool, data_folder, tmp_path):
     (tmp_path / "config.json").write_text("mine")
     with pytest.raises(RefusedOverwrite, match="add --force"):
         tool.convert(data_folder / "backbone", tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
 
 
-def test_the_features_are_those_stored_beside_the_weights_but_for_the_encoding(tool, data_folder, tmp_path):
+def test_mobilenet_features_match_stored_features(tool, data_folder, tmp_path):
     found = tool.check(
         tool.convert(data_folder / "backbone", tmp_path / "mobilenet"), data_folder / "backbone", data_folder / "flickr8k", count=8
     )

@@ -1,4 +1,4 @@
-"""The papers' image encoders: layers, widths, names of weights, and files that are not what they should be."""
+"""Published image encoders: layers, weight names, and invalid files."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ import pytest
 import torch
 
 import visavis
-from visavis.data.scenes import write_scenes
 from visavis.errors import DataError
-from visavis.models import published_backbones
-from visavis.models.pretrained import model_files, weights_mark
-from visavis.models.published_backbones import open_published
-from visavis.models.published_files import CATALOG, PublishedBackbone
-from visavis.models.residual_network import ResidualNetwork
-from visavis.models.towers import blank, open_visual
-from visavis.models.vgg import VGG19
+from visavis.models.encoders import pretrained_loading as published_backbones
+from visavis.models.encoders.cnn_backbones import PUBLISHED_BACKBONES, VGG19, PublishedBackbone, ResNet
+from visavis.models.encoders.frozen_encoders import blank_image, open_visual_encoder
+from visavis.models.encoders.pretrained_files import model_files, weights_fingerprint
+from visavis.models.encoders.pretrained_loading import open_published_backbone
+from visavis.synthetic import write_synthetic_scenes
 
 PARAMETERS = {"resnet50": 25_557_032, "resnet152": 60_192_808, "vgg19": 143_667_240, "resnext101-32x8d-wsl": 88_791_336}
-"""As torchvision's page of models says, the last layer for 1,000 classes among them."""
+"""Numbers of torchvision's page of models, including the last layer for 1,000 classes."""
 CONVOLUTIONS = {"resnet50": 53, "resnet152": 155, "vgg19": 16, "resnext101-32x8d-wsl": 104}
 NAMES = {
     "resnet50": {
@@ -39,10 +37,10 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("name", CATALOG)
-def test_layers_widths_and_names_are_those_of_the_published_files(name):
+@pytest.mark.parametrize("name", PUBLISHED_BACKBONES)
+def test_published_backbones_have_published_layer_names(name):
     with torch.device("meta"):
-        model = CATALOG[name].build()
+        model = PUBLISHED_BACKBONES[name].build()
         last = 4096 if name == "vgg19" else 2048
         outputs = model(torch.zeros(2, 3, 224, 224))
     shapes = {key: list(tensor.shape) for key, tensor in model.state_dict().items()}
@@ -54,10 +52,10 @@ def test_layers_widths_and_names_are_those_of_the_published_files(name):
     assert list(outputs.pooler_output.shape) == [2, last]
 
 
-def test_a_residual_network_computes_what_that_of_transformers_does():
+def test_resnet_matches_transformers():
     transformers = pytest.importorskip("transformers")
     config = transformers.ResNetConfig(depths=[1, 2, 1, 1], hidden_sizes=[256, 512, 1024, 2048], embedding_size=64)
-    theirs, ours = transformers.ResNetModel(config).eval(), ResidualNetwork((1, 2, 1, 1)).eval()
+    theirs, ours = transformers.ResNetModel(config).eval(), ResNet((1, 2, 1, 1)).eval()
     for name, buffer in theirs.named_buffers():
         if name.endswith("running_mean"):
             torch.nn.init.normal_(buffer, std=0.1)
@@ -78,7 +76,7 @@ def test_a_residual_network_computes_what_that_of_transformers_does():
     torch.testing.assert_close(found.pooler_output, expected.pooler_output.flatten(1), rtol=1e-4, atol=1e-4)
 
 
-def test_vgg19_reads_fc7_behind_its_last_relu():
+def test_vgg19_returns_fc7_after_relu():
     model = VGG19.__new__(VGG19)
     torch.nn.Module.__init__(model)
     model.features, model.avgpool = torch.nn.Identity(), torch.nn.AdaptiveAvgPool2d(7)
@@ -91,39 +89,39 @@ def test_vgg19_reads_fc7_behind_its_last_relu():
 
 @pytest.fixture
 def tiny(monkeypatch, tmp_path):
-    """A published network that is small, in a cache of its own; and its file, as torchvision writes one."""
+    """Publish a small network in its own cache, and return its file with the network."""
     monkeypatch.setitem(
-        CATALOG,
+        PUBLISHED_BACKBONES,
         "tiny",
-        PublishedBackbone(lambda: ResidualNetwork((1, 1, 1, 1), 2, 4), ("tiny-0123.pth",), "https://example.org/tiny-0123.pth"),
+        PublishedBackbone(lambda: ResNet((1, 1, 1, 1), 2, 4), ("tiny-0123.pth",), "https://example.org/tiny-0123.pth"),
     )
     monkeypatch.setenv("VISAVIS_CACHE", str(tmp_path / "cache"))
     file = tmp_path / "cache" / "backbones" / "tiny-0123.pth"
     file.parent.mkdir(parents=True)
-    model = CATALOG["tiny"].build()
+    model = PUBLISHED_BACKBONES["tiny"].build()
     content = {**model.state_dict(), "fc.weight": torch.zeros(1000, 2048), "fc.bias": torch.zeros(1000)}
     torch.save({key: tensor for key, tensor in content.items() if not key.endswith("num_batches_tracked")}, file)  # as older files are
     return file, model
 
 
-def test_weights_are_read_by_name_from_the_cache_or_a_path(tiny, tmp_path):
+def test_published_weights_load_from_cache_or_path(tiny, tmp_path):
     file, model = tiny
-    state = open_published("tiny").state_dict()
+    state = open_published_backbone("tiny").state_dict()
     assert all(torch.equal(state[key], tensor) for key, tensor in model.state_dict().items())
-    tower = open_visual("tiny", "grid")
-    assert tower.encode([blank()]).vectors.shape == (1, 49, 2048)
-    assert all(parameter.requires_grad for parameter in tower.parameters())
+    encoder = open_visual_encoder("tiny", "regions")
+    assert encoder.encode([blank_image()]).vectors.shape == (1, 49, 2048)
+    assert all(parameter.requires_grad for parameter in encoder.parameters())
     moved = shutil.move(file, tmp_path / file.name)
-    assert open_visual(str(moved)).width == 2048
-    assert model_files(str(moved)) == [Path(moved)] and weights_mark(str(moved))
+    assert open_visual_encoder(str(moved)).embedding_dim == 2048
+    assert model_files(str(moved)) == [Path(moved)] and weights_fingerprint(str(moved))
     with pytest.raises(
-        DataError, match=r"tiny-0123\.pth is not there, the weights of tiny: fetch https://example\.org/tiny-0123\.pth and put it there"
+        DataError, match=r"tiny-0123\.pth: expected the weights of tiny, got no file\. Download https://example\.org/tiny-0123\.pth"
     ):
-        open_visual("tiny")
+        open_visual_encoder("tiny")
     shutil.copy(moved, tmp_path / "cache" / "backbones" / "tiny.pth")
-    assert open_visual("tiny").width == 2048
-    with pytest.raises(DataError, match=r"other\.pth is a file of weights of an unknown network: expected one of .*tiny-0123\.pth"):
-        open_visual(str(tmp_path / "other.pth"))
+    assert open_visual_encoder("tiny").embedding_dim == 2048
+    with pytest.raises(DataError, match=r"other\.pth: expected one of the published files .*tiny-0123\.pth"):
+        open_visual_encoder(str(tmp_path / "other.pth"))
 
 
 class Stranger:
@@ -131,53 +129,56 @@ class Stranger:
 
 
 WRONG = {
-    "another": (lambda state: CATALOG["resnet50"].build().state_dict(), r"tiny-0123\.pth: layer1\.0\.\S+ is of shape|holds layer1\.1"),
-    "fewer": (lambda state: {key: state[key] for key in list(state)[5:]}, r"lacks bn1\.\S+: it is not tiny-0123\.pth, or is incomplete"),
-    "more": (lambda state: state | {"layer9.weight": torch.zeros(2)}, r"holds layer9\.weight: it is not"),
-    "shape": (lambda state: state | {"bn1.bias": torch.zeros(3)}, r"bn1\.bias is of shape \[3\], expected \[64\]"),
+    "another": (
+        lambda state: PUBLISHED_BACKBONES["resnet50"].build().state_dict(),
+        r"tiny-0123\.pth: expected layer1\.0\.\S+ of shape|got also layer1\.1",
+    ),
+    "fewer": (lambda state: {key: state[key] for key in list(state)[5:]}, r"expected the weights of tiny-0123\.pth, got none for bn1\."),
+    "more": (lambda state: state | {"layer9.weight": torch.zeros(2)}, r"got also layer9\.weight"),
+    "shape": (lambda state: state | {"bn1.bias": torch.zeros(3)}, r"expected bn1\.bias of shape \[64\], got \[3\]"),
     "not finite": (
         lambda state: state | {"bn1.bias": torch.full((64,), torch.nan)},
-        r"is damaged: bn1\.bias holds values that are not finite",
+        r"is damaged: expected finite weights, got others in bn1\.bias",
     ),
     "an object": (
         lambda state: Stranger(),
-        r"is no checkpoint of tensors and plain values, which alone are read: it is damaged, or holds objects, .* its authors published\.$",
+        r"expected a checkpoint of tensors and plain values, got a damaged file or one with other objects, .* published file\.$",
     ),
-    "a list": (lambda state: [1, 2], "holds no tensors by name"),
+    "a list": (lambda state: [1, 2], "expected weights by name"),
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_file_is_one_sentence(wrong, tiny):
+def test_wrong_weights_file_is_reported(wrong, tiny):
     file, model = tiny
     change, sentence = WRONG[wrong]
     torch.save(change(dict(model.state_dict())), file)
     with pytest.raises(DataError, match=sentence):
-        open_published("tiny")
+        open_published_backbone("tiny")
 
 
-def test_a_damaged_file_and_a_pipe_are_one_sentence(tiny):
+def test_damaged_weights_file_and_pipe_are_reported(tiny):
     file, _ = tiny
     file.write_bytes(file.read_bytes()[:10_000])
-    with pytest.raises(DataError, match=r"is no checkpoint of tensors and plain values, .*: it is damaged, or holds .* published\.$"):
-        open_published("tiny")
+    with pytest.raises(DataError, match="expected a checkpoint of tensors and plain values, got a damaged file"):
+        open_published_backbone("tiny")
     if hasattr(os, "mkfifo"):
         file.unlink()
         os.mkfifo(file)
-        with pytest.raises(DataError, match=r"is not there|is a named pipe"):
-            open_published("tiny")
+        with pytest.raises(DataError, match=r"got no file|named pipe"):
+            open_published_backbone("tiny")
 
 
-def test_models_train_it_and_their_folder_needs_the_file_no_more(tiny, tmp_path):
+def test_trained_backbone_loads_without_published_file(tiny, tmp_path):
     file, _ = tiny
-    data = write_scenes(tmp_path / "scenes", num_train=12, num_val=4, num_test=4, captions_per_image=1, size=32, seed=1)
+    data = write_synthetic_scenes(tmp_path / "scenes", num_train=12, num_val=4, num_test=4, captions_per_image=1, size=32, seed=1)
     (tmp_path / "tiny.toml").write_text(
         """
 name = "tiny"
-visual = { tower = "tiny", view = "pixels" }
+visual = { encoder = "tiny", granularity = "pixels" }
 text = { min_count = 1 }
-model = { kind = "VSE++", width = 8, word_width = 8, region_pool = "tower" }
-training = { batch_size = 6, probe_batches = 1, threads = 1 }
+model = { kind = "VSE++", embedding_dim = 8, word_dim = 8, region_pool = "encoder" }
+training = { batch_size = 6, metric_batches = 1, threads = 1 }
 phases = [{ epochs = 1, objective = "Triplet()", optimizer = { lr_multipliers = { backbone = 0.1 } } }]
 """
     )
@@ -186,5 +187,5 @@ phases = [{ epochs = 1, objective = "Triplet()", optimizer = { lr_multipliers = 
     assert visavis.evaluate(tmp_path / "run").metrics == trained.test.metrics
 
 
-def test_nothing_of_torchvision_is_needed():
+def test_published_backbones_do_not_import_torchvision():
     assert "torchvision" not in vars(published_backbones)

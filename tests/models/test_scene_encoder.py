@@ -1,4 +1,4 @@
-"""The shipped encoder of drawn scenes: shapes, size, and that its features tell what is in a picture and where."""
+"""Encoder of synthetic scenes: shapes, file size, and features that identify objects and positions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from visavis.data.scenes import Scene, Thing, draw, draw_scene, redraw
-from visavis.models.scene_encoder import SceneEncoder
+from visavis.synthetic import Scene, SceneObject, render_scene, resample_layout, sample_scene
+from visavis.synthetic.scene_encoder import SceneEncoder
 
 
 @pytest.fixture(scope="module")
@@ -21,44 +21,44 @@ def encoder():
 @pytest.fixture(scope="module")
 def scenes():
     rng = np.random.default_rng(7)
-    return [draw_scene(rng, training=False) for _ in range(120)]
+    return [sample_scene(rng, training=False) for _ in range(120)]
 
 
-def test_the_shipped_file_is_small():
-    assert (files("visavis.models") / "weights" / "scene_encoder.safetensors").stat().st_size <= 2_000_000
+def test_scene_encoder_file_is_small():
+    assert (files("visavis.synthetic") / "weights" / "scene_encoder.safetensors").stat().st_size <= 2_000_000
 
 
-def test_shapes(encoder, scenes):
-    pixels = SceneEncoder.preprocess([draw(scenes[0]), draw(scenes[1], 200), Image.new("L", (40, 60))])
+def test_scene_encoder_shapes(encoder, scenes):
+    pixels = SceneEncoder.preprocess([render_scene(scenes[0]), render_scene(scenes[1], 200), Image.new("L", (40, 60))])
     assert pixels.shape == (3, 3, 96, 96)
     assert pixels.dtype == torch.uint8
     grid = encoder(pixels)
-    assert grid.shape == (3, encoder.num_regions, encoder.width)
+    assert grid.shape == (3, encoder.num_regions, encoder.embedding_dim)
     assert grid.dtype == torch.float32
-    assert encoder.pool(grid).shape == (3, encoder.width)
-    assert encoder.encode([]).shape == (0, encoder.num_regions, encoder.width)
+    assert encoder.pool(grid).shape == (3, encoder.embedding_dim)
+    assert encoder.encode([]).shape == (0, encoder.num_regions, encoder.embedding_dim)
 
 
-def test_every_picture_is_encoded_by_itself(encoder, scenes):
-    pictures = [draw(scene) for scene in scenes[:5]]
-    one_by_one = torch.cat([encoder.encode([picture]) for picture in pictures])
-    torch.testing.assert_close(encoder.encode(pictures, batch_size=2), one_by_one, atol=1e-4, rtol=1e-4)
+def test_scene_encoder_is_independent_of_batch(encoder, scenes):
+    images = [render_scene(scene) for scene in scenes[:5]]
+    one_by_one = torch.cat([encoder.encode([image]) for image in images])
+    torch.testing.assert_close(encoder.encode(images, batch_size=2), one_by_one, atol=1e-4, rtol=1e-4)
 
 
-def test_the_pooled_vector_finds_the_redrawing_of_a_scene(encoder, scenes):
+def test_scene_encoder_finds_redrawn_scene(encoder, scenes):
     rng = np.random.default_rng(8)
-    first = encoder.pool(encoder.encode([draw(scene) for scene in scenes]))
-    again = encoder.pool(encoder.encode([draw(redraw(scene, rng)) for scene in scenes]))
+    first = encoder.pool(encoder.encode([render_scene(scene) for scene in scenes]))
+    again = encoder.pool(encoder.encode([render_scene(resample_layout(scene, rng)) for scene in scenes]))
     first, again = (torch.nn.functional.normalize(vectors - first.mean(0), dim=1) for vectors in (first, again))
     nearest = (again @ first.T).argmax(1)
     assert (nearest == torch.arange(len(scenes))).float().mean() > 0.9
 
 
-def test_where_a_thing_is_can_be_read_from_the_pooled_vector(encoder):
+def test_scene_encoder_keeps_positions(encoder):
     rng = np.random.default_rng(9)
     places = torch.from_numpy(rng.uniform(0.15, 0.85, (500, 2)))
-    stars = [Scene("meadow", (Thing("star", "red", "plain", "small", x, y, 0.1),), i) for i, (x, y) in enumerate(places.tolist())]
-    features = encoder.pool(encoder.encode([draw(star) for star in stars])).double()
+    stars = [Scene("meadow", (SceneObject("star", "red", "plain", "small", x, y, 0.1),), i) for i, (x, y) in enumerate(places.tolist())]
+    features = encoder.pool(encoder.encode([render_scene(star) for star in stars])).double()
     features = torch.cat([features - features.mean(0), torch.ones(500, 1)], 1)
     learned, held = features[:400], features[400:]
     reading = torch.linalg.solve(learned.T @ learned + 0.1 * torch.eye(features.shape[1]), learned.T @ places[:400])

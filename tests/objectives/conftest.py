@@ -1,4 +1,4 @@
-"""What laws of objectives share."""
+"""Fixtures of the objective tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Largest(TorchDispatchMode):
-    """Remembers the size of the largest tensor that is made."""
+    """Records the size of the largest tensor that is created."""
 
     numel = 0
 
@@ -21,5 +21,5 @@ class Largest(TorchDispatchMode):
 
 @pytest.fixture
 def largest() -> Largest:
-    """Within it, ``largest.numel`` is the size of the largest tensor made so far."""
+    """A context in which ``largest.numel`` is the size of the largest tensor created so far."""
     return Largest()

@@ -1,4 +1,4 @@
-"""What tests of GOAL share: every combination, relations, and its weights written out by hand."""
+"""Shared parts of the GOAL tests: all combinations, relations, and weights computed by hand."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ RELATIONS = {
 every_relation = pytest.mark.parametrize("relation", RELATIONS)
 
 
-def sides(height: int, width: int | None = None) -> list[torch.Tensor]:
-    return [normalize(torch.randn(n, 4, dtype=torch.float64), dim=-1) for n in (height, width or height)]
+def sides(num_queries: int, num_candidates: int | None = None) -> list[torch.Tensor]:
+    return [normalize(torch.randn(n, 4, dtype=torch.float64), dim=-1) for n in (num_queries, num_candidates or num_queries)]
 
 
 def gradient(objective, scores: torch.Tensor, targets: Targets) -> torch.Tensor:
@@ -35,7 +35,7 @@ def gradient(objective, scores: torch.Tensor, targets: Targets) -> torch.Tensor:
     return torch.autograd.grad(objective(scores, targets), scores)[0]
 
 
-def close(ours, theirs, **tolerance) -> None:
+def assert_close(ours, theirs, **tolerance) -> None:
     torch.testing.assert_close(ours, theirs, **({"rtol": 1e-11, "atol": 1e-12} | tolerance))
 
 
@@ -48,7 +48,7 @@ def average(values: list[float]) -> float:
 
 
 def weights_by_hand(goal: Goal, s_p: float, s_n: float, positives: list[float], negatives: list[float], least: float) -> list[float]:
-    """T, P+ and P- of a positive and its hardest negative, from the other positives of the batch and the other negatives of the query."""
+    """T, P+ and P- of a positive and its hardest negative, given the other positives of the batch and other negatives of the query."""
     released = goal.semantics == "reference"
     triplet = {
         "con": 1.0 if released or goal.margin + s_n - s_p > 0 else 0.0,
@@ -72,8 +72,8 @@ def weights_by_hand(goal: Goal, s_p: float, s_n: float, positives: list[float], 
     return [triplet, pull, push]
 
 
-def one_way_by_hand(goal: Goal, scores: list[list[float]], positive, negative) -> tuple[float, list[tuple[int, int, float]]]:
-    """The monitor, and what is added to the gradient of which score."""
+def direction_by_hand(goal: Goal, scores: list[list[float]], positive, negative) -> tuple[float, list[tuple[int, int, float]]]:
+    """The monitor, and the contributions to the gradient as tuples of query, candidate and weight."""
     pairs = [(i, j) for i, row in enumerate(scores) for j in range(len(row)) if positive[i][j]]
     monitor, changes = 0.0, []
     for i, j in pairs:
@@ -95,12 +95,12 @@ def one_way_by_hand(goal: Goal, scores: list[list[float]], positive, negative) -
 
 
 def by_hand(goal: Goal, images: torch.Tensor, texts: torch.Tensor, scores: torch.Tensor, targets: Targets):
-    """The monitor and the gradients of both towers: each weighted score pulls its two embeddings along each other."""
+    """The monitor and the gradients of both encoders: a score of weight w adds w times one embedding to the gradient of the other."""
     image_gradient, text_gradient = torch.zeros_like(images), torch.zeros_like(texts)
-    facts = (scores, targets.positive, targets.negative)
-    forth, changes = one_way_by_hand(goal, *(fact.tolist() for fact in facts))
-    back, changed_back = one_way_by_hand(goal, *(fact.T.tolist() for fact in facts))
-    for i, j, weight in changes + [(i, j, weight) for j, i, weight in changed_back]:
+    annotations = (scores, targets.positive, targets.negative)
+    i2t, changes = direction_by_hand(goal, *(annotation.tolist() for annotation in annotations))
+    t2i, t2i_changes = direction_by_hand(goal, *(annotation.T.tolist() for annotation in annotations))
+    for i, j, weight in changes + [(i, j, weight) for j, i, weight in t2i_changes]:
         image_gradient[i] += weight * texts[j]
         text_gradient[j] += weight * images[i]
-    return forth + back, image_gradient, text_gradient
+    return i2t + t2i, image_gradient, text_gradient

@@ -1,4 +1,4 @@
-"""Every objective at the edges: ties, perfect and hopeless scores, empty batches, half precision, and what it refuses."""
+"""Every objective in edge cases: ties, perfect and worst scores, empty batches, half precision and invalid inputs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from visavis import PairLoss, Targets
 from visavis.errors import ShapeError
 from visavis.objectives import CATALOG
 
+from ..matching import mentions
 from ..sampling import pairwise
-from .cases import close, cosines, every_objective, facts, gradient, targets_of
+from .cases import annotations, assert_close, cosines, every_objective, gradient, targets_of
 
 EDGES = {
     "ties": torch.full((4, 4), 0.25),
@@ -27,7 +28,7 @@ EDGES = {
 
 
 @pairwise(kind=CATALOG, edge=EDGES, dtype=[torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_edges_are_finite_at_every_sharpness_and_precision(kind, edge, dtype):
+def test_objectives_are_finite_for_extreme_scores(kind, edge, dtype):
     scores = EDGES[edge].to(dtype)
     targets = targets_of(*(range(n) for n in scores.shape), weight=None)
     sharp = {"gamma": 1e3, "tau": 1e-3}
@@ -38,7 +39,7 @@ def test_edges_are_finite_at_every_sharpness_and_precision(kind, edge, dtype):
 
 @every_objective
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)])
-def test_an_empty_batch_is_zero(kind, shape):
+def test_objectives_are_zero_for_empty_batch(kind, shape):
     scores = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
     value = kind()(scores, targets_of(*(range(n) for n in shape)))
     assert value == 0
@@ -48,9 +49,11 @@ def test_an_empty_batch_is_zero(kind, shape):
 
 @every_objective
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_is_promoted_once(kind, dtype):
+def test_objectives_promote_half_precision_once(kind, dtype):
     scores = cosines(8).to(dtype)
-    targets = Targets(query_ids=range(8), candidate_ids=range(8), **{name: fact.float() for name, fact in facts(8, 8).items()})
+    targets = Targets(
+        query_ids=range(8), candidate_ids=range(8), **{name: annotation.float() for name, annotation in annotations(8, 8).items()}
+    )
     value = kind()(scores, targets)
     assert value.dtype == torch.float32
     assert torch.equal(value, kind()(scores.float(), targets))
@@ -58,28 +61,28 @@ def test_half_precision_is_promoted_once(kind, dtype):
 
 
 @every_objective
-def test_what_is_no_number_is_not_hidden(kind):
-    for place in ((0, 0), (0, 1)):
+def test_objectives_propagate_nan_scores(kind):
+    for index in ((0, 0), (0, 1)):
         scores = cosines(3)
-        scores[place] = math.nan
+        scores[index] = math.nan
         assert kind()(scores, targets_of(range(3), range(3))).isnan()
 
 
 @every_objective
-def test_scores_and_targets_that_do_not_fit_are_refused(kind):
+def test_objectives_reject_mismatched_scores_and_targets(kind):
     objective = kind()
-    with pytest.raises(ShapeError, match=r"^scores have shape \[3, 4\], but the targets speak of 3 queries and 3 candidates\.$"):
+    with pytest.raises(ShapeError, match=mentions("targets", "[3, 4]", 3)):
         objective(torch.rand(3, 4), Targets.paired(3))
-    with pytest.raises(ShapeError, match=r"^the targets are a Tensor, expected a Targets"):
+    with pytest.raises(ShapeError, match=mentions("targets", "Tensor", "Targets")):
         objective(torch.rand(3, 3), torch.arange(3))
     for scores in (torch.eye(3).long(), torch.eye(3).bool(), torch.eye(3).numpy()):
-        with pytest.raises(ShapeError, match=r"^the scores are of type .*, expected a tensor of floating-point numbers"):
+        with pytest.raises(ShapeError, match=mentions("scores", "floating-point")):
             objective(scores, Targets.paired(3))
 
 
 @every_objective
-def test_collapsed_embeddings_have_no_gradient_along_the_sphere(kind):
+def test_objectives_have_no_gradient_for_collapsed_embeddings(kind):
     images = torch.ones(4, 5, dtype=torch.float64).requires_grad_()
     value = PairLoss(kind())(images, images.detach(), targets=targets_of(range(4), range(4), weight=None))
-    (found,) = torch.autograd.grad(value, images)
-    close(found, torch.zeros_like(found), atol=1e-9)
+    (actual,) = torch.autograd.grad(value, images)
+    assert_close(actual, torch.zeros_like(actual), atol=1e-9)

@@ -1,4 +1,4 @@
-"""Laws of smooth average precision: the metric it tends to, loops over plain floats, and what it costs."""
+"""SmoothAP: its limit average precision, comparison with loops, and its memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from visavis import Targets
-from visavis.metrics import places, ranks
+from visavis.metrics import best_ranks, positive_ranks
 from visavis.metrics.ranking import average_precision
 from visavis.objectives import SmoothAP
 
@@ -32,7 +32,7 @@ def gradient(objective, scores: torch.Tensor, targets: Targets) -> torch.Tensor:
     return torch.autograd.grad(objective(scores, targets), scores)[0]
 
 
-def close(ours, theirs, **tolerance) -> None:
+def assert_close(ours, theirs, **tolerance) -> None:
     torch.testing.assert_close(ours, theirs, **({"rtol": 1e-11, "atol": 1e-12} | tolerance))
 
 
@@ -40,8 +40,8 @@ def step(x: float) -> float:
     return 1 / (1 + math.exp(-x)) if x > -700 else 0.0
 
 
-def lost_by_hand(row: list[float], positives: list[int], candidates: list[int], tau: float) -> float:
-    """1 - AP of a query."""
+def loss_by_hand(row: list[float], positives: list[int], candidates: list[int], tau: float) -> float:
+    """One minus the average precision of a query."""
     precision = 0.0
     for i in positives:
         above = {j: step((row[j] - row[i]) / tau) for j in candidates if j != i}
@@ -51,34 +51,34 @@ def lost_by_hand(row: list[float], positives: list[int], candidates: list[int], 
 
 @every_relation
 @pytest.mark.parametrize("tau", [0.01, 0.1, 1.0])
-def test_terms_by_hand(relation, tau):
+def test_smooth_ap_terms_match_loops(relation, tau):
     targets = RELATIONS[relation]
     scores = scores_for(targets)
-    for each, turned in ((scores, targets), (scores.T, targets.T)):
+    for each, transposed in ((scores, targets), (scores.T, targets.T)):
         expected = []
-        for row, positive, negative in zip(each.tolist(), turned.positive.tolist(), turned.negative.tolist(), strict=True):
+        for row, positive, negative in zip(each.tolist(), transposed.positive.tolist(), transposed.negative.tolist(), strict=True):
             positives = [j for j, is_one in enumerate(positive) if is_one]
             candidates = [j for j in range(len(row)) if positive[j] or negative[j]]
-            expected += [lost_by_hand(row, positives, candidates, tau)] if positives else []
-        close(SmoothAP(tau=tau).one_way(each, turned), torch.tensor(expected, dtype=torch.float64))
+            expected += [loss_by_hand(row, positives, candidates, tau)] if positives else []
+        assert_close(SmoothAP(tau=tau).one_way(each, transposed), torch.tensor(expected, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("relation", ["pairs", "captions", "duplicates"])
-def test_it_tends_to_one_minus_average_precision(relation):
+def test_smooth_ap_converges_to_one_minus_average_precision(relation):
     targets = RELATIONS[relation]
     scores = scores_for(targets)
-    exact = 1 - average_precision(places(scores, targets))
+    exact = 1 - average_precision(positive_ranks(scores, targets))
     gaps = [(SmoothAP(tau=tau).one_way(scores, targets) - exact).abs().max() for tau in (0.1, 0.01, 1e-3, 1e-6)]
     assert gaps[-1] < 1e-12 < gaps[0]
 
 
-def test_with_one_positive_it_is_one_minus_one_over_the_rank():
+def test_smooth_ap_of_one_positive_is_one_minus_reciprocal_rank():
     targets = Targets.paired(9)
     scores = scores_for(targets)
-    close(SmoothAP(tau=1e-6).one_way(scores, targets), 1 - 1 / ranks(scores, targets).double(), atol=1e-9)
+    assert_close(SmoothAP(tau=1e-6).one_way(scores, targets), 1 - 1 / best_ranks(scores, targets).double(), atol=1e-9)
 
 
-def test_ties_cost_half_a_place():
+def test_smooth_ap_ties_cost_half_a_rank():
     for negatives in (1, 3):
         scores = torch.full((1, 1 + negatives), 0.25, dtype=torch.float64)
         targets = Targets(query_ids=[0], candidate_ids=range(1 + negatives))
@@ -86,16 +86,16 @@ def test_ties_cost_half_a_place():
 
 
 @every_relation
-def test_the_value_is_half_of_the_two_means(relation):
+def test_smooth_ap_value_is_mean_of_direction_means(relation):
     targets = RELATIONS[relation]
     scores = scores_for(targets)
-    forth, back = SmoothAP().one_way(scores, targets), SmoothAP().one_way(scores.T, targets.T)
-    assert len(forth) == targets.positive.any(1).sum()
-    assert len(back) == targets.positive.any(0).sum()
-    close(SmoothAP()(scores, targets), (forth.mean() + back.mean()) / 2)
+    i2t, t2i = SmoothAP().one_way(scores, targets), SmoothAP().one_way(scores.T, targets.T)
+    assert len(i2t) == targets.positive.any(1).sum()
+    assert len(t2i) == targets.positive.any(0).sum()
+    assert_close(SmoothAP()(scores, targets), (i2t.mean() + t2i.mean()) / 2)
 
 
-def test_without_negatives_average_precision_is_one():
+def test_smooth_ap_is_zero_without_negatives():
     scores = torch.rand(1, 5, dtype=torch.float64, requires_grad=True)
     value = SmoothAP()(scores, Targets(query_ids=[0], candidate_ids=[0] * 5))
     assert value == 0
@@ -103,17 +103,17 @@ def test_without_negatives_average_precision_is_one():
     assert not scores.grad.any()
 
 
-def test_the_gradient_of_one_positive_by_formula():
+def test_smooth_ap_gradient_matches_formula_for_one_positive():
     targets, tau = Targets.paired(7), 0.2
     scores = scores_for(targets).requires_grad_()
-    (found,) = torch.autograd.grad(SmoothAP(tau=tau).one_way(scores, targets).sum(), scores)
+    (actual,) = torch.autograd.grad(SmoothAP(tau=tau).one_way(scores, targets).sum(), scores)
     sigmoid = ((scores - scores.diagonal()[:, None]) / tau).sigmoid().detach()
     rank = 1 + (sigmoid * targets.negative).sum(1, keepdim=True)
     pushed = sigmoid * (1 - sigmoid) / tau / rank**2 * targets.negative
-    close(found, pushed - pushed.sum(1).diag())
+    assert_close(actual, pushed - pushed.sum(1).diag())
 
 
-def test_exponents_beyond_50_are_nothing_and_finite():
+def test_smooth_ap_is_finite_for_large_exponents():
     targets = Targets(query_ids=[0, 1], candidate_ids=[0, 0, 1, 1])
     for scores in (
         torch.ones(2, 4),
@@ -130,7 +130,7 @@ def test_exponents_beyond_50_are_nothing_and_finite():
     assert SmoothAP()(-perfect, targets).item() == pytest.approx((1 - 1.5 / 3.5) / 2 + (1 - 1 / 2) / 2)
 
 
-def test_memory_is_positives_by_candidates(largest):
+def test_smooth_ap_memory_is_positives_by_candidates(largest):
     targets = Targets(query_ids=range(8), candidate_ids=torch.arange(8).repeat_interleave(5))
     with largest:
         gradient(SmoothAP(), scores_for(targets), targets)

@@ -1,4 +1,4 @@
-"""Every value of the family by hand: loops over plain floats, for many relations, margins, weights and ignored pairs."""
+"""Values of the objectives compared with loops over floats, for relations, margins, weights and ignored pairs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from visavis.targets import Factors
 
 from ..sampling import pairwise
 
-# One term by its formula: the positive, the negatives (at least one), the margin of the anchor.
+# Formula of one term, given the positive, at least one negative, and the margin of the anchor.
 TERMS = {
     Triplet(): lambda p, negatives, m: sum(max(0.0, m + s - p) for s in negatives),
     TripletHN(): lambda p, negatives, m: max(0.0, m + max(negatives) - p),
@@ -79,8 +79,8 @@ def circle(positives: list[float], negatives: list[float]) -> float:
 def smooth_ap(positives: list[float], negatives: list[float]) -> float:
     precisions = []
     for i, p in enumerate(positives):
-        rivals = 1 + sum(1 / (1 + math.exp((p - s) / 0.1)) for j, s in enumerate(positives) if j != i)
-        precisions.append(rivals / (rivals + sum(1 / (1 + math.exp((p - s) / 0.1)) for s in negatives)))
+        rank = 1 + sum(1 / (1 + math.exp((p - s) / 0.1)) for j, s in enumerate(positives) if j != i)
+        precisions.append(rank / (rank + sum(1 / (1 + math.exp((p - s) / 0.1)) for s in negatives)))
     return 1 - sum(precisions) / len(precisions)
 
 
@@ -88,7 +88,7 @@ def sigmoid(positives: list[float], negatives: list[float]) -> float:
     return sum(softplus(-(6 * s - 2)) for s in positives) + sum(softplus(6 * s - 2) for s in negatives)
 
 
-# One term a query by its formula: its positives, its negatives (at least one of each).
+# Formula of one term per query, given at least one positive and one negative.
 QUERY_TERMS = {
     MultiSimilarity(): multi_similarity,
     Circle(gamma=8.0): circle,
@@ -99,7 +99,7 @@ every_objective = pytest.mark.parametrize("objective", [*TERMS, *QUERY_TERMS], i
 
 
 def terms_by_loops(objective, scores, positive, ignored, margins):
-    """The terms of one direction over all positive pairs, or over all queries that have one, in the order of rows."""
+    """The terms of one direction for all positive pairs, or for all queries with a positive, in row order."""
     terms = []
     for i, row in enumerate(scores):
         negatives = [s for j, s in enumerate(row) if not positive[i][j] and not ignored[i][j]]
@@ -114,13 +114,13 @@ def terms_by_loops(objective, scores, positive, ignored, margins):
 def by_loops(objective, scores, positive, ignored=None, margins=None):
     ignored = torch.zeros_like(positive) if ignored is None else ignored
     margins = margins or ([getattr(objective, "margin", None)] * len(scores), [getattr(objective, "margin", None)] * scores.shape[1])
-    forth, back = (
+    i2t, t2i = (
         terms_by_loops(objective, *(part.tolist() for part in parts), margin)
         for parts, margin in zip(((scores, positive, ignored), (scores.T, positive.T, ignored.T)), margins, strict=True)
     )
     if objective.reduction == "sum":
-        return sum(forth) + sum(back)
-    mean = sum(forth) / max(len(forth), 1) + sum(back) / max(len(back), 1)
+        return sum(i2t) + sum(t2i)
+    mean = sum(i2t) / max(len(i2t), 1) + sum(t2i) / max(len(t2i), 1)
     return mean if objective.reduction == "mean" else mean / 2
 
 
@@ -130,9 +130,9 @@ RELATIONS = {
     "captions of an image": ([7, -8, 9], [7, 7, 7, -8, -8, 9]),
     "an image twice, with captions": ([7, 7, 8], [7, 8, 7, 8, 8]),
     "one caption of everything": ([1, 1, 1], [1]),
-    "all belong together": ([1, 1], [1, 1, 1]),
-    "nothing belongs together": ([1, 2], [3, 4, 5]),
-    "items without a partner": ([1, 2, 3], [2, 4, 4, 2]),
+    "all match": ([1, 1], [1, 1, 1]),
+    "nothing matches": ([1, 2], [3, 4, 5]),
+    "items without a match": ([1, 2, 3], [2, 4, 4, 2]),
 }
 
 
@@ -141,66 +141,66 @@ def scores_for(targets):
 
 
 @pairwise(objective=[*TERMS, *QUERY_TERMS], relation=RELATIONS, reduction=["sum", "mean", "half_mean"])
-def test_relations_by_ids(objective, relation, reduction):
+def test_values_match_loops_for_ids(objective, relation, reduction):
     targets = Targets(query_ids=RELATIONS[relation][0], candidate_ids=RELATIONS[relation][1])
     scores = scores_for(targets)
     reduced = replace(objective, reduction=reduction)
-    known = TERMS if objective in TERMS else QUERY_TERMS
-    known[reduced] = known[objective]
+    table = TERMS if objective in TERMS else QUERY_TERMS
+    table[reduced] = table[objective]
     assert reduced(scores, targets).item() == pytest.approx(by_loops(reduced, scores, targets.positive), rel=1e-12, abs=1e-12)
 
 
 @every_objective
-def test_overlapping_relations(objective):
+def test_values_match_loops_for_overlapping_relations(objective):
     targets = Targets.from_pairs([0, 0, 1, 1, 2], [0, 1, 1, 2, 0], 4, 3)
     scores = scores_for(targets)
     assert objective(scores, targets).item() == pytest.approx(by_loops(objective, scores, targets.positive), rel=1e-12)
 
 
 @every_objective
-def test_ignored_pairs_are_neither(objective):
+def test_values_match_loops_for_ignored_pairs(objective):
     ignored = torch.tensor([[False, True, False, False], [True, True, False, False], [False, False, True, True]])
     ids = {"query_ids": [1, 2, 3], "candidate_ids": [1, 2, 3, 1]}
     together = Targets(**ids).positive
     scores = scores_for(Targets(**ids))
     expected = by_loops(objective, scores, together, ignored)
-    for fact in (ignored, ignored.float(), lambda rows, columns: ignored[rows][:, columns]):
-        assert objective(scores, Targets(**ids, ignore=fact)).item() == pytest.approx(expected, rel=1e-12)
+    for annotation in (ignored, ignored.float(), lambda rows, columns: ignored[rows][:, columns]):
+        assert objective(scores, Targets(**ids, ignore=annotation)).item() == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(
     "objective", [objective for objective in TERMS if hasattr(objective, "margin") and not isinstance(objective, Goal)], ids=str
 )
-def test_adaptive_margins_are_those_of_the_anchor(objective):
-    forth, back = torch.rand(3, dtype=torch.float64), torch.rand(5, dtype=torch.float64)
-    targets = Targets(query_ids=[7, 7, 8], candidate_ids=[7, 8, 7, 8, 8], query_margin=forth, candidate_margin=back)
+def test_values_use_margin_of_anchor(objective):
+    i2t, t2i = torch.rand(3, dtype=torch.float64), torch.rand(5, dtype=torch.float64)
+    targets = Targets(query_ids=[7, 7, 8], candidate_ids=[7, 8, 7, 8, 8], query_margin=i2t, candidate_margin=t2i)
     scores = scores_for(targets)
-    expected = by_loops(objective, scores, targets.positive, margins=(forth.tolist(), back.tolist()))
+    expected = by_loops(objective, scores, targets.positive, margins=(i2t.tolist(), t2i.tolist()))
     assert objective(scores, targets).item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_weights_multiply_the_scores_of_their_pairs():
+def test_values_multiply_scores_by_weights():
     left, right = torch.rand(3, 2, dtype=torch.float64), torch.rand(5, 2, dtype=torch.float64)
     ids = {"query_ids": [7, 7, 8], "candidate_ids": [7, 8, 7, 8, 8]}
     weight = left @ right.T
     scores, objective = scores_for(Targets(**ids)), Unified(gamma=7.0)
     expected = by_loops(objective, weight * scores, Targets(**ids).positive)
-    for fact in (weight, Factors(left, right), lambda rows, columns: weight[rows][:, columns]):
-        assert objective(scores, Targets(**ids, weight=fact)).item() == pytest.approx(expected, rel=1e-12)
-        turned = objective(scores.T, Targets(**ids, weight=fact).T).item()
-        assert turned == pytest.approx(expected, rel=1e-12)
-        sliced = objective.one_way(scores[1:], Targets(**ids, weight=fact)[1:])
+    for annotation in (weight, Factors(left, right), lambda rows, columns: weight[rows][:, columns]):
+        assert objective(scores, Targets(**ids, weight=annotation)).item() == pytest.approx(expected, rel=1e-12)
+        transposed = objective(scores.T, Targets(**ids, weight=annotation).T).item()
+        assert transposed == pytest.approx(expected, rel=1e-12)
+        sliced = objective.one_way(scores[1:], Targets(**ids, weight=annotation)[1:])
         torch.testing.assert_close(sliced, objective.one_way(scores, Targets(**ids, weight=weight))[2:], rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_info_nce_is_a_term_for_each_query_with_a_positive(relation):
+def test_info_nce_has_one_term_per_query_with_positive(relation):
     targets = Targets(query_ids=RELATIONS[relation][0], candidate_ids=RELATIONS[relation][1])
     scores = scores_for(targets)
 
     def term(row, together):
         total = math.log(sum(math.exp(s / 0.2) for s in row))
-        return sum(total - s / 0.2 for s, own in zip(row, together, strict=True) if own) / sum(together)
+        return sum(total - s / 0.2 for s, is_positive in zip(row, together, strict=True) if is_positive) / sum(together)
 
     expected = 0.0
     for rows, positive in ((scores, targets.positive), (scores.T, targets.positive.T)):
@@ -210,7 +210,7 @@ def test_info_nce_is_a_term_for_each_query_with_a_positive(relation):
     assert InfoNCE(tau=0.2)(scores, targets).item() == pytest.approx(expected / 2, rel=1e-12, abs=1e-12)
 
 
-def test_three_numbers_on_paper():
+def test_values_match_hand_computed_numbers():
     scores = torch.tensor([[0.5, 0.25], [0.75, 0.5]], dtype=torch.float64)
     pairs = Targets.paired(2)
     assert Triplet(margin=0.5)(scores, pairs).item() == pytest.approx(0.25 + 0.75 + 0.75 + 0.25)
@@ -220,8 +220,8 @@ def test_three_numbers_on_paper():
     assert InfoNCE(tau=0.25)(scores, pairs).item() == pytest.approx((math.log(1 + math.e**-1) + math.log(1 + math.e)) / 2)
     assert MaxMargin(margin=0.5)(scores, pairs).item() == pytest.approx((0.25 + 0.75 + 0.75 + 0.25) / 4)
     assert MaxMargin(margin=0.5, fix_norm=False)(scores, pairs).item() == pytest.approx((0.25 + 0.75 + 0.75 + 0.25 + 4 * 0.5) / 8)
-    one, other = 0.5 - 0.35 + 0.05, 0.03 - 0.3 + 0.9 * 0.5625  # of the positives at 0.5, of the negatives at 0.75; 0.25 is idle or at 0
-    assert SSP(margin=0.25)(scores, pairs).item() == pytest.approx((2 * one + 2 * other) / 2)
+    first, second = 0.5 - 0.35 + 0.05, 0.03 - 0.3 + 0.9 * 0.5625  # positives at 0.5, negatives at 0.75, none for 0.25
+    assert SSP(margin=0.25)(scores, pairs).item() == pytest.approx((2 * first + 2 * second) / 2)
     assert RSP(coefficients=(0, 1, 2), margin=0.25)(scores, pairs).item() == pytest.approx(
         2 * (0.25 - 0.25 + 0.125) + 2 * (0.25 + 0.25 + 0.125)
     )
@@ -231,5 +231,5 @@ def test_three_numbers_on_paper():
     assert BinomialDeviance(beta=4.0)(scores, pairs).item() == pytest.approx(deviance)
     assert MultiSimilarity(beta=4.0)(scores, pairs).item() == pytest.approx(math.log(2) + math.log(1 + math.e) / 2)
     assert Circle(gamma=4.0)(scores, pairs).item() == pytest.approx(2 * math.log(1 + math.e**0.75) + 2 * math.log(1 + math.e**2.75))
-    one, other = 1 + 1 / (1 + math.e), 1 + 1 / (1 + math.e**-1)
-    assert SmoothAP(tau=0.25)(scores, pairs).item() == pytest.approx(1 - (1 / one + 1 / other) / 2)
+    first, second = 1 + 1 / (1 + math.e), 1 + 1 / (1 + math.e**-1)
+    assert SmoothAP(tau=0.25)(scores, pairs).item() == pytest.approx(1 - (1 / first + 1 / second) / 2)

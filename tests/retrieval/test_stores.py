@@ -1,4 +1,4 @@
-"""What every store promises, on the real engines."""
+"""Every vector store behaves the same: LanceDB in a folder and on S3, and Milvus."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from visavis.errors import DataError, ShapeError, SpecError, StorageError
-from visavis.retrieval.ann import recall
-from visavis.retrieval.item import EVERYTHING, Item, Where
-from visavis.retrieval.store import Near, VectorStore
+from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
+from visavis.retrieval.stores.approximate_search import mean_recall
+from visavis.retrieval.stores.base import Neighbor, VectorStore
 
 pytest.importorskip("lancedb")
 pytest.importorskip("pymilvus")
-from visavis.retrieval.lance import LanceStore
-from visavis.retrieval.milvus import MilvusStore
 from visavis.retrieval.stores import open_store
+from visavis.retrieval.stores.lancedb_store import LanceStore
+from visavis.retrieval.stores.milvus_store import MilvusStore
 
-WIDTH = 6
-ODD = ["it's", 'say "cheese"', "a\\b", "50%_off", "dé à/東京 🐕.jpg", "x'; DROP TABLE items; --", "[a]*?", "line\nbreak", " "]
+DIM = 6
+ODD = ["it's", 'the "cheese"', "a\\b", "50%_off", "dé à/東京 🐕.jpg", "x';DROP TABLE items;--", "[a]*?", "line\nbreak", " "]
 
 
-def open_again(engine: str, folder: Path) -> VectorStore:
+def open_engine(engine: str, folder: Path) -> VectorStore:
     if engine == "milvus":
-        return MilvusStore(folder / "store.db", width=WIDTH)
-    return LanceStore(f"s3://bucket/{folder.name}" if engine == "s3" else folder / "store", WIDTH)
+        return MilvusStore(folder / "store.db", embedding_dim=DIM)
+    return LanceStore(f"s3://bucket/{folder.name}" if engine == "s3" else folder / "store", DIM)
 
 
 @pytest.fixture(scope="session")
 def object_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A bucket on a server of S3 in this process."""
+    """A bucket of an S3 server in this process."""
     server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server.start()
@@ -66,91 +66,95 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def store(engine: str, tmp_path: Path) -> Iterator[VectorStore]:
-    opened = open_again(engine, tmp_path)
+    opened = open_engine(engine, tmp_path)
     yield opened
     opened.close()
 
 
-def some_items(generator: np.random.Generator, number: int, name: str = "") -> list[Item]:
-    """Items of all kinds, with odd texts in them."""
+def random_items(generator: np.random.Generator, count: int) -> list[IndexItem]:
+    """Items of all kinds with unusual texts."""
     kinds = ("image", "video", "moment")
     made = []
-    for row in range(number):
-        path = f"{name}{ODD[row % len(ODD)]}/{row:03d}.jpg"
+    for row in range(count):
+        path = f"{ODD[row % len(ODD)]}/{row:03d}.jpg"
         kind = kinds[generator.integers(3)]
         start, end = (0.5 * row, row + 1.0) if kind == "moment" else (None, None)
         metadata = {"camera": ODD[generator.integers(len(ODD))], "f=": str(generator.integers(3))}
         key = f"{path}#t={start},{end}" if kind == "moment" else path
         modified = 1_700_000_000_000_000_000 + int(generator.integers(100))
-        made.append(Item(key, path, kind, f"{row:064x}", row * 2**33, modified, start, end, f"{row:064x}", metadata if row % 3 else {}))
+        made.append(
+            IndexItem(key, path, kind, f"{row:064x}", row * 2**33, modified, start, end, f"{row:064x}", metadata if row % 3 else {})
+        )
     return made
 
 
-def some_vectors(generator: np.random.Generator, number: int) -> np.ndarray:
-    """Vectors of few values, so that many scores are equal."""
-    return (generator.integers(-1, 2, (number, WIDTH)) / 4).astype(np.float32)
+def random_vectors(generator: np.random.Generator, count: int) -> np.ndarray:
+    """Vectors with few distinct values, so that many scores are equal."""
+    return (generator.integers(-1, 2, (count, DIM)) / 4).astype(np.float32)
 
 
-def found_by_numpy(items: list[Item], vectors: np.ndarray, queries: np.ndarray, top: int, where: Where = EVERYTHING) -> list[list[Near]]:
-    """What a search must find."""
+def reference_search(
+    items: list[IndexItem], vectors: np.ndarray, queries: np.ndarray, top: int, where: ItemFilter = NO_FILTER
+) -> list[list[Neighbor]]:
+    """Expected results."""
     scores = (queries.astype(np.float64) @ vectors.astype(np.float64).T).astype(np.float32)
-    allowed = [row for row, item in enumerate(items) if where.allows(item)]
+    allowed = [row for row, item in enumerate(items) if where.matches(item)]
     return [
-        [Near(items[row].key, own[row]) for row in sorted(allowed, key=lambda row: (-own[row], items[row].key))[:top]] for own in scores
+        [Neighbor(items[row].key, own[row]) for row in sorted(allowed, key=lambda row: (-own[row], items[row].key))[:top]] for own in scores
     ]
 
 
-def test_a_new_store_is_empty(store):
+def test_store_is_empty_when_new(store):
     assert store.items() == []
-    assert store.count() == store.count(Where(kind="image")) == 0
-    assert store.search(np.ones((2, WIDTH)), 3) == [[], []]
-    assert store.search(np.ones((0, WIDTH)), 3) == []
+    assert store.count() == store.count(ItemFilter(kind="image")) == 0
+    assert store.search(np.ones((2, DIM)), 3) == [[], []]
+    assert store.search(np.ones((0, DIM)), 3) == []
     store.delete(["none"])
-    store.add([], np.zeros((0, WIDTH)))
-    assert store.vectors([]).shape == store.rows().shape == (0, WIDTH)
+    store.add([], np.zeros((0, DIM)))
+    assert store.vectors([]).shape == store.all_vectors().shape == (0, DIM)
     with pytest.raises(KeyError, match="none"):
         store.vectors(["none"])
 
 
-def test_what_was_put_in_is_there_also_when_opened_again(store, engine, tmp_path):
+def test_store_keeps_items_when_reopened(store, engine, tmp_path):
     generator = np.random.default_rng(1)
-    items, vectors = some_items(generator, 40), some_vectors(generator, 40)
+    items, vectors = random_items(generator, 40), random_vectors(generator, 40)
     store.add(items[:25], vectors[:25])
     store.add(items[25:], vectors[25:])
-    for opened in (store, open_again(engine, tmp_path)):
+    for opened in (store, open_engine(engine, tmp_path)):
         assert opened.items() == sorted(items, key=lambda item: item.key)
         assert opened.count() == 40
         np.testing.assert_array_equal(opened.vectors([item.key for item in items]), vectors)
-        np.testing.assert_array_equal(opened.rows(), opened.vectors([item.key for item in opened.items()]))
+        np.testing.assert_array_equal(opened.all_vectors(), opened.vectors([item.key for item in opened.items()]))
         assert opened.vectors(["a"] and [items[3].key]).dtype == np.float32
     opened.close()
 
 
-def test_search_finds_what_numpy_finds(store):
+def test_store_search_equals_numpy(store):
     generator = np.random.default_rng(2)
-    items, vectors, queries = some_items(generator, 60), some_vectors(generator, 60), some_vectors(generator, 4)
+    items, vectors, queries = random_items(generator, 60), random_vectors(generator, 60), random_vectors(generator, 4)
     store.add(items, vectors)
     for top in (1, 7, 60, 100):
-        assert store.search(queries, top) == found_by_numpy(items, vectors, queries, top)
+        assert store.search(queries, top) == reference_search(items, vectors, queries, top)
 
 
 texts = st.text(st.sampled_from("ab/*?_%\\'\"[東.\n"), max_size=6)
 bounds = st.none() | st.integers(1_700_000_000_000_000_000, 1_700_000_000_000_000_100) | st.sampled_from([-(10**30), 10**30])
 
 
-def test_filters_allow_what_where_allows(store):
+def test_store_filters_equal_item_filter(store):
     generator = np.random.default_rng(3)
-    items, vectors, queries = some_items(generator, 60), some_vectors(generator, 60), some_vectors(generator, 2)
+    items, vectors, queries = random_items(generator, 60), random_vectors(generator, 60), random_vectors(generator, 2)
     paths = ["ab/a", "a*b", "ab?", "a_b", "a%b", "a\\b", "a'b", 'a"b', "a[b", "東b", "a.b", "a\nb", "axb", "aB", ""]
     items += [dataclasses.replace(items[0], key=f"p{path}", path=path) for path in paths]
-    vectors = np.concatenate([vectors, some_vectors(generator, len(paths))])
+    vectors = np.concatenate([vectors, random_vectors(generator, len(paths))])
     store.add(items, vectors)
     values = st.sampled_from(ODD)
 
     @settings(max_examples=40)
     @given(
         st.builds(
-            Where,
+            ItemFilter,
             path=texts | values | st.sampled_from(["*.jpg", "*/0?1.jpg", "*東京*", "*'*", "a?b", "*\\*", "*%_*"]),
             kind=st.sampled_from([None, "image", "video", "moment"]),
             after=bounds,
@@ -158,122 +162,121 @@ def test_filters_allow_what_where_allows(store):
             metadata=st.just({}) | st.fixed_dictionaries({"camera": values}, optional={"f=": st.sampled_from("0123"), "none": values}),
         )
     )
-    def check(where: Where) -> None:
-        assert store.count(where) == sum(map(where.allows, items))
-        assert store.search(queries, 5, where) == found_by_numpy(items, vectors, queries, 5, where)
+    def check(where: ItemFilter) -> None:
+        assert store.count(where) == sum(map(where.matches, items))
+        assert store.search(queries, 5, where) == reference_search(items, vectors, queries, 5, where)
 
     check()
 
 
-def test_what_has_the_key_of_another_takes_its_place(store):
+def test_store_add_replaces_items_with_same_key(store):
     generator = np.random.default_rng(4)
-    items, vectors = some_items(generator, 30), some_vectors(generator, 30)
+    items, vectors = random_items(generator, 30), random_vectors(generator, 30)
     store.add(items, vectors)
     later = [dataclasses.replace(item, content="new", modified_ns=1, metadata={"now": "true"}) for item in items[:10]]
-    others = some_vectors(generator, 20)
-    store.add([*later, *later], np.concatenate([others[10:], others[:10]]))  # of a key given twice the last
+    others = random_vectors(generator, 20)
+    store.add([*later, *later], np.concatenate([others[10:], others[:10]]))  # the last item of a repeated key counts
     items, vectors = later + items[10:], np.concatenate([others[:10], vectors[10:]])
     assert store.items() == sorted(items, key=lambda item: item.key)
-    assert store.search(others, 30) == found_by_numpy(items, vectors, others, 30)
+    assert store.search(others, 30) == reference_search(items, vectors, others, 30)
 
 
-def test_what_was_taken_out_is_found_no_more(store):
+def test_store_delete_removes_items(store):
     generator = np.random.default_rng(5)
-    items, vectors = some_items(generator, 30), some_vectors(generator, 30)
+    items, vectors = random_items(generator, 30), random_vectors(generator, 30)
     store.add(items, vectors)
     store.search(vectors[:1], 1)
     store.delete([item.key for item in items[::2]] + ["none", "it's none"])
     assert store.count() == 15
-    assert store.search(vectors, 30) == found_by_numpy(items[1::2], vectors[1::2], vectors, 30)
+    assert store.search(vectors, 30) == reference_search(items[1::2], vectors[1::2], vectors, 30)
     store.delete([item.key for item in items])
     assert store.items() == []
     store.add(items[:1], vectors[:1])
     assert store.items() == items[:1]
 
 
-def test_what_does_not_fit_is_said(store):
-    item = Item("a", "a", "image", "", 0, 0)
-    with pytest.raises(ShapeError, match=rf"1 items came with vectors of shape \[1, 3\], expected \[1, {WIDTH}\]"):
+def test_store_rejects_invalid_arguments(store):
+    item = IndexItem("a", "a", "image", "", 0, 0)
+    with pytest.raises(ShapeError, match=rf"vectors: expected shape \[1, {DIM}\], got \[1, 3\]"):
         store.add([item], np.zeros((1, 3)))
-    with pytest.raises(ShapeError, match="not finite"):
-        store.add([item], np.full((1, WIDTH), np.inf))
-    with pytest.raises(ShapeError, match=rf"queries are of shape \[1, 3\], expected \[Q, {WIDTH}\]"):
+    with pytest.raises(ShapeError, match="got NaN or infinity"):
+        store.add([item], np.full((1, DIM), np.inf))
+    with pytest.raises(ShapeError, match=rf"queries: expected shape \[Q, {DIM}\], got \[1, 3\]"):
         store.search(np.zeros((1, 3)), 1)
-    with pytest.raises(SpecError, match="top is 0"):
-        store.search(np.zeros((1, WIDTH)), 0)
+    with pytest.raises(SpecError, match="got 0"):
+        store.search(np.zeros((1, DIM)), 0)
     assert store.count() == 0
 
 
-def test_a_uri_says_which_store_it_is(tmp_path):
+def test_open_store_selects_store_by_uri(tmp_path):
     for uri, kind in ((tmp_path / "folder", LanceStore), (tmp_path / "file.db", MilvusStore)):
-        with closing(open_store(uri, WIDTH)) as opened:
+        with closing(open_store(uri, DIM)) as opened:
             assert isinstance(opened, kind)
         with closing(open_store(uri)) as opened:
-            assert opened.width == WIDTH
-        with pytest.raises(ShapeError, match=f"holds vectors of width {WIDTH}, expected 7"):
+            assert opened.embedding_dim == DIM
+        with pytest.raises(ShapeError, match=f"expected vectors of dimension 7, got {DIM}"):
             open_store(uri, 7)
     for uri in (tmp_path / "none", tmp_path / "none.db"):
-        with pytest.raises(DataError, match="build an index there first"):
+        with pytest.raises(DataError, match="Build an index there first"):
             open_store(uri)
         assert not uri.exists()
     (tmp_path / "text").write_text("")
-    with pytest.raises(DataError, match="is a file"):
-        open_store(tmp_path / "text", WIDTH)
+    with pytest.raises(DataError, match="got a file"):
+        open_store(tmp_path / "text", DIM)
     for wrong in ("", "ftp://host/x", "s3://", "http://host/a/b", "gopher:///"):
-        with pytest.raises(DataError, match=r"names no store: expected a folder, s3://BUCKET/PATH, FILE\.db or http"):
-            open_store(wrong, WIDTH)
+        with pytest.raises(DataError, match=r"store: expected a folder, s3://BUCKET/PATH, FILE\.db or http"):
+            open_store(wrong, DIM)
 
 
-def test_a_server_that_does_not_answer_is_said():
-    with pytest.raises(StorageError, match=r"^http://127\.0\.0\.1:9 cannot be used as a store of Milvus: .*\.$"):
-        open_store("http://127.0.0.1:9", WIDTH)
+def test_open_store_reports_unreachable_server():
+    with pytest.raises(StorageError, match=r"^http://127\.0\.0\.1:9: the Milvus store cannot be used: .*\.$"):
+        open_store("http://127.0.0.1:9", DIM)
 
 
-def test_an_approximate_index_is_measured_and_what_it_finds_has_true_scores(tmp_path):
+def test_approximate_index_reports_recall_and_true_scores(tmp_path):
     generator = np.random.default_rng(6)
     vectors = generator.standard_normal((600, 16)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    items = [Item(f"{row:04d}", f"{row % 2}/it's", "image", "", 0, row, metadata={"odd": str(row % 2)}) for row in range(600)]
+    items = [IndexItem(f"{row:04d}", f"{row % 2}/it's", "image", "", 0, row, metadata={"odd": str(row % 2)}) for row in range(600)]
     with closing(LanceStore(tmp_path / "folder", 16)) as opened:
-        with pytest.raises(DataError, match="has no approximate index"):
-            opened.search(vectors[:1], 1, ann=True)
+        with pytest.raises(DataError, match="expected an approximate index, got none"):
+            opened.search(vectors[:1], 1, approximate=True)
         opened.add(items, vectors)
-        made = opened.build_ann(wanted=1.0)
-        assert made.recall >= 0.95 and made.rows == 600 and made.queries == 200
+        built = opened.build_approximate_index(target_recall=1.0)
+        assert built.recall >= 0.95 and built.num_items == 600 and built.num_queries == 200
     with closing(LanceStore(tmp_path / "folder")) as opened:
-        assert opened.ann() == made
+        assert opened.approximate_index() == built
         true = opened.search(vectors[:50], 10)
-        found = opened.search(vectors[:50], 10, ann=True)
+        found = opened.search(vectors[:50], 10, approximate=True)
         assert sum(len(set(one) & set(other)) for one, other in zip(true, found, strict=True)) >= 450
-        where = Where(path="1/it's", before=300, metadata={"odd": "1"})
-        assert all(int(near.key) % 2 and int(near.key) < 300 for near in opened.search(vectors[:1], 100, where, ann=True)[0])
+        where = ItemFilter(path="1/it's", before=300, metadata={"odd": "1"})
+        assert all(int(near.key) % 2 and int(near.key) < 300 for near in opened.search(vectors[:1], 100, where, approximate=True)[0])
         opened.add([dataclasses.replace(items[0], key="new")], np.ones((1, 16)))
-        assert opened.search(np.ones((1, 16)), 1, ann=True)[0][0].key == "new"
-    with closing(MilvusStore(tmp_path / "file.db", width=16)) as opened:
+        assert opened.search(np.ones((1, 16)), 1, approximate=True)[0][0].key == "new"
+    with closing(MilvusStore(tmp_path / "file.db", embedding_dim=16)) as opened:
         opened.add(items, vectors)
-        assert opened.build_ann().recall >= 0.98
+        assert opened.build_approximate_index().recall >= 0.98
         assert opened.search(vectors[:3], 1) == [own[:1] for own in true[:3]]
 
 
-def test_recall_by_hand():
-    true = [[Near("a", 1.0), Near("b", 0.5)], [Near("c", 1.0), Near("d", 1.0)]]
-    assert recall([[Near("a", 1.0), Near("x", 0.4)], [Near("e", 1.0), Near("f", 1.0)]], true) == 0.75
-    assert recall([[Near("a", 1.0)], []], true) == 0.25
+def test_mean_recall_of_hand_computed_values():
+    true = [[Neighbor("a", 1.0), Neighbor("b", 0.5)], [Neighbor("c", 1.0), Neighbor("d", 1.0)]]
+    assert mean_recall([[Neighbor("a", 1.0), Neighbor("x", 0.4)], [Neighbor("e", 1.0), Neighbor("f", 1.0)]], true) == 0.75
+    assert mean_recall([[Neighbor("a", 1.0)], []], true) == 0.25
 
 
 WRITER = """
 import sys
 from threading import Thread
 import numpy as np
-from visavis.retrieval.ann import recall
-from visavis.retrieval.item import Item
+from visavis.retrieval.items import IndexItem
 from visavis.retrieval.stores import open_store
 
 def write(name):
     store = open_store(f"{sys.argv[1]}/{name}", 4)
     for change in range(100_000):
         print(f"{name} {change}\\n", end="", flush=True)
-        store.add([Item(f"{i:03d}", f"{i:03d}", "image", str(change), 0, 0) for i in range(300)], np.full((300, 4), change, np.float32))
+        store.add([IndexItem(f"{i:03d}", f"{i:03d}", "image", str(change), 0, 0) for i in range(300)], np.full((300, 4), change, np.float32))
 
 threads = [Thread(target=write, args=(name,)) for name in sys.argv[2:]]
 for thread in threads:
@@ -283,18 +286,18 @@ for thread in threads:
 """
 
 
-def test_a_store_whose_writer_was_killed_holds_whole_changes(tmp_path):
+def test_store_changes_are_atomic_when_killed(tmp_path):
     names, moments = ["folder", "file.db"], random.Random(0)
     for _ in range(2):
         with subprocess.Popen([sys.executable, "-c", WRITER, tmp_path, *names], stdout=subprocess.PIPE, text=True) as writer:
-            begun = dict.fromkeys(names, -1)
-            while min(begun.values()) < 2:
+            started = dict.fromkeys(names, -1)
+            while min(started.values()) < 2:
                 name, change = writer.stdout.readline().split()
-                begun[name] = int(change)
+                started[name] = int(change)
             time.sleep(moments.random() * 0.1)
             writer.kill()
-            begun |= {name: int(change) for name, change in map(str.split, writer.stdout.read().splitlines())}
-        for name, change in begun.items():
+            started |= {name: int(change) for name, change in map(str.split, writer.stdout.read().splitlines())}
+        for name, change in started.items():
             with closing(open_store(tmp_path / name)) as opened:
                 items = opened.items()
                 assert len(items) == opened.count() == 300
@@ -303,20 +306,20 @@ def test_a_store_whose_writer_was_killed_holds_whole_changes(tmp_path):
                 assert [near.key for near in opened.search(np.ones((1, 4)), 3)[0]] == ["000", "001", "002"]
 
 
-def test_a_table_that_was_made_anew_is_not_taken_for_the_old_one(tmp_path):
+def test_lance_store_detects_recreated_table(tmp_path):
     for value in (1, 2):
         with closing(LanceStore(tmp_path / "table", 2)) as opened:
-            opened.add([Item("a", "a", "image", str(value), 0, 0)], np.full((1, 2), value))
-            assert opened.search(np.ones((1, 2)), 1) == [[Near("a", 2.0 * value)]]
+            opened.add([IndexItem("a", "a", "image", str(value), 0, 0)], np.full((1, 2), value))
+            assert opened.search(np.ones((1, 2)), 1) == [[Neighbor("a", 2.0 * value)]]
             assert [item.content for item in opened.items()] == [str(value)]
         shutil.rmtree(tmp_path / "table" / "items.lance")
 
 
-def test_a_folder_does_not_grow_without_end(tmp_path):
+def test_lance_store_optimize_limits_size(tmp_path):
     def size() -> int:
         return sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file())
 
-    item, sizes = Item("a", "a", "image", "", 0, 0), []
+    item, sizes = IndexItem("a", "a", "image", "", 0, 0), []
     with closing(LanceStore(tmp_path, 1024)) as opened:
         for _ in range(3):
             for _ in range(8):
@@ -325,24 +328,24 @@ def test_a_folder_does_not_grow_without_end(tmp_path):
             opened.optimize(timedelta(milliseconds=1))
             sizes.append(size())
     assert sizes[2] < 1.2 * sizes[0]
-    assert len(list((tmp_path / "mirror").iterdir())) == 1
+    assert len(list((tmp_path / "snapshot").iterdir())) == 1
 
 
-def test_a_damaged_or_missing_mirror_is_made_anew_and_a_reader_goes_on_with_another_version(tmp_path):
-    item, vector = Item("a", "a", "image", "", 0, 0), np.ones((1, 2))
+def test_lance_store_rebuilds_missing_snapshot(tmp_path):
+    item, vector = IndexItem("a", "a", "image", "", 0, 0), np.ones((1, 2))
     with closing(LanceStore(tmp_path, 2)) as writer, closing(LanceStore(tmp_path)) as reader:
         writer.add([item], vector)
-        assert reader.search(vector, 5) == [[Near("a", 2.0)]]
+        assert reader.search(vector, 5) == [[Neighbor("a", 2.0)]]
         writer.add([dataclasses.replace(item, key="b")], 2 * vector)
-        assert reader.search(vector, 5) == [[Near("b", 4.0), Near("a", 2.0)]]
-        shutil.rmtree(tmp_path / "mirror")
-        assert writer.search(vector, 1) == [[Near("b", 4.0)]]
+        assert reader.search(vector, 5) == [[Neighbor("b", 4.0), Neighbor("a", 2.0)]]
+        shutil.rmtree(tmp_path / "snapshot")
+        assert writer.search(vector, 1) == [[Neighbor("b", 4.0)]]
 
 
-def test_object_storage_that_cannot_be_used_is_said(object_storage):
-    with pytest.raises(DataError, match=r"^s3://bucket/none holds no table of items"):
+def test_lance_store_reports_object_storage_errors(object_storage):
+    with pytest.raises(DataError, match=r"^s3://bucket/none: expected a table of items, got none"):
         LanceStore("s3://bucket/none")
     with pytest.raises(
-        StorageError, match=r"^s3://no-such-bucket/x cannot be read or written as a table: The specified bucket does not exist\.$"
+        StorageError, match=r"^s3://no-such-bucket/x: the table cannot be read or written: The specified bucket does not exist\.$"
     ):
-        LanceStore("s3://no-such-bucket/x", WIDTH)
+        LanceStore("s3://no-such-bucket/x", DIM)

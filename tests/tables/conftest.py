@@ -1,4 +1,4 @@
-"""Toys that stand for the data and the encoders of every row."""
+"""Small data and encoders for every table row."""
 
 from __future__ import annotations
 

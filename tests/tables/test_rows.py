@@ -1,4 +1,4 @@
-"""The rows of the papers' tables: their figures are those of the papers, and each trains at toy size."""
+"""Rows of paper tables: published values match the papers, and each row trains at toy size."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import pytest
 import visavis
 from visavis.cli.output import print_trained
 from visavis.errors import RecipeError, VisavisError
-from visavis.evaluation.published import Published, metric_of
-from visavis.runs.published import published_rows
-from visavis.training.members import member_recipes
-from visavis.training.recipe_files import read_recipe, tables
+from visavis.evaluation.published_row import PublishedRow, find_metric
+from visavis.recipes.files import paper_tables, read_recipe
+from visavis.recipes.published_tables import published_results
+from visavis.training.ensemble import member_recipes
 
 from .toy import one_step, overrides, toy
 
-ROWS = published_rows()
-TRAINABLE = [address for address, row in ROWS.items() if not row.absent]
+ROWS = published_results()
+TRAINABLE = [address for address, row in ROWS.items() if not row.not_trainable]
 PAPERS = Path(os.environ.get("VISAVIS_DATA", "."), "..", "papers")
 TEXTS = {
     "goal": ["goal.txt"],
@@ -29,16 +29,16 @@ TEXTS = {
     "ladder": ["ladder_loss.txt"],
     "unified": ["unified_loss_html.txt", "unified_loss_pdf.txt"],
 }
-"""The text of each paper, where there is one beside the data."""
+"""Text files of each paper, read if they are next to the data."""
 
 
 def kinds() -> dict[tuple[object, ...], str]:
-    """One trainable row of each kind: of the same model, objectives and supervision."""
+    """Return one trainable row for each combination of model, objectives and supervision."""
     found: dict[tuple[object, ...], str] = {}
     for address in TRAINABLE:
         recipe = read_recipe(address)
         phases = tuple((phase.objective.partition("(")[0], phase.supervision.partition("(")[0]) for phase in recipe.phases)
-        found.setdefault((bool(recipe.members), recipe.model["kind"], recipe.visual.view, recipe.text.tower, phases), address)
+        found.setdefault((bool(recipe.members), recipe.model["kind"], recipe.visual.granularity, recipe.text.encoder, phases), address)
     return found
 
 
@@ -46,7 +46,7 @@ KINDS = frozenset(kinds().values())
 
 
 @pytest.mark.parametrize("address", [pytest.param(address, marks=() if address in KINDS else pytest.mark.long) for address in TRAINABLE])
-def test_every_row_builds_and_takes_a_step_of_each_phase(address, toys):
+def test_every_row_takes_step_in_each_phase(address, toys):
     recipe = toy(address, toys)
     for member in member_recipes(recipe).values() or [recipe]:
         assert all(math.isfinite(loss) for loss in one_step(member))
@@ -54,30 +54,30 @@ def test_every_row_builds_and_takes_a_step_of_each_phase(address, toys):
 
 @pytest.mark.long
 @pytest.mark.parametrize("address", sorted(KINDS))
-def test_a_row_of_each_kind_is_trained_and_evaluated_and_printed_beside_its_figures(address, toys, tmp_path, capsys):
+def test_rows_are_trained_and_compared_with_published_values(address, toys, tmp_path, capsys):
     trained = visavis.train(address, out=tmp_path / "run", overrides=overrides(address, toys))
     print_trained(trained)
     assert not ROWS[address].protocol or re.search("published +reached +difference", capsys.readouterr().out)
-    assert visavis.evaluate(trained.folder).metrics == trained.test.metrics
+    assert visavis.evaluate(trained.run).metrics == trained.test.metrics
 
 
 @cache
 def lines(paper: str) -> list[list[str]]:
-    """The numbers of each line of a paper, as printed."""
+    """Return the numbers of each line of a paper."""
     texts = [PAPERS / name for name in TEXTS[paper]]
     if not all(text.exists() for text in texts):
-        pytest.skip(f"the text of {paper} is not beside the data")
+        pytest.skip(f"the text of {paper} is not next to the data")
     return [re.findall(r"-?\d*\.\d+|\d+", line) for text in texts for line in text.read_text(encoding="utf-8").splitlines()]
 
 
-def printed(row: Published) -> list[float]:
+def printed(row: PublishedRow) -> list[float]:
     return [number for figure in row.values.values() for number in figure if number is not None]
 
 
 @pytest.mark.data
 @pytest.mark.parametrize("paper", TEXTS)
-def test_the_figures_of_a_row_stand_in_one_line_of_the_paper_in_their_order(paper):
-    """But for those of the ladder paper, whose text has each column of a table on lines of its own."""
+def test_published_values_match_line_of_paper(paper):
+    """Values of a row are in one line, except in the ladder paper, whose text has one column per line."""
     known = [[float(number) for number in line] for line in lines(paper)]
     if paper == "ladder":
         known = [[number for line in known for number in line]]
@@ -92,48 +92,48 @@ def in_order(few: list[float], many: list[float]) -> bool:
     return all(number in rest for number in few)
 
 
-def contradictions(row: Published) -> list[str]:
-    """Where figures of a row cannot all be right, each of them rounded to one digit."""
+def contradictions(row: PublishedRow) -> list[str]:
+    """List contradictions between values of a row, each rounded to one digit."""
     wrong, means = [], {key: mean for key, (mean, _) in row.values.items()}
-    for way in ("i2t", "t2i"):
-        recalls = [means[key] for key in (f"{way}_r1", f"{way}_r5", f"{way}_r10") if key in means]
+    for direction in ("i2t", "t2i"):
+        recalls = [means[key] for key in (f"{direction}_r1", f"{direction}_r5", f"{direction}_r10") if key in means]
         if recalls != sorted(recalls) or max(recalls, default=0) > 100:
-            wrong.append(f"{way} recalls {recalls}")
-        if abs(means.get(f"{way}_average_recall", average := sum(recalls) / 3) - average) > 0.11:
-            wrong.append(f"{way} average recall {average:.2f}")
-    six = [means.get(f"{way}_r{k}", float("nan")) for way in ("i2t", "t2i") for k in (1, 5, 10)]
+            wrong.append(f"{direction} recalls {recalls}")
+        if abs(means.get(f"{direction}_average_recall", average := sum(recalls) / 3) - average) > 0.11:
+            wrong.append(f"{direction} average recall {average:.2f}")
+    six = [means.get(f"{direction}_r{k}", float("nan")) for direction in ("i2t", "t2i") for k in (1, 5, 10)]
     if abs(sum(six) - means.get("rsum", float("nan"))) > 0.25:
         wrong.append(f"rsum {sum(six):.1f}")
     return wrong
 
 
-@pytest.mark.parametrize("table", tables())
-def test_rows_say_what_they_were_measured_by_and_obey_the_laws_of_their_metrics(table):
+@pytest.mark.parametrize("table", paper_tables())
+def test_published_values_follow_laws_of_metrics(table):
     for address, row in ROWS.items():
         if not address.startswith(f"{table}/"):
             continue
-        for key, (mean, deviation) in row.values.items() if row.protocol else ():
-            least = 0 if metric_of(key).unit in ("percent", "rank") else -1
-            assert mean >= least and (deviation is None or deviation >= 0), (address, key)
+        for key, (mean, std) in row.values.items() if row.protocol else ():
+            lower_bound = 0 if find_metric(key).unit in ("percent", "rank") else -1
+            assert mean >= lower_bound and (std is None or std >= 0), (address, key)
         assert bool(contradictions(row)) == bool(row.misprint), (address, contradictions(row))
-        if not row.absent:
+        if not row.not_trainable:
             recipe = read_recipe(address)
-            assert (recipe.published, bool(recipe.data.needs)) == (address, True)
+            assert (recipe.published, bool(recipe.data.requires)) == (address, True)
             assert row.protocol in ("", *recipe.evaluation.protocols), address
 
 
 @pytest.mark.parametrize(
     ("address", "sentence"),
     [
-        ("goal/3/r152-con-con", r"MS-COCO .* dataset_coco\.json .*; there is no coco"),
+        ("goal/3/r152-con-con", r"MS-COCO .* dataset_coco\.json .*there is no coco"),
         (
             "unified/7/bfan-ensemble-unified",
-            r"the 36 BUTD regions .* f30k_precomp that holds train_ims\.npy \[29000, 36, 2048\].* no f30k_precomp",
+            r"36 BUTD regions .* f30k_precomp with train_ims\.npy \[29000, 36, 2048\].* no f30k_precomp",
         ),
-        ("goal/6/x-vlm-coco-info-nce", r"MS-COCO .* dataset_coco\.json .* folder xvlm .*visavis convert.*; there is no coco"),
+        ("goal/6/x-vlm-coco-info-nce", r"MS-COCO .* dataset_coco\.json .* folder xvlm .*visavis convert.*there is no coco"),
         (
             "goal/6/x-vlm-flickr30k-info-nce",
-            r"Flickr30K .* dataset_flickr30k\.json .* folder xvlm .*visavis convert.*; there is no flickr30k",
+            r"Flickr30K .* dataset_flickr30k\.json .* folder xvlm .*visavis convert.*there is no flickr30k",
         ),
         (
             "unified/4/ce-full-unified",
@@ -142,25 +142,25 @@ def test_rows_say_what_they_were_measured_by_and_obey_the_laws_of_their_metrics(
         ("unified/4/mmt-1ka-unified", r"MSR-VTT .* for MMT, the text encoder bert-base-cased .* no msrvtt/dataset_msrvtt-1ka-all\.json"),
     ],
 )
-def test_a_row_without_its_data_says_in_one_sentence_which_files_it_needs(address, sentence, monkeypatch, tmp_path):
+def test_row_without_data_reports_required_files(address, sentence, monkeypatch, tmp_path):
     monkeypatch.setenv("VISAVIS_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        VisavisError, match=f"^{address} needs {sentence}, neither here nor under VISAVIS_DATA .*: put it there, or .*--data\\.$"
+        VisavisError, match=f"^{address}: requires {sentence} in the current folder or under VISAVIS_DATA .*Put it there, or .*--data\\.$"
     ):
         visavis.train(address)
     assert not list(tmp_path.iterdir())
 
 
-def test_rows_of_ce_say_where_they_train_otherwise_than_its_code():
+def test_ce_rows_state_deviations_from_code():
     for address in ("unified/4/ce-full-max-margin", "unified/4/ce-full-unified"):
         recipe = read_recipe(address)
         assert recipe.phases[0].optimizer.name == "Adam" and "clusters" not in recipe.model
-        assert re.search(r"Adam .* Ranger at 0\.1.* NetVLAD .*model\.clusters", ROWS[address].unstated)
+        assert re.search(r"Adam .* Ranger at 0\.1.* NetVLAD .*model\.netvlad_clusters", ROWS[address].unreported)
 
 
-def test_a_row_that_is_not_there_is_named_by_its_nearest():
-    with pytest.raises(RecipeError, match=r"goal/3 has no row r152-con-co: did you mean r152-con-con\?"):
+def test_unknown_row_reports_nearest_row():
+    with pytest.raises(RecipeError, match=r"goal/3: r152-con-co is not a variant: did you mean r152-con-con\?"):
         read_recipe("goal/3/r152-con-co")
-    with pytest.raises(RecipeError, match=r"neither a TOML file nor a recipe that ships"):
+    with pytest.raises(RecipeError, match=r"expected a TOML file or the name of a shipped recipe, found neither"):
         read_recipe("goal/9/r152-con-con")

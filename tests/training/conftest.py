@@ -1,4 +1,4 @@
-"""A small drawn world and a recipe on it with everything a checkpoint must hold: dropout, phases, accumulation, patience."""
+"""Synthetic scenes, and a recipe with everything a checkpoint stores: dropout, phases, accumulation, patience."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from safetensors.torch import load_file
 from tests.processes import Command
 
 import visavis
-from visavis.data.scenes import write_scenes
-from visavis.progress import Silent, TrainingStep
-from visavis.training.stopping import Stopped
+from visavis.progress import NoProgress, TrainingStep
+from visavis.synthetic import write_synthetic_scenes
+from visavis.training.stop_signals import Stopped
 
 RECIPE = """
 name = "tiny"
 seed = 9
-visual = { tower = "scenes", view = "grid" }
-text = { tower = "vocabulary", min_count = 1 }
-model = { kind = "VSE++", width = 16, word_width = 8, dropout = 0.2, region_pool = "mean" }
+visual = { encoder = "scenes", granularity = "regions" }
+text = { encoder = "vocabulary", min_count = 1 }
+model = { kind = "VSE++", embedding_dim = 16, word_dim = 8, dropout = 0.2, region_pool = "mean" }
 
 [training]
 batch_size = 16
-accumulate = 2
+accumulation_steps = 2
 evaluate_every = 7
 patience = 4
 checkpoint_s = 0
-probe_batches = 1
+metric_batches = 1
 threads = 1
 
 [[phases]]
@@ -47,25 +47,27 @@ objective = "Unified(gamma=20)"
 trainable = ["text"]
 optimizer = { lr = 0.02, lr_multipliers = { text = 0.5 } }
 schedule = { kind = "step", milestones = [1] }
-start_from = "best"
+initial_weights = "best"
 keep_optimizer = true
 """
 
 
 @pytest.fixture(scope="session")
 def scenes(tmp_path_factory) -> Path:
-    """60 + 12 + 12 drawn images with 3 captions each; their features are cached before any test."""
-    folder = write_scenes(
+    """60 + 12 + 12 synthetic images with 3 captions each and cached features."""
+    folder = write_synthetic_scenes(
         tmp_path_factory.mktemp("world") / "scenes", num_train=60, num_val=12, num_test=12, captions_per_image=3, size=48, seed=1
     )
-    visavis.features(folder, visual="scenes", view="grid")
+    visavis.features(folder, visual="scenes", granularity="regions")
     return folder
 
 
 @pytest.fixture(scope="session")
 def few_scenes(tmp_path_factory) -> Path:
-    """16 + 4 + 4 small images with 2 captions each, for what looks at pixels."""
-    return write_scenes(tmp_path_factory.mktemp("few") / "scenes", num_train=16, num_val=4, num_test=4, captions_per_image=2, size=32)
+    """16 + 4 + 4 small images with 2 captions each, for encoders that read pixels."""
+    return write_synthetic_scenes(
+        tmp_path_factory.mktemp("few") / "scenes", num_train=16, num_val=4, num_test=4, captions_per_image=2, size=32
+    )
 
 
 @pytest.fixture(scope="session")
@@ -76,7 +78,7 @@ def recipe(tmp_path_factory) -> Path:
 
 
 class Training(Command):
-    """A training in a process of its own, to be killed at a moment of one's choice."""
+    """Training in a separate process that a test can kill at a chosen moment."""
 
     def __init__(self, folder: Path, *arguments: object):
         self.folder = folder
@@ -84,7 +86,7 @@ class Training(Command):
 
     @property
     def step(self) -> int:
-        """The step of the newest complete checkpoint; -1 before the first."""
+        """The step of the newest complete checkpoint, -1 before the first."""
         return max((int(path.name[5:13]) for path in (self.folder / "checkpoint").glob("step-*")), default=-1)
 
     @property
@@ -93,16 +95,16 @@ class Training(Command):
         return any((self.folder / "checkpoint").glob(".step-*.part"))
 
     def end(self, signal_number: int, when: Callable[[Training], bool]) -> int:
-        """Wait for a moment, send a signal, give the exit code; nothing is sent to a process that ended before."""
+        """Wait for a condition, send a signal unless the process has ended, and return the exit code."""
         while not self.ended and not when(self):
             time.sleep(0.0005)
         self.send(signal_number)
         return self.wait(60)
 
     def kill(self, when: Callable[[Training], bool]) -> bool:
-        """Whether SIGKILL came before the end of the training."""
+        """Send SIGKILL and return whether it arrived before the end of training."""
         code = self.end(signal.SIGKILL, when)
-        assert code in (0, -signal.SIGKILL), self.said
+        assert code in (0, -signal.SIGKILL), self.output_text
         return code != 0
 
 
@@ -112,7 +114,7 @@ def training() -> type[Training]:
 
 
 def _outcome(run: Path) -> dict[str, object]:
-    """All that a run ended with, its seconds left out."""
+    """Return all results of a run except its seconds."""
     last = max((run / "checkpoint").glob("step-*"))
     log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     state = json.loads((last / "state.json").read_text())
@@ -124,7 +126,7 @@ def _outcome(run: Path) -> dict[str, object]:
         "peer": [path.read_bytes() for path in sorted(run.glob("peer/*"))],
         **{
             part: {name: tensor.tolist() for name, tensor in load_file(last / f"{part}.safetensors").items()}
-            for part in ("weights", "best", "optimizer", "supervision")
+            for part in ("weights", "best_weights", "optimizer", "supervision")
         },
         "state": {key: value for key, value in state.items() if key != "seconds"},
         "log": [{key: value for key, value in row.items() if key != "time"} for row in log],
@@ -140,7 +142,7 @@ def outcome() -> Callable[[Path], dict[str, object]]:
 
 @pytest.fixture(scope="session")
 def uninterrupted(scenes, recipe, tmp_path_factory):
-    """A finished run without any stop, by precision of the towers."""
+    """Finished runs without any stop, by precision of the encoders."""
     done = {}
 
     def run(autocast):
@@ -152,17 +154,17 @@ def uninterrupted(scenes, recipe, tmp_path_factory):
     return run
 
 
-class Listener(Silent):
-    """Hears what a training says, and counts its steps."""
+class Listener(NoProgress):
+    """Collects the messages of a training and counts its steps."""
 
     def __init__(self):
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.steps = 0
 
-    def say(self, sentence: str) -> None:
-        self.said.append(sentence)
+    def message(self, text: str) -> None:
+        self.messages.append(text)
 
-    def step(self, step: TrainingStep) -> None:
+    def training_step(self, step: TrainingStep) -> None:
         self.steps += 1
 
 
@@ -171,13 +173,13 @@ def listener() -> Listener:
     return Listener()
 
 
-class StopAt(Silent):
-    """Presses Ctrl-C after so many steps."""
+class StopAt(NoProgress):
+    """Presses Ctrl-C after the given number of steps."""
 
     def __init__(self, last: int):
         self.last, self.steps = last, 0
 
-    def step(self, step: TrainingStep) -> None:
+    def training_step(self, step: TrainingStep) -> None:
         self.steps += 1
         if self.steps == self.last:
             signal.raise_signal(signal.SIGINT)
@@ -198,7 +200,7 @@ def stop_at() -> type[StopAt]:
 
 
 def _in_pieces(recipe: Path, run: Path, **given: object) -> int:
-    """A run that is stopped after every one to four steps and resumed, to its end; how often it was stopped."""
+    """Train a run that is stopped every one to four steps and resumed. Return the number of stops."""
     with pytest.raises(Stopped, match=re.escape(str(run))):
         visavis.train(recipe, out=run, progress=StopAt(1), **given)
     stops = 0

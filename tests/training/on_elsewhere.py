@@ -1,4 +1,4 @@
-"""Nothing is forgotten on the CPU: every matcher, objective and supervision on a device that refuses what is not moved to it."""
+"""Every matcher, objective and supervision on a simulated device that rejects tensors of the CPU."""
 
 import sys
 
@@ -9,30 +9,35 @@ from tests.models.test_every_objective import LEARNED_BY, facts, images, loss_of
 
 import visavis
 from visavis.data import open_dataset
-from visavis.engine import PairLoss
 from visavis.models import CATALOG, CLIP, XVLM
-from visavis.models.scoring import score_all, score_listed_pairs
+from visavis.models.inference import score_all_pairs, score_indexed_pairs
 from visavis.objectives import InfoNCE
+from visavis.pair_loss import PairLoss
 from visavis.targets import Targets
 from visavis.types import Encoded
 
 BASE = """
 name = "elsewhere"
-visual = { tower = "scenes", view = "grid" }
-text = { tower = "vocabulary", min_count = 1 }
+visual = { encoder = "scenes", granularity = "regions" }
+text = { encoder = "vocabulary", min_count = 1 }
 training = { batch_size = 10, batches_per_epoch = 2, threads = 1 }
 """
-SCAN, PLAIN = 'kind = "SCAN", width = 8, word_width = 4', 'kind = "VSE++", width = 8, word_width = 4, region_pool = "mean"'
+SCAN, PLAIN = 'kind = "SCAN", embedding_dim = 8, word_dim = 4', 'kind = "VSE++", embedding_dim = 8, word_dim = 4, region_pool = "mean"'
 TRAININGS = {
-    "position": ('kind = "VSRN", width = 8, word_width = 4, generation = 1.0', "Unified()", "PairSupervision(by='position')", 1),
-    "bank": (SCAN, "AOQ()", "BankSupervision(size=3, preselect=5)", 1),
+    "position": (
+        'kind = "VSRN", embedding_dim = 8, word_dim = 4, caption_loss_weight = 1.0',
+        "Unified()",
+        "PairSupervision(by='position')",
+        1,
+    ),
+    "bank": (SCAN, "AOQ()", "OfflineNegativeSupervision(size=3, preselect=5)", 1),
     "weights": (SCAN, "Unified()", "LearnedWeights(every=1)", 1),
-    "degrees": (PLAIN, "Ladder()", "GradedSupervision(degrees='SceneDegrees()')", 1),
+    "degrees": (PLAIN, "Ladder()", "GradedSupervision(relevance='SceneRelevance()')", 1),
     "two networks": (PLAIN, "NCR()", "NoisySupervision()", 3),
 }
 
 
-def test_the_device_refuses_what_is_not_moved_to_it():
+def test_device_rejects_tensors_of_cpu():
     with elsewhere() as device:
         there = torch.ones(3, device=device)
         assert there.device == DEVICE and (there + torch.arange(3.0).to(device)).tolist() == [1, 2, 3]
@@ -42,15 +47,20 @@ def test_the_device_refuses_what_is_not_moved_to_it():
 
 
 @pytest.mark.parametrize("kind", ["XVLM", "CLIP"])
-def test_pretrained_encoders_that_learn(kind, towers, dual_encoders):
-    """The first that trains: transformers, imported while things are replaced, would keep what stands in for them."""
+def test_pretrained_encoders_train_on_device(kind, towers, dual_encoders):
+    """This test must train first: transformers would keep the replaced functions if imported later."""
     torch.manual_seed(0)
     if kind == "XVLM":
         config = XVLM.Config(
-            backbone=f"{towers}/vit", text_backbone=f"{towers}/bert", fusion_layers=2, width=6, visual_width=8, text_width=23
+            backbone=f"{towers}/vit",
+            text_backbone=f"{towers}/bert",
+            fusion_layers=2,
+            embedding_dim=6,
+            visual_input_dim=8,
+            text_input_dim=23,
         )
     else:
-        config = CLIP.Config(backbone=str(dual_encoders / "clip"), visual_width=10, text_width=10, scale="learned")
+        config = CLIP.Config(backbone=str(dual_encoders / "clip"), visual_input_dim=10, text_input_dim=10, scale="learned")
     matcher = CATALOG[kind](config)
     side = 16 if kind == "XVLM" else 32
     images, words, ids = torch.randn(6, 3, side, side), torch.randint(5, 10, (6, 7)), torch.arange(6)
@@ -58,22 +68,26 @@ def test_pretrained_encoders_that_learn(kind, towers, dual_encoders):
         matcher = matcher.to(device)
         visual, text = Encoded(images.to(device)), Encoded(words.to(device), torch.ones_like(words, dtype=torch.bool).to(device))
         encoded, targets = (matcher.encode_visual(visual), matcher.encode_text(text)), Targets(query_ids=ids, candidate_ids=ids).to(device)
-        loss = PairLoss(InfoNCE(), scale=matcher.scale)(*map(matcher.first_stage, encoded), targets=targets)
-        extra = matcher.extra_loss(*encoded, targets)
+        loss = PairLoss(InfoNCE(), scale=matcher.scale)(*map(matcher.first_stage_items, encoded), targets=targets)
+        extra = matcher.auxiliary_loss(*encoded, targets)
         (loss if extra is None else loss + extra).backward()
         assert all(parameter.grad.device == DEVICE for parameter in matcher.parameters() if parameter.grad is not None)
         kept = [items.map(lambda part: part.detach().cpu()) for items in encoded]
-        assert score_all(matcher.eval(), *kept).shape == (6, 6)
-        if matcher.rerank:
+        assert score_all_pairs(matcher.eval(), *kept).shape == (6, 6)
+        if matcher.rerank_top_k:
             assert matcher.attention(visual[:1], text[:1]).weights.device == DEVICE
 
 
 @pytest.mark.parametrize(("name", "objective"), LEARNED_BY, ids=[f"{name}-{kind.__name__}" for name, kind in LEARNED_BY])
-def test_a_step_and_scores_are_those_of_the_cpu(name, objective):
+def test_step_and_scores_match_cpu(name, objective):
     results, ids = [], torch.arange(18)
     for device in (torch.device("cpu"), DEVICE):
         torch.manual_seed(1)
-        visual, text, targets = images(name, 18, ragged=True).to(torch.float64), texts(name, 18).to(torch.float64), facts(ids, ids)
+        visual, text, targets = (
+            images(name, 18, has_variable_length=True).to(torch.float64),
+            texts(name, 18).to(torch.float64),
+            facts(ids, ids),
+        )
         matcher = made(name).eval().double()
         with elsewhere():
             matcher = matcher.to(device)
@@ -83,7 +97,7 @@ def test_a_step_and_scores_are_those_of_the_cpu(name, objective):
             slopes = [parameter.grad.cpu() for parameter in matcher.parameters() if parameter.grad is not None]
             with torch.no_grad():
                 kept = [matcher.encode_visual(visual.to(device)).to("cpu"), matcher.encode_text(text.to(device)).to("cpu")]
-                scores = score_all(matcher, *kept, "4MB"), score_listed_pairs(matcher, *kept, ids, ids)
+                scores = score_all_pairs(matcher, *kept, "4MB"), score_indexed_pairs(matcher, *kept, ids, ids)
                 attention = matcher.attention(visual[:1].to(device), text[:1].to(device))
             results.append([loss.detach().cpu(), *slopes, *scores, *([] if attention is None else [attention.weights.cpu()])])
     assert len(results[0]) > 3
@@ -93,7 +107,7 @@ def test_a_step_and_scores_are_those_of_the_cpu(name, objective):
 @pytest.mark.parametrize(
     "kind", [pytest.param(name, marks=pytest.mark.long if name in ("position", "two networks") else ()) for name in TRAININGS]
 )
-def test_a_training_and_what_follows(kind, few_scenes, tmp_path, monkeypatch):
+def test_training_and_later_commands_run_on_device(kind, few_scenes, tmp_path, monkeypatch):
     model, objective, supervision, epochs = TRAININGS[kind]
     phase = f'epochs = {epochs}, objective = "{objective}", supervision = "{supervision}", optimizer = {{ name = "AdamW", lr = 0.01 }}'
     (tmp_path / "recipe.toml").write_text(f"{BASE}model = {{ {model} }}\nphases = [{{ {phase} }}]\n")

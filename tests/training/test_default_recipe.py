@@ -1,4 +1,4 @@
-"""Training without a recipe: which default is taken, what is said of it, and the commands of the README as they stand there."""
+"""Training without a recipe: choice of the default, its messages, and the commands of the README."""
 
 import csv
 import re
@@ -14,15 +14,15 @@ import torch
 import visavis
 from visavis import cli, storage
 from visavis.data import open_dataset
-from visavis.data.scenes import write_scenes
 from visavis.errors import RecipeError, SpecError
-from visavis.metrics.recall import hit_by_chance, random_rsum
-from visavis.models.caching import cache_features
-from visavis.models.small_cnn import SmallCNN
-from visavis.models.towers import TowerSpec
-from visavis.progress import Silent
-from visavis.training.default_recipe import choose_recipe
-from visavis.training.recipe_files import read_recipe
+from visavis.metrics.recall import random_recall, random_rsum
+from visavis.models.encoders.cnn_backbones import SmallCNN
+from visavis.models.encoders.feature_extraction import cache_features
+from visavis.models.encoders.frozen_encoders import EncoderSpec
+from visavis.progress import NoProgress
+from visavis.recipes.default_recipe import choose_recipe
+from visavis.recipes.files import read_recipe
+from visavis.synthetic import write_synthetic_scenes
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 FOLDERS = ("Été à Nice", "two words", "Größe & Fünf", ".")
@@ -30,9 +30,9 @@ FOLDERS = ("Été à Nice", "two words", "Größe & Fünf", ".")
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Drawn scenes in folders with spaces and accents, 1 to 3 captions each, no splits given."""
+    """Synthetic scenes in folders with spaces and accents, 1 to 3 captions each, without splits."""
     folder = tmp_path_factory.mktemp("own")
-    scenes = open_dataset(write_scenes(folder / "scenes", num_train=40, num_val=4, num_test=4, captions_per_image=3, size=32))
+    scenes = open_dataset(write_synthetic_scenes(folder / "scenes", num_train=40, num_val=4, num_test=4, captions_per_image=3, size=32))
     rows = []
     for number, image in enumerate(scenes.images):
         place = folder / "photos" / FOLDERS[number % 4] / f"photo {number} é.png"
@@ -53,7 +53,7 @@ def empty_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def call(monkeypatch, capfd):
-    """``visavis ARGUMENTS``, which must succeed: stdout and stderr."""
+    """Run ``visavis ARGUMENTS``, which must succeed, and return stdout and stderr."""
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["visavis", *arguments])
@@ -66,100 +66,104 @@ def call(monkeypatch, capfd):
     return run
 
 
-class Said(Silent):
+class MessageLog(NoProgress):
     def __init__(self):
         self.sentences = []
 
-    def say(self, text):
+    def message(self, text):
         self.sentences.append(text)
 
 
-def test_the_commands_of_the_readme_work_as_they_stand_there(photos, empty_cache, call, tmp_path, monkeypatch):
+def test_readme_commands_run(photos, empty_cache, call, tmp_path, monkeypatch):
     (block,) = (block for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) if "--data photos/" in block)
     commands = [shlex.split(line, comments=True) for line in block.splitlines() if line.startswith("visavis ")]
     assert [command[1] for command in commands] == ["data", "train", "evaluate", "search"]
     shutil.copytree(photos, tmp_path / "here" / "photos")
     monkeypatch.chdir(tmp_path / "here")
     check, train, evaluate, search = (call(*command[1:]) for command in commands)
-    assert "All is well" in check.out
-    assert "no recipe named, so photos/pixels-" in train.err.replace("\n", " ")
+    assert "OK: training uses all data" in check.out
+    assert "Using the default recipe photos/pixels-" in train.err.replace("\n", " ")
     assert "RSUM" in evaluate.out
     assert "é.png" in search.out
     assert (tmp_path / "here" / "runs" / "mine" / "run.toml").exists()
 
 
-def test_the_default_follows_the_encoders_at_hand(photos, empty_cache):
+def test_default_recipe_follows_available_encoders(photos, empty_cache):
     data = {"data.path": str(photos)}
     assert choose_recipe(data).name == "photos/pixels-minilm"
-    assert "small CNN from random weights" in choose_recipe(data).why
-    assert "visual.tower=" in choose_recipe(data).why, "how to do better"
-    named = choose_recipe({**data, "visual.tower": "my/encoder", "text.tower": "vocabulary"})
+    assert "a small CNN trained from scratch" in choose_recipe(data).reason
+    assert "visual.encoder=" in choose_recipe(data).reason, "how to do better"
+    named = choose_recipe({**data, "visual.encoder": "my/encoder", "text.encoder": "vocabulary"})
     assert named.name == "photos/frozen-words"
-    assert "visavis[minilm]" in named.why
-    assert choose_recipe({**data, "visual.tower": "small-cnn"}).name == "photos/pixels-minilm"
+    assert "visavis[minilm]" in named.reason
+    assert choose_recipe({**data, "visual.encoder": "small-cnn"}).name == "photos/pixels-minilm"
 
-    cache_features(open_dataset(photos), TowerSpec("visual", "scenes"))
+    cache_features(open_dataset(photos), EncoderSpec("visual", "scenes"))
     cached = choose_recipe(data)
-    assert (cached.name, cached.overrides["visual.tower"]) == ("photos/frozen-minilm", "scenes")
+    assert (cached.name, cached.overrides["visual.encoder"]) == ("photos/frozen-minilm", "scenes")
     storage.write_json(empty_cache / "backbones" / "mobilenet-v2" / "preprocessor_config.json", {})
-    assert choose_recipe(data).overrides["visual.tower"] == "mobilenet-v2", "the one that is preferred"
-    assert "\n" not in choose_recipe(data).why
+    assert choose_recipe(data).overrides["visual.encoder"] == "mobilenet-v2", "the one that is preferred"
+    assert "\n" not in choose_recipe(data).reason
 
 
-def test_the_published_file_of_an_encoder_is_at_hand_too(photos, empty_cache):
+def test_default_recipe_finds_published_encoder_file(photos, empty_cache):
     (empty_cache / "backbones").mkdir(parents=True)
     (empty_cache / "backbones" / "resnet50-0676ba61.pth").write_bytes(b"")
-    assert choose_recipe({"data.path": str(photos)}).overrides["visual.tower"] == "resnet50"
+    assert choose_recipe({"data.path": str(photos)}).overrides["visual.encoder"] == "resnet50"
 
 
-def test_data_without_pictures_are_trained_by_their_stored_features(tmp_path, empty_cache):
+def test_data_without_images_use_stored_features(tmp_path, empty_cache):
     for split, images in (("train", 8), ("dev", 3), ("test", 3)):
         np.save(tmp_path / f"{split}_ims.npy", np.random.default_rng(0).random((images, 4), np.float32))
         (tmp_path / f"{split}_caps.txt").write_text("".join(f"a dog {i}\n" for i in range(images)))
-    with pytest.raises(RecipeError, match=r"has no pictures: name their stored features, visual\.features=FILE\.npy, or precomp"):
+    with pytest.raises(
+        RecipeError, match=r"expected images, found none\. Name stored features with visual\.features=FILE\.npy, or precomp"
+    ):
         visavis.train(data=tmp_path)
-    given = {"visual.features": "precomp", "text.tower": "vocabulary", "epochs": 1, "model.width": 4}
-    assert visavis.train(data=tmp_path, out=tmp_path / "run", overrides=given).folder == tmp_path / "run"
+    given = {"visual.features": "precomp", "text.encoder": "vocabulary", "epochs": 1, "model.embedding_dim": 4}
+    assert visavis.train(data=tmp_path, out=tmp_path / "run", overrides=given).run == tmp_path / "run"
 
 
-def test_a_default_needs_data():
-    with pytest.raises(RecipeError, match=r"there is nothing to train on: give --data FOLDER, or name a recipe"):
+def test_default_recipe_needs_data():
+    with pytest.raises(RecipeError, match=r"expected a data set or a recipe, got neither\. Pass --data FOLDER"):
         visavis.train()
 
 
-def test_a_first_argument_with_an_equals_sign_is_an_override(photos, empty_cache, call, tmp_path):
-    short = ["text.tower=vocabulary", "epochs=1", "model.width=8"]
+def test_first_argument_with_equals_sign_is_override(photos, empty_cache, call, tmp_path):
+    short = ["text.encoder=vocabulary", "epochs=1", "model.embedding_dim=8"]
     call("train", "objective=VLC(gamma=7)", *short, "--data", str(photos), "--out", str(tmp_path / "run"))
     recipe = read_recipe(tmp_path / "run" / "run.toml")
     assert recipe.name == "photos-pixels-words"
     assert [phase.objective for phase in recipe.phases] == ["VLC(gamma=7.0, reduction='sum')"]
 
 
-def test_a_model_that_learns_nothing_is_said_to_be_no_better_than_chance(photos, empty_cache, tmp_path):
-    said = Said()
-    still = {"text.tower": "vocabulary", "epochs": 1, "model.width": 8, "phases.0.optimizer.lr": 1e-9}
-    visavis.train(data=photos, out=tmp_path / "run", overrides=still, progress=said)
-    (sentence,) = [sentence for sentence in said.sentences if "not above chance" in sentence]
-    assert re.search(r"RSUM \d+\.\d, where a random order reaches \d+\.\d ± \d+\.\d on \d+ images", sentence)
+def test_untrained_model_is_reported_as_chance_level(photos, empty_cache, tmp_path):
+    log = MessageLog()
+    still = {"text.encoder": "vocabulary", "epochs": 1, "model.embedding_dim": 8, "phases.0.optimizer.lr": 1e-9}
+    visavis.train(data=photos, out=tmp_path / "run", overrides=still, progress=log)
+    (sentence,) = [sentence for sentence in log.sentences if "not above chance" in sentence]
+    assert re.search(r"RSUM \d+\.\d, a random ranking of \d+ images reaches \d+\.\d ± \d+\.\d\.", sentence)
 
 
-def test_the_small_tower_begins_at_random_and_is_only_for_training(photos):
+def test_small_cnn_starts_at_random_and_needs_training(photos):
     torch.manual_seed(0)
-    tower, again = SmallCNN(), SmallCNN()
-    assert not torch.equal(next(tower.parameters()), next(again.parameters()))
-    output = tower(torch.rand(2, 3, 64, 64))
+    encoder, again = SmallCNN(), SmallCNN()
+    assert not torch.equal(next(encoder.parameters()), next(again.parameters()))
+    output = encoder(torch.rand(2, 3, 64, 64))
     assert output.last_hidden_state.shape == (2, 256, 4, 4)
     torch.testing.assert_close(output.pooler_output, output.last_hidden_state.mean((2, 3)))
-    with pytest.raises(RecipeError, match=r'visual\.tower small-cnn begins with random weights: train it with visual\.view = "pixels"'):
-        read_recipe("photos/pixels-words", {"visual.view": "pooled"})
-    with pytest.raises(SpecError, match=r"small-cnn begins with random weights, so that its features say nothing"):
-        cache_features(open_dataset(photos), TowerSpec("visual", "small-cnn"))
+    with pytest.raises(
+        RecipeError, match=r'visual\.encoder: small-cnn has random weights and must be trained\. Set visual\.granularity = "pixels"'
+    ):
+        read_recipe("photos/pixels-words", {"visual.granularity": "pooled"})
+    with pytest.raises(SpecError, match=r"expected trained weights, got small-cnn, which starts with random weights"):
+        cache_features(open_dataset(photos), EncoderSpec("visual", "small-cnn"))
 
 
-def test_hits_by_chance_and_the_rsum_of_a_random_order():
-    assert hit_by_chance(10, 1, 1) == pytest.approx(0.1)
-    assert hit_by_chance(4, 2, 2) == pytest.approx(1 - (2 / 4) * (1 / 3))
-    assert hit_by_chance(3, 1, 5) == 1.0
+def test_chance_recall_and_rsum_match_random_order():
+    assert random_recall(10, 1, 1) == pytest.approx(0.1)
+    assert random_recall(4, 2, 2) == pytest.approx(1 - (2 / 4) * (1 / 3))
+    assert random_recall(3, 1, 5) == 1.0
     assert random_rsum([1] * 10)[0] == pytest.approx(2 * (10 + 50 + 100))
     generator, captions = torch.Generator().manual_seed(0), [1, 2, 3] * 10
     image_of = torch.arange(30).repeat_interleave(torch.tensor(captions))

@@ -1,4 +1,4 @@
-"""Training on a store of experts: the model is told names and widths, and a run goes on only with the very same store."""
+"""Training on a store of experts: names and dimensions reach the model, and resuming needs the same store."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ import torch
 from PIL import Image
 
 import visavis
-from visavis.data.description import Description
-from visavis.data.experts import new_experts
-from visavis.data.features import FeatureWriter
-from visavis.data.scenes import write_moving_scenes
+from visavis.data.features.expert_store import create_expert_store
+from visavis.data.features.store import FeatureWriter, StoreDescription
 from visavis.errors import DataError, RecipeError, RunError
 from visavis.models import CATALOG
-from visavis.models.base import GlobalMatcher, MatcherConfig, unit
-from visavis.models.text import RecurrentWords, pool_words
-from visavis.training.data_module import prepare
-from visavis.training.recipe_files import read_recipe
+from visavis.models.base import GlobalMatcher, MatcherConfig, encode_unit_rows
+from visavis.models.word_encoders import GRUWordEncoder, pool_words
+from visavis.recipes.data_module import prepare_training
+from visavis.recipes.files import read_recipe
+from visavis.synthetic import write_synthetic_clips
 from visavis.types import Encoded
 
 WORDS = ["dog", "cat", "boat", "tree", "kite", "car"]
 
 
 class MeanOfExperts(GlobalMatcher):
-    """One linear map an expert over the mean of its vectors, summed."""
+    """Sum of one linear map per expert over the mean of its vectors."""
 
     name = "MeanOfExperts"
-    visual_views = ("experts",)
-    text_views = ("tokens",)
+    visual_granularities = ("experts",)
+    text_granularities = ("tokens",)
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MatcherConfig):
@@ -42,13 +41,13 @@ class MeanOfExperts(GlobalMatcher):
     def __init__(self, config):
         super().__init__(config)
         self.maps = torch.nn.ModuleDict({name: torch.nn.Linear(width, config.width) for name, width in config.experts.items()})
-        self.text = RecurrentWords(config.text_width, 8, config.width, bidirectional=False, dropout=0.0)
+        self.text = GRUWordEncoder(config.text_input_dim, 8, config.width, bidirectional=False, dropout=0.0)
 
     def parts(self):
         return {"visual": [self.maps], "text": [self.text]}
 
     def encode_visual(self, items):
-        return unit(
+        return encode_unit_rows(
             sum(
                 (self.maps[name](part) * items.mask[name][..., None]).sum(1) / items.mask[name].sum(1, keepdim=True).clamp(min=1)
                 for name, part in items.vectors.items()
@@ -56,15 +55,15 @@ class MeanOfExperts(GlobalMatcher):
         )
 
     def encode_text(self, items):
-        return unit(pool_words(self.text(items), items.mask, "last"))
+        return encode_unit_rows(pool_words(self.text(items), items.mask, "last"))
 
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    """A list of captions without pixels, and the experts of its items: which word is meant is in one expert or in the other."""
+    """Write captions without pixels, and two experts, one of which encodes the word of the caption."""
     monkeypatch.setitem(CATALOG, MeanOfExperts.name, MeanOfExperts)
     random, images = np.random.default_rng(0), []
-    with new_experts(tmp_path / "experts", {"appearance": len(WORDS), "sound": len(WORDS)}) as writer:
+    with create_expert_store(tmp_path / "experts", {"appearance": len(WORDS), "sound": len(WORDS)}) as writer:
         for number in range(60):
             word = number % len(WORDS)
             code = np.eye(len(WORDS))[[word] * random.integers(1, 5)]
@@ -82,8 +81,8 @@ def recipe(store):
         f"""
         name = "tiny"
         data = {{ path = "{store / "dataset.json"}" }}
-        visual = {{ view = "experts", features = "{store / "experts"}" }}
-        text = {{ tower = "vocabulary", min_count = 1 }}
+        visual = {{ granularity = "experts", features = "{store / "experts"}" }}
+        text = {{ encoder = "vocabulary", min_count = 1 }}
         model = {{ kind = "MeanOfExperts" }}
         training = {{ batch_size = 12 }}
         [[phases]]
@@ -95,17 +94,17 @@ def recipe(store):
     return path
 
 
-def test_a_model_is_told_names_and_widths(recipe):
-    data_module, matcher = prepare(read_recipe(recipe, {"visual.longest": 2}))
+def test_model_receives_expert_names_and_dims(recipe):
+    data_module, matcher = prepare_training(read_recipe(recipe, {"visual.max_length": 2}))
     assert matcher.config.experts == {"appearance": 6, "sound": 6}
-    assert matcher.config.visual_width == 12
+    assert matcher.config.visual_input_dim == 12
     batch = next(data_module.loader(data_module.data.split("train")).epoch(0))
     assert batch.visual.vectors["sound"].shape[1] <= 2
-    _, matcher = prepare(read_recipe(recipe, {"visual.experts": ["sound"]}))
+    _, matcher = prepare_training(read_recipe(recipe, {"visual.experts": ["sound"]}))
     assert matcher.config.experts == {"sound": 6}
 
 
-def test_a_run_on_experts_is_evaluated_and_goes_on_only_with_the_very_same(recipe, store, monkeypatch):
+def test_expert_run_needs_unchanged_store(recipe, store, monkeypatch):
     run = store / "run"
     monkeypatch.chdir(store)
     trained = visavis.train(recipe, out=run, overrides={"visual.features": "experts"})
@@ -114,23 +113,23 @@ def test_a_run_on_experts_is_evaluated_and_goes_on_only_with_the_very_same(recip
     hits = visavis.search(run, "a dog", top=3)
     assert len({hit.name for hit in hits}) == 3
     for encode, item in ((visavis.load(run).encode_images, Image.new("RGB", (8, 8))), (visavis.load(run).encode_videos, "a.mp4")):
-        with pytest.raises(RunError, match="stored features without a visual tower: it cannot read new images or videos"):
+        with pytest.raises(RunError, match="expected one for new images or videos, got a model that was trained on stored features alone"):
             encode([item])
-    with new_experts(store / "other", {"appearance": 6, "sound": 6}) as writer:
+    with create_expert_store(store / "other", {"appearance": 6, "sound": 6}) as writer:
         for number in range(60):
             writer.append(f"video{number}", {"sound": np.ones(6)})
     (store / "experts").rename(store / "before")
     (store / "other").rename(store / "experts")
-    with pytest.raises(RunError, match="the stored features changed since"):
+    with pytest.raises(RunError, match="stored_features changed since"):
         visavis.train(resume=run)
 
 
 @pytest.fixture
 def texts(store):
-    """Features of all captions as words, each word by its one-hot code."""
+    """Write one-hot word features of all captions."""
     captions = sorted({f"a {WORDS[number % len(WORDS)]} {number}" for number in range(60)})
     known = sorted({word for caption in captions for word in caption.split()})
-    description = Description("text", "words", "codes", "0", (len(known),), len(captions), fingerprint="")
+    description = StoreDescription("text", "words", "codes", "0", (len(known),), len(captions), fingerprint="")
     lengths = np.array([len(caption.split()) for caption in captions])
     writer = FeatureWriter.open(store / "texts", description, captions, lengths)
     for caption in captions:
@@ -138,34 +137,38 @@ def texts(store):
         writer.append(Encoded(codes[None], torch.ones(1, len(codes), dtype=torch.bool)))
     writer.finish()
     np.save(store / "images.npy", np.eye(len(WORDS), dtype=np.float32)[np.arange(60) % len(WORDS), None])
-    stored = {"view": "grid", "features": str(store / "images.npy")}
-    return {"visual": stored, "model": {"kind": "VSEInfinity", "width": 8}, "text": {"view": "words", "features": str(store / "texts")}}
+    stored = {"granularity": "regions", "features": str(store / "images.npy")}
+    return {
+        "visual": stored,
+        "model": {"kind": "VSEInfinity", "embedding_dim": 8},
+        "text": {"granularity": "words", "features": str(store / "texts")},
+    }
 
 
-def test_a_run_on_stored_features_of_captions_is_evaluated_but_reads_no_new_ones(recipe, texts, store):
+def test_run_on_stored_captions_rejects_new_captions(recipe, texts, store):
     run = store / "run"
     trained = visavis.train(recipe, out=run, overrides=texts)
     assert visavis.evaluate(run, split="val").to_json()["rsum"] == pytest.approx(trained.validation_rsum)
-    with pytest.raises(RunError, match="trained on stored features of captions without a text tower: it cannot read new sentences"):
+    with pytest.raises(RunError, match="expected one for new texts, got a model that was trained on stored caption features alone"):
         visavis.load(run).encode_texts(["a dog"])
 
 
 @pytest.mark.parametrize(
     ("overrides", "error", "sentence"),
     [
-        ({"text.view": "tokens"}, RecipeError, "text.features are read as they are stored"),
-        ({"text.tower": "minilm"}, RecipeError, "text.features are read as they are stored"),
-        ({"text.view": "pooled"}, RecipeError, "texts holds words of the text side, expected pooled of captions"),
+        ({"text.granularity": "tokens"}, RecipeError, "text.features: expected text.granularity"),
+        ({"text.encoder": "minilm"}, RecipeError, "text.features: expected text.granularity"),
+        ({"text.granularity": "pooled"}, RecipeError, "expected pooled features of captions, got words features of the text side in"),
         (
             {"text.features": "nowhere"},
             DataError,
-            r"^text\.features names what is not here: say where it lies with text\.features=PATH, or in the run\.toml of a run; nowhere does not",
+            r"^text\.features: .*nowhere.* Set text\.features=PATH, or edit it in the run\.toml of a run\.$",
         ),
     ],
 )
-def test_stored_features_of_captions_that_do_not_fit_are_one_sentence(recipe, texts, overrides, error, sentence):
+def test_invalid_stored_caption_features_are_rejected(recipe, texts, overrides, error, sentence):
     with pytest.raises(error, match=sentence):
-        prepare(read_recipe(recipe, texts | overrides))
+        prepare_training(read_recipe(recipe, texts | overrides))
 
 
 @pytest.mark.parametrize(
@@ -173,15 +176,15 @@ def test_stored_features_of_captions_that_do_not_fit_are_one_sentence(recipe, te
     [
         (
             {"appearance": 6, "sound": 5},
-            r"trained on appearance \(6\), sound \(6\) of images, and here are appearance \(6\), sound \(5\): name those",
+            r"expected appearance \(6\), sound \(6\) of images, as in its training, got appearance \(6\), sound \(5\)",
         ),
-        ({"appearance": 6}, r"and here are appearance \(6\): name those that it was trained on"),
+        ({"appearance": 6}, r"got appearance \(6\)\. Name the features of its training"),
     ],
 )
-def test_a_model_reads_only_experts_as_it_was_trained_on(recipe, store, widths, sentence):
+def test_model_rejects_other_experts(recipe, store, widths, sentence):
     visavis.train(recipe, out=store / "run")
     shutil.rmtree(store / "experts")
-    with new_experts(store / "experts", widths) as writer:
+    with create_expert_store(store / "experts", widths) as writer:
         for number in range(60):
             writer.append(f"video{number}", {name: np.ones(width) for name, width in widths.items()})
     for use in (lambda: visavis.evaluate(store / "run", split="val"), lambda: visavis.search(store / "run", "a dog")):
@@ -192,33 +195,37 @@ def test_a_model_reads_only_experts_as_it_was_trained_on(recipe, store, widths, 
 @pytest.mark.parametrize(
     ("overrides", "error", "sentence"),
     [
-        ({"visual.features": ""}, RecipeError, 'visual.view = "experts" reads the store of experts that visual.features names'),
-        ({"visual.tower": "scenes"}, RecipeError, "are for other views"),
-        ({"visual.standardize": "roots"}, RecipeError, "are for other views"),
-        ({"visual.view": "pooled", "visual.longest": 3}, RecipeError, "visual.experts and visual.longest are for"),
+        ({"visual.features": ""}, RecipeError, 'visual.granularity: "experts" needs visual.features'),
+        ({"visual.encoder": "scenes"}, RecipeError, "and neither visual.encoder"),
+        ({"visual.standardize": "sqrt_zscore"}, RecipeError, "and neither visual.encoder"),
+        (
+            {"visual.granularity": "pooled", "visual.max_length": 3},
+            RecipeError,
+            "visual.experts, visual.max_length: expected with granularity",
+        ),
         ({"visual.experts": ["face"]}, DataError, "has no expert 'face': known: appearance, sound"),
-        ({"visual.experts": ["sound", "sound"]}, RecipeError, r"visual\.experts is \['sound', 'sound'\], where one is named twice"),
+        ({"visual.experts": ["sound", "sound"]}, RecipeError, r"visual\.experts: expected different names, got \['sound', 'sound'\]"),
         (
             {"evaluation.validation": "dev"},
             DataError,
-            r"has no split dev, .*name another by evaluation\.validation=NAME; known: train, val\.",
+            r"has no split dev\. Set evaluation\.validation=NAME: known: train, val\.",
         ),
-        ({"visual.features": "nowhere"}, DataError, r"with visual\.features=PATH, .* nowhere does not exist"),
-        ({"model": {"kind": "VSE++"}}, RecipeError, r"cannot read images as experts: expected pooled or grid or pixels"),
+        ({"visual.features": "nowhere"}, DataError, r"visual\.features: .*nowhere.* Set visual\.features=PATH"),
+        ({"model": {"kind": "VSE++"}}, RecipeError, r"cannot read images as experts: expected pooled or regions or pixels"),
     ],
 )
-def test_what_does_not_fit_is_one_sentence(recipe, overrides, error, sentence):
+def test_invalid_expert_recipe_is_rejected(recipe, overrides, error, sentence):
     with pytest.raises(error, match=sentence):
-        prepare(read_recipe(recipe, overrides))
+        prepare_training(read_recipe(recipe, overrides))
 
 
 @pytest.mark.parametrize("split", ["train", "val", "test"])
-def test_an_item_or_a_caption_without_any_row_in_a_store_is_named_before_the_first_step(split, recipe, texts, store, listener):
+def test_missing_row_in_store_is_reported_before_training(split, recipe, texts, store, listener):
     listed = json.loads((store / "dataset.json").read_text())
     listed["images"][5]["split"] = split
     for changed, overrides, sentence in (
-        ({"filename": "video99"}, {}, "experts holds no features of 'video99'"),
-        ({"sentences": [{"raw": "a dog elsewhere"}]}, texts, "texts holds no features of 'a dog elsewhere'"),
+        ({"filename": "video99"}, {}, "experts has no features of 'video99'"),
+        ({"sentences": [{"raw": "a dog elsewhere"}]}, texts, "texts has no features of 'a dog elsewhere'"),
     ):
         images = [image | changed if number == 5 else image for number, image in enumerate(listed["images"])]
         (store / "dataset.json").write_text(json.dumps({"images": images}))
@@ -230,25 +237,25 @@ def test_an_item_or_a_caption_without_any_row_in_a_store_is_named_before_the_fir
 
 @pytest.fixture(scope="module")
 def moving(tmp_path_factory):
-    return write_moving_scenes(tmp_path_factory.mktemp("moving") / "world", num_train=24, num_val=8, num_test=8, captions_per_clip=2)
+    return write_synthetic_clips(tmp_path_factory.mktemp("moving") / "world", num_train=24, num_val=8, num_test=8, captions_per_clip=2)
 
 
 @pytest.mark.parametrize("row", ["mmt", "ce", "ce-appearance"])
-def test_moving_scenes_are_trained_on_saved_and_evaluated_the_same(row, moving, tmp_path):
+def test_synthetic_clips_train_and_evaluate_equally(row, moving, tmp_path):
     small = {"training.batch_size": 12, "epochs": 1, "training.threads": 1}
     run = visavis.train(f"moving-scenes/{row}", data=moving, out=tmp_path / "run", overrides=small)
-    config = json.loads((run.folder / "model" / "config.json").read_text())["architecture"]
+    config = json.loads((run.run / "model" / "config.json").read_text())["architecture"]
     widths = {"appearance": 128} if row == "ce-appearance" else {"appearance": 128, "motion": 48, "sound": 16}
     assert config["experts"] == widths
-    assert config["visual_width"] == sum(widths.values())
+    assert config["visual_input_dim"] == sum(widths.values())
     (tmp_path / "elsewhere").mkdir()
-    moved = run.folder.rename(tmp_path / "elsewhere" / "run")
+    moved = run.run.rename(tmp_path / "elsewhere" / "run")
     assert visavis.evaluate(moved).metrics == run.test.metrics
     tight = visavis.evaluate(moved, memory="1MB").metrics
     assert tight == run.test.metrics
 
 
-def test_a_data_set_without_experts_of_its_own_is_one_sentence(store, tmp_path):
+def test_dataset_without_experts_is_rejected(store, tmp_path):
     shutil.move(store / "experts", store / "others")
-    with pytest.raises(DataError, match=r"experts is no store of experts: it has no experts\.json; make one with visavis data convert"):
+    with pytest.raises(DataError, match=r"experts is not a store of experts: expected a file experts\.json"):
         visavis.train("moving-scenes/ce", data=store / "dataset.json", out=tmp_path / "run")

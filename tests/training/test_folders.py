@@ -1,4 +1,4 @@
-"""Where a run may lie: told before any work, whole on a full disk, and never at the cost of what is the user's."""
+"""Run folders: checked before training, intact on a full disk, without damage to files of the user."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 import visavis
 from visavis.errors import DataError, RefusedOverwrite, StorageError, VisavisError
+from visavis.runs.run_folder import RunFolder
 from visavis.training.checkpoint import Checkpoint
-from visavis.training.run_files import RunFiles
 from visavis.training.trainer import Trainer
 
 
@@ -24,7 +24,7 @@ from visavis.training.trainer import Trainer
         ("/proc/nowhere/run", StorageError, "/proc/nowhere/run cannot be written"),
     ],
 )
-def test_a_folder_that_cannot_be_is_refused_before_any_work(recipe, tmp_path, monkeypatch, out, error, sentence):
+def test_invalid_run_folder_is_rejected_before_training(recipe, tmp_path, monkeypatch, out, error, sentence):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("dear")
@@ -36,7 +36,7 @@ def test_a_folder_that_cannot_be_is_refused_before_any_work(recipe, tmp_path, mo
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_what_was_made_for_a_run_that_never_began_is_removed_and_nothing_else(recipe, tmp_path, monkeypatch):
+def test_failed_start_removes_only_created_folders(recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "linked").symlink_to("mine")
@@ -46,7 +46,7 @@ def test_what_was_made_for_a_run_that_never_began_is_removed_and_nothing_else(re
     assert sorted(path.name for path in tmp_path.iterdir()) == ["linked", "mine"]
 
 
-def test_a_run_that_fails_at_once_leaves_an_empty_folder_of_the_users_empty(recipe, scenes, tmp_path, monkeypatch):
+def test_failed_start_leaves_existing_folder_empty(recipe, scenes, tmp_path, monkeypatch):
     def fail(self):
         raise VisavisError("the first validation cannot be.")
 
@@ -58,22 +58,22 @@ def test_a_run_that_fails_at_once_leaves_an_empty_folder_of_the_users_empty(reci
     assert [path.name for path in tmp_path.rglob("*")] == ["mine"]
 
 
-def test_a_run_may_lie_on_a_mount_point_and_behind_a_link(recipe, scenes, small_disk, uninterrupted, outcome, tmp_path):
+def test_run_folder_may_be_mount_point_or_link(recipe, scenes, small_disk, uninterrupted, outcome, tmp_path):
     (tmp_path / "link").symlink_to(small_disk)
     visavis.train(recipe, data=scenes, out=tmp_path / "link")
     assert outcome(small_disk) == outcome(uninterrupted(False))
 
 
 @pytest.mark.parametrize("kilobytes", [0, 16, 60, 170, 290])
-def test_a_full_disk_is_one_sentence_and_with_room_the_run_goes_on(recipe, scenes, small_disk, uninterrupted, outcome, kilobytes):
-    """Full before the run, and while its log, its model and its checkpoints are written."""
+def test_full_disk_is_reported_and_run_resumes(recipe, scenes, small_disk, uninterrupted, outcome, kilobytes):
+    """The disk is full before the run, or while its log, model or checkpoints are written."""
     run, ballast = small_disk / "run", small_disk / "ballast"
     ballast.write_bytes(bytes(shutil.disk_usage(small_disk).free - kilobytes * 1024))
-    with pytest.raises(StorageError, match=rf"^{run}.* cannot be written: No space left on device; make room"):
+    with pytest.raises(StorageError, match=rf"^{run}.* cannot be written: No space left on device"):
         visavis.train(recipe, data=scenes, out=run)
-    assert not list(small_disk.rglob(".*.part")), "what could not be finished is gone"
+    assert not list(small_disk.rglob(".*.part")), "unfinished files are removed"
     if (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size:
-        assert RunFiles(run).read_log()
+        assert RunFolder(run).read_log()
     if (run / "model" / "config.json").exists():
         visavis.load(run)
     if (run / "checkpoint").exists():

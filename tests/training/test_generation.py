@@ -1,22 +1,22 @@
-"""VSRN with its caption decoder, trained."""
+"""Training of VSRN with its caption decoder."""
 
 import visavis
 
 GIVEN = {
-    "model": "VSRN(width=8, word_width=6, steps=1, generation=1.0, decoder_width=8)",
+    "model": "VSRN(embedding_dim=8, word_dim=6, reasoning_steps=1, caption_loss_weight=1.0, decoder_dim=8)",
     "phases.0.epochs": 1,
     "phases.1.epochs": 1,
     "training.batches_per_epoch": 4,
 }
 
 
-def test_stopped_anywhere_it_ends_as_the_uninterrupted_one_and_loads(recipe, scenes, outcome, in_pieces, tmp_path):
+def test_generative_run_resumes_exactly_and_loads(recipe, scenes, outcome, in_pieces, tmp_path):
     trained = visavis.train(recipe, data=scenes, out=tmp_path / "whole", overrides=GIVEN)
     assert in_pieces(recipe, tmp_path / "pieces", data=scenes, overrides=GIVEN) > 2
     assert outcome(tmp_path / "pieces") == outcome(tmp_path / "whole")
     assert visavis.evaluate(tmp_path / "pieces").metrics == trained.test.metrics
 
 
-def test_weights_are_learned_where_no_score_reads_a_part_of_the_model(recipe, scenes, tmp_path):
+def test_weights_are_learned_without_scores_of_all_parts(recipe, scenes, tmp_path):
     overrides = GIVEN | {"phases.0.supervision": "LearnedWeights()", "phases.0.objective": "Unified()", "training.batches_per_epoch": 1}
     assert visavis.train(recipe, data=scenes, out=tmp_path / "run", overrides=overrides).best_step >= 0

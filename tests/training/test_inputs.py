@@ -1,4 +1,4 @@
-"""A stopped run goes on with the very same recipe and contents, or not at all; what only looks changed is no matter."""
+"""A stopped run resumes only with the same recipe and contents. Changes of time or place alone are accepted."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from safetensors.torch import load_file
 
 import visavis
 from visavis import storage
-from visavis.data.features import FeatureStore
+from visavis.data.features.store import FeatureStore
 from visavis.errors import RunError, VisavisError
-from visavis.runs.record import FREE
-from visavis.training.data_module import open_data_module
-from visavis.training.recipe_files import read_recipe
-from visavis.training.stopping import Stopped
+from visavis.recipes.data_module import open_data_module
+from visavis.recipes.files import read_recipe
+from visavis.runs.record import CHANGEABLE_KEYS
+from visavis.training.stop_signals import Stopped
 
 
 @pytest.fixture
 def world(scenes, tmp_path) -> Path:
-    """The drawn world, to be changed."""
+    """Copy of the synthetic scenes that a test may change."""
     return Path(shutil.copytree(scenes, tmp_path / "scenes"))
 
 
 @pytest.fixture
 def begun(recipe, world, stop_at, tmp_path):
-    """A run on it that was stopped after some steps, with its overrides."""
+    """Train on the scenes with overrides and stop after some steps."""
 
     def begin(**overrides):
         with pytest.raises(Stopped):
@@ -41,20 +41,20 @@ def begun(recipe, world, stop_at, tmp_path):
     return begin
 
 
-def repaint(picture: Path) -> None:
-    """Another picture in its place."""
-    with Image.open(picture) as image:
-        Image.effect_noise(image.size, 50).convert("RGB").save(picture)
+def repaint(path: Path) -> None:
+    """Replace an image."""
+    with Image.open(path) as image:
+        Image.effect_noise(image.size, 50).convert("RGB").save(path)
 
 
-def test_another_picture_is_refused(begun, world):
+def test_resume_rejects_changed_image(begun, world):
     run = begun()
     repaint(world / "images" / "000007.png")
-    with pytest.raises(RunError, match=rf"the pictures changed since {run} began \(data: {world}\): start a new run, or bring back"):
+    with pytest.raises(RunError, match=rf"{run}: images changed since the run began \(data: {world}\)\. Restore it, or start a new run"):
         visavis.train(resume=run)
 
 
-def test_pictures_that_were_only_touched_or_moved_are_the_same(begun, world, outcome, uninterrupted):
+def test_resume_accepts_touched_or_moved_images(begun, world, outcome, uninterrupted):
     run = begun()
     os.utime(world / "images" / "000007.png", (1, 1))
     elsewhere = world.parent / "elsewhere" / "scenes"
@@ -65,20 +65,23 @@ def test_pictures_that_were_only_touched_or_moved_are_the_same(begun, world, out
 
 
 @pytest.mark.parametrize("kind", ["stored features", "degrees"])
-def test_other_numbers_in_a_file_are_refused_and_the_same_ones_are_not(begun, recipe, world, tmp_path, kind):
-    """Features that the recipe names, and degrees that a supervision reads."""
+def test_resume_rejects_changed_numbers_in_file(begun, recipe, world, tmp_path, kind):
+    """Features that the recipe names, and relevance values that a supervision reads."""
     file, size = tmp_path / "numbers.npy", len((world / "captions.jsonl").read_text().splitlines())
     if kind == "degrees":
         np.save(file, np.random.default_rng(0).random((size, 3 * size), np.float32))
-        graded = {"objective": "Ladder(thresholds=(0.5,))", "supervision": f"GradedSupervision(degrees=\"GivenDegrees(path='{file}')\")"}
+        graded = {
+            "objective": "Ladder(thresholds=(0.5,))",
+            "supervision": f"GradedSupervision(relevance=\"MatrixRelevance(path='{file}')\")",
+        }
         run = begun(**{f"phases.0.{key}": value for key, value in graded.items()})
-        sentence = "what the supervision of phase 0 reads changed"
+        sentence = r"phases\.0\.supervision changed"
     else:
         data_module = open_data_module(read_recipe(recipe, {"data.path": str(world)}))
         assert isinstance(data_module.visual, FeatureStore)
         np.save(file, data_module.visual.read(np.arange(size)).vectors.numpy())
         run = begun(**{"visual.features": str(file)})
-        sentence = "the stored features changed"
+        sentence = "stored_features changed"
     numbers = np.load(file)
     np.save(file, numbers[::-1])
     with pytest.raises(RunError, match=sentence):
@@ -87,15 +90,15 @@ def test_other_numbers_in_a_file_are_refused_and_the_same_ones_are_not(begun, re
     visavis.train(resume=run)
 
 
-def test_another_encoder_is_refused(dual_encoders, world, tmp_path, stop_at):
-    """Its weights, its preprocessing or its tokenizer."""
+def test_resume_rejects_changed_encoder(dual_encoders, world, tmp_path, stop_at):
+    """Changed weights, preprocessing or tokenizer."""
     clip, run = Path(shutil.copytree(dual_encoders / "clip", tmp_path / "clip")), tmp_path / "run"
     (tmp_path / "clip.toml").write_text(f"""
 name = "clip"
-visual = {{ tower = "{clip}", view = "pixels" }}
-text = {{ tower = "{clip}", view = "tokens" }}
+visual = {{ encoder = "{clip}", granularity = "pixels" }}
+text = {{ encoder = "{clip}", granularity = "tokens" }}
 model = {{ kind = "CLIP" }}
-training = {{ batch_size = 8, probe_batches = 1, threads = 1 }}
+training = {{ batch_size = 8, metric_batches = 1, threads = 1 }}
 phases = [{{ epochs = 1, objective = "VLC()" }}]
 """)
     with pytest.raises(Stopped):
@@ -103,60 +106,58 @@ phases = [{{ epochs = 1, objective = "VLC()" }}]
     file = clip / "preprocessor_config.json"
     own, other = file.read_text(), json.dumps(json.loads(file.read_text()) | {"image_mean": [0.1, 0.1, 0.1]})
     file.write_text(other)
-    with pytest.raises(RunError, match="the encoder of the images changed"):
+    with pytest.raises(RunError, match="image_encoder changed"):
         visavis.train(resume=run)
     file.write_text(own)
     visavis.train(resume=run)
     ranked = visavis.evaluate(run).metrics
     file.write_text(other)
-    assert visavis.evaluate(run).metrics == ranked  # by the preparation that the run keeps
+    assert visavis.evaluate(run).metrics == ranked  # The run stores its preprocessing.
 
 
-def test_a_run_on_a_frozen_encoder_is_evaluated_by_that_one_alone(dual_encoders, world, tmp_path):
+def test_evaluation_rejects_changed_frozen_encoder(dual_encoders, world, tmp_path):
     clip, run = Path(shutil.copytree(dual_encoders / "clip", tmp_path / "clip")), tmp_path / "run"
     (tmp_path / "linear.toml").write_text(f"""
 name = "linear"
-visual = {{ tower = "{clip}", view = "pooled" }}
-text = {{ tower = "{clip}", view = "pooled" }}
-model = {{ kind = "Heads", width = 8, depth = 0 }}
-training = {{ batch_size = 8, probe_batches = 1, threads = 1 }}
+visual = {{ encoder = "{clip}", granularity = "pooled" }}
+text = {{ encoder = "{clip}", granularity = "pooled" }}
+model = {{ kind = "Heads", embedding_dim = 8, hidden_layers = 0 }}
+training = {{ batch_size = 8, metric_batches = 1, threads = 1 }}
 phases = [{{ epochs = 1, objective = "VLC()" }}]
 """)
     visavis.train(tmp_path / "linear.toml", data=world, out=run)
     file = clip / "model.safetensors"
     storage.write_tensors(file, {name: 2 * tensor for name, tensor in load_file(file).items()}, for_transformers=True)
-    with pytest.raises(
-        RunError, match=f"^the encoder of the images is not the one that {run} was trained with: bring its old weights back"
-    ):
+    with pytest.raises(RunError, match=f"^{run}: image_encoder changed since the training. Restore its weights"):
         visavis.evaluate(run)
 
 
 @pytest.mark.parametrize(
     ("line", "edited", "sentence"),
     [
-        ("lr = 0.01", "lr = 0.02", r"phases\.0\.optimizer\.lr is 0\.02, and was 0\.01 when the run began"),
-        ("batch_size = 16", "batch_size = 12", r"training\.batch_size is 12, and was 16"),
-        ('name = "AdamW"', 'name = "SGD"', r"phases\.0\.optimizer\.name is 'SGD', and was 'AdamW'"),
+        ("lr = 0.01", "lr = 0.02", r"phases\.0\.optimizer\.lr: expected 0\.01 as at the start of the run, got 0\.02"),
+        ("batch_size = 16", "batch_size = 12", r"training\.batch_size: expected 16 .*, got 12"),
+        ('name = "AdamW"', 'name = "SGD"', r"phases\.0\.optimizer\.name: expected 'AdamW' .*, got 'SGD'"),
         (
             '"Triplet(margin=0.2, ',
             '"Triplet(margin=0.3, ',
-            r"phases\.0\.objective is .Triplet\(margin=0\.3, .*, and was .Triplet\(margin=0\.2",
+            r"phases\.0\.objective: expected .Triplet\(margin=0\.2, .*, got .Triplet\(margin=0\.3",
         ),
-        ("seed = 9", "seed = 8", "seed is 8, and was 9"),
-        ("milestones = [\n    1,\n]", "milestones = []", r"phases\.1\.schedule\.milestones is \[\], and was \[1\]"),
-        ("width = 16", "width = 32", r"model\.width is 32, and was 16"),
+        ("seed = 9", "seed = 8", "seed: expected 9 .*, got 8"),
+        ("milestones = [\n    1,\n]", "milestones = []", r"phases\.1\.schedule\.milestones: expected \[1\] .*, got \[\]"),
+        ("embedding_dim = 16", "embedding_dim = 32", r"model\.embedding_dim: expected 16 .*, got 32"),
     ],
 )
-def test_an_edited_recipe_is_refused(begun, line, edited, sentence):
+def test_resume_rejects_edited_recipe(begun, line, edited, sentence):
     run = begun()
     text = (run / "run.toml").read_text()
     assert line in text
     (run / "run.toml").write_text(text.replace(line, edited, 1))
-    with pytest.raises(RunError, match=f"{re.escape(str(run / 'run.toml'))}: {sentence}.*: a run keeps its recipe; write it as it was"):
+    with pytest.raises(RunError, match=f"{re.escape(str(run / 'run.toml'))}: {sentence}.*\\. Restore the value, or start a new run"):
         visavis.train(resume=run)
 
 
-def test_what_changes_no_step_may_be_edited(begun, outcome, uninterrupted):
+def test_resume_accepts_edits_that_change_no_step(begun, outcome, uninterrupted):
     run = begun()
     text = (run / "run.toml").read_text().replace("checkpoint_s = 0", "checkpoint_s = 60").replace('about = ""', 'about = "mine"')
     (run / "run.toml").write_text(text.replace('memory = ""', 'memory = "1GiB"'))
@@ -164,14 +165,14 @@ def test_what_changes_no_step_may_be_edited(begun, outcome, uninterrupted):
     assert outcome(run)["model"] == outcome(uninterrupted(False))["model"]
 
 
-def test_other_versions_are_said(begun, listener):
+def test_resume_reports_changed_versions(begun, listener):
     run = begun()
     known = json.loads((run / "environment.json").read_text())
     known["versions"] |= {"torch": "1.0", "visavis": "0.0.1"}
     (run / "environment.json").write_text(json.dumps(known))
     visavis.train(resume=run, progress=listener)
-    said = next(sentence for sentence in listener.said if "begun with" in sentence)
-    assert re.match(r"this run was begun with visavis 0\.0\.1 \(now \S+\), torch 1\.0 \(now \S+\): the result may differ", said)
+    warning = next(sentence for sentence in listener.messages if "began with" in sentence)
+    assert re.match(r"This run began with visavis 0\.0\.1 \(now \S+\), torch 1\.0 \(now \S+\)\. The result may differ", warning)
 
 
 @pytest.mark.parametrize(
@@ -181,18 +182,17 @@ def test_other_versions_are_said(begun, listener):
         ("[]", r"environment\.json: its content is \[\]"),
         ("{}", r"environment\.json: threads is missing"),
         ('{"threads": "1", "data_fingerprint": "x"}', r"environment\.json: threads is '1': input should be a valid integer"),
-        ('{"threads": 1, "data_fingerprint": "x", "inputs": {"the pictures": 3}}', r"environment\.json: inputs\.the pictures is 3"),
-        ('{"threads": 1, "data_fingerprint": "x", "recipe": {"name": "y"}}', r"environment\.json, recipe: visual is missing"),
+        ('{"threads": 1, "data_fingerprint": "x"}', r"environment\.json: versions is missing"),
     ],
 )
-def test_a_damaged_record_is_a_sentence(uninterrupted, tmp_path, content, sentence):
+def test_damaged_input_record_is_reported(uninterrupted, tmp_path, content, sentence):
     run = Path(shutil.copytree(uninterrupted(False), tmp_path / "run"))
     (run / "environment.json").write_text(content)
     with pytest.raises(VisavisError, match=sentence):
         visavis.train(resume=run)
 
 
-def test_the_page_names_every_key_that_may_be_edited():
-    page = (Path(__file__).parents[2] / "docs" / "guides" / "recipes.md").read_text()
-    named = page.partition("keys may be edited: ")[2].partition(".\n")[0]
-    assert set(re.findall(r"`([\w.]+)`", named)) == set(FREE)
+def test_page_lists_every_editable_key():
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "resume.md").read_text()
+    named = page.partition("You may edit these keys:")[2].partition("## ")[0]
+    assert set(re.findall(r"`([\w.]+)`", named)) == set(CHANGEABLE_KEYS)

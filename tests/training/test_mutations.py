@@ -1,4 +1,4 @@
-"""Run folders in which something was changed at random: one sentence, or the very same weights; never a traceback, never other weights."""
+"""Randomly mutated run folders: either an error in one sentence or the same weights, never a traceback."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ ODD = (None, True, -1, 0, 2**70, 1e308, float("nan"), float("-inf"), "", "odd", 
 
 
 def leaves(value: Any, place: tuple = ()) -> list[tuple]:
-    """The places of all values in a JSON value."""
+    """Yield the positions of all values in a JSON value."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [place, *(leaf for key, item in inner for leaf in leaves(item, (*place, key)))]
 
 
 def change_value(file: Path, chance: random.Random) -> None:
-    """Another value somewhere in a JSON file or in a line of a log; a line of TOML lost, doubled or with another value."""
+    """Change a value of a JSON file or log line. Drop, double or change a line of TOML."""
     lines = file.read_text().splitlines(keepends=True)
     if file.suffix == ".toml":
         number = chance.randrange(len(lines))
@@ -64,7 +64,7 @@ def flip_bits(file: Path, chance: random.Random) -> None:
 
 
 def replace(file: Path, chance: random.Random) -> None:
-    """Nothing, a part, garbage, a folder, a pipe, a link or a sparse giant in a file's place."""
+    """Replace a file by nothing, a part, random bytes, a folder, a pipe, a link or a huge sparse file."""
     content = file.read_bytes()
     file.unlink()
     kind = chance.randrange(8)
@@ -112,8 +112,8 @@ def trained_to(weights: dict[str, torch.Tensor]) -> Callable[[Path], None]:
 
 @pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
-def test_a_changed_run_folder_is_refused_in_a_sentence_or_is_the_same(stopped, uninterrupted, tmp_path):
-    whole, told = uninterrupted(False), Counter()
+def test_mutated_run_folder_is_rejected_or_equal(stopped, uninterrupted, tmp_path):
+    whole, errors = uninterrupted(False), Counter()
     weights = load_file(whole / "model" / "model.safetensors")
     before = visavis.evaluate(whole, split="test", protocol="plain").metrics["rsum"]
     for seed in range(MUTATIONS):
@@ -125,10 +125,10 @@ def test_a_changed_run_folder_is_refused_in_a_sentence_or_is_the_same(stopped, u
         chance.choice(changes)(file, chance)
         try:
             if origin == whole:
-                told[used(run, evaluated_as(before))] += 1
-            told[used(run, trained_to(weights))] += 1
+                errors[used(run, evaluated_as(before))] += 1
+            errors[used(run, trained_to(weights))] += 1
         except BaseException as error:
             error.add_note(f"seed {seed}, {file.relative_to(run)} of {origin.name}")
             raise
         shutil.rmtree(run)
-    assert min(told.values()) > MUTATIONS / 10, told
+    assert min(errors.values()) > MUTATIONS / 10, errors

@@ -1,4 +1,4 @@
-"""Recipes nobody means: every file that ships, changed at random by seed, is a recipe or one sentence."""
+"""Invalid recipes: every included file, mutated at random, is either valid or rejected in one sentence."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import pytest
 import tomli_w
 
 from visavis.errors import VisavisError
-from visavis.training.overrides import parse_override
-from visavis.training.recipe_files import read_file, read_recipe, shipped
+from visavis.recipes.files import read_recipe, read_recipe_file, shipped_files
+from visavis.recipes.recipe import parse_override
 
 from ..mutation import ODD, changed, flipped
 
 
 def resolve(path: Any, overrides: dict[str, Any]) -> None:
-    """Every recipe of a file."""
-    file = read_file(str(path))
-    for row in file.rows or [None]:
+    """Return every recipe of a file."""
+    file = read_recipe_file(str(path))
+    for row in file.variants or [None]:
         file.recipe(row, overrides)
 
 
 def check(name, count, tmp_path):
-    chance, text, read = random.Random(name), shipped()[name].read_bytes(), 0
+    chance, text, read = random.Random(name), shipped_files()[name].read_bytes(), 0
     for number in range(count):
         path, overrides = tmp_path / "recipe.toml", {}
         if number % 3 == 0:
@@ -37,7 +37,7 @@ def check(name, count, tmp_path):
                 [
                     "phases.0.epochs",
                     "model",
-                    "model.width",
+                    "model.embedding_dim",
                     "data.path",
                     "objective",
                     "rows",
@@ -60,14 +60,14 @@ def check(name, count, tmp_path):
     assert 0 < read < count
 
 
-@pytest.mark.parametrize("name", shipped())
-def test_a_changed_recipe_is_a_recipe_or_a_sentence(name, tmp_path):
+@pytest.mark.parametrize("name", shipped_files())
+def test_mutated_recipe_is_valid_or_rejected(name, tmp_path):
     check(name, 40, tmp_path)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", shipped())
-def test_many_changed_recipes_are_recipes_or_sentences(name, tmp_path):
+@pytest.mark.parametrize("name", shipped_files())
+def test_many_mutated_recipes_are_valid_or_rejected(name, tmp_path):
     check(name, 1_000, tmp_path)
 
 
@@ -75,7 +75,7 @@ def test_many_changed_recipes_are_recipes_or_sentences(name, tmp_path):
     "content",
     ["a = " + "[" * 50_000, "a = " + "9" * 50_000, "a.b = 1\n" * 2, ".".join("a" * 3_000) + " = 1", "a = 1979-13-45", "\ufeffa = 1"],
 )
-def test_a_text_that_is_hard_to_read_is_a_sentence(content, tmp_path):
+def test_unreadable_recipe_text_is_rejected(content, tmp_path):
     (tmp_path / "recipe.toml").write_text(content)
     with pytest.raises(VisavisError):
         resolve(tmp_path / "recipe.toml", {})
@@ -96,13 +96,13 @@ def test_a_text_that_is_hard_to_read_is_a_sentence(content, tmp_path):
         "a={[]: 1}",
     ],
 )
-def test_an_override_that_is_hard_to_read_is_a_sentence(text, tmp_path):
-    (tmp_path / "recipe.toml").write_bytes(shipped()["demo"].read_bytes())
+def test_unreadable_override_is_rejected(text, tmp_path):
+    (tmp_path / "recipe.toml").write_bytes(shipped_files()["demo"].read_bytes())
     with pytest.raises(VisavisError, match=r"a is not a key of recipes|is not of the form"):
         resolve(tmp_path / "recipe.toml", dict([parse_override(text)]))
 
 
 @pytest.mark.parametrize("table", ["{ audio = 16, speech = 32 }", "{'audio': 16, 'speech': 32}", '{"audio": 16, "speech": 32}'])
-def test_an_override_may_be_a_table_of_toml_or_a_literal(table):
-    recipe = read_recipe("unified/4/ce-full-unified", dict([parse_override(f"model.clusters={table}")]))
-    assert recipe.model["clusters"] == {"audio": 16, "speech": 32}
+def test_override_accepts_toml_table_or_literal(table):
+    recipe = read_recipe("unified/4/ce-full-unified", dict([parse_override(f"model.netvlad_clusters={table}")]))
+    assert recipe.model["netvlad_clusters"] == {"audio": 16, "speech": 32}

@@ -1,14 +1,14 @@
-"""What an optimizer remembers, taken out and given back: the next step is the same, however a parameter lies in memory."""
+"""Saved and restored optimizer state gives the same next step for any memory layout of a parameter."""
 
 import pytest
 import torch
 
-from visavis.training.optimizer_state import optimizer_tensors, restore_optimizer
+from visavis.training.optimizer import optimizer_tensors, restore_optimizer
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_the_next_step_is_the_same(kind, layout):
+def test_optimizer_state_restores_next_step(kind, layout):
     start, slopes = torch.randn(4, 3, 2, 2), torch.randn(3, 4, 3, 2, 2)
 
     def begun():
@@ -26,7 +26,7 @@ def test_the_next_step_is_the_same(kind, layout):
     second.data.copy_(first.data)
     restore_optimizer(
         after, {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in optimizer_tensors(before).items()}
-    )  # as a file gives it
+    )  # Contiguous, as loaded from a file.
     step(first, before, slopes[2])
     step(second, after, slopes[2])
     assert torch.equal(first, second)

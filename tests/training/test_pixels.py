@@ -1,4 +1,4 @@
-"""Encoders of images trained from pixels: sizes, random crops, VSE-infinity on a grid, and a loss that rises from 0."""
+"""Image encoders trained from pixels: sizes, random crops, VSE-infinity on a grid, and loss warmup."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 from PIL import Image
 
 import visavis
-from visavis.data.reading import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.errors import RecipeError
-from visavis.models import CATALOG, small_cnn
-from visavis.models.caching import store_folder
-from visavis.models.pixel_source import CROPS
-from visavis.models.preprocessing import Preprocessing
-from visavis.models.towers import TowerSpec, open_preprocessing
-from visavis.training.checkpoint import Checkpoint, complete
-from visavis.training.recipe_files import read_recipe
-from visavis.training.stopping import Stopped
+from visavis.models import CATALOG
+from visavis.models.encoders import cnn_backbones as small_cnn
+from visavis.models.encoders.feature_extraction import feature_store_folder
+from visavis.models.encoders.frozen_encoders import EncoderSpec, open_preprocessing
+from visavis.models.encoders.preprocessing import CROP_FUNCTIONS, Preprocessing
+from visavis.recipes.files import read_recipe
+from visavis.training.checkpoint import Checkpoint, complete_checkpoints
+from visavis.training.stop_signals import Stopped
 from visavis.types import Encoded
 
 
@@ -28,35 +28,37 @@ def noise(width, height, seed=0):
     return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (height, width, 3), np.uint8))
 
 
-def test_ten_crops_are_drawn_by_the_picture_itself():
+def test_ten_random_crops_depend_on_image():
     preprocessing = Preprocessing(resize=(14,), crop=(14, 14), mean=(0.5,) * 3, std=(0.5,) * 3)
-    picture = noise(16, 16)
-    whole = Preprocessing(resize=None, crop=None, mean=(0.5,) * 3, std=(0.5,) * 3)(picture)
-    drawn = preprocessing(picture, 10, drawn=True)
+    image = noise(16, 16)
+    whole = Preprocessing(resize=None, crop=None, mean=(0.5,) * 3, std=(0.5,) * 3)(image)
+    drawn = preprocessing(image, 10, random_crops=True)
     assert drawn.shape == (10, 3, 14, 14)
-    assert torch.equal(preprocessing(picture.copy(), 10, drawn=True), drawn)
+    assert torch.equal(preprocessing(image.copy(), 10, random_crops=True), drawn)
     windows = {(top, left): whole[:, top : top + 14, left : left + 14] for top in range(3) for left in range(3)}
     places = [[place for place, window in windows.items() if torch.equal(window, crop)] for crop in drawn]
-    assert all(len(place) == 1 for place in places) and len({place[0] for place in places}) > 1, "windows of the picture, not all the same"
-    assert {index for place in places for index in place[0]} == {0, 1, 2}, "up to the edges"
-    assert not torch.equal(preprocessing(noise(16, 16, 1), 10, drawn=True), drawn)
-    assert preprocessing(noise(50, 20), 10, drawn=True).shape == (10, 3, 14, 14)
+    assert all(len(place) == 1 for place in places) and len({place[0] for place in places}) > 1, "crops are different windows of the image"
+    assert {index for place in places for index in place[0]} == {0, 1, 2}, "crops reach the edges"
+    assert not torch.equal(preprocessing(noise(16, 16, 1), 10, random_crops=True), drawn)
+    assert preprocessing(noise(50, 20), 10, random_crops=True).shape == (10, 3, 14, 14)
 
 
-def test_pictures_become_squares_of_the_size_that_is_said(scenes):
-    spec = TowerSpec("visual", "small-cnn", "grid", size=96)
+def test_images_are_resized_to_given_size(scenes):
+    spec = EncoderSpec("visual", "small-cnn", "regions", image_size=96)
     assert open_preprocessing(spec)([noise(40, 30)]).shape == (1, 3, 96, 96)
-    assert open_preprocessing(spec, of_crops=True)([noise(20, 30)]).shape == (1, 3, 96, 96)
+    assert open_preprocessing(spec, already_cropped=True)([noise(20, 30)]).shape == (1, 3, 96, 96)
     assert spec.open().encode([noise(40, 30)]).vectors.shape == (1, 36, 256)
     data = open_dataset(scenes)
     names = {
-        store_folder(data, TowerSpec("visual", "x", crops=10, random_crops=drawn, size=size)) for drawn in (False, True) for size in (0, 96)
+        feature_store_folder(data, EncoderSpec("visual", "x", crops=10, random_crops=drawn, image_size=size))
+        for drawn in (False, True)
+        for size in (0, 96)
     }
     assert len(names) == 4
 
 
-def test_crops_by_sides_keep_the_shape(generator):
-    sizes = [CROPS["sides"](noise(100, 50), generator).size for _ in range(200)]
+def test_crops_by_sides_keep_shape(generator):
+    sizes = [CROP_FUNCTIONS["random_sides"](noise(100, 50), generator).size for _ in range(200)]
     assert all(abs(width - 2 * height) <= 2 for width, height in sizes)
     assert min(sizes)[0] in range(60, 63) and max(sizes)[0] in range(98, 101)
 
@@ -64,12 +66,12 @@ def test_crops_by_sides_keep_the_shape(generator):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ("{ tower = 'small-cnn', view = 'pixels', random_crops = true }", "random_crops is for visual.crops = 10"),
-        ("{ tower = 'x', features = 'x.npy', crops = 10, random_crops = true }", "random_crops is for visual.crops = 10"),
-        ("{ tower = 'x', size = -1 }", "visual.size is -1"),
+        ("{ encoder = 'small-cnn', granularity = 'pixels', random_crops = true }", "visual.random_crops: expected with visual.crops = 10"),
+        ("{ encoder = 'x', features = 'x.npy', crops = 10, random_crops = true }", "visual.random_crops: expected with visual.crops = 10"),
+        ("{ encoder = 'x', image_size = -1 }", "visual.image_size: expected a value .*, got -1"),
     ],
 )
-def test_what_does_not_fit_is_one_sentence(settings, sentence, tmp_path):
+def test_invalid_pixel_recipe_is_rejected(settings, sentence, tmp_path):
     (tmp_path / "x.toml").write_text(
         f'name = "x"\nvisual = {settings}\nmodel = "VSE++()"\nphases = [{{ epochs = 1, objective = "VLC()" }}]\n'
     )
@@ -77,9 +79,16 @@ def test_what_does_not_fit_is_one_sentence(settings, sentence, tmp_path):
         read_recipe(tmp_path / "x.toml")
 
 
-def test_vse_infinity_on_a_grid_keeps_the_statistics_of_its_backbone_and_learns_all_else():
-    config = {"visual_view": "pixels", "visual_width": 256, "backbone": "small-cnn", "text_view": "tokens", "text_width": 9, "width": 8}
-    matcher = CATALOG["VSEInfinity"](CATALOG["VSEInfinity"].Config(**config, word_width=4)).train()
+def test_vse_infinity_on_grid_keeps_backbone_statistics():
+    config = {
+        "visual_granularity": "pixels",
+        "visual_input_dim": 256,
+        "backbone": "small-cnn",
+        "text_granularity": "tokens",
+        "text_input_dim": 9,
+        "embedding_dim": 8,
+    }
+    matcher = CATALOG["VSEInfinity"](CATALOG["VSEInfinity"].Config(**config, word_dim=4)).train()
     before = {name: buffer.clone() for name, buffer in matcher.backbone.named_buffers()}
     images, texts = Encoded(torch.randn(6, 3, 64, 64)), Encoded(torch.randint(1, 9, (6, 5)))
     matcher.score(matcher.encode_visual(images), matcher.encode_text(texts)).square().sum().backward()
@@ -89,17 +98,17 @@ def test_vse_infinity_on_a_grid_keeps_the_statistics_of_its_backbone_and_learns_
     assert isinstance(matcher.visual, torch.nn.Linear), "the grid goes through one linear map"
 
 
-def test_the_grid_is_left_out_by_chances_of_each_image():
-    config = {"visual_width": 4, "text_view": "tokens", "text_width": 9, "width": 8}
+def test_grid_dropout_is_sampled_per_image():
+    config = {"visual_input_dim": 4, "text_granularity": "tokens", "text_input_dim": 9, "embedding_dim": 8}
     matcher = CATALOG["VSEInfinity"](CATALOG["VSEInfinity"].Config(**config)).train()
-    shares = 1 - matcher._left_in(Encoded(torch.randn(4000, 100, 4)), of_image=True).float().mean(1)
+    shares = 1 - matcher._keep_mask(Encoded(torch.randn(4000, 100, 4)), from_image=True).float().mean(1)
     assert abs((shares == 0).float().mean() - 0.2) < 0.03, "a fifth of the images stay whole"
     assert abs(shares.mean() - 0.2 * (1 - 0.2**2) / 2) < 0.01
     assert shares.max() < 0.4
 
 
-def test_heads_read_the_own_vector_of_an_encoder_and_its_width(few_scenes, monkeypatch, tmp_path):
-    """Of VGG19 it is wider than a region; here of a network whose vector is narrower."""
+def test_heads_read_pooled_vector_and_its_dim(few_scenes, monkeypatch, tmp_path):
+    """The pooled vector of VGG19 has more dimensions than a region. Here it has fewer."""
 
     class Narrow(torch.nn.Module):
         def __init__(self):
@@ -114,25 +123,25 @@ def test_heads_read_the_own_vector_of_an_encoder_and_its_width(few_scenes, monke
     (tmp_path / "heads.toml").write_text(HEADS)
     visavis.train(tmp_path / "heads.toml", data=few_scenes, out=tmp_path / "run")
     config = json.loads((tmp_path / "run/model/config.json").read_text())["architecture"]
-    assert (config["visual_width"], config["backbone"]) == (4, "small-cnn")
+    assert (config["visual_input_dim"], config["backbone"]) == (4, "small-cnn")
     assert visavis.load(tmp_path / "run").encode_images([noise(30, 30)]).shape == (1, 8)
 
 
 HEADS = """
 name = "heads"
-visual = { tower = "small-cnn", view = "pixels", size = 32 }
-text = { tower = "minilm", view = "pooled" }
-model = { kind = "Heads", width = 8, hidden = 8 }
-training = { batch_size = 12, probe_batches = 1, threads = 1 }
-phases = [{ epochs = 1, objective = "Triplet()", trainable = ["visual", "text"] }, { epochs = 1, objective = "TripletHN()", start_from = "best" }]
+visual = { encoder = "small-cnn", granularity = "pixels", image_size = 32 }
+text = { encoder = "minilm", granularity = "pooled" }
+model = { kind = "Heads", embedding_dim = 8, hidden_dim = 8 }
+training = { batch_size = 12, metric_batches = 1, threads = 1 }
+phases = [{ epochs = 1, objective = "Triplet()", trainable = ["visual", "text"] }, { epochs = 1, objective = "TripletHN()", initial_weights = "best" }]
 """
 
 RECIPE = """
-name = "grid"
-visual = { tower = "small-cnn", view = "pixels", size = 48, augment = true, augment_crop = "sides" }
+name = "regions"
+visual = { encoder = "small-cnn", granularity = "pixels", image_size = 48, augment = true, augment_crop = "random_sides" }
 text = { min_count = 1 }
-model = { kind = "VSEInfinity", width = 16, word_width = 8 }
-training = { batch_size = 8, checkpoint_s = 0, probe_batches = 1, threads = 1 }
+model = { kind = "VSEInfinity", embedding_dim = 16, word_dim = 8 }
+training = { batch_size = 8, checkpoint_s = 0, metric_batches = 1, threads = 1 }
 
 [[phases]]
 epochs = 1
@@ -143,18 +152,18 @@ optimizer = { name = "AdamW", lr = 1e-3, lr_multipliers = { backbone = 0.01 } }
 [[phases]]
 epochs = 2
 objective = "TripletHN()"
-ramp = 1.0
+loss_warmup_epochs = 1.0
 keep_optimizer = true
 optimizer = { name = "SGD", lr = 1e-2, lr_multipliers = { backbone = 0.01 } }
 """
 
 
-def test_a_backbone_is_frozen_for_an_epoch_and_the_loss_rises_and_it_resumes_exactly(few_scenes, outcome, stop_at, tmp_path):
+def test_frozen_backbone_and_loss_warmup_resume_exactly(few_scenes, outcome, stop_at, tmp_path):
     (tmp_path / "grid.toml").write_text(RECIPE)
     visavis.train(tmp_path / "grid.toml", data=few_scenes, out=tmp_path / "whole")
     with pytest.raises(Stopped):
         visavis.train(tmp_path / "grid.toml", data=few_scenes, out=tmp_path / "run", progress=stop_at(4))
-    frozen, ramped = (Checkpoint.read(path) for path in complete(tmp_path / "run" / "checkpoint"))
+    frozen, ramped = (Checkpoint.read(path) for path in complete_checkpoints(tmp_path / "run" / "checkpoint"))
     assert (frozen.state.phase, ramped.state.phase_step) == (0, 0) or frozen.state.step < ramped.state.step
     with pytest.raises(Stopped):
         visavis.train(resume=tmp_path / "run", progress=stop_at(1))
@@ -162,15 +171,15 @@ def test_a_backbone_is_frozen_for_an_epoch_and_the_loss_rises_and_it_resumes_exa
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
-def test_the_first_step_of_a_ramp_moves_nothing_and_the_second_a_little(few_scenes, stop_at, tmp_path):
+def test_loss_warmup_starts_at_zero(few_scenes, stop_at, tmp_path):
     (tmp_path / "grid.toml").write_text(RECIPE)
 
     def moved(steps, ramp):
         run = tmp_path / f"{steps}-{ramp}"
         with pytest.raises(Stopped):
-            overrides = {"phases.0.epochs": 1, "phases.1.ramp": ramp}
+            overrides = {"phases.0.epochs": 1, "phases.1.loss_warmup_epochs": ramp}
             visavis.train(tmp_path / "grid.toml", data=few_scenes, out=run, overrides=overrides, progress=stop_at(4 + steps))
-        weights = Checkpoint.read(complete(run / "checkpoint")[-1]).weights
+        weights = Checkpoint.read(complete_checkpoints(run / "checkpoint")[-1]).weights
         return weights["visual.weight"]
 
     start = moved(0, 1.0)

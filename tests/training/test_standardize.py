@@ -1,4 +1,4 @@
-"""Features that a recipe standardizes: in training, on the way back from a run, and for new pictures."""
+"""Standardized features: in training, in evaluation of a run, and for new images."""
 
 import json
 
@@ -7,36 +7,39 @@ import torch
 
 import visavis
 from visavis.errors import RecipeError, RunError
-from visavis.models.base import vectors
-from visavis.progress import Silent
-from visavis.runs.folder import open_run, recipe_of
+from visavis.models.base import get_vectors
+from visavis.progress import NoProgress
+from visavis.runs.open_run import open_run, read_run_recipe
 
 
-def test_stored_and_new_pictures_are_standardized_alike(scenes, recipe, tmp_path):
+def test_stored_and_new_images_are_standardized_alike(scenes, recipe, tmp_path):
     run = visavis.train(
-        recipe, data=scenes, out=tmp_path / "run", overrides={"visual.standardize": "roots", "phases.0.epochs": 1, "phases.1.epochs": 1}
-    ).folder
-    data_module, matcher = open_run(run, recipe_of(run), Silent())
+        recipe,
+        data=scenes,
+        out=tmp_path / "run",
+        overrides={"visual.standardize": "sqrt_zscore", "phases.0.epochs": 1, "phases.1.epochs": 1},
+    ).run
+    data_module, matcher = open_run(run, read_run_recipe(run), NoProgress())
     train = data_module.data.split("train")
-    features = vectors(data_module.sources(train)[0].read(torch.arange(len(train.images)).numpy()))
+    features = get_vectors(data_module.sources(train)[0].read(torch.arange(len(train.images)).numpy()))
     torch.testing.assert_close(features.flatten(0, 1).mean(0), torch.zeros(features.shape[-1]), atol=1e-3, rtol=0)
-    stored = vectors(data_module.encode(matcher, train)[0])[:4]
+    stored = get_vectors(data_module.encode(matcher, train)[0])[:4]
     fresh = visavis.load(run).encode_images([image.open() for image in train.images[:4]])
-    torch.testing.assert_close(fresh, stored, atol=2e-3, rtol=0)  # stores are in half precision
+    torch.testing.assert_close(fresh, stored, atol=2e-3, rtol=0)  # Stores use half precision.
 
     config = json.loads((run / "model" / "config.json").read_text())
     config["standardization"]["mean"].pop()
-    config["standardization"]["deviation"].pop()
+    config["standardization"]["std"].pop()
     (run / "model" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(RunError, match=r"standardization of .* dimensions, expected the .* of its visual_width"):
+    with pytest.raises(RunError, match=r"expected a standardization of \d+ dimensions \(visual_input_dim\), got \d+"):
         visavis.load(run)
 
 
-def test_pixels_are_not_standardized(recipe, scenes, tmp_path):
-    with pytest.raises(RecipeError, match=r'visual\.standardize are for frozen features: visual\.view is "pixels"'):
+def test_standardize_rejects_pixels(recipe, scenes, tmp_path):
+    with pytest.raises(RecipeError, match=r'visual\.standardize: expected none with granularity "pixels"'):
         visavis.train(
             recipe,
             data=scenes,
             out=tmp_path / "run",
-            overrides={"visual": {"tower": "small-cnn", "view": "pixels", "standardize": "values"}},
+            overrides={"visual": {"encoder": "small-cnn", "granularity": "pixels", "standardize": "zscore"}},
         )

@@ -1,4 +1,4 @@
-"""Training on features that the data set itself stores, without any tower of images."""
+"""Training on features stored with the dataset, without an image encoder."""
 
 import json
 import re
@@ -10,19 +10,19 @@ from PIL import Image
 
 import visavis
 from visavis import storage
-from visavis.data import finite
+from visavis.data.features import arrays as finite
 from visavis.errors import DataError, RecipeError, RunError
 from visavis.evaluation import Protocol, protocols
-from visavis.runs.folder import recipe_of
-from visavis.training.recipe_files import read_recipe
-from visavis.training.run_files import RunFiles
+from visavis.recipes.files import read_recipe
+from visavis.runs.open_run import read_run_recipe
+from visavis.runs.run_folder import RunFolder
 
 WORDS = ["dog", "cat", "boat", "tree", "kite", "car", "lamp", "moon"]
 
 
 @pytest.fixture
 def precomp(tmp_path):
-    """Images whose features are the one-hot code of the word in their captions: easy to learn."""
+    """Write images whose features are the one-hot code of the word in their captions, which is easy to learn."""
     random = np.random.default_rng(0)
     for split, per_word in (("train", 8), ("dev", 2), ("test", 2)):
         words = np.repeat(np.arange(len(WORDS)), per_word)
@@ -43,8 +43,8 @@ def recipe(precomp):
         name = "tiny"
         data = {{ path = "{precomp}" }}
         visual = {{ features = "precomp" }}
-        text = {{ tower = "vocabulary", min_count = 1 }}
-        model = {{ kind = "VSE++", width = 16, word_width = 8 }}
+        text = {{ encoder = "vocabulary", min_count = 1 }}
+        model = {{ kind = "VSE++", embedding_dim = 16, word_dim = 8 }}
         training = {{ batch_size = 16 }}
         [[phases]]
         epochs = 4
@@ -55,42 +55,42 @@ def recipe(precomp):
     return path
 
 
-def test_features_that_are_no_numbers_stop_the_training_before_it_begins(precomp, recipe, tmp_path):
+def test_nonfinite_features_stop_training_before_start(precomp, recipe, tmp_path):
     for split, image in (("test", 15), ("dev", 3), ("dev", 0), ("train", 63)):
         features = np.load(precomp / f"{split}_ims.npy")
         features[image, 2] = np.nan
         np.save(precomp / f"{split}_ims.npy", features)
-        named = f"image {image} of split {'val' if split == 'dev' else split} in {precomp} holds features that are not finite"
+        named = f"image {image} of split {'val' if split == 'dev' else split} in {precomp}: expected finite features"
         with pytest.raises(RecipeError, match=f"^{re.escape(named)}"):
             visavis.train(recipe, out=tmp_path / "run")
         assert not (tmp_path / "run").exists()
 
 
-def test_a_data_set_without_features_of_its_own_is_refused(recipe, tmp_path):
+def test_dataset_without_features_is_rejected(recipe, tmp_path):
     folder = tmp_path / "photos"
     folder.mkdir()
     for number in range(40):
         Image.new("RGB", (4, 4)).save(folder / f"{number}.png")
     (folder / "captions.csv").write_text("filename,caption\n" + "".join(f"{number}.png,a dog\n" for number in range(40)))
-    with pytest.raises(DataError, match=r"captions\.csv holds no features of its own, .*: expected train_ims\.npy with train_caps\.txt"):
+    with pytest.raises(DataError, match=r'captions\.csv: features = "precomp" expects train_ims\.npy with train_caps\.txt'):
         visavis.train(recipe, data=folder, out=tmp_path / "run")
 
 
-def test_features_are_scanned_before_the_first_command_alone(precomp, recipe, tmp_path, monkeypatch):
+def test_features_are_scanned_by_first_command_only(precomp, recipe, tmp_path, monkeypatch):
     scans, scan = [], finite._scan
     monkeypatch.setattr(finite, "_scan", lambda features: scans.append(features.folder) or scan(features))
-    run = visavis.train(recipe, out=tmp_path / "run", overrides={"phases.0.epochs": 1}).folder
+    run = visavis.train(recipe, out=tmp_path / "run", overrides={"phases.0.epochs": 1}).run
     visavis.evaluate(run)
     assert scans == [precomp]
     features = np.load(precomp / "test_ims.npy")
     features[0, 0] = np.inf
     np.save(precomp / "test_ims.npy", features)
-    with pytest.raises(RecipeError, match="features that are not finite"):
+    with pytest.raises(RecipeError, match="expected finite features"):
         visavis.evaluate(run)
     assert len(scans) == 2
 
 
-def test_the_recipe_of_the_page_on_data_trains(precomp, tmp_path):
+def test_recipe_of_data_page_trains(precomp, tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "guides" / "data.md").read_text()
     block = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)[0]
     (tmp_path / "precomp.toml").write_text(block)
@@ -100,12 +100,12 @@ def test_the_recipe_of_the_page_on_data_trains(precomp, tmp_path):
         tmp_path / "precomp.toml",
         data=precomp,
         out=tmp_path / "run",
-        overrides=["phases.0.epochs=1", "model.width=8", "model.word_width=4", "training.batch_size=16", "text.min_count=1"],
+        overrides=["phases.0.epochs=1", "model.embedding_dim=8", "model.word_dim=4", "training.batch_size=16", "text.min_count=1"],
     )
     assert run.test.num_texts == 5 * run.test.num_images == 80
 
 
-def test_a_protocol_takes_the_first_captions(precomp, recipe, tmp_path, monkeypatch):
+def test_protocol_uses_first_captions(precomp, recipe, tmp_path, monkeypatch):
     three = Protocol(name="three", description="the first three captions", captions_per_image=3)
     monkeypatch.setattr(protocols, "CATALOG", (*protocols.CATALOG, three))
     trained = visavis.train(recipe, out=tmp_path / "run", overrides={"evaluation.protocol": "three", "epochs": 1})
@@ -114,7 +114,7 @@ def test_a_protocol_takes_the_first_captions(precomp, recipe, tmp_path, monkeypa
     assert visavis.evaluate(tmp_path / "run", protocol="plain").num_texts == 80
 
 
-def test_a_model_learns_from_stored_features_and_says_that_it_cannot_read_pictures(recipe, tmp_path):
+def test_model_of_stored_features_rejects_images(recipe, tmp_path):
     trained = visavis.train(recipe, out=tmp_path / "run")
     log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert trained.test is not None
@@ -122,7 +122,7 @@ def test_a_model_learns_from_stored_features_and_says_that_it_cannot_read_pictur
     assert trained.validation_rsum > log[0]["rsum"] + 100
     assert visavis.evaluate(tmp_path / "run").metrics == trained.test.metrics
     assert visavis.load(tmp_path / "run").encode_texts(["a dog number 3"]).norm().item() == pytest.approx(1)
-    with pytest.raises(RunError, match="without a visual tower"):
+    with pytest.raises(RunError, match="expected one for new images or videos"):
         visavis.load(tmp_path / "run").encode_images([Image.new("RGB", (8, 8))])
     assert visavis.search(tmp_path / "run", "a dog", top=3)[0].name in {f"train-{i}" for i in range(8)} | {
         "val-0",
@@ -131,40 +131,40 @@ def test_a_model_learns_from_stored_features_and_says_that_it_cannot_read_pictur
         "test-1",
     }
     Image.new("RGB", (8, 8)).save(tmp_path / "photo.png")
-    with pytest.raises(RunError, match="without a visual tower"):
-        visavis.search(tmp_path / "run", "a dog", inside=tmp_path)
+    with pytest.raises(RunError, match="expected one for new images or videos"):
+        visavis.search(tmp_path / "run", "a dog", collection=tmp_path)
 
 
-def test_a_run_reads_the_features_that_other_data_store(precomp, recipe, tmp_path):
+def test_run_reads_stored_features_of_other_data(precomp, recipe, tmp_path):
     run, other = visavis.train(recipe, out=tmp_path / "run", overrides={"epochs": 2}), tmp_path / "other"
     other.mkdir()
     for file in (*precomp.glob("*_ims.npy"), *precomp.glob("*_caps.txt")):
         (other / file.name).write_bytes(file.read_bytes())
     np.save(other / "test_ims.npy", np.load(other / "test_ims.npy")[::-1])
-    assert visavis.evaluate(run.folder, data=precomp).metrics == run.test.metrics
-    assert visavis.evaluate(run.folder, data=other).metrics["rsum"] < run.test.metrics["rsum"] - 50
+    assert visavis.evaluate(run.run, data=precomp).metrics == run.test.metrics
+    assert visavis.evaluate(run.run, data=other).metrics["rsum"] < run.test.metrics["rsum"] - 50
 
 
 @pytest.fixture
 def read_on(recipe, precomp, tmp_path):
-    """The features that a run, trained on some, reads on a data set."""
+    """Return a function for the features that a run reads on a dataset."""
     photos = tmp_path / "photos"
     photos.mkdir()
     Image.new("RGB", (4, 4)).save(photos / "0.png")
     (photos / "captions.csv").write_text("filename,caption\n0.png,a dog\n")
     places = {"its own": precomp, "its own by another name": precomp / ".." / precomp.name, "photos": photos}
 
-    def read(features, tower, place):
-        keys = {"visual.features": features, "visual.tower": tower}
-        storage.write_toml(RunFiles(tmp_path / "run").recipe, read_recipe(recipe, keys).to_dict())
-        return recipe_of(tmp_path / "run", str(places[place])).visual.features
+    def read(features, encoder, place):
+        keys = {"visual.features": features, "visual.encoder": encoder}
+        storage.write_toml(RunFolder(tmp_path / "run").recipe, read_recipe(recipe, keys).to_dict())
+        return read_run_recipe(tmp_path / "run", str(places[place])).visual.features
 
     (tmp_path / "run").mkdir()
     return read
 
 
 @pytest.mark.parametrize(
-    ("features", "tower", "place", "expected"),
+    ("features", "encoder", "place", "expected"),
     [
         ("stored.npy", "", "its own", "stored.npy"),
         ("stored.npy", "scenes", "its own by another name", "stored.npy"),
@@ -174,10 +174,10 @@ def read_on(recipe, precomp, tmp_path):
         ("precomp", "", "photos", "precomp"),
     ],
 )
-def test_features_are_those_of_the_data_at_hand_or_an_encoder_makes_them(features, tower, place, expected, read_on):
-    assert read_on(features, tower, place) == expected
+def test_features_come_from_data_or_encoder(features, encoder, place, expected, read_on):
+    assert read_on(features, encoder, place) == expected
 
 
-def test_features_of_other_images_are_never_taken(read_on):
-    with pytest.raises(RunError, match=r"stored of the images of .* \(stored\.npy\), and none of those of .*photos: name its own data"):
+def test_features_of_other_images_are_not_used(read_on):
+    with pytest.raises(RunError, match=r"whose stored features the run reads \(stored\.npy\), got .*photos\. Use the data of the run"):
         read_on("stored.npy", "", "photos")

@@ -1,4 +1,4 @@
-"""From video files to a ranking: frame features are cached, a model trains on them, and it reads new videos."""
+"""Video retrieval: frame features are cached, and a model trains on them and reads new videos."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 import visavis
 from visavis.cli import app
-from visavis.data.features import FeatureStore
-from visavis.data.reading import open_dataset
+from visavis.data.dataset_reader import open_dataset
+from visavis.data.features.store import FeatureStore
 from visavis.errors import DataError, RecipeError, SpecError
-from visavis.models.caching import cache_features, store_folder
-from visavis.models.towers import TowerSpec
+from visavis.models.encoders.feature_extraction import cache_features, feature_store_folder
+from visavis.models.encoders.frozen_encoders import EncoderSpec
 
 from ..videos import damaged, random_clip, write_sound, write_video
 
@@ -27,9 +27,9 @@ pytest.importorskip("av")
 COLORS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "white": (255, 255, 255)}
 RECIPE = """
 name = "videos"
-visual = { tower = "scenes", view = "frames", frames_per_second = 2.0, standardize = "values" }
-text = { tower = "vocabulary", min_count = 1 }
-model = { kind = "VSEInfinity", width = 16, word_width = 8 }
+visual = { encoder = "scenes", granularity = "frames", frames_per_second = 2.0, standardize = "zscore" }
+text = { encoder = "vocabulary", min_count = 1 }
+model = { kind = "VSEInfinity", embedding_dim = 16, word_dim = 8 }
 training = { batch_size = 8, threads = 1 }
 
 [[phases]]
@@ -45,7 +45,7 @@ def colored(name):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A video for each pair of colors, the one that comes first first; between one and three seconds long."""
+    """A video of one to three seconds for each pair of colors, shown one after the other."""
     rows = ["filename,caption,split"]
     for number, (first, second) in enumerate((a, b) for a in COLORS for b in COLORS if a != b):
         write_video(tmp_path / f"{number}.mp4", [colored(first)] * 5 + [colored(second)] * (5 + 10 * (number % 3)))
@@ -62,18 +62,18 @@ def recipe(tmp_path):
     return path
 
 
-def test_frames_of_clips_are_cached_as_they_are_encoded(folder):
-    data, spec = open_dataset(folder), TowerSpec("visual", "scenes", "frames", frames_per_second=2.0)
+def test_frames_of_clips_are_cached(folder):
+    data, spec = open_dataset(folder), EncoderSpec("visual", "scenes", "frames", frames_per_second=2.0)
     store = cache_features(data, spec)
     read = store.read(store.rows(image.name for image in data.images[:3]))
     assert read.mask.sum(1).tolist() == [2, 4, 6]
-    pictures = TowerSpec("visual", "scenes").open().encode(data.images[1].frames(2.0))
-    assert torch.allclose(read.vectors[1, :4], pictures.vectors, atol=2e-3)
-    assert FeatureStore.open(store_folder(data, spec)).description.preprocessing["frames_per_second"] == 2
-    assert store_folder(data, spec) != store_folder(data, TowerSpec("visual", "scenes", "frames", frames_per_second=1.0))
+    images = EncoderSpec("visual", "scenes").open().encode(data.images[1].frames(2.0))
+    assert torch.allclose(read.vectors[1, :4], images.vectors, atol=2e-3)
+    assert FeatureStore.open(feature_store_folder(data, spec)).description.preprocessing["frames_per_second"] == 2
+    assert feature_store_folder(data, spec) != feature_store_folder(data, EncoderSpec("visual", "scenes", "frames", frames_per_second=1.0))
 
 
-def test_a_model_of_videos_trains_loads_and_searches(folder, recipe, tmp_path):
+def test_video_model_trains_loads_and_searches(folder, recipe, tmp_path):
     run = tmp_path / "run"
     trained = visavis.train(recipe, data=folder, out=run)
     assert trained.test is not None
@@ -88,27 +88,25 @@ def test_a_model_of_videos_trains_loads_and_searches(folder, recipe, tmp_path):
     new = tmp_path / "new"
     new.mkdir()
     write_video(new / "mine.mp4", [colored("red")] * 20)
-    found = CliRunner().invoke(app, ["search", str(run), "red then green", "--in", str(new), "--json"])
+    found = CliRunner().invoke(app, ["search", str(run), "red then green", "--collection", str(new), "--json"])
     assert found.exit_code == 0, found.output
     assert [hit["name"] for hit in json.loads(found.output)["hits"]] == ["mine.mp4"]
     write_sound(new / "sound.mp4")
-    with pytest.raises(DataError, match=r"sound\.mp4 has no frames: it holds only sound"):
+    with pytest.raises(DataError, match=r"sound\.mp4 has no frames: it contains only sound"):
         model.encode_videos([new / "sound.mp4"])
 
 
-def test_a_clip_without_frames_stops_the_training_before_it_begins(folder, recipe, tmp_path):
+def test_clip_without_frames_stops_training_before_start(folder, recipe, tmp_path):
     write_sound(folder / "3.mp4")
     with pytest.raises(DataError, match=r"1 x broken video.*3\.mp4: the video has no frames"):
         visavis.train(recipe, data=folder, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_clip_that_is_damaged_after_its_first_frame_can_be_left_out(folder, recipe, tmp_path, listener):
+def test_damaged_clip_can_be_skipped(folder, recipe, tmp_path, listener):
     whole = random_clip(folder / "3.mp4", options={"movflags": "faststart"}).read_bytes()
     (folder / "3.mp4").write_bytes(damaged(whole))
-    with pytest.raises(
-        DataError, match=r"video 3\.mp4 is damaged.*; mend it, take it out of .*, or leave out what is broken with --skip-bad\.$"
-    ):
+    with pytest.raises(DataError, match=r"video 3\.mp4 is damaged.* Repair the video, .* or skip broken files with --skip-bad\.$"):
         visavis.train(recipe, data=folder, out=tmp_path / "run")
     run = tmp_path / "another"
     assert visavis.train(recipe, data=folder, out=run, skip_bad=True).test is not None
@@ -116,60 +114,65 @@ def test_a_clip_that_is_damaged_after_its_first_frame_can_be_left_out(folder, re
     loose.mkdir()
     for name in ("3.mp4", "4.mp4"):
         (folder / name).rename(loose / name)
-    hits = visavis.search(run, "red then green", inside=loose, progress=listener)
+    hits = visavis.search(run, "red then green", collection=loose, progress=listener)
     assert [hit.name for hit in hits] == ["4.mp4"]
-    assert any(sentence.startswith("left out: 3.mp4: the video is damaged") for sentence in listener.said)
+    assert any(sentence.startswith("Skipped: 3.mp4: the video is damaged") for sentence in listener.messages)
 
 
-def test_a_clip_is_too_long_at_the_rate_of_the_recipe(folder, recipe, tmp_path):
+def test_too_long_clip_is_rejected_at_recipe_rate(folder, recipe, tmp_path):
     write_video(folder / "3.mp4", (colored("red") for _ in range(60)), rate=1)
-    with pytest.raises(DataError, match=r"3\.mp4: the video gives 1,181 pictures in its 59 seconds"):
+    with pytest.raises(DataError, match=r"3\.mp4: the video has 1,181 frames in 59 seconds"):
         visavis.train(recipe, data=folder, out=tmp_path / "run", overrides={"visual.frames_per_second": 20.0})
 
 
-def test_without_a_recipe_a_folder_of_videos_is_refused_before_anything_is_computed(folder, tmp_path):
-    with pytest.raises(RecipeError, match=r"holds videos, such as 0\.mp4, which no default recipe reads: give one with visual = "):
+def test_videos_without_recipe_are_rejected(folder, tmp_path):
+    with pytest.raises(
+        RecipeError, match=r"expected images, found the video 0\.mp4, which no default recipe reads\. Pass a recipe with visual = "
+    ):
         visavis.train(data=folder, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_features_of_frames_need_a_rate(folder):
-    with pytest.raises(SpecError, match="a tower of view frames has frames_per_second = 0, expected a rate above 0, such as 1"):
-        visavis.features(folder, visual="scenes", view="frames")
-    (store,) = visavis.features(folder, visual="scenes", view="frames", frames_per_second=1.0)
-    assert store.description.view == "frames"
+def test_frame_features_need_rate(folder):
+    with pytest.raises(SpecError, match="frames_per_second: expected a rate above 0, such as 1, for granularity frames"):
+        visavis.features(folder, visual="scenes", granularity="frames")
+    (store,) = visavis.features(folder, visual="scenes", granularity="frames", frames_per_second=1.0)
+    assert store.description.granularity == "frames"
 
 
-def test_a_model_of_pictures_refuses_videos(dual_encoders, folder):
+def test_image_model_rejects_videos(dual_encoders, folder):
     model = visavis.load(dual_encoders / "clip")
-    with pytest.raises(DataError, match=r"0\.mp4 is a video, and this model reads pictures"):
+    with pytest.raises(DataError, match=r"0\.mp4: expected an image, got a video"):
         model.encode_videos([folder / "0.mp4"])
 
 
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        ({"visual.frames_per_second": 0.0}, 'visual.view is "frames" with visual.frames_per_second = 0: expected a rate above 0'),
-        ({"visual.view": "pooled"}, 'visual.view is "pooled" with visual.frames_per_second = 2'),
+        (
+            {"visual.frames_per_second": 0.0},
+            'expected a rate > 0 with granularity "frames" only, without visual.features and visual.crops, got 0',
+        ),
+        ({"visual.granularity": "pooled"}, 'got 2 with granularity "pooled"'),
         ({"visual.crops": 10}, "without visual.features and visual.crops"),
         ({"visual.fps": 1.0}, "visual.fps is not a key of recipes"),
     ],
 )
-def test_rates_that_do_not_fit_are_one_sentence(folder, recipe, overrides, sentence):
+def test_invalid_frame_rates_are_rejected(folder, recipe, overrides, sentence):
     with pytest.raises(RecipeError, match=sentence):
         visavis.train(recipe, data=folder, overrides=overrides)
 
 
 @pytest.mark.data
-def test_msvd_mini_goes_from_video_files_to_a_ranking(data_folder, recipe, tmp_path):
-    """Thirteen clips of eight stored frames, encoded to mp4, two frames a second."""
+def test_msvd_mini_trains_and_ranks(data_folder, recipe, tmp_path):
+    """Thirteen clips of eight stored frames, encoded as mp4 at two frames per second."""
     source, folder, rows = data_folder / "msvd_mini", tmp_path / "msvd", []
     folder.mkdir()
     with tarfile.open(source / "frames-0000.tar") as frames:
         for number, video in enumerate(json.loads((source / "dataset_msvd_mini.json").read_text())["videos"]):
-            pictures = [np.asarray(Image.open(io.BytesIO(frames.extractfile(name).read())).convert("RGB")) for name in video["frames"]]
-            height, width = (side // 2 * 2 for side in pictures[0].shape[:2])
-            write_video(folder / f"{video['video']}.mp4", [picture[:height, :width] for picture in pictures], rate=2)
+            images = [np.asarray(Image.open(io.BytesIO(frames.extractfile(name).read())).convert("RGB")) for name in video["frames"]]
+            height, width = (side // 2 * 2 for side in images[0].shape[:2])
+            write_video(folder / f"{video['video']}.mp4", [image[:height, :width] for image in images], rate=2)
             split = {0: "test", 1: "val"}.get(number % 5, "train")
             rows.append({"filename": f"{video['video']}.mp4", "captions": [one["raw"] for one in video["sentences"]], "split": split})
     (folder / "captions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -177,7 +180,7 @@ def test_msvd_mini_goes_from_video_files_to_a_ranking(data_folder, recipe, tmp_p
     trained = visavis.train(recipe, data=folder, out=run, overrides={"text.min_count": 2})
     assert trained.test.num_images == 3
     assert trained.test.num_texts == sum(len(row["captions"]) for row in rows if row["split"] == "test")
-    hits = visavis.search(run, "a man is cooking", inside=folder, top=5)
+    hits = visavis.search(run, "a man is cooking", collection=folder, top=5)
     assert len({hit.name for hit in hits}) == 5
     scores = visavis.load(run).score([folder / hit.name for hit in hits], ["a man is cooking"])[:, 0]
     assert scores.tolist() == pytest.approx([hit.score for hit in hits], abs=2e-3)

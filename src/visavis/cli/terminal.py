@@ -1,4 +1,4 @@
-"""What reaches the terminal: text that it can show, nothing that steers it, and a quiet end where nobody reads on."""
+"""Output to a terminal: escaped control characters, JSON, closed pipes, and signals that end a command."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any, NoReturn
 
 import typer
@@ -17,45 +20,64 @@ import typer
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def visible(text: str) -> str:
-    r"""A text whose control characters, which a file's name may hold, are written out; tabs and ends of lines stay.
+def escape_control_characters(text: str) -> str:
+    r"""Escape control characters, which a file name may have. Tabs and newlines stay.
 
-    >>> print(visible("\x1b[2J.jpg"))
-    \x1b[2J.jpg
+    Args:
+        text: Text of any origin.
+
+    Returns:
+        Text that does not control a terminal.
+
+    Example:
+        >>> print(escape_control_characters("\x1b[2J.jpg"))
+        \x1b[2J.jpg
     """
-    return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return _CONTROLS.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
-def show_what_can_be_shown() -> None:
-    """From now on, characters that stdout and stderr cannot encode are written out by their numbers."""
+def escape_unencodable_output() -> None:
+    """Make stdout and stderr escape characters that they cannot encode."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
-def tell(sentence: str) -> None:
-    """A sentence on stderr; a terminal that was closed hears nothing."""
+def print_error(text: str) -> None:
+    """Print one line on stderr. Errors of a closed terminal are ignored.
+
+    Args:
+        text: Message. Newlines are escaped.
+    """
     with contextlib.suppress(OSError):
-        typer.echo(visible(sentence).replace("\n", "\\n"), err=True)
+        typer.echo(escape_control_characters(text).replace("\n", "\\n"), err=True)
 
 
 def print_line(text: str) -> None:
-    """Text on stdout."""
+    """Print a text on stdout.
+
+    Args:
+        text: Plain text.
+    """
     try:
-        typer.echo(visible(text))
+        typer.echo(escape_control_characters(text))
     except BrokenPipeError:
-        hang_up()
+        exit_quietly()
 
 
 def print_json(content: dict[str, Any]) -> None:
-    """One line of JSON on stdout; a number that is not finite is null."""
+    """Print one line of JSON on stdout. Numbers that are not finite are printed as null.
+
+    Args:
+        content: JSON object.
+    """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    written = json.dumps(_finite(content), ensure_ascii=not encoding.lower().startswith("utf"), allow_nan=False)
-    print_line(re.sub(r"[\x7f-\x9f\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", written))
+    text = json.dumps(_finite(content), ensure_ascii=not encoding.lower().startswith("utf"), allow_nan=False)
+    print_line(re.sub(r"[\x7f-\x9f\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
-def hang_up() -> NoReturn:
-    """End without a word, as the shell ends a command whose reader has gone (``| head``)."""
+def exit_quietly() -> NoReturn:
+    """Exit without a message, as a command whose reader has left (``| head``)."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(128 + getattr(signal, "SIGPIPE", 13))
 
@@ -66,3 +88,46 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(part) for key, part in value.items()}
     return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+ENDING_SIGNALS = tuple(signal.Signals[name] for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""Signals that end a command: termination, and a closed terminal, which Windows does not have."""
+
+
+class SignalReceived(BaseException):
+    """A signal that ends the command. It is a BaseException so that no handler of errors catches it.
+
+    Args:
+        received: The signal.
+
+    Attributes:
+        signal: The signal.
+    """
+
+    def __init__(self, received: signal.Signals):
+        super().__init__(received.name)
+        self.signal = received
+
+
+@contextmanager
+def signals_raised() -> Iterator[None]:
+    """Raise SignalReceived on a signal in this block. Ignored signals stay ignored (``nohup``).
+
+    Yields:
+        Nothing.
+
+    Raises:
+        SignalReceived: If a signal arrives.
+    """
+
+    def handle_signal(number: int, _: FrameType | None) -> None:
+        raise SignalReceived(signal.Signals(number))
+
+    handled = [number for number in ENDING_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    for number in handled:
+        signal.signal(number, handle_signal)
+    try:
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)

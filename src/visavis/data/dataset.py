@@ -1,7 +1,7 @@
-"""What every reader returns: images by name, captions, and which caption describes which image.
+"""A data set: images by name, captions, and which caption describes which image.
 
-A Dataset is a value. It holds no pixels: each image knows where its bytes are (a file, or a range of bytes in a tar
-archive, read in place). Features of images and captions live in stores beside it (data/features.py).
+A ``Dataset`` is a value without pixels. Each image has the location of its bytes: a file, or a range of bytes in a tar archive, which is
+read in place. Features of images and captions are stored separately (``visavis.data.features``).
 """
 
 from __future__ import annotations
@@ -15,15 +15,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from visavis import storage
-from visavis.errors import DataError, nearest
+from visavis.errors import DataError, ShapeError, suggest_name
 
 if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
+    from PIL.Image import Image as PILImage
 
 
 @dataclass(frozen=True)
-class Bytes:
-    """Where an image's bytes lie: a whole file, or ``size`` bytes from ``offset`` of an archive."""
+class ByteRange:
+    """Location of an image's bytes: a whole file, or a part of an archive.
+
+    Attributes:
+        path: The file or archive.
+        offset: First byte.
+        size: Number of bytes. None: the whole file.
+    """
 
     path: Path
     offset: int = 0
@@ -31,99 +37,159 @@ class Bytes:
 
     @property
     def num_bytes(self) -> int:
+        """Number of bytes."""
         return self.path.stat().st_size if self.size is None else self.size
 
     @property
-    def source(self) -> Path | bytes:
-        """The file, or the bytes that are a part of one: what readers of videos take."""
+    def path_or_content(self) -> Path | bytes:
+        """The path of a whole file, or the bytes of a part of one. Video readers take both."""
         return self.path if self.size is None else self.read()
 
     @property
-    def content(self) -> str:
-        """A hash of the bytes, by which they are known under any name. Raises DataError."""
+    def content_hash(self) -> str:
+        """Hash of the bytes."""
         return hashlib.sha256(self.read()).hexdigest()[:32]
 
     def read(self) -> bytes:
-        """The bytes. Raises DataError for a file that cannot be read at the moment, or is no regular one of up to a gigabyte."""
-        return storage.read_bytes(self.path) if self.size is None else storage.read_part(self.path, self.offset, self.size)
+        """Read the bytes.
+
+        Returns:
+            The bytes.
+
+        Raises:
+            DataError: If the file cannot be read now, is not a regular file, or is larger than a gigabyte.
+        """
+        return storage.read_bytes(self.path) if self.size is None else storage.read_range(self.path, self.offset, self.size)
 
 
 @dataclass(frozen=True)
 class Image:
-    """One image, or a clip: its name (unique in the data set), its split, and where its bytes lie (None: text or features only)."""
+    """An image or a video.
+
+    Attributes:
+        name: Name, unique in the data set.
+        split: Name of its split.
+        location: Location of its bytes. None if only its captions or features are available.
+    """
 
     name: str
     split: str
-    bytes: Bytes | None = None
+    location: ByteRange | None = None
 
     @property
-    def is_clip(self) -> bool:
-        """Whether it is a video, by the ending of its file's name."""
-        from visavis.data.clips import is_video
+    def is_video(self) -> bool:
+        """Whether it is a video, by the suffix of its file name."""
+        from visavis.data.video import is_video
 
-        return is_video(self.name) or (self.bytes is not None and self.bytes.size is None and is_video(self.bytes.path.name))
+        return is_video(self.name) or (self.location is not None and self.location.size is None and is_video(self.location.path.name))
 
-    def open(self) -> Picture:
-        """The picture in RGB, upright (EXIF orientation applied). Raises DataError naming the image."""
-        from visavis.data.pictures import open_picture
+    def open(self) -> PILImage:
+        """Decode the image.
 
-        if self.is_clip:
-            raise DataError(f'{self.name} is a video, expected a picture: read its frames, with visual.view = "frames".')
-        return open_picture(self._there.read(), self.name)
+        Returns:
+            An upright RGB image (EXIF orientation applied).
 
-    def frames(self, rate: float) -> list[Picture]:
-        """The pictures of a clip, so many a second; of a picture itself. Raises DataError naming the clip."""
-        from visavis.data.clips import clip_frames
+        Raises:
+            DataError: If it is a video or cannot be decoded.
+        """
+        from visavis.data.images import decode_image
 
-        return clip_frames(self._there.source, self.name, rate) if self.is_clip else [self.open()]
+        if self.is_video:
+            raise DataError(f'{self.name}: expected an image, got a video. Read its frames with visual.granularity = "frames".')
+        return decode_image(self._pixels.read(), self.name)
 
-    def num_frames(self, rate: float) -> int:
-        """How many pictures ``frames`` gives; nothing is decoded. Raises DataError naming the clip."""
-        from visavis.data.clips import frames_in
+    def frames(self, frames_per_second: float) -> list[PILImage]:
+        """Decode frames of a video. An image is a video of one frame.
 
-        return frames_in(self._there.source, self.name, rate) if self.is_clip else 1
+        Args:
+            frames_per_second: Number of frames per second.
 
-    def seconds(self) -> float:
-        """How long a clip is; 0 for a picture. Nothing is decoded. Raises DataError naming the clip."""
-        from visavis.data.clips import seconds_in
+        Returns:
+            Upright RGB images.
 
-        return seconds_in(self._there.source, self.name) if self.is_clip else 0.0
+        Raises:
+            DataError: If the video cannot be decoded.
+        """
+        from visavis.data.video import read_frames
 
-    def preview(self) -> Picture:
-        """The picture; of a clip its first frame. Raises DataError naming it."""
-        from visavis.data.clips import first_frame
+        return read_frames(self._pixels.path_or_content, self.name, frames_per_second) if self.is_video else [self.open()]
 
-        return first_frame(self._there.source, self.name) if self.is_clip else self.open()
+    def num_frames(self, frames_per_second: float) -> int:
+        """Count the frames that ``frames`` returns, without decoding them.
+
+        Args:
+            frames_per_second: Number of frames per second.
+
+        Returns:
+            The number of frames.
+
+        Raises:
+            DataError: If the video cannot be read.
+        """
+        from visavis.data.video import count_frames
+
+        return count_frames(self._pixels.path_or_content, self.name, frames_per_second) if self.is_video else 1
+
+    def duration(self) -> float:
+        """Read the duration of a video without decoding it.
+
+        Returns:
+            Seconds. 0 for an image.
+
+        Raises:
+            DataError: If the video cannot be read.
+        """
+        from visavis.data.video import video_duration
+
+        return video_duration(self._pixels.path_or_content, self.name) if self.is_video else 0.0
+
+    def preview(self) -> PILImage:
+        """Decode the image, or the first frame of a video.
+
+        Returns:
+            An upright RGB image.
+
+        Raises:
+            DataError: If it cannot be decoded.
+        """
+        from visavis.data.video import first_frame
+
+        return first_frame(self._pixels.path_or_content, self.name) if self.is_video else self.open()
 
     @property
-    def _there(self) -> Bytes:
-        if self.bytes is None:
+    def _pixels(self) -> ByteRange:
+        if self.location is None:
             raise DataError(
-                f"image {self.name} has no pixels in this data set: only its captions or features are here; put the pictures beside their list."
+                f"image {self.name} has no pixels: this data set has only captions or features. Put the image files next to their list."
             )
-        return self.bytes
+        return self.location
 
 
 @dataclass(frozen=True)
 class Dataset:
     """Images, captions, and which caption describes which image.
 
-    images: in a fixed order, that of the reader's list. captions: texts, in order. image_of ``[captions]``: the
-    index of the image that each caption describes. origin ``[images]`` and caption_origin ``[captions]``: for a
-    part of a data set, the indices in the whole (features are stored for the whole). skipped: sentences that say
-    what the reader left out.
+    Attributes:
+        name: Name of the data set.
+        images: Images in the order of their list.
+        captions: Captions in the order of their list.
+        image_of: Index of the image of each caption, shape ``[captions]``.
+        image_origin: For a part of a data set, the indices of its images in the whole, shape ``[images]``. Features are stored for the whole.
+        caption_origin: The same for captions, shape ``[captions]``.
+        skipped: Sentences about the items that were skipped by the reader.
     """
 
     name: str
     images: tuple[Image, ...]
     captions: tuple[str, ...]
     image_of: np.ndarray
-    origin: np.ndarray | None = None
+    image_origin: np.ndarray | None = None
     caption_origin: np.ndarray | None = None
     skipped: tuple[str, ...] = ()
 
     @property
     def splits(self) -> tuple[str, ...]:
+        """Names of the splits in order of first occurrence."""
         return tuple(dict.fromkeys(image.split for image in self.images))
 
     @cached_property
@@ -135,78 +201,140 @@ class Dataset:
 
     @property
     def image_rows(self) -> np.ndarray:
-        """Each image's index in the whole data set: its row in a feature store."""
-        return np.arange(len(self.images)) if self.origin is None else self.origin
+        """Index of each image in the whole data set, which is its row in a feature store."""
+        return np.arange(len(self.images)) if self.image_origin is None else self.image_origin
 
     @property
     def caption_rows(self) -> np.ndarray:
-        """Each caption's index in the whole data set."""
+        """Index of each caption in the whole data set."""
         return np.arange(len(self.captions)) if self.caption_origin is None else self.caption_origin
 
+    def check_lengths(self, num_images: int, num_captions: int) -> None:
+        """Check that encoded items belong to this data set.
+
+        Args:
+            num_images: Number of encoded images.
+            num_captions: Number of encoded captions.
+
+        Raises:
+            ShapeError: If the numbers differ from those of the data set.
+        """
+        for name, given, expected in (("visual", num_images, len(self.images)), ("text", num_captions, len(self.captions))):
+            if given != expected:
+                raise ShapeError(f"{name}: expected {expected} items, one for each image or caption of {self.name}, got {given}.")
+
     def split(self, name: str) -> Dataset:
-        """The images of one split and their captions, in order. Raises DataError for an unknown split."""
+        """Select the images of a split and their captions.
+
+        Args:
+            name: Name of the split.
+
+        Returns:
+            The part of the data set, in the same order.
+
+        Raises:
+            DataError: If the split is unknown.
+        """
         chosen = np.array([i for i, image in enumerate(self.images) if image.split == name], dtype=np.int64)
         if not len(chosen):
-            raise DataError(f"data set {self.name} has no split {name}: {nearest(name, self.splits)}")
+            raise DataError(f"data set {self.name}: unknown split {name}: {suggest_name(name, self.splits)}")
         return self.take(chosen)
 
     def take(self, images: np.ndarray) -> Dataset:
-        """Some images, by index, with their captions."""
-        place = np.full(len(self.images), -1)
-        place[images] = np.arange(len(images))
+        """Select images with their captions.
+
+        Args:
+            images: Indices of images.
+
+        Returns:
+            The part of the data set, in the given order.
+        """
+        new_index = np.full(len(self.images), -1)
+        new_index[images] = np.arange(len(images))
         captions = np.concatenate([self.captions_of[i] for i in images]) if len(images) else np.empty(0, np.int64)
         return replace(
             self,
             images=tuple(self.images[i] for i in images),
             captions=tuple(self.captions[i] for i in captions),
-            image_of=place[self.image_of[captions]],
-            origin=self.image_rows[images],
+            image_of=new_index[self.image_of[captions]],
+            image_origin=self.image_rows[images],
             caption_origin=self.caption_rows[captions],
         )
 
-    def first_captions(self, count: int) -> Dataset:
-        """All images, each with its first ``count`` captions, or with all where it has fewer."""
-        return self.with_captions(np.concatenate([captions[:count] for captions in self.captions_of]))
+    def first_captions(self, n: int) -> Dataset:
+        """Keep the first captions of each image.
 
-    def with_captions(self, kept: np.ndarray) -> Dataset:
-        """All images with some captions, by index, in the order of the whole."""
-        kept = np.sort(kept)
+        Args:
+            n: Maximum number of captions per image.
+
+        Returns:
+            The data set with all images and fewer captions.
+        """
+        return self.with_captions(np.concatenate([captions[:n] for captions in self.captions_of]))
+
+    def with_captions(self, indices: np.ndarray) -> Dataset:
+        """Keep some captions, in the order of the data set.
+
+        Args:
+            indices: Indices of captions.
+
+        Returns:
+            The data set with all images and fewer captions.
+        """
+        indices = np.sort(indices)
         return replace(
             self,
-            captions=tuple(self.captions[i] for i in kept),
-            image_of=self.image_of[kept],
-            caption_origin=self.caption_rows[kept],
+            captions=tuple(self.captions[i] for i in indices),
+            image_of=self.image_of[indices],
+            caption_origin=self.caption_rows[indices],
         )
 
-    def fewer(self, images: int, captions: int, seed: int, split: str = "train") -> Dataset:
-        """The data set with at most so many images of a split, and captions of each, drawn at random; 0: all. What is drawn of fewer is part
-        of what is drawn of more.
+    def subsample(self, max_images: int, max_captions: int, seed: int, split: str = "train") -> Dataset:
+        """Sample images of a split and captions of each at random. A smaller sample is a part of a larger one.
+
+        Args:
+            max_images: Maximum number of images of the split. 0: all.
+            max_captions: Maximum number of captions per image of the split. 0: all.
+            seed: Random seed.
+            split: The split. Other splits are unchanged.
+
+        Returns:
+            The smaller data set.
         """
         inside = np.array([image.split == split for image in self.images])
-        if captions:
+        if max_captions:
             random = np.random.default_rng([seed, 5])
-            few = [random.permutation(own)[:captions] if chosen else own for own, chosen in zip(self.captions_of, inside, strict=True)]
-            return self.with_captions(np.concatenate(few)).fewer(images, 0, seed, split)
-        if images:
-            drawn = np.random.default_rng([seed, 4]).permutation(np.flatnonzero(inside))[:images]
-            return self.take(np.sort(np.concatenate([np.flatnonzero(~inside), drawn])))
+            sampled = [
+                random.permutation(captions)[:max_captions] if is_inside else captions
+                for captions, is_inside in zip(self.captions_of, inside, strict=True)
+            ]
+            return self.with_captions(np.concatenate(sampled)).subsample(max_images, 0, seed, split)
+        if max_images:
+            sampled_images = np.random.default_rng([seed, 4]).permutation(np.flatnonzero(inside))[:max_images]
+            return self.take(np.sort(np.concatenate([np.flatnonzero(~inside), sampled_images])))
         return self
 
-    def misplaced(self, share: float, seed: int, split: str = "train") -> Dataset:
-        """The data set with a share of a split's captions moved to other images of the split: synthetic noise for studies.
+    def with_noisy_correspondence(self, noise_ratio: float, seed: int, split: str = "train") -> Dataset:
+        """Add synthetic noise for studies: a share of a split's captions exchange their images.
 
-        The chosen captions exchange their images; ``image_of`` changes exactly at those that are wrong now.
+        Args:
+            noise_ratio: Share of the captions, from 0 to 1.
+            seed: Random seed.
+            split: The split.
+
+        Returns:
+            The data set. ``image_of`` differs exactly at the captions that are wrong now.
         """
         random = np.random.default_rng([seed, len(self.captions)])
         inside = np.flatnonzero([self.images[image].split == split for image in self.image_of])
-        chosen = np.sort(random.choice(inside, round(share * len(inside)), replace=False))
+        chosen = np.sort(random.choice(inside, round(noise_ratio * len(inside)), replace=False))
         image_of = self.image_of.copy()
         image_of[chosen] = random.permutation(image_of[chosen])
         return replace(self, image_of=image_of)
 
     @cached_property
     def fingerprint(self) -> str:
-        """A short hash of names, splits, captions and their images; pixels are not read."""
+        """Short hash of names, splits, captions and their images. Pixels are not read."""
         digest = hashlib.sha256()
         for image in self.images:
             digest.update(f"{image.name}\x1f{image.split}\x1e".encode())

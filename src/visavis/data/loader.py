@@ -1,7 +1,7 @@
-"""From a data set to batches: which images and captions are in a batch, and what a model reads of them.
+"""Batches of a data set: which images and captions are in a batch, and what a model reads of them.
 
-The plan of an epoch is a function of (seed, epoch) alone, and so is every random transform of a batch; a run that
-was stopped continues with exactly the same batches.
+The batches of an epoch and all random transforms are functions of the seed, the epoch and the batch. So a run that was stopped continues with
+the same batches.
 """
 
 from __future__ import annotations
@@ -16,77 +16,159 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.data.captions import Vocabulary, pad_numbers
 from visavis.data.dataset import Dataset
-from visavis.data.experts import ExpertStore
-from visavis.data.features import FeatureStore
-from visavis.data.judged import JudgedSplit
-from visavis.data.own_features import ArrayFeatures, PrecompFeatures
-from visavis.data.region_features import RegionFeatures
-from visavis.data.standardization import Standardization
+from visavis.data.features.arrays import ArrayFeatures, PrecompFeatures
+from visavis.data.features.expert_store import ExpertStore
+from visavis.data.features.regions import RegionFeatures
+from visavis.data.features.standardization import Standardization
+from visavis.data.features.store import FeatureStore
+from visavis.data.vocabulary import Vocabulary, pad_token_ids
 from visavis.errors import DataError
 from visavis.types import Encoded, concatenate
 
-Features = FeatureStore | ArrayFeatures | PrecompFeatures | RegionFeatures | ExpertStore
+AnyFeatures = FeatureStore | ArrayFeatures | PrecompFeatures | RegionFeatures | ExpertStore
 
 
-class Source(Protocol):
-    """What a model reads of the items of one side of a data set."""
+class ItemSource(Protocol):
+    """Input of a model for the images or for the captions of a data set."""
 
     def read(self, index: np.ndarray, generator: torch.Generator | None = None) -> Encoded:
-        """The items at ``index``; a generator means training: random transforms draw from it."""
+        """Read items.
+
+        Args:
+            index: Indices of the items.
+            generator: Random generator of transforms, in training. None: no random transforms.
+
+        Returns:
+            The items in the given order.
+        """
         ...
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Features of a store, by the rows of this data set's items; several crops are averaged, then standardized."""
+class StoredFeatures:
+    """Items of a store. Several crops are averaged, then features are standardized.
 
-    store: Features
+    Attributes:
+        store: The store.
+        rows: Row of each item.
+        crops: Number of crops per item.
+        standardization: Statistics for standardization. None: unchanged features.
+    """
+
+    store: AnyFeatures
     rows: np.ndarray
     crops: int = 1
     standardization: Standardization | None = None
 
     def read(self, index: np.ndarray, generator: torch.Generator | None = None) -> Encoded:
+        """Read items, as ``ItemSource.read``.
+
+        Args:
+            index: Indices of the items.
+            generator: Not used.
+
+        Returns:
+            The items in the given order.
+        """
         encoded = self.store.read(self.rows[index])
         encoded = encoded.map(lambda part: part.mean(1)) if self.crops > 1 else encoded
         return encoded if self.standardization is None else self.standardization(encoded)
 
 
 @dataclass(frozen=True)
-class Joined:
-    """The items of two sources, those of the second numbered after the ``count`` of the first."""
+class ConcatSource:
+    """Items of two sources. Those of the second follow those of the first.
 
-    first: Source
-    second: Source
-    count: int
+    Attributes:
+        first: The first source.
+        second: The second source.
+        first_count: Number of items of the first source.
+    """
+
+    first: ItemSource
+    second: ItemSource
+    first_count: int
 
     def read(self, index: np.ndarray, generator: torch.Generator | None = None) -> Encoded:
-        after = index >= self.count
-        if not after.any():
+        """Read items, as ``ItemSource.read``.
+
+        Args:
+            index: Indices of the items.
+            generator: Random generator of transforms.
+
+        Returns:
+            The items in the given order.
+        """
+        in_second = index >= self.first_count
+        if not in_second.any():
             return self.first.read(index, generator)
-        if after.all():
-            return self.second.read(index - self.count, generator)
-        parts = self.first.read(index[~after], generator), self.second.read(index[after] - self.count, generator)
-        return concatenate(parts)[torch.from_numpy(np.argsort(np.argsort(after, kind="stable")))]
+        if in_second.all():
+            return self.second.read(index - self.first_count, generator)
+        parts = self.first.read(index[~in_second], generator), self.second.read(index[in_second] - self.first_count, generator)
+        return concatenate(parts)[torch.from_numpy(np.argsort(np.argsort(in_second, kind="stable")))]
 
 
-class Tokens:
-    """Captions as token ids of a vocabulary, tokenized once."""
+class TokenizedCaptions:
+    """Captions as token ids of a vocabulary, tokenized once.
+
+    Args:
+        captions: The captions.
+        vocabulary: The vocabulary.
+    """
 
     def __init__(self, captions: Sequence[str], vocabulary: Vocabulary):
-        self.numbers = [vocabulary.numbers(caption) for caption in captions]
+        self.token_ids = [vocabulary.token_ids(caption) for caption in captions]
 
     def read(self, index: np.ndarray, generator: torch.Generator | None = None) -> Encoded:
-        return pad_numbers([self.numbers[i] for i in index])
+        """Read items, as ``ItemSource.read``.
+
+        Args:
+            index: Indices of the items.
+            generator: Not used.
+
+        Returns:
+            Padded token ids in the given order.
+        """
+        return pad_token_ids([self.token_ids[i] for i in index])
+
+
+class BatchExtension(Protocol):
+    """Adds known negatives to a batch, such as pairs that people judged not relevant."""
+
+    @property
+    def image_of(self) -> np.ndarray:
+        """Image of each text that a batch may hold, shape ``[T]``; a number below 0 for a text without an image."""
+        ...
+
+    def add_known_negatives(self, images: np.ndarray, captions: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Add known negatives to a batch.
+
+        Args:
+            images: Indices of images.
+            captions: Indices of texts.
+            random: Random generator.
+
+        Returns:
+            Images and texts of the batch and known negatives of both.
+        """
+        ...
 
 
 @dataclass(frozen=True)
 class Batch:
     """The images and captions of one training step.
 
-    images ``[V]``, captions ``[T]``: indices in the split. image_ids ``[V]``, text_ids ``[T]``: equal where they belong
-    together. visual, text: what the model reads. epoch, number: its position in the run. loader: the loader that made it.
+    Attributes:
+        images: Indices of images in the split, shape ``[V]``.
+        captions: Indices of captions in the split, shape ``[T]``.
+        image_ids: Ids of the images, shape ``[V]``. Equal ids of images and texts are positives.
+        text_ids: Ids of the captions, shape ``[T]``.
+        visual: Model input of the images.
+        text: Model input of the captions.
+        epoch: Epoch of the batch.
+        index: Number of the batch in its epoch.
+        loader: The loader that made it.
     """
 
     images: np.ndarray
@@ -96,15 +178,23 @@ class Batch:
     visual: Encoded
     text: Encoded
     epoch: int
-    number: int
+    index: int
     loader: Loader
 
     @property
     def split(self) -> str:
-        """The split its items belong to."""
+        """Name of the split of its items."""
         return self.loader.split
 
     def to(self, device: torch.device | str) -> Batch:
+        """Move all tensors to a device.
+
+        Args:
+            device: The device.
+
+        Returns:
+            The moved batch.
+        """
         return replace(
             self,
             image_ids=self.image_ids.to(device),
@@ -115,14 +205,16 @@ class Batch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class BatchSchedule:
     """How an epoch is divided into batches.
 
-    batch_size: pairs, or images where ``captions_per_image`` is given. captions_per_image: None draws over captions, each
-    with its image, as the papers' codes do (an image can then occur twice); k draws over images, each with k of its
-    captions at random (all of them if it has fewer). length_buckets: n sorts captions by length within n batches, to save
-    padding; 0: no sorting. drop_last: leave out a last batch that is not full. batches_per_epoch: an epoch has the first n of its
-    batches, which are other ones in each epoch; 0: all.
+    Attributes:
+        batch_size: Number of pairs, or of images if ``captions_per_image`` is set.
+        captions_per_image: None: sample captions, each with its image, as the papers' code does. An image can then occur twice in a batch.
+            A number: sample images, each with this number of random captions, or with all if it has fewer.
+        length_buckets: Number of batches within which captions are sorted by length, to reduce padding. 0: not sorted.
+        drop_last: Skip a last batch that is not full.
+        batches_per_epoch: Number of batches of an epoch. 0: all.
     """
 
     batch_size: int = 128
@@ -132,13 +224,25 @@ class Plan:
     batches_per_epoch: int = 0
 
     def batches(self, data: Dataset, seed: int, epoch: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The (images, captions) of every batch of an epoch. Raises DataError if there are too few items for a single batch."""
+        """Sample the batches of an epoch.
+
+        Args:
+            data: The data set.
+            seed: Random seed.
+            epoch: The epoch.
+
+        Returns:
+            Indices of images and captions of each batch.
+
+        Raises:
+            DataError: If there are too few items for one batch.
+        """
         random = np.random.default_rng((seed, epoch))
         plan = self._pairs(data, random) if self.captions_per_image is None else self._images(data, random)
         if not plan:
             unit = "captions" if self.captions_per_image is None else "images"
             raise DataError(
-                f"data set {data.name} is smaller than one batch of {self.batch_size} {unit}: choose a smaller training.batch_size."
+                f"data set {data.name} is smaller than one batch of {self.batch_size} {unit}. Set a smaller training.batch_size."
             )
         return plan[: self.batches_per_epoch or None]
 
@@ -156,9 +260,9 @@ class Plan:
 
     def _images(self, data: Dataset, random: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
         assert self.captions_per_image is not None
-        described = np.array([i for i, own in enumerate(data.captions_of) if len(own)])
+        captioned = np.array([i for i, captions in enumerate(data.captions_of) if len(captions)])
         plan = []
-        for images in self._cut(random.permutation(described)):
+        for images in self._cut(random.permutation(captioned)):
             chosen = [random.permutation(data.captions_of[i])[: self.captions_per_image] for i in images]
             plan.append((images, np.concatenate(chosen)))
         return plan
@@ -170,45 +274,69 @@ class Plan:
 
 @dataclass(frozen=True)
 class Loader:
-    """The batches of one split; the next one is read while the model works.
+    """The batches of one split. The next batch is read in the background while the model trains.
 
-    ``loader.epoch(3, start=10)`` continues with the eleventh batch of epoch 3, exactly as if it had read the first ten.
-    judged: what people judged of the split, whose texts ``text`` then reads; what does not fit a batch is brought into it.
+    ``loader.epoch(3, start=10)`` continues with the eleventh batch of epoch 3, exactly as if the first ten had been read.
+
+    Attributes:
+        data: The split.
+        visual: Model input of the images.
+        text: Model input of the captions, and of judged texts after these.
+        schedule: How an epoch is divided into batches.
+        seed: Random seed.
+        feedback: Adds known negatives from relevance judgments.
     """
 
     data: Dataset
-    visual: Source
-    text: Source
-    plan: Plan
+    visual: ItemSource
+    text: ItemSource
+    schedule: BatchSchedule
     seed: int
-    judged: JudgedSplit | None = None
+    feedback: BatchExtension | None = None
 
     @cached_property
     def split(self) -> str:
-        """The name of the split."""
+        """Name of the split."""
         (name,) = self.data.splits
         return name
 
-    def batches_in(self, epoch: int) -> int:
-        return len(self.plan.batches(self.data, self.seed, epoch))
+    def num_batches(self, epoch: int) -> int:
+        """Count the batches of an epoch.
+
+        Args:
+            epoch: The epoch.
+
+        Returns:
+            The number of batches.
+        """
+        return len(self.schedule.batches(self.data, self.seed, epoch))
 
     def epoch(self, epoch: int, *, start: int = 0, training: bool = True) -> Iterator[Batch]:
-        """The batches of an epoch from ``start`` on; with ``training=False`` without random transforms."""
-        plan = self.plan.batches(self.data, self.seed, epoch)[start:]
+        """Yield the batches of an epoch.
+
+        Args:
+            epoch: The epoch.
+            start: Number of the first batch.
+            training: Whether to apply random transforms.
+
+        Yields:
+            The batches.
+        """
+        plan = self.schedule.batches(self.data, self.seed, epoch)[start:]
         with ThreadPoolExecutor(1) as reader:
-            waiting = [reader.submit(self._read, *plan[0], epoch, start, training)] if plan else []
+            pending = [reader.submit(self._read, *plan[0], epoch, start, training)] if plan else []
             for number in range(len(plan)):
-                batch = waiting.pop().result()
+                batch = pending.pop().result()
                 if number + 1 < len(plan):
-                    waiting.append(reader.submit(self._read, *plan[number + 1], epoch, start + number + 1, training))
+                    pending.append(reader.submit(self._read, *plan[number + 1], epoch, start + number + 1, training))
                 yield batch
 
     def _read(self, images: np.ndarray, captions: np.ndarray, epoch: int, number: int, training: bool) -> Batch:
-        generator = torch.Generator().manual_seed(seed_of(self.seed, epoch, number)) if training else None
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch, number)) if training else None
         image_of = self.data.image_of
-        if self.judged is not None:
-            images, captions = self.judged.meet(images, captions, np.random.default_rng((self.seed, epoch, number)))
-            image_of = self.judged.image_of
+        if self.feedback is not None:
+            images, captions = self.feedback.add_known_negatives(images, captions, np.random.default_rng((self.seed, epoch, number)))
+            image_of = self.feedback.image_of
         return Batch(
             images,
             captions,
@@ -222,6 +350,13 @@ class Loader:
         )
 
 
-def seed_of(*numbers: int) -> int:
-    """A seed for a position in a run: ``seed_of(run_seed, epoch, batch)``, well mixed and the same on every machine."""
+def derive_seed(*numbers: int) -> int:
+    """Derive a seed for a position in a run, well mixed and equal on all machines.
+
+    Args:
+        numbers: Seed of the run, and numbers of the position such as epoch and batch.
+
+    Returns:
+        The seed.
+    """
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])

@@ -1,1 +1,1 @@
-"""The demo: from drawing a captioned world to the report on what was trained on it."""
+"""The demo: synthetic scenes, a comparison of three objectives, a search and a report."""

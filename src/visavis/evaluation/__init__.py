@@ -1,4 +1,4 @@
-"""From encoded items to numbers: both directions, by tiles, under a named protocol.
+"""Evaluation: ranks and metrics of encoded items in both directions, under a named protocol.
 
 >>> import torch
 >>> from visavis.types import Encoded
@@ -7,8 +7,7 @@
 600.0
 """
 
-from visavis.evaluation.coherence import Coherence, coherence_of
 from visavis.evaluation.protocols import CATALOG, Protocol
-from visavis.evaluation.result import Evaluation, evaluate, evaluate_listed, rank_scores
+from visavis.evaluation.results import Evaluation, evaluate, evaluate_listed, rank_scores
 
-__all__ = ["CATALOG", "Coherence", "Evaluation", "Protocol", "coherence_of", "evaluate", "evaluate_listed", "rank_scores"]
+__all__ = ["CATALOG", "Evaluation", "Protocol", "evaluate", "evaluate_listed", "rank_scores"]

@@ -1,4 +1,8 @@
-"""Named protocols: how many images and captions a published number was measured on, and over how many folds."""
+"""Named protocols: the number of images and captions behind a published result, its folds and its ties.
+
+ECCV Caption and Crisscrossed Captions list their positives in files. A caption then matches many images and an image many
+captions, far more than its own five. A pair that is not listed is negative.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from visavis.errors import SpecError, nearest, shown
-from visavis.metrics.arguments import Ties, checked
-from visavis.spec import check_fields, require
+from visavis import storage
+from visavis.data.dataset import Dataset
+from visavis.data.dataset_reader import resolve_path
+from visavis.data.formats.karpathy import match_coco_ids
+from visavis.errors import DataError, SpecError, format_value, suggest_name
+from visavis.metrics.validation import Ties
+from visavis.spec import require_field, validate_fields
+from visavis.targets import Ids, Targets, to_id_tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
     """What is ranked against what.
 
-    num_images, captions_per_image: what the protocol demands (None: whatever there is). folds: consecutive blocks of
-    images with their captions, ranked apart; every metric is the mean over folds. positives: where the right answers are listed
-    (see evaluation.positives); None: an image and its captions belong together. ties: the rule by which its published numbers count.
+    Attributes:
+        name: Name of the protocol.
+        description: One sentence for the catalog.
+        num_images: Required number of images. None: any.
+        captions_per_image: Required number of captions per image. None: any.
+        folds: Consecutive blocks of images with their captions that are ranked separately. Each metric is the mean over folds.
+        positives_file: Prefix of the files that list the positives. None: an image and its captions belong together.
+        ties: Tie rule of the published results.
     """
 
     name: str
@@ -27,32 +41,48 @@ class Protocol:
     num_images: int | None = None
     captions_per_image: int | None = None
     folds: int = 1
-    positives: str | None = None
+    positives_file: str | None = None
     ties: Ties = "pessimistic"
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        validate_fields(self)
         for name in ("num_images", "captions_per_image", "folds"):
-            require(getattr(self, name) is None or getattr(self, name) >= 1, self, name, "a number from 1 up")
+            require_field(getattr(self, name) is None or getattr(self, name) >= 1, self, name, "an integer >= 1")
 
-    @checked
-    def check(self, image_ids: Tensor, text_ids: Tensor) -> None:
-        """Raises SpecError, one sentence, where the data are not those of the protocol."""
-        remedy = "give the split it is defined on, or use the protocol plain"
+    def validate(self, image_ids: Ids, text_ids: Ids) -> None:
+        """Check that data match the protocol.
+
+        Args:
+            image_ids: One id per image.
+            text_ids: One id per text.
+
+        Raises:
+            SpecError: If a number of images, captions or folds differs.
+        """
+        image_ids, text_ids = to_id_tensor(image_ids, "image_ids"), to_id_tensor(text_ids, "text_ids")
+        fix = "Use the split of the protocol, or the protocol plain"
         if self.num_images is not None and len(image_ids) != self.num_images:
-            raise SpecError(f"protocol {self.name} is defined on {self.num_images} images, here are {len(image_ids)}: {remedy}.")
+            raise SpecError(f"protocol {self.name}: expected {self.num_images} images, got {len(image_ids)}. {fix}.")
         if len(image_ids) % self.folds:
-            raise SpecError(f"protocol {self.name} needs {self.folds} folds of equal size, here are {len(image_ids)} images: {remedy}.")
+            raise SpecError(f"protocol {self.name}: expected {self.folds} folds of equal size, got {len(image_ids)} images. {fix}.")
         if self.captions_per_image is not None:
             texts = text_ids.sort().values
             number = torch.searchsorted(texts, image_ids, right=True) - torch.searchsorted(texts, image_ids)
             for image in (number != self.captions_per_image).nonzero()[:1, 0].tolist():
-                demand = f"protocol {self.name} has {self.captions_per_image} captions for each image"
-                raise SpecError(f"{demand}, image {image} has {int(number[image])}: {remedy}.")
+                expected = f"protocol {self.name}: expected {self.captions_per_image} captions per image"
+                raise SpecError(f"{expected}, got {int(number[image])} for image {image}. {fix}.")
 
-    @checked
-    def split(self, image_ids: Tensor, text_ids: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """The positions of images and of their texts in each fold."""
+    def split_folds(self, image_ids: Ids, text_ids: Ids) -> list[tuple[Tensor, Tensor]]:
+        """Split images and their texts into folds.
+
+        Args:
+            image_ids: One id per image.
+            text_ids: One id per text.
+
+        Returns:
+            Positions of the images and of their texts in each fold.
+        """
+        image_ids, text_ids = to_id_tensor(image_ids, "image_ids"), to_id_tensor(text_ids, "text_ids")
         images = torch.arange(len(image_ids)).chunk(self.folds)
         return [(fold, torch.isin(text_ids, image_ids[fold]).nonzero()[:, 0]) for fold in images]
 
@@ -63,7 +93,7 @@ CATALOG: tuple[Protocol, ...] = (
     Protocol(name="flickr30k", description="the 1,000 test images of Flickr30K, 5 captions each", num_images=1000, captions_per_image=5),
     Protocol(
         name="coco-1k-5fold",
-        description="the 5,000 test images of MS-COCO in five consecutive folds of 1,000, the first 5 captions of each image; means over folds",
+        description="the 5,000 test images of MS-COCO in five consecutive folds of 1,000, the first 5 captions of each image, means over folds",
         num_images=5000,
         captions_per_image=5,
         folds=5,
@@ -76,23 +106,23 @@ CATALOG: tuple[Protocol, ...] = (
     ),
     Protocol(
         name="eccv-caption",
-        description="as coco-5k, with the right answers that people confirmed for ECCV Caption (Chun et al., 2022); queries are the "
-        "1,261 images and 1,332 captions that it lists; two listed captions are not among the 25,000 and are left out",
+        description="as coco-5k, with the positives that people confirmed for ECCV Caption (Chun et al., 2022). Queries are the "
+        "1,261 images and 1,332 captions that it lists. Two listed captions are not among the 25,000 and are left out",
         num_images=5000,
         captions_per_image=5,
-        positives="coco_5k_test_text/eccv",
+        positives_file="coco_5k_test_text/eccv",
     ),
     Protocol(
         name="cxc",
-        description="as coco-5k, with the right answers of Crisscrossed Captions (Parekh et al., 2021), as ECCV Caption prepared "
-        "them; queries are the 5,000 images and 24,972 captions that it lists",
+        description="as coco-5k, with the positives of Crisscrossed Captions (Parekh et al., 2021), as ECCV Caption prepared "
+        "them. Queries are the 5,000 images and 24,972 captions that it lists",
         num_images=5000,
         captions_per_image=5,
-        positives="coco_5k_test_text/cxc",
+        positives_file="coco_5k_test_text/cxc",
     ),
     Protocol(
         name="msrvtt-full",
-        description="the 2,990 test videos of MSR-VTT, each of their captions a query (20 a video, now and then fewer), "
+        description="the 2,990 test videos of MSR-VTT, each of their captions a query (mostly 20 per video), "
         "ties by their mean rank, as CE counts (r1_mean_ties, ...)",
         num_images=2990,
         ties="mean",
@@ -106,23 +136,90 @@ CATALOG: tuple[Protocol, ...] = (
     ),
     Protocol(
         name="msvd",
-        description="the 670 test videos of MSVD, each of their captions a query (about 40 a video), ties by their mean rank, as CE counts",
+        description="the 670 test videos of MSVD, each of their captions a query (about 40 per video), ties by their mean rank, as CE counts",
         num_images=670,
         ties="mean",
     ),
 )
 
 
-def named(protocol: str | Protocol) -> Protocol:
-    """A protocol of the CATALOG by its name; one that is a protocol already stays as it is. Raises SpecError for an unknown name."""
+def get_protocol(protocol: str | Protocol) -> Protocol:
+    """Look up a protocol of the CATALOG.
+
+    Args:
+        protocol: A name, or a protocol, which is returned as it is.
+
+    Returns:
+        The protocol.
+
+    Raises:
+        SpecError: If the name is unknown.
+    """
     if isinstance(protocol, Protocol):
         return protocol
     by_name = {known.name: known for known in CATALOG}
     if not isinstance(protocol, str) or protocol not in by_name:
-        raise SpecError(f"there is no protocol {shown(protocol)}: {nearest(protocol if isinstance(protocol, str) else '', by_name)}")
+        raise SpecError(
+            f"protocol: expected a known name, got {format_value(protocol)}: {suggest_name(protocol if isinstance(protocol, str) else '', by_name)}"
+        )
     return by_name[protocol]
 
 
-def all_named(protocols: str | Protocol | Sequence[str | Protocol]) -> list[Protocol]:
-    """One protocol, or several, as ``named`` finds them."""
-    return [named(protocol) for protocol in ([protocols] if isinstance(protocols, str | Protocol) else protocols)]
+def get_protocols(protocols: str | Protocol | Sequence[str | Protocol]) -> list[Protocol]:
+    """Look up one or several protocols.
+
+    Args:
+        protocols: Names or protocols.
+
+    Returns:
+        The protocols.
+    """
+    return [get_protocol(protocol) for protocol in ([protocols] if isinstance(protocols, str | Protocol) else protocols)]
+
+
+COCO_5K_FILE = "coco_5k_test_text/dataset_coco_5k_test.json"
+"""The 5,000 test images: file names, captions, and their MS-COCO ids, which the lists use."""
+
+
+@dataclass(frozen=True)
+class ListedPositives:
+    """Listed positives of one direction.
+
+    Attributes:
+        queries: Positions of the listed queries, shape ``[Q]``.
+        targets: Their positives among all candidates.
+    """
+
+    queries: Tensor
+    targets: Targets
+
+
+def read_listed_positives(protocol: Protocol, data: Dataset) -> tuple[ListedPositives, ListedPositives]:
+    """Read the positives that a protocol lists.
+
+    Args:
+        protocol: A protocol with a positives_file.
+        data: Its data set.
+
+    Returns:
+        Positives of the images and of the captions.
+    """
+    images, captions = match_coco_ids(data, resolve_path(COCO_5K_FILE))
+    return (
+        _read(f"{protocol.positives_file}_image_to_caption.json", images, captions),
+        _read(f"{protocol.positives_file}_caption_to_image.json", captions, images),
+    )
+
+
+def _read(name: str, queries: dict[int, int], candidates: dict[int, int]) -> ListedPositives:
+    """Read one list. A positive that is not a candidate is left out."""
+    content: dict[int, list[int]] = storage.read_json(resolve_path(name), dict[int, list[int]])
+    if (unknown := next((query for query in content if query not in queries), None)) is not None:
+        raise DataError(f"{name}: expected ids of {COCO_5K_FILE}, got {unknown}.")
+    listed = {
+        queries[query]: [candidates[positive] for positive in positives if positive in candidates] for query, positives in content.items()
+    }
+    number = torch.tensor([len(positives) for positives in listed.values()])
+    query = torch.arange(len(listed)).repeat_interleave(number)
+    candidate = torch.tensor([position for positives in listed.values() for position in positives])
+    return ListedPositives(torch.tensor(list(listed)), Targets.from_pairs(query, candidate, len(listed), len(candidates)))

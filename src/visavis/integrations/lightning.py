@@ -1,4 +1,4 @@
-"""Any objective in a LightningModule, for ``lightning`` and ``pytorch_lightning`` alike."""
+"""PairLossSteps: any objective in a LightningModule, for ``lightning`` and ``pytorch_lightning``."""
 
 from __future__ import annotations
 
@@ -7,30 +7,58 @@ from typing import Any
 
 from torch import Tensor
 
-from visavis.engine import PairLoss
+from visavis.pair_loss import PairLoss
 
 
 class PairLossSteps:
-    """The training and validation step of a LightningModule: ``class Mine(PairLossSteps, LightningModule)``.
+    """Training and validation step of a LightningModule: ``class MyModule(PairLossSteps, LightningModule)``.
 
-    The module sets ``self.loss``, a PairLoss, and says in ``embed`` what that takes. Logs ``train_loss`` and ``val_loss``.
+    The module sets ``self.loss`` to a PairLoss and implements ``embed``. The steps log ``train_loss`` and ``val_loss``.
     """
 
     loss: PairLoss
-    log: Callable[..., None]  # LightningModule's
+    log: Callable[..., None]  # of LightningModule
 
     def embed(self, batch: Any) -> tuple[Any, ...]:
-        """The arguments of the loss for a batch: images, texts, and, where pairs are not in order, image_ids and text_ids."""
+        """Encode a batch.
+
+        Args:
+            batch: A batch of the data loader.
+
+        Returns:
+            Arguments of the loss: images, texts, and image_ids and text_ids unless the pairs are in order.
+
+        Raises:
+            NotImplementedError: If the module does not implement it.
+        """
         raise NotImplementedError
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Compute and log the training loss.
+
+        Args:
+            batch: A batch of the data loader.
+            batch_idx: Its number.
+
+        Returns:
+            The loss, a scalar.
+        """
         return self._logged_loss("train_loss", batch)
 
     def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Compute and log the validation loss, averaged over ranks.
+
+        Args:
+            batch: A batch of the data loader.
+            batch_idx: Its number.
+
+        Returns:
+            The loss, a scalar.
+        """
         return self._logged_loss("val_loss", batch, sync_dist=True)
 
-    def _logged_loss(self, name: str, batch: Any, **how: Any) -> Tensor:
+    def _logged_loss(self, name: str, batch: Any, **log_options: Any) -> Tensor:
         images, *others = self.embed(batch)
         value = self.loss(images, *others)
-        self.log(name, value, batch_size=len(images), prog_bar=True, **how)
+        self.log(name, value, batch_size=len(images), prog_bar=True, **log_options)
         return value

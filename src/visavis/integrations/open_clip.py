@@ -1,4 +1,4 @@
-"""Any objective in place of open_clip's ClipLoss.
+"""ClipLoss: any objective in place of the loss of open_clip.
 
 >>> import torch
 >>> from visavis.objectives import NTXent
@@ -11,28 +11,36 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from visavis.engine import PairLoss
-from visavis.engine.logits import is_bias
-from visavis.engine.scale import is_scale
-from visavis.errors import SpecError, VisavisError, in_the_words_of
+from visavis.errors import SpecError, VisavisError
 from visavis.objectives import Objective
+from visavis.pair_loss import PairLoss
+from visavis.pair_loss.logits import is_valid_bias
+from visavis.pair_loss.scale import is_valid_scale
 from visavis.targets import Ids
 
 
 class ClipLoss(nn.Module):
-    """``loss(image_features, text_features, logit_scale)``, as open_clip calls it; with NTXent or InfoNCE it equals open_clip's.
+    """Loss with the interface of open_clip's ClipLoss. With NTXent or InfoNCE it equals open_clip's.
 
-    objective: any of the catalog. One with a temperature takes logit_scale in its place; one of fixed gamma or margin
-    leaves it as it is. Sigmoid takes logit_bias, too, as open_clip's SigLipLoss; without one, its own stands. Features are brought to
-    length 1, as open_clip's models do anyway.
-    world_size: above 1, queries meet the candidates of all processes in train mode, with the exact gradient under DDP's
-    averaging: what open_clip computes with local_loss and gather_with_grad. Those two, cache_labels (labels are ids here) and
-    rank (the process group knows it) are taken and change nothing. use_horovod is refused.
+    Features are normalized, as open_clip's models do anyway.
 
-    image_ids, text_ids: beyond open_clip; equal ids belong together, as in PairLoss. A logit_bias is refused by other
-    objectives than Sigmoid. Returns a scalar, or ``{"contrastive_loss": scalar}`` with output_dict. Raises VisavisError, ShapeError.
-    Differs from: open_clip without local_loss and gather_with_grad, its default, whose gradient under several processes is
-    1 / world_size of the exact one.
+    Args:
+        objective: An objective of the catalog. One with a temperature uses logit_scale in its place. One with a fixed gamma or
+            margin ignores it. Sigmoid also uses logit_bias, as open_clip's SigLipLoss, and its own bias without one.
+        local_loss: Accepted and ignored. The loss always equals open_clip with local_loss and gather_with_grad.
+        gather_with_grad: Accepted and ignored.
+        cache_labels: Accepted and ignored. Labels are ids here.
+        rank: Accepted and ignored. The process group knows it.
+        world_size: Above 1, queries are compared with the candidates of all ranks in train mode. The gradient is exact
+            under the averaging of DistributedDataParallel.
+        use_horovod: Not supported.
+
+    Raises:
+        VisavisError: If use_horovod is True.
+
+    Differs from:
+        open_clip without local_loss and gather_with_grad, its default, whose gradient over several ranks is 1 / world_size of
+        the exact one.
     """
 
     def __init__(
@@ -47,10 +55,9 @@ class ClipLoss(nn.Module):
     ) -> None:
         super().__init__()
         if use_horovod:
-            raise VisavisError("ClipLoss got use_horovod=True, expected processes of torch.distributed: start with torchrun.")
-        with in_the_words_of("ClipLoss", "PairLoss"):
-            self.loss = PairLoss(objective, gather=world_size > 1)
-        if objective.for_scaled_scores() is not None:
+            raise VisavisError("use_horovod: expected False, got True. Use torch.distributed: start with torchrun.")
+        self.loss = PairLoss(objective, gather=world_size > 1)
+        if objective.without_scale() is not None:
             self.loss = PairLoss(objective, scale=1.0, bias=getattr(objective, "bias", None), gather=world_size > 1)
 
     def forward(
@@ -63,17 +70,36 @@ class ClipLoss(nn.Module):
         image_ids: Ids | None = None,
         text_ids: Ids | None = None,
     ) -> Tensor | dict[str, Tensor]:
+        """Compute the loss of a batch.
+
+        Args:
+            image_features: Image embeddings, shape ``[V, D]``.
+            text_features: Text embeddings, shape ``[T, D]``.
+            logit_scale: Factor of the cosines, not its logarithm.
+            logit_bias: Added after the scale. Only for Sigmoid.
+            output_dict: Whether to return a dictionary.
+            image_ids: One id per image, in addition to open_clip's arguments. Equal ids belong together.
+            text_ids: One id per text. None: those of the images.
+
+        Returns:
+            A scalar, or ``{"contrastive_loss": scalar}``.
+
+        Raises:
+            VisavisError: If the objective has no bias.
+            SpecError: If scale or bias is not a valid number.
+        """
         if logit_bias is not None and self.loss.bias is None:
             raise VisavisError(
-                f"ClipLoss got a logit_bias, which belongs to the sigmoid loss, and has {self.loss.objective!r}: "
-                "give ClipLoss(Sigmoid()), or make the model without init_logit_bias."
+                f"logit_bias: expected None with {self.loss.objective!r}, got {logit_bias!r}. "
+                "Use ClipLoss(Sigmoid()), or make the model without init_logit_bias."
             )
-        if not is_bias(logit_bias):
-            raise SpecError(f"ClipLoss got logit_bias={logit_bias!r}, expected one finite number.")
-        if not is_scale(logit_scale) or logit_scale is None:
-            raise SpecError(f"ClipLoss got logit_scale={logit_scale!r}, expected one number above 0: the scale, not its logarithm.")
+        if not is_valid_bias(logit_bias):
+            raise SpecError(f"logit_bias: expected one finite number, got {logit_bias!r}.")
+        if not is_valid_scale(logit_scale) or logit_scale is None:
+            raise SpecError(f"logit_scale: expected one number > 0, got {logit_scale!r}. Pass the scale, not its logarithm.")
         if self.loss.scale is None:
-            value = self.loss(image_features, text_features, image_ids, text_ids) + 0 * logit_scale  # DDP waits for every gradient
+            # DistributedDataParallel waits for a gradient of every parameter.
+            value = self.loss(image_features, text_features, image_ids, text_ids) + 0 * logit_scale
         else:
             value = self.loss(image_features, text_features, image_ids, text_ids, scale=logit_scale, bias=logit_bias)
         return {"contrastive_loss": value} if output_dict else value

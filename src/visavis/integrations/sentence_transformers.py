@@ -1,4 +1,4 @@
-"""Any objective as a loss for SentenceTransformerTrainer.
+"""VisavisLoss: any objective as a loss for SentenceTransformerTrainer.
 
 ``SentenceTransformerTrainer(model, args, train_dataset=..., loss=VisavisLoss(model, Unified(reduction="half_mean")))``
 """
@@ -19,34 +19,43 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from visavis import storage
-from visavis.engine import LearnedScale, PairLoss, in_chunks
-from visavis.engine.items import vectors
-from visavis.errors import RunError, ShapeError, SpecError, VisavisError, in_the_words_of, say
-from visavis.integrations.metric_learning import check_one_each, compared_with_each_other
+from visavis.errors import RunError, ShapeError, SpecError, VisavisError, warn
+from visavis.integrations.pytorch_metric_learning import self_comparison_loss, validate_labels
 from visavis.objectives import Objective
-from visavis.targets import as_ids
+from visavis.pair_loss import LearnedScale, PairLoss, encode_in_chunks
+from visavis.pair_loss.encoded_items import embedding_matrix
+from visavis.targets import to_id_tensor
 
-NOBODY = torch.iinfo(torch.int64).min  # the id of negatives, which belong to no anchor
-LOSSES: WeakSet[VisavisLoss] = WeakSet()
-"""All there are: made in the same order on every process, so that the numbers of a model's losses name them there too."""
-MODELS: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
-"""A number for each model, which stays with its losses when the trainer has wrapped it."""
-NUMBERS = count()
+# Id of negatives, which belong to no anchor.
+_UNMATCHED_ID = torch.iinfo(torch.int64).min
+# All live losses. They are made in the same order on every rank, so the numbers of a model's losses name them on other ranks too.
+_LIVE_LOSSES: WeakSet[VisavisLoss] = WeakSet()
+# A number for each model, which its losses keep when the trainer has wrapped the model.
+_MODEL_NUMBERS: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+_NEXT_MODEL_NUMBER = count()
 
 
 class VisavisLoss(nn.Module):
-    """A loss for models of sentence-transformers, in both directions, of texts, images or any other inputs they encode.
+    """Loss for models of sentence-transformers, in both directions, for texts, images or other inputs. Scores are cosines.
 
-    model: the SentenceTransformer. objective, scale, gather: as for PairLoss (scale = 1 / temperature); a ``LearnedScale`` is trained.
-    mini_batch_size: so many inputs of a column are embedded at once, and again in the backward pass; value and gradient stay
-    those of the whole batch, and memory is that of one mini batch.
-    The columns of the dataset, in order: (anchor, positive), then any number of columns of negatives, which are candidates
-    of every anchor and never queries; or one column alone with labels. A column ``label`` holds ids, whole numbers: rows of
-    equal id belong together. Without it, each anchor belongs to its own positive. Scores are cosines.
+    Columns of the dataset, in order: (anchor, positive), then any number of columns of negatives, which are candidates of every
+    anchor and never queries. Or one column with labels. A column ``label`` holds integer ids: rows of equal id belong together.
+    Without it, each anchor belongs to its own positive.
 
-    Several data sets: give each a VisavisLoss of its own, in a dict. Under several processes a step gathers where all of them hold the
-    same one; where they hold several, or one loss serves more than one data set, it says so and each compares its own items alone.
-    Raises ShapeError, SpecError.
+    Several data sets: pass a dict with one VisavisLoss per data set. Over several ranks a step gathers if all ranks hold the
+    same data set. If they hold different ones, or one loss serves several data sets, it warns and compares the items of each
+    rank only.
+
+    Args:
+        model: The SentenceTransformer.
+        objective: An objective of the catalog.
+        scale: 1 / temperature, see `PairLoss`. A `LearnedScale` is trained.
+        gather: See `PairLoss`.
+        mini_batch_size: Number of inputs of a column that are embedded at once, and again in the backward pass. Value and
+            gradient stay those of the whole batch, with the memory of one mini-batch.
+
+    Raises:
+        SpecError: If mini_batch_size is not an integer >= 1.
     """
 
     def __init__(
@@ -61,77 +70,87 @@ class VisavisLoss(nn.Module):
         if mini_batch_size is not None and (
             isinstance(mini_batch_size, bool) or not isinstance(mini_batch_size, int) or mini_batch_size < 1
         ):
-            raise SpecError(
-                f"VisavisLoss got mini_batch_size={mini_batch_size!r}, expected a whole number above 0, or None for all at once."
-            )
+            raise SpecError(f"mini_batch_size: expected an integer >= 1, or None for all inputs at once, got {mini_batch_size!r}.")
         self.model = model
         self.objective = objective
         self.gather = gather
         self.mini_batch_size = mini_batch_size
-        self.card = getattr(model, "model_card_data", None)  # the trainer notes its data sets there; what wraps the model later has none
-        self.model_number = MODELS.setdefault(model, next(NUMBERS))
-        self.number: int = 1 + max((loss.number for loss in LOSSES if loss.model_number == self.model_number), default=0)
-        LOSSES.add(self)
-        with in_the_words_of("VisavisLoss", "PairLoss"):
-            self.loss = PairLoss(objective, scale=scale, gather=gather, data_set=f"VisavisLoss {self.number} of its model")
+        # The trainer records its data sets here. A wrapper of the model does not have it.
+        self.card = getattr(model, "model_card_data", None)
+        self.model_number = _MODEL_NUMBERS.setdefault(model, next(_NEXT_MODEL_NUMBER))
+        self.number: int = 1 + max((loss.number for loss in _LIVE_LOSSES if loss.model_number == self.model_number), default=0)
+        _LIVE_LOSSES.add(self)
+        self.loss = PairLoss(objective, scale=scale, gather=gather, dataset=f"VisavisLoss {self.number} of its model")
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
-        self.loss.train(self.model.training)  # the trainer switches the model alone
+        """Compute the loss of a batch.
+
+        Args:
+            sentence_features: Inputs of the model, one dict per column.
+            labels: One id per row, if any.
+
+        Returns:
+            The loss, a scalar.
+
+        Raises:
+            ShapeError: If there is one column without labels, or lengths do not match.
+        """
+        # The trainer switches the mode of the model only.
+        self.loss.train(self.model.training)
         self.loss.gather = self._gather()
-        with in_the_words_of("VisavisLoss", "PairLoss"):
-            anchors, *others = [self._embedded(features) for features in sentence_features]
-            ids = None if labels is None else as_ids(labels, "labels")
-            if not others:
-                if ids is None:
-                    raise ShapeError("VisavisLoss got one column without labels: add a column of positives, or a column label of ids.")
-                return compared_with_each_other(self.loss, anchors, ids)
-            if ids is not None:
-                check_one_each(ids, anchors)
-            positives, *negatives = others
-            if not negatives:
-                return self.loss(anchors, positives, ids)
-            extra = torch.cat(negatives)
-            return self.loss(anchors, positives, ids, extra_texts=extra, extra_text_ids=[NOBODY] * len(extra))
+        anchors, *others = [self._embed(features) for features in sentence_features]
+        ids = None if labels is None else to_id_tensor(labels, "labels")
+        if not others:
+            if ids is None:
+                raise ShapeError("labels: expected ids for a single column, got none. Add a column of positives, or a column label of ids.")
+            return self_comparison_loss(self.loss, anchors, ids)
+        if ids is not None:
+            validate_labels(ids, anchors)
+        positives, *negatives = others
+        if not negatives:
+            return self.loss(anchors, positives, ids)
+        extra = torch.cat(negatives)
+        return self.loss(anchors, positives, ids, extra_texts=extra, extra_text_ids=[_UNMATCHED_ID] * len(extra))
 
     def _gather(self) -> bool | None:
-        """False where it cannot be known which data set the other processes hold: one loss is called for several."""
+        """False where the data set of the other ranks is unknown, because one loss serves several."""
         data_sets = len(getattr(self.card, "train_datasets", ()))
-        losses = sum(loss.model_number == self.model_number for loss in LOSSES)
+        losses = sum(loss.model_number == self.model_number for loss in _LIVE_LOSSES)
         if self.gather is not None or data_sets <= max(losses, 1):
             return self.gather
         if self.loss.training and distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-            say(
-                f"{data_sets} data sets share {losses} VisavisLoss, which cannot know what the other processes hold, so each "
-                "compares its own items alone: give each data set a VisavisLoss of its own, in a dict, or gather=False."
+            warn(
+                f"{data_sets} data sets share {losses} VisavisLoss. The data sets of other ranks are unknown, so each rank compares its own "
+                "items only. Pass a dict with one VisavisLoss per data set, or gather=False."
             )
         return False
 
-    def _embedded(self, features: dict[str, Any]) -> Tensor:
+    def _embed(self, features: dict[str, Any]) -> Tensor:
         if self.mini_batch_size is None:
             return self.model(features)["sentence_embedding"]
-        parts = [Embedding(self.model, part) for part in in_mini_batches(features, self.mini_batch_size)]
-        return vectors(in_chunks(lambda part: part(), parts))
+        parts = [_MiniBatch(self.model, part) for part in _split_features(features, self.mini_batch_size)]
+        return embedding_matrix(encode_in_chunks(lambda part: part(), parts))
 
     @property
     def uses_gradient_cache(self) -> bool:
-        """As sentence-transformers' wrappers ask: whether inputs are embedded again in the backward pass."""
+        """Whether inputs are embedded again in the backward pass. Wrappers of sentence-transformers read it."""
         return self.mini_batch_size is not None
 
     @property
     def calculate_loss(self) -> Callable[..., Tensor]:
-        """What MatryoshkaLoss replaces in a loss of mini batches."""
+        """The method that MatryoshkaLoss replaces in a loss of mini-batches. Not supported."""
         raise VisavisError(
-            "VisavisLoss(mini_batch_size=) cannot stand inside MatryoshkaLoss, which cuts embeddings short in the forward pass alone: "
-            "leave mini_batch_size out."
+            "mini_batch_size: expected None inside MatryoshkaLoss, which truncates embeddings in the forward pass only. Leave it out."
         )
 
     def get_config_dict(self) -> dict[str, Any]:
-        """The loss as model cards describe it: the objective with the temperature that rules, and 1 / temperature as the scale.
+        """Describe the loss for model cards, with the temperature in use. The trainer calls it before the first step.
 
-        The trainer asks before the first step: a scale that is learned is there the one it starts from.
+        Returns:
+            The objective, the scale (the initial one of a learned scale) and the similarity function.
         """
         scale = self.loss.scale
-        number = scale.start if isinstance(scale, LearnedScale) else scale.item() if isinstance(scale, Tensor) else scale
+        number = scale.initial_scale if isinstance(scale, LearnedScale) else scale.item() if isinstance(scale, Tensor) else scale
         objective: Any = self.objective
         if number is not None:
             objective = replace(objective, tau=float(f"{1 / number:.6g}"))
@@ -144,26 +163,33 @@ class VisavisLoss(nn.Module):
     @property
     def citation(self) -> str:
         """A BibTeX entry for the source of the objective."""
-        source = re.search(r"Source: (.*?)(?=\n[A-Z][a-z ]+:|\Z)", inspect.getdoc(type(self.objective)) or "", re.DOTALL)
+        source = re.search(r"^Source:\s+(.*?)(?=\n\n|\Z)", inspect.getdoc(type(self.objective)) or "", re.DOTALL | re.MULTILINE)
         note = f"Objective {self.objective!r}" + (f"; source: {' '.join(source[1].split())}" if source else "")
-        return f"\n@misc{{visavis,\n    title = {{visavis: vision-language retrieval}},\n    note = {{{in_latex(note)}}},\n}}\n"
+        return f"\n@misc{{visavis,\n    title = {{visavis: vision-language retrieval}},\n    note = {{{escape_latex(note)}}},\n}}\n"
 
 
-def in_latex(text: str) -> str:
-    r"""The text with LaTeX's special characters escaped.
+def escape_latex(text: str) -> str:
+    r"""Escape the special characters of LaTeX.
 
-    >>> print(in_latex("Goal(pair='sig_ms'), 50%"))
-    Goal(pair='sig\_ms'), 50\%
+    Args:
+        text: Plain text.
+
+    Returns:
+        LaTeX source.
+
+    Example:
+        >>> print(escape_latex("Goal(pair='sig_ms'), 50%"))
+        Goal(pair='sig\_ms'), 50\%
     """
     marks: dict[str, str | int | None] = {mark: f"\\{mark}" for mark in "{}&%$#_"}
     named = {"\\": "textbackslash", "~": "textasciitilde", "^": "textasciicircum", "<": "textless", ">": "textgreater", "|": "textbar"}
     return text.translate(str.maketrans(marks | {mark: f"\\{name}{{}}" for mark, name in named.items()}))
 
 
-class Embedding:
-    """A mini batch that is embedded when called: by what wraps the model at first, in the backward pass by the model itself,
+class _MiniBatch:
+    """A mini-batch that is embedded when called: by the wrapped model first, by the model itself in the backward pass.
 
-    because DistributedDataParallel prepares for another backward pass whenever it is entered.
+    DistributedDataParallel prepares for another backward pass at each call, so it must not be called again.
     """
 
     def __init__(self, model: nn.Module, features: dict[str, Any]) -> None:
@@ -172,27 +198,28 @@ class Embedding:
     def __call__(self) -> Tensor:
         model = self.model
         self.model = model.module if isinstance(model, DistributedDataParallel) else model
-        return model(dict(self.features))["sentence_embedding"]  # a copy: modules write into it
+        # A copy, because modules write into it.
+        return model(dict(self.features))["sentence_embedding"]
 
 
-def in_mini_batches(features: dict[str, Any], size: int) -> list[dict[str, Any]]:
-    """The features of so many inputs each. Raises ShapeError unless every tensor has one row for each input."""
-    cut = {name: value for name, value in features.items() if isinstance(value, Tensor) and value.dim()}
-    lengths = {len(value) for value in cut.values()}
+def _split_features(features: dict[str, Any], size: int) -> list[dict[str, Any]]:
+    """Split features into mini-batches. Every tensor must have one row per input."""
+    tensors = {name: value for name, value in features.items() if isinstance(value, Tensor) and value.dim()}
+    lengths = {len(value) for value in tensors.values()}
     if len(lengths) != 1:
-        found = ", ".join(f"{name} {list(value.shape)}" for name, value in cut.items()) or "no tensors"
-        raise ShapeError(
-            f"VisavisLoss(mini_batch_size=) got features that do not all have one row for each input, {found}: leave mini_batch_size out."
-        )
+        shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in tensors.items()) or "no tensors"
+        raise ShapeError(f"mini_batch_size: expected features with one row per input, got {shapes}. Leave mini_batch_size out.")
     starts = range(0, max(lengths.pop(), 1), size)
-    return [features | {name: value[start : start + size] for name, value in cut.items()} for start in starts]
+    return [features | {name: value[start : start + size] for name, value in tensors.items()} for start in starts]
 
 
 class LossCheckpoints:
-    """A callback that keeps the learned scales of losses in the trainer's checkpoints, since it saves and resumes the model alone.
+    """Callback that saves the learned scales of losses in the checkpoints of the trainer, which saves only the model.
 
-    ``SentenceTransformerTrainer(..., loss=loss, callbacks=[LossCheckpoints(loss)])``. losses: a VisavisLoss, or a dict of them by data set.
-    Resuming looks in ``output_dir``. Raises RunError where a checkpoint was made without it.
+    ``SentenceTransformerTrainer(..., loss=loss, callbacks=[LossCheckpoints(loss)])``. Checkpoints are read from ``output_dir``.
+
+    Args:
+        losses: A VisavisLoss, or a dict of them by data set.
     """
 
     def __init__(self, losses: VisavisLoss | Mapping[str, VisavisLoss]) -> None:
@@ -202,19 +229,38 @@ class LossCheckpoints:
         }
 
     def on_save(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+        """Save the scales.
+
+        Args:
+            args: TrainingArguments.
+            state: TrainerState.
+            *_: Ignored.
+            **__: Ignored.
+        """
         if state.is_world_process_zero:
             storage.write_tensors(self._file(args, state), {name: _learned(loss).detach().cpu() for name, loss in self.scales.items()})
 
     def on_train_begin(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+        """Restore the scales when a training resumes.
+
+        Args:
+            args: TrainingArguments.
+            state: TrainerState.
+            *_: Ignored.
+            **__: Ignored.
+
+        Raises:
+            RunError: If the checkpoint holds no scales, or those of other losses.
+        """
         if not state.global_step:
             return
         file = self._file(args, state)
         if not file.is_file():
-            raise RunError(f"{file} is missing, so the scale cannot be resumed: the checkpoint was made without LossCheckpoints.")
+            raise RunError(f"{file}: expected the learned scale, got no file. The checkpoint was made without LossCheckpoints.")
         saved = storage.read_tensors(file)
         if saved.keys() != self.scales.keys():
             raise RunError(
-                f"{file} holds {', '.join(sorted(saved))}, expected {', '.join(sorted(self.scales))}: give the losses that were trained."
+                f"{file}: expected {', '.join(sorted(self.scales))}, got {', '.join(sorted(saved))}. Pass the losses that were trained."
             )
         for name, loss in self.scales.items():
             _learned(loss).data.copy_(saved[name])

@@ -1,19 +1,19 @@
-"""Every metric, and the numbers of a result: a new metric is a file that declares it, and its name in one of these tuples."""
+"""Catalog of metrics and the metrics of a result. A new metric is a `Metric` in one of these tuples."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from visavis.metrics.arguments import checked
-from visavis.metrics.coherent import COHERENT_SCORE, COHERENT_SCORE_PAPER, NDCG, NDCG_PAPER
-from visavis.metrics.declaration import SIDES, Metric
-from visavis.metrics.mean_average_precision import MAP_AT_R, MAPS, MAPS_BY_HITS, R_PRECISION
-from visavis.metrics.recall import AVERAGE_RECALL, MEAN_RANK, MEAN_RECALL, MEDIAN_RANK, RECALLS, RECALLS_BY_MEAN_TIES, RSUM
+from visavis.metrics.graded_metrics import COHERENT_SCORE, COHERENT_SCORE_PAPER, NDCG, NDCG_PAPER
+from visavis.metrics.metric import DIRECTION_ROLES, Metric
+from visavis.metrics.ranking import MAP_AT_R, MAPS, MAPS_BY_HITS, R_PRECISION
+from visavis.metrics.recall import AVERAGE_RECALL, MEAN_RANK, MEAN_RECALL, MEAN_TIE_RECALLS, MEDIAN_RANK, RECALLS, RSUM
+from visavis.metrics.validation import validate_positive_ranks
 
 RANKING: tuple[Metric, ...] = (
     *RECALLS,
     MEAN_RECALL,
-    *RECALLS_BY_MEAN_TIES,
+    *MEAN_TIE_RECALLS,
     MEDIAN_RANK,
     MEAN_RANK,
     *MAPS,
@@ -21,34 +21,45 @@ RANKING: tuple[Metric, ...] = (
     R_PRECISION,
     MAP_AT_R,
 )
-"""Metrics of one direction, read from places."""
+"""Metrics of one direction that are computed from ranks."""
 
 COMBINED: tuple[Metric, ...] = (RSUM, AVERAGE_RECALL)
-"""Numbers made of the metrics of both directions."""
+"""Metrics that combine both directions."""
 
 GRADED: dict[str, tuple[Metric, ...]] = {"reference": (COHERENT_SCORE, NDCG), "paper": (COHERENT_SCORE_PAPER, NDCG_PAPER)}
-"""Metrics of one direction that read degrees of relevance, as the released code of the Ladder loss counts and as its text."""
+"""Metrics of one direction that read graded relevance, as the released code of the Ladder loss and as its paper."""
 
 CATALOG: tuple[Metric, ...] = (
-    *(metric.toward(direction) for direction in SIDES for metric in RANKING),
+    *(metric.for_direction(direction) for direction in DIRECTION_ROLES for metric in RANKING),
     *COMBINED,
-    *(metric.toward(direction) for metrics in GRADED.values() for direction in SIDES for metric in metrics),
+    *(metric.for_direction(direction) for metrics in GRADED.values() for direction in DIRECTION_ROLES for metric in metrics),
 )
-"""All of them by their keys in results; K stands for a number."""
+"""All metrics by their keys in results. K stands for a number."""
 
 
-@checked
-def direction_metrics(places: Tensor) -> dict[str, float]:
-    """The metrics of one direction, by name, from its places ``[Q, M]``."""
-    return {metric.name: metric.function(places) for metric in RANKING}
+def direction_metrics(positive_ranks: Tensor) -> dict[str, float]:
+    """Compute the ranking metrics of one direction.
+
+    Args:
+        positive_ranks: Ranks of the positives, shape ``[Q, M]``. See `positive_ranks`.
+
+    Returns:
+        Metrics by name, without direction.
+    """
+    positive_ranks = validate_positive_ranks(positive_ranks)
+    return {metric.name: metric.function(positive_ranks) for metric in RANKING}
 
 
-@checked
-def ranking_metrics(image_places: Tensor, text_places: Tensor) -> dict[str, float]:
-    """Every metric that needs no degrees, by its key, from the places of each image's texts and of each text's images."""
-    metrics = {
-        f"{direction}_{name}": value
-        for direction, places in (("i2t", image_places), ("t2i", text_places))
-        for name, value in direction_metrics(places).items()
-    }
+def ranking_metrics(image_ranks: Tensor, text_ranks: Tensor) -> dict[str, float]:
+    """Compute every metric that needs no graded relevance.
+
+    Args:
+        image_ranks: Ranks of the texts of each image, shape ``[V, M]``.
+        text_ranks: Ranks of the images of each text, shape ``[T, M]``.
+
+    Returns:
+        Metrics by key.
+    """
+    sides = {"i2t": validate_positive_ranks(image_ranks, "image_ranks"), "t2i": validate_positive_ranks(text_ranks, "text_ranks")}
+    metrics = {f"{direction}_{name}": value for direction, ranks in sides.items() for name, value in direction_metrics(ranks).items()}
     return metrics | {metric.name: metric.function(metrics) for metric in COMBINED}

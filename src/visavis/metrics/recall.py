@@ -1,7 +1,7 @@
-"""R@K, median and mean rank, and RSUM, from ranks counted from 1.
+"""Recall at k, median and mean rank, and RSUM, from ranks that start at 1.
 
-R@K is the share of queries with *a* correct item in the top K, as the vision-language literature defines it. Information
-retrieval calls this success@K or hit@K; with several correct items it is not recall.
+R@K is the share of queries with a correct item in the top K, as the vision-language literature defines it. Information
+retrieval calls this success@K or hit@K. With several correct items it is not recall.
 
 >>> ranks = torch.tensor([1, 1, 2, 20])
 >>> recall_at(ranks, 1), recall_at(ranks, 5), median_rank(ranks), mean_rank(ranks)
@@ -17,57 +17,103 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from visavis.metrics.arguments import checked
-from visavis.metrics.declaration import Metric
-from visavis.metrics.ranking import best
+from visavis.metrics.metric import Metric
+from visavis.metrics.ranking import best_rank_column
+from visavis.metrics.validation import validate_best_ranks, validate_count
 
 
-@checked
 def recall_at(ranks: Tensor, k: int) -> float:
-    """R@K, a fraction: the share of ranks ``[Q]`` that are at most K."""
+    """Compute R@K: the share of queries whose best positive is among the top K.
+
+    Args:
+        ranks: Rank of the best positive of each query, shape ``[Q]``, starting at 1.
+        k: Cutoff.
+
+    Returns:
+        A fraction.
+    """
+    ranks, k = validate_best_ranks(ranks), validate_count(k, "k")
     return float((ranks <= k).double().mean())
 
 
-@checked
 def recall_at_mean_ties(ranks: Tensor, k: int) -> float:
-    """R@K, a fraction, as the code of CE and MMT counts ranks that are means over ties, ``ties="mean"``.
+    """Compute R@K as the code of CE and MMT counts ranks that are means over ties, ``ties="mean"``.
 
-    Formula: with the rank counted from 0, a hit is 0 at K = 1, and anything below K at K > 1, so that a mean of 4.5 is a hit at 5;
-    ``recall_at`` asks for at most K - 1. Of whole ranks both are the same. ranks ``[Q]``: from 1, as everywhere here.
-    Source: Liu et al., Use what you have (collaborative experts, 2019), its released code; Gabeur et al., Multi-modal Transformer (2020).
+    Args:
+        ranks: Rank of the best positive of each query, shape ``[Q]``, starting at 1.
+        k: Cutoff.
+
+    Returns:
+        A fraction.
+
+    Formula:
+        With ranks from 0, a hit is 0 at K = 1, and anything below K at K > 1. A mean rank of 4.5 is therefore a hit at K = 5,
+        whereas `recall_at` requires at most K - 1. For integer ranks both are equal.
+
+    Source:
+        Liu et al., Use what you have (collaborative experts, 2019), its released code. Gabeur et al., Multi-modal Transformer (2020).
     """
+    ranks, k = validate_best_ranks(ranks), validate_count(k, "k")
     return float((ranks == 1 if k == 1 else ranks < k + 1).double().mean())
 
 
-@checked
 def median_rank(ranks: Tensor) -> float:
-    """MedR as published results define it: floor(median of the ranks counted from 0) + 1."""
-    return math.floor(torch.quantile(ranks.double() - 1, 0.5)) + 1.0
+    """Compute MedR as published results define it: floor(median of the ranks from 0) + 1.
+
+    Args:
+        ranks: Rank of the best positive of each query, shape ``[Q]``, starting at 1.
+
+    Returns:
+        The median rank.
+    """
+    return math.floor(torch.quantile(validate_best_ranks(ranks).double() - 1, 0.5)) + 1.0
 
 
-@checked
 def mean_rank(ranks: Tensor) -> float:
-    return float(ranks.double().mean())
+    """Compute the mean rank.
+
+    Args:
+        ranks: Rank of the best positive of each query, shape ``[Q]``, starting at 1.
+
+    Returns:
+        The mean rank.
+    """
+    return float(validate_best_ranks(ranks).double().mean())
 
 
-def hit_by_chance(candidates: int, correct: int, k: int) -> float:
-    """The probability that a random order has one of the correct candidates in its top K: ``1 - C(n - c, K) / C(n, K)``."""
-    return 1 - math.comb(candidates - correct, k) / math.comb(candidates, k) if k < candidates else 1.0
+def random_recall(num_candidates: int, num_positives: int, k: int) -> float:
+    """Compute the probability that a random order has a positive in its top K: ``1 - C(n - c, K) / C(n, K)``.
+
+    Args:
+        num_candidates: Number of candidates n.
+        num_positives: Number of positives c.
+        k: Cutoff.
+
+    Returns:
+        The probability.
+    """
+    return 1 - math.comb(num_candidates - num_positives, k) / math.comb(num_candidates, k) if k < num_candidates else 1.0
 
 
 def random_rsum(captions_per_image: Sequence[int]) -> tuple[float, float]:
-    """RSUM in percent that a random order reaches on images with so many captions: its mean, and its standard deviation at most.
+    """Compute the RSUM of a random order.
 
-    A query counts 1 for each K of 1, 5, 10 with a hit in its top K. Queries of one direction are independent; the correlation of the
-    two directions is at most 1, so the sum of their deviations is an upper bound.
+    A query counts 1 for each K of 1, 5, 10 with a hit in its top K. Queries of one direction are independent. The correlation
+    of the two directions is at most 1, so the sum of their standard deviations is an upper bound.
+
+    Args:
+        captions_per_image: Number of captions of each image.
+
+    Returns:
+        Mean of the RSUM in percent, and an upper bound of its standard deviation.
     """
     images, captions = len(captions_per_image), sum(captions_per_image)
-    by_image = [(captions, correct, count) for correct, count in Counter(captions_per_image).items()]
+    by_image = [(captions, positives, count) for positives, count in Counter(captions_per_image).items()]
     mean = deviation = 0.0
     for queries in (by_image, [(images, 1, captions)]):
         total, variance = sum(count for *_, count in queries), 0.0
-        for candidates, correct, count in queries:
-            first, fifth, tenth = (hit_by_chance(candidates, correct, k) for k in (1, 5, 10))
+        for candidates, positives, count in queries:
+            first, fifth, tenth = (random_recall(candidates, positives, k) for k in (1, 5, 10))
             expected = first + fifth + tenth
             mean += 100 * count * expected / total
             variance += count * (9 * first + 4 * (fifth - first) + (tenth - fifth) - expected**2)
@@ -82,8 +128,8 @@ def _recall(k: int) -> Metric:
         definition=f"percent of {{query}}s with a correct {{candidate}} in the top {k} (success@{k})",
         formula=f"100 mean[rank <= {k}]",
         unit="percent",
-        reads="places",
-        function=lambda places: 100 * recall_at(best(places, "mean"), k),
+        input="ranks",
+        function=lambda ranks: 100 * recall_at(best_rank_column(ranks, "mean"), k),
     )
 
 
@@ -92,12 +138,12 @@ def _recall_mean_ties(k: int) -> Metric:
         name=f"r{k}_mean_ties",
         label=f"R@{k} by mean ties",
         definition=f'R@{k} as the code of CE and MMT counts mean ranks of ties (those of ties="mean"): a hit is '
-        + ("the mean rank 1 alone" if k == 1 else f"any mean rank below {k + 1}, {k + 0.5} too")
-        + f"; of whole ranks it is R@{k}",
+        + ("only a mean rank of 1" if k == 1 else f"any mean rank below {k + 1}, including {k + 0.5}")
+        + f". For integer ranks it equals R@{k}",
         formula="100 mean[rank = 1]" if k == 1 else f"100 mean[rank < {k + 1}]",
         unit="percent",
-        reads="places",
-        function=lambda places: 100 * recall_at_mean_ties(best(places, "mean"), k),
+        input="ranks",
+        function=lambda ranks: 100 * recall_at_mean_ties(best_rank_column(ranks, "mean"), k),
     )
 
 
@@ -108,18 +154,18 @@ MEAN_RECALL = Metric(
     definition="mean of R@1, R@5 and R@10, in percent",
     formula="(R@1 + R@5 + R@10) / 3",
     unit="percent",
-    reads="places",
-    function=lambda places: sum(metric.function(places) for metric in RECALLS) / len(RECALLS),
+    input="ranks",
+    function=lambda ranks: sum(metric.function(ranks) for metric in RECALLS) / len(RECALLS),
 )
-RECALLS_BY_MEAN_TIES = tuple(_recall_mean_ties(k) for k in (1, 5, 10))
+MEAN_TIE_RECALLS = tuple(_recall_mean_ties(k) for k in (1, 5, 10))
 MEDIAN_RANK = Metric(
     name="medr",
     label="median rank",
     definition="median rank of the best correct {candidate}",
     formula="floor(median(rank - 1)) + 1",
     unit="rank",
-    reads="places",
-    function=lambda places: median_rank(best(places, "mean")),
+    input="ranks",
+    function=lambda ranks: median_rank(best_rank_column(ranks, "mean")),
     higher_is_better=False,
 )
 MEAN_RANK = Metric(
@@ -128,8 +174,8 @@ MEAN_RANK = Metric(
     definition="mean rank of the best correct {candidate}",
     formula="mean(rank)",
     unit="rank",
-    reads="places",
-    function=lambda places: mean_rank(best(places, "mean")),
+    input="ranks",
+    function=lambda ranks: mean_rank(best_rank_column(ranks, "mean")),
     higher_is_better=False,
 )
 
@@ -146,7 +192,7 @@ RSUM = Metric(
     definition="sum of the six recalls, in percent (600 is perfect)",
     formula=" + ".join(_SIX),
     unit="percent",
-    reads="metrics",
+    input="metrics",
     function=_sum,
 )
 AVERAGE_RECALL = Metric(
@@ -155,6 +201,6 @@ AVERAGE_RECALL = Metric(
     definition="mean of the six recalls, in percent",
     formula="rsum / 6",
     unit="percent",
-    reads="metrics",
+    input="metrics",
     function=lambda metrics: _sum(metrics) / len(_SIX),
 )

@@ -1,18 +1,18 @@
-"""The catalog of matching models, by the names that recipes use."""
+"""Matching models, by the names that recipes use."""
 
 from visavis.models.base import GlobalMatcher, Matcher, MatcherConfig
-from visavis.models.bfan import BFAN
-from visavis.models.ce import CE
-from visavis.models.clip import CLIP
-from visavis.models.heads import Heads
-from visavis.models.max_sim import MaxSim
-from visavis.models.mmt import MMT
-from visavis.models.scan import SCAN
-from visavis.models.sgraf import SGRAF
-from visavis.models.vse_infinity import VSEInfinity
-from visavis.models.vse_plus_plus import VSEPlusPlus
-from visavis.models.vsrn import VSRN
-from visavis.models.xvlm import XVLM
+from visavis.models.clip.model import CLIP
+from visavis.models.image_text.bfan import BFAN
+from visavis.models.image_text.heads import Heads
+from visavis.models.image_text.max_sim import MaxSim
+from visavis.models.image_text.scan import SCAN
+from visavis.models.image_text.sgraf import SGRAF
+from visavis.models.image_text.vse_infinity import VSEInfinity
+from visavis.models.image_text.vse_plus_plus import VSEPlusPlus
+from visavis.models.image_text.vsrn import VSRN
+from visavis.models.video_text.ce import CE
+from visavis.models.video_text.mmt import MMT
+from visavis.models.xvlm.model import XVLM
 
 CATALOG: dict[str, type[Matcher]] = {
     kind.name: kind for kind in (Heads, VSEPlusPlus, VSEInfinity, VSRN, SCAN, BFAN, SGRAF, MaxSim, CLIP, XVLM, CE, MMT)

@@ -1,4 +1,4 @@
-"""What every matching model is: it encodes items of both sides and scores blocks of them."""
+"""Interface of matching models: encode items of both sides, and score blocks of them."""
 
 from __future__ import annotations
 
@@ -16,197 +16,297 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from visavis import storage
-from visavis.engine.scale import LearnedScale
+from visavis.blocking import ScoreCost
 from visavis.errors import RunError, ShapeError, VisavisError
-from visavis.memory import ScoreCost
-from visavis.models.pretrained import KeptPart, weights_follow
-from visavis.spec import Count, check_fields
+from visavis.models.encoders.pretrained_files import PretrainedPart, weights_loaded_from
+from visavis.models.layers import at_least_float32
+from visavis.pair_loss.scale import LearnedScale
+from visavis.spec import PositiveInt, validate_fields
 from visavis.targets import Targets
-from visavis.types import Attention, Encoded
+from visavis.types import AttentionWeights, Encoded
 
-VisualView = Literal["pooled", "grid", "pixels", "experts"]
-TextView = Literal["pooled", "words", "tokens"]
-SCALE = "scale"
-"""The part that a learned scale is."""
+VisualGranularity = Literal["pooled", "regions", "pixels", "experts"]
+"""Input of images: "pooled" ``[N, D]``, "regions" ``[N, R, D]``, "pixels" ``[N, 3, H, W]``, "experts": named parts ``[N, L, D]``."""
+TextGranularity = Literal["pooled", "words", "tokens"]
+"""Input of texts: "pooled" ``[N, D]``, "words" ``[N, L, D]``, "tokens" ``[N, L]`` of a vocabulary."""
+SCALE_PART = "scale"
+"""Name of the part that holds a learned scale."""
 CONFIG_HASH = "config_sha256"
-"""Where the hash of all else stands in ``config.json``."""
+"""Key in ``config.json`` of the hash of all other entries."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MatcherConfig:
-    """The complete description of a matcher's architecture; every field a plain value.
+    """Complete description of a matcher's architecture. Every field is a plain value.
 
-    visual_view, visual_width: what an image is given as ("pooled" ``[N, D]``, "grid" ``[N, R, D]``, "pixels"
-    ``[N, 3, H, W]``, "experts": named parts ``[N, L, D]`` with masks, whose widths the field ``experts`` has) and its D, the sum of
-    all for experts. text_view, text_width: what a text is given as ("pooled" ``[N, D]``, "words"
-    ``[N, L, D]``, "tokens" ``[N, L]`` of a vocabulary) and its D, or the number of words.
+    Attributes:
+        visual_granularity: Input of images.
+        visual_input_dim: Dimensions of the image features. For experts, the sum over all experts.
+        text_granularity: Input of texts.
+        text_input_dim: Dimensions of the text features. For tokens, the size of the vocabulary.
     """
 
-    visual_view: VisualView = "pooled"
-    visual_width: Count
-    text_view: TextView = "pooled"
-    text_width: Count
+    visual_granularity: VisualGranularity = "pooled"
+    visual_input_dim: PositiveInt
+    text_granularity: TextGranularity = "pooled"
+    text_input_dim: PositiveInt
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        validate_fields(self)
 
     @property
-    def tower_view(self) -> Literal["pooled", "grid"]:
-        """What a matcher of pixels reads of the tower that is its backbone."""
-        return "grid"
+    def backbone_granularity(self) -> Literal["pooled", "regions"]:
+        """Output of the image encoder that a matcher of pixels reads."""
+        return "regions"
 
 
 class Matcher(nn.Module, ABC):
-    """A model of both sides: ``encode_visual``, ``encode_text``, and ``score`` for any block of rows and columns.
+    """Model of both sides: ``encode_visual``, ``encode_text``, and ``score`` for any block of rows and columns.
 
-    The boundary to objectives is the score matrix; a learnable temperature, attention over regions and words, mixtures
-    of experts all live on this side of it.
+    Objectives see only the score matrix. A learned temperature, attention over regions and words, and mixtures of experts
+    belong to the matcher.
+
+    Args:
+        config: The architecture.
+
+    Raises:
+        ShapeError: If the matcher does not support a granularity of the config.
     """
 
     name: ClassVar[str]
     Config: ClassVar[type[MatcherConfig]]
-    visual_views: ClassVar[tuple[VisualView, ...]]
-    text_views: ClassVar[tuple[TextView, ...]]
+    visual_granularities: ClassVar[tuple[VisualGranularity, ...]]
+    text_granularities: ClassVar[tuple[TextGranularity, ...]]
     config: MatcherConfig
-    widths: tuple[int, ...] = ()
-    """How many first numbers of its vectors were trained to serve alone, the last all of them; (): that was not asked for."""
+    matryoshka_dims: tuple[int, ...] = ()
+    """Lengths of the vector prefixes that were trained to be used alone. The last is the whole vector. Empty: not trained so."""
 
     def __init__(self, config: MatcherConfig):
         super().__init__()
-        for side, view, known in (("images", config.visual_view, self.visual_views), ("texts", config.text_view, self.text_views)):
-            if view not in known:
-                raise ShapeError(f"{type(self).__name__} cannot read {side} as {view}: expected {' or '.join(known)}.")
+        for side, granularity, supported in (
+            ("images", config.visual_granularity, self.visual_granularities),
+            ("texts", config.text_granularity, self.text_granularities),
+        ):
+            if granularity not in supported:
+                raise ShapeError(f"{type(self).__name__} cannot read {side} as {granularity}: expected {' or '.join(supported)}.")
         self.config = config
 
     @abstractmethod
     def encode_visual(self, items: Encoded) -> Encoded:
-        """Images as the view of the config gives them, encoded."""
+        """Encode images.
+
+        Args:
+            items: Images in the visual granularity of the config.
+
+        Returns:
+            Encoded images, as ``score`` reads them.
+        """
 
     @abstractmethod
     def encode_text(self, items: Encoded) -> Encoded:
-        """Texts as the view of the config gives them, encoded."""
+        """Encode texts.
+
+        Args:
+            items: Texts in the text granularity of the config.
+
+        Returns:
+            Encoded texts, as ``score`` reads them.
+        """
 
     @abstractmethod
     def score(self, visual: Encoded, text: Encoded) -> Tensor:
-        """The scores of every image with every text: ``[V, T]``."""
+        """Score every image with every text.
+
+        Args:
+            visual: Encoded images.
+            text: Encoded texts.
+
+        Returns:
+            Scores, shape ``[V, T]``.
+        """
 
     def score_pairs(self, visual: Encoded, text: Encoded) -> Tensor:
-        """The score of image i with text i only: ``[N]``; for re-ranking, banks and positives without a matrix.
+        """Score image i with text i only, for re-ranking, memory banks and positives without a matrix.
 
-        By ``score``, one pair after the other; a matcher that has a faster way overrides it.
+        Args:
+            visual: Encoded images.
+            text: As many encoded texts.
+
+        Returns:
+            Scores, shape ``[N]``.
         """
         one_pair = [slice(i, i + 1) for i in range(len(visual))]
         return torch.cat([self.score(visual[i], text[i]).flatten() for i in one_pair]) if one_pair else self.score(visual, text).flatten()
 
-    def attention(self, visual: Encoded, text: Encoded) -> Attention | None:
-        """Which regions of one image answered which words of one text, both as the views of the config give them.
+    def attention(self, visual: Encoded, text: Encoded) -> AttentionWeights | None:
+        """Compute the attention of the words of one text over the regions of one image, in evaluation mode.
 
-        None: the score of this matcher does not tell. In evaluation mode.
+        Args:
+            visual: One image, not encoded.
+            text: One text, not encoded.
+
+        Returns:
+            The attention. None if the score of this matcher has no attention.
         """
         return None
 
     @abstractmethod
     def parts(self) -> Mapping[str, Sequence[nn.Module | nn.Parameter]]:
-        """What the model is made of, by the names with which recipes choose learning rates and what is trained.
+        """Return the modules of the model by part. Recipes use these names for learning rates and trainable parts.
 
-        Usual names are "visual", "text", and "backbone" for an image encoder that is trained. Every parameter belongs to one part.
+        Usual names are "visual", "text", and "backbone" for a trained image encoder.
+
+        Returns:
+            Modules and parameters of each part. Every parameter belongs to one part.
         """
 
     def parameters_by_part(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
-        """Name and parameter of everything in each part that has any, in the order of ``named_parameters``.
+        """Collect the parameters of each part.
 
-        Raises VisavisError if ``parts`` leaves a parameter out, or names it twice.
+        Returns:
+            Names and parameters of each part that has any, in the order of ``named_parameters``.
+
+        Raises:
+            VisavisError: If ``parts`` omits a parameter, or names it twice.
         """
         part_of: dict[nn.Parameter, str] = {}
         for part, members in self.parts().items():
             for parameter in (p for member in members for p in ([member] if isinstance(member, nn.Parameter) else member.parameters())):
                 if part_of.setdefault(parameter, part) != part:
                     raise VisavisError(
-                        f"{type(self).__name__}.parts() names a parameter in {part_of[parameter]} and in {part}: expected one part."
+                        f"{type(self).__name__}.parts(): expected each parameter in one part, got one in {part_of[parameter]} and in {part}. "
+                        "Remove it from one of them."
                     )
         by_part: dict[str, list[tuple[str, nn.Parameter]]] = {}
         for name, parameter in self.named_parameters():
             if parameter not in part_of:
-                raise VisavisError(f"{type(self).__name__}.parts() leaves out {name}: name the module that holds it in one of its parts.")
+                raise VisavisError(
+                    f"{type(self).__name__}.parts(): expected all parameters, got none of the parts with {name}. "
+                    "Add its module to one of the parts."
+                )
             by_part.setdefault(part_of[parameter], []).append((name, parameter))
         return by_part
 
     @property
     def scale(self) -> LearnedScale | None:
-        """What multiplies the scores in training in place of the temperature of an objective; None: the objective has its own.
+        """Factor of the scores in training that replaces an objective's temperature. None: the objective has its own.
 
-        It is the part "scale", and no part of ``score``, whose order it would not change.
+        It is the part "scale". ``score`` does not include it, because it does not change the ranking.
         """
         return None
 
     @property
-    def rerank(self) -> int:
-        """How many candidates of a query, the first ones by ``score``, are ranked anew by ``second_stage``; 0: none."""
+    def rerank_top_k(self) -> int:
+        """Number of first candidates of a query that ``second_stage_scores`` re-ranks. 0: none."""
         return 0
 
-    def first_stage(self, items: Encoded) -> Encoded:
-        """The part of encoded items that ``score`` reads."""
+    def first_stage_items(self, items: Encoded) -> Encoded:
+        """Select the part of encoded items that ``score`` reads.
+
+        Args:
+            items: Encoded items.
+
+        Returns:
+            The part of the first stage.
+        """
         return items
 
-    def second_stage(self, visual: Encoded, text: Encoded) -> Tensor:
-        """A better and costlier score of image i with text i: ``[N]``."""
+    def second_stage_scores(self, visual: Encoded, text: Encoded) -> Tensor:
+        """Compute a better, costlier score of image i with text i.
+
+        Args:
+            visual: Encoded images.
+            text: As many encoded texts.
+
+        Returns:
+            Scores, shape ``[N]``.
+        """
         raise NotImplementedError
 
-    def extra_loss(self, visual: Encoded, text: Encoded, targets: Targets) -> Tensor | None:
-        """What a matcher learns besides its score, from a batch and who belongs to whom in it; added to the loss of every step."""
+    def auxiliary_loss(self, visual: Encoded, text: Encoded, targets: Targets) -> Tensor | None:
+        """Compute a loss of the matcher itself, which is added to the objective in every step.
+
+        Args:
+            visual: Encoded images of a batch.
+            text: Encoded texts of a batch.
+            targets: Positive pairs of the batch.
+
+        Returns:
+            A scalar, or None.
+        """
         return None
 
     @property
     def score_is_cosine(self) -> bool:
-        """Whether ``score`` is the product of the first stage's unit ``vectors``: no matrix in memory, and as fast as can be."""
+        """Whether ``score`` is the dot product of the unit vectors of the first stage. Such scores need no matrix in memory."""
         return False
 
     def score_cost(self, visual: Encoded, text: Encoded) -> ScoreCost | None:
-        """What a pair of such items costs in memory while it is scored, and while it is trained; None: it is measured."""
+        """Declare the memory of a pair while it is scored and trained.
+
+        Args:
+            visual: Encoded images.
+            text: Encoded texts.
+
+        Returns:
+            The cost. None: it is measured.
+        """
         return None
 
     def save_pretrained(self, folder: str | Path, **extra: Any) -> None:
-        """Write ``config.json`` and ``model.safetensors``; ``extra`` goes into the config beside kind and architecture.
+        """Write ``config.json`` and ``model.safetensors``, and config files of pretrained encoders that were trained with the model.
 
-        Of pretrained encoders that were trained with it, what is not weights goes into folders beside them.
+        Args:
+            folder: Folder of the model.
+            **extra: Additional entries of ``config.json``.
         """
         folder = Path(folder)
         for child in self.children():
-            if isinstance(child, KeptPart):
-                child.save(folder)
+            if isinstance(child, PretrainedPart):
+                child.save_config_files(folder)
         storage.write_tensors(folder / "model.safetensors", self.state_dict())
-        own = {"widths": list(self.widths)} if self.widths else {}
-        content = {"kind": self.name, "architecture": asdict(self.config), **own, **extra}
+        matryoshka = {"matryoshka_dims": list(self.matryoshka_dims)} if self.matryoshka_dims else {}
+        content = {"kind": self.name, "architecture": asdict(self.config), **matryoshka, **extra}
         storage.write_json(folder / "config.json", content | {CONFIG_HASH: _config_hash(content)})
 
 
 class GlobalMatcher(Matcher):
-    """A matcher with one unit vector an item, "embedding" where it has other parts; the score is their cosine, unless a subclass says otherwise."""
+    """Matcher with one unit vector per item. The score is the cosine, unless a subclass overrides it.
 
-    def first_stage(self, items: Encoded) -> Encoded:
-        return items.part("embedding")
+    If items have several parts, the vector is the part "embedding".
+    """
+
+    def first_stage_items(self, items: Encoded) -> Encoded:
+        return items.named_part("embedding")
 
     @property
     def score_is_cosine(self) -> bool:
         return type(self).score is GlobalMatcher.score
 
     def score(self, visual: Encoded, text: Encoded) -> Tensor:
-        return vectors(self.first_stage(visual)) @ vectors(self.first_stage(text)).T
+        return get_vectors(self.first_stage_items(visual)) @ get_vectors(self.first_stage_items(text)).T
 
     def score_cost(self, visual: Encoded, text: Encoded) -> ScoreCost | None:
-        """The product itself; in training its gradient too."""
-        number = vectors(self.first_stage(visual)).dtype.itemsize
-        return ScoreCost(scored=number, trained=2 * number)
+        """Declare the cost of the dot product. Training adds its gradient."""
+        itemsize = get_vectors(self.first_stage_items(visual)).dtype.itemsize
+        return ScoreCost(inference_bytes=itemsize, training_bytes=2 * itemsize)
 
     def score_pairs(self, visual: Encoded, text: Encoded) -> Tensor:
         if not self.score_is_cosine:
             return super().score_pairs(visual, text)
-        return (vectors(self.first_stage(visual)) * vectors(self.first_stage(text))).sum(-1)
+        return (get_vectors(self.first_stage_items(visual)) * get_vectors(self.first_stage_items(text))).sum(-1)
 
 
 @contextmanager
-def evaluating(matcher: nn.Module) -> Iterator[None]:
-    """The matcher in evaluation mode, for a while."""
+def evaluation_mode(matcher: nn.Module) -> Iterator[None]:
+    """Set a matcher to evaluation mode within a block.
+
+    Args:
+        matcher: The matcher.
+
+    Yields:
+        Nothing.
+    """
     training = matcher.training
     matcher.eval()
     try:
@@ -215,24 +315,50 @@ def evaluating(matcher: nn.Module) -> Iterator[None]:
         matcher.train(training)
 
 
-def vectors(encoded: Encoded) -> Tensor:
-    """The one tensor of vectors of items that have no named parts."""
+def get_vectors(encoded: Encoded) -> Tensor:
+    """Return the vectors of items without named parts.
+
+    Args:
+        encoded: Encoded items.
+
+    Returns:
+        The tensor of vectors.
+
+    Raises:
+        ShapeError: If the items have named parts.
+    """
     if not isinstance(encoded.vectors, Tensor):
-        raise ShapeError(f"expected one tensor of vectors, found the named parts {', '.join(encoded.vectors)}.")
+        raise ShapeError(f"vectors: expected one tensor, got the named parts {', '.join(encoded.vectors)}. Select one of the parts.")
     return encoded.vectors
 
 
-def unit(rows: Tensor) -> Encoded:
-    """Rows at length 1, in float32 at least (half precision loses ranks)."""
-    return Encoded(normalize(rows if rows.dtype.itemsize >= 4 else rows.float(), dim=-1))
+def encode_unit_rows(rows: Tensor) -> Encoded:
+    """Normalize rows to length 1, in float32 at least.
+
+    Args:
+        rows: Vectors, shape ``[N, D]``.
+
+    Returns:
+        Items with unit vectors.
+    """
+    return Encoded(normalize(at_least_float32(rows), dim=-1))
 
 
-def check_config(file: Path) -> None:
-    """Raise RunError for a ``config.json`` that is no longer what was written; older ones cannot tell."""
+def verify_config_hash(file: Path) -> None:
+    """Check that a ``config.json`` was not changed after it was written.
+
+    Args:
+        file: Path of ``config.json``.
+
+    Raises:
+        RunError: If its hash does not match.
+    """
     content = storage.read_json(file, dict[str, Any], error=RunError)
-    if content.pop(CONFIG_HASH, None) not in (None, _config_hash(content)):
+    stored, actual = content.pop(CONFIG_HASH, None), _config_hash(content)
+    if stored != actual:
         raise RunError(
-            f"{file} is damaged: it is not what was written; bring back a whole copy, or take {CONFIG_HASH} out of it if you changed it."
+            f"{file} is damaged: expected {CONFIG_HASH} {actual}, got {stored}. Restore a complete copy. "
+            f"If you changed the file yourself, set {CONFIG_HASH} to the expected value."
         )
 
 
@@ -240,23 +366,37 @@ def _config_hash(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def build_with_weights(kind: type[Matcher], config: MatcherConfig, folder: Path) -> Matcher:
-    """A matcher with the weights of ``model.safetensors``.
+def load_matcher(kind: type[Matcher], config: MatcherConfig, folder: Path) -> Matcher:
+    """Build a matcher with the weights of ``model.safetensors``.
 
-    One without a pretrained encoder is first laid out without its weights and compared, so that a config with damaged sizes takes no
-    memory. Raises RunError if it cannot be built, or naming the first tensor that does not fit.
+    Args:
+        kind: Class of the matcher.
+        config: Its architecture.
+        folder: Model folder.
+
+    Returns:
+        The matcher.
+
+    Raises:
+        RunError: If the model cannot be built, or naming the first tensor that does not match.
     """
+    # Parts with pretrained weights (PretrainedPart) read their config from `folder` while they are constructed in this block.
+    # A model without such an encoder is first built without memory and compared with the file, so that damaged sizes in the
+    # config allocate nothing.
     pretrained = bool(getattr(config, "backbone", ""))
     try:
-        with weights_follow(folder), nullcontext() if pretrained else torch.device("meta"):
+        with weights_loaded_from(folder), nullcontext() if pretrained else torch.device("meta"):
             matcher = kind(config)
     except VisavisError:
         raise
     except (ValueError, RuntimeError, ArithmeticError) as error:
-        raise RunError(f"{folder / 'config.json'} describes a model that cannot be built: {str(error).splitlines()[0]}.") from None
+        raise RunError(
+            f"{folder / 'config.json'}: expected the architecture of a {kind.name}, got one that cannot be built ({str(error).splitlines()[0]}). "
+            "Restore a complete copy."
+        ) from None
     tensors = storage.read_tensors(folder / "model.safetensors", matcher.state_dict(), error=RunError)
     if not pretrained:
-        with weights_follow(folder):
+        with weights_loaded_from(folder):
             matcher = kind(config)
     matcher.load_state_dict(tensors)
     return matcher

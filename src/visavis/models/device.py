@@ -1,4 +1,4 @@
-"""Where a model computes."""
+"""Selection of the device and of the precision of a computation."""
 
 from __future__ import annotations
 
@@ -9,32 +9,56 @@ import torch
 from visavis.errors import RunError
 
 
-def choose_device(name: str | torch.device | None = None, setting: str = "device") -> torch.device:
-    """The device of a name; None and "auto" are CUDA where there is one, else the CPU.
+def choose_device(name: str | torch.device | None = None, setting_name: str = "device") -> torch.device:
+    """Resolve the name of a device.
 
-    setting: what a sentence calls it. Raises RunError for what is no device, or for CUDA where there is none.
+    Args:
+        name: Name of a device. None or "auto": CUDA if available, else the CPU.
+        setting_name: Name of the setting in error messages.
+
+    Returns:
+        The device.
+
+    Raises:
+        RunError: If the name is not a device, or if CUDA is not available.
     """
     if name in (None, "auto"):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise RunError(f"{setting} is {name!r}, which is no device of torch: expected auto, cpu or cuda.") from None
+        raise RunError(f"{setting_name}: expected auto, cpu or cuda, got {name!r}. Set one of these devices.") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise RunError(f"{setting} is {name}, but torch finds no CUDA device here: set it to auto or cpu.")
+        raise RunError(f"{setting_name}: expected an available device, got {name}, and torch finds no CUDA device. Set it to auto or cpu.")
     return device
 
 
-def autocast(device: torch.device, wanted: bool | Literal["auto"]) -> torch.autocast:
-    """The context in which a device multiplies matrices in bfloat16: as wanted, or where it is faster than float32."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=multiplies_bfloat16(device) if wanted == "auto" else wanted)
+def bfloat16_autocast(device: torch.device, enabled: bool | Literal["auto"]) -> torch.autocast:
+    """Build the context in which a device multiplies matrices in bfloat16.
+
+    Args:
+        device: The device.
+        enabled: Whether to use bfloat16. "auto": only if it is faster than float32.
+
+    Returns:
+        The autocast context.
+    """
+    return torch.autocast(device.type, torch.bfloat16, enabled=has_native_bfloat16(device) if enabled == "auto" else enabled)
 
 
-def multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether the processor has instructions for products in bfloat16 (AMX, AVX-512 bf16, ARM's bf16, CUDA from Ampere on); else torch
-    emulates them, more slowly than float32. A torch that cannot tell of CPUs (before 2.10) is taken to say no.
+def has_native_bfloat16(device: torch.device) -> bool:
+    """Report whether a processor has instructions for bfloat16 products (AMX, AVX-512 bf16, ARM's bf16, CUDA from Ampere).
+
+    Without them torch emulates bfloat16, more slowly than float32.
+
+    Args:
+        device: The device.
+
+    Returns:
+        Whether bfloat16 is native.
     """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    tell = getattr(torch.cpu, "get_capabilities", dict[str, bool])
-    return any(tell().get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16"))
+    # torch before 2.10 does not report the capabilities of a CPU. It counts as a CPU without bfloat16.
+    get_capabilities = getattr(torch.cpu, "get_capabilities", dict[str, bool])
+    return any(get_capabilities().get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16"))

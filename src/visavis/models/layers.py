@@ -1,70 +1,276 @@
-"""Maps of vectors that several matchers are made of."""
+"""Layers and pooling operators that several matchers share."""
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
+MASKED_VALUE = -1e4
+"""Value of masked positions in ``GeneralizedPooling``, as in the released code."""
 
-def head(inputs: int, outputs: int, *, depth: int, hidden: int, dropout: float, input_dropout: float) -> nn.Sequential:
-    """The layers of one tower on one vector an item: ``depth`` hidden ones, and a linear map."""
+
+def build_mlp(
+    input_dim: int, output_dim: int, *, hidden_layers: int, hidden_dim: int, dropout: float, input_dropout: float
+) -> nn.Sequential:
+    """Build a multilayer perceptron with ReLU and a linear output.
+
+    Args:
+        input_dim: Dimensions of the input.
+        output_dim: Dimensions of the output.
+        hidden_layers: Number of hidden layers.
+        hidden_dim: Dimensions of each hidden layer.
+        dropout: Dropout after each hidden layer.
+        input_dropout: Dropout of the input.
+
+    Returns:
+        The layers.
+    """
     layers: list[nn.Module] = [nn.Dropout(input_dropout)] if input_dropout else []
-    for _ in range(depth):
-        layers += [nn.Linear(inputs, hidden), nn.ReLU(), nn.Dropout(dropout)]
-        inputs = hidden
-    return nn.Sequential(*layers, nn.Linear(inputs, outputs))
+    for _ in range(hidden_layers):
+        layers += [nn.Linear(input_dim, hidden_dim), nn.ReLU(), nn.Dropout(dropout)]
+        input_dim = hidden_dim
+    return nn.Sequential(*layers, nn.Linear(input_dim, output_dim))
 
 
-def linear(inputs: int, outputs: int, kind: type[nn.Linear] = nn.Linear) -> nn.Linear:
-    """A linear map as the VSE family starts it: uniform by Glorot's bound, bias 0."""
-    layer = kind(inputs, outputs)
+def xavier_linear(input_dim: int, output_dim: int, layer_type: type[nn.Linear] = nn.Linear) -> nn.Linear:
+    """Build a linear layer with the initialization of the VSE family: uniform within Glorot's bound, bias 0.
+
+    Args:
+        input_dim: Dimensions of the input.
+        output_dim: Dimensions of the output.
+        layer_type: Class of the layer.
+
+    Returns:
+        The layer.
+    """
+    layer = layer_type(input_dim, output_dim)
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
 
 
-def keep_statistics(module: nn.Module) -> None:
-    """Batch norms go on with the statistics that they came with, also in training."""
+def at_least_float32(values: Tensor) -> Tensor:
+    """Convert half precision to float32, because half precision changes ranks.
+
+    Args:
+        values: Values of any floating dtype.
+
+    Returns:
+        The values in float32, or in float64 if they were.
+    """
+    return values if values.dtype.itemsize >= 4 else values.float()
+
+
+def freeze_batch_norm_statistics(module: nn.Module) -> None:
+    """Set the batch norms of a module to evaluation mode, so that training keeps their statistics.
+
+    Args:
+        module: The module.
+    """
     for part in module.modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             part.eval()
 
 
-class ResidualMap(nn.Module):
-    """``Linear(x) + MLP(x)`` on every region or word, the MLP with one hidden layer of half the width, batch norm and ReLU.
+class ResidualMLP(nn.Module):
+    """``Linear(x) + MLP(x)`` on every region or word. The MLP has one hidden layer of half the dimensions, batch norm and ReLU.
 
-    Shapes: ``[N, L, inputs] -> [N, L, outputs]``. Source: Chen et al. (2021), section 4, for features of frozen encoders.
+    Args:
+        input_dim: Dimensions of the input.
+        output_dim: Dimensions of the output.
+        dropout: Dropout after the hidden layer.
+
+    Source:
+        Chen et al. (2021), section 4, for features of frozen encoders.
     """
 
-    def __init__(self, inputs: int, outputs: int, dropout: float):
+    def __init__(self, input_dim: int, output_dim: int, dropout: float):
         super().__init__()
-        self.linear = linear(inputs, outputs)
-        hidden = max(1, outputs // 2)
+        self.linear = xavier_linear(input_dim, output_dim)
+        hidden = max(1, output_dim // 2)
         self.mlp = nn.Sequential(
-            nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, outputs)
+            nn.Linear(input_dim, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, output_dim)
         )
 
     def forward(self, items: Tensor) -> Tensor:
+        """Map every vector.
+
+        Args:
+            items: Vectors, shape ``[N, L, input_dim]``.
+
+        Returns:
+            Vectors, shape ``[N, L, output_dim]``.
+        """
         flat = items.flatten(0, 1)
         return (self.linear(flat) + self.mlp(flat)).unflatten(0, items.shape[:2])
 
 
-class PresentBatchNorm(nn.BatchNorm1d):
-    """Batch norm over the vectors that are there: ``[..., D]``, present ``[...]`` (None: all).
+class MaskedBatchNorm(nn.BatchNorm1d):
+    """Batch norm over valid vectors.
 
-    In training the mean and variance are those of the present vectors; of fewer than two, those learned so far.
+    In training, mean and variance are those of the valid vectors. With fewer than two valid vectors, the running statistics
+    are used.
     """
 
-    def forward(self, items: Tensor, present: Tensor | None = None) -> Tensor:
-        rows = items.flatten(0, -2) if present is None else items[present]
+    def forward(self, items: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Normalize valid vectors.
+
+        Args:
+            items: Vectors, shape ``[..., D]``.
+            mask: Valid vectors, shape ``[...]``. None: all.
+
+        Returns:
+            Normalized vectors, shape ``[..., D]``.
+        """
+        rows = items.flatten(0, -2) if mask is None else items[mask]
         if not self.training or len(rows) < 2:
-            return batch_norm(items.flatten(0, -2), self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps).view_as(
-                items
-            )
+            normed = batch_norm(items.flatten(0, -2), self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+            return normed.view_as(items)
         normed = super().forward(rows)
-        return (
-            normed.view_as(items)
-            if present is None
-            else torch.zeros_like(items, dtype=normed.dtype).masked_scatter(present[..., None], normed)
+        if mask is None:
+            return normed.view_as(items)
+        return torch.zeros_like(items, dtype=normed.dtype).masked_scatter(mask[..., None], normed)
+
+
+def max_pool(items: Tensor, mask: Tensor | None) -> Tensor:
+    """Compute the maximum of each dimension over the valid positions.
+
+    Args:
+        items: Vectors, shape ``[N, L, D]``.
+        mask: Valid positions, shape ``[N, L]``. None: all.
+
+    Returns:
+        Vectors, shape ``[N, D]``.
+    """
+    return items.max(1).values if mask is None else items.masked_fill(~mask[..., None], float("-inf")).max(1).values
+
+
+def mean_pool(items: Tensor, mask: Tensor | None) -> Tensor:
+    """Compute the mean over the valid positions.
+
+    Args:
+        items: Vectors, shape ``[N, L, D]``.
+        mask: Valid positions, shape ``[N, L]``. None: all.
+
+    Returns:
+        Vectors, shape ``[N, D]``.
+    """
+    if mask is None:
+        return items.mean(1)
+    weight = mask[..., None].to(items.dtype)
+    return (items * weight).sum(1) / weight.sum(1)
+
+
+class GeneralizedPooling(nn.Module):
+    """Generalized pooling operator: a learned mixture of the sorted values of each dimension.
+
+    Args:
+        position_dim: Dimensions of the sinusoidal positions.
+        hidden_dim: Dimensions of the GRU.
+        temperature: Temperature of the softmax.
+
+    Formula:
+        ``v_d = sum_k w_k sort(x_.d)_k`` with ``w = softmax(f(positions 1..L) / temperature)`` over the L valid values. f is a
+        bidirectional GRU over sinusoidal positions, with averaged directions, and a linear layer. w depends on L alone.
+
+    Special cases:
+        w = (1, 0, ...) is max pooling, w = 1/L is mean pooling.
+
+    Source:
+        Chen et al., Learning the Best Pooling Strategy for Visual Semantic Embedding (2021), section 3.
+    """
+
+    def __init__(self, position_dim: int = 32, hidden_dim: int = 32, temperature: float = 0.1):
+        super().__init__()
+        self.position_dim, self.temperature = position_dim, temperature
+        self.gru = nn.GRU(position_dim, hidden_dim, batch_first=True, bidirectional=True)
+        self.linear = nn.Linear(hidden_dim, 1, bias=False)
+
+    def forward(self, items: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Pool the valid positions.
+
+        Args:
+            items: Vectors, shape ``[N, L, D]``.
+            mask: Valid positions, shape ``[N, L]``. None: all.
+
+        Returns:
+            Vectors, shape ``[N, D]``.
+        """
+        by_dimension = items.transpose(1, 2).contiguous()
+        if mask is None:
+            lengths = torch.tensor([items.shape[1]], device=items.device)
+            length_index = torch.zeros(len(items), dtype=torch.long, device=items.device)
+        else:
+            lengths, length_index = mask.sum(1).unique(return_inverse=True)
+            by_dimension = by_dimension.masked_fill(~mask[:, None, :], MASKED_VALUE)
+        weights = self.weights(lengths, items.shape[1])[length_index].to(items.dtype)
+        return torch.einsum("ndl,nl->nd", _sort_ascending(by_dimension), weights.flip(-1))
+
+    def contributions(self, items: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Compute the contribution of each position to the pooled vector.
+
+        Args:
+            items: Vectors, shape ``[N, L, D]``.
+            mask: Valid positions, shape ``[N, L]``. None: all.
+
+        Returns:
+            Contributions, shape ``[N, L, D]``. Their sum over L is the pooled vector.
+        """
+        valid = torch.ones(items.shape[:2], dtype=torch.bool, device=items.device) if mask is None else mask
+        ranks = items.masked_fill(~valid[..., None], MASKED_VALUE).argsort(dim=1, descending=True, stable=True).argsort(1)
+        weights = self.weights(valid.sum(1), items.shape[1]).to(items.dtype)
+        return weights[..., None].expand_as(items).gather(1, ranks) * items
+
+    def weights(self, lengths: Tensor, max_length: int) -> Tensor:
+        """Compute the weights for sets of the given sizes.
+
+        Args:
+            lengths: Sizes of the sets, shape ``[K]``.
+            max_length: Length of a row of weights.
+
+        Returns:
+            Weights, shape ``[K, max_length]``. Rows sum to 1 and are 0 beyond the size of the set.
+        """
+        positions = sinusoidal_positions(max_length, self.position_dim, lengths.device).to(self.linear.weight.dtype)
+        packed = nn.utils.rnn.pack_padded_sequence(
+            positions.expand(len(lengths), -1, -1), lengths.cpu(), batch_first=True, enforce_sorted=False
         )
+        hidden, _ = nn.utils.rnn.pad_packed_sequence(self.gru(packed)[0], batch_first=True, total_length=max_length)
+        forward, backward = hidden.chunk(2, -1)
+        logits = self.linear((forward + backward) / 2).squeeze(-1)
+        valid = torch.arange(max_length, device=lengths.device) < lengths[:, None]
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return (logits / self.temperature).masked_fill(~valid, float("-inf")).softmax(-1)
+
+
+def _sort_ascending(values: Tensor) -> Tensor:
+    """Sort every row of the last axis."""
+    # On a CPU, numpy sorts short rows many times faster than torch.
+    if values.device.type != "cpu":
+        return values.sort(-1).values
+    detached = at_least_float32(values.detach())
+    if not values.requires_grad:
+        return torch.from_numpy(np.sort(detached.numpy(), -1)).to(values.dtype)
+    return values.gather(-1, torch.from_numpy(np.argsort(detached.numpy(), -1)))
+
+
+def sinusoidal_positions(length: int, dim: int, device: torch.device | None = None) -> Tensor:
+    """Compute sinusoidal positions.
+
+    Args:
+        length: Number of positions.
+        dim: Dimensions.
+        device: Device of the result.
+
+    Returns:
+        Positions, shape ``[length, dim]``: sine in even, cosine in odd dimensions.
+    """
+    position = torch.arange(length, device=device, dtype=torch.float32)[:, None]
+    rate = torch.exp(torch.arange(0, dim, 2, device=device, dtype=torch.float32) * (-math.log(10000.0) / dim))
+    table = torch.zeros(length, dim, device=device)
+    table[:, 0::2], table[:, 1::2] = torch.sin(position * rate), torch.cos(position * rate)
+    return table

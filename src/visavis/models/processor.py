@@ -1,4 +1,4 @@
-"""From pictures and sentences to what a matcher reads."""
+"""Conversion of images, clips and texts to the input of a matcher."""
 
 from __future__ import annotations
 
@@ -9,171 +9,259 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
-from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field
+from pydantic import AfterValidator
 from torch import Tensor
 
-from visavis.data.captions import END, PAD, START, UNKNOWN, Vocabulary, tokenize
-from visavis.data.description import side_of
-from visavis.data.standardization import Standardization
+from visavis.data.features.standardization import Standardization
+from visavis.data.vocabulary import END, PAD, START, UNKNOWN, Vocabulary, tokenize
 from visavis.errors import RunError, VisavisError
-from visavis.models import text_backbone
 from visavis.models.base import Matcher
-from visavis.models.pretrained import model_folder
-from visavis.models.tokenizing import PretrainedTokenizer
-from visavis.models.towers import ClipTower, TextTower, TowerSpec, VisualTower, open_preprocessing
+from visavis.models.encoders.frozen_encoders import EncoderSpec, FrameEncoder, TextEncoder, VisualEncoder, open_preprocessing
+from visavis.models.encoders.pretrained_files import model_folder
+from visavis.models.encoders.text_backbone import TEXT_BACKBONE_FOLDER, PretrainedTokenizer
 from visavis.types import Encoded
 
 if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
+    from PIL.Image import Image
 
 
-def _of_today(fields: Any) -> Any:
-    return {**fields, "side": side_of(fields["side"])} if isinstance(fields, dict) and "side" in fields else fields
-
-
-def _with_own(words: list[str] | None) -> list[str] | None:
+def _check_vocabulary(words: list[str] | None) -> list[str] | None:
     if words and not ({PAD, START, END, UNKNOWN} <= set(words) and len(set(words)) == len(words)):
-        raise ValueError(f"the vocabulary lacks one of {PAD}, {START}, {END} and {UNKNOWN}, or names a word twice")
+        raise ValueError(
+            f"vocabulary: expected different words with {PAD}, {START}, {END} and {UNKNOWN}, got a list without them or with a duplicate"
+        )
     return words
 
 
-_Tower = Annotated[TowerSpec, BeforeValidator(_of_today)]
-
-
 @dataclass(frozen=True)
-class SavedConfig:
-    """The ``config.json`` of a model folder, also of older versions: kind, architecture and widths of the matcher, and its processor."""
+class SavedModelConfig:
+    """Content of the ``config.json`` of a model folder.
+
+    Attributes:
+        kind: Name of the matcher.
+        architecture: Fields of the matcher's config.
+        visual: Image encoder.
+        text: Text encoder.
+        vocabulary: Words of a learned vocabulary.
+        tokenizer: Name of a pretrained model with the tokenizer.
+        standardization: Standardization of image features.
+        stored_text_features: Whether the model reads stored features of captions.
+        matryoshka_dims: Lengths of vector prefixes that were trained to be used alone.
+    """
 
     kind: str
     architecture: dict[str, Any]
-    visual: Annotated[_Tower | None, Field(validation_alias=AliasChoices("visual", "vision"))]
-    text: _Tower | None
-    vocabulary: Annotated[list[str] | None, AfterValidator(_with_own)]
+    visual: EncoderSpec | None
+    text: EncoderSpec | None
+    vocabulary: Annotated[list[str] | None, AfterValidator(_check_vocabulary)]
     tokenizer: str | None = None
     standardization: Standardization | None = None
-    stored_texts: bool = False
-    widths: tuple[int, ...] = ()
+    stored_text_features: bool = False
+    matryoshka_dims: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Processor:
-    """How pictures and sentences become what a matcher reads.
+    """Converts images and texts to the input of a matcher.
 
-    visual: the tower of images (its preprocessing alone where the matcher reads pixels); None: only stored features. For
-    sentences one of: text, a frozen tower; vocabulary, words learned from captions; tokenizer, the name of a pretrained model;
-    stored_texts: none of these, the model read stored features of captions.
-    standardization: of a frozen tower's features of images; None: they are read as they are. tokenizer_folder: where a model folder
-    keeps the tokenizer itself, that of a text encoder trained with the model; None: with the pretrained model. tower_folder: where it
-    keeps how a tower of images that was trained with the model reads pictures; None: with the pretrained tower.
+    Texts are read by one of ``text``, ``vocabulary`` and ``tokenizer``, or by none with ``stored_text_features``.
+
+    Attributes:
+        visual: Image encoder (only its preprocessing if the matcher reads pixels). None: stored features only.
+        text: Frozen text encoder.
+        vocabulary: Words learned from captions.
+        tokenizer: Name of a pretrained model with the tokenizer.
+        standardization: Standardization of a frozen encoder's image features. None: features are unchanged.
+        tokenizer_folder: Folder with the tokenizer of a text encoder that was trained with the model. None: the pretrained model's.
+        stored_text_features: The model reads stored features of captions.
+        visual_encoder_folder: Folder with the preprocessing of an image encoder that was trained with the model. None: the pretrained
+            encoder's.
     """
 
-    visual: TowerSpec | None
-    text: TowerSpec | None
+    visual: EncoderSpec | None
+    text: EncoderSpec | None
     vocabulary: Vocabulary | None
     tokenizer: str | None = None
     standardization: Standardization | None = None
     tokenizer_folder: Path | None = None
-    stored_texts: bool = False
-    tower_folder: Path | None = None
+    stored_text_features: bool = False
+    visual_encoder_folder: Path | None = None
 
     @classmethod
-    def of(cls, config: SavedConfig, folder: Path) -> Processor:
-        """That of the ``config.json`` of a model folder. Raises RunError if it does not say how texts are read."""
-        if config.text is None and not config.vocabulary and config.tokenizer is None and not config.stored_texts:
-            raise RunError("it names neither a text tower nor a vocabulary nor a tokenizer: the model could read no texts.")
+    def from_saved_config(cls, config: SavedModelConfig, folder: Path) -> Processor:
+        """Build the processor of a saved model.
+
+        Args:
+            config: Content of ``config.json``.
+            folder: Model folder.
+
+        Returns:
+            The processor.
+
+        Raises:
+            RunError: If the config does not define how texts are read.
+        """
+        if config.text is None and not config.vocabulary and config.tokenizer is None and not config.stored_text_features:
+            raise RunError("expected a text encoder, a vocabulary or a tokenizer, got none of them. Restore a complete copy.")
         words = Vocabulary(tuple(config.vocabulary)) if config.vocabulary else None
-        towers = folder / VisualTower.kept_as
-        tower = towers if (towers / "config.json").is_file() else None
-        kept = folder / text_backbone.FOLDER if config.architecture.get("text_backbone") else tower
-        return cls(config.visual, config.text, words, config.tokenizer, config.standardization, kept, config.stored_texts, tower)
+        backbone_folder = folder / VisualEncoder.part_name
+        visual_folder = backbone_folder if (backbone_folder / "config.json").is_file() else None
+        return cls(
+            config.visual,
+            config.text,
+            words,
+            config.tokenizer,
+            config.standardization,
+            tokenizer_folder=folder / TEXT_BACKBONE_FOLDER if config.architecture.get("text_backbone") else visual_folder,
+            stored_text_features=config.stored_text_features,
+            visual_encoder_folder=visual_folder,
+        )
 
     @property
-    def visual_spec(self) -> TowerSpec:
-        """The tower of images. Raises RunError if the model knows only stored features."""
+    def visual_spec(self) -> EncoderSpec:
+        """The image encoder. Raises RunError if the model reads only stored features."""
         if self.visual is None:
-            raise RunError("this model was trained on stored features without a visual tower: it cannot read new images or videos.")
+            raise RunError(
+                "visual encoder: expected one for new images or videos, got a model that was trained on stored features alone. Train with images."
+            )
         return self.visual
 
     @property
-    def described(self) -> dict[str, Any]:
-        """What ``config.json`` says of it: the towers, the words, the standardization; folders do not count."""
+    def to_config(self) -> dict[str, Any]:
+        """Entries of ``config.json``: encoders, words and standardization, without folders."""
         words = None if self.vocabulary is None else list(self.vocabulary.words)
-        towers = {side: None if tower is None else asdict(tower) for side, tower in (("visual", self.visual), ("text", self.text))}
-        own: dict[str, Any] = {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
-        own |= {"stored_texts": True} if self.stored_texts else {}
-        own |= {} if self.standardization is None else {"standardization": asdict(self.standardization)}
-        return towers | {"vocabulary": words} | own
+        encoders = {side: None if spec is None else asdict(spec) for side, spec in (("visual", self.visual), ("text", self.text))}
+        optional: dict[str, Any] = {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
+        optional |= {"stored_text_features": True} if self.stored_text_features else {}
+        optional |= {} if self.standardization is None else {"standardization": asdict(self.standardization)}
+        return encoders | {"vocabulary": words} | optional
 
     @cached_property
-    def visual_tower(self) -> VisualTower | ClipTower:
+    def visual_encoder(self) -> VisualEncoder | FrameEncoder:
+        """The opened image encoder."""
         return self.visual_spec.open()  # type: ignore[return-value]
 
     @cached_property
-    def text_tower(self) -> TextTower:
+    def text_encoder(self) -> TextEncoder:
+        """The opened text encoder. Raises RunError if the model reads only stored features."""
         if self.text is None:
-            raise RunError("this model was trained on stored features of captions without a text tower: it cannot read new sentences.")
+            raise RunError(
+                "text encoder: expected one for new texts, got a model that was trained on stored caption features alone. Train with captions."
+            )
         return self.text.open()  # type: ignore[return-value]
 
     @cached_property
-    def tokens(self) -> PretrainedTokenizer | None:
+    def pretrained_tokenizer(self) -> PretrainedTokenizer | None:
+        """The opened tokenizer of a pretrained model."""
         return None if self.tokenizer is None else PretrainedTokenizer.open(self.tokenizer_folder or model_folder(self.tokenizer))
 
     @cached_property
-    def preprocess(self) -> Callable[[Sequence[Picture]], Tensor]:
-        """Pictures to the tower's pixels; the tower itself is not loaded."""
-        return open_preprocessing(self.visual_spec, self.tower_folder)
+    def preprocess(self) -> Callable[[Sequence[Image]], Tensor]:
+        """Converts images to the encoder's pixels. The encoder itself is not loaded."""
+        return open_preprocessing(self.visual_spec, self.visual_encoder_folder)
 
     @cached_property
-    def preprocess_crops(self) -> Callable[[Sequence[Picture]], Tensor]:
-        """Random crops of pictures to the tower's pixels, whole."""
-        return open_preprocessing(self.visual_spec, self.tower_folder, of_crops=True)
+    def preprocess_crops(self) -> Callable[[Sequence[Image]], Tensor]:
+        """Converts random crops of images to the encoder's pixels, without further cropping."""
+        return open_preprocessing(self.visual_spec, self.visual_encoder_folder, already_cropped=True)
 
-    def images(self, pictures: Sequence[Picture], view: str, device: torch.device | str = "cpu") -> Encoded:
-        """Pictures as a matcher of this view reads them; a frozen tower computes on ``device``."""
-        if view == "pixels":
-            return Encoded(self.preprocess(pictures))
-        assert isinstance(self.visual_tower, VisualTower)
-        features = self.visual_tower.to(device).encode(pictures)
+    def process_images(self, images: Sequence[Image], granularity: str, device: torch.device | str = "cpu") -> Encoded:
+        """Convert images to the input of a matcher.
+
+        Args:
+            images: The images.
+            granularity: Visual granularity of the matcher.
+            device: Device of a frozen encoder.
+
+        Returns:
+            Pixels or features.
+        """
+        if granularity == "pixels":
+            return Encoded(self.preprocess(images))
+        assert isinstance(self.visual_encoder, VisualEncoder)
+        features = self.visual_encoder.to(device).encode(images)
         features = features.map(lambda part: part.mean(1)) if self.visual_spec.crops > 1 else features
         return features if self.standardization is None else self.standardization(features)
 
     @property
     def frames_per_second(self) -> float:
-        """How many frames of a clip the model reads; 0 for a model that reads pictures alone."""
+        """Frames per second that the model reads of a clip. 0 for a model that reads only images."""
         return self.visual.frames_per_second if self.visual else 0.0
 
-    def clips(self, clips: Sequence[Sequence[Picture]], device: torch.device | str = "cpu") -> Encoded:
-        """Clips, each its pictures, as a matcher of grids reads them: frames in the place of regions."""
-        assert isinstance(self.visual_tower, ClipTower)
-        features = self.visual_tower.to(device).encode(clips)
+    def process_clips(self, clips: Sequence[Sequence[Image]], device: torch.device | str = "cpu") -> Encoded:
+        """Convert clips to the input of a matcher of regions, with frames in the place of regions.
+
+        Args:
+            clips: Frames of each clip.
+            device: Device of the frozen encoder.
+
+        Returns:
+            Features, shape ``[N, F, D]``, with a mask.
+        """
+        assert isinstance(self.visual_encoder, FrameEncoder)
+        features = self.visual_encoder.to(device).encode(clips)
         return features if self.standardization is None else self.standardization(features)
 
-    def texts(self, texts: Sequence[str], device: torch.device | str = "cpu") -> Encoded:
-        """Sentences as the matcher reads them; a frozen tower computes on ``device``."""
-        words = self.vocabulary or self.tokens
-        return self.text_tower.to(device).encode(texts) if words is None else words.encode(texts)
+    def process_texts(self, texts: Sequence[str], device: torch.device | str = "cpu") -> Encoded:
+        """Convert texts to the input of a matcher.
+
+        Args:
+            texts: The texts.
+            device: Device of a frozen encoder.
+
+        Returns:
+            Token ids or features.
+        """
+        words = self.vocabulary or self.pretrained_tokenizer
+        return self.text_encoder.to(device).encode(texts) if words is None else words.encode(texts)
 
     def unknown_words(self, text: str) -> list[str]:
-        """Words of a sentence that the captions did not teach. Raises VisavisError if there are no others."""
+        """Find the words of a text that are not in the vocabulary.
+
+        Args:
+            text: The text.
+
+        Returns:
+            The unknown words.
+
+        Raises:
+            VisavisError: If all words are unknown.
+        """
         if self.vocabulary is None:
             return []
-        unknown = self.vocabulary.unknown(text)
+        unknown = self.vocabulary.unknown_words(text)
         if len(unknown) == len(tokenize(text)):
-            raise VisavisError(f"no word of {text!r} is among the {len(self.vocabulary):,} that this model has learned: try other words.")
+            raise VisavisError(
+                f"{text!r}: expected at least one of the {len(self.vocabulary):,} words of the vocabulary, got unknown words only. Use other words."
+            )
         return unknown
 
-    def words_of(self, text: str) -> list[str | None]:
-        """The words, or pieces of words, of a sentence that a matcher reads one by one; None for marks of its beginning and end."""
+    def split_words(self, text: str) -> list[str | None]:
+        """Split a text into the words or word pieces that a matcher reads.
+
+        Args:
+            text: The text.
+
+        Returns:
+            The words. None for tokens that mark the beginning and the end.
+        """
         if self.vocabulary is not None:
             return [None, *tokenize(text), None]
-        pretrained = self.tokens
-        tokenizer, longest = (
-            (pretrained.tokenizer, pretrained.longest) if pretrained else (self.text_tower.tokenizer, self.text_tower.pooling.longest)
+        pretrained = self.pretrained_tokenizer
+        tokenizer, max_length = (
+            (pretrained.tokenizer, pretrained.max_length)
+            if pretrained
+            else (self.text_encoder.tokenizer, self.text_encoder.pooling.max_length)
         )
-        numbers = tokenizer(text, truncation=True, max_length=longest)["input_ids"]
-        marks = tokenizer.get_special_tokens_mask(numbers, already_has_special_tokens=True)
-        return [None if mark else word for word, mark in zip(tokenizer.convert_ids_to_tokens(numbers), marks, strict=True)]
+        token_ids = tokenizer(text, truncation=True, max_length=max_length)["input_ids"]
+        special = tokenizer.get_special_tokens_mask(token_ids, already_has_special_tokens=True)
+        return [None if is_special else word for word, is_special in zip(tokenizer.convert_ids_to_tokens(token_ids), special, strict=True)]
 
     def save(self, matcher: Matcher, folder: Path) -> None:
-        """A model folder: the matcher's config and weights, and this processor in the config."""
-        matcher.save_pretrained(folder, **self.described)
+        """Write a model folder: config and weights of the matcher, with this processor in the config.
+
+        Args:
+            matcher: The matcher.
+            folder: Model folder.
+        """
+        matcher.save_pretrained(folder, **self.to_config)

@@ -1,4 +1,4 @@
-"""A trained matcher with its processor: pictures and sentences in, vectors and scores out; what ``visavis.load`` gives."""
+"""A trained matcher with its processor: images and texts in, vectors and scores out. ``visavis.load`` returns it."""
 
 from __future__ import annotations
 
@@ -15,81 +15,113 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from visavis import storage
-from visavis.data.clips import clip_frames, is_video
-from visavis.data.pictures import open_picture
-from visavis.errors import DataError, RunError, ShapeError, VisavisError, nearest
-from visavis.memory import Memory, parse_memory
-from visavis.models.base import Matcher, build_with_weights, check_config
-from visavis.models.clip import find_dual_encoder, open_dual_encoder
+from visavis.data.images import decode_image
+from visavis.data.video import is_video, read_frames
+from visavis.errors import DataError, RunError, ShapeError, VisavisError, suggest_name
+from visavis.memory_budget import MemoryLimit, parse_memory
+from visavis.models.base import Matcher, load_matcher, verify_config_hash
+from visavis.models.clip.model import find_dual_encoder, open_dual_encoder
 from visavis.models.device import choose_device
-from visavis.models.encoding import OnBatch, batches_of_at_most, device_of, encode
-from visavis.models.pretrained import weights_checksum
-from visavis.models.processor import Processor, SavedConfig
-from visavis.models.scoring import score_all
-from visavis.spec import build
+from visavis.models.encoders.pretrained_files import weights_checksum
+from visavis.models.inference import OnBatch, consecutive_batches, device_of, encode_items, score_all_pairs
+from visavis.models.processor import Processor, SavedModelConfig
+from visavis.spec import build_object
 from visavis.types import Direction, Encoded
 
 if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
+    from PIL.Image import Image
 
-BATCH = 64
-CLIPS = 4
-"""Videos at once, of which each is many pictures."""
-HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
+DEFAULT_BATCH_SIZE = 64
+"""Number of items per batch."""
+VIDEO_BATCH_SIZE = 4
+"""Number of videos per batch. Each of them is many images."""
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half of a character, which is not valid text."""
 
 
 class Retriever:
-    """A matcher that takes pictures and sentences.
+    """A matcher that reads images and texts.
 
-    batch_size: how many go through the model at once. memory: what blocks of scores may take, such as "2GiB"; None: a share of
-    what is free. width: how many first numbers of its vectors are given, as unit vectors; None: all of them.
+    Args:
+        matcher: The matcher.
+        processor: Its processor.
+        batch_size: Number of items per batch.
+        memory: Memory of blocks of scores, such as "2GiB". None: a share of the free memory.
 
-    >>> model = visavis.load("runs/mine")                                   # doctest: +SKIP
-    >>> model.encode_texts(["two dogs on a beach"]).shape                   # doctest: +SKIP
-    torch.Size([1, 1024])
+    Raises:
+        ShapeError: If ``batch_size`` is below 1.
+
+    Example:
+        >>> model = visavis.load("runs/mine")                                   # doctest: +SKIP
+        >>> model.encode_texts(["two dogs on a beach"]).shape                   # doctest: +SKIP
+        torch.Size([1, 1024])
     """
 
-    width: int | None = None
+    embedding_dim: int | None = None
+    """Number of dimensions of returned vectors, a prefix of the whole. None: all."""
 
-    def __init__(self, matcher: Matcher, processor: Processor, *, batch_size: int = BATCH, memory: Memory = None):
+    def __init__(self, matcher: Matcher, processor: Processor, *, batch_size: int = DEFAULT_BATCH_SIZE, memory: MemoryLimit = None):
         if batch_size < 1:
-            raise ShapeError(f"batch_size is {batch_size}, expected at least 1.")
+            raise ShapeError(f"batch_size: expected an integer >= 1, got {batch_size}. Set a positive batch size.")
         parse_memory(memory)
         self.matcher, self.processor = matcher.eval(), processor
         self.batch_size, self.memory = batch_size, memory
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """Device of the matcher."""
         return device_of(self.matcher)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells models apart: a short hash of the matcher's weights, its architecture, and what its processor says of encoders and words."""
-        described = repr((type(self.matcher).__name__, self.matcher.config, self.processor.described))
-        return hashlib.sha256(f"{weights_checksum(self.matcher)} {described}".encode()).hexdigest()[:16]
+        """Short hash of the matcher's weights, its architecture, and the encoders and words of its processor."""
+        description = repr((type(self.matcher).__name__, self.matcher.config, self.processor.to_config))
+        return hashlib.sha256(f"{weights_checksum(self.matcher)} {description}".encode()).hexdigest()[:16]
 
-    def narrowed(self, width: int) -> Retriever:
-        """This model with vectors of their first so many numbers; ``score`` goes on reading all. Raises RunError unless it was trained for it."""
-        if width not in self.matcher.widths:
-            known = f"by their first {', '.join(map(str, self.matcher.widths))} numbers" if self.matcher.widths else "as a whole alone"
+    def with_embedding_dim(self, embedding_dim: int) -> Retriever:
+        """Return this model with shorter vectors: their first dimensions, as unit vectors. ``score`` continues to read all.
+
+        Args:
+            embedding_dim: Number of dimensions.
+
+        Returns:
+            The model.
+
+        Raises:
+            RunError: If the model was not trained for this number.
+        """
+        if embedding_dim not in self.matcher.matryoshka_dims:
+            trained = ", ".join(map(str, self.matcher.matryoshka_dims)) or "none, as the model was trained without matryoshka_dims"
             raise RunError(
-                f"width is {width}, but the vectors of this model were trained to serve {known}: take one of these, or train "
-                f"a model with widths=[{width}]."
+                f"embedding_dim: expected one of the trained dimensions ({trained}), got {embedding_dim}. "
+                f"Use one of them, or train a model with matryoshka_dims=[{embedding_dim}]."
             )
         other = Retriever(self.matcher, self.processor, batch_size=self.batch_size, memory=self.memory)
-        other.width = width if width < self.matcher.widths[-1] else None
+        other.embedding_dim = embedding_dim if embedding_dim < self.matcher.matryoshka_dims[-1] else None
         return other
 
     @classmethod
     def load(
-        cls, folder: str | Path, *, device: str | torch.device | None = None, batch_size: int = BATCH, memory: Memory = None
+        cls,
+        folder: str | Path,
+        *,
+        device: str | torch.device | None = None,
+        batch_size: int = DEFAULT_BATCH_SIZE,
+        memory: MemoryLimit = None,
     ) -> Retriever:
-        """The model of a run folder, of a model folder itself, or an untrained CLIP or SigLIP model, by its folder or hub name.
+        """Load a model.
 
-        Raises RunError if there is none.
+        Args:
+            folder: A run folder, a model folder, or the folder or hub name of an untrained CLIP or SigLIP model.
+            device: Device of the model. None: CUDA if available, else the CPU.
+            batch_size: Number of items per batch.
+            memory: Memory of blocks of scores.
 
-        device: where it computes; default CUDA where there is one, else the CPU.
+        Returns:
+            The model.
+
+        Raises:
+            RunError: If the model does not exist, or if its files are damaged.
         """
         from visavis.models import CATALOG
 
@@ -100,120 +132,191 @@ class Retriever:
             return cls(matcher.to(chosen), processor, batch_size=batch_size, memory=memory)
         if not (folder / "config.json").exists():
             raise RunError(
-                f"{folder} is no run or model folder: expected config.json and model.safetensors in it, or in its folder model, "
-                "or a CLIP or SigLIP model of transformers."
+                f"{folder}: expected a run or model folder (config.json and model.safetensors in it, or in its folder model), or a CLIP or "
+                "SigLIP model of transformers, got neither. Pass the folder of a run."
             )
-        config = storage.read_json(folder / "config.json", SavedConfig, error=RunError)
+        config = storage.read_json(folder / "config.json", SavedModelConfig, error=RunError)
         if config.kind not in CATALOG:
-            raise RunError(f"{folder / 'config.json'} is of kind {config.kind!r}: {nearest(config.kind, CATALOG)}")
+            raise RunError(
+                f"{folder / 'config.json'}: expected a known kind of model, got {config.kind!r}. {suggest_name(config.kind, CATALOG)}"
+            )
         kind = CATALOG[config.kind]
         try:
-            processor, architecture = Processor.of(config, folder), build(kind.Config, config.architecture)
+            processor, architecture = Processor.from_saved_config(config, folder), build_object(kind.Config, config.architecture)
         except VisavisError as error:
-            raise RunError(f"{folder / 'config.json'} does not describe a model of this version: {error}") from None
-        if processor.vocabulary is not None and len(processor.vocabulary) != architecture.text_width:
+            raise RunError(f"{folder / 'config.json'}: expected a model of this version, got another ({error})") from None
+        if processor.vocabulary is not None and len(processor.vocabulary) != architecture.text_input_dim:
             raise RunError(
-                f"{folder / 'config.json'} has a vocabulary of {len(processor.vocabulary):,} words, expected the {architecture.text_width:,} "
-                "of its text_width: it is damaged."
+                f"{folder / 'config.json'} is damaged: expected a vocabulary of {architecture.text_input_dim:,} words (text_input_dim), got "
+                f"{len(processor.vocabulary):,}. Restore a complete copy."
             )
-        if processor.standardization is not None and len(processor.standardization.mean) != architecture.visual_width:
+        if processor.standardization is not None and len(processor.standardization.mean) != architecture.visual_input_dim:
             raise RunError(
-                f"{folder / 'config.json'} has a standardization of {len(processor.standardization.mean):,} dimensions, expected the "
-                f"{architecture.visual_width:,} of its visual_width: it is damaged."
+                f"{folder / 'config.json'} is damaged: expected a standardization of {architecture.visual_input_dim:,} dimensions "
+                f"(visual_input_dim), got {len(processor.standardization.mean):,}. Restore a complete copy."
             )
-        check_config(folder / "config.json")
-        model = build_with_weights(kind, architecture, folder)
-        model.widths = config.widths
+        verify_config_hash(folder / "config.json")
+        model = load_matcher(kind, architecture, folder)
+        model.matryoshka_dims = config.matryoshka_dims
         return cls(model.to(chosen), processor, batch_size=batch_size, memory=memory)
 
-    def encode_images(self, images: Sequence[str | Path | Picture], on_progress: OnBatch | None = None) -> Tensor:
-        """Unit rows ``[N, D]`` of pictures given as paths or PIL images, on the CPU.
+    def encode_images(self, images: Sequence[str | Path | Image], on_progress: OnBatch | None = None) -> Tensor:
+        """Encode images.
 
-        Raises DataError naming a file that is no image, ShapeError for a model without one vector an item: it has ``score``.
+        Args:
+            images: Paths or PIL images.
+            on_progress: Called after each batch.
+
+        Returns:
+            Unit vectors, shape ``[N, D]``, on the CPU.
+
+        Raises:
+            DataError: Naming a file that is not an image.
+            ShapeError: If the model has several vectors per item. Use ``score`` with such models.
         """
-        return self.unit_rows(self.encode_visual(images, on_progress))
+        return self.to_unit_rows(self.encode_visual(images, on_progress))
 
     def encode_videos(self, videos: Sequence[str | Path], on_progress: OnBatch | None = None) -> Tensor:
-        """Unit rows ``[N, D]`` of video files, on the CPU.
+        """Encode video files.
 
-        Raises DataError naming a file that is no video, or for a model that reads pictures alone, ShapeError for a model without one
-        vector an item: ``score`` takes videos too.
+        Args:
+            videos: Paths of videos.
+            on_progress: Called after each batch.
+
+        Returns:
+            Unit vectors, shape ``[N, D]``, on the CPU.
+
+        Raises:
+            DataError: Naming a file that is not a video, or if the model reads only images.
+            ShapeError: If the model has several vectors per item. Use ``score`` with such models.
         """
-        return self.unit_rows(self.encode_visual(videos, on_progress))
+        return self.to_unit_rows(self.encode_visual(videos, on_progress))
 
     def encode_texts(self, texts: Sequence[str], on_progress: OnBatch | None = None) -> Tensor:
-        """Unit rows ``[N, D]`` of sentences, on the CPU. Raises ShapeError for a model without one vector an item."""
-        return self.unit_rows(self.encode_text(texts, on_progress))
+        """Encode texts.
 
-    def score(self, images: Sequence[str | Path | Picture], texts: Sequence[str], *, way: Direction = "t2i") -> Tensor:
-        """How well every picture fits every sentence, for any model: ``[V, T]``, on the CPU, in blocks within the memory.
+        Args:
+            texts: The texts.
+            on_progress: Called after each batch.
 
-        way: of a model that ranks in two stages, whose first candidates are scored anew: those of each text ("t2i") or image ("i2t").
+        Returns:
+            Unit vectors, shape ``[N, D]``, on the CPU.
+
+        Raises:
+            ShapeError: If the model has several vectors per item.
         """
-        return score_all(self.matcher, self.encode_visual(images), self.encode_text(texts), self.memory, way)
+        return self.to_unit_rows(self.encode_text(texts, on_progress))
 
-    def encode_visual(self, images: Sequence[str | Path | Picture | Sequence[Picture]], on_progress: OnBatch | None = None) -> Encoded:
-        """Pictures, or paths of videos, as ``matcher.score`` reads them: one vector each, or regions, or named parts.
+    def score(self, images: Sequence[str | Path | Image], texts: Sequence[str], *, direction: Direction = "t2i") -> Tensor:
+        """Score every image with every text, on the CPU, in blocks that fit into memory.
 
-        A model that reads clips takes the pictures of one as a list, too, ``processor.frames_per_second`` of them a second.
+        Args:
+            images: Paths or PIL images, or paths of videos.
+            texts: The texts.
+            direction: For a model with two stages, which side holds the queries whose first candidates are re-ranked.
+
+        Returns:
+            Scores, shape ``[V, T]``.
+        """
+        return score_all_pairs(self.matcher, self.encode_visual(images), self.encode_text(texts), self.memory, direction)
+
+    def encode_visual(self, images: Sequence[str | Path | Image | Sequence[Image]], on_progress: OnBatch | None = None) -> Encoded:
+        """Encode images or videos for ``matcher.score``: one vector each, regions, or named parts.
+
+        Args:
+            images: Paths or PIL images. A model of clips also reads a list of frames per clip, ``processor.frames_per_second`` of them.
+            on_progress: Called after each batch.
+
+        Returns:
+            Encoded items.
+
+        Raises:
+            ShapeError: If ``images`` is a single path, or empty.
         """
         if isinstance(images, str | Path):
-            raise ShapeError(f"expected a list of pictures or videos, found one path: write [{str(images)!r}].")
-        view, device, rate = self.matcher.config.visual_view, device_of(self.matcher), self.processor.visual_spec.frames_per_second
+            raise ShapeError(f"images: expected a list of images or videos, got one path. Pass [{str(images)!r}].")
+        granularity, device, rate = (
+            self.matcher.config.visual_granularity,
+            device_of(self.matcher),
+            self.processor.visual_spec.frames_per_second,
+        )
 
         def read(index: np.ndarray) -> Encoded:
             if rate:
-                return self.processor.clips([_clip(images[i], rate) for i in index], device)
-            return self.processor.images([_picture(images[i]) for i in index], view, device)
+                return self.processor.process_clips([_open_clip(images[i], rate) for i in index], device)
+            return self.processor.process_images([_open_image(images[i]) for i in index], granularity, device)
 
-        batches = batches_of_at_most(_some(images), min(CLIPS, self.batch_size) if rate else self.batch_size)
-        return encode(self.matcher, "visual", read, batches, on_batch=on_progress)
+        batches = consecutive_batches(_checked_count(images), min(VIDEO_BATCH_SIZE, self.batch_size) if rate else self.batch_size)
+        return encode_items(self.matcher, "visual", read, batches, on_batch=on_progress)
 
     def encode_text(self, texts: Sequence[str], on_progress: OnBatch | None = None) -> Encoded:
-        """Sentences as ``matcher.score`` reads them."""
+        """Encode texts for ``matcher.score``.
+
+        Args:
+            texts: The texts.
+            on_progress: Called after each batch.
+
+        Returns:
+            Encoded texts.
+
+        Raises:
+            ShapeError: If ``texts`` is a single text, or empty.
+            DataError: If an item is not valid text.
+        """
         if isinstance(texts, str):
-            raise ShapeError(f"expected a list of sentences, found one text: write [{texts!r}].")
+            raise ShapeError(f"texts: expected a list of texts, got one text. Pass [{texts!r}].")
         for number, text in enumerate(texts):
-            if not isinstance(text, str) or HALF_A_CHARACTER.search(text):
-                raise DataError(f"text {number} is {text!r}, expected text: it is of another type, or holds half a character.")
-        device, short_first = device_of(self.matcher), np.argsort([len(text) for text in texts], kind="stable")
-        return encode(
+            if not isinstance(text, str) or LONE_SURROGATE.search(text):
+                raise DataError(f"text {number}: expected valid Unicode text, got {text!r}. Remove other types and lone surrogates.")
+        device, by_length = device_of(self.matcher), np.argsort([len(text) for text in texts], kind="stable")
+        return encode_items(
             self.matcher,
             "text",
-            lambda index: self.processor.texts([texts[i] for i in index], device),
-            [short_first[batch] for batch in batches_of_at_most(_some(texts), self.batch_size)],
+            lambda index: self.processor.process_texts([texts[i] for i in index], device),
+            [by_length[batch] for batch in consecutive_batches(_checked_count(texts), self.batch_size)],
             on_batch=on_progress,
         )
 
-    def unit_rows(self, encoded: Encoded) -> Tensor:
-        rows = self.matcher.first_stage(encoded).vectors
+    def to_unit_rows(self, encoded: Encoded) -> Tensor:
+        """Return the unit vectors of encoded items, shortened to ``embedding_dim``.
+
+        Args:
+            encoded: Encoded items.
+
+        Returns:
+            Unit vectors, shape ``[N, D]``.
+
+        Raises:
+            ShapeError: If the model has several vectors per item.
+        """
+        rows = self.matcher.first_stage_items(encoded).vectors
         if not isinstance(rows, Tensor) or rows.dim() != 2:
             raise ShapeError(
-                f"{type(self.matcher).__name__} scores pairs and has no single vector an item: take score(images, texts), or index another "
-                "model and have this one rank what it finds, with --rerank."
+                f"{type(self.matcher).__name__} scores pairs: expected one vector per item, got several. Use score(images, texts), or index "
+                "another model and re-rank its results with this one (--rerank)."
             )
-        return rows if self.width is None else normalize(rows[:, : self.width], dim=1)
+        return rows if self.embedding_dim is None else normalize(rows[:, : self.embedding_dim], dim=1)
 
 
-def _some(items: Sequence[Any]) -> int:
+def _checked_count(items: Sequence[Any]) -> int:
     if not len(items):
-        raise ShapeError("there is nothing to encode: the list is empty.")
+        raise ShapeError("items: expected at least one item to encode, got an empty list. Pass some.")
     return len(items)
 
 
-def _clip(item: Any, rate: float) -> list[Picture]:
-    """The pictures of a video, so many a second; a picture is a clip of one, and a list of them is one."""
+def _open_clip(item: Any, rate: float) -> list[Image]:
+    """Return the frames of a video. An image is a clip of one frame, and a list of images is a clip."""
     if isinstance(item, list | tuple):
         return list(item)
     if isinstance(item, str | Path) and is_video(str(item)):
-        return clip_frames(Path(item), str(item), rate)
-    return [_picture(item)]
+        return read_frames(Path(item), str(item), rate)
+    return [_open_image(item)]
 
 
-def _picture(image: Any) -> Picture:
+def _open_image(image: Any) -> Image:
     if isinstance(image, str | Path):
         if is_video(str(image)):
-            raise DataError(f'{image} is a video, and this model reads pictures: one trained with visual.view = "frames" reads videos.')
-        return open_picture(storage.read_bytes(image), str(image))
-    picture: Picture = image.convert("RGB")
-    return picture
+            raise DataError(f'{image}: expected an image, got a video. Use a model that was trained with visual.granularity = "frames".')
+        return decode_image(storage.read_bytes(image), str(image))
+    rgb: Image = image.convert("RGB")
+    return rgb

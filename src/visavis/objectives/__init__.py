@@ -1,4 +1,4 @@
-"""The catalog of objectives.
+"""Catalog of objectives, and parsing of their specs.
 
 >>> import torch
 >>> from visavis import Targets
@@ -10,20 +10,16 @@ True
 """
 
 from visavis import spec
+from visavis.objectives.aoq import AOQ
 from visavis.objectives.base import Objective
+from visavis.objectives.contrastive import VLC, InfoNCE, NTXent, Sigmoid, Unified
 from visavis.objectives.goal import Goal
-from visavis.objectives.graded import GradedVLC
-from visavis.objectives.ladder import Ladder
-from visavis.objectives.max_margin import MaxMargin
+from visavis.objectives.graded_losses import GradedVLC, Ladder
 from visavis.objectives.metric_learning import BinomialDeviance, Circle, MultiSimilarity
-from visavis.objectives.noisy import NCR
+from visavis.objectives.ncr import NCR
 from visavis.objectives.polynomial import RSP, SSP
-from visavis.objectives.quintuplet import AOQ
-from visavis.objectives.sigmoid import Sigmoid
 from visavis.objectives.smooth_ap import SmoothAP
-from visavis.objectives.softmax import VLC, InfoNCE, NTXent
-from visavis.objectives.triplet import Triplet, TripletHN, TripletTopK
-from visavis.objectives.unified import Unified
+from visavis.objectives.triplet import MaxMargin, Triplet, TripletHN, TripletTopK
 
 CATALOG: tuple[type[Objective], ...] = (
     Triplet,
@@ -76,8 +72,12 @@ __all__ = [
 
 
 def parse(text: str) -> Objective:
-    """The objective that a text names: ``parse("Unified(margin=0.2, gamma=60)")``; ``repr`` gives such a text back.
+    """Parse an objective. ``repr`` returns such a text.
 
-    Raises SpecError for an unknown name or field, naming the nearest right one, and for values out of range.
+    Args:
+        text: A spec such as "Unified(margin=0.2, gamma=60)". A name without parentheses takes all defaults.
+
+    Returns:
+        The objective. An unknown name or field, or a value out of range, is a SpecError with the nearest valid name.
     """
     return spec.parse(text, CATALOG)

@@ -1,13 +1,7 @@
-"""What every objective is: a pure function of scores and targets, written for one direction.
+"""Interface of objectives: pure functions of scores and targets, defined for one direction.
 
-An objective sees a score matrix and nothing else: no model, no device, no configuration. Concrete ones are frozen
-keyword-only dataclasses, so they are hashable and printable, and their ``repr`` is text that ``visavis.parse`` reads.
-
-Shared arguments, explained once. scores ``[Q, C]``: row = a query, column = a candidate. targets: a Targets of the
-same shape. Calling an objective returns a scalar over both directions; ``one_way`` returns the terms of one.
-
-Reductions: "sum" adds all terms of both directions; "mean" adds the two directions' means over all their terms;
-"half_mean" is half of that. Each default is its paper's.
+An objective reads a score matrix and targets only: no model, device or configuration. Objectives are frozen keyword-only
+dataclasses. They are hashable, and ``visavis.parse`` reads their ``repr``.
 """
 
 from __future__ import annotations
@@ -20,136 +14,251 @@ import torch
 from torch import Tensor
 
 from visavis.errors import ShapeError
-from visavis.objectives.pairs import pairs_of
-from visavis.objectives.summary import Summary
-from visavis.spec import check_fields
+from visavis.objectives.pairs import NegativeSummary, find_positive_pairs
+from visavis.spec import validate_fields
 from visavis.targets import Targets
 
 Reduction = Literal["sum", "mean", "half_mean"]
 
 
 class Objective(ABC):
-    """An objective of cross-modal retrieval: ``objective(scores, targets)`` is a scalar over both directions.
+    """An objective of cross-modal retrieval. ``objective(scores, targets)`` is a scalar over both directions.
 
-    integrable: false where the gradient is prescribed and is not that of any loss. needs_positive_scores: reads the scores of
-    other queries' positives. wide: holds ``[pairs x candidates]`` in memory, not ``[queries x candidates]``. reads: the fields
-    of targets beside ids that change its value, by the names of queries (``query_margin`` stands for ``candidate_margin`` too).
+    ``scores [Q, C]`` has one row per query and one column per candidate, and ``targets`` has the same shape. ``one_way`` returns the
+    terms of one direction. Reductions: "sum" adds all terms of both directions. "mean" adds the means of the two directions.
+    "half_mean" is half of that. Each default is that of the paper.
+
+    Attributes:
+        integrable: False where the gradient is prescribed and is not that of any loss.
+        needs_pair_matrix: Whether memory is ``[pairs x candidates]`` instead of ``[queries x candidates]``.
+        used_annotations: Fields of `Targets` next to the ids that change the value, by the names of queries (``query_margin``
+            stands for ``candidate_margin`` too).
+        reduction: How terms become a scalar.
     """
 
     integrable: ClassVar[bool] = True
-    wide: ClassVar[bool] = False
-    reads: ClassVar[tuple[str, ...]] = ()
+    needs_pair_matrix: ClassVar[bool] = False
+    used_annotations: ClassVar[tuple[str, ...]] = ()
 
     reduction: Reduction
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        validate_fields(self)
 
     @property
     def needs_positive_scores(self) -> bool:
+        """Whether the objective reads the scores of other queries' positives."""
         return False
 
     @property
-    def slope(self) -> float:
-        """The scale of |dL/ds| (gamma, 1 / tau, else 1): gradients divided by it can be compared between objectives."""
+    def gradient_scale(self) -> float:
+        """Scale of |dL/ds| (gamma, 1 / tau, else 1). Gradients divided by it can be compared between objectives."""
         return 1.0
 
-    def at_scale(self, scale: float) -> Objective | None:
-        """The same objective at another scale of the scores, 1 / temperature, to six digits.
+    def with_scale(self, scale: float) -> Objective | None:
+        """Make the same objective at another scale of the scores.
 
-        None for objectives with a fixed gamma or margin, whose meaning it would change.
+        Args:
+            scale: 1 / temperature. It is rounded to six digits.
+
+        Returns:
+            The objective, or None for a fixed gamma or margin, whose meaning the scale would change.
         """
         return None
 
-    def for_scaled_scores(self) -> Objective | None:
-        """The same objective with a scale of 1, for scores that were already multiplied by a learnable one; None as in ``at_scale``."""
-        return self.at_scale(1.0)
+    def without_scale(self) -> Objective | None:
+        """Make the same objective with a scale of 1, for scores that were already multiplied by a learnable one.
 
-    def for_biased_scores(self) -> Objective | None:
-        """The same objective without its bias, for scores to which one is added after the scale; None where it has none."""
+        Returns:
+            The objective, or None as in `with_scale`.
+        """
+        return self.with_scale(1.0)
+
+    def without_bias(self) -> Objective | None:
+        """Make the same objective without its bias, for scores to which one is added after the scale.
+
+        Returns:
+            The objective, or None if it has no bias.
+        """
         return None
 
-    def summary(self, targets: Targets) -> Summary | None:
-        """Which single number about a query's negatives suffices with these targets; None where all their scores are needed."""
+    def summary(self, targets: Targets) -> NegativeSummary | None:
+        """Return the single number per query that the objective needs about its negatives.
+
+        Args:
+            targets: The targets.
+
+        Returns:
+            The summary, or None if all scores of the negatives are needed with these targets.
+        """
         return None
 
     @abstractmethod
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        """The terms of one direction, not reduced: one for each positive pair ``[P]`` unless the class says otherwise."""
+        """Compute the terms of one direction, without reduction.
+
+        Args:
+            scores: Scores of shape ``[Q, C]``.
+            targets: Targets of the same shape.
+
+        Returns:
+            One term per positive pair, shape ``[P]``, unless the class documents otherwise.
+        """
 
     def __call__(self, scores: Tensor, targets: Targets) -> Tensor:
-        """The value over both directions, a scalar. Half precision is promoted to float32 here and nowhere else.
+        """Compute the loss over both directions. Half precision is promoted to float32 here and nowhere else.
 
-        Raises ShapeError if scores and targets do not fit.
+        Args:
+            scores: Scores of shape ``[Q, C]``.
+            targets: Targets of the same shape.
+
+        Returns:
+            A scalar.
         """
         scores, targets = self.prepare(scores, targets)
         return self.reduce(self.terms(scores, targets), self.terms(scores.T, targets.T))
 
     def prepare(self, scores: Tensor, targets: Targets) -> tuple[Tensor, Targets]:
-        """The arguments of ``terms``: scores in float32 at least, targets on their device, with ``positive_scores`` where they are read."""
+        """Prepare the arguments of `terms`.
+
+        Args:
+            scores: Scores of shape ``[Q, C]``.
+            targets: Targets of the same shape.
+
+        Returns:
+            Scores in float32 or wider, and targets on their device, with ``positive_scores`` if the objective reads them.
+
+        Raises:
+            ShapeError: If scores and targets do not match.
+        """
         if not isinstance(scores, Tensor) or not scores.is_floating_point():
             given_type = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
-            raise ShapeError(f"the scores are of type {given_type}, expected a tensor of floating-point numbers: queries x candidates.")
-        check_targets(targets, scores.shape)
-        scores = promoted(scores)
-        return scores, with_positive_scores(self, scores, targets.to(scores.device))
+            raise ShapeError(f"scores: expected a tensor of floating-point numbers, queries x candidates, got {given_type}.")
+        validate_targets(targets, scores.shape)
+        scores = promote_half(scores)
+        return scores, add_positive_scores(self, scores, targets.to(scores.device))
 
     def terms(self, scores: Tensor, targets: Targets) -> Tensor:
-        """``one_way``, and no terms for an empty score matrix."""
+        """Compute `one_way`, without terms for an empty score matrix.
+
+        Args:
+            scores: Prepared scores.
+            targets: Prepared targets.
+
+        Returns:
+            Terms of one direction.
+        """
         return self.one_way(scores, targets) if scores.numel() else scores.reshape(0)
 
     def reduce(self, *directions: Tensor) -> Tensor:
-        """The terms of the directions as one scalar; a direction without terms adds 0."""
-        return torch.stack([terms.sum() * self.share(len(terms)) for terms in directions]).sum()
+        """Reduce the terms of the directions to a scalar. A direction without terms adds 0.
 
-    def share(self, count: int) -> float:
-        """What one of ``count`` terms of a direction adds to the value."""
+        Args:
+            *directions: Terms of each direction.
+
+        Returns:
+            A scalar.
+        """
+        return torch.stack([terms.sum() * self.term_weight(len(terms)) for terms in directions]).sum()
+
+    def term_weight(self, count: int) -> float:
+        """Return the weight of one term in the loss.
+
+        Args:
+            count: Number of terms of the direction.
+
+        Returns:
+            The weight.
+        """
         return {"sum": 1.0, "mean": 1 / max(count, 1), "half_mean": 0.5 / max(count, 1)}[self.reduction]
 
 
 class SummaryObjective(Objective):
-    """An objective that needs, with some targets at least, a single number about the negatives of a query.
+    """An objective that needs a single number about the negatives of a query, at least with some targets.
 
-    ``summary`` says which number, ``pair_terms`` computes the term of a positive pair from it. Where the number does not suffice,
-    ``summary`` is None and ``row_terms`` computes the terms from all scores.
+    ``summary`` returns this number and ``pair_terms`` computes the term of a positive pair from it. If the number does not suffice,
+    ``summary`` returns None and ``row_terms`` computes the terms from all scores.
     """
 
     @abstractmethod
-    def summary(self, targets: Targets) -> Summary | None: ...
+    def summary(self, targets: Targets) -> NegativeSummary | None: ...
 
     @abstractmethod
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
-        """The term of each positive pair ``[P]``: the summary of its query's negatives, its own score, its row in ``targets``."""
+        """Compute the term of each positive pair.
+
+        Args:
+            negatives: Summary of the negatives of the query of each pair, shape ``[P]``.
+            positive: Score of each pair, shape ``[P]``.
+            query: Row of each pair in the targets, shape ``[P]``.
+            targets: The targets.
+
+        Returns:
+            Terms of shape ``[P]``.
+        """
 
     def row_terms(self, scores: Tensor, targets: Targets) -> Tensor:
-        """``one_way`` where ``summary`` is None."""
+        """Compute the terms of one direction with targets for which ``summary`` is None.
+
+        Args:
+            scores: Scores of shape ``[Q, C]``.
+            targets: Targets of the same shape.
+
+        Returns:
+            Terms of one direction.
+
+        Raises:
+            NotImplementedError: If the objective always has a summary.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no summary with these targets and no row_terms.")
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         summary = self.summary(targets)
         if summary is None:
             return self.row_terms(scores, targets)
-        pairs = pairs_of(scores, targets)
-        return self.pair_terms(summary.of(pairs), pairs.positive, pairs.query, targets)
+        pairs = find_positive_pairs(scores, targets)
+        return self.pair_terms(summary.compute(pairs), pairs.positive, pairs.query, targets)
 
 
-def check_targets(targets: Targets, shape: torch.Size) -> None:
-    """Raise ShapeError if the targets are no Targets or do not fit scores of this shape."""
+def validate_targets(targets: Targets, shape: torch.Size) -> None:
+    """Check that targets have the shape of scores.
+
+    Args:
+        targets: The targets.
+        shape: Shape of the scores.
+
+    Raises:
+        ShapeError: If they are not a Targets or have another shape.
+    """
     if not isinstance(targets, Targets):
-        raise ShapeError(f"the targets are a {type(targets).__name__}, expected a Targets: see Targets.paired and Targets(query_ids=...).")
+        raise ShapeError(f"targets: expected a Targets, got {type(targets).__name__}. Use Targets.paired or Targets(query_ids=...).")
     if shape != targets.shape:
-        raise ShapeError(
-            f"scores have shape {list(shape)}, but the targets speak of {targets.shape[0]} queries and {targets.shape[1]} candidates."
-        )
+        raise ShapeError(f"targets: expected the shape of the scores, {list(shape)}, got {list(targets.shape)}.")
 
 
-def promoted(scores: Tensor) -> Tensor:
-    """Half precision as float32, anything else as it is."""
+def promote_half(scores: Tensor) -> Tensor:
+    """Convert half precision to float32.
+
+    Args:
+        scores: A tensor.
+
+    Returns:
+        The tensor in float32 or wider.
+    """
     return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
 
 
-def with_positive_scores(objective: Objective, scores: Tensor, targets: Targets) -> Targets:
-    """The targets with the detached scores of all positive pairs, for an objective that reads them."""
+def add_positive_scores(objective: Objective, scores: Tensor, targets: Targets) -> Targets:
+    """Add the detached scores of all positive pairs to targets, for an objective that reads them.
+
+    Args:
+        objective: The objective.
+        scores: Scores of shape ``[Q, C]``.
+        targets: Targets of the same shape.
+
+    Returns:
+        The targets.
+    """
     if not objective.needs_positive_scores or targets.positive_scores is not None:
         return targets
     return replace(targets, positive_scores=scores.detach()[targets.positive])

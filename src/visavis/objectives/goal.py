@@ -1,4 +1,4 @@
-"""GOAL: a prescribed gradient, the product of a weight for the triplet and a weight for each of its two pairs.
+"""GOAL: a prescribed gradient, the product of a triplet weight and the weights of its two pairs.
 
 There are three triplet weights and five pair weights, each a small function of detached scores. Some of the fifteen
 products are the gradient of a known loss, the others of none.
@@ -7,7 +7,7 @@ products are the gradient of a known loss, the others of none.
 >>> scores = torch.tensor([[0.75, 0.5], [0.25, 0.75]], requires_grad=True)
 >>> value = Goal(triplet="con", pair="lin", margin=1.0)(scores, Targets.paired(2))
 >>> value.backward()
->>> value.item(), scores.grad.tolist()          # the monitor; (1 - s_p) pulls, s_n pushes, once in each direction
+>>> value.item(), scores.grad.tolist()          # (1 - s_p) pulls, s_n pushes, once in each direction
 (-1.5, [[-0.5, 1.0], [0.5, -0.5]])
 """
 
@@ -22,10 +22,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from visavis.objectives.base import Reduction, SummaryObjective, with_positive_scores
-from visavis.objectives.pairs import NEVER, Pairs, pairs_of
-from visavis.objectives.summary import Hardest
-from visavis.spec import require
+from visavis.objectives.base import Reduction, SummaryObjective, add_positive_scores
+from visavis.objectives.pairs import NEG_INF, HardestNegative, PositivePairs, find_positive_pairs
+from visavis.spec import require_field
 from visavis.targets import Targets
 
 
@@ -33,24 +32,59 @@ from visavis.targets import Targets
 class Goal(SummaryObjective):
     r"""Gradient-based objective analysis (GOAL): prescribes the gradient of a positive and its hardest negative.
 
-    Formula: with s_p a positive and s_n the hardest negative of its query, dL/ds_n = T P_n and dL/ds_p = -T P_p.
-    T is "con": 1 where margin + s_n - s_p > 0; "nca": 1 / (1 + e^(tau (s_p - s_n))); "cir":
-    1 / (1 + e^(tau (s_p (2 - s_p) - s_n^2))). (P_p, P_n) is "con": (1, 1); "lin": (1 - s_p, s_n); "sig":
-    1 / (1 + e^(alpha (s_p - lam))), 1 / (1 + e^(-beta (s_n - lam))); "lin_ms": those of lin, times (1 - m_p) and (1 + m_n);
-    "sig_ms": those of sig, with m_p and m_n in place of 1. m_p is the mean of s_p - R ("sig_ms": e^(alpha (s_p - R))) over
-    the other positives R <= s_n + epsilon of the batch, of any query; m_n that of s_n - R (e^(-beta (s_n - R))) over the
-    query's other negatives R >= (least positive of the batch) - epsilon; over nothing it is 0.
-    The value, s_n - s_p, only monitors training: it is no loss and cannot be compared between objectives.
-    Advice: to choose separately how hard positives are pulled and negatives pushed; the default is the one its authors recommend.
-    Source: Xuan and Chen, Dissecting Deep Metric Learning Losses for Image-Text Retrieval (GOAL, 2023), eqs. 3 to 13.
-    Special cases: as gradients, (con, con) is TripletHN; (nca, con) hard-mined NT-Xent (eq. 6) / tau; (con, sig), where every
-    hinge is open, BinomialDeviance; (cir, lin) that of softplus(tau (s_n^2 - s_p (2 - s_p))) / (2 tau). (cir, lin) is
-    not Circle and (con, sig_ms) is not MultiSimilarity, although table 1 says so. (nca, lin), (nca, sig), (cir, con) and
-    (cir, sig) belong to no loss at all.
-    Differs from: the printed eqs. 3 and 4, whose gradient of the mined negative is 0; it is pushed here, as in the released
-    code. Eq. 12 has < and > where <= and >= stand above, as in that code. ``semantics="reference"`` takes that code's weights:
-    T_con is 1 without a margin, T_cir has s_n^2 + 0.5, the means of lin_ms do not count differences of exactly 0. There tau is 1
-    unless given, and the scale of a loss is lost.
+    Args:
+        triplet: Triplet weight T.
+        pair: Pair weights (P_p, P_n).
+        tau: Scale of the triplet weight.
+        margin: Margin of the triplet weight "con".
+        alpha: Slope of the weight of positives.
+        beta: Slope of the weight of negatives.
+        lam: Threshold of the pair weights.
+        epsilon: Range of the means m_p and m_n.
+        semantics: Whether to follow the paper or the released code.
+        reduction: How terms become a scalar, see `Objective`.
+
+    Formula:
+        With s_p a positive and s_n the hardest negative of its query, dL/ds_n = T P_n and dL/ds_p = -T P_p.
+
+        Triplet weight T:
+
+        - "con": 1 where margin + s_n - s_p > 0
+        - "nca": 1 / (1 + e^(tau (s_p - s_n)))
+        - "cir": 1 / (1 + e^(tau (s_p (2 - s_p) - s_n^2)))
+
+        Pair weights (P_p, P_n):
+
+        - "con": (1, 1)
+        - "lin": (1 - s_p, s_n)
+        - "sig": 1 / (1 + e^(alpha (s_p - lam))), 1 / (1 + e^(-beta (s_n - lam)))
+        - "lin_ms": those of lin, times (1 - m_p) and (1 + m_n)
+        - "sig_ms": those of sig, with m_p and m_n in place of 1
+
+        m_p is the mean of s_p - R ("sig_ms": e^(alpha (s_p - R))) over the other positives R <= s_n + epsilon of the batch, of
+        any query. m_n is the mean of s_n - R (e^(-beta (s_n - R))) over the query's other negatives R >= (smallest positive of
+        the batch) - epsilon. An empty mean is 0.
+
+        The value, s_n - s_p, only monitors training. It is not a loss and cannot be compared between objectives.
+
+    Advice:
+        To choose separately how hard positives are pulled and negatives pushed. The default is the one its authors
+        recommend.
+
+    Source:
+        Xuan and Chen, Dissecting Deep Metric Learning Losses for Image-Text Retrieval (GOAL, 2023), eqs. 3 to 13.
+
+    Special cases:
+        As gradients, (con, con) is TripletHN. (nca, con) hard-mined NT-Xent (eq. 6) / tau. (con, sig), where every hinge is
+        open, BinomialDeviance. (cir, lin) that of softplus(tau (s_n^2 - s_p (2 - s_p))) / (2 tau). (cir, lin) is not Circle
+        and (con, sig_ms) is not MultiSimilarity, in contrast to table 1. (nca, lin), (nca, sig), (cir, con) and (cir,
+        sig) belong to no loss at all.
+
+    Differs from:
+        The printed eqs. 3 and 4, whose gradient of the mined negative is 0. It is pushed here, as in the released code. Eq.
+        12 has < and > where <= and >= stand above, as in that code. ``semantics="reference"`` takes that code's weights:
+        T_con is 1 without a margin, T_cir has s_n^2 + 0.5, the means of lin_ms do not count differences of exactly 0. There
+        tau is 1 unless given, and the scale of a loss is lost.
     """
 
     integrable: ClassVar[bool] = False
@@ -69,153 +103,156 @@ class Goal(SummaryObjective):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("tau", "alpha", "beta"):
-            require(getattr(self, name) > 0, self, name, "a number above 0")
+            require_field(getattr(self, name) > 0, self, name, "a number > 0")
 
     @classmethod
     def all(cls, **fields: Any) -> tuple[Goal, ...]:
-        """The fifteen combinations, each with these fields."""
+        """Make the fifteen combinations of weights.
+
+        Args:
+            **fields: Further fields of each.
+
+        Returns:
+            The objectives.
+        """
         return tuple(cls(triplet=triplet, pair=pair, **fields) for triplet in TRIPLET_WEIGHTS for pair in PAIR_WEIGHTS)  # type: ignore[arg-type]
 
     @property
     def needs_positive_scores(self) -> bool:
         return self.pair in ("lin_ms", "sig_ms")
 
-    @property
-    def as_released(self) -> bool:
-        return self.semantics == "reference"
-
-    def summary(self, targets: Targets) -> Hardest | None:
-        return None if self.needs_positive_scores else Hardest()
+    def summary(self, targets: Targets) -> HardestNegative | None:
+        return None if self.needs_positive_scores else HardestNegative()
 
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
         return self._prescribed(negatives, positive)
 
     def row_terms(self, scores: Tensor, targets: Targets) -> Tensor:
-        pairs, all_positives = pairs_of(scores, targets), with_positive_scores(self, scores, targets).positive_scores
+        pairs, all_positives = find_positive_pairs(scores, targets), add_positive_scores(self, scores, targets).positive_scores
         assert all_positives is not None
-        return self._prescribed(pairs.hardest, pairs.positive, Batch(pairs._replace(scores=scores.detach()), all_positives))
+        return self._prescribed(pairs.hardest, pairs.positive, _BatchPairs(pairs._replace(scores=scores.detach()), all_positives))
 
-    def _prescribed(self, hardest: Tensor, positive: Tensor, batch: Batch | None = None) -> Tensor:
-        has_negative = hardest != NEVER
+    def _prescribed(self, hardest: Tensor, positive: Tensor, batch: _BatchPairs | None = None) -> Tensor:
+        has_negative = hardest != NEG_INF
         hardest = torch.where(has_negative, hardest, positive)
-        detached = DetachedScores(positive.detach(), hardest.detach(), batch)
+        detached = _DetachedScores(positive.detach(), hardest.detach(), batch)
         weight = TRIPLET_WEIGHTS[self.triplet](self, detached) * has_negative
         pull, push = PAIR_WEIGHTS[self.pair](self, detached)
-        return prescribe(hardest - positive, weight * (push * hardest - pull * positive))
+        return _prescribe(hardest - positive, weight * (push * hardest - pull * positive))
 
 
-def prescribe(value: Tensor, pull: Tensor) -> Tensor:
-    """A tensor with this value and the gradient of ``pull``."""
-    return value.detach() + (pull - pull.detach())
+def _prescribe(value: Tensor, surrogate: Tensor) -> Tensor:
+    """A tensor with this value and the gradient of ``surrogate``."""
+    return value.detach() + (surrogate - surrogate.detach())
 
 
-class Batch(NamedTuple):
+class _BatchPairs(NamedTuple):
     """The negatives of each query, and the positives of the whole batch, in any order."""
 
-    pairs: Pairs
+    pairs: PositivePairs
     all_positives: Tensor
 
 
-class DetachedScores(NamedTuple):
-    """The detached scores that weights are computed from: a weight must add no gradient of its own.
+class _DetachedScores(NamedTuple):
+    """The detached scores from which weights are computed. A weight must not add a gradient.
 
-    positive, hardest ``[P]``: s_p and s_n of each positive pair (s_p twice, where there is no negative). batch: only for
-    the weights of "lin_ms" and "sig_ms".
+    ``positive`` and ``hardest`` ``[P]``: s_p and s_n of each positive pair (s_p twice without negatives). ``batch``: only for the
+    weights "lin_ms" and "sig_ms".
     """
 
     positive: Tensor
     hardest: Tensor
-    batch: Batch | None
+    batch: _BatchPairs | None
 
 
-def triplet_con(goal: Goal, detached: DetachedScores) -> Tensor:
+def _triplet_con(goal: Goal, detached: _DetachedScores) -> Tensor:
     """Eq. 5."""
-    if goal.as_released:
+    if goal.semantics == "reference":
         return torch.ones_like(detached.positive)
     return (goal.margin + detached.hardest - detached.positive > 0).to(detached.positive)
 
 
-def triplet_nca(goal: Goal, detached: DetachedScores) -> Tensor:
+def _triplet_nca(goal: Goal, detached: _DetachedScores) -> Tensor:
     """Eq. 7."""
     return (goal.tau * (detached.hardest - detached.positive)).sigmoid()
 
 
-def triplet_cir(goal: Goal, detached: DetachedScores) -> Tensor:
+def _triplet_cir(goal: Goal, detached: _DetachedScores) -> Tensor:
     """Eq. 8."""
-    shift = 0.5 if goal.as_released else 0.0
+    shift = 0.5 if goal.semantics == "reference" else 0.0
     return (goal.tau * (detached.hardest**2 + shift - detached.positive * (2 - detached.positive))).sigmoid()
 
 
-def pair_con(_goal: Goal, detached: DetachedScores) -> tuple[Tensor, Tensor]:
+def _pair_con(_goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Tensor]:
     """Eq. 9."""
     return torch.ones_like(detached.positive), torch.ones_like(detached.hardest)
 
 
-def pair_lin(_goal: Goal, detached: DetachedScores) -> tuple[Tensor, Tensor]:
+def _pair_lin(_goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Tensor]:
     """Eq. 10."""
     return 1 - detached.positive, detached.hardest
 
 
-def pair_sig(goal: Goal, detached: DetachedScores) -> tuple[Tensor, Tensor]:
+def _pair_sig(goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Tensor]:
     """Eq. 11."""
     return (goal.alpha * (goal.lam - detached.positive)).sigmoid(), (goal.beta * (detached.hardest - goal.lam)).sigmoid()
 
 
-def pair_lin_ms(goal: Goal, detached: DetachedScores) -> tuple[Tensor, Tensor]:
+def _pair_lin_ms(goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Tensor]:
     """Eq. 13."""
-    ordered, kept, own = other_positives(goal, detached)
-    lead = kept * detached.positive - pad(ordered.cumsum(0), (1, 0))[kept]
-    distance, query = behind_hardest(goal, detached)
+    ordered, count, is_counted = _other_positives(goal, detached)
+    lead = count * detached.positive - pad(ordered.cumsum(0), (1, 0))[count]
+    distance, query = _distance_to_hardest(goal, detached)
     in_mean = distance.isfinite()
-    if goal.as_released:  # differences of exactly 0 are not counted
+    if goal.semantics == "reference":  # differences of exactly 0 are not counted
         equal = torch.searchsorted(ordered, detached.positive, right=True) - torch.searchsorted(ordered, detached.positive)
-        own = own * equal.clamp(min=1)
+        is_counted = is_counted * equal.clamp(min=1)
         in_mean &= distance > 0
-    m_p = mean(lead, kept - own)
-    m_n = mean(torch.where(in_mean, distance, 0.0).sum(-1), in_mean.sum(-1))[query]
+    m_p = _mean_or_zero(lead, count - is_counted)
+    m_n = _mean_or_zero(torch.where(in_mean, distance, 0.0).sum(-1), in_mean.sum(-1))[query]
     return (1 - m_p) * (1 - detached.positive), (1 + m_n) * detached.hardest
 
 
-def pair_sig_ms(goal: Goal, detached: DetachedScores) -> tuple[Tensor, Tensor]:
+def _pair_sig_ms(goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Tensor]:
     """Eq. 12."""
-    ordered, kept, own = other_positives(goal, detached)
-    log_sums = pad((-goal.alpha * ordered).logcumsumexp(0), (1, 0), value=NEVER)
-    m_p = mean((goal.alpha * detached.positive + log_sums[kept]).exp() - own, kept - own).clamp(min=0)
-    distance, query = behind_hardest(goal, detached)
-    m_n = mean((-goal.beta * distance).exp().sum(-1), distance.isfinite().sum(-1))[query]
+    ordered, count, is_counted = _other_positives(goal, detached)
+    log_sums = pad((-goal.alpha * ordered).logcumsumexp(0), (1, 0), value=NEG_INF)
+    m_p = _mean_or_zero((goal.alpha * detached.positive + log_sums[count]).exp() - is_counted, count - is_counted).clamp(min=0)
+    distance, query = _distance_to_hardest(goal, detached)
+    m_n = _mean_or_zero((-goal.beta * distance).exp().sum(-1), distance.isfinite().sum(-1))[query]
     return 1 / (m_p + (goal.alpha * (detached.positive - goal.lam)).exp()), 1 / (m_n + (goal.beta * (goal.lam - detached.hardest)).exp())
 
 
-def other_positives(goal: Goal, detached: DetachedScores) -> tuple[Tensor, Tensor, Tensor]:
-    """All positives in ascending order ``[M]``, how many of them each pair averages over ``[P]``, and whether it is among these itself.
+def _other_positives(goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Tensor, Tensor]:
+    """All positives in ascending order ``[M]``, the number of them that each pair averages over ``[P]``, and whether it is one of these.
 
-    The first so many are a prefix, so their sum is a prefix sum; the pair's own value is subtracted from it.
+    These positives are a prefix, so their sum is a prefix sum, from which the value of the pair itself is subtracted.
     """
     assert detached.batch is not None
     ordered, ceiling = detached.batch.all_positives.sort().values, detached.hardest + goal.epsilon
     return ordered, torch.searchsorted(ordered, ceiling, right=True), (detached.positive <= ceiling).long()
 
 
-def behind_hardest(goal: Goal, detached: DetachedScores) -> tuple[Tensor, Tensor]:
-    """``s_n - s_ij`` for the query's other negatives within epsilon, inf elsewhere: ``[Q, C]``; and the query of each pair."""
+def _distance_to_hardest(goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Tensor]:
+    """``s_n - s_ij`` for the query's other negatives within epsilon, inf elsewhere: ``[Q, C]``. Also the query of each pair."""
     assert detached.batch is not None
     negatives = detached.batch.pairs.negatives()
     hardest, place = negatives.max(-1, keepdim=True)
-    others = negatives.scatter(-1, place, NEVER)
+    others = negatives.scatter(-1, place, NEG_INF)
     floor = pad(detached.batch.all_positives, (0, 1), value=math.inf).min() - goal.epsilon
     return torch.where(others >= floor, hardest - others, math.inf), detached.batch.pairs.query
 
 
-def mean(total: Tensor, number: Tensor) -> Tensor:
+def _mean_or_zero(total: Tensor, number: Tensor) -> Tensor:
     """``total / number``, and 0 where the number is 0."""
     return torch.where(number > 0, total / number.clamp(min=1), 0.0)
 
 
-TRIPLET_WEIGHTS: dict[str, Callable[[Goal, DetachedScores], Tensor]] = {"con": triplet_con, "nca": triplet_nca, "cir": triplet_cir}
-PAIR_WEIGHTS: dict[str, Callable[[Goal, DetachedScores], tuple[Tensor, Tensor]]] = {
-    "con": pair_con,
-    "lin": pair_lin,
-    "sig": pair_sig,
-    "lin_ms": pair_lin_ms,
-    "sig_ms": pair_sig_ms,
+TRIPLET_WEIGHTS: dict[str, Callable[[Goal, _DetachedScores], Tensor]] = {"con": _triplet_con, "nca": _triplet_nca, "cir": _triplet_cir}
+PAIR_WEIGHTS: dict[str, Callable[[Goal, _DetachedScores], tuple[Tensor, Tensor]]] = {
+    "con": _pair_con,
+    "lin": _pair_lin,
+    "sig": _pair_sig,
+    "lin_ms": _pair_lin_ms,
+    "sig_ms": _pair_sig_ms,
 }

@@ -1,14 +1,15 @@
-"""What the objectives share: a query's negatives are reduced once, then compared with each of its positive pairs.
+"""Positive pairs and summaries of negatives, which objectives share.
 
-With k positives a query, a matrix [pairs x candidates] would cost k times as much; reducing per query keeps every
-objective of this family at O(Q C). Only sums of hinges need the wider matrix: ``gap``.
+The negatives of a query are reduced once and then compared with each of its positive pairs. With k positives per query, a
+matrix [pairs x candidates] would cost k times as much. Only sums of hinges need this wider matrix: ``gap``.
 
-Rules for all of them: one term per positive pair; other positives of a query are never its negatives; a pair whose
-query has no negative counts, with term 0; masked scores are set to -inf last, which also stops their gradients.
+Rules: one term per positive pair. Other positives of a query are never its negatives. A pair whose query has no negative
+counts with term 0. Masked scores are set to -inf last, which also stops their gradients.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -16,14 +17,17 @@ from torch import Tensor
 
 from visavis.targets import Targets
 
-NEVER = float("-inf")
+NEG_INF = float("-inf")
 
 
-class Pairs(NamedTuple):
+class PositivePairs(NamedTuple):
     """Every positive pair, and the negatives of its query.
 
-    query ``[P]``: the row of each positive pair. positive ``[P]``: its score s_ip. scores ``[Q, C]``: s_ij.
-    negative: bool ``[Q, C]``.
+    Attributes:
+        query: Row of each positive pair, shape ``[P]``.
+        positive: Its score s_ip, shape ``[P]``.
+        scores: Scores s_ij, shape ``[Q, C]``.
+        negative: Negative pairs, bool ``[Q, C]``.
     """
 
     query: Tensor
@@ -32,46 +36,124 @@ class Pairs(NamedTuple):
     negative: Tensor
 
     def negatives(self, scale: float = 1.0) -> Tensor:
-        """``scale * s_ij`` where j is a negative of i, else -inf: ``[Q, C]``."""
-        return (scale * self.scores).masked_fill(~self.negative, NEVER)
+        """Mask the scores of pairs that are not negative.
+
+        Args:
+            scale: Factor of the scores.
+
+        Returns:
+            ``scale * s_ij`` where j is a negative of i, else -inf, shape ``[Q, C]``.
+        """
+        return (scale * self.scores).masked_fill(~self.negative, NEG_INF)
 
     @property
     def hardest(self) -> Tensor:
-        """``max_j s_ij`` over the query's negatives, for each pair: ``[P]``; -inf where there is none."""
+        """``max_j s_ij`` over the negatives of the query of each pair, shape ``[P]``, -inf without negatives."""
         return self.negatives().max(-1).values[self.query]
 
     def log_sum_exp(self, scale: float) -> Tensor:
-        """``log sum_j exp(scale s_ij)`` over the query's negatives, for each pair: ``[P]``; -inf where there is none."""
+        """Compute the log-sum-exp over the negatives of the query of each pair.
+
+        Args:
+            scale: Factor of the scores.
+
+        Returns:
+            ``log sum_j exp(scale s_ij)``, shape ``[P]``, -inf without negatives.
+        """
         return self.negatives(scale).logsumexp(-1)[self.query]
 
     @property
     def gap(self) -> Tensor:
-        """``s_ij - s_ip`` where j is a negative, else -inf: ``[P, C]``, the wide form."""
+        """``s_ij - s_ip`` where j is a negative, else -inf, shape ``[P, C]``."""
         gap = self.scores.index_select(0, self.query) - self.positive[:, None]
-        return gap.masked_fill(~self.negative.index_select(0, self.query), NEVER)
+        return gap.masked_fill(~self.negative.index_select(0, self.query), NEG_INF)
 
     @property
     def has_negative(self) -> Tensor:
-        """Bool ``[P]``: the pair's query has a negative at all."""
+        """Whether the query of each pair has a negative, bool ``[P]``."""
         return self.negative.any(-1)[self.query]
 
 
-def pairs_of(scores: Tensor, targets: Targets) -> Pairs:
-    """The positive pairs of ``scores [Q, C]`` with the negatives of their queries.
+def find_positive_pairs(scores: Tensor, targets: Targets) -> PositivePairs:
+    """Find the positive pairs of a score matrix, with the negatives of their queries.
 
-    >>> pairs = pairs_of(torch.tensor([[0.9, 0.1], [0.4, 0.8]]), Targets.paired(2))
-    >>> pairs.positive.tolist(), pairs.hardest.tolist()
-    ([0.8999999761581421, 0.800000011920929], [0.10000000149011612, 0.4000000059604645])
+    Args:
+        scores: Scores of shape ``[Q, C]``.
+        targets: Targets of the same shape.
+
+    Returns:
+        The pairs.
+
+    Example:
+        >>> pairs = find_positive_pairs(torch.tensor([[0.9, 0.1], [0.4, 0.8]]), Targets.paired(2))
+        >>> pairs.positive.tolist(), pairs.hardest.tolist()
+        ([0.8999999761581421, 0.800000011920929], [0.10000000149011612, 0.4000000059604645])
     """
     query, candidate = targets.positive.nonzero(as_tuple=True)
-    return Pairs(query, scores[query, candidate], scores, targets.negative)
+    return PositivePairs(query, scores[query, candidate], scores, targets.negative)
 
 
-def of_pair(value: Tensor | float, query: Tensor) -> Tensor | float:
-    """The value of each pair ``[P]`` from those of the queries ``[Q]``; a single number stays as it is."""
+def select_by_query(value: Tensor | float, query: Tensor) -> Tensor | float:
+    """Select the value of the query of each pair. A single number stays as it is.
+
+    Args:
+        value: Values of shape ``[Q]``, or a number.
+        query: Query of each pair, shape ``[P]``.
+
+    Returns:
+        Values of shape ``[P]``, or the number.
+    """
     return value[query] if isinstance(value, Tensor) else value
 
 
 def log1p_exp(x: Tensor) -> Tensor:
-    """``log(1 + e^x)``, exact everywhere (softplus turns linear above 20)."""
+    """Compute ``log(1 + e^x)``, exact everywhere (``softplus`` is linear above 20).
+
+    Args:
+        x: A tensor.
+
+    Returns:
+        A tensor of the same shape.
+    """
     return torch.logaddexp(x, x.new_zeros(()))
+
+
+@dataclass(frozen=True)
+class HardestNegative:
+    """Summary ``max_j s_ij`` over the negatives of a query, -inf without negatives."""
+
+    def compute(self, pairs: PositivePairs) -> Tensor:
+        """Compute the summary from all scores.
+
+        Args:
+            pairs: Positive pairs with the negatives of their queries.
+
+        Returns:
+            The summary for the query of each pair, shape ``[P]``.
+        """
+        return pairs.hardest
+
+
+@dataclass(frozen=True)
+class NegativeLogSumExp:
+    """Summary ``log sum_j exp(scale s_ij)`` over the negatives of a query, -inf without negatives.
+
+    Attributes:
+        scale: Factor of the scores.
+    """
+
+    scale: float
+
+    def compute(self, pairs: PositivePairs) -> Tensor:
+        """Compute the summary from all scores.
+
+        Args:
+            pairs: Positive pairs with the negatives of their queries.
+
+        Returns:
+            The summary for the query of each pair, shape ``[P]``.
+        """
+        return pairs.log_sum_exp(self.scale)
+
+
+NegativeSummary = HardestNegative | NegativeLogSumExp

@@ -9,33 +9,49 @@ import torch
 from torch import Tensor
 
 from visavis.objectives.base import Objective, Reduction
-from visavis.spec import require
+from visavis.spec import require_field
 from visavis.targets import Targets
 
 
 @dataclass(frozen=True, kw_only=True)
 class SmoothAP(Objective):
-    r"""One minus the smoothed average precision of a query; made for several positives a query.
+    r"""One minus the smoothed average precision of a query. Made for several positives a query.
 
-    Formula: ``1 - (1 / |P|) sum_{i in P} R_P(i) / R(i)``, one term for each query with a positive, where
-    ``R(i) = 1 + sum_{j != i} sigmoid((s_j - s_i) / tau)`` is the smoothed rank among all candidates, R_P(i) among positives.
-    dL/ds has the factor ``sigmoid (1 - sigmoid) / tau`` of each pair of scores: about 0 where no two are within a few tau.
-    Advice: with several captions of an image in a batch; at a small tau few queries have a gradient, so train longer.
-    Source: Brown et al. (2020); COCOS, eqs. 5 to 8.
-    Special cases: tau -> 0 is 1 - AP; with one positive, 1 - 1 / rank. Without a negative, AP is 1.
-    Positives of a query compete with each other, as published. Memory: ``[pairs x candidates]``.
-    Differs from: COCOS as printed, whose D_ij = s_i - s_j counts the candidates below; Brown et al., where the query is one
-    of its own positives; the code, which clamps exponents at 50, where a sigmoid is 2e-22.
+    Args:
+        tau: Temperature of the sigmoid.
+        reduction: How terms become a scalar, see `Objective`.
+
+    Formula:
+        ``1 - (1 / |P|) sum_{i in P} R_P(i) / R(i)``, one term for each query with a positive, where ``R(i) = 1 + sum_{j !=
+        i} sigmoid((s_j - s_i) / tau)`` is the smoothed rank among all candidates, R_P(i) among positives.
+
+    Gradient:
+        dL/ds has the factor ``sigmoid (1 - sigmoid) / tau`` of each pair of scores: about 0 where no two are within a few
+        tau.
+
+    Advice:
+        With several captions of an image in a batch. At a small tau few queries have a gradient, so train longer.
+
+    Source:
+        Brown et al. (2020). COCOS, eqs. 5 to 8.
+
+    Special cases:
+        tau -> 0 is 1 - AP. With one positive, 1 - 1 / rank. Without a negative, AP is 1. Positives of a query compete with
+        each other, as published. Memory: ``[pairs x candidates]``.
+
+    Differs from:
+        COCOS as printed, whose D_ij = s_i - s_j counts the candidates below. Brown et al., where the query is one of its
+        own positives. The code, which clamps exponents at 50, where a sigmoid is 2e-22.
     """
 
-    wide: ClassVar[bool] = True
+    needs_pair_matrix: ClassVar[bool] = True
 
     tau: float = 0.01
     reduction: Reduction = "half_mean"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.tau > 0, self, "tau", "a number above 0")
+        require_field(self.tau > 0, self, "tau", "a number > 0")
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         positive = targets.positive

@@ -1,16 +1,16 @@
-"""Triplet losses: hinges on the gap between a negative and a positive."""
+"""Triplet losses: hinges on the difference between the scores of a negative and a positive."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from visavis.objectives.base import Objective, Reduction, SummaryObjective
-from visavis.objectives.pairs import of_pair, pairs_of
-from visavis.objectives.summary import Hardest
-from visavis.spec import require
+from visavis.objectives.pairs import HardestNegative, find_positive_pairs, select_by_query
+from visavis.spec import require_field
 from visavis.targets import Targets
 
 
@@ -18,23 +18,38 @@ from visavis.targets import Targets
 class Triplet(Objective):
     r"""Triplet loss summed over all negatives: a hinge for each negative within the margin.
 
-    Formula: ``sum_p sum_j [margin + s_ij - s_ip]_+`` over positive pairs p = (i, p) and negatives j, both directions.
-    dL/ds_ij is 1 where the hinge is open (strictly above 0), dL/ds_ip is minus their number.
-    Advice: as a stable start before TripletHN; alone, most of its gradient goes to many easy violations.
-    Source: Faghri et al., VSE++ (2018), eq. 5; Unified loss, eq. 1; COCOS, eq. 3a.
-    Special cases: equals TripletHN where each query has one negative. Reads ``query_margin`` (adaptive margins).
-    Differs from: the released codes, which take other captions of the same image as negatives; do so with Targets.paired.
+    Args:
+        margin: Margin.
+        reduction: How terms become a scalar, see `Objective`.
+
+    Formula:
+        ``sum_p sum_j [margin + s_ij - s_ip]_+`` over positive pairs p = (i, p) and negatives j, both directions.
+
+    Gradient:
+        dL/ds_ij is 1 where the hinge is open (strictly above 0), dL/ds_ip is minus their number.
+
+    Advice:
+        As a stable start before TripletHN. Alone, most of its gradient goes to many easy violations.
+
+    Source:
+        Faghri et al., VSE++ (2018), eq. 5. Unified loss, eq. 1. COCOS, eq. 3a.
+
+    Special cases:
+        Equals TripletHN where each query has one negative. Reads ``query_margin`` (adaptive margins).
+
+    Differs from:
+        The released codes, which take other captions of the same image as negatives. Do so with Targets.paired.
     """
 
-    wide: ClassVar[bool] = True
-    reads: ClassVar[tuple[str, ...]] = ("query_margin",)
+    needs_pair_matrix: ClassVar[bool] = True
+    used_annotations: ClassVar[tuple[str, ...]] = ("query_margin",)
 
     margin: float = 0.2
     reduction: Reduction = "sum"
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        pairs = pairs_of(scores, targets)
-        margin = targets.margin_or(self.margin, "Triplet")
+        pairs = find_positive_pairs(scores, targets)
+        margin = targets.query_margin_or(self.margin, "Triplet")
         if isinstance(margin, Tensor):
             margin = margin[pairs.query, None]
         return (margin + pairs.gap).relu().sum(-1)
@@ -44,25 +59,40 @@ class Triplet(Objective):
 class TripletHN(SummaryObjective):
     r"""Triplet loss with the hardest negative of the batch: only the best-scoring wrong candidate is pushed.
 
-    Formula: ``sum_p [margin + max_j s_ij - s_ip]_+`` over positive pairs, both directions.
-    dL/ds is 1 at the hardest negative and -1 at the positive where the hinge is open, else 0.
-    Advice: the usual choice of the VSE++ family; from random weights it needs a small learning rate, a warm-up or large batches, else it
-    collapses.
-    Source: Faghri et al., VSE++ (2018), eq. 6; Unified loss, eq. 1; with ``query_margin``: its eq. 27.
-    Special cases: the limit of Unified for gamma -> infinity. COCOS calls it "semi-hard"; it is the hardest.
-    Differs from: the released codes, which take other captions of the same image as negatives; do so with Targets.paired.
+    Args:
+        margin: Margin.
+        reduction: How terms become a scalar, see `Objective`.
+
+    Formula:
+        ``sum_p [margin + max_j s_ij - s_ip]_+`` over positive pairs, both directions.
+
+    Gradient:
+        dL/ds is 1 at the hardest negative and -1 at the positive where the hinge is open, else 0.
+
+    Advice:
+        The usual choice of the VSE++ family. From random weights it needs a small learning rate, a warm-up or large
+        batches, else it collapses.
+
+    Source:
+        Faghri et al., VSE++ (2018), eq. 6. Unified loss, eq. 1. With ``query_margin``: its eq. 27.
+
+    Special cases:
+        The limit of Unified for gamma -> infinity. COCOS calls it "semi-hard". It is the hardest.
+
+    Differs from:
+        The released codes, which take other captions of the same image as negatives. Do so with Targets.paired.
     """
 
-    reads: ClassVar[tuple[str, ...]] = ("query_margin",)
+    used_annotations: ClassVar[tuple[str, ...]] = ("query_margin",)
 
     margin: float = 0.2
     reduction: Reduction = "sum"
 
-    def summary(self, targets: Targets) -> Hardest:
-        return Hardest()
+    def summary(self, targets: Targets) -> HardestNegative:
+        return HardestNegative()
 
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
-        margin = of_pair(targets.margin_or(self.margin, "TripletHN"), query)
+        margin = select_by_query(targets.query_margin_or(self.margin, "TripletHN"), query)
         return (margin + negatives - positive).relu()
 
 
@@ -70,14 +100,27 @@ class TripletHN(SummaryObjective):
 class TripletTopK(Objective):
     r"""Triplet loss with the k hardest negatives of the batch: between TripletHN and Triplet.
 
-    Formula: ``sum_p sum_{j in H_i} [margin + s_ij - s_ip]_+`` over positive pairs p = (i, p), H_i the ``k`` negatives of i with the highest
-    scores, or all where there are fewer; both directions. dL/ds_ij is 1 where the hinge of one of them is open, dL/ds_ip minus their number.
-    Advice: where TripletHN collapses or hangs on false negatives, and Triplet stops learning: k of 4 to 16.
-    Source: this package, between the two sums of Faghri et al., VSE++ (2018), eqs. 5 and 6.
-    Special cases: TripletHN for k = 1, Triplet from the number of negatives on. Reads ``query_margin`` (adaptive margins).
+    Args:
+        k: Number of hardest negatives.
+        margin: Margin.
+        reduction: How terms become a scalar, see `Objective`.
+
+    Formula:
+        ``sum_p sum_{j in H_i} [margin + s_ij - s_ip]_+`` over positive pairs p = (i, p), H_i the ``k`` negatives of i with
+        the highest scores, or all where there are fewer. Both directions. dL/ds_ij is 1 where the hinge of one of them is
+        open, dL/ds_ip minus their number.
+
+    Advice:
+        Where TripletHN collapses or hangs on false negatives, and Triplet stops learning: k of 4 to 16.
+
+    Source:
+        This package, between the two sums of Faghri et al., VSE++ (2018), eqs. 5 and 6.
+
+    Special cases:
+        TripletHN for k = 1, Triplet from the number of negatives on. Reads ``query_margin`` (adaptive margins).
     """
 
-    reads: ClassVar[tuple[str, ...]] = ("query_margin",)
+    used_annotations: ClassVar[tuple[str, ...]] = ("query_margin",)
 
     k: int = 8
     margin: float = 0.2
@@ -85,12 +128,62 @@ class TripletTopK(Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.k > 0, self, "k", "a number above 0")
+        require_field(self.k > 0, self, "k", "a number > 0")
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        pairs = pairs_of(scores, targets)
+        pairs = find_positive_pairs(scores, targets)
         hardest = pairs.negatives().topk(min(self.k, scores.shape[1])).values
-        margin = of_pair(targets.margin_or(self.margin, "TripletTopK"), pairs.query)
+        margin = select_by_query(targets.query_margin_or(self.margin, "TripletTopK"), pairs.query)
         if isinstance(margin, Tensor):
             margin = margin[:, None]
         return (margin + hardest[pairs.query] - pairs.positive[:, None]).relu().sum(-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaxMargin(Objective):
+    r"""Bidirectional max-margin ranking loss: the mean hinge over all negatives.
+
+    Args:
+        margin: Margin.
+        fix_norm: Whether to leave out the hinge of the pair with itself.
+        reduction: How terms become a scalar, see `Objective`.
+
+    Formula:
+        ``(1 / N_i) sum_j [margin + s_ij - s_ip]_+`` over positive pairs p = (i, p) and the N_i negatives of i. For B pairs
+        the mean over 2 B (B - 1) hinges. With ``fix_norm=False`` the pair's own hinge, which is the margin, is averaged in:
+        2 B^2 hinges. dL/ds_ij is 1 / N_i where the hinge is open, dL/ds_ip minus their sum, each over twice the number of
+        pairs.
+
+    Advice:
+        To compare with the video papers. All open hinges weigh the same, so the gradient becomes small once most are
+        closed.
+
+    Source:
+        Liu et al., Collaborative Experts (2019), its margin on MSR-VTT. Gabeur et al., MMT (2020), with margin 0.05.
+
+    Special cases:
+        Triplet divided by the number of its hinges. Reads ``query_margin`` (adaptive margins).
+
+    Memory:
+        ``[pairs x candidates]``.
+
+    Differs from:
+        The released code at a single pair: there ``fix_norm`` is 0 / 0, here 0.
+    """
+
+    needs_pair_matrix: ClassVar[bool] = True
+    used_annotations: ClassVar[tuple[str, ...]] = ("query_margin",)
+
+    margin: float = 0.0938
+    fix_norm: bool = True
+    reduction: Reduction = "half_mean"
+
+    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
+        pairs = find_positive_pairs(scores, targets)
+        margin = select_by_query(targets.query_margin_or(self.margin, "MaxMargin"), pairs.query)
+        total = (pairs.gap.T + margin).relu().sum(0)
+        number = pairs.negative.sum(-1)[pairs.query]
+        if self.fix_norm:
+            return total / number.clamp(min=1)
+        own = (torch.zeros_like(total) + margin).relu()
+        return (total + own) / (number + 1)

@@ -1,0 +1,1 @@
+"""Index and search: index folders, vector stores, exact and approximate search, calibration."""

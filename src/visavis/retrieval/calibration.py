@@ -1,8 +1,7 @@
-"""How likely a score is a match, learned from data with known answers: a raw cosine tells a person nothing."""
+"""Match probability: the probability that a search result with a given score is relevant, learned from validation captions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,103 +11,154 @@ from torch import Tensor
 
 from visavis.errors import DataError, MissingExtra
 
-TOP = 10
-"""Results of each query that a calibration learns from: those that a person looks at."""
-SIZE_FACTOR = 2.0
-"""A collection may be so many times as large, or as small, as the one it was learned on: the more there is, the higher the best score of what is wrong."""
-FALSE_ALARMS = 0.05
+CALIBRATED_RESULTS = 10
+"""Number of results per query that calibration uses."""
+# The highest score of an irrelevant item grows with the number of items.
+MAX_SIZE_RATIO = 2.0
+"""Largest ratio between the sizes of the searched and of the calibration collection."""
+FALSE_ALARM_RATE = 0.05
+"""Share of queries with a relevant item whose best score is below ``Calibration.min_score``."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """An increasing step function from scores to probabilities, and the score of the best result below which nothing fits.
+    """Increasing step function from scores to match probabilities, and a threshold for queries without a relevant item.
 
-    scores, probabilities ``[knots]``. candidates: items of the collection it was learned on. queries: how many. floor: of queries that
-    have an answer, one in twenty has a best score below it. found: of queries whose answers were taken out, the share below it.
+    Attributes:
+        scores: Knots of the function.
+        probabilities: Match probability at each knot.
+        num_candidates: Number of items in the calibration collection.
+        num_queries: Number of calibration queries.
+        min_score: 5th percentile of the best scores of queries that have a relevant item.
+        detection_rate: Share of queries whose best score is below ``min_score`` once their relevant items are removed.
     """
 
-    file: ClassVar[str] = "calibration.json"
+    file_name: ClassVar[str] = "calibration.json"
 
     scores: tuple[float, ...]
     probabilities: tuple[float, ...]
-    candidates: int
-    queries: int
-    floor: float
-    found: float
+    num_candidates: int
+    num_queries: int
+    min_score: float
+    detection_rate: float
 
-    def holds_for(self, count: int) -> bool:
-        """Whether a collection is of about the size that this was learned on."""
-        return self.candidates / SIZE_FACTOR <= count <= self.candidates * SIZE_FACTOR
+    def is_valid_for(self, count: int) -> bool:
+        """Check whether the calibration holds for a collection of a given size.
 
-    def match(self, score: float) -> float:
-        """The probability that a result of this score is a match."""
+        Args:
+            count: Number of items of the collection.
+
+        Returns:
+            Whether the size is between half and twice that of the calibration collection.
+        """
+        return self.num_candidates / MAX_SIZE_RATIO <= count <= self.num_candidates * MAX_SIZE_RATIO
+
+    def match_probability(self, score: float) -> float:
+        """Convert a score to a match probability.
+
+        Args:
+            score: Score of a result.
+
+        Returns:
+            Probability that the result is relevant, 0 to 1.
+        """
         return float(np.interp(score, self.scores, self.probabilities))
 
-    def nothing_fits(self, best: float) -> bool:
-        """Whether the best result of a query scores so low that probably nothing fits."""
-        return best < self.floor
+    def is_no_match(self, best: float) -> bool:
+        """Check whether a query probably has no relevant item.
+
+        Args:
+            best: Score of the best result of the query.
+
+        Returns:
+            Whether the score is below ``min_score``.
+        """
+        return best < self.min_score
 
 
 def fit_calibration(scores: Tensor, relevant: Tensor) -> Calibration:
-    """Isotonic regression (Zadrozny and Elkan, KDD 2002) of relevance on the scores of the first ten results of each query.
+    """Fit isotonic regression of relevance on the scores of the first ten results of each query.
 
-    scores, relevant ``[queries, candidates]``, relevant as bool. Raises DataError where no query has an answer or each result is one,
-    MissingExtra without scikit-learn.
+    Args:
+        scores: Scores, shape ``[queries, candidates]``.
+        relevant: Whether a candidate is relevant to a query, bool, same shape.
+
+    Returns:
+        The calibration.
+
+    Raises:
+        DataError: If all of the first results are relevant, or none.
+        MissingExtra: If scikit-learn is not installed.
+
+    Source:
+        Zadrozny and Elkan, KDD 2002.
     """
     try:
         from sklearn.isotonic import IsotonicRegression
     except ImportError:
-        raise MissingExtra("scikit-learn", "search", "telling how likely a result is a match") from None
-    top = scores.topk(min(TOP, scores.shape[1]), dim=1)
-    hits = relevant.gather(1, top.indices)
-    if not hits.any() or hits.all():
+        raise MissingExtra("scikit-learn", "search", "calibrating match probabilities") from None
+    top_scores, top_relevant = _top_results(scores, relevant)
+    if not top_relevant.any() or top_relevant.all():
         raise DataError(
-            f"of the first {top.indices.shape[1]} results of {len(scores):,} queries {'all' if hits.all() else 'none'} fit: nothing can be "
-            "learned from them of how likely a match is."
+            f"Calibration: expected relevant and irrelevant items among the first {top_scores.shape[1]} results of {len(scores):,} "
+            f"queries, got only {'relevant' if top_relevant.all() else 'irrelevant'} ones. Use a larger validation split."
         )
-    curve = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(top.values.flatten().double(), hits.flatten().double())
-    floor, found = _floor(scores, relevant)
+    curve = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(top_scores.flatten().double(), top_relevant.flatten().double())
+    has_both = relevant.any(1) & ~relevant.all(1)
+    best_with_relevant = scores[has_both].amax(1)
+    best_without_relevant = scores[has_both].masked_fill(relevant[has_both], -torch.inf).amax(1)
+    min_score = torch.quantile(best_with_relevant.double(), FALSE_ALARM_RATE).item()
     return Calibration(
         scores=tuple(curve.X_thresholds_.tolist()),
         probabilities=tuple(curve.y_thresholds_.tolist()),
-        candidates=scores.shape[1],
-        queries=len(scores),
-        floor=floor,
-        found=found,
+        num_candidates=scores.shape[1],
+        num_queries=len(scores),
+        min_score=min_score,
+        detection_rate=(best_without_relevant < min_score).double().mean().item(),
     )
 
 
-def _floor(scores: Tensor, relevant: Tensor) -> tuple[float, float]:
-    """The best score that one in twenty queries falls below, and the share that does once their answers are taken out."""
-    answered = relevant.any(1) & ~relevant.all(1)
-    with_answers = scores[answered].amax(1)
-    without = scores[answered].masked_fill(relevant[answered], -torch.inf).amax(1)
-    floor = torch.quantile(with_answers.double(), FALSE_ALARMS).item()
-    return floor, (without < floor).double().mean().item()
+def _top_results(scores: Tensor, relevant: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores and relevance of the first results of each query."""
+    top = scores.topk(min(CALIBRATED_RESULTS, scores.shape[1]), dim=1)
+    return top.values, relevant.gather(1, top.indices)
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """How a calibration does on queries that it was not learned from. bins: for each tenth of the results by probability, the mean
-    probability said, the share that fits, and how many. error: the expected calibration error, the mean distance of the two over bins.
-    skill: the Brier skill score against saying the base rate each time; above 0 is better than that.
+    """Quality of a calibration on queries that it was not fitted on.
+
+    Attributes:
+        bins: For each bin of results by probability: mean probability, share of relevant results, number of results.
+        expected_calibration_error: Mean over the bins, by size, of the absolute difference of the two.
+        brier_skill: Brier skill score compared with always predicting the base rate. Above 0 is better than that.
+        base_rate: Share of relevant results.
     """
 
     bins: tuple[tuple[float, float, int], ...]
-    error: float
-    skill: float
+    expected_calibration_error: float
+    brier_skill: float
     base_rate: float
 
 
 def reliability(calibration: Calibration, scores: Tensor, relevant: Tensor, bins: int = 10) -> Reliability:
-    """The reliability of a calibration over the first ten results of each query, in bins of equal mass. Shapes as in ``fit_calibration``."""
-    top = scores.topk(min(TOP, scores.shape[1]), dim=1)
-    said = np.interp(top.values.flatten().double().numpy(), calibration.scores, calibration.probabilities)
-    fits = relevant.gather(1, top.indices).flatten().double().numpy()
-    order = np.argsort(said, kind="stable")
-    parts: Sequence[np.ndarray] = [part for part in np.array_split(order, bins) if len(part)]
-    told = tuple((float(said[part].mean()), float(fits[part].mean()), len(part)) for part in parts)
-    error = sum(abs(mean - share) * count for mean, share, count in told) / len(said)
-    rate = float(fits.mean())
-    brier, base = float(((said - fits) ** 2).mean()), float(((rate - fits) ** 2).mean())
-    return Reliability(told, error, 1 - brier / base if base else 0.0, rate)
+    """Measure a calibration over the first ten results of each query, in bins of equal size.
+
+    Args:
+        calibration: Calibration to measure.
+        scores: Scores, shape ``[queries, candidates]``.
+        relevant: Whether a candidate is relevant to a query, bool, same shape.
+        bins: Number of bins.
+
+    Returns:
+        Reliability of the calibration.
+    """
+    top_scores, top_relevant = _top_results(scores, relevant)
+    predicted = np.interp(top_scores.flatten().double().numpy(), calibration.scores, calibration.probabilities)
+    outcome = top_relevant.flatten().double().numpy()
+    parts = [part for part in np.array_split(np.argsort(predicted, kind="stable"), bins) if len(part)]
+    by_bin = tuple((float(predicted[part].mean()), float(outcome[part].mean()), len(part)) for part in parts)
+    error = sum(abs(mean - share) * count for mean, share, count in by_bin) / len(predicted)
+    base_rate = float(outcome.mean())
+    brier, base_brier = float(((predicted - outcome) ** 2).mean()), float(((base_rate - outcome) ** 2).mean())
+    return Reliability(by_bin, error, 1 - brier / base_brier if base_brier else 0.0, base_rate)

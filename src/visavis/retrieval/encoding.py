@@ -1,153 +1,261 @@
-"""From a shard of files to items with vectors; the same files give the same rows, whoever computes them."""
+"""Encode files to items with vectors, in this process or on a Ray cluster with the same result."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from PIL import Image as Pillow
 from torch import Tensor
 
-from visavis.data.clips import clip_frames
-from visavis.data.looks import look
-from visavis.data.pictures import open_picture
-from visavis.errors import DataError, MissingExtra
+from visavis.data.dataset import ByteRange
+from visavis.data.images import decode_image
+from visavis.data.perceptual_hash import dhash
+from visavis.data.video import read_frames
+from visavis.errors import DataError, MissingExtra, VisavisError
 from visavis.models.retriever import Retriever
-from visavis.retrieval.item import Item, Kind
-from visavis.retrieval.sources import File
+from visavis.retrieval.items import IndexItem, ItemKind
+from visavis.retrieval.source_files import SourceFile
 
 if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
+    from PIL.Image import Image as PILImage
+
 
 FRAMES_PER_SECOND = 1.0
-"""How often a model of pictures looks at a clip."""
-READERS, AT_ONCE = 4, 32
-"""Threads that decode, and how many pictures are held at once."""
+"""Frame rate at which an image model encodes clips."""
+READER_THREADS, READ_AHEAD = 4, 32
+"""Threads that decode files, and files that are decoded ahead of the model."""
+SHARD_SIZE = 256
+"""Files that are encoded and stored at once. A killed process loses at most this work."""
+MAX_PAGED_PIXELS = 64_000_000
+"""Size limit of the first frame of an animated image."""
+
+EncodingEngine = Literal["local", "ray"]
 
 
 @dataclass(frozen=True)
-class Shard:
-    """Rows for a store, and a sentence for each file that cannot be read."""
+class EncodedShard:
+    """Result of encoding some files.
 
-    items: tuple[Item, ...]
-    vectors: np.ndarray
-    bad: dict[str, str]
-
-
-@dataclass(frozen=True)
-class _Read:
-    file: File
-    content: str
-    pictures: list[Picture]
-    rate: float
-
-
-def encode_shard(model: Retriever, files: Sequence[File], moments_s: float) -> Shard:
-    """Every picture as an item; every clip as an item for the whole, and one for each of its moments where it is longer than one.
-
-    moments_s: the seconds of a moment. A model of pictures looks at one frame a second, and a clip or moment is the mean of its frames;
-    a model of clips reads them itself.
+    Attributes:
+        items: Items in the order of keys.
+        vectors: Their vectors, shape ``[N, D]``.
+        unreadable: Problem of each file that cannot be read, by path.
     """
-    rows, bad = list[tuple[Item, Tensor]](), dict[str, str]()
-    stills = [file for file in files if not file.is_video]
-    for read in _ahead(stills, model.processor.frames_per_second):
-        bad |= {path: trouble for path, trouble in read.items() if isinstance(trouble, str)}
-        if good := [one for one in read.values() if isinstance(one, _Read)]:
-            encoded = model.encode_images([one.pictures[0] for one in good])
-            rows += [(_item(one, "image"), vector) for one, vector in zip(good, encoded, strict=True)]
+
+    items: tuple[IndexItem, ...]
+    vectors: np.ndarray
+    unreadable: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _DecodedFile:
+    file: SourceFile
+    content_hash: str
+    frames: list[PILImage]
+    frames_per_second: float
+
+
+def encode_shard(model: Retriever, files: Sequence[SourceFile], moment_seconds: float) -> EncodedShard:
+    """Encode each image as an item, and each clip as an item for the whole and one for each of its moments.
+
+    An image model encodes one frame per second. The vector of a clip or moment is the mean of its frames. A video model
+    encodes the frames of a clip or moment together. A clip that is not longer than a moment has no moments.
+
+    Args:
+        model: Model with one vector per item.
+        files: Files to encode.
+        moment_seconds: Length of a moment in seconds.
+
+    Returns:
+        Items and vectors, and the files that cannot be read.
+    """
+    rows, unreadable = list[tuple[IndexItem, Tensor]](), dict[str, str]()
+    model_rate = model.processor.frames_per_second
+    for batch in _decode_ahead([file for file in files if not file.is_video], model_rate):
+        unreadable |= {path: decoded for path, decoded in batch.items() if isinstance(decoded, str)}
+        if images := [decoded for decoded in batch.values() if isinstance(decoded, _DecodedFile)]:
+            vectors = model.encode_images([image.frames[0] for image in images])
+            rows += [(_item(image, "image", image.frames[0]), vector) for image, vector in zip(images, vectors, strict=True)]
     for file in files:
         if file.is_video:
-            clip = _read(file, model.processor.frames_per_second)
+            clip = _decode(file, model_rate)
             if isinstance(clip, str):
-                bad[file.path] = clip
+                unreadable[file.path] = clip
             else:
-                rows += _clip(model, clip, moments_s)
+                rows += _encode_clip(model, clip, moment_seconds)
     rows.sort(key=lambda row: row[0].key)
-    vectors = torch.stack([vector for _, vector in rows]).float().numpy() if rows else np.empty((0, 0), np.float32)
-    return Shard(tuple(item for item, _ in rows), vectors, bad)
+    stacked = torch.stack([vector for _, vector in rows]).float().numpy() if rows else np.empty((0, 0), np.float32)
+    return EncodedShard(tuple(item for item, _ in rows), stacked, unreadable)
 
 
-def _ahead(files: Sequence[File], rate: float) -> Iterator[dict[str, _Read | str]]:
-    """What a few files at a time hold, by path, read while the ones before are encoded."""
-    with ThreadPoolExecutor(READERS) as pool:
-        waiting: dict[str, Future[_Read | str]] = {}
-        for start in range(0, len(files), AT_ONCE):
-            reading = {file.path: pool.submit(_read, file, rate) for file in files[start : start + AT_ONCE]}
-            if waiting:
-                yield {path: future.result() for path, future in waiting.items()}
-            waiting = reading
-        yield {path: future.result() for path, future in waiting.items()}
+def _decode_ahead(files: Sequence[SourceFile], frames_per_second: float) -> Iterator[dict[str, _DecodedFile | str]]:
+    """Batches of decoded files by path. The next batch is decoded while the caller encodes the previous one."""
+    with ThreadPoolExecutor(READER_THREADS) as pool:
+        pending: dict[str, Future[_DecodedFile | str]] = {}
+        for start in range(0, len(files), READ_AHEAD):
+            started = {file.path: pool.submit(_decode, file, frames_per_second) for file in files[start : start + READ_AHEAD]}
+            if pending:
+                yield {path: future.result() for path, future in pending.items()}
+            pending = started
+        yield {path: future.result() for path, future in pending.items()}
 
 
-def content_of(file: File) -> str:
-    """A hash of a file's bytes. Raises DataError for one that cannot be read."""
-    return file.bytes.content
-
-
-def _read(file: File, rate: float) -> _Read | str:
-    """The pictures of a file; a sentence that says why there are none."""
-    rate = rate or FRAMES_PER_SECOND
+def _decode(file: SourceFile, frames_per_second: float) -> _DecodedFile | str:
+    """The frames of a file, or the problem that prevents reading it."""
+    frames_per_second = frames_per_second or FRAMES_PER_SECOND
     try:
-        content = file.bytes.read()
-        mark = hashlib.sha256(content).hexdigest()[:32]
-        if not file.is_video:
-            return _Read(file, mark, [open_picture(_first_page(content), file.path)], rate)
-        return _Read(file, mark, clip_frames(content, file.path, rate), rate)
+        content = file.location.read()
+        if file.is_video:
+            frames = read_frames(content, file.path, frames_per_second)
+        else:
+            frames = [decode_image(_first_frame(content), file.path)]
     except (DataError, MissingExtra) as error:
         return str(error)
+    return _DecodedFile(file, hashlib.sha256(content).hexdigest()[:32], frames, frames_per_second)
 
 
-def _first_page(content: bytes) -> bytes:
-    """The first picture of an animated or paged one, which readers of training data refuse."""
+def _first_frame(content: bytes) -> bytes:
+    """The first frame of an animated image, because ``decode_image`` rejects animations."""
     if not content.startswith((b"GIF8", b"RIFF", b"\x89PNG", b"II*\0", b"MM\0*")):
         return content
     try:
-        with Pillow.open(io.BytesIO(content)) as picture:
-            if getattr(picture, "n_frames", 1) == 1 or picture.width * picture.height > 64_000_000:
+        with Pillow.open(io.BytesIO(content)) as image:
+            if getattr(image, "n_frames", 1) == 1 or image.width * image.height > MAX_PAGED_PIXELS:
                 return content
-            picture.seek(0)
-            kept = io.BytesIO()
-            picture.convert("RGBA").save(kept, "PNG")
-            return kept.getvalue()
-    except Exception:  # noqa: BLE001 - what cannot be opened here is told by open_picture
+            image.seek(0)
+            frame = io.BytesIO()
+            image.convert("RGBA").save(frame, "PNG")
+            return frame.getvalue()
+    except Exception:  # noqa: BLE001 - decode_image reports the problem
         return content
 
 
-def _clip(model: Retriever, read: _Read, moments_s: float) -> list[tuple[Item, Tensor]]:
-    """The whole clip, then its moments, each of the frames from its start to just before its end."""
-    frames, each = read.pictures, max(1, round(moments_s * read.rate))
-    spans = [range(start, min(start + each, len(frames))) for start in range(0, len(frames), each)] if len(frames) > each else []
-    groups = [range(len(frames)), *spans]
+def _encode_clip(model: Retriever, clip: _DecodedFile, moment_seconds: float) -> list[tuple[IndexItem, Tensor]]:
+    """The whole clip, then its moments, each from its start to just before its end."""
+    frames, rate = clip.frames, clip.frames_per_second
+    frames_per_moment = max(1, round(moment_seconds * rate))
+    starts = range(0, len(frames), frames_per_moment) if len(frames) > frames_per_moment else ()
+    moments = [range(start, min(start + frames_per_moment, len(frames))) for start in starts]
+    spans = [range(len(frames)), *moments]
     if model.processor.frames_per_second:
-        vectors = model.unit_rows(model.encode_visual([[frames[i] for i in group] for group in groups]))
+        vectors = model.to_unit_rows(model.encode_visual([[frames[i] for i in span] for span in spans]))
     else:
-        rows = model.encode_images(frames)
-        vectors = torch.nn.functional.normalize(torch.stack([rows[list(group)].mean(0) for group in groups]), dim=1)
-    items = [_item(read, "video", frames[len(frames) // 2])]
-    for span in spans:
-        start, end = span.start / read.rate, math.ceil(span.stop / read.rate)
-        items.append(_item(read, "moment", frames[span[len(span) // 2]], start, float(end)))
+        frame_vectors = model.encode_images(frames)
+        vectors = torch.nn.functional.normalize(torch.stack([frame_vectors[list(span)].mean(0) for span in spans]), dim=1)
+    items = [_item(clip, "video", frames[len(frames) // 2])]
+    items += [
+        _item(clip, "moment", frames[span[len(span) // 2]], span.start / rate, float(math.ceil(span.stop / rate))) for span in moments
+    ]
     return list(zip(items, vectors, strict=True))
 
 
-def _item(read: _Read, kind: Kind, picture: Picture | None = None, start: float | None = None, end: float | None = None) -> Item:
-    file = read.file
-    return Item(
+def _item(decoded: _DecodedFile, kind: ItemKind, frame: PILImage, start: float | None = None, end: float | None = None) -> IndexItem:
+    file = decoded.file
+    return IndexItem(
         key=file.path if start is None else f"{file.path}#t={start:g},{end:g}",
         path=file.path,
         kind=kind,
-        content=read.content,
+        content=decoded.content_hash,
         size=file.size,
         modified_ns=file.modified_ns,
         start=start,
         end=end,
-        look=look(picture or read.pictures[0]),
+        dhash=dhash(frame),
         metadata=file.metadata,
     )
+
+
+def encode_in_shards(
+    engine: EncodingEngine, workers: int, model_name: str, model: Retriever, files: Sequence[SourceFile], moment_seconds: float
+) -> Iterator[tuple[Sequence[SourceFile], EncodedShard]]:
+    """Encode files in shards of ``SHARD_SIZE``.
+
+    Args:
+        engine: ``"local"``, or ``"ray"`` for the processes of a Ray cluster.
+        workers: Number of Ray processes.
+        model_name: Location of the model, for Ray processes.
+        model: The model.
+        files: Files to encode.
+        moment_seconds: Length of a moment in seconds.
+
+    Yields:
+        The files of a shard and their items. Ray yields shards in the order in which they are finished.
+
+    Raises:
+        VisavisError: If ``engine`` or ``workers`` is invalid.
+        MissingExtra: If Ray is not installed.
+    """
+    shards = [files[start : start + SHARD_SIZE] for start in range(0, len(files), SHARD_SIZE)]
+    if engine == "local":
+        yield from ((shard, encode_shard(model, shard, moment_seconds)) for shard in shards)
+    elif engine == "ray":
+        yield from _encode_on_ray(workers, model_name, model.embedding_dim, shards, moment_seconds)
+    else:
+        raise VisavisError(f'engine: expected "local" or "ray", got {engine!r}.')
+
+
+def _encode_on_ray(
+    workers: int, model: str, embedding_dim: int | None, shards: Sequence[Sequence[SourceFile]], moment_seconds: float
+) -> Iterator[tuple[Sequence[SourceFile], EncodedShard]]:
+    """Encode shards with Ray Data: one actor with the model per process. Ray repeats the shards of a lost actor."""
+    try:
+        import ray
+        import ray.data
+    except ImportError:
+        raise MissingExtra("ray", "scale", "indexing with --engine ray") from None
+    if workers < 1:
+        raise VisavisError(f"workers: expected an integer >= 1, got {workers}.")
+    if not shards:
+        return
+    if not ray.is_initialized():
+        ray.init(address=os.environ.get("RAY_ADDRESS", "local"), include_dashboard=False, log_to_driver=False)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    rows = [{"number": number, "files": json.dumps([_file_to_json(file) for file in shard])} for number, shard in enumerate(shards)]
+    data = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
+        _RayEncoder,
+        batch_size=1,
+        compute=ray.data.ActorPoolStrategy(size=min(workers, len(shards))),
+        fn_constructor_args=(model, embedding_dim, moment_seconds),
+    )
+    for row in data.iter_rows():
+        items = tuple(IndexItem(**fields) for fields in json.loads(row["items"]))
+        vectors = np.frombuffer(row["vectors"], np.float32).reshape(len(items), -1) if items else np.empty((0, 0), np.float32)
+        yield shards[row["number"]], EncodedShard(items, vectors, json.loads(row["unreadable"]))
+
+
+class _RayEncoder:
+    """Ray actor that encodes shards with its own copy of the model."""
+
+    def __init__(self, model: str, embedding_dim: int | None, moment_seconds: float):
+        retriever = Retriever.load(model)
+        self.model = retriever if embedding_dim is None else retriever.with_embedding_dim(embedding_dim)
+        self.moment_seconds = moment_seconds
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        shard = encode_shard(self.model, [_file_from_json(fields) for fields in json.loads(batch["files"][0])], self.moment_seconds)
+        return {
+            "number": batch["number"],
+            "items": [json.dumps([asdict(item) for item in shard.items])],
+            "vectors": [shard.vectors.tobytes()],
+            "unreadable": [json.dumps(shard.unreadable)],
+        }
+
+
+def _file_to_json(file: SourceFile) -> dict[str, Any]:
+    return asdict(file) | {"location": {**asdict(file.location), "path": str(file.location.path.absolute())}}
+
+
+def _file_from_json(fields: dict[str, Any]) -> SourceFile:
+    location = fields["location"]
+    return SourceFile(**{**fields, "location": ByteRange(**{**location, "path": Path(location["path"])})})

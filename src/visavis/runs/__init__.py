@@ -1,1 +1,1 @@
-"""Runs: started, gone on with, opened from their folders, evaluated, and set beside published figures."""
+"""Run folders: their files, their records, and opening and evaluating their models."""

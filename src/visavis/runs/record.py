@@ -1,165 +1,292 @@
-"""What a run was begun with, so that it goes on with the very same or not at all."""
+"""Run records: fingerprints of everything that a run depends on, so that it resumes with the same inputs or not at all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import hashlib
+import json
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from visavis import storage
-from visavis.data.contents import Contents
-from visavis.environment import git_hash, versions
+from visavis import spec, storage, supervision
+from visavis.data.dataset import ByteRange
+from visavis.data.features.expert_store import ExpertStore
+from visavis.data.features.regions import RegionFeatures
+from visavis.data.features.store import FeatureStore
+from visavis.data.file_fingerprint import ContentFingerprint
+from visavis.environment import git_hash, package_versions
 from visavis.errors import RunError
 from visavis.models.base import Matcher
-from visavis.models.pretrained import weights_checksum
-from visavis.models.published_files import published_name
+from visavis.models.encoders.cnn_backbones import published_backbone_name
+from visavis.models.encoders.pretrained_files import model_files, weights_checksum
 from visavis.progress import Progress
-from visavis.runs.inputs import ENCODERS, inputs_of
-from visavis.training.data_module import DataModule
-from visavis.training.recipe import Recipe, build_recipe
-from visavis.training.run_files import RunFiles
+from visavis.recipes.data_module import DataModule, start_model_files
+from visavis.recipes.recipe import Recipe
+from visavis.runs.run_folder import RunFolder
 
-FREE = (
-    "name", "about", "published", "memory", "start_from", "data.path", "data.judgements",
-    "visual.features", "text.features", "training.threads", "training.device",
-    "training.checkpoint_s",
-    "evaluation.protocol", "evaluation.test", "evaluation.degrees", "evaluation.report", "evaluation.average", "evaluation.forgetting", "data.needs",
+ENCODER_INPUTS = ("image_encoder", "text_encoder")
+
+# Keys of a run's recipe that may change: they do not affect a step, or their content has a fingerprint.
+CHANGEABLE_KEYS = (
+    "name", "about", "published", "memory", "start_from",
+    "data.path", "data.requires", "data.feedback",
+    "visual.features", "text.features",
+    "training.threads", "training.device", "training.checkpoint_s",
+    "evaluation.protocol", "evaluation.test", "evaluation.relevance", "evaluation.extra_metrics", "evaluation.average_networks",
+    "evaluation.forgetting",
 )  # fmt: skip
-"""Keys that may be changed in the recipe of a run: what they change is no step of the training, or is told by its content."""
 
 
-@dataclass(frozen=True)
-class Record:
-    """What a run depends on besides the code; older runs recorded less.
+def fingerprint_inputs(
+    data_module: DataModule, previous: Mapping[str, ContentFingerprint], progress: Progress, only: Container[str] | None = None
+) -> dict[str, ContentFingerprint]:
+    """Compute a fingerprint of each input of a training.
 
-    recipe: resolved. inputs: what is read, by what it is. start: a checksum of the weights before the first step. The rest: the machine and the
-    installation, and what the data were like.
+    Args:
+        data_module: Data of the recipe.
+        previous: Earlier fingerprints by input. Only changed files are read again.
+        progress: Receives progress.
+        only: Inputs to fingerprint. None: all.
+
+    Returns:
+        Fingerprints by input: images, stored_features, feedback, image_encoder, text_encoder, vocabulary, start_model and
+        phases.N.supervision, as far as the training reads them.
+    """
+    recipe, data, vocabulary = data_module.recipe, data_module.data, data_module.processor.vocabulary
+    files: dict[str, dict[str, ByteRange]] = {}
+    hashes: dict[str, str] = {}
+    if data_module.feedback is not None:
+        hashes["feedback"] = data_module.feedback.fingerprint
+    if isinstance(data_module.visual, ExpertStore | RegionFeatures):
+        hashes["stored_features"] = data_module.visual.sha256
+    elif isinstance(data_module.visual, FeatureStore) or data_module.visual is None:
+        files["images"] = {image.name: image.location for image in data.images if image.location is not None}
+    else:
+        files["stored_features"] = _numbered(data_module.visual.files)
+    sides = ((data_module.visual, recipe.visual.encoder), (data_module.text, recipe.text.encoder))
+    for name, (features, encoder) in zip(ENCODER_INPUTS, sides, strict=True):
+        if isinstance(features, FeatureStore):
+            hashes[name] = features.description.weights_checksum
+        elif features is None and (only is None or name in only):
+            files[name] = _numbered(model_files(encoder))
+    if vocabulary is not None:
+        hashes["vocabulary"] = hashlib.sha256(json.dumps(vocabulary.words).encode()).hexdigest()[:32]
+    if only is None:
+        files["start_model"] = _numbered(start_model_files(recipe))
+    for number, phase in enumerate(recipe.phases):
+        files[f"phases.{number}.supervision"] = _numbered(spec.parse(phase.supervision, supervision.CATALOG).files(data))
+
+    def read(name: str, locations: Mapping[str, ByteRange]) -> ContentFingerprint:
+        return ContentFingerprint.compute(
+            locations, previous.get(name), lambda done, total: progress.update(f"reading {name}", done, total, 0.0)
+        )
+
+    selected = [*files, *hashes] if only is None else only
+    return {name: read(name, locations) for name, locations in files.items() if locations and name in selected} | {
+        name: ContentFingerprint(1, content, content) for name, content in hashes.items() if name in selected
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """Everything besides the code that a run depends on, as ``environment.json``.
+
+    Attributes:
+        threads: CPU threads.
+        data_fingerprint: Fingerprint of the images' names and the captions.
+        versions: Versions of the installed packages.
+        git_commit: Commit of the code. None outside a repository.
+        device: Device setting of the recipe.
+        cuda: Name of the CUDA device. None without one.
+        seed: Seed of the run.
+        data_skipped: Skipped parts of the data set.
+        images: Number of images.
+        captions: Number of captions.
+        parameters: Number of parameters of the model.
+        recipe: Resolved recipe as plain values.
+        inputs: Fingerprints of the inputs, see ``fingerprint_inputs``.
+        initial_weights_checksum: Checksum of the weights before the first step.
     """
 
     threads: int
     data_fingerprint: str
-    versions: dict[str, str] = field(default_factory=dict)
-    git: str | None = None
-    device: str = ""
-    cuda: str | None = None
-    seed: int = 0
-    data_skipped: list[str] = field(default_factory=list)
-    images: int = 0
-    captions: int = 0
-    parameters: int = 0
-    recipe: dict[str, Any] | None = None
-    inputs: dict[str, Contents] = field(default_factory=dict)
-    start: str = ""
+    versions: dict[str, str]
+    git_commit: str | None
+    device: str
+    cuda: str | None
+    seed: int
+    data_skipped: list[str]
+    images: int
+    captions: int
+    parameters: int
+    recipe: dict[str, Any]
+    inputs: dict[str, ContentFingerprint]
+    initial_weights_checksum: str
 
     @classmethod
-    def of(cls, data_module: DataModule, matcher: Matcher, progress: Progress) -> Record:
-        """Of a run that begins."""
+    def from_training(cls, data_module: DataModule, matcher: Matcher, progress: Progress) -> RunRecord:
+        """Record a training before its first step.
+
+        Args:
+            data_module: Data of the recipe.
+            matcher: Model with its initial weights.
+            progress: Receives progress.
+
+        Returns:
+            The record.
+        """
         recipe, data = data_module.recipe, data_module.data
         return cls(
             threads=torch.get_num_threads(),
             data_fingerprint=data.fingerprint,
-            versions=versions(),
-            git=git_hash(),
+            versions=package_versions(),
+            git_commit=git_hash(),
             device=recipe.training.device,
-            cuda=_cuda(),
+            cuda=_cuda_device(),
             seed=recipe.seed,
             data_skipped=list(data.skipped),
             images=len(data.images),
             captions=len(data.captions),
             parameters=sum(parameter.numel() for parameter in matcher.parameters()),
             recipe=recipe.to_dict(),
-            inputs=inputs_of(data_module, {}, progress),
-            start=weights_checksum(matcher),
+            inputs=fingerprint_inputs(data_module, {}, progress),
+            initial_weights_checksum=weights_checksum(matcher),
         )
 
     @classmethod
-    def read(cls, file: Path) -> Record:
-        """Raises RunError for a file that holds none."""
+    def read(cls, file: Path) -> RunRecord:
+        """Read a record.
+
+        Args:
+            file: ``environment.json`` of a run.
+
+        Returns:
+            The record.
+
+        Raises:
+            RunError: If the file is not a record.
+        """
         return storage.read_json(file, cls, error=RunError)
 
-    def check_recipe(self, recipe: Recipe, files: RunFiles) -> None:
-        """Raise RunError naming the first key of a run's recipe that is no longer what it was, and matters."""
-        if self.recipe is None:
-            return
-        before = dict(_flat(build_recipe(self.recipe, {}, f"{files.environment}, recipe").to_dict()))
-        now = dict(_flat(recipe.to_dict()))
-        for key in dict.fromkeys((*before, *now)):
-            if before.get(key) != now.get(key) and key not in FREE:
+    def check_recipe(self, recipe: Recipe, folder: RunFolder) -> None:
+        """Check that no key of a run's recipe changed that affects the training.
+
+        Args:
+            recipe: Current recipe of the run.
+            folder: Folder of the run.
+
+        Raises:
+            RunError: If a key changed. The message names the first one.
+        """
+        recorded, current = dict(_flatten(self.recipe)), dict(_flatten(recipe.to_dict()))
+        for key in dict.fromkeys((*recorded, *current)):
+            if recorded.get(key) != current.get(key) and key not in CHANGEABLE_KEYS:
                 raise RunError(
-                    f"{files.recipe}: {key} is {_told(now.get(key))}, and was {_told(before.get(key))} when the run began: a run keeps its recipe; "
-                    "write it as it was, or start a new run."
+                    f"{folder.recipe}: {key}: expected {_describe(recorded.get(key))} as at the start of the run, got "
+                    f"{_describe(current.get(key))}. Restore the value, or start a new run."
                 )
 
-    def check_start(self, matcher: Matcher, folder: Path, progress: Progress) -> None:
-        """Raise RunError if a matcher's weights are not those that the run began with."""
-        if not self.start:
-            progress.say(f"{folder} was begun when runs did not record their first weights: those of its seed are taken, unchecked.")
-        elif weights_checksum(matcher) != self.start:
-            made_with = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+    def check_initial_weights(self, matcher: Matcher, path: Path) -> None:
+        """Check that a model has the initial weights of the run.
+
+        Args:
+            matcher: Model before training.
+            path: Folder of the run.
+
+        Raises:
+            RunError: If the weights differ.
+        """
+        if weights_checksum(matcher) != self.initial_weights_checksum:
+            versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
             raise RunError(
-                f"{folder}: what its training began with cannot be made anew, its recipe gives other weights here: bring back {made_with}, and "
-                "the run or encoder that it starts from."
+                f"{path}: initial weights could not be reproduced (checksum mismatch). Install {versions}, restore the run or encoder that "
+                "it starts from, and retry."
             )
 
-    def check_data(self, data_module: DataModule, folder: Path, progress: Progress) -> None:
-        """Raise RunError if what the run reads is no longer what it read."""
-        path = data_module.recipe.data.path
+    def check_data(self, data_module: DataModule, path: Path, progress: Progress) -> None:
+        """Check that all inputs of a run are unchanged.
+
+        Args:
+            data_module: Current data of the run.
+            path: Folder of the run.
+            progress: Receives progress.
+
+        Raises:
+            RunError: If an input changed. The message names it.
+        """
+        source = data_module.recipe.data.path
         if self.data_fingerprint != data_module.data.fingerprint:
-            raise RunError(f"the data at {path} have changed since {folder} began: start a new run, or bring the old data back.")
-        if not self.inputs:
-            return
-        now = inputs_of(data_module, self.inputs, progress)
-        for what in (*self.inputs, *now):
-            contents = [inputs[what].content if what in inputs else None for inputs in (self.inputs, now)]
-            if contents[0] != contents[1]:
-                raise RunError(f"{what} changed since {folder} began (data: {path}): start a new run, or bring back what was read then.")
+            raise RunError(f"{path}: the data at {source} changed since the run began. Restore the data, or start a new run.")
+        current = fingerprint_inputs(data_module, self.inputs, progress)
+        for name in (*self.inputs, *current):
+            before, now = (inputs[name].content_hash if name in inputs else None for inputs in (self.inputs, current))
+            if before != now:
+                raise RunError(f"{path}: {name} changed since the run began (data: {source}). Restore it, or start a new run.")
 
-    def check_encoders(self, data_module: DataModule, folder: Path, progress: Progress) -> None:
-        """Raise RunError if an encoder is no longer the one through which the model learned to read."""
+    def check_encoders(self, data_module: DataModule, path: Path, progress: Progress) -> None:
+        """Check that the encoders that are not part of the saved model are those of the training.
+
+        Args:
+            data_module: Data to encode.
+            path: Folder of the run.
+            progress: Receives progress.
+
+        Raises:
+            RunError: If an encoder changed.
+        """
         visual, processor = data_module.recipe.visual, data_module.processor
-        trained = visual.view == "pixels" and published_name(visual.tower)
-        with_the_model = (trained or processor.tower_folder, processor.tokenizer_folder)
-        among = [encoder for encoder, kept in zip(ENCODERS, with_the_model, strict=True) if not kept]
-        for what, now in inputs_of(data_module, self.inputs, progress, among).items():
-            if what in self.inputs and now.content != self.inputs[what].content:
-                raise RunError(f"{what} is not the one that {folder} was trained with: bring its old weights back, or train anew.")
+        is_trained = visual.granularity == "pixels" and published_backbone_name(visual.encoder)
+        is_saved = (is_trained or processor.visual_encoder_folder, processor.tokenizer_folder)
+        external = [name for name, saved in zip(ENCODER_INPUTS, is_saved, strict=True) if not saved]
+        for name, now in fingerprint_inputs(data_module, self.inputs, progress, external).items():
+            if name in self.inputs and now.content_hash != self.inputs[name].content_hash:
+                raise RunError(f"{path}: {name} changed since the training. Restore its weights, or train again.")
 
-    def say_differences(self, progress: Progress) -> None:
-        """Say what the results depend on in their last digits and is no longer the same."""
-        others = [
+    def warn_about_environment(self, progress: Progress) -> None:
+        """Warn about versions, devices and threads that changed, because they affect the last digits of results.
+
+        Args:
+            progress: Receives the warnings.
+        """
+        changed = [
             f"{name} {self.versions[name]} (now {version})"
-            for name, version in versions().items()
+            for name, version in package_versions().items()
             if self.versions.get(name, version) != version
         ]
-        if others:
-            progress.say(f"this run was begun with {', '.join(others)}: the result may differ from that of one version.")
-        devices = [name or "the CPU" for name in (self.cuda, _cuda())]
-        if self.versions and self.device != "cpu" and devices[0] != devices[1]:
-            progress.say(f"this run was trained on {devices[0]} and goes on on {devices[1]}: the result will differ in the last digits.")
+        if changed:
+            progress.message(f"This run began with {', '.join(changed)}. The result may differ from that of one version.")
+        before, now = (name or "the CPU" for name in (self.cuda, _cuda_device()))
+        if self.device != "cpu" and before != now:
+            progress.message(f"This run began on {before} and resumes on {now}. The last digits of the result will differ.")
         if self.threads != torch.get_num_threads():
-            progress.say(
-                f"this run was trained with {self.threads} threads and goes on with {torch.get_num_threads()}: "
-                f"the result will differ in the last digits; set training.threads or OMP_NUM_THREADS={self.threads} for the very same."
+            progress.message(
+                f"This run began with {self.threads} threads and resumes with {torch.get_num_threads()}. The last digits of the result will "
+                f"differ. Set training.threads or OMP_NUM_THREADS={self.threads} for an identical result."
             )
 
 
-def _cuda() -> str | None:
+def _numbered(files: Iterable[Path]) -> dict[str, ByteRange]:
+    """Files by number and name, so that their folder does not matter."""
+    return {f"{number} {file.name}": ByteRange(file) for number, file in enumerate(files)}
+
+
+def _cuda_device() -> str | None:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
-def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """The dotted keys of a recipe with their values; a list is a value, but for that of phases."""
+def _flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys of a recipe with their values. A list is one value, except that of the phases."""
     if isinstance(value, list) and value and isinstance(value[0], dict):
         value = {str(number): item for number, item in enumerate(value)}
     if not isinstance(value, dict) or not value:
         yield key, value
         return
     for name, item in value.items():
-        yield from _flat(item, f"{key}.{name}" if key else name)
+        yield from _flatten(item, f"{key}.{name}" if key else name)
 
 
-def _told(value: Any) -> str:
-    return "not set" if value is None else repr(value)
+def _describe(value: Any) -> str:
+    return "no value" if value is None else repr(value)

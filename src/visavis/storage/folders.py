@@ -1,4 +1,4 @@
-"""Folders and names: where caches lie, what may be created, whose turn it is, and what this program may remove."""
+"""Folders: the cache, new output folders, numbered names, locks and removal."""
 
 from __future__ import annotations
 
@@ -11,31 +11,43 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from visavis.errors import RefusedOverwrite, RunError, StorageError
-from visavis.storage.writing import storing
+from visavis.storage.writing import storage_errors
 
 
 def cache_folder() -> Path:
-    """Where computed features are kept: ``VISAVIS_CACHE``, else ``visavis`` in the user's cache folder."""
+    """Return the folder of caches: ``VISAVIS_CACHE``, else ``visavis`` in the user's cache folder.
+
+    Returns:
+        The path. The folder may not exist yet.
+    """
     if chosen := os.environ.get("VISAVIS_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "visavis"
 
 
-def new_folder(path: str | Path, *, replaced: bool = False) -> Path:
-    """Create a folder that can be written in; an existing one is accepted if it is empty.
+def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) -> Path:
+    """Create a folder that can be written to. An existing folder is accepted if it is empty.
 
-    replaced: ``replacing_folder`` will put another in its place, as none can in that of a link or a mount point.
-    Raises RefusedOverwrite if the path is a file or holds anything, StorageError where nothing can be written.
+    Args:
+        path: Folder to create.
+        will_be_replaced: Whether ``atomic_folder`` will replace it later, which is impossible for a link or a mount point.
+
+    Returns:
+        The path.
+
+    Raises:
+        RefusedOverwrite: If the path is a file, a folder with content, or cannot be replaced.
+        StorageError: If the folder cannot be written to.
     """
     path = Path(path)
     if re.search("[\0\ud800-\udfff]", str(path)):
-        raise StorageError(f"{str(path)!r} cannot be written down as text: name another folder.")
+        raise StorageError(f"{str(path)!r} cannot be a file name. Choose another folder.")
     try:
         if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
-            raise RefusedOverwrite(f"{path} already exists and is not an empty folder; nothing was changed: name another folder.")
-        if replaced and (path.is_symlink() or os.path.ismount(path)):
+            raise RefusedOverwrite(f"{path} already exists and is not an empty folder. Nothing was changed. Choose another folder.")
+        if will_be_replaced and (path.is_symlink() or os.path.ismount(path)):
             kind = "link" if path.is_symlink() else "mount point"
-            raise RefusedOverwrite(f"{path} is a {kind}, which is never replaced; nothing was changed: name a folder in it.")
+            raise RefusedOverwrite(f"{path} is a {kind} and cannot be replaced. Nothing was changed. Choose a folder in it.")
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             return path
@@ -44,36 +56,63 @@ def new_folder(path: str | Path, *, replaced: bool = False) -> Path:
 
 
 @contextmanager
-def begun_folder(path: str | Path | None, stem: str | Path) -> Iterator[Path]:
-    """A new folder for what is made in this block, ``stem-1``, ``stem-2``, ... if ``path`` is None: made first, so that nothing is lost
-    by a name that cannot be. If the block fails, the folders that were made for it are removed again, unless they hold something.
+def create_output_folder(path: str | Path | None, stem: str | Path) -> Iterator[Path]:
+    """Create the folder for the results of this block before any work is done.
 
-    Raises as ``new_folder``.
+    If the block fails, the folders that were created for it are removed again, unless they hold something.
+
+    Args:
+        path: Folder to create, or None for a numbered one.
+        stem: Beginning of the numbered name: ``stem-1``, ``stem-2``, ...
+
+    Yields:
+        The folder.
+
+    Raises:
+        RefusedOverwrite: If the path is a file or a folder with content.
+        StorageError: If the folder cannot be written to.
     """
     chosen = Path(stem if path is None else path)
     missing = [folder for folder in (chosen, *chosen.parents) if not os.path.lexists(folder)]
-    folder = new_folder(numbered_folder(chosen)) if path is None else new_folder(chosen)
+    folder = prepare_empty_folder(create_numbered_folder(chosen)) if path is None else prepare_empty_folder(chosen)
     try:
         yield folder
     except BaseException:
-        for made in [folder, *missing] if path is None else missing:
+        for created in [folder, *missing] if path is None else missing:
             with suppress(OSError):
-                made.rmdir()
+                created.rmdir()
         raise
 
 
-def new_file(path: str | Path) -> Path:
-    """A path at which no file exists yet. Raises RefusedOverwrite if one does."""
+def require_new_file(path: str | Path) -> Path:
+    """Check that no file exists at a path.
+
+    Args:
+        path: The path.
+
+    Returns:
+        The path.
+
+    Raises:
+        RefusedOverwrite: If a file exists.
+    """
     path = Path(path)
     if path.exists():
-        raise RefusedOverwrite(f"{path} already exists; nothing was changed: name another file.")
+        raise RefusedOverwrite(f"{path} already exists. Nothing was changed. Choose another file.")
     return path
 
 
-def numbered_file(path: str | Path) -> Path:
-    """Claim, empty, the first of the files ``name-1.png``, ``name-2.png``, ... beside ``name.png`` that does not exist."""
+def create_numbered_file(path: str | Path) -> Path:
+    """Create the first of the files ``name-1.png``, ``name-2.png``, ... that does not exist.
+
+    Args:
+        path: Name without a number, such as ``runs/name.png``.
+
+    Returns:
+        The new, empty file.
+    """
     path, number = Path(path), 1
-    with storing(path):
+    with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         while True:
             claimed = path.with_stem(f"{path.stem}-{number}")
@@ -84,10 +123,17 @@ def numbered_file(path: str | Path) -> Path:
                 number += 1
 
 
-def numbered_folder(stem: str | Path) -> Path:
-    """Create the first of the folders ``stem-1``, ``stem-2``, ... that does not exist."""
+def create_numbered_folder(stem: str | Path) -> Path:
+    """Create the first of the folders ``stem-1``, ``stem-2``, ... that does not exist.
+
+    Args:
+        stem: Path without a number.
+
+    Returns:
+        The new folder.
+    """
     stem, number = Path(stem), 1
-    with storing(stem):
+    with storage_errors(stem):
         stem.parent.mkdir(parents=True, exist_ok=True)
         while True:
             path = stem.with_name(f"{stem.name}-{number}")
@@ -99,21 +145,29 @@ def numbered_folder(stem: str | Path) -> Path:
 
 
 @contextmanager
-def alone(path: str | Path, *, wait: bool) -> Iterator[None]:
-    """Hold the lock of ``path``, so that one process at a time works on it; a crash releases it too.
+def folder_lock(path: str | Path, *, wait: bool) -> Iterator[None]:
+    """Hold the lock of a path, so that one process at a time works on it. A crash releases the lock.
 
-    wait: wait for the other process to end; otherwise raise RunError at once.
+    Args:
+        path: File or folder that is protected.
+        wait: Whether to wait for the other process to end.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        RunError: If another process holds the lock and ``wait`` is False.
     """
     from filelock import FileLock, Timeout
 
     path = Path(path)
     lock = FileLock(_lock(path), timeout=-1 if wait else 0)
-    with storing(path):
+    with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire()
         except Timeout:
-            raise RunError(f"another process is at work on {path}: wait for its end, or stop it first.") from None
+            raise RunError(f"{path} is locked by another process. Wait until it ends, or stop it first.") from None
     try:
         yield
     finally:
@@ -121,8 +175,12 @@ def alone(path: str | Path, *, wait: bool) -> Iterator[None]:
 
 
 def remove_lock(path: str | Path) -> None:
-    """Remove the file that ``alone`` left of a lock, once nobody will work on ``path`` again."""
-    with suppress(OSError):  # where a lock that is held cannot be removed, its release does
+    """Remove the lock file of a path once no process will work on it again.
+
+    Args:
+        path: File or folder that was protected.
+    """
+    with suppress(OSError):  # a lock that is held and cannot be removed now is removed by its release
         _lock(Path(path)).unlink()
 
 
@@ -130,8 +188,12 @@ def _lock(path: Path) -> Path:
     return path.parent / f".{path.name}.lock"
 
 
-def remove_parts(folder: str | Path) -> None:
-    """Remove the temporary files and folders that a killed process left behind in ``replacing``."""
+def remove_partial_files(folder: str | Path) -> None:
+    """Remove temporary files and folders that a killed process left behind.
+
+    Args:
+        folder: Folder to search, with its subfolders.
+    """
     for part in list(Path(folder).rglob(".*.part")):
         if part.is_dir():
             shutil.rmtree(part, ignore_errors=True)
@@ -140,5 +202,9 @@ def remove_parts(folder: str | Path) -> None:
 
 
 def remove_folder(path: str | Path) -> None:
-    """Remove a folder that this program made (old checkpoints, parts of a cache)."""
+    """Remove a folder that visavis created, such as an old checkpoint or a part of a cache.
+
+    Args:
+        path: Folder to remove.
+    """
     shutil.rmtree(path, ignore_errors=True)

@@ -1,8 +1,7 @@
-"""The one door for everything that is read: a file is checked once, as it enters, against a declared shape.
+"""Reading of files, each checked once against a declared schema.
 
-JSON and TOML are read into a type (a dataclass, a pydantic model, ``dict[str, float]``, ``list[str]``) and arrays and tensors
-against their dimensions, names, shapes and dtypes, so that the code behind the door never meets a value of another kind. What
-does not fit is one sentence that names the file, the place in it, what was found and what was expected.
+JSON and TOML are read into a type: a dataclass, a pydantic model, ``dict[str, float]``, ``list[str]``. Arrays and tensors are checked
+against their dimensions, names, shapes and dtypes. An error names the file, the position in it, the expected and the given value.
 """
 
 from __future__ import annotations
@@ -29,26 +28,35 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_DEPTH = 100
-"""The deepest nesting of tables and lists that is read."""
+"""Maximum nesting of tables and lists."""
 MAX_BYTES = 2**30
-"""The largest file that is read whole; larger ones are sparse files, devices or mistakes."""
+"""Maximum size of a file that is read as a whole. Larger files are sparse files, devices or mistakes."""
 
 TENSORS_HASH = "tensors_sha256"
-"""Where the hash of its tensors stands in the metadata of a safetensors file."""
+"""Key of the hash in the metadata of a safetensors file."""
 
 
 @contextmanager
-def regular_file(path: str | Path, *, limit: int | None = None, error: type[VisavisError] = DataError) -> Iterator[None]:
-    """Open a file in this block only if it is a regular one: a pipe or a device would never end.
+def reading_regular_file(path: str | Path, *, limit: int | None = None, error: type[VisavisError] = DataError) -> Iterator[None]:
+    """Check that a path is a regular file, and convert errors of reading it in this block. A pipe or a device would never end.
 
-    limit: the most bytes that it may have. Raises ``error``, also where the block cannot read the file.
+    Args:
+        path: File to read.
+        limit: Maximum size in bytes, or None.
+        error: Class of the errors.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        VisavisError: ``error`` if the path is not a regular file, is too large, or cannot be read.
     """
     try:
         status = _status(path)
         if not stat.S_ISREG(status.st_mode):
-            raise error(f"{path} is {kind_of_file(status.st_mode)}, expected a regular file.")
+            raise error(f"{path}: expected a regular file, got {file_kind(status.st_mode)}.")
         if limit is not None and status.st_size > limit:
-            raise error(f"{path} is of {status.st_size:,} bytes, expected at most {limit:,}.")
+            raise error(f"{path}: expected at most {limit:,} bytes, got {status.st_size:,}.")
         yield
     except OSError as reason:
         raise error(f"{path} cannot be read: {reason.strerror or reason}.") from None
@@ -62,113 +70,203 @@ def _status(path: str | Path) -> os.stat_result:
 
 
 def read_bytes(path: str | Path, *, limit: int = MAX_BYTES, error: type[VisavisError] = DataError) -> bytes:
-    """The content of a regular file of at most ``limit`` bytes. Raises ``error``."""
-    with regular_file(path, limit=limit, error=error):
+    """Read a regular file.
+
+    Args:
+        path: File to read.
+        limit: Maximum size in bytes.
+        error: Class of the errors.
+
+    Returns:
+        The content.
+    """
+    with reading_regular_file(path, limit=limit, error=error):
         return Path(path).read_bytes()
 
 
-def read_part(path: str | Path, offset: int, size: int, *, limit: int = MAX_BYTES) -> bytes:
-    """At most ``size`` bytes of a regular file, from ``offset`` on. Raises DataError, also for more than ``limit`` bytes."""
+def read_range(path: str | Path, offset: int, size: int, *, limit: int = MAX_BYTES) -> bytes:
+    """Read a part of a regular file.
+
+    Args:
+        path: File to read.
+        offset: Position of the first byte.
+        size: Number of bytes.
+        limit: Maximum number of bytes.
+
+    Returns:
+        At most ``size`` bytes.
+
+    Raises:
+        DataError: If the file cannot be read, or the part is larger than ``limit``.
+    """
     if size > limit:
-        raise DataError(f"{path} holds a part of {size:,} bytes, expected at most {limit:,}.")
-    with regular_file(path), open(path, "rb") as file:
+        raise DataError(f"{path}: expected a part of at most {limit:,} bytes, got {size:,}.")
+    with reading_regular_file(path), open(path, "rb") as file:
         file.seek(offset)
         return file.read(size)
 
 
 def read_text(path: str | Path) -> str:
-    """A text in UTF-8; a byte order mark is not part of it. Raises DataError."""
+    """Read a text in UTF-8, without a byte order mark.
+
+    Args:
+        path: File to read.
+
+    Returns:
+        The text.
+
+    Raises:
+        DataError: If the file cannot be read or is not UTF-8.
+    """
     try:
         return read_bytes(path).removeprefix(codecs.BOM_UTF8).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}; save it as UTF-8.") from None
+        raise DataError(f"{path} is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}. Save it as UTF-8.") from None
 
 
 @overload
-def read_json(path: str | Path, shape: type[T], *, error: type[VisavisError] = ...) -> T: ...
+def read_json(path: str | Path, schema: type[T], *, error: type[VisavisError] = ...) -> T: ...
 @overload
-def read_json(path: str | Path, shape: Any = ..., *, error: type[VisavisError] = ...) -> Any: ...
-def read_json(path: str | Path, shape: Any = Any, *, error: type[VisavisError] = DataError) -> Any:
-    """The content of a JSON file as a value of a type; ``error`` is raised if it is none.
+def read_json(path: str | Path, schema: Any = ..., *, error: type[VisavisError] = ...) -> Any: ...
+def read_json(path: str | Path, schema: Any = Any, *, error: type[VisavisError] = DataError) -> Any:
+    """Read a JSON file as a value of a type.
 
-    >>> read_json("progress.json", dict[str, int])    # doctest: +SKIP
-    {'done': 512}
+    Args:
+        path: File to read.
+        schema: Type of the value.
+        error: Class of the errors.
+
+    Returns:
+        The value.
+
+    Example:
+        >>> read_json("progress.json", dict[str, int])    # doctest: +SKIP
+        {'rows_written': 512}
     """
-    return parse_json(read_bytes(path, error=error), shape, str(path), error=error)
+    return parse_json(read_bytes(path, error=error), schema, str(path), error=error)
 
 
-def read_json_lines(path: str | Path, shape: Any = Any, *, error: type[VisavisError] = DataError) -> list[Any]:
-    """All complete lines of a log, each of a type; a last line without its newline was cut by a crash and is left out."""
+def read_json_lines(path: str | Path, schema: Any = Any, *, error: type[VisavisError] = DataError) -> list[Any]:
+    """Read all complete lines of a log. A last line without a newline was cut short by a crash and is dropped.
+
+    Args:
+        path: File to read.
+        schema: Type of each line.
+        error: Class of the errors.
+
+    Returns:
+        The values, in order.
+    """
     lines = read_bytes(path, error=error).split(b"\n")[:-1]
-    return [parse_json(line, shape, f"{path}:{number}", error=error) for number, line in enumerate(lines, 1)]
+    return [parse_json(line, schema, f"{path}:{number}", error=error) for number, line in enumerate(lines, 1)]
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """The tables of a TOML file, whose shape a recipe checks. Raises DataError."""
+    """Read the tables of a TOML file.
+
+    Args:
+        path: File to read.
+
+    Returns:
+        The tables, whose content the recipe checks.
+
+    Raises:
+        DataError: If the file cannot be read, is not TOML, or is nested too deeply.
+    """
     text = read_text(path)
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise DataError(f"{path} is not TOML: {error}.") from None
     except (RecursionError, ValueError):  # ValueError: integers of thousands of digits, impossible dates
-        raise DataError(f"{path} is not TOML that can be read: it is nested too deeply, or holds an impossible number or date.") from None
+        raise DataError(f"{path} is not readable TOML: it is nested too deeply, or holds an impossible number or date.") from None
     if _is_deeper(tables, MAX_DEPTH):
-        raise DataError(f"{path} is nested too deeply: expected at most {MAX_DEPTH} tables and lists in each other.")
+        raise DataError(f"{path} is nested too deeply: expected at most {MAX_DEPTH} levels of tables and lists. Flatten it.")
     return tables
 
 
-def read_array(path: str | Path, *, dimensions: int | None = None, kinds: str = "f", mapped: bool = False) -> np.ndarray:
-    """The array of a ``.npy`` of numbers.
+def read_array(path: str | Path, *, dimensions: int | None = None, kinds: str = "f", memory_map: bool = False) -> np.ndarray:
+    """Read the array of a ``.npy`` file of numbers.
 
-    dimensions: how many it must have. kinds: of numpy's dtypes, such as "f" and "iu". mapped: read-only and read on demand, for
-    arrays larger than memory. Raises DataError.
+    Args:
+        path: File to read.
+        dimensions: Expected number of dimensions, or None.
+        kinds: Expected kinds of numpy dtypes, such as "f" or "iu".
+        memory_map: Whether to read on demand, for arrays larger than memory. The array is read-only.
+
+    Returns:
+        The array.
+
+    Raises:
+        DataError: If the file cannot be read, or holds another kind of array.
     """
     import numpy as np
 
     path = Path(path)
-    with regular_file(path):
+    with reading_regular_file(path):
         try:
             array: np.ndarray = np.lib.format.open_memmap(path, mode="r")
         except Exception as error:  # noqa: BLE001 - numpy's reader of headers raises errors of every kind on damaged bytes
             raise DataError(f"{path} is not a readable .npy of numbers: {_reason(error)}.") from None
-    known = array.dtype.kind in kinds and array.dtype.isnative and array.dtype.itemsize <= 8
-    if not known or (dimensions is not None and array.ndim != dimensions):
-        wanted = " or ".join(_KINDS[kind] for kind in kinds)
-        expected = f"{wanted} of {dimensions} dimensions" if dimensions else wanted
-        raise DataError(f"{path} holds {array.dtype} of shape {array.shape}, expected {expected}.")
-    return array if mapped else np.array(array)
+    has_kind = array.dtype.kind in kinds and array.dtype.isnative and array.dtype.itemsize <= 8
+    if not has_kind or (dimensions is not None and array.ndim != dimensions):
+        numbers = " or ".join(_KINDS[kind] for kind in kinds)
+        expected = f"{numbers} of {dimensions} dimensions" if dimensions else numbers
+        raise DataError(f"{path}: expected {expected}, got {array.dtype} of shape {array.shape}.")
+    return array if memory_map else np.array(array)
 
 
 _KINDS = {"f": "floating-point numbers", "i": "integers", "u": "unsigned integers", "b": "truth values"}
 
 
-def read_tensors(path: str | Path, like: Mapping[str, Tensor] | None = None, *, error: type[VisavisError] = DataError) -> dict[str, Tensor]:
-    """The tensors of a safetensors file by name.
+def read_tensors(
+    path: str | Path, expected: Mapping[str, Tensor] | None = None, *, error: type[VisavisError] = DataError
+) -> dict[str, Tensor]:
+    """Read the tensors of a safetensors file.
 
-    like: what must be in it and nothing else, by names, shapes and dtypes. Raises ``error`` naming the first that does not fit, and
-    for tensors that are no longer those that ``write_tensors`` wrote.
+    Args:
+        path: File to read.
+        expected: Tensors with the expected names, shapes and dtypes, or None.
+        error: Class of the errors.
+
+    Returns:
+        Tensors by name.
+
+    Raises:
+        VisavisError: ``error`` if the file cannot be read, differs from ``expected``, or is damaged.
     """
     from safetensors import SafetensorError, safe_open
 
-    with regular_file(path, error=error):
+    with reading_regular_file(path, error=error):
         try:
             with safe_open(path, "pt") as file:
                 written = (file.metadata() or {}).get(TENSORS_HASH)
-                tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
+                tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
         except (SafetensorError, ValueError, KeyError, OverflowError) as reason:
             raise error(f"{path} is not a readable safetensors file: {_reason(reason)}.") from None
-    if like is not None:
-        _compare(tensors, like, path, error)
+    if expected is not None:
+        _compare(tensors, expected, path, error)
     if written not in (None, tensors_hash(tensors)):
-        raise error(f"{path} is damaged: its tensors are not those that were written; bring back a whole copy of it.")
+        raise error(f"{path} is damaged: its tensors differ from those that were written. Restore a copy.")
     return tensors
 
 
 def tensor_names(path: str | Path, *, error: type[VisavisError] = DataError) -> list[str]:
-    """The names of the tensors of a safetensors file, none of which is read. Raises ``error``."""
+    """Read the names of the tensors of a safetensors file, without the tensors.
+
+    Args:
+        path: File to read.
+        error: Class of the errors.
+
+    Returns:
+        The names.
+
+    Raises:
+        VisavisError: ``error`` if the file cannot be read.
+    """
     from safetensors import SafetensorError, safe_open
 
-    with regular_file(path, error=error):
+    with reading_regular_file(path, error=error):
         try:
             with safe_open(path, "np") as file:
                 return list(file.keys())
@@ -176,19 +274,42 @@ def tensor_names(path: str | Path, *, error: type[VisavisError] = DataError) -> 
             raise error(f"{path} is not a readable safetensors file: {_reason(reason)}.") from None
 
 
-def momentary(error: VisavisError) -> bool:
-    """Whether a file could not be read by a fault that may pass, and not for what is in it: nothing to be remembered."""
+def is_transient_error(error: VisavisError) -> bool:
+    """Return whether a file could not be read for a reason that may pass. Such a result is not cached.
+
+    Args:
+        error: The error.
+
+    Returns:
+        Whether the cause was the operating system or a lack of memory.
+    """
     return isinstance(error.__context__, OSError | MemoryError)
 
 
 def content_hash(path: str | Path, *, limit: int | None = None, error: type[VisavisError] = DataError) -> str:
-    """The SHA-256 of the content of a regular file of at most ``limit`` bytes, in hexadecimal. Raises ``error``."""
-    with regular_file(path, limit=limit, error=error), open(path, "rb") as file:
+    """Compute the SHA-256 of a regular file.
+
+    Args:
+        path: File to read.
+        limit: Maximum size in bytes, or None.
+        error: Class of the errors.
+
+    Returns:
+        The hash in hexadecimal.
+    """
+    with reading_regular_file(path, limit=limit, error=error), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
-    """The SHA-256 of tensors by their names, in hexadecimal."""
+    """Compute the SHA-256 of tensors and their names.
+
+    Args:
+        tensors: Tensors by name.
+
+    Returns:
+        The hash in hexadecimal.
+    """
     import torch
 
     digest = hashlib.sha256()
@@ -198,16 +319,29 @@ def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def parse_json(content: bytes, shape: Any, where: str, *, error: type[VisavisError] = DataError) -> Any:
-    """JSON that was read already, as a value of a type. Raises ``error`` with a sentence that begins with ``where``."""
+def parse_json(content: bytes, schema: Any, source: str, *, error: type[VisavisError] = DataError) -> Any:
+    """Parse JSON as a value of a type.
+
+    Args:
+        content: JSON in UTF-8.
+        schema: Type of the value.
+        source: Name of the file or line, for errors.
+        error: Class of the errors.
+
+    Returns:
+        The value.
+
+    Raises:
+        VisavisError: ``error`` if the content is not JSON, or not of this type.
+    """
     try:
-        return _adapter(shape).validate_json(content.removeprefix(codecs.BOM_UTF8), strict=True)
+        return _adapter(schema).validate_json(content.removeprefix(codecs.BOM_UTF8), strict=True)
     except ValidationError as reason:
-        raise error(f"{where}{_first(reason)}") from None
+        raise error(f"{source}{_first(reason)}") from None
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether tables and lists are nested deeper than this."""
+    """Whether tables and lists are nested deeper than ``levels``."""
     parts = [value]
     for _ in range(levels):
         parts = [
@@ -222,34 +356,41 @@ def _adapter(shape: Any) -> TypeAdapter[Any]:
 
 
 def _first(reason: ValidationError) -> str:
-    """The first thing that does not fit, as the end of a sentence."""
+    """The first validation error, as the end of a sentence."""
     first = reason.errors(include_url=False)[0]
     place = ".".join(map(str, first["loc"])) or "its content"
     if first["type"] == "json_invalid":
         return f" is not JSON: {first['ctx']['error']}."
     if first["type"] == "missing":
-        return f": {place} is missing: the file is damaged or of another version."
-    found = repr(first["input"])
-    return f": {place} is {found[:60]}{'...' * (len(found) > 60)}: {first['msg'][0].lower()}{first['msg'][1:]}."
+        return f": {place} is missing. The file is damaged or of another version."
+    value = repr(first["input"])
+    return f": {place} is {value[:60]}{'...' * (len(value) > 60)}: {first['msg'][0].lower()}{first['msg'][1:]}."
 
 
 def _compare(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor], path: str | Path, error: type[VisavisError]) -> None:
     for name in sorted(like.keys() | tensors.keys()):
-        found, wanted = (_shape_of(side[name]) if name in side else None for side in (tensors, like))
-        if found != wanted:
+        given, expected = (_shape_of(side[name]) if name in side else None for side in (tensors, like))
+        if given != expected:
             raise error(
-                f"{path}: {name} is {found or 'missing'}, expected {wanted or 'none of that name'}: the file is incomplete or of another version."
+                f"{path}: {name}: expected {expected or 'no tensor'}, got {given or 'no tensor'}. The file is incomplete or of another version."
             )
 
 
-def kind_of_file(mode: int) -> str:
-    """In words what a path is that is no regular file."""
+def file_kind(mode: int) -> str:
+    """Name what a path is that is not a regular file.
+
+    Args:
+        mode: Mode as ``os.stat`` returns it.
+
+    Returns:
+        A phrase such as "a folder".
+    """
     kinds = {stat.S_ISDIR: "a folder", stat.S_ISFIFO: "a named pipe", stat.S_ISSOCK: "a socket"}
     return next((kind for is_one, kind in kinds.items() if is_one(mode)), "a device")
 
 
 def _reason(error: Exception) -> str:
-    """What a library says, as the end of a sentence."""
+    """The message of an error of a library, as the end of a sentence."""
     return str(error).strip().rstrip(".") or type(error).__name__
 
 

@@ -1,7 +1,7 @@
-"""Files are written completely or not at all, and never over a file of the user's.
+"""Writing of files: completely or not at all, and never over a file of the user.
 
-Every file is written beside its final name, flushed to disk and then renamed, so that a process killed at any
-step leaves the old file or the new one, never half of one. A full disk is a StorageError.
+A file is written under a temporary name, flushed to disk and then renamed. A process that is killed at any time leaves the old or the new
+file, never a part. A full disk raises a StorageError.
 """
 
 from __future__ import annotations
@@ -25,13 +25,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # None: of numpy, which says only how much it could write
-_FULL = f"{os.strerror(errno.ENOSPC)}; make room, and what was begun can go on"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # None: errors of numpy, which reports only the number of bytes
+_FULL = f"{os.strerror(errno.ENOSPC)}. Free space and run the command again"
 
 
 @contextmanager
-def storing(path: str | Path) -> Iterator[None]:
-    """Write ``path`` in this block: a full disk, or a folder that may not be written to, is a StorageError that names it."""
+def storage_errors(path: str | Path) -> Iterator[None]:
+    """Convert errors of writing in this block to StorageError.
+
+    Args:
+        path: File or folder that is written.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        StorageError: If the disk is full, or the folder cannot be written to.
+    """
     path = Path(path)
     try:
         yield
@@ -44,10 +54,20 @@ def storing(path: str | Path) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
-    """A temporary name beside ``path``; on success it becomes ``path`` in one step, on failure it vanishes. Raises StorageError."""
+def atomic_file(path: str | Path) -> Iterator[Path]:
+    """Write a file under a temporary name. On success it replaces ``path`` in one step, on failure it is removed.
+
+    Args:
+        path: File to write.
+
+    Yields:
+        The temporary path.
+
+    Raises:
+        StorageError: If the file cannot be written.
+    """
     path = Path(path)
-    with storing(path):
+    with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
         os.close(handle)
@@ -63,10 +83,20 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def replacing_folder(path: str | Path) -> Iterator[Path]:
-    """A temporary folder beside ``path`` that becomes ``path`` in one step; ``path`` must not exist yet. Raises StorageError."""
+def atomic_folder(path: str | Path) -> Iterator[Path]:
+    """Fill a temporary folder, which becomes ``path`` in one step on success.
+
+    Args:
+        path: Folder to create. It must not exist yet.
+
+    Yields:
+        The temporary folder.
+
+    Raises:
+        StorageError: If the folder cannot be written.
+    """
     path = Path(path)
-    with storing(path):
+    with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
         try:
@@ -90,53 +120,99 @@ def _flush(path: Path) -> None:
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:
-    with replacing(path) as part:
+    """Write a file.
+
+    Args:
+        path: File to write.
+        content: Its content.
+    """
+    with atomic_file(path) as part:
         part.write_bytes(content)
 
 
 def write_text(path: str | Path, content: str) -> None:
+    """Write a text in UTF-8.
+
+    Args:
+        path: File to write.
+        content: The text.
+    """
     write_bytes(path, content.encode())
 
 
 def write_json(path: str | Path, content: Any) -> None:
+    """Write a JSON file.
+
+    Args:
+        path: File to write.
+        content: Value that ``json`` can write.
+    """
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def write_json_lines(path: str | Path, rows: Iterable[Any]) -> None:
+    """Write a log with one JSON value per line.
+
+    Args:
+        path: File to write.
+        rows: The values.
+    """
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-def append_json_line(path: str | Path, row: Any, *, durable: bool = False) -> None:
-    """Add one line to a log; ``read_json_lines`` drops a last line that a crash cut short. durable: it is on the disk on return."""
-    with storing(path), open(path, "a", encoding="utf-8") as log:
+def append_json_line(path: str | Path, row: Any, *, fsync: bool = False) -> None:
+    """Append one line to a log. ``read_json_lines`` drops a last line that a crash cut short.
+
+    Args:
+        path: File to extend.
+        row: Value of the line.
+        fsync: Whether the line is on the disk when this function returns.
+    """
+    with storage_errors(path), open(path, "a", encoding="utf-8") as log:
         log.write(json.dumps(row, ensure_ascii=False) + "\n")
-        if durable:
+        if fsync:
             log.flush()
             os.fsync(log.fileno())
 
 
-def cut_last_line(path: str | Path) -> None:
-    """Take out the last line of a log if a crash cut it short, so that a next one begins a line of its own."""
-    with storing(path), open(path, "r+b") as log:
+def remove_incomplete_line(path: str | Path) -> None:
+    """Remove the last line of a log if a crash cut it short, so that the next line starts on its own.
+
+    Args:
+        path: The log.
+    """
+    with storage_errors(path), open(path, "r+b") as log:
         whole = log.read()
         log.truncate(whole.rfind(b"\n") + 1)
 
 
 def write_toml(path: str | Path, content: dict[str, Any]) -> None:
+    """Write a TOML file.
+
+    Args:
+        path: File to write.
+        content: The tables.
+    """
     import tomli_w
 
     write_text(path, tomli_w.dumps(content, multiline_strings=True))
 
 
 def write_tensors(path: str | Path, tensors: dict[str, Tensor], *, for_transformers: bool = False) -> None:
-    """Tensors by name, with their hash, by which ``read_tensors`` tells a damaged file; equal tensors are equal files.
+    """Write tensors with their hash, by which ``read_tensors`` detects damage. Equal tensors give equal files.
 
-    for_transformers: say instead that they are of torch, without which transformers reads no file (two entries have no fixed order).
+    Args:
+        path: File to write.
+        tensors: Tensors by name.
+        for_transformers: Whether to write the metadata that transformers requires instead of the hash. Two entries have no fixed order.
+
+    Raises:
+        StorageError: If the file cannot be written.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    with replacing(path) as part:
+    with atomic_file(path) as part:
         try:
             metadata = {"format": "pt"} if for_transformers else {TENSORS_HASH: tensors_hash(tensors)}
             save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, part, metadata)
@@ -145,18 +221,30 @@ def write_tensors(path: str | Path, tensors: dict[str, Tensor], *, for_transform
 
 
 def write_array(path: str | Path, array: np.ndarray) -> None:
+    """Write a ``.npy`` file.
+
+    Args:
+        path: File to write.
+        array: The array.
+    """
     import numpy as np
 
-    with replacing(path) as part, open(part, "wb") as file:
+    with atomic_file(path) as part, open(part, "wb") as file:
         np.save(file, array, allow_pickle=False)
 
 
 def create_array(path: str | Path, *, shape: tuple[int, ...], dtype: str) -> None:
-    """A ``.npy`` of zeros, to be filled in parts; its room on the disk is taken now, so that filling it cannot fail. Raises StorageError."""
+    """Create a ``.npy`` file of zeros that is filled in parts. Its disk space is reserved now, so that filling cannot fail.
+
+    Args:
+        path: File to create.
+        shape: Shape of the array.
+        dtype: Name of the numpy dtype.
+    """
     import numpy as np
 
     path = Path(path)
-    with storing(path):
+    with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         array = np.lib.format.open_memmap(path, mode="w+", shape=shape, dtype=np.dtype(dtype))
         with open(path, "r+b") as file:
@@ -168,13 +256,21 @@ def create_array(path: str | Path, *, shape: tuple[int, ...], dtype: str) -> Non
 
 
 @contextmanager
-def database(path: str | Path) -> Iterator[sqlite3.Connection]:
-    """An SQLite database in a cache, for several processes at once; the block is one transaction, undone if it fails.
+def sqlite_database(path: str | Path) -> Iterator[sqlite3.Connection]:
+    """Open an SQLite database of a cache for several processes. The block is one transaction, undone on failure.
 
-    Raises StorageError if it cannot be written or opened, sqlite3.DatabaseError if it is damaged.
+    Args:
+        path: File of the database.
+
+    Yields:
+        The connection.
+
+    Raises:
+        StorageError: If the database cannot be opened or written.
+        sqlite3.DatabaseError: If the database is damaged.
     """
     path = Path(path)
-    with storing(path):
+    with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with closing(sqlite3.connect(path, timeout=60)) as connection, connection:
@@ -191,6 +287,6 @@ _UNWRITABLE = {
     sqlite3.SQLITE_READONLY: os.strerror(errno.EROFS),
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
     sqlite3.SQLITE_PERM: os.strerror(errno.EACCES),
-    sqlite3.SQLITE_BUSY: "another process holds it",
+    sqlite3.SQLITE_BUSY: "another process locked it",
     sqlite3.SQLITE_IOERR: os.strerror(errno.EIO),
 }

@@ -1,31 +1,32 @@
-"""What objectives are told beyond scores."""
+"""Supervision: builds the targets of each batch, from pairs, feedback, graded relevance, offline negatives or learned weights."""
 
-from visavis.supervision.bank import BankSupervision
-from visavis.supervision.base import PairSupervision, Peer, Supervision, TrainingContext
-from visavis.supervision.graded import GradedSupervision
-from visavis.supervision.judged import JudgedSupervision
-from visavis.supervision.learned import LearnedWeights
-from visavis.supervision.noisy import NoisySupervision, soft_margin
+from visavis.supervision.base import PairSupervision, PeerModel, Supervision, TrainingContext
+from visavis.supervision.graded_relevance import GradedSupervision
+from visavis.supervision.human_feedback import FeedbackSupervision
+from visavis.supervision.learned_weights import LearnedWeights
+from visavis.supervision.noisy_correspondence import NoisySupervision, soft_margin
+from visavis.supervision.offline_negatives import OfflineNegativeSupervision
 
 CATALOG: tuple[type[Supervision], ...] = (
     PairSupervision,
-    JudgedSupervision,
+    FeedbackSupervision,
     GradedSupervision,
-    BankSupervision,
+    OfflineNegativeSupervision,
     NoisySupervision,
     LearnedWeights,
 )
+"""All supervisions that a recipe can name."""
 
 __all__ = [
     "CATALOG",
-    "BankSupervision",
+    "FeedbackSupervision",
     "GradedSupervision",
-    "JudgedSupervision",
     "LearnedWeights",
     "NoisySupervision",
+    "OfflineNegativeSupervision",
     "PairSupervision",
-    "Peer",
-    "TrainingContext",
+    "PeerModel",
     "Supervision",
+    "TrainingContext",
     "soft_margin",
 ]

@@ -1,7 +1,7 @@
-"""What an objective is told about a batch: who belongs to whom, and whatever else it needs.
+"""Base class of supervision, and supervision by pairs.
 
-A Supervision is asked for the targets of every batch, hears what the terms of the loss were, and is told when an epoch
-begins. It may own a bank, a second matcher, an optimizer; whatever it must remember to go on exactly is in its state.
+A Supervision builds the targets of every batch, receives the loss of each training batch, and is notified when an epoch begins. It can own a
+second network, lists of negatives or an optimizer. Everything it needs for an exact resume is part of its state.
 """
 
 from __future__ import annotations
@@ -18,129 +18,216 @@ from torch.optim import Optimizer
 
 from visavis.data.dataset import Dataset
 from visavis.data.loader import Batch, Loader
-from visavis.engine import PairLoss
-from visavis.memory import Memory
+from visavis.memory_budget import MemoryLimit
 from visavis.models.base import Matcher
 from visavis.objectives import Objective
-from visavis.spec import check_fields
-from visavis.targets import FACTS, Fact, Targets
+from visavis.pair_loss import PairLoss
+from visavis.spec import validate_fields
+from visavis.targets import ANNOTATIONS, Annotation, Targets
 from visavis.types import Encoded
 
 
-class Peer(Protocol):
-    """A network beside the first, of the same architecture, trained as the phase trains the first. loss: of the phase, for this network."""
+class PeerModel(Protocol):
+    """A second network with the same architecture, trained like the first.
+
+    Attributes:
+        matcher: The network.
+        loss: Loss of the phase for this network.
+    """
 
     matcher: Matcher
     loss: PairLoss
 
-    def learn(self, value: Callable[[], Tensor]) -> None:
-        """The gradient of a batch, and one step down where the first network takes one."""
+    def train_step(self, value: Callable[[], Tensor]) -> None:
+        """Accumulate the gradient of a batch, and take a step whenever the first network does.
 
-    def state_dict(self) -> dict[str, Tensor]: ...
+        Args:
+            value: Computes the loss of the batch.
+        """
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return weights and optimizer state by name."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restore weights and optimizer state.
+
+        Args:
+            state: A result of ``state_dict``.
+        """
 
 
 @dataclass(frozen=True)
 class TrainingContext:
-    """What a supervision may use of the training that it is part of.
+    """The parts of a training that a supervision can use.
 
-    train, validation: the batches of the two splits. optimizer: of the matcher, in this phase. peer_network: a new one, from
-    a seed. seed: of the run; with ``loader.seed_of(seed, epoch, batch)`` everything is repeatable. memory: what blocks of scores may take.
+    Attributes:
+        matcher: The trained model.
+        objective: Objective of the phase.
+        optimizer: Optimizer of the model in this phase.
+        make_peer: Creates a second network from a seed.
+        train: Batches of the training split.
+        validation: Batches of the validation split.
+        seed: Seed of the run. Use it with `derive_seed`, so that runs are repeatable.
+        device: Device of the model.
+        memory: Memory for blocks of scores.
     """
 
     matcher: Matcher
     objective: Objective
     optimizer: Optimizer
-    peer_network: Callable[[int], Peer]
+    make_peer: Callable[[int], PeerModel]
     train: Loader
     validation: Loader
     seed: int
     device: torch.device
-    memory: Memory = None
+    memory: MemoryLimit = None
 
-    def trains_on(self, batch: Batch) -> bool:
-        """Whether a batch is one of the training data; else it is one of those of ``validation``, which may be of the same split."""
+    def is_training_batch(self, batch: Batch) -> bool:
+        """Check whether a batch comes from ``train`` and not from ``validation``, which can have the same split.
+
+        Args:
+            batch: The batch.
+
+        Returns:
+            Whether it is a training batch.
+        """
         return batch.loader.data is self.train.data
 
 
 class Supervision(ABC):
-    """The source of targets; the base class of all that trains with more than ids.
+    """Source of the targets of each batch (base class).
 
-    pairs_alone: tells who belongs together, and nothing else that an objective could need.
+    Attributes:
+        pairs_only: Whether the targets hold only positive and negative pairs, without further annotations.
     """
 
-    pairs_alone: ClassVar[bool] = False
+    pairs_only: ClassVar[bool] = False
 
     @property
     def peer(self) -> Matcher | None:
-        """The second network, where one is trained beside the first: it is kept with the best of the first."""
+        """The second network, if one is trained. It is saved with the best weights of the first."""
         return None
 
-    def unread_by(self, objective: Objective) -> tuple[str, ...]:
-        """The facts that this supplies, if the objective reads none of them."""
-        supplied = tuple(fact.name for fact in self._supplied)
-        return () if set(supplied) & set(objective.reads) else supplied
+    def unused_annotations(self, objective: Objective) -> tuple[str, ...]:
+        """List the supplied annotations if the objective uses none of them.
 
-    def check_read_by(self, objective: Objective) -> None:
-        """Raise MissingSupervision for an objective that needs another fact than this supplies, as two pairs that are made up show.
+        Args:
+            objective: The objective of the phase.
 
-        What supplies facts that are not declared as its own is not judged.
+        Returns:
+            Names of annotations. Empty if the objective uses at least one.
         """
-        if self._supplied or self.pairs_alone:
-            facts = {fact.name: torch.zeros([2] * (2 if fact.shape == "pairwise" else 1 + len(fact.axes))) for fact in self._supplied}
-            objective(torch.zeros(2, 2), Targets.paired(2, **facts))
+        supplied = tuple(annotation.name for annotation in self._supplied)
+        return () if set(supplied) & set(objective.used_annotations) else supplied
+
+    def check_objective(self, objective: Objective) -> None:
+        """Check with two synthetic pairs that the objective gets the annotations that it needs.
+
+        A user-defined supervision, whose annotations are not declared, is not checked.
+
+        Args:
+            objective: The objective of the phase.
+
+        Raises:
+            MissingSupervision: If an annotation is missing.
+        """
+        if self._supplied or self.pairs_only:
+            shapes = {each.name: [2] * (2 if each.shape == "pairwise" else 1 + len(each.axes)) for each in self._supplied}
+            annotations = {name: torch.zeros(shape) for name, shape in shapes.items()}
+            objective(torch.zeros(2, 2), Targets.paired(2, **annotations))
 
     @property
-    def _supplied(self) -> tuple[Fact, ...]:
-        """What ``targets.FACTS`` declares as supplied by this."""
-        return tuple(fact for fact in FACTS if fact.supplier == type(self).__name__)
+    def _supplied(self) -> tuple[Annotation, ...]:
+        """The annotations that `targets.ANNOTATIONS` declares for this class."""
+        return tuple(annotation for annotation in ANNOTATIONS if annotation.supplier == type(self).__name__)
 
-    def check(self, train: Loader, validation: Loader) -> None:  # noqa: B027 - most can work with any
-        """Called for every phase before anything is trained. Raises RecipeError for batches that this cannot work with."""
+    def check(self, train: Loader, validation: Loader) -> None:  # noqa: B027 - most work with any batches
+        """Check the batches. Called for every phase before the training begins.
 
-    def files(self, data: Dataset) -> list[Path]:
-        """What is read besides the data set, so that a run goes on with the very same."""
-        return []
+        Args:
+            train: Training batches.
+            validation: Validation batches.
 
-    def begin_phase(self, context: TrainingContext, state: dict[str, Tensor]) -> None:  # noqa: B027 - most have nothing to do
-        """Called once before a phase. state: what ``state_dict`` gave, where a stopped run goes on, or ``handed_on``, where the phase
-        before had the same supervision; else empty.
+        Raises:
+            RecipeError: If the supervision does not work with these batches.
         """
 
-    def begin_epoch(self, epoch: int) -> None:  # noqa: B027
-        """Called before the first batch of an epoch, never in the middle of one."""
+    def files(self, data: Dataset) -> list[Path]:
+        """List the files that are read in addition to the data set, so that a resumed run can check them.
+
+        Args:
+            data: The data set.
+
+        Returns:
+            Paths of the files.
+        """
+        return []
+
+    def begin_phase(self, context: TrainingContext, state: dict[str, Tensor]) -> None:  # noqa: B027 - optional
+        """Prepare a phase. Called once before its first batch.
+
+        Args:
+            context: Parts of the training.
+            state: Result of ``state_dict`` if a run is resumed, or of ``carried_over`` if the previous phase had the same supervision. Else
+                empty.
+        """
+
+    def begin_epoch(self, epoch: int) -> None:  # noqa: B027 - optional
+        """Prepare an epoch. Called before its first batch, but not when a run resumes in its middle.
+
+        Args:
+            epoch: Number of the epoch.
+        """
 
     @abstractmethod
     def targets(self, visual: Encoded, text: Encoded, batch: Batch) -> Targets:
-        """The targets of a batch whose items are encoded as ``visual`` and ``text``; in training and when losses are watched."""
+        """Build the targets of a batch, in training and for the validation loss.
 
-    def observe(self, batch: Batch, loss: float) -> None:  # noqa: B027
-        """Called after every batch of training with the value of its loss."""
+        Args:
+            visual: Encoded images of the batch.
+            text: Encoded texts of the batch.
+            batch: The batch.
+
+        Returns:
+            The targets.
+        """
+
+    def observe(self, batch: Batch, loss: float) -> None:  # noqa: B027 - optional
+        """Receive the loss of a training batch. Called after every batch.
+
+        Args:
+            batch: The batch.
+            loss: Its loss.
+        """
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All that is needed to go on exactly; tensors by name."""
+        """Return everything that an exact resume needs, as tensors by name."""
         return {}
 
-    def handed_on(self) -> dict[str, Tensor]:
-        """The part of the state that a next phase of the same supervision begins with."""
+    def carried_over(self) -> dict[str, Tensor]:
+        """Return the part of the state that is carried over to the next phase with the same supervision."""
         return self.state_dict()
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairSupervision(Supervision):
-    """Pairs alone. by "ids": all captions of an image belong to it; by "position": caption i to image i only, as the
-    papers' codes do (other captions of the same image in the batch are then wrong answers).
+    """Supervision by pairs of images and captions only.
+
+    Attributes:
+        by: "ids": all captions of an image are positives. "position": only caption i is a positive of image i, as in the code of the papers.
+            Other captions of the same image in the batch are then negatives.
     """
 
-    pairs_alone: ClassVar[bool] = True
+    pairs_only: ClassVar[bool] = True
 
     by: Literal["ids", "position"] = "ids"
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        validate_fields(self)
 
     def targets(self, visual: Encoded, text: Encoded, batch: Batch) -> Targets:
+        """Build the targets from ids or positions. See `Supervision.targets`."""
         if self.by == "position":
             return Targets.paired(len(batch.text_ids)).to(batch.text_ids.device)
         return Targets(query_ids=batch.image_ids, candidate_ids=batch.text_ids)

@@ -1,0 +1,1 @@
+"""Training by a recipe: the trainer, checkpoints, monitoring, ensembles, interpolation and forgetting."""

@@ -1,9 +1,8 @@
-"""Stop anywhere, go on exactly: everything a run needs to continue, in one folder that appears whole or not at all.
+"""Checkpoints: everything that a run needs to resume exactly, in one folder that is written atomically.
 
-A checkpoint holds the state in the run, the weights, the best weights so far, the optimizer's and the supervision's
-state, and the log up to here, each with a hash of its content. The last two are kept: a process killed while one is
-written leaves those before it, and one that is damaged later is passed over for the one before it, in words. Random numbers
-need no state: every step draws from a seed of (run, step).
+A checkpoint holds the position in the run, the weights, the best weights so far, the states of the optimizer and of the
+supervision, and the log, each with a hash. The last two are kept: if one is corrupted, the run resumes from the one before.
+Random states are not stored, because every step draws from a seed of (run, step).
 """
 
 from __future__ import annotations
@@ -18,26 +17,35 @@ from torch import Tensor
 
 from visavis import storage
 from visavis.errors import RunError
-from visavis.progress import Progress, Silent
-from visavis.training.run_files import LogRow
+from visavis.progress import NoProgress, Progress
+from visavis.runs.run_folder import LogRow
 
-KEPT = 2
-"""Checkpoints of a run that are kept."""
-STATE_FILES = ("state.json", "place.json")
-"""The file that makes a checkpoint complete, and its name in older runs."""
-LOG, HASHES = "metrics.jsonl", "hashes.json"
-TENSORS = ("weights", "best", "optimizer", "supervision")
-"""The files of tensors, each with its hash in it; ``HASHES`` has those of the others."""
+NUM_KEPT_CHECKPOINTS = 2
+STATE, LOG, HASHES = "state.json", "metrics.jsonl", "hashes.json"
+# Files of tensors hold their own hash. ``HASHES`` has those of the other files.
+TENSOR_FILES = ("weights", "best_weights", "optimizer", "supervision")
 
 Count = Annotated[int, Field(ge=0)]
 
 
 @dataclass
 class TrainerState:
-    """Where a run is. phase, epoch (of the phase), batch (the next one of the epoch), step (of the run), phase_step.
+    """Position of a run.
 
-    best_rsum, best_step: the best validation so far. stale: validations since then. seconds, pairs: of training so far.
-    loss_sum, loss_steps: of the steps since the last validation. done: nothing is left to train.
+    Attributes:
+        phase: Current phase, from 0.
+        epoch: Epoch of the phase, from 0.
+        batch: Next batch of the epoch, from 0.
+        step: Batches of the run so far.
+        phase_step: Batches of the phase so far.
+        best_rsum: Best validation RSUM so far, in percent.
+        best_step: Step of the best validation.
+        validations_without_improvement: Validations since the best one in this phase.
+        seconds: Time of training steps so far.
+        pairs: Pairs trained on so far.
+        loss_sum: Sum of the losses since the last validation.
+        loss_steps: Number of these losses.
+        done: Whether the training is complete.
     """
 
     phase: Count = 0
@@ -47,7 +55,7 @@ class TrainerState:
     phase_step: Count = 0
     best_rsum: float = -1.0
     best_step: int = -1
-    stale: Count = 0
+    validations_without_improvement: Count = 0
     seconds: float = 0.0
     pairs: Count = 0
     loss_sum: float = 0.0
@@ -57,40 +65,63 @@ class TrainerState:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All of a run at one time; tensors by name. folder: where it was read."""
+    """State of a run at one step.
+
+    Attributes:
+        state: Position of the run.
+        weights: Current weights, by name.
+        best_weights: Weights of the best validation, by name.
+        optimizer: State of the optimizer, by name.
+        supervision: State of the supervision, by name.
+        log: Rows of the log so far.
+        folder: Folder that the checkpoint was read from.
+    """
 
     state: TrainerState
     weights: dict[str, Tensor]
-    best: dict[str, Tensor]
+    best_weights: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     supervision: dict[str, Tensor]
     log: list[dict[str, Any]]
     folder: Path | None = None
 
     def write(self, folder: Path) -> None:
-        """Write as ``step-<n>`` into the folder of a run's checkpoints, then remove all but the last two."""
-        newest = _free(folder / f"step-{self.state.step:08d}")
-        with storage.replacing_folder(newest) as part:
-            for name in TENSORS:
+        """Write as ``step-<n>``, then remove all but the last two checkpoints.
+
+        Args:
+            folder: Folder of the checkpoints of the run.
+        """
+        newest = _unused_name(folder / f"step-{self.state.step:08d}")
+        with storage.atomic_folder(newest) as part:
+            for name in TENSOR_FILES:
                 storage.write_tensors(part / f"{name}.safetensors", getattr(self, name))
             storage.write_json_lines(part / LOG, self.log)
-            storage.write_json(part / STATE_FILES[0], asdict(self.state))
-            storage.write_json(part / HASHES, {name: storage.content_hash(part / name) for name in (LOG, STATE_FILES[0])})
-        for older in set(folder.glob("step-*")) - set(complete(folder)[-KEPT:]):
+            storage.write_json(part / STATE, asdict(self.state))
+            storage.write_json(part / HASHES, {name: storage.content_hash(part / name) for name in (LOG, STATE)})
+        for older in set(folder.glob("step-*")) - set(complete_checkpoints(folder)[-NUM_KEPT_CHECKPOINTS:]):
             storage.remove_folder(older)
 
     @classmethod
-    def read(cls, folder: Path, like: Mapping[str, Tensor] | None = None) -> Checkpoint:
-        """The checkpoint in a folder. like: what its weights must fit. Raises RunError if anything in it is not as it was written."""
-        if (folder / HASHES).exists():
-            for name, written in storage.read_json(folder / HASHES, dict[str, str], error=RunError).items():
-                if storage.content_hash(folder / name, limit=storage.MAX_BYTES, error=RunError) != written:
-                    raise RunError(f"{folder / name} is damaged: it is not what was written.")
-        state_file = next(file for name in STATE_FILES if (file := folder / name).exists())
-        fits = {"weights": like, "best": like}
-        tensors = {name: storage.read_tensors(folder / f"{name}.safetensors", fits.get(name), error=RunError) for name in TENSORS}
+    def read(cls, folder: Path, expected: Mapping[str, Tensor] | None = None) -> Checkpoint:
+        """Read the checkpoint in a folder.
+
+        Args:
+            folder: Folder of the checkpoint.
+            expected: Weights whose names, shapes and types those of the checkpoint must match.
+
+        Returns:
+            The checkpoint.
+
+        Raises:
+            RunError: If a file is missing, corrupted or does not match.
+        """
+        for name, expected_hash in storage.read_json(folder / HASHES, dict[str, str], error=RunError).items():
+            if storage.content_hash(folder / name, limit=storage.MAX_BYTES, error=RunError) != expected_hash:
+                raise RunError(f"{folder / name}: corrupted (hash mismatch).")
+        reference = {"weights": expected, "best_weights": expected}
+        tensors = {name: storage.read_tensors(folder / f"{name}.safetensors", reference.get(name), error=RunError) for name in TENSOR_FILES}
         return cls(
-            storage.read_json(state_file, TrainerState, error=RunError),
+            storage.read_json(folder / STATE, TrainerState, error=RunError),
             log=storage.read_json_lines(folder / LOG, LogRow, error=RunError),
             folder=folder,
             **tensors,
@@ -101,50 +132,66 @@ class Checkpoint:
         cls,
         folder: Path,
         progress: Progress | None = None,
-        like: Mapping[str, Tensor] | None = None,
+        expected: Mapping[str, Tensor] | None = None,
         check: Callable[[Checkpoint], None] | None = None,
     ) -> Checkpoint | None:
-        """The newest checkpoint of a run's that can be used; None if there is none yet.
+        """Read the newest usable checkpoint of a run, and report each one that is skipped.
 
-        Says what is wrong with each that is passed over. like: as in ``read``. check: raises RunError for one that does not fit the
-        run. Raises RunError if there are some and none can be used.
+        Args:
+            folder: Folder of the checkpoints of the run.
+            progress: Receives a message for each skipped checkpoint.
+            expected: Weights that the checkpoint must match, as in ``read``.
+            check: Raises RunError for a checkpoint that does not fit the run.
+
+        Returns:
+            The checkpoint. None if the run has none yet.
+
+        Raises:
+            RunError: If there are checkpoints and none is usable.
         """
-        wrong: list[RunError] = []
-        for path in reversed(complete(folder)):
+        errors: list[RunError] = []
+        for path in reversed(complete_checkpoints(folder)):
             try:
-                checkpoint = cls.read(path, like)
+                checkpoint = cls.read(path, expected)
                 if check is not None:
                     check(checkpoint)
             except RunError as error:
-                wrong.append(error)
+                errors.append(error)
                 continue
-            for reason in wrong:
-                (progress or Silent()).say(f"{reason} The checkpoint before it is taken, {path.name}.")
+            for reason in errors:
+                (progress or NoProgress()).message(f"{reason} Falling back to checkpoint {path.name}.")
             return checkpoint
-        if wrong:
-            raise wrong[0]
+        if errors:
+            raise errors[0]
         return None
 
     @property
-    def matches_its_name(self) -> bool:
-        """Whether the folder is named by the step of the state in it."""
+    def name_matches_step(self) -> bool:
+        """Whether the name of the folder has the step of the state."""
         return self.folder is not None and self.folder.name.startswith(f"step-{self.state.step:08d}")
 
     def remove_newer(self) -> None:
-        """Remove the checkpoints that were passed over for this one, once a run goes on from here."""
+        """Remove the newer checkpoints that were skipped for this one."""
         assert self.folder is not None
-        for path in complete(self.folder.parent):
+        for path in complete_checkpoints(self.folder.parent):
             if path > self.folder:
                 storage.remove_folder(path)
 
 
-def complete(folder: Path) -> list[Path]:
-    """The complete checkpoints, oldest first."""
-    return sorted(path for path in folder.glob("step-*") if any((path / name).exists() for name in STATE_FILES))
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """List the complete checkpoints of a run.
+
+    Args:
+        folder: Folder of the checkpoints of the run.
+
+    Returns:
+        Their folders, oldest first.
+    """
+    return sorted(path for path in folder.glob("step-*") if (path / STATE).exists())
 
 
-def _free(target: Path) -> Path:
-    """``target``, or after others of the same step ``target-b``, ``target-c``: the newest is the last by name."""
+def _unused_name(target: Path) -> Path:
+    """Return ``target``, or ``target-b``, ``target-c``, ... for further checkpoints of the same step."""
     last = max((path.name for path in target.parent.glob(f"{target.name}*")), default="")
     if not last:
         return target

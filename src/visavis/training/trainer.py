@@ -1,8 +1,7 @@
-"""The loop: a recipe's phases, one batch after the other, watched, and stoppable anywhere.
+"""Training loop over the phases of a recipe, which can stop after any step and resume exactly.
 
-Exactness: the batches, the dropout of every step and the order of everything else depend on (seed, step) alone, so a
-checkpoint holds no random state, and a run that is stopped and resumed on the same kind of machine with the same number
-of threads ends in the same weights, bit for bit.
+Batches, dropout and the order of everything else depend on (seed, step) alone. So a checkpoint holds no random state, and a
+run that is stopped and resumed on the same kind of machine with the same number of threads ends with bit-identical weights.
 """
 
 from __future__ import annotations
@@ -17,58 +16,85 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from visavis import spec, storage, supervision
-from visavis.data.loader import Batch, seed_of
+from visavis.data.loader import Batch, derive_seed
 from visavis.errors import RunError
 from visavis.models import Matcher
-from visavis.models.device import autocast, choose_device
+from visavis.models.device import bfloat16_autocast, choose_device
 from visavis.progress import Progress, TrainingStep
-from visavis.training.alarms import alarms, news
+from visavis.recipes.data_module import DataModule
+from visavis.runs.run_folder import RunFolder
 from visavis.training.checkpoint import Checkpoint, TrainerState
-from visavis.training.context import Pace, training_context
-from visavis.training.curves import summarize
-from visavis.training.data_module import DataModule
-from visavis.training.health import first_found
-from visavis.training.loss import phase_loss
-from visavis.training.optimizer_state import check_optimizer, optimizer_tensors, restore_optimizer
-from visavis.training.probing import probe
-from visavis.training.run_files import RunFiles
-from visavis.training.schedule import factor, make_optimizer, ramp, set_lr, take_step, train_mode
-from visavis.training.stopping import Stopped, StopRequest
+from visavis.training.monitoring.alerts import find_alerts, new_alerts
+from visavis.training.monitoring.validation_metrics import hubness, summarize, validation_metrics
+from visavis.training.optimizer import (
+    check_optimizer_state,
+    loss_warmup_factor,
+    lr_factor,
+    make_optimizer,
+    optimizer_step,
+    optimizer_tensors,
+    restore_optimizer,
+    set_lr,
+    train_mode,
+)
+from visavis.training.phase_setup import StepControl, compute_loss, phase_loss, training_context
+from visavis.training.stop_signals import Stopped, StopRequest
 
 
 class Trainer:
-    """Trains a matcher by a recipe into a run folder: ``begin`` or ``resume``, then ``run``."""
+    """Trains a model by a recipe into a run folder: call ``start`` or ``resume``, then ``run``.
 
-    def __init__(self, data_module: DataModule, matcher: Matcher, files: RunFiles, progress: Progress):
+    Args:
+        data_module: Data of the run.
+        matcher: Model to train.
+        folder: Folder of the run.
+        progress: Receives the progress.
+
+    Attributes:
+        recipe: Recipe of the run.
+        folder: Folder of the run.
+        matcher: Model in training.
+        train: Batches of the training split.
+        val: Batches of the validation split.
+        state: Position of the run.
+        log: Rows of the log, one per validation.
+        best: Weights of the best validation so far, by name, on the CPU.
+    """
+
+    def __init__(self, data_module: DataModule, matcher: Matcher, folder: RunFolder, progress: Progress):
         recipe = data_module.recipe
-        self.recipe, self.data_module, self.files, self.progress = recipe, data_module, files, progress
+        self.recipe, self.data_module, self.folder, self.progress = recipe, data_module, folder, progress
         self.device = choose_device(recipe.training.device, "training.device")
         self.matcher = matcher.to(self.device)
         self.train = data_module.train
         self.val = data_module.loader(data_module.validation)
         for phase in recipe.phases:
             spec.parse(phase.supervision, supervision.CATALOG).check(self.train, self.val)
-        self.state, self.pace, self.log = TrainerState(), Pace(), list[dict[str, Any]]()
+        self.state, self.step_control, self.log = TrainerState(), StepControl(), list[dict[str, Any]]()
         self.best = self._weights()
         self.last_checkpoint, self.stop = time.monotonic(), StopRequest()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start at the first phase, with an empty log."""
         self._begin_phase({})
-        storage.write_json_lines(self.files.log, [])
+        storage.write_json_lines(self.folder.log, [])
 
     def resume(self) -> bool:
-        """Start where the newest whole checkpoint was written; the log and the best model become what they were then.
+        """Resume from the newest usable checkpoint, and restore the log and the best model of that step.
 
-        False if there is no checkpoint yet. Raises RunError if there are some and none of them can be used.
+        Returns:
+            Whether there was a checkpoint.
+
+        Raises:
+            RunError: If there are checkpoints and none is usable.
         """
-        checkpoint = Checkpoint.latest(self.files.checkpoints, self.progress, self.matcher.state_dict(), self._check)
+        checkpoint = Checkpoint.latest(self.folder.checkpoints, self.progress, self.matcher.state_dict(), self._check)
         if checkpoint is None:
             return False
-        self.state, self.log, self.best = checkpoint.state, checkpoint.log, checkpoint.best
-        storage.write_json_lines(self.files.log, self.log)
+        self.state, self.log, self.best = checkpoint.state, checkpoint.log, checkpoint.best_weights
+        storage.write_json_lines(self.folder.log, self.log)
         self.matcher.load_state_dict(self.best)
-        self.data_module.processor.save(self.matcher, self.files.model)
+        self.data_module.processor.save(self.matcher, self.folder.model)
         self.matcher.load_state_dict(checkpoint.weights)
         self._begin_phase(checkpoint.supervision)
         restore_optimizer(self.optimizer, checkpoint.optimizer)
@@ -76,8 +102,16 @@ class Trainer:
         return True
 
     def run(self) -> TrainerState:
-        """Train to the end. Raises Stopped after Ctrl-C and the like (all is saved), RunError if the loss is no longer a number."""
-        with self.stop.heard():
+        """Train to the end.
+
+        Returns:
+            The final state.
+
+        Raises:
+            Stopped: After a signal such as Ctrl-C, when everything is saved.
+            RunError: If the loss is not finite.
+        """
+        with self.stop.install_signal_handlers():
             if not self.log:
                 self._validate()
                 self._checkpoint()
@@ -86,24 +120,25 @@ class Trainer:
         return self.state
 
     def _epoch(self) -> None:
-        """The rest of the current epoch, then the next state in the run."""
+        """Train the rest of the current epoch, validate, and advance to the next epoch or phase."""
         state, phase = self.state, self.phase
-        steps = self.train.batches_in(self._epoch_number)
+        steps = self.train.num_batches(self._epoch_number)
         if state.batch == 0:
             self.supervision.begin_epoch(self._epoch_number)
-        started = time.perf_counter()  # waiting for a batch counts as training
+        started = time.perf_counter()  # before the loop: waiting for a batch counts as training time
         for batch in self.train.epoch(self._epoch_number, start=state.batch):
             self._step(batch.to(self.device), steps)
-            state.batch, state.seconds = batch.number + 1, state.seconds + time.perf_counter() - started
-            self._tell(steps)
+            state.batch, state.seconds = batch.index + 1, state.seconds + time.perf_counter() - started
+            self._report_step(steps)
             every = self.recipe.training.evaluate_every
             if every and state.step % every == 0 and state.batch < steps and self._validate():
                 self._next_phase()
                 return
-            if self._between_steps(batch.number, steps):
-                if self.stop.asked is not None:
+            # Between optimizer steps there are gradients, which a checkpoint does not hold.
+            if self._optimizer_steps_after(batch.index, steps):
+                if self.stop.signal is not None:
                     self._checkpoint()
-                    raise Stopped(str(self.files.folder), self.stop.asked)
+                    raise Stopped(str(self.folder.path), self.stop.signal)
                 self._checkpoint_if_due()
             started = time.perf_counter()
         state.epoch, state.batch = state.epoch + 1, 0
@@ -113,48 +148,63 @@ class Trainer:
             self._checkpoint_if_due()
 
     def _step(self, batch: Batch, steps: int) -> None:
-        """Forward, backward and, where enough batches are gathered, one step of the optimizer."""
+        """Forward and backward of one batch, and an optimizer step at the end of an accumulation group."""
         state, training = self.state, self.recipe.training
-        torch.manual_seed(seed_of(self.recipe.seed, state.step))
+        torch.manual_seed(derive_seed(self.recipe.seed, state.step))
         train_mode(self.matcher)
-        with autocast(self.device, training.autocast):
-            visual, text = self.matcher.encode_visual(batch.visual), self.matcher.encode_text(batch.text)
-            targets = self.supervision.targets(visual, text, batch)
-            loss = self.loss(self.matcher.first_stage(visual), self.matcher.first_stage(text), targets=targets)
-            if (extra := self.matcher.extra_loss(visual, text, targets)) is not None:
-                loss = loss + extra
+        with bfloat16_autocast(self.device, training.autocast):
+            loss = compute_loss(self.matcher, self.loss, self.supervision, batch)
         value = loss.item()
         if not math.isfinite(value):
             raise RunError(
-                f"the loss is {value} at step {state.step}: lower the learning rate, or check the features for NaN; the last checkpoint is whole."
+                f"{self.folder.path}: expected a finite loss, got {value} at step {state.step}. Lower the learning rate, or check the "
+                "features for NaN. The last checkpoint is intact."
             )
-        gathered = min(training.accumulate, steps - batch.number // training.accumulate * training.accumulate)
-        self.pace.share, self.pace.steps = (
-            ramp(self.phase.ramp, state.phase_step, steps) / gathered,
-            self._between_steps(batch.number, steps),
-        )
-        (loss * self.pace.share).backward()
-        if self.pace.steps:
-            set_lr(self.optimizer, factor(self.phase.schedule, state.phase_step, steps, self.phase.epochs))
-            take_step(self.optimizer, training.clip_norm)
+        group_start = batch.index // training.accumulation_steps * training.accumulation_steps
+        group_size = min(training.accumulation_steps, steps - group_start)  # the last group of an epoch may be smaller
+        self.step_control.loss_scale = loss_warmup_factor(self.phase.loss_warmup_epochs, state.phase_step, steps) / group_size
+        self.step_control.steps_optimizer = self._optimizer_steps_after(batch.index, steps)
+        (loss * self.step_control.loss_scale).backward()
+        if self.step_control.steps_optimizer:
+            set_lr(self.optimizer, lr_factor(self.phase.schedule, state.phase_step, steps, self.phase.epochs))
+            optimizer_step(self.optimizer, training.clip_norm)
         self.supervision.observe(batch, value)
         state.step, state.phase_step, state.pairs = state.step + 1, state.phase_step + 1, state.pairs + len(batch.captions)
         state.loss_sum, state.loss_steps = state.loss_sum + value, state.loss_steps + 1
 
-    def _between_steps(self, batch: int, steps: int) -> bool:
-        """Whether the optimizer steps after this batch; only then is nothing but the weights and its state to be kept."""
-        return (batch + 1) % self.recipe.training.accumulate == 0 or batch + 1 == steps
+    def _optimizer_steps_after(self, batch: int, steps: int) -> bool:
+        """Whether a batch is the last of its accumulation group."""
+        return (batch + 1) % self.recipe.training.accumulation_steps == 0 or batch + 1 == steps
 
     def _validate(self) -> bool:
-        """One row of the log; keeps the best model. True if the phase should end early."""
+        """Append a row to the log and save the best model. Returns whether patience ends the phase."""
+        row = self._log_row()
+        alerts = find_alerts(row, self.log)
+        for message in new_alerts(alerts, self.log):
+            self.progress.message(message)
+        row["health"]["alerts"] = list(alerts)
+        self.log.append(row)
+        storage.append_json_line(self.folder.log, row)
+        state = self.state
+        state.loss_sum, state.loss_steps = 0.0, 0
+        if row["rsum"] > state.best_rsum:
+            state.best_rsum, state.best_step, state.validations_without_improvement = row["rsum"], state.step, 0
+            self._save_best()
+        else:
+            state.validations_without_improvement += 1
+        return bool(self.recipe.training.patience) and state.validations_without_improvement >= self.recipe.training.patience
+
+    def _log_row(self) -> dict[str, Any]:
+        """Measure the model on the validation split and on a few batches of both splits."""
         state, started = self.state, time.perf_counter()
         validation = self.data_module.validation
         result = self.data_module.evaluate(self.matcher, validation)
         (train, health), (val, _) = (
-            probe(self.matcher, self.loss, self.supervision, loader, self.recipe) for loader in (self.train, self.val)
+            validation_metrics(self.matcher, self.loss, self.supervision, loader, self.recipe) for loader in (self.train, self.val)
         )
-        health |= first_found(result, validation)
-        row: dict[str, Any] = {
+        # The second stage of a two-stage model scores in another unit, so its similarities are not logged.
+        similarity = {} if self.matcher.rerank_top_k else {"similarity": summarize([result.score_samples])}
+        return {
             "phase": state.phase,
             "epoch": state.epoch,
             "step": state.step,
@@ -162,8 +212,8 @@ class Trainer:
             "running_loss": state.loss_sum / state.loss_steps if state.loss_steps else None,
             "train": train,
             "val": val,
-            **({} if self.matcher.rerank else {"similarity": summarize([result.scores])}),  # a second stage scores in another unit
-            "health": health,
+            **similarity,
+            "health": health | hubness(result, validation),
             **result.to_json(),
             "time": {
                 "training_s": round(state.seconds, 3),
@@ -171,52 +221,44 @@ class Trainer:
                 "pairs_per_s": round(state.pairs / state.seconds, 1) if state.seconds else None,
             },
         }
-        raised = alarms(row, self.log)
-        for sentence in news(raised, self.log):
-            self.progress.say(sentence)
-        health["alarms"] = list(raised)
-        self.log.append(row)
-        storage.append_json_line(self.files.log, row)
-        state.loss_sum, state.loss_steps = 0.0, 0
-        if (rsum := result.metrics["rsum"]) > state.best_rsum:
-            state.best_rsum, state.best_step, state.stale = rsum, state.step, 0
-            self.best = self._weights()
-            self.data_module.processor.save(self.matcher, self.files.model)
-            if self.supervision.peer is not None:
-                self.data_module.processor.save(self.supervision.peer, self.files.peer)
-            else:
-                storage.remove_folder(self.files.peer)  # of an earlier phase
-        else:
-            state.stale += 1
-        return bool(self.recipe.training.patience) and state.stale >= self.recipe.training.patience
 
-    def _begin_phase(self, state: dict[str, Tensor], before: Optimizer | None = None) -> None:
-        """The objective, supervision (with its state) and optimizer of the current phase; ``before``: the optimizer to take over from."""
+    def _save_best(self) -> None:
+        """Keep the current weights as the best ones, and write the model, with the second network if there is one."""
+        self.best = self._weights()
+        self.data_module.processor.save(self.matcher, self.folder.model)
+        if self.supervision.peer is not None:
+            self.data_module.processor.save(self.supervision.peer, self.folder.peer)
+        else:
+            storage.remove_folder(self.folder.peer)  # an earlier phase may have written it
+
+    def _begin_phase(self, state: dict[str, Tensor], previous: Optimizer | None = None) -> None:
+        """Build loss, supervision and optimizer of the current phase. ``state`` belongs to the supervision."""
         self.phase = self.recipe.phases[self.state.phase]
         self.loss = phase_loss(self.matcher, self.phase, self.recipe.memory or None)
         self.supervision = spec.parse(self.phase.supervision, supervision.CATALOG)
         self.optimizer = make_optimizer(self.matcher, self.phase)
         self.matcher.zero_grad(set_to_none=True)
-        if before is not None and self.phase.keep_optimizer:
-            restore_optimizer(self.optimizer, optimizer_tensors(before))
-        context = training_context(self.recipe, self.phase, self.matcher, self.optimizer, self.train, self.val, self.pace)
+        if previous is not None and self.phase.keep_optimizer:
+            restore_optimizer(self.optimizer, optimizer_tensors(previous))
+        context = training_context(self.recipe, self.phase, self.matcher, self.optimizer, self.train, self.val, self.step_control)
         self.supervision.begin_phase(context, state)
 
     def _next_phase(self) -> None:
+        """Begin the next phase, or finish after the last one, and write a checkpoint."""
         state = self.state
         if state.phase + 1 == len(self.recipe.phases):
             state.done = True
         else:
-            self.state = replace(state, phase=state.phase + 1, epoch=0, batch=0, phase_step=0, stale=0)
+            self.state = replace(state, phase=state.phase + 1, epoch=0, batch=0, phase_step=0, validations_without_improvement=0)
             following = self.recipe.phases[self.state.phase]
-            if following.start_from == "best":
+            if following.initial_weights == "best":
                 self.matcher.load_state_dict(self.best)
-            self._begin_phase(self.supervision.handed_on() if following.supervision == self.phase.supervision else {}, self.optimizer)
+            self._begin_phase(self.supervision.carried_over() if following.supervision == self.phase.supervision else {}, self.optimizer)
         self._checkpoint()
 
     @property
     def _epoch_number(self) -> int:
-        """The epoch of the run, over all phases; epoch 0 of the plan is kept for probes."""
+        """Epoch of the run over all phases, from 1. Epoch 0 of the batch schedule is reserved for validation metrics."""
         return self._first_epoch(self.state.phase) + self.state.epoch
 
     def _first_epoch(self, phase: int) -> int:
@@ -224,21 +266,21 @@ class Trainer:
 
     def _check(self, checkpoint: Checkpoint) -> None:
         """Raise RunError for a checkpoint that no training by this recipe can have written."""
-        state, phases = checkpoint.state, self.recipe.phases
-        where = f"{checkpoint.folder}: the run would be"
+        state, phases, folder = checkpoint.state, self.recipe.phases, checkpoint.folder
         if state.phase >= len(phases):
-            raise RunError(f"{where} in phase {state.phase} of {len(phases)}, the first of which is 0.")
-        phase, steps = phases[state.phase], self.train.batches_in(self._first_epoch(state.phase))
+            raise RunError(f"{folder}: phase: expected 0 to {len(phases) - 1}, got {state.phase}.")
+        phase, steps = phases[state.phase], self.train.num_batches(self._first_epoch(state.phase))
         if state.epoch > phase.epochs or (state.epoch == phase.epochs and not state.done) or state.batch > steps:
             raise RunError(
-                f"{where} in epoch {state.epoch} of {phase.epochs} and at batch {state.batch} of {steps}, the first of which are 0."
+                f"{folder}: epoch, batch: expected below {phase.epochs} and at most {steps}, got epoch {state.epoch} and batch {state.batch}."
             )
-        if state.phase_step != state.epoch * steps + state.batch or not checkpoint.matches_its_name:
+        if state.phase_step != state.epoch * steps + state.batch or not checkpoint.name_matches_step:
             raise RunError(
-                f"{where} at step {state.step}, step {state.phase_step} of its phase, which is not where its epoch and name are."
+                f"{folder}: step {state.step}, phase step {state.phase_step}: expected the step of the folder name, of epoch {state.epoch} "
+                f"and of batch {state.batch}."
             )
-        check_optimizer(
-            make_optimizer(self.matcher, phase), checkpoint.optimizer, state.phase_step, f"{checkpoint.folder}/optimizer.safetensors"
+        check_optimizer_state(
+            make_optimizer(self.matcher, phase), checkpoint.optimizer, state.phase_step, f"{folder}/optimizer.safetensors"
         )
 
     def _weights(self) -> dict[str, Tensor]:
@@ -249,16 +291,17 @@ class Trainer:
             self._checkpoint()
 
     def _checkpoint(self) -> None:
-        Checkpoint(
+        checkpoint = Checkpoint(
             self.state, self._weights(), self.best, optimizer_tensors(self.optimizer), self.supervision.state_dict(), self.log
-        ).write(self.files.checkpoints)
+        )
+        checkpoint.write(self.folder.checkpoints)
         self.last_checkpoint = time.monotonic()
 
-    def _tell(self, steps: int) -> None:
+    def _report_step(self, steps: int) -> None:
         state, phases = self.state, self.recipe.phases
-        ahead = steps * (sum(phase.epochs for phase in phases[state.phase :]) - state.epoch) - state.batch
+        steps_left = steps * (sum(phase.epochs for phase in phases[state.phase :]) - state.epoch) - state.batch
         seconds = max(state.seconds, 1e-9)
-        self.progress.step(
+        self.progress.training_step(
             TrainingStep(
                 phase=state.phase,
                 phases=len(phases),
@@ -268,7 +311,7 @@ class Trainer:
                 steps=steps,
                 loss=state.loss_sum / max(state.loss_steps, 1),
                 rsum=self.log[-1]["rsum"] if self.log else None,
-                pairs_per_s=state.pairs / seconds,
-                seconds_left=ahead * seconds / state.step,
+                pairs_per_second=state.pairs / seconds,
+                seconds_left=steps_left * seconds / state.step,
             )
         )

@@ -1,37 +1,53 @@
-"""What the command line shows: progress bars, tables of results, thumbnails where the terminal can."""
+"""Printers of the command line: progress bars, tables of results, and thumbnails on terminals that support them."""
 
-from visavis.cli.output.bars import Bars
-from visavis.cli.output.comparison import print_comparison, print_reproduction
-from visavis.cli.output.data import print_audit, print_catalog, print_check, print_converted, print_converted_model, print_findings
-from visavis.cli.output.graded import print_agreement, print_coherence, print_distributions, print_fitted, print_judged
-from visavis.cli.output.objectives import print_anatomy
-from visavis.cli.output.probes import print_probes
-from visavis.cli.output.retrieval import print_built, print_judgements, print_results, print_texts
-from visavis.cli.output.runs import print_diagnosis, print_evaluation, print_explanation, print_trained
+from visavis.cli.output.console import ProgressBars
+from visavis.cli.output.dataset_tables import (
+    print_audit,
+    print_catalog,
+    print_check,
+    print_converted,
+    print_converted_model,
+    print_environment,
+    print_feature_stores,
+    print_scenes,
+)
+from visavis.cli.output.diagnostic_tables import print_diagnosis, print_explanation, print_objective_profiles, print_probes
+from visavis.cli.output.experiment_tables import (
+    print_agreement,
+    print_coherence,
+    print_comparison,
+    print_distributions,
+    print_estimator_evaluation,
+    print_fitted,
+    print_reproduction,
+)
+from visavis.cli.output.run_tables import print_evaluation, print_trained
+from visavis.cli.output.search_tables import print_index_report, print_ranked_texts, print_results
 
 __all__ = [
-    "Bars",
+    "ProgressBars",
     "print_agreement",
-    "print_anatomy",
     "print_audit",
-    "print_built",
     "print_catalog",
     "print_check",
-    "print_converted",
-    "print_converted_model",
     "print_coherence",
     "print_comparison",
+    "print_converted",
+    "print_converted_model",
     "print_diagnosis",
     "print_distributions",
+    "print_environment",
+    "print_estimator_evaluation",
     "print_evaluation",
     "print_explanation",
-    "print_findings",
+    "print_feature_stores",
     "print_fitted",
-    "print_judged",
-    "print_judgements",
+    "print_index_report",
+    "print_objective_profiles",
     "print_probes",
+    "print_ranked_texts",
     "print_reproduction",
     "print_results",
-    "print_texts",
+    "print_scenes",
     "print_trained",
 ]

@@ -1,25 +1,121 @@
-"""The consoles that all tables and sentences are printed to."""
+"""Consoles of rich for tables and messages, and progress bars on stderr."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any, NoReturn
+import time
+from contextlib import suppress
+from typing import Any, NoReturn, Self
 
 from rich import console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from visavis.cli.terminal import hang_up, visible
+from visavis.cli.terminal import escape_control_characters, exit_quietly
+from visavis.progress import TrainingStep
 
 
-class Console(console.Console):
-    """A console of rich that shows control characters instead of sending them, and ends quietly where nobody reads on."""
+class SafeConsole(console.Console):
+    """Console that escapes control characters and exits quietly when its reader has left."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(visible(text), **options)
+        """Render markup after escaping control characters.
+
+        Args:
+            text: Text with markup of rich.
+            options: Further options of rich.
+
+        Returns:
+            The rendered text.
+        """
+        return super().render_str(escape_control_characters(text), **options)
 
     def on_broken_pipe(self) -> NoReturn:
-        hang_up()
+        """Exit without a message."""
+        exit_quietly()
 
 
-def standard_output() -> Console:
-    return Console(file=sys.stdout, highlight=False)
+def standard_output() -> SafeConsole:
+    """Return a console for stdout as it is now."""
+    return SafeConsole(file=sys.stdout, highlight=False)
+
+
+LINE_INTERVAL_S = 30.0
+"""Minimum seconds between two lines of progress in a file or a pipe."""
+
+
+class ProgressBars:
+    """Progress that draws bars on stderr if it is a terminal, else prints a line every 30 seconds.
+
+    Errors of a terminal that was closed are ignored, so that the work continues.
+    """
+
+    def __init__(self) -> None:
+        self.console = SafeConsole(stderr=True, highlight=False)
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+        )
+        self.progress = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
+        self.tasks: dict[str, TaskID] = {}
+        self.last_line_time = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            self.progress.stop()
+
+    def message(self, text: str) -> None:
+        """Print a message.
+
+        Args:
+            text: Plain text.
+        """
+        with suppress(OSError):
+            self.console.print(escape(text), soft_wrap=True)
+
+    def update(self, task: str, done: int, total: int, items_per_second: float) -> None:
+        """Show the progress of a task.
+
+        Args:
+            task: Name of the task.
+            done: Items that are done.
+            total: All items.
+            items_per_second: Speed, 0 if unknown.
+        """
+        self._show(task, task, done, total, f"{done:,}/{total:,}" + (f"  {items_per_second:,.0f}/s" if items_per_second else ""))
+
+    def training_step(self, step: TrainingStep) -> None:
+        """Show the progress of a training.
+
+        Args:
+            step: Position, loss and speed.
+        """
+        phase = f"phase {step.phase + 1}/{step.phases} " if step.phases > 1 else ""
+        rsum = "" if step.rsum is None else f"  RSUM {step.rsum:.1f}"
+        note = f"loss {step.loss:.4g}{rsum}  {step.pairs_per_second:,.0f} pairs/s  {_format_duration(step.seconds_left)} left"
+        done = step.epoch * step.steps + step.step
+        self._show("training", f"{phase}epoch {step.epoch + 1}/{step.epochs}", done, step.epochs * step.steps, note)
+
+    def _show(self, key: str, title: str, done: int, total: int, note: str) -> None:
+        title = escape_control_characters(title)
+        if self.progress.disable:
+            if (now := time.monotonic()) - self.last_line_time >= LINE_INTERVAL_S:
+                self.last_line_time = now
+                self.message(f"{title}: {note}")
+            return
+        if key not in self.tasks:
+            self.tasks[key] = self.progress.add_task(title, total=total, note=note)
+        visible = done < total or key == "training"
+        self.progress.update(self.tasks[key], description=title, completed=done, total=total, note=note, visible=visible)
+
+
+def _format_duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"

@@ -1,0 +1,44 @@
+"""Public API: one function for each command of the command line, with the same name and arguments.
+
+Example:
+    >>> import visavis
+    >>> result = visavis.train("heads-flickr8k")  # doctest: +SKIP
+    >>> visavis.evaluate(result.run).metrics["rsum"]  # doctest: +SKIP
+"""
+
+from visavis.api.datasets import catalog, convert, data_audit, data_check, data_convert, data_scenes, demo, doctor, features
+from visavis.api.diagnosing import anatomy, diagnose, explain, probe
+from visavis.api.experimenting import compare, reproduce
+from visavis.api.grading import agreement, coherence, relevance, relevance_fit, relevance_thresholds
+from visavis.api.indexing import classify, index, search, serve
+from visavis.api.training_runs import evaluate, load, train
+
+__all__ = [
+    "demo",
+    "doctor",
+    "catalog",
+    "data_check",
+    "data_audit",
+    "data_convert",
+    "data_scenes",
+    "features",
+    "convert",
+    "train",
+    "load",
+    "evaluate",
+    "compare",
+    "reproduce",
+    "diagnose",
+    "probe",
+    "explain",
+    "anatomy",
+    "coherence",
+    "agreement",
+    "relevance",
+    "relevance_thresholds",
+    "relevance_fit",
+    "index",
+    "search",
+    "classify",
+    "serve",
+]

@@ -1,0 +1,108 @@
+"""Conversion of the arguments that several API functions share: lists, run folders, recipes with overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from visavis.errors import RecipeError
+from visavis.progress import Progress
+
+T = TypeVar("T", str, float)
+
+
+def to_list(values: T | Sequence[T]) -> list[T]:
+    """Return the values as a list, also a single one.
+
+    Args:
+        values: One text or number, or several.
+    """
+    return [values] if isinstance(values, str | int | float) else list(values)
+
+
+def to_paths(paths: str | Path | Sequence[str | Path]) -> list[Path]:
+    """Return the paths as a list, also a single one.
+
+    Args:
+        paths: One path, or several.
+    """
+    return [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+
+
+def optional_text(value: str | Path | None) -> str | None:
+    """Return a path or name as text, or None.
+
+    Args:
+        value: A path or name, or None.
+    """
+    return None if value is None else str(value)
+
+
+def optional_path(value: str | Path | None) -> Path | None:
+    """Return a path, or None.
+
+    Args:
+        value: A path, or None.
+    """
+    return None if value is None else Path(value)
+
+
+def parse_overrides(overrides: dict[str, Any] | Sequence[str]) -> dict[str, Any]:
+    """Parse recipe overrides.
+
+    Args:
+        overrides: ``{"training.batch_size": 64}`` or ``["training.batch_size=64"]``.
+
+    Returns:
+        A new dict from dotted keys to values.
+
+    Raises:
+        RecipeError: If a text is not of the form key=value.
+    """
+    from visavis.recipes.recipe import parse_override
+
+    return dict(overrides) if isinstance(overrides, dict) else dict(parse_override(text) for text in overrides)
+
+
+def resolve_recipe(
+    recipe: str | Path | None,
+    overrides: dict[str, Any] | Sequence[str],
+    progress: Progress,
+    *,
+    data: str | Path | None = None,
+    feedback: str | Path | None = None,
+    skip_bad: bool = False,
+) -> tuple[str | Path, dict[str, Any]]:
+    """Combine a recipe with overrides and the options that set recipe keys.
+
+    Args:
+        recipe: TOML file or name of a shipped recipe. Default: chosen for the data, and reported to ``progress``.
+        overrides: Recipe overrides.
+        progress: Receives the reason for a default recipe.
+        data: Value of ``data.path``.
+        feedback: Value of ``data.feedback``.
+        skip_bad: Sets ``data.skip_bad``.
+
+    Returns:
+        The recipe and all overrides.
+
+    Raises:
+        RecipeError: If a key is set twice, or no recipe suits the data.
+    """
+    from visavis.recipes.default_recipe import choose_recipe
+
+    settings = parse_overrides(overrides)
+    for option, value in (("data", data), ("feedback", optional_path(feedback))):
+        key = "data.path" if option == "data" else "data.feedback"
+        if value is not None and key in settings:
+            raise RecipeError(f"{key} is set twice: --{option} {value} and {key}={settings[key]}. Pass only one of them.")
+        if value is not None:
+            settings[key] = str(value)
+    if skip_bad:
+        settings["data.skip_bad"] = True
+    if recipe is not None:
+        return recipe, settings
+    default = choose_recipe(settings)
+    progress.message(default.reason)
+    return default.name, default.overrides | settings

@@ -1,0 +1,172 @@
+"""Entries of the catalogs: the source of ``visavis catalog`` and of the reference pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields
+from typing import Any
+
+from visavis.api.docstrings import docstring_section, docstring_summary
+from visavis.errors import VisavisError, suggest_name
+
+CatalogEntry = dict[str, Any]
+"""An entry of a catalog: its name, its summary, and further texts by label. Recipes also have nested values."""
+
+
+def objectives() -> list[CatalogEntry]:
+    """Return every objective with its formula, source and defaults."""
+    from visavis.objectives import CATALOG
+
+    return [
+        {
+            "name": kind.__name__,
+            "summary": docstring_summary(kind),
+            "formula": docstring_section(kind, "Formula:"),
+            "advice": docstring_section(kind, "Advice:"),
+            "source": docstring_section(kind, "Source:"),
+            "defaults": repr(kind()),
+        }
+        for kind in CATALOG
+    ]
+
+
+def models() -> list[CatalogEntry]:
+    """Return every matching model with its inputs and the defaults of its architecture."""
+    from visavis.models import CATALOG
+
+    return [
+        {
+            "name": name,
+            "summary": docstring_summary(kind),
+            "inputs": f"images as {' or '.join(kind.visual_granularities)}; texts as {' or '.join(kind.text_granularities)}",
+            "defaults": f"{name}({_defaults(kind.Config)})",
+        }
+        for name, kind in CATALOG.items()
+    ]
+
+
+def metrics() -> list[CatalogEntry]:
+    """Return every metric by its key in results."""
+    from visavis.metrics import CATALOG
+
+    return [
+        {
+            "name": metric.name,
+            "summary": metric.definition,
+            "formula": metric.formula,
+            "unit": f"{metric.unit}, {'more' if metric.higher_is_better else 'less'} is better",
+        }
+        for metric in CATALOG
+    ]
+
+
+def data_formats() -> list[CatalogEntry]:
+    """Return every data format with the files by which it is recognized."""
+    from visavis.data.dataset_reader import FORMATS
+
+    return [{"name": layout.name, "summary": layout.description, "recognized_by": ", ".join(layout.patterns)} for layout in FORMATS]
+
+
+def protocols() -> list[CatalogEntry]:
+    """Return every evaluation protocol."""
+    from visavis.evaluation import CATALOG
+
+    return [{"name": protocol.name, "summary": protocol.description} for protocol in CATALOG]
+
+
+def supervisions() -> list[CatalogEntry]:
+    """Return every supervision with its source and defaults."""
+    from visavis.supervision import CATALOG
+
+    return [
+        {
+            "name": kind.__name__,
+            "summary": docstring_summary(kind),
+            "source": docstring_section(kind, "Source:"),
+            "defaults": repr(kind()),
+        }
+        for kind in CATALOG
+    ]
+
+
+def relevance_estimators() -> list[CatalogEntry]:
+    """Return every relevance estimator with its source and defaults."""
+    from visavis.graded import CATALOG
+
+    return [
+        {
+            "name": kind.__name__,
+            "summary": docstring_summary(kind),
+            "source": docstring_section(kind, "Source:"),
+            "defaults": _defaults(kind),
+        }
+        for kind in CATALOG
+    ]
+
+
+def recipes() -> list[CatalogEntry]:
+    """Return every shipped recipe file as training resolves it, then every row of the papers' tables."""
+    from visavis.recipes.files import read_recipe_file, shipped_files
+
+    entries = []
+    for name in shipped_files():
+        file = read_recipe_file(name)
+        variants = {variant: file.recipe(variant, {}).to_dict() for variant in file.variants}
+        entry = {"name": name, "summary": str(file.content.get("about", ""))}
+        entries.append(entry | ({"variants": variants} if variants else {"recipe": file.recipe(None, {}).to_dict()}))
+    return entries + table_rows()
+
+
+def table_rows(paper: str | None = None) -> list[CatalogEntry]:
+    """Return the rows of the papers' tables with published results, requirements and recipes.
+
+    Args:
+        paper: Paper whose rows are returned. Default: all papers.
+
+    Returns:
+        One entry per row. ``recipe`` is None for rows that cannot be trained.
+
+    Raises:
+        VisavisError: If the paper has no tables.
+    """
+    from visavis.recipes.files import paper_tables, read_recipe_file
+    from visavis.recipes.published_tables import published_results
+
+    papers = {name.partition("/")[0] for name in paper_tables()}
+    if paper is not None and paper not in papers:
+        raise VisavisError(f"paper: expected a paper with tables, got {paper!r}: {suggest_name(paper, papers)}")
+    entries = []
+    for table in paper_tables():
+        file = read_recipe_file(table)
+        for name in (f"{table}/{variant}" for variant in file.variants if paper in (None, table.partition("/")[0])):
+            row = published_results()[name]
+            recipe = None if row.not_trainable else file.recipe(row.row, {}).to_dict()
+            encoders = dict.fromkeys(recipe[side]["encoder"] for side in ("visual", "text")) if recipe else {}
+            requirements = {
+                "needs": recipe["data"]["requires"] if recipe else "",
+                "encoders": [encoder for encoder in encoders if encoder not in ("", "vocabulary")],
+                "recipe": recipe,
+            }
+            entries.append({"name": name, "summary": str(file.content["about"])} | row.to_json() | requirements)
+    return entries
+
+
+CATALOGS: dict[str, Callable[[], list[CatalogEntry]]] = {
+    "objectives": objectives,
+    "models": models,
+    "metrics": metrics,
+    "formats": data_formats,
+    "supervisions": supervisions,
+    "relevance": relevance_estimators,
+    "recipes": recipes,
+    "protocols": protocols,
+}
+"""Kinds of the catalog, in the order in which they are printed."""
+
+
+def _defaults(kind: Any) -> str:
+    return ", ".join(f"{field.name}={field.default!r}" for field in fields(kind) if not _is_required(field))
+
+
+def _is_required(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING

@@ -1,0 +1,285 @@
+"""API functions for data and for the installation: check, audit, convert, cache features, demo, doctor and catalog."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from visavis.api.arguments import parse_overrides
+from visavis.errors import VisavisError, suggest_name
+from visavis.progress import NoProgress, Progress
+
+if TYPE_CHECKING:
+    from visavis.audit.run_audit import Audit
+    from visavis.data.check import CheckReport
+    from visavis.data.conversion.convert_features import ConversionReport
+    from visavis.data.features.store import FeatureStore
+    from visavis.environment import EnvironmentCheck
+    from visavis.models.checkpoint_conversion import CheckpointConversion
+
+
+def data_check(path: str | Path, *, progress: Progress | None = None) -> CheckReport:
+    """Check a data set for errors. The exit code is 1 if training would lose data.
+
+    Args:
+        path: Data set: a folder, a list in it, or a name under VISAVIS_DATA.
+        progress: Receives the progress.
+
+    Returns:
+        Findings, and the number of images and captions of each split. ``ok`` is False if training would lose data.
+
+    Raises:
+        DataError: If the path is not a data set.
+    """
+    from visavis.data import check_dataset
+
+    progress = progress or NoProgress()
+    return check_dataset(path, on_progress=lambda done, total: progress.update("images", done, total, 0.0))
+
+
+def data_audit(
+    path: str | Path,
+    *,
+    recipe: str | Path | None = None,
+    overrides: dict[str, Any] | Sequence[str] = (),
+    parts: str | Sequence[str] = (),
+    folds: int = 5,
+    seeds: int = 3,
+    skip_bad: bool = False,
+    progress: Progress | None = None,
+) -> Audit:
+    """Find near-duplicates, uninformative captions and likely mislabeled pairs, and estimate the gain from more data.
+
+    Results are cached, so an interrupted audit resumes.
+
+    Args:
+        path: Data set: a folder, a list in it, or a name under VISAVIS_DATA.
+        recipe: Recipe of the encoders, model and objective. Default: chosen by the installed encoders.
+        overrides: Recipe overrides, such as visual.encoder=mobilenet-v2.
+        parts: Part of the audit: duplicates, captions, mislabeled or learning_curve. Default: all.
+        folds: Folds of the cross-validation that finds mislabeled pairs.
+        seeds: Models per size of the learning curve.
+        skip_bad: Leave out broken images and captions, and list them.
+        progress: Receives the progress.
+
+    Returns:
+        Issues with examples and fixes.
+
+    Raises:
+        DataError: If the data cannot be read.
+        VisavisError: If a part is unknown.
+    """
+    from visavis.audit.run_audit import audit
+
+    settings = parse_overrides(overrides) | ({"data.skip_bad": True} if skip_bad else {})
+    chosen = [parts] if isinstance(parts, str) else parts
+    return audit(path, recipe, settings, chosen, folds, seeds, progress or NoProgress())
+
+
+def data_convert(sources: Sequence[str | Path], out: str | Path, *, progress: Progress | None = None) -> ConversionReport:
+    """Convert published video features to feature stores that training reads. Nothing is unpickled.
+
+    Args:
+        sources: Pickle, .npy, .h5, .json or list file, or a folder. NAME=PATH names an expert.
+        out: New folder for the stores and lists, written completely or not at all.
+        progress: Receives the progress.
+
+    Returns:
+        The experts, caption features and split files that were written.
+
+    Raises:
+        DataError: If a source cannot be read or contradicts another one.
+    """
+    from visavis.data.conversion.convert_features import convert_features
+
+    return convert_features(sources, out, progress)
+
+
+def data_scenes(
+    out: str | Path,
+    *,
+    clips: bool = False,
+    num_train: int = 2000,
+    num_val: int = 200,
+    num_test: int = 400,
+    size: int = 0,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Path:
+    """Write a data set of synthetic scenes or clips with captions. The same arguments give the same bytes.
+
+    Args:
+        out: New folder.
+        clips: Write clips with the features of three experts instead of images.
+        num_train: Images or clips of the training split.
+        num_val: Images or clips of the validation split.
+        num_test: Images or clips of the test split.
+        size: Side length in pixels. Default (0): 96 for images, no frames for clips.
+        seed: Seed of the scenes and captions.
+        progress: Receives the progress.
+
+    Returns:
+        The folder.
+
+    Raises:
+        RefusedOverwrite: If the folder is not empty.
+    """
+    from visavis.synthetic import write_synthetic_clips, write_synthetic_scenes
+
+    progress, started = progress or NoProgress(), time.perf_counter()
+
+    def on_progress(done: int, total: int) -> None:
+        progress.update("clips" if clips else "scenes", done, total, done / (time.perf_counter() - started))
+
+    write, size = (write_synthetic_clips, size) if clips else (write_synthetic_scenes, size or 96)
+    return write(out, num_train=num_train, num_val=num_val, num_test=num_test, size=size, seed=seed, on_progress=on_progress)
+
+
+def features(
+    path: str | Path,
+    *,
+    visual: str | None = None,
+    text: str | None = None,
+    granularity: Literal["pooled", "regions", "frames"] = "pooled",
+    text_granularity: Literal["pooled", "words"] = "pooled",
+    crops: int = 1,
+    frames_per_second: float = 0.0,
+    out: str | Path | None = None,
+    skip_bad: bool = False,
+    progress: Progress | None = None,
+) -> list[FeatureStore]:
+    """Cache the features of frozen encoders for a data set. An interrupted call resumes.
+
+    Args:
+        path: Data set: a folder, a list in it, or a name under VISAVIS_DATA.
+        visual: Image encoder: scenes, a transformers folder, or a hub name.
+        text: Text encoder: minilm, a transformers folder, or a hub name.
+        granularity: Vectors per image (pooled or regions) or per video (frames).
+        text_granularity: Vectors per caption: one (pooled) or one per word.
+        crops: Crops per image: 1 or 10.
+        frames_per_second: Frames that are read per second of video, for granularity frames.
+        out: Folder for the stores. Default: the cache, where training finds them.
+        skip_bad: Leave out broken images and captions, and list them.
+        progress: Receives the progress.
+
+    Returns:
+        The stores, images first.
+
+    Raises:
+        VisavisError: If no encoder is named.
+        DataError: If the data cannot be read.
+    """
+    from visavis.data import open_dataset
+    from visavis.models.encoders.feature_extraction import cache_features
+    from visavis.models.encoders.frozen_encoders import EncoderSpec
+
+    progress = progress or NoProgress()
+    if not visual and not text:
+        raise VisavisError("features: expected an image encoder, a text encoder, or both, got none. Pass --visual or --text.")
+    dataset = open_dataset(
+        path, skip_bad=skip_bad, decode_images=bool(visual), frames_per_second=frames_per_second, decode_all_frames=skip_bad
+    )
+    encoders = [EncoderSpec("visual", visual, granularity, crops, frames_per_second)] if visual else []
+    encoders += [EncoderSpec("text", text, text_granularity)] if text else []
+
+    def cache(encoder: EncoderSpec) -> FeatureStore:
+        task = "images" if encoder.side == "visual" else "captions"
+        return cache_features(
+            dataset,
+            encoder,
+            Path(out) / encoder.side if out else None,
+            on_progress=lambda done, total, per_second: progress.update(task, done, total, per_second),
+        )
+
+    for skipped in dataset.skipped:
+        progress.message(f"left out: {skipped}")
+    return [cache(encoder) for encoder in encoders]
+
+
+def convert(
+    checkpoint: str | Path, out: str | Path, *, text_encoder: str = "", config: str = "", image_size: int | None = None
+) -> CheckpointConversion:
+    """Convert a published X-VLM or open_clip checkpoint to a model folder for training. Nothing is unpickled.
+
+    Args:
+        checkpoint: X-VLM with Swin and BERT, or open_clip checkpoint, such as epoch_32.pt.
+        out: New folder, written completely or not at all.
+        text_encoder: Folder or hub name of the BERT or CLIP that has the tokenizer. Default: bert-base-uncased or openai/clip-vit-base-patch32.
+        config: Configuration of an open_clip model: a file, or a name such as ViT-B-32. Default: open_clip_config.json next to the checkpoint.
+        image_size: Training image size of an X-VLM in pixels. Default: that of the checkpoint.
+
+    Returns:
+        The folder. ``to_recipe_sections()`` gives the recipe keys that start training from it.
+
+    Raises:
+        DataError: If the checkpoint cannot be read or has unknown weights.
+        VisavisError: If an option is not for this kind of checkpoint.
+    """
+    from visavis.models.checkpoint_conversion import read_checkpoint
+    from visavis.models.clip.conversion import convert_open_clip, is_open_clip
+    from visavis.models.xvlm.conversion import convert_xvlm
+
+    file = Path(checkpoint)
+    if is_open_clip(tensors := read_checkpoint(file)):
+        if image_size is not None:
+            raise VisavisError(f"image_size: expected an X-VLM checkpoint, got an open_clip checkpoint, {file}. Remove --image-size.")
+        return convert_open_clip(tensors, file, out, config=config, text=text_encoder)
+    if config:
+        raise VisavisError(f"config: expected an open_clip checkpoint, got another kind, {file}. Remove --config.")
+    return convert_xvlm(tensors, file, out, text=text_encoder, image_size=image_size)
+
+
+def doctor() -> list[EnvironmentCheck]:
+    """Check the installation and suggest fixes: versions, threads, devices, data and caches.
+
+    Returns:
+        One entry per check. ``fix`` is set where something is wrong or could be enabled.
+    """
+    from visavis.environment import check_environment
+
+    return check_environment()
+
+
+def demo(*, out: str | Path | None = None, progress: Progress | None = None) -> Path:
+    """Train three objectives on synthetic scenes, compare them and search: offline, about two minutes on two cores.
+
+    Args:
+        out: New folder. Default: runs/demo-<n>.
+        progress: Receives the progress.
+
+    Returns:
+        The folder with ``report.html``.
+
+    Raises:
+        MissingExtra: If the packages of the extra ``report`` are not installed.
+        RefusedOverwrite: If the folder is not empty.
+    """
+    from visavis.demonstration.demo_run import run_demo
+
+    return run_demo(out, progress or NoProgress())
+
+
+def catalog(kind: str | None = None, *, paper: str | None = None) -> dict[str, list[dict[str, Any]]]:
+    """List objectives, models, metrics, data formats, recipes and protocols with formula, source and defaults.
+
+    Args:
+        kind: One catalog: objectives, models, metrics, formats, recipes, protocols, ... Default: all.
+        paper: Paper whose table rows are listed, such as goal. Default: all recipes.
+
+    Returns:
+        Entries by kind.
+
+    Raises:
+        VisavisError: If the kind or the paper is unknown.
+    """
+    from visavis.api.catalog_entries import CATALOGS, table_rows
+
+    if kind is not None and kind not in CATALOGS:
+        raise VisavisError(f"catalog: unknown kind {kind!r}: {suggest_name(kind, CATALOGS)}")
+    if paper is not None:
+        if kind not in (None, "recipes"):
+            raise VisavisError(f"paper: expected the catalog recipes, got {kind}. Run visavis catalog recipes --paper {paper}.")
+        return {"recipes": table_rows(paper)}
+    return {name: entries() for name, entries in CATALOGS.items() if kind in (None, name)}

@@ -1,0 +1,175 @@
+"""API functions that explain objectives and models: gradient profiles, contributing samples, capability tests, attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from visavis.api.arguments import optional_text, to_list
+from visavis.progress import NoProgress, Progress
+
+if TYPE_CHECKING:
+    from visavis.diagnostics.attention_maps import AttentionMap
+    from visavis.diagnostics.contribution_analysis import ContributionAnalysis
+    from visavis.diagnostics.objective_profile import ObjectiveProfiles
+    from visavis.memory_budget import MemoryLimit
+    from visavis.robustness import ProbeReport
+
+
+def anatomy(objective: str | Sequence[str], *, out: str | Path | None = None) -> ObjectiveProfiles:
+    """Plot the gradient of objectives on a triplet, without data: weights of pairs and rotation of vectors.
+
+    Args:
+        objective: Objective, such as 'Unified(gamma=50)'.
+        out: New folder. Default: runs/anatomy-<n>.
+
+    Returns:
+        The profile of each objective. The folder has ``report.html``, a plot of each objective and ``profiles.json``.
+
+    Raises:
+        MissingExtra: If the packages of the extra ``report`` are not installed.
+        SpecError: If an objective is unknown.
+    """
+    from visavis import storage
+    from visavis.diagnostics.objective_profile import ObjectiveProfiles, profile_objectives
+    from visavis.reports.plotting import require_report_packages
+    from visavis.reports.profile_report import write_profile_report
+
+    require_report_packages()
+    profiles = profile_objectives(to_list(objective))
+    with storage.create_output_folder(out, "runs/anatomy") as folder:
+        result = ObjectiveProfiles(profiles, folder)
+        write_profile_report(result)
+    return result
+
+
+def diagnose(
+    run: str | Path,
+    *,
+    objective: str | Sequence[str] = (),
+    checkpoint: str = "best",
+    epsilon: float | Sequence[float] = (0.01,),
+    max_batches: int | None = None,
+    data: str | Path | None = None,
+    out: str | Path | None = None,
+    memory: MemoryLimit = None,
+    progress: Progress | None = None,
+) -> ContributionAnalysis:
+    """Count the samples that contribute to the gradient of a run's model over its training set.
+
+    Counts and weights are those of the COCOS paper: frozen weights, no dropout, batches of 128.
+
+    Args:
+        run: Run folder, or folder or hub name of a CLIP or SigLIP model.
+        objective: Further objective to diagnose at the same weights, such as 'TripletHN(margin=0.2)'.
+        checkpoint: best, last, start (the untrained model), or the step of a saved checkpoint.
+        epsilon: Weight from which a sample counts as contributing. Default: 0.01.
+        max_batches: Maximum number of batches. Default: the whole training set.
+        data: Data set to diagnose on. Default: that of the run.
+        out: New HTML report with tables, a plot over epsilon, and training curves. Default: no report.
+        memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of the free memory.
+        progress: Receives the progress.
+
+    Returns:
+        Mean and standard deviation over batches for each objective and epsilon.
+
+    Raises:
+        RunError: If the folder is not a run, or the checkpoint is missing.
+        SpecError: If an objective is unknown.
+        VisavisError: If a pretrained model is given without data and objective.
+    """
+    from visavis import storage
+    from visavis.diagnostics.contribution_analysis import diagnose_run
+    from visavis.reports.plotting import require_report_packages
+
+    if out is not None:
+        require_report_packages()
+        storage.require_new_file(out)
+    result = diagnose_run(
+        Path(run),
+        to_list(objective),
+        max_batches,
+        progress or NoProgress(),
+        optional_text(data),
+        memory,
+        checkpoint=str(checkpoint),
+        epsilons=to_list(epsilon),
+    )
+    if out is not None:
+        from visavis.reports.diagnosis_report import render_diagnosis
+
+        storage.write_text(out, render_diagnosis(result))
+    return result
+
+
+def probe(
+    run: str | Path,
+    *,
+    num_images: int = 500,
+    data: str | Path | None = None,
+    split: str | None = None,
+    memory: MemoryLimit = None,
+    progress: Progress | None = None,
+) -> ProbeReport:
+    """Test the capabilities of a run's best model with edited captions and images.
+
+    One edit makes a caption false: colors, relations and roles are swapped or replaced, numbers and negation changed. The result is how
+    often the true caption scores higher. Typos, blur, a crop, JPEG and gray images should change nothing. The result is their cost in recall.
+
+    Args:
+        run: Run folder, or folder or hub name of a CLIP or SigLIP model.
+        num_images: Number of images, the first of the split. 0: all.
+        data: Data set. Default: that of the run.
+        split: Split. Default: the test split of the recipe.
+        memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of the free memory.
+        progress: Receives the progress.
+
+    Returns:
+        Accuracy for each kind of edit, and changes of recall.
+
+    Raises:
+        RunError: If the model cannot encode new captions.
+    """
+    from visavis.robustness import probe_run
+
+    return probe_run(Path(run), num_images, progress or NoProgress(), optional_text(data), split, memory)
+
+
+def explain(
+    run: str | Path,
+    image: str | Path,
+    text: str,
+    *,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+) -> AttentionMap:
+    """Draw which image region each word of a text attends to, for a cross-attention model such as SCAN.
+
+    Args:
+        run: Run folder of a cross-attention model.
+        image: Image file, or name of an image in the run's data.
+        text: Text that may describe the image.
+        out: New .png, .pdf or .jpg file. Default: runs/explanation-<n>.png.
+        progress: Receives the progress.
+
+    Returns:
+        ``words``, ``weights`` of shape ``[words, regions]``, ``scores`` of the words, ``score`` and the ``file``.
+
+    Raises:
+        RunError: If the model has no attention between words and regions.
+        VisavisError: If the file name has another ending.
+    """
+    from visavis import storage
+    from visavis.diagnostics.attention_maps import attention_map
+    from visavis.reports.attention_image import draw_attention, image_format
+
+    file_format = image_format(Path("explanation.png" if out is None else out))
+    if out is not None:
+        storage.require_new_file(out)
+    explanation = attention_map(Path(run), str(image), text, progress or NoProgress())
+    content = draw_attention(explanation, file_format)
+    file = storage.create_numbered_file("runs/explanation.png") if out is None else Path(out)
+    storage.write_bytes(file, content)
+    return replace(explanation, file=file)

@@ -1,0 +1,208 @@
+"""API functions for graded relevance: ranking coherence, agreement with people, and relevance estimators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from visavis.api.arguments import optional_text, to_list, to_paths
+from visavis.progress import NoProgress, Progress
+
+if TYPE_CHECKING:
+    from visavis.graded.estimator_quality import EstimatorQuality, RelevanceDistribution
+    from visavis.graded.fine_tuning import FineTunedModel
+    from visavis.graded.human_agreement import HumanAgreement
+    from visavis.graded.ranked_lists import RankedListComparison
+    from visavis.memory_budget import MemoryLimit
+
+
+def agreement(
+    runs: str | Path | Sequence[str | Path],
+    *,
+    data: str | Path | None = None,
+    relevance: str | None = None,
+    progress: Progress | None = None,
+) -> list[HumanAgreement]:
+    """Correlate the scores of runs with human judgments of image-caption pairs.
+
+    The judgments are the expert and crowd judgments of Flickr8k, or the ratings of Crisscrossed Captions of MS-COCO. Correlations are
+    Kendall's and Spearman's, with bootstrap intervals over images, with and without an image's own captions. The agreement
+    of single annotators with the others is reported if they are known.
+
+    Args:
+        runs: Run folder, or folder or hub name of a CLIP or SigLIP model. Differences are to the first.
+        data: Data set with human judgments. Default: that of the runs.
+        relevance: Relevance estimator to correlate as well, such as "CBoW()". Default: none.
+        progress: Receives the progress.
+
+    Returns:
+        Correlations for each kind of judgment.
+
+    Raises:
+        DataError: If the data set has no judgments.
+        RunError: If the runs are of different data.
+    """
+    from visavis.api.graded_runs import measure_run_agreement
+
+    return measure_run_agreement(to_paths(runs), optional_text(data), relevance, progress or NoProgress())
+
+
+def coherence(
+    runs: str | Path | Sequence[str | Path],
+    *,
+    relevance: str = "CBoW()",
+    caption_aggregation: Literal["paired", "max", "mean"] = "max",
+    queries: int | str | Sequence[str] = 4,
+    top: int = 30,
+    irrelevant_share: float = 0.5,
+    split: str | None = None,
+    data: str | Path | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    memory: MemoryLimit = None,
+    progress: Progress | None = None,
+) -> RankedListComparison:
+    """Measure the ranking coherence of runs: ranked lists side by side, irrelevant items, and CS@K against K.
+
+    Args:
+        runs: Run folder, or folder or hub name of a CLIP or SigLIP model.
+        relevance: Relevance estimator of captions and images.
+        caption_aggregation: Relevance to an image from that to its captions: the maximum, the mean, or its first caption (paired).
+        queries: Number of random queries to show, or a caption or image name. Default: 4.
+        top: Length of each list.
+        irrelevant_share: Share of all candidates below which a candidate is totally irrelevant.
+        split: Split. Default: the test split of the first run.
+        data: Data set. Default: that of the runs.
+        seed: Seed of the sampled queries.
+        out: New folder. Default: runs/coherence-<n>.
+        memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of the free memory.
+        progress: Receives the progress.
+
+    Returns:
+        Statistics of each run and of a random order, and the lists. The folder has ``report.html``.
+
+    Raises:
+        DataError: If the relevance is constant.
+        MissingExtra: If the packages of the extra ``report`` are not installed.
+        RunError: If the runs rank different data.
+    """
+    from visavis.api.graded_runs import compare_ranked_lists
+    from visavis.reports.coherence_report import write_coherence_report
+    from visavis.reports.plotting import require_report_packages
+
+    require_report_packages()
+    if isinstance(queries, str):
+        queries = int(queries) if queries.isdecimal() else [queries]
+    comparison = compare_ranked_lists(
+        to_paths(runs),
+        relevance,
+        caption_aggregation=caption_aggregation,
+        queries=queries,
+        top=top,
+        irrelevant_share=irrelevant_share,
+        split=split,
+        data=optional_text(data),
+        seed=seed,
+        out=out,
+        memory=memory,
+        progress=progress or NoProgress(),
+    )
+    write_coherence_report(comparison)
+    return comparison
+
+
+def relevance(estimator: str | Sequence[str] = (), *, progress: Progress | None = None) -> list[EstimatorQuality]:
+    """Correlate relevance estimators with human ratings (STS-B, Crisscrossed Captions), and measure their speed.
+
+    Args:
+        estimator: Relevance estimator, such as CBoW(removed_components=1). Default: all that need no fine-tuned model.
+        progress: Receives the progress.
+
+    Returns:
+        Correlations and speed of each estimator.
+
+    Raises:
+        SpecError: If an estimator is unknown.
+    """
+    from visavis.graded.estimator_quality import DEFAULT_ESTIMATORS, evaluate_estimators
+
+    return evaluate_estimators(to_list(estimator) or DEFAULT_ESTIMATORS, progress or NoProgress())
+
+
+def relevance_thresholds(
+    data: str | Path,
+    *,
+    estimator: str | Sequence[str] = (),
+    caption_aggregation: Literal["paired", "max", "mean"] = "paired",
+    num_pairs: int = 100_000,
+    plot: str | Path | None = None,
+    progress: Progress | None = None,
+) -> list[RelevanceDistribution]:
+    """Suggest thresholds for the Ladder objective from the distribution of relevance over random training pairs.
+
+    Args:
+        data: Data set: a folder, a list in it, or a name under VISAVIS_DATA.
+        estimator: Relevance estimator, such as CBoW(removed_components=1). Default: all that need no fine-tuned model.
+        caption_aggregation: Relevance to an image from that to its captions: the sampled caption (paired), the maximum, or the mean.
+        num_pairs: Number of random training pairs.
+        plot: New PNG file with the distributions. Default: no plot.
+        progress: Receives the progress.
+
+    Returns:
+        Quantiles, histogram and thresholds for each estimator.
+
+    Raises:
+        DataError: If the data cannot be read.
+        SpecError: If an estimator is unknown.
+    """
+    from visavis import storage
+    from visavis.data import open_dataset
+    from visavis.graded.estimator_quality import DEFAULT_ESTIMATORS, relevance_distributions
+    from visavis.reports.plotting import plot_relevance_distributions, require_report_packages
+
+    if plot is not None:
+        require_report_packages()
+        storage.require_new_file(plot)
+    estimators = to_list(estimator) or DEFAULT_ESTIMATORS
+    distributions = relevance_distributions(estimators, open_dataset(data), caption_aggregation, num_pairs, progress or NoProgress())
+    if plot is not None:
+        storage.write_bytes(plot, plot_relevance_distributions(distributions))
+    return distributions
+
+
+def relevance_fit(
+    out: str | Path,
+    *,
+    kind: Literal["bi", "cross"] = "bi",
+    model: str = "minilm",
+    epochs: int = 4,
+    lr: float | None = None,
+    batch_size: int = 16,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> FineTunedModel:
+    """Fine-tune a sentence model on the human ratings of STS-B, for the estimators SentenceModel and CrossEncoder.
+
+    Args:
+        out: New folder for the model.
+        kind: One vector per caption (bi), or both captions read together (cross).
+        model: Pretrained model: minilm, a transformers folder, or a hub name.
+        epochs: Number of epochs. The best on STS-B dev is saved.
+        lr: Learning rate. Default: 2e-5 for bi, 5e-5 for cross.
+        batch_size: Pairs per step.
+        seed: Seed of the batch order, dropout and output layer.
+        progress: Receives the progress.
+
+    Returns:
+        Correlation on STS-B dev after each epoch and on test, and the spec of the estimator.
+
+    Raises:
+        RefusedOverwrite: If the folder is not empty.
+
+    Source:
+        Ladder paper, fine-tuning of BERT.
+    """
+    from visavis.graded.fine_tuning import fine_tune
+
+    return fine_tune(out, kind, model, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed, progress=progress or NoProgress())

@@ -1,0 +1,298 @@
+"""API functions for collections: index, search, classify and serve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from visavis.api.arguments import optional_path, optional_text, to_list, to_paths
+from visavis.errors import DataError, VisavisError
+from visavis.progress import NoProgress, Progress
+
+if TYPE_CHECKING:
+    from visavis.memory_budget import MemoryLimit
+    from visavis.retrieval.index_builder import IndexReport
+    from visavis.retrieval.index_search import SearchQuery, SearchResults
+    from visavis.retrieval.items import ItemFilter
+
+
+def index(
+    run: str | Path,
+    source: str | Path,
+    *,
+    out: str | Path,
+    store: str | Path | None = None,
+    moment_seconds: float | None = None,
+    embedding_dim: int | None = None,
+    compression: bool = False,
+    engine: Literal["local", "ray"] = "local",
+    workers: int = 2,
+    device: str | None = None,
+    memory: MemoryLimit = None,
+    progress: Progress | None = None,
+) -> IndexReport:
+    """Index a folder of images and videos, or update an index: only new and changed files are encoded.
+
+    If the validation data of the run are available, the match probability is calibrated.
+
+    Args:
+        run: Run folder, or folder or hub name of a CLIP or SigLIP model.
+        source: Folder of images and videos, or a data set.
+        out: Folder of the index. An existing index is updated.
+        store: LanceDB folder or s3:// URI, or Milvus *.db file or http:// URL. Default: LanceDB inside --out.
+        moment_seconds: Length of a video moment in seconds. Default: 4.
+        embedding_dim: Number of leading dimensions to store, for a model trained with matryoshka_dims. Default: all.
+        compression: Also measure recall, bytes and latency of compressed vectors.
+        engine: Encode locally, or on a Ray cluster.
+        workers: Number of processes on a Ray cluster.
+        device: Device of the model: cpu or cuda. Default: CUDA if available.
+        memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of the free memory.
+        progress: Receives the progress.
+
+    Returns:
+        Counts of encoded, unchanged, moved and removed files.
+
+    Raises:
+        DataError: If the source cannot be read, or the index is of another source or model.
+        RunError: If the folder is not a run.
+    """
+    from visavis.retrieval.index_builder import build_index
+
+    return build_index(
+        run,
+        source,
+        out,
+        store=optional_text(store),
+        moment_seconds=moment_seconds,
+        embedding_dim=embedding_dim,
+        compression=compression,
+        engine=engine,
+        workers=workers,
+        device=device,
+        memory=memory,
+        progress=progress or NoProgress(),
+    )
+
+
+def search(
+    run: str | Path | Sequence[str | Path],
+    query: str = "",
+    *,
+    image: str | Path | Sequence[str | Path] = (),
+    like: str | Sequence[str] = (),
+    without: str | Sequence[str] = (),
+    collection: str | Path | None = None,
+    path: str = "",
+    kind: Literal["image", "video", "moment"] | None = None,
+    after: str | None = None,
+    before: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+    group_duplicates: bool = True,
+    rerank: str | Path | None = None,
+    model: str | Path | None = None,
+    top: int = 5,
+    memory: MemoryLimit = None,
+    progress: Progress | None = None,
+) -> SearchResults:
+    """Search an index, or the images of a run, by text, images or similar items.
+
+    Several runs are searched as an ensemble: their scores are averaged.
+
+    Args:
+        run: Index, run folder, or folder or hub name of a CLIP or SigLIP model.
+        query: Text query. Optional with --image or --like.
+        image: Query image.
+        like: Key of an item of the index to find similar items of.
+        without: Text that results should not match.
+        collection: Data set or folder of images to search with a run. Default: the run's own data.
+        path: Pattern of paths to search, such as '*beach*'. Default: all.
+        kind: Kind of items to search. Default: all.
+        after: Earliest modification time of files, such as 2024-05-31. Default: any.
+        before: Modification time before which files must lie. Default: any.
+        metadata: Metadata value of items to search, such as split=test. Default: any.
+        group_duplicates: Group near-duplicates and moments of one video into one result.
+        rerank: Run that re-ranks the first fifty results, such as SCAN. Default: none.
+        model: New location of the model of an index. Default: the recorded one.
+        top: Number of results.
+        memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of the free memory.
+        progress: Receives the progress.
+
+    Returns:
+        Results, best first.
+
+    Raises:
+        DataError: If a time cannot be parsed.
+        RunError: If the folder is neither a run nor an index.
+        VisavisError: If an option is only for an index, or the query is empty.
+    """
+    from visavis.retrieval.image_search import search_images, warn_unknown_words
+    from visavis.retrieval.index_folder import Index, is_index
+    from visavis.retrieval.index_search import attach_images, search_index
+
+    runs, progress = to_paths(run), progress or NoProgress()
+    if not any(is_index(folder) for folder in runs):
+        if image or like or without or path or kind or after or before or metadata or rerank:
+            raise VisavisError(
+                f"{runs[0]}: expected an index for image queries, filters and --rerank, got a run or model. "
+                f"Create one with visavis index {runs[0]} FOLDER --out INDEX."
+            )
+        return search_images(runs, query, optional_path(collection), top, progress, memory)
+    if len(runs) > 1 or collection is not None:
+        raise VisavisError("search: expected one index without --collection, as an index has its own images. Pass one index only.")
+    from visavis.models.retriever import Retriever
+
+    opened = Index.open(runs[0], model=model, memory=memory)
+    try:
+        search_query = build_query(query, image, like, without)
+        for _, text in search_query.texts:
+            if text.strip():
+                warn_unknown_words(opened.model, text, progress)
+        candidates = search_index(
+            opened,
+            search_query,
+            top,
+            build_filter(path, kind, after, before, metadata or {}),
+            group_duplicates=group_duplicates,
+            rerank=None if rerank is None else Retriever.load(rerank, memory=memory),
+        )
+        results = attach_images(opened, candidates)
+        if missing := [hit.item.path for hit in results if hit.image is None]:
+            progress.message(f"{opened.root}: {', '.join(missing)} not found. Update the index with visavis index.")
+        return results
+    finally:
+        opened.store.close()
+
+
+def classify(
+    run: str | Path,
+    image: str | Path,
+    labels: str | Path | Sequence[str],
+    *,
+    model: str | Path | None = None,
+    top: int = 5,
+    memory: MemoryLimit = None,
+) -> list[tuple[str, float]]:
+    """Classify an image with text labels (zero-shot).
+
+    Args:
+        run: Run folder, folder or hub name of a CLIP or SigLIP model, or index for its model.
+        image: Image file.
+        labels: File with one label or caption per line, or several labels.
+        model: New location of the model of an index. Default: the recorded one.
+        top: Number of labels.
+        memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of the free memory.
+
+    Returns:
+        Labels with their scores, best first.
+
+    Raises:
+        DataError: If the image or the file of labels cannot be read.
+        RunError: If the folder is neither a run nor an index.
+    """
+    from visavis import storage
+    from visavis.models.retriever import Retriever
+    from visavis.retrieval.index_folder import is_index, read_manifest
+    from visavis.retrieval.index_search import rank_texts
+
+    if isinstance(labels, str | Path):
+        labels = [line for line in storage.read_text(labels).splitlines() if line.strip()]
+    name = model or (read_manifest(Path(run)).model if is_index(run) else run)
+    return rank_texts(Retriever.load(name, memory=memory), image, labels)[:top]
+
+
+def build_query(
+    text: str, image: str | Path | Sequence[str | Path] = (), like: str | Sequence[str] = (), without: str | Sequence[str] = ()
+) -> SearchQuery:
+    """Combine the parts of a query, each with weight 1, and excluded texts with weight -0.5.
+
+    Args:
+        text: Text query, or empty with an image or item.
+        image: Query images.
+        like: Keys of items.
+        without: Excluded texts.
+
+    Returns:
+        The query.
+
+    Raises:
+        VisavisError: If the query has no part.
+    """
+    from visavis.retrieval.index_search import EXCLUDED_WEIGHT, SearchQuery
+
+    images = [image] if isinstance(image, str | Path) else image
+    keys = to_list(like)
+    texts = [(1.0, text)] if text.strip() or not (images or keys) else []
+    return SearchQuery(
+        texts=(*texts, *((EXCLUDED_WEIGHT, excluded) for excluded in to_list(without))),
+        images=tuple((1.0, file) for file in images),
+        like=tuple((1.0, key) for key in keys),
+    )
+
+
+def build_filter(
+    path: str, kind: Literal["image", "video", "moment"] | None, after: str | None, before: str | None, metadata: Mapping[str, str]
+) -> ItemFilter:
+    """Build the filter of a search.
+
+    Args:
+        path: Pattern of paths.
+        kind: Kind of items.
+        after: Earliest modification time, in ISO format.
+        before: Modification time before which files lie, in ISO format.
+        metadata: Values that items must have.
+
+    Returns:
+        The filter.
+
+    Raises:
+        DataError: If a time cannot be parsed.
+        VisavisError: If the kind is unknown.
+    """
+    from visavis.retrieval.items import ItemFilter
+
+    if kind not in (None, "image", "video", "moment"):
+        raise VisavisError(f"kind: expected image, video or moment, got {kind!r}.")
+    return ItemFilter(path=path, kind=kind, after=_parse_time(after), before=_parse_time(before), metadata=dict(metadata))
+
+
+def _parse_time(text: str | None) -> int | None:
+    """Nanoseconds since 1970 of an ISO time."""
+    if text is None:
+        return None
+    try:
+        return int(datetime.fromisoformat(text).astimezone().timestamp() * 1e9)
+    except (ValueError, OverflowError, OSError):
+        raise DataError(f"time: expected a date such as 2024-05-31 or 2024-05-31T18:30, got {text!r}.") from None
+
+
+def serve(
+    index: str | Path | Sequence[str | Path],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token: str | None = None,
+    feedback: str | Path | None = None,
+    open_browser: bool = False,
+    progress: Progress | None = None,
+) -> None:
+    """Serve a web UI to search one index, or to compare two side by side in random order. Ctrl-C stops the server.
+
+    Args:
+        index: Folder of an index, or of two indexes to compare.
+        host: Address to listen on. Any address but a loopback one needs a token.
+        port: Port to listen on. 0: any free port.
+        token: Access token required from clients, at least 12 characters. Default: none.
+        feedback: File for relevance judgments, new or to be continued. Default: no feedback.
+        open_browser: Open the web UI in a browser.
+        progress: Receives the address and access log.
+
+    Raises:
+        MissingExtra: If the packages of the extra ``serve`` are not installed.
+        VisavisError: If the address is not a loopback one and no token is set.
+    """
+    from visavis.server.uvicorn_server import run_service
+
+    indexes = [index] if isinstance(index, str | Path) else list(index)
+    run_service(indexes, host=host, port=port, token=token, feedback=feedback, open_browser=open_browser, progress=progress or NoProgress())

@@ -1,0 +1,68 @@
+"""Disk cache of audit results, so that an interrupted audit resumes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from visavis import storage
+from visavis.errors import DataError
+
+
+def cache_path(*key_parts: Any) -> Path:
+    """Return the path, without a suffix, of a cached result.
+
+    Args:
+        key_parts: Everything the result depends on. The versions of torch and visavis are added.
+
+    Returns:
+        A path in the cache folder.
+    """
+    text = json.dumps([version("visavis"), torch.__version__, *key_parts], sort_keys=True, default=str)
+    return storage.cache_folder() / "audits" / hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def cached_tensors(path: Path, compute: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Read cached tensors, or compute and cache them. A damaged file is computed again.
+
+    Args:
+        path: Path from ``cache_path``.
+        compute: Computes the tensors.
+
+    Returns:
+        The tensors by name.
+    """
+    file = path.with_suffix(".safetensors")
+    if file.exists():
+        try:
+            return storage.read_tensors(file)
+        except DataError as damage:
+            storage.remove_damaged(file, [file], str(damage))
+    tensors = compute()
+    storage.write_tensors(file, tensors)
+    return tensors
+
+
+def cached_value(path: Path, shape: Any, compute: Callable[[], Any]) -> Any:
+    """Read a cached JSON value, or compute and cache it. A damaged file is computed again.
+
+    Args:
+        path: Path from ``cache_path``.
+        shape: Type of the value, such as ``list[float]`` or a dataclass.
+        compute: Computes the value as JSON data.
+
+    Returns:
+        The value as an instance of ``shape``.
+    """
+    file = path.with_suffix(".json")
+    if (value := storage.read_checksummed_json(file, shape)) is not None:
+        return value
+    storage.write_checksummed_json(file, compute())
+    return storage.read_checksummed_json(file, shape)

@@ -1,0 +1,241 @@
+"""Learning curve: validation RSUM by the amount of training data, and the expected gain from twice as much.
+
+The extrapolation fits y(n) = a - b n^-c, and its limit for c -> 0, y(n) = a + b log n. The exponent c comes from a grid, a and b >= 0 from
+least squares. The interval covers both sources of uncertainty:
+
+- Measurements are resampled (Student's t with the pooled standard deviation over seeds).
+- For each resampled curve, the smallest and the largest prediction of all exponents that fit nearly as well as the best are kept, because
+  few sizes determine the exponent badly. The interval is from the 2.5 % quantile of the former to the 97.5 % quantile of the latter.
+
+Source: J. Hestness et al., "Deep Learning Scaling is Predictable, Empirically" (2017).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from visavis.audit.disk_cache import cache_path, cached_value
+from visavis.audit.issue import Issue
+from visavis.audit.model_fit import ModelFit
+from visavis.data.dataset import Dataset
+from visavis.models import Matcher
+from visavis.progress import Progress
+from visavis.recipes.data_module import DataModule
+
+EXPONENTS = np.concatenate([[0.0], np.geomspace(0.05, 2.0, 200)])
+NUM_SAMPLES, CONFIDENCE = 400, 0.95
+FRACTIONS = (0.125, 0.25, 0.5, 1.0)
+# A part of the data is trained on for as many steps as the whole, but for at most this factor of the epochs. The curve shows the best
+# of several evaluations, so that neither a too short nor a too long training is mistaken for too little data.
+MAX_EPOCH_FACTOR, NUM_EVALUATIONS = 4.0, 4
+IMAGES, CAPTIONS = "images", "captions per image"
+
+
+@dataclass(frozen=True)
+class Extrapolation:
+    """Expected gain from twice the largest measured size.
+
+    Attributes:
+        size: Twice the largest measured size.
+        gain: Expected gain in RSUM.
+        low: Lower end of its 95 % interval.
+        high: Upper end of its 95 % interval.
+        exponent: Exponent of the best fit.
+        verdict: "more" if the gain is certainly positive, "little" if it is certainly below 1 % of the current RSUM, else "unclear".
+    """
+
+    size: int
+    gain: float
+    low: float
+    high: float
+    exponent: float
+    verdict: Literal["more", "little", "unclear"]
+
+    def __str__(self) -> str:
+        verdict = {"more": "", "little": ", almost nothing", "unclear": ", inconclusive"}[self.verdict]
+        return f"{self.size:,} would add {self.gain:+.1f} RSUM (95 %: {self.low:+.1f} to {self.high:+.1f}){verdict}"
+
+
+def extrapolate(sizes: np.ndarray, values: np.ndarray, seed: int = 0) -> Extrapolation:
+    """Predict the gain from twice the largest size.
+
+    Args:
+        sizes: Size of each measurement, shape ``[N]``. At least three distinct sizes, with several measurements each.
+        values: Measured values, shape ``[N]``.
+        seed: Random seed of the resampling.
+
+    Returns:
+        The prediction.
+    """
+    from scipy.stats import f, t
+
+    distinct = np.unique(sizes)
+    means = np.array([values[sizes == size].mean() for size in distinct])
+    counts = np.array([(sizes == size).sum() for size in distinct])
+    dof = int(counts.sum() - len(distinct))
+    residuals = values - means[np.searchsorted(distinct, sizes)]
+    std = float(np.sqrt((residuals**2).sum() / dof))
+    random = np.random.default_rng(seed)
+    noise = t.rvs(dof, size=(NUM_SAMPLES, len(distinct)), random_state=random) * std / np.sqrt(counts)
+    errors, gains = _fit_power_laws(distinct, np.concatenate([means[None], means + noise]), counts)
+    best = int(errors[0].argmin())
+    fits_well = errors[1:] <= errors[1:].min(1, keepdims=True) + std**2 * f.ppf(CONFIDENCE, 1, dof)
+    lowest, highest = np.where(fits_well, gains[1:], np.inf).min(1), np.where(fits_well, gains[1:], -np.inf).max(1)
+    gain = float(gains[0, best])
+    low = min(float(np.quantile(lowest, (1 - CONFIDENCE) / 2)), gain)
+    high = max(float(np.quantile(highest, (1 + CONFIDENCE) / 2)), gain)
+    is_little = high < 0.01 * abs(means[-1])
+    verdict: Literal["more", "little", "unclear"] = "little" if is_little else "more" if low > 0 else "unclear"
+    return Extrapolation(int(2 * distinct[-1]), gain, low, high, float(EXPONENTS[best]), verdict)
+
+
+def _fit_power_laws(sizes: np.ndarray, means: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return squared errors of the best fit for each curve and exponent ``[M, E]``, and its gain at twice the largest size."""
+    relative = sizes / sizes[-1]
+    shapes = np.stack([np.log(relative) if c == 0 else (1 - relative**-c) / c for c in EXPONENTS])
+    doubled = np.array([np.log(2) if c == 0 else (1 - 2.0**-c) / c for c in EXPONENTS])
+    weights = counts / counts.sum()
+    centered = shapes - (shapes * weights).sum(1, keepdims=True)
+    residuals = means - (means * weights).sum(1, keepdims=True)
+    slopes = np.maximum((residuals * weights) @ centered.T / (centered**2 * weights).sum(1), 0.0)
+    errors = ((residuals[:, None] - slopes[..., None] * centered[None]) ** 2 * counts).sum(-1)
+    return errors, slopes * doubled
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """One trained model.
+
+    Attributes:
+        size: Number of images, or of captions per image, that it was trained on.
+        seed: Seed of the training.
+        rsum: Its validation RSUM.
+    """
+
+    size: int
+    seed: int
+    rsum: float
+
+
+@dataclass(frozen=True)
+class CurveAxis:
+    """Measurements along one kind of data.
+
+    Attributes:
+        unit: "images" or "captions per image".
+        points: The trained models.
+        extrapolation: Expected gain. None if there are fewer than three sizes or two seeds.
+    """
+
+    unit: str
+    points: tuple[CurvePoint, ...]
+    extrapolation: Extrapolation | None
+
+    def __str__(self) -> str:
+        by_size = {size: [point.rsum for point in self.points if point.size == size] for size in sorted({p.size for p in self.points})}
+        means = ", ".join(f"{size:,}: {np.mean(values):.1f}" for size, values in by_size.items())
+        return f"{self.unit} {means}. {self.extrapolation or f'{len(by_size)} sizes are too few for an extrapolation'}"
+
+
+@dataclass(frozen=True)
+class LearningCurve:
+    """Validation RSUM by number of images and by captions per image.
+
+    Attributes:
+        axes: Measurements along each kind of data.
+        validation: Number of validation images.
+    """
+
+    axes: tuple[CurveAxis, ...]
+    validation: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to JSON data.
+
+        Returns:
+            All fields by name.
+        """
+        return asdict(self)
+
+    def issues(self) -> list[Issue]:
+        """Report the curve as one issue that is not serious.
+
+        Returns:
+            The issues.
+        """
+        points = sum(len(axis.points) for axis in self.axes)
+        description = f"validation RSUM ({self.validation:,} images) of {points} models by size of their training data."
+        return [Issue("learning curve", points, description, self.fix, tuple(map(str, self.axes)), serious=False)]
+
+    @property
+    def fix(self) -> str:
+        """Which kind of data to collect."""
+        gains = {axis.unit: e.gain for axis in self.axes if (e := axis.extrapolation) is not None and e.verdict == "more"}
+        if not gains:
+            return "More data of the same kind has no certain benefit. Try another encoder or recipe first, or use more seeds."
+        best = max(gains, key=gains.__getitem__)
+        return f"Collect more {best}: twice as many are expected to add {gains[best]:+.1f} RSUM."
+
+
+def measure_learning_curve(data_module: DataModule, data: Dataset, identity: Any, seeds: int, progress: Progress) -> LearningCurve:
+    """Train models on parts of the training split and evaluate them on the validation split.
+
+    Each model is cached, so that an interrupted call resumes.
+
+    Args:
+        data_module: The recipe with its features.
+        data: The data set.
+        identity: JSON data that identifies the recipe, the data and the features in the cache.
+        seeds: Number of models per size.
+        progress: Receives the number of trained models.
+
+    Returns:
+        The curve.
+    """
+    train, validation = data.split("train"), data_module.validation
+    image_counts = [round(fraction * len(train.images)) for fraction in FRACTIONS]
+    # For each size: the size, its fraction of the data, and the arguments of `Dataset.subsample`.
+    axes = {IMAGES: [(count, fraction, (count, 0)) for count, fraction in zip(image_counts, FRACTIONS, strict=True)]}
+    max_captions = min(map(len, train.captions_of))
+    if max_captions > 1:
+        caption_counts = sorted({1, 2, -(-max_captions // 2), max_captions})
+        axes[CAPTIONS] = [(count, count / max_captions, (0, count)) for count in caption_counts]
+    total, done, curves = seeds * sum(map(len, axes.values())), 0, list[CurveAxis]()
+    for unit, sizes in axes.items():
+        points = []
+        for size, fraction, limits in sizes:
+            for seed in range(seeds):
+                rsum = _validation_rsum(data_module, train.subsample(*limits, seed), validation, identity, seed, fraction, progress)
+                points.append(CurvePoint(size, seed, rsum))
+                done += 1
+                progress.update("learning curve", done, total, 0.0)
+        can_extrapolate = len(sizes) > 2 and seeds > 1
+        extrapolation = extrapolate(np.array([p.size for p in points]), np.array([p.rsum for p in points])) if can_extrapolate else None
+        curves.append(CurveAxis(unit, tuple(points), extrapolation))
+    return LearningCurve(tuple(curves), len(validation.images))
+
+
+def _validation_rsum(
+    data_module: DataModule, part: Dataset, validation: Dataset, identity: Any, seed: int, fraction: float, progress: Progress
+) -> float:
+    """Return the best validation RSUM of a model that is trained on a part of the data."""
+
+    def compute() -> list[float]:
+        values = list[float]()
+
+        def on_evaluation(matcher: Matcher) -> None:
+            values.append(data_module.evaluate(matcher, validation).metrics["rsum"])
+
+        def on_step(done: int, total: int) -> None:
+            progress.update(f"model of {len(part.images):,} images", done, total, 0.0)
+
+        epoch_factor = min(1 / fraction, MAX_EPOCH_FACTOR)
+        ModelFit(data_module, seed, epoch_factor, NUM_EVALUATIONS, on_evaluation, on_step).run(part, validation)
+        return values
+
+    key = (identity, part.image_rows.tolist(), part.caption_rows.tolist(), seed, fraction, NUM_EVALUATIONS, MAX_EPOCH_FACTOR)
+    rsums: list[float] = cached_value(cache_path("curve", *key), list[float], compute)
+    return max(rsums)

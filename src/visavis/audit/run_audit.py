@@ -1,0 +1,244 @@
+"""The audit of a data set: it chooses encoders as a training does, and caches each finished part."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from visavis.audit.caption_audit import CaptionAudit, audit_captions
+from visavis.audit.disk_cache import cache_path, cached_value
+from visavis.audit.duplicates import Duplicates, find_duplicates, read_thumbnails
+from visavis.audit.embeddings import caption_vectors, image_vectors
+from visavis.audit.issue import Issue
+from visavis.audit.learning_curve import LearningCurve, measure_learning_curve
+from visavis.audit.mislabeled_pairs import MislabeledPairs, find_mislabeled_pairs, score_held_out_pairs
+from visavis.data.dataset import Dataset
+from visavis.data.dataset_reader import resolve_path
+from visavis.data.features.store import FeatureStore
+from visavis.data.file_fingerprint import file_stats
+from visavis.errors import VisavisError, suggest_name
+from visavis.models.encoders import cnn_backbones
+from visavis.progress import Progress
+from visavis.recipes.data_module import DataModule, open_data_module
+from visavis.recipes.default_recipe import choose_recipe
+from visavis.recipes.features import PRECOMP
+from visavis.recipes.files import read_recipe
+
+AUDIT_PARTS = ("duplicates", "captions", "mislabeled", "learning_curve")
+# Images of a fold or a validation split, below which ranks mean little.
+MIN_IMAGES = 50
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Result of an audit. A part that was not requested or not possible is None.
+
+    Attributes:
+        path: The given path of the data set.
+        data: Name of the data set.
+        images: Number of images.
+        captions: Number of captions.
+        reason: Which encoders and recipe were used, and why.
+        duplicates: Near-duplicate images.
+        caption_audit: Uninformative and unusual captions.
+        mislabeled_pairs: Likely mislabeled pairs.
+        learning_curve: Expected gain from more data.
+        skipped: For each part that was not possible, a sentence with the reason.
+        seconds: Duration.
+    """
+
+    path: str
+    data: str
+    images: int
+    captions: int
+    reason: str
+    duplicates: Duplicates | None
+    caption_audit: CaptionAudit | None
+    mislabeled_pairs: MislabeledPairs | None
+    learning_curve: LearningCurve | None
+    skipped: tuple[str, ...]
+    seconds: float
+
+    @property
+    def issues(self) -> tuple[Issue, ...]:
+        """All issues, serious ones first."""
+        parts = (self.duplicates, self.caption_audit, self.mislabeled_pairs, self.learning_curve)
+        issues = [issue for part in parts if part is not None for issue in part.issues()]
+        return tuple(sorted(issues, key=lambda issue: not issue.serious))
+
+    @property
+    def ok(self) -> bool:
+        """Whether all issues are minor."""
+        return not any(issue.serious for issue in self.issues)
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to JSON data.
+
+        Returns:
+            All fields by name, with ``ok`` and the kinds of serious issues.
+        """
+        values = {name: getattr(self, name) for name in ("path", "data", "images", "captions", "reason", "ok", "seconds")}
+        parts = {name: getattr(self, name) for name in ("duplicates", "caption_audit", "mislabeled_pairs", "learning_curve")}
+        return {
+            **values,
+            "serious_issues": [issue.kind for issue in self.issues if issue.serious],
+            **{name: part and part.to_json() for name, part in parts.items()},
+            "skipped": list(self.skipped),
+        }
+
+
+@dataclass
+class _Auditor:
+    """The parts of an audit with their shared inputs. can_train: whether the recipe's features make a training take seconds."""
+
+    data_module: DataModule
+    can_train: bool
+    folds: int
+    seeds: int
+    progress: Progress
+
+    @property
+    def data(self) -> Dataset:
+        return self.data_module.data
+
+    @property
+    def seed(self) -> int:
+        return self.data_module.recipe.seed
+
+    @cached_property
+    def identity(self) -> Any:
+        """JSON data that identifies the recipe, the data and the features in the cache."""
+        visual, recipe = self.data_module.visual, self.data_module.recipe
+        sizes = [image.location.num_bytes for image in self.data.images if image.location is not None]
+        features: Any = str(visual.folder) if isinstance(visual, FeatureStore) else recipe.visual.features
+        if features and features != PRECOMP and not isinstance(visual, FeatureStore):
+            features = [[str(path), stats] for path, stats in file_stats([resolve_path(features)]).items()]
+        return [recipe.to_dict(), self.data.fingerprint, sizes, features]
+
+    @cached_property
+    def caption_vectors(self) -> Any:
+        return caption_vectors(self.data_module, self.data)
+
+    @cached_property
+    def duplicates(self) -> Duplicates:
+        def compute() -> Any:
+            has_pixels = all(image.location is not None for image in self.data.images)
+            vectors = image_vectors(self.data_module, self.data)
+            thumbnails = read_thumbnails(self.data, self.progress) if has_pixels else None
+            features, encode = (None, None) if vectors is None else (vectors.features, vectors.encode)
+            return find_duplicates(self.data, thumbnails, features, encode, self.seed).to_json()
+
+        duplicates: Duplicates = cached_value(cache_path("duplicates", self.identity, self.seed), Duplicates, compute)
+        return duplicates
+
+    @cached_property
+    def copy_groups(self) -> np.ndarray:
+        return self.duplicates.copy_groups(self.data)
+
+    def captions(self) -> CaptionAudit:
+        vectors, encoder = self.caption_vectors
+        self.progress.message(f"comparing {len(self.data.captions):,} captions ({encoder})")
+        return audit_captions(self.data, vectors, encoder, self.copy_groups, self.seed)
+
+    def mislabeled(self) -> MislabeledPairs:
+        vectors, _ = self.caption_vectors
+        held_out = score_held_out_pairs(
+            self.data_module, self.data, vectors, self.copy_groups, self.identity, self.folds, self.seed, self.progress
+        )
+        return find_mislabeled_pairs(self.data, held_out, self.data_module.recipe.phases[-1].objective, self.folds)
+
+    def learning_curve(self) -> LearningCurve:
+        return measure_learning_curve(self.data_module, self.data, self.identity, self.seeds, self.progress)
+
+    def reason_to_skip(self, part: str) -> str:
+        """Return why a part is not possible, or an empty text."""
+        if part == "duplicates" and any(image.location is None for image in self.data.images):
+            return f"duplicates: {self.data.name} has images without pixels. Add the image files to find copies."
+        if part not in ("mislabeled", "learning_curve"):
+            return ""
+        if not self.can_train:
+            return (
+                f"{part}: no image encoder is available. Name one, such as visual.encoder=FOLDER, or a recipe that trains one "
+                "(--recipe photos/pixels-words, which takes minutes for each of its models)."
+            )
+        if part == "mislabeled" and len(self.data.images) < self.folds * MIN_IMAGES:
+            return (
+                f"mislabeled: expected at least {MIN_IMAGES} images per fold, got {len(self.data.images):,} images for {self.folds} folds."
+            )
+        if part == "learning_curve":
+            splits = [image.split for image in self.data.images]
+            sizes = {name: splits.count(name) for name in (self.data_module.recipe.evaluation.validation, "train")}
+            if small := [f"{count:,} in {name}" for name, count in sizes.items() if count < MIN_IMAGES]:
+                return f"learning_curve: expected at least {MIN_IMAGES} images per split, got {' and '.join(small)}."
+        return ""
+
+
+def audit(
+    path: str | Path,
+    recipe: str | Path | None,
+    overrides: dict[str, Any],
+    parts: Sequence[str],
+    folds: int,
+    seeds: int,
+    progress: Progress,
+) -> Audit:
+    """Audit a data set.
+
+    Args:
+        path: The data set.
+        recipe: Recipe with the encoders, model and objective. None: the default recipe for the data.
+        overrides: Recipe keys and values that replace those of the recipe.
+        parts: Names from ``AUDIT_PARTS``. Empty: all.
+        folds: Number of folds that find mislabeled pairs, at least 2.
+        seeds: Number of models per size of the learning curve, at least 2.
+        progress: Receives the progress.
+
+    Returns:
+        The audit.
+
+    Raises:
+        VisavisError: If a part is unknown, a number is out of range, or the data or the recipe cannot be read.
+    """
+    started = time.perf_counter()
+    for part in parts:
+        if part not in AUDIT_PARTS:
+            raise VisavisError(f"parts: unknown part {part!r} of an audit: {suggest_name(part, AUDIT_PARTS)}")
+    if folds < 2 or seeds < 2:
+        raise VisavisError(f"folds, seeds: expected integers >= 2, got {folds} and {seeds}.")
+    settings = {"data.path": str(path)} | overrides
+    reason, is_named = f"recipe {recipe}", recipe is not None
+    if recipe is None:
+        default = choose_recipe(settings)
+        recipe, settings = default.name, default.overrides | settings
+        reason = default.reason.removeprefix("no recipe named, so ")
+    chosen = read_recipe(recipe, settings)
+    can_train = is_named or chosen.visual.encoder != cnn_backbones.SMALL_CNN
+    auditor = _Auditor(open_data_module(chosen, progress), can_train, folds, seeds, progress)
+    requested = [part for part in AUDIT_PARTS if part in (parts or AUDIT_PARTS)]
+    skipped = {part: why for part in requested if (why := auditor.reason_to_skip(part))}
+    compute: dict[str, Callable[[], Any]] = {
+        "duplicates": lambda: auditor.duplicates,
+        "captions": auditor.captions,
+        "mislabeled": auditor.mislabeled,
+        "learning_curve": auditor.learning_curve,
+    }
+    results = {part: compute[part]() for part in requested if part not in skipped}
+    return Audit(
+        path=str(path),
+        data=auditor.data.name,
+        images=len(auditor.data.images),
+        captions=len(auditor.data.captions),
+        reason=reason,
+        duplicates=results.get("duplicates"),
+        caption_audit=results.get("captions"),
+        mislabeled_pairs=results.get("mislabeled"),
+        learning_curve=results.get("learning_curve"),
+        skipped=tuple(skipped.values()),
+        seconds=time.perf_counter() - started,
+    )

@@ -1,0 +1,287 @@
+"""Commands of the command line, generated from the signatures and docstrings of the functions in ``visavis.api``.
+
+Positional parameters become arguments, keyword-only parameters become options. The summary of the docstring is the help of the
+command, the first sentence of each entry in ``Args`` and its default are the help of the parameter.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import typer
+
+from visavis import api
+from visavis.api.docstrings import docstring_arguments, docstring_summary
+from visavis.cli.terminal import print_error, print_json
+from visavis.errors import VisavisError
+
+Values = dict[str, Any]
+
+
+class Command(NamedTuple):
+    """Properties of a command that do not follow from its API function.
+
+    Attributes:
+        printer: Function of ``visavis.cli.output`` that prints the result. Default: the progress messages are enough.
+        json_key: Key of a result that is a list.
+        to_json: Converts a result and the arguments to JSON. Default: ``result.to_json()``.
+        options: Positional parameters of the function that are options of the command.
+        has_all: Whether the printer has an argument for the option --all.
+        has_failed: Returns whether the exit code is 1.
+        resumable: Whether Ctrl-C leaves something that --resume continues.
+        has_result: Whether the command ends with a result. A server has none.
+    """
+
+    printer: str = ""
+    json_key: str = ""
+    to_json: Callable[[Any, Values], Values] | None = None
+    options: tuple[str, ...] = ()
+    has_all: bool = False
+    has_failed: Callable[[Any], bool] = lambda _: False
+    resumable: bool = False
+    has_result: bool = True
+
+
+def _demo_to_json(folder: Path, _: Values) -> Values:
+    from visavis import storage
+
+    table = storage.read_json(folder / "table.json", dict[str, Any])
+    return {"folder": str(folder), "report": str(folder / "report.html"), **table}
+
+
+def _stores_to_json(stores: list[Any], _: Values) -> Values:
+    from visavis.cli.output.dataset_tables import feature_store_summary
+
+    return {"stores": [feature_store_summary(store) for store in stores]}
+
+
+COMMANDS = {
+    "demo": Command(to_json=_demo_to_json),
+    "doctor": Command(
+        "print_environment",
+        to_json=lambda checks, _: {check.name: {"value": check.value, "ok": check.ok, "fix": check.fix} for check in checks},
+        has_failed=lambda checks: not all(check.ok for check in checks),
+    ),
+    "catalog": Command("print_catalog", to_json=lambda entries, _: entries),
+    "data_check": Command("print_check", has_all=True, has_failed=lambda report: not report.ok),
+    "data_audit": Command("print_audit", has_all=True),
+    "data_convert": Command("print_converted", options=("out",)),
+    "data_scenes": Command("print_scenes", to_json=lambda folder, _: {"folder": str(folder)}),
+    "features": Command("print_feature_stores", to_json=_stores_to_json),
+    "convert": Command("print_converted_model", to_json=lambda converted, _: converted.to_recipe_sections(), options=("out",)),
+    "train": Command("print_trained", resumable=True),
+    "evaluate": Command("print_evaluation"),
+    "compare": Command("print_comparison", resumable=True),
+    "reproduce": Command("print_reproduction", resumable=True),
+    "diagnose": Command("print_diagnosis"),
+    "probe": Command("print_probes"),
+    "explain": Command("print_explanation"),
+    "anatomy": Command("print_objective_profiles"),
+    "coherence": Command("print_coherence"),
+    "agreement": Command("print_agreement", json_key="agreement"),
+    "relevance": Command("print_estimator_evaluation", json_key="estimators", options=("estimator",)),
+    "relevance_thresholds": Command("print_distributions", json_key="estimators"),
+    "relevance_fit": Command("print_fitted", options=("out",)),
+    "index": Command("print_index_report"),
+    "search": Command("print_results", to_json=lambda results, values: {"query": values.get("query", ""), **results.to_json()}),
+    "classify": Command(
+        "print_ranked_texts",
+        to_json=lambda texts, values: {"image": values["image"], "texts": [{"text": text, "score": score} for text, score in texts]},
+    ),
+    "serve": Command(has_result=False),
+}
+"""The commands by the name of their API function, in the order of the help. ``data_check`` is the command ``data check``."""
+
+GROUPS = {"data": "Check, audit, convert and create data sets.", "relevance": ""}
+"""Help of the groups of commands. The group ``relevance`` is a command as well."""
+
+ENVIRONMENT_VARIABLES = {"token": "VISAVIS_TOKEN"}
+"""Environment variables that set an option."""
+
+SIMPLE_TYPES = {"bool": bool, "int": int, "float": float, "str": str, "str | Path": str, "MemoryLimit": str}
+
+
+def build_app() -> typer.Typer:
+    """Build the command line from the functions in ``visavis.api``.
+
+    Returns:
+        The application with all commands.
+    """
+    app = typer.Typer(
+        name="visavis",
+        help="Train, evaluate, diagnose and use vision-language retrieval.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    groups = {}
+    for name, text in GROUPS.items():
+        is_command = name in COMMANDS
+        help_text = docstring_summary(getattr(api, name)) if is_command else text
+        groups[name] = typer.Typer(help=help_text, no_args_is_help=not is_command, invoke_without_command=is_command, rich_markup_mode=None)
+    for name, command in COMMANDS.items():
+        group, _, word = name.partition("_")
+        if name in GROUPS:
+            groups[name].callback(help=docstring_summary(getattr(api, name)))(_callback(name, command))
+        else:
+            (groups[group] if word else app).command(word or name, help=docstring_summary(getattr(api, name)))(_callback(name, command))
+    for name, sub_app in groups.items():
+        app.add_typer(sub_app, name=name)
+    return app
+
+
+def _callback(name: str, command: Command) -> Callable[..., None]:
+    """The function that Typer calls, with a signature that Typer reads."""
+    function = getattr(api, name)
+    parameters = inspect.signature(function).parameters
+    texts = docstring_arguments(function)
+    arguments = [key for key, parameter in parameters.items() if parameter.kind != parameter.KEYWORD_ONLY and key not in command.options]
+    # Of `RUN... QUERY`, Typer gives the last word to QUERY, so a single word arrives there, although the query is the optional one.
+    split_last = arguments[:2] if len(arguments) == 2 and _is_repeatable(parameters[arguments[0]]) else None
+    signature = [
+        _typer_parameter(parameter, texts[key], is_argument=key in arguments, split_last=split_last)
+        for key, parameter in sorted(parameters.items(), key=lambda item: (item[0] not in arguments, item[0] != "overrides"))
+        if key != "progress"
+    ]
+    if command.has_result:
+        signature += [_flag("json", "--json", "Print one JSON object instead of text.")]
+    if command.has_all:
+        signature += [_flag("print_all", "--all", "Print every finding, not only the first of each kind.")]
+    if name in GROUPS:
+        signature += [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+
+    def run(**values: Any) -> None:
+        context = values.pop("context", None)
+        if context is not None and context.invoked_subcommand is not None:
+            return
+        as_json, print_all = values.pop("json", False), values.pop("print_all", False)
+        values = _convert_values(values, parameters, split_last)
+        with ExitStack() as stack:
+            if command.resumable:
+                stack.enter_context(_resume_hint(name))
+            if "progress" in parameters:
+                from visavis.cli.output import ProgressBars
+
+                bars = ProgressBars()
+                values["progress"] = stack.enter_context(bars) if command.has_result else bars
+            result = getattr(api, name)(**values)
+        if as_json:
+            print_json(_to_json(command, result, values))
+        elif command.printer:
+            from visavis.cli import output
+
+            getattr(output, command.printer)(result, **({"print_all": print_all} if command.has_all else {}))
+        if command.has_failed(result):
+            raise typer.Exit(1)
+
+    run.__name__ = name
+    run.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
+    run.__annotations__ = {}
+    return run
+
+
+def _typer_parameter(parameter: inspect.Parameter, text: str, *, is_argument: bool, split_last: list[str] | None) -> inspect.Parameter:
+    """A parameter of an API function as an argument or option of Typer."""
+    name = parameter.name
+    required = parameter.default is parameter.empty
+    default = None if parameter.default in ("", ()) or _is_repeatable(parameter) else parameter.default
+    kind = _cli_type(parameter.annotation)
+    if name == "overrides":
+        info: Any = typer.Argument(metavar="KEY=VALUE", help=_help(text))
+    elif is_argument:
+        if split_last:
+            required, default = name == split_last[1], None
+        info = typer.Argument(metavar=name.removesuffix("s").upper(), help=_help(text))
+    else:
+        option = f"--{name.replace('_', '-')}"
+        names = (f"{option}/--no-{option[2:]}" if parameter.default is not False else option,) if kind is bool else (option,)
+        metavar = "NAME=VALUE" if "Mapping" in parameter.annotation else None
+        text = f"{_help(text)} Can be repeated." if _is_repeatable(parameter) else _help(text)
+        info = typer.Option(*names, metavar=metavar, help=text, envvar=ENVIRONMENT_VARIABLES.get(name))
+    if not required and default is None:
+        kind = kind | None
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        annotation=Annotated[kind, info],
+        default=inspect.Parameter.empty if required else default,
+    )
+
+
+def _flag(name: str, option: str, text: str) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[bool, typer.Option(option, help=text)], default=False
+    )
+
+
+def _is_repeatable(parameter: inspect.Parameter) -> bool:
+    return "Sequence[" in parameter.annotation or "Mapping[" in parameter.annotation
+
+
+def _cli_type(annotation: str) -> Any:
+    """The type that Typer parses, from the text of an annotation: evaluating it would import torch."""
+    text = annotation.removesuffix(" | None")
+    if text.startswith("Literal["):
+        return Literal[tuple(ast.literal_eval(text.removeprefix("Literal").replace("[", "(", 1)[:-1] + ",)"))]
+    if "Sequence[" in text or "Mapping[" in text:
+        return list[float] if "Sequence[float]" in text else list[str]
+    return SIMPLE_TYPES[text]
+
+
+def _help(text: str) -> str:
+    """The first sentence of a description, and its default."""
+    first, *others = re.split(r"(?<=\.) (?=[A-Z])", text)
+    return " ".join([first, *(sentence for sentence in others if sentence.startswith("Default"))])
+
+
+def _convert_values(values: Values, parameters: Any, split_last: list[str] | None) -> Values:
+    """The arguments of the API function: unset values are left out, so that its defaults apply."""
+    if split_last and not values[split_last[0]]:
+        values |= {split_last[0]: [values[split_last[1]]], split_last[1]: None}
+    values = {name: value for name, value in values.items() if value is not None and value != []}
+    if "overrides" in parameters:
+        first = next(iter(parameters))
+        if parameters[first].default is None and "=" in values.get(first, ""):
+            values["overrides"] = [values.pop(first), *values.get("overrides", [])]
+    for name, value in values.items():
+        annotation = parameters[name].annotation
+        if "Mapping[" in annotation and name != "overrides":
+            values[name] = dict(_split_pair(name, text) for text in value)
+        elif isinstance(value, list) and len(value) == 1 and name != "overrides" and not annotation.startswith("Sequence["):
+            values[name] = value[0]
+    return values
+
+
+def _split_pair(option: str, text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise VisavisError(f"--{option}: expected NAME=VALUE such as split=test, got {text!r}.")
+    return name, value
+
+
+def _to_json(command: Command, result: Any, values: Values) -> Values:
+    if command.to_json is not None:
+        return command.to_json(result, values)
+    if command.json_key:
+        return {command.json_key: [entry.to_json() for entry in result]}
+    return result.to_json()
+
+
+@contextmanager
+def _resume_hint(command: str) -> Iterator[None]:
+    """Print how to continue after a signal that stopped a training, and exit with the shell's code."""
+    from visavis.environment import shell_command
+    from visavis.training.stop_signals import Stopped
+
+    try:
+        yield
+    except Stopped as stopped:
+        print_error(f"Stopped. Everything is saved. Continue with: {shell_command()} {command} --resume {stopped}")
+        raise typer.Exit(128 + stopped.signal) from None

@@ -1,0 +1,138 @@
+"""Tables about an index and about search results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from visavis.cli.output.console import standard_output
+
+if TYPE_CHECKING:
+    from visavis.feedback.evaluate_feedback import FeedbackEvaluation
+    from visavis.retrieval.compression import CompressionReport
+    from visavis.retrieval.index_builder import IndexReport
+    from visavis.retrieval.index_search import SearchResults
+
+MAX_SKIPPED_LINES = 5
+"""Number of skipped files that are printed."""
+
+
+def print_index_report(report: IndexReport) -> None:
+    """Print the counts of encoded, unchanged, moved and removed files.
+
+    Args:
+        report: Result of indexing.
+    """
+    console = standard_output()
+    counts = {
+        "encoded": report.num_encoded,
+        "unchanged": report.num_unchanged,
+        "moved or copied": report.num_moved,
+        "removed": report.num_removed,
+    }
+    changes = ", ".join(f"{count:,} {change}" for change, count in counts.items() if count) or "no changes"
+    console.print(f"{report.num_items:,} items in the index. Files: {changes}. {report.seconds:.0f} s.", soft_wrap=True)
+    if report.skipped:
+        console.print(f"Left out, {len(report.skipped):,}:")
+    for text in report.skipped[:MAX_SKIPPED_LINES]:
+        console.print(f"  {escape(text)}", soft_wrap=True)
+    if len(report.skipped) > MAX_SKIPPED_LINES:
+        console.print(f"  ... and {len(report.skipped) - MAX_SKIPPED_LINES:,} more: --json lists all.")
+    if report.compression is not None:
+        print_compression(report.compression)
+    console.print(f"Index: {escape(report.folder)}", soft_wrap=True)
+
+
+def print_compression(report: CompressionReport) -> None:
+    """Print recall, bytes and latency of compressed vectors.
+
+    Args:
+        report: Measurements of an index.
+    """
+    table = Table(box=None, pad_edge=False)
+    has_captions = any(encoding.caption_recall_at_10 is not None for encoding in report.encodings)
+    columns = ["vectors", "bytes", "stored", "rescored", "recall@10", *(["caption@10"] if has_captions else []), "ms per query"]
+    for column in columns:
+        table.add_column(column, justify="left" if column == "vectors" else "right")
+    for encoding in report.encodings:
+        recalls = [f"{recall:.1f}" for recall in (encoding.recall_at_10, encoding.caption_recall_at_10) if recall is not None]
+        rescored = f"{encoding.rescored:,}" if encoding.rescored else "-"
+        sizes = f"{encoding.scanned_bytes:,.0f}", f"{encoding.stored_bytes:,.0f}"
+        table.add_row(encoding.name, *sizes, rescored, *recalls, f"{encoding.milliseconds:.3g}")
+    console = standard_output()
+    console.print(table)
+    captions = " caption@10: captions whose own item is among the first 10, in percent." if has_captions else ""
+    console.print(
+        f"{report.num_items:,} items, {report.num_queries:,} queries: {report.query_source}. bytes: per vector, read by the first pass. "
+        f"stored: per vector, in total. recall@10: share of the true top 10 by float32 vectors, in percent.{captions} "
+        "ms per query: median of single queries.",
+        soft_wrap=True,
+    )
+    console.print(escape(report.recommendation), soft_wrap=True)
+
+
+def print_results(results: SearchResults) -> None:
+    """Print the results of a search, with thumbnails on a terminal with 24-bit color.
+
+    Args:
+        results: Results, best first.
+    """
+    console = standard_output()
+    if not results.hits:
+        console.print("No item of the index passes the filters.")
+        return
+    if results.no_match:
+        console.print("Probably no match. Nearest results:")
+    for rank, hit in enumerate(results.hits, 1):
+        match = "" if hit.match_probability is None else f"  match {100 * hit.match_probability:3.0f} %"
+        duplicates = f"  (and {len(hit.duplicates)} similar)" if hit.duplicates else ""
+        console.print(f"{rank:2d}  {hit.score:.3f}{match}  {escape(hit.item.key)}{duplicates}", soft_wrap=True)
+        if hit.image is not None and hit.image.location is not None and console.is_terminal and console.color_system == "truecolor":
+            console.print(_thumbnail(hit.image.preview()))
+
+
+def print_feedback_evaluation(result: FeedbackEvaluation) -> None:
+    """Print recall and pairwise accuracy on relevance judgments.
+
+    Args:
+        result: Evaluation of an index.
+    """
+    console = standard_output()
+    recalls = ", ".join(f"R@{k} {value:.1f} %" for k, value in result.recall.items())
+    console.print(f"{result.queries:,} judged queries, {result.candidates:,} items: {recalls}.", soft_wrap=True)
+    if result.pairwise_accuracy is not None:
+        console.print(
+            f"{result.pairwise_accuracy:.1f} % of {result.pairs:,} pairs of a relevant and an irrelevant item are in the correct order.",
+            soft_wrap=True,
+        )
+    if result.skipped:
+        console.print(
+            f"Left out: {result.skipped:,} judgments of image queries, of queries with excluded texts, or of missing items.", soft_wrap=True
+        )
+
+
+def print_ranked_texts(texts: Iterable[tuple[str, float]]) -> None:
+    """Print labels with their scores.
+
+    Args:
+        texts: Labels and scores, best first.
+    """
+    for rank, (text, score) in enumerate(texts, 1):
+        standard_output().print(f"{rank:2d}  {score:.3f}  {escape(text)}", soft_wrap=True)
+
+
+def _thumbnail(image: Any, width: int = 32) -> Any:
+    """An image in half-block characters: two pixels per character cell."""
+    from rich.text import Text
+
+    small = image.convert("RGB").resize((width, max(2, width * image.height // image.width // 2 * 2)))
+    text = Text()
+    for y in range(0, small.height, 2):
+        for x in range(small.width):
+            upper, lower = small.getpixel((x, y)), small.getpixel((x, y + 1))
+            text.append("▀", style=f"rgb({','.join(map(str, upper))}) on rgb({','.join(map(str, lower))})")
+        text.append("\n")
+    return text

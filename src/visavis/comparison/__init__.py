@@ -1,1 +1,0 @@
-"""Comparisons of several runs: tables of results, and the coherence of their ranked lists."""

@@ -1,0 +1,1 @@
+"""Conversion of published video features to stores and lists."""

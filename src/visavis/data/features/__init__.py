@@ -1,0 +1,1 @@
+"""Stored features of images and captions."""

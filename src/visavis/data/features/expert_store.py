@@ -1,0 +1,329 @@
+"""Store of several kinds of features ("experts") per item, of different dimensions and lengths, some of them missing.
+
+A store is a folder: ``experts.json`` (names and dimensions of experts, the items in order, a checksum), and for each expert a flat
+array ``NAME.npy`` ``[total, D]``, memory-mapped, with ``NAME.offsets.npy`` ``[N + 1]``. Item i has the vectors from ``offsets[i]`` to
+``offsets[i + 1]``, and none if the expert is missing.
+
+Example:
+    >>> with create_expert_store(folder, {"appearance": 2048, "sound": 128}) as store:    # doctest: +SKIP
+    ...     store.append("video7", {"appearance": frames, "sound": None})
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePath
+from typing import Any, BinaryIO
+
+import numpy as np
+from torch import Tensor
+
+from visavis import storage
+from visavis.data.features.store import MAX_BYTES_HASHED_AT_OPEN, look_up_rows, raise_as_damaged, read_padded
+from visavis.data.file_fingerprint import stat_hash
+from visavis.data.video import video_id
+from visavis.errors import DataError, suggest_name
+from visavis.types import Encoded
+
+EXPERTS_FILE = "experts.json"
+# Names of stored features. They are parts of file names.
+EXPERT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}")
+# Vectors that are hashed at once.
+_HASH_BLOCK_ROWS = 2**20
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """Content of ``experts.json``. The checksum covers items, dimensions, offsets and vectors."""
+
+    embedding_dims: dict[str, int]
+    items: list[str]
+    sha256: str
+
+
+@dataclass(frozen=True)
+class _Expert:
+    vectors: np.ndarray
+    offsets: np.ndarray
+
+    def digest(self) -> str:
+        digest = hashlib.sha256()
+        for start in range(0, len(self.vectors), _HASH_BLOCK_ROWS):
+            digest.update(self.vectors[start : start + _HASH_BLOCK_ROWS].tobytes())
+        digest.update(self.offsets.astype(np.int64).tobytes())
+        return digest.hexdigest()
+
+
+class ExpertStore:
+    """A store of experts.
+
+    Of a sequence longer than ``max_length``, evenly spaced vectors are read. Differs from CE, whose code reads the first ones, and from MMT, whose
+    code samples them at random.
+
+    Args:
+        folder: The folder.
+        contents: Content of ``experts.json``.
+        experts: Vectors and offsets of each expert.
+        max_length: Number of vectors that are read of a longer sequence. 0: all.
+
+    Example:
+        >>> store = ExpertStore.open(folder, max_length=30)                               # doctest: +SKIP
+        >>> store.read(store.rows(["video7", "video8"])).vectors["appearance"].shape      # doctest: +SKIP
+        torch.Size([2, 30, 2048])
+    """
+
+    def __init__(self, folder: Path, contents: _Contents, experts: dict[str, _Expert], max_length: int):
+        self.folder, self.items, self.sha256, self.max_length = folder, contents.items, contents.sha256, max_length
+        self._experts = experts
+        self._row = {item: row for row, item in enumerate(self.items)}
+
+    @classmethod
+    def open(cls, folder: str | Path, names: Sequence[str] = (), *, max_length: int = 0) -> ExpertStore:
+        """Open a store.
+
+        Args:
+            folder: The folder.
+            names: Experts to read. Empty: all.
+            max_length: Number of vectors that are read of a longer sequence, evenly spaced. 0: all.
+
+        Returns:
+            The store.
+
+        Raises:
+            DataError: If the folder is not a store, or an expert is unknown.
+            DamagedCacheError: If its content has changed.
+        """
+        folder = Path(folder)
+        if not (folder / EXPERTS_FILE).exists():
+            raise DataError(f"{folder} is not a store of experts: expected a file {EXPERTS_FILE}. Create one with visavis data convert.")
+        with raise_as_damaged():
+            contents = storage.read_json(folder / EXPERTS_FILE, _Contents)
+            if wrong := next((name for name in contents.embedding_dims if not EXPERT_NAME.fullmatch(name)), None):
+                raise storage.DamagedCacheError(f"{folder / EXPERTS_FILE} has the expert {wrong!r}, which is not allowed as a file name")
+            experts = {
+                name: _open_expert(folder, name, embedding_dim, len(contents.items))
+                for name, embedding_dim in contents.embedding_dims.items()
+            }
+        _verify(folder, contents, experts)
+        if unknown := [name for name in names if name not in experts]:
+            raise DataError(f"{folder} has no expert {unknown[0]!r}: {suggest_name(unknown[0], experts)}")
+        return cls(folder, contents, {name: experts[name] for name in names or experts}, max_length)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the experts, in order."""
+        return tuple(self._experts)
+
+    @property
+    def embedding_dims(self) -> dict[str, int]:
+        """Dimension of each expert."""
+        return {name: int(expert.vectors.shape[1]) for name, expert in self._experts.items()}
+
+    @property
+    def embedding_dim(self) -> int:
+        """Sum of the dimensions of all experts."""
+        return sum(self.embedding_dims.values())
+
+    def lengths(self, name: str) -> np.ndarray:
+        """Return the number of vectors of an expert for each item.
+
+        Args:
+            name: Name of the expert.
+
+        Returns:
+            Lengths ``[N]``, 0 for a missing expert.
+        """
+        return np.diff(self._experts[name].offsets)
+
+    def rows(self, items: Iterable[str]) -> np.ndarray:
+        """Look up items by their name, by their name without a video suffix, or without folder and suffix.
+
+        Args:
+            items: Names of items.
+
+        Returns:
+            Row numbers.
+        """
+        return look_up_rows(self._row, map(self._key, items), self.folder)
+
+    def check_distinct_rows(self, items: Iterable[str]) -> None:
+        """Check that no two items of a data set would read the same row.
+
+        Args:
+            items: Names of items.
+
+        Raises:
+            DataError: If two items have the same row.
+        """
+        item_of: dict[str, str] = {}
+        for item in items:
+            if (first := item_of.setdefault(key := self._key(item), item)) != item:
+                raise DataError(
+                    f"{first} and {item} would both read the features {key!r} of {self.folder}. Store features of each by its full name, with "
+                    "its folder, or remove one of them from the data."
+                )
+
+    def _key(self, item: str) -> str:
+        return next((key for key in (item, video_id(item), PurePath(item).stem) if key in self._row), item)
+
+    def read(self, rows: Sequence[int] | np.ndarray | Tensor) -> Encoded:
+        """Read rows.
+
+        Args:
+            rows: Row numbers.
+
+        Returns:
+            For each expert float32 vectors ``[n, L, D]`` with a mask ``[n, L]``, which is false for a missing expert. L is at least 1.
+        """
+        index = np.asarray(rows)
+        parts = {
+            name: read_padded(expert.vectors, expert.offsets, index, max_length=self.max_length, min_length=1)
+            for name, expert in self._experts.items()
+        }
+        return Encoded({name: part for name, (part, _) in parts.items()}, {name: mask for name, (_, mask) in parts.items()})
+
+
+class ExpertWriter:
+    """Writes items one after another. ``create_expert_store`` makes one.
+
+    Args:
+        folder: The folder.
+        embedding_dims: Dimension of each expert.
+        files: Open file of each expert.
+    """
+
+    def __init__(self, folder: Path, embedding_dims: Mapping[str, int], files: Mapping[str, BinaryIO]):
+        self._folder, self._embedding_dims, self._files = folder, dict(embedding_dims), files
+        self._lengths: dict[str, list[int]] = {name: [] for name in embedding_dims}
+        self._digests: dict[str, Any] = {name: hashlib.sha256() for name in embedding_dims}
+        self._items: dict[str, None] = {}
+
+    def append(self, item: str, experts: Mapping[str, np.ndarray | None]) -> None:
+        """Write the next item.
+
+        Args:
+            item: Name of the item.
+            experts: Vectors ``[L, D]``, or ``[D]`` for one vector. None or no entry: the expert is missing.
+
+        Raises:
+            DataError: If the item is a duplicate, or an expert is unknown, has another dimension or values that are not finite.
+        """
+        if item in self._items:
+            raise DataError(f"duplicate item {item!r}: expected the experts of each item once.")
+        if unknown := [name for name in experts if name not in self._embedding_dims]:
+            raise DataError(f"{item}: unknown expert {unknown[0]!r}: {suggest_name(unknown[0], self._embedding_dims)}")
+        checked = {name: _to_rows(experts.get(name), item, name, embedding_dim) for name, embedding_dim in self._embedding_dims.items()}
+        for name, vectors in checked.items():
+            self._files[name].write(vectors.data)
+            self._digests[name].update(vectors.data)
+            self._lengths[name].append(len(vectors))
+        self._items[item] = None
+
+    def finish(self) -> None:
+        """Write lengths, names and the checksum, which are known only at the end."""
+        digests = {}
+        for name, embedding_dim in self._embedding_dims.items():
+            offsets = np.concatenate([[0], np.cumsum(self._lengths[name], dtype=np.int64)])
+            self._files[name].seek(0)
+            _write_header(self._files[name], int(offsets[-1]), embedding_dim)
+            storage.write_array(self._folder / f"{name}.offsets.npy", offsets)
+            self._digests[name].update(offsets.tobytes())
+            digests[name] = self._digests[name].hexdigest()
+        items = list(self._items)
+        storage.write_json(
+            self._folder / EXPERTS_FILE, asdict(_Contents(self._embedding_dims, items, _checksum(items, self._embedding_dims, digests)))
+        )
+
+
+@contextmanager
+def create_expert_store(folder: str | Path, embedding_dims: Mapping[str, int]) -> Iterator[ExpertWriter]:
+    """Create a store. The folder appears as a whole at the end of the block, or not at all.
+
+    Args:
+        folder: The folder.
+        embedding_dims: Dimension of each expert.
+
+    Yields:
+        The writer.
+
+    Raises:
+        DataError: If a name is not allowed in a file name.
+    """
+    folder = Path(folder)
+    for name, embedding_dim in embedding_dims.items():
+        if not EXPERT_NAME.fullmatch(name) or name.endswith(".offsets") or embedding_dim < 1:
+            raise DataError(
+                f"expert {name!r}: expected a name of letters, digits, . _ - and a dimension >= 1, got dimension {embedding_dim}."
+            )
+    if folder.exists():
+        storage.prepare_empty_folder(folder, will_be_replaced=True)
+    with storage.atomic_folder(folder) as part, ExitStack() as opened:
+        files = {name: opened.enter_context(open(part / f"{name}.npy", "w+b")) for name in embedding_dims}
+        for name, file in files.items():
+            _write_header(file, 0, embedding_dims[name])
+        writer = ExpertWriter(part, embedding_dims, files)
+        yield writer
+        writer.finish()
+
+
+def _write_header(file: BinaryIO, rows: int, embedding_dim: int) -> None:
+    """Write a ``.npy`` header. numpy reserves space for any number of rows, so that it can be overwritten."""
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (rows, embedding_dim)})
+
+
+def _to_rows(vectors: np.ndarray | None, item: str, name: str, embedding_dim: int) -> np.ndarray:
+    if vectors is None:
+        return np.empty((0, embedding_dim), np.float32)
+    if vectors.ndim not in (1, 2) or vectors.shape[-1] != embedding_dim or vectors.dtype.kind not in "fiu":
+        raise DataError(
+            f"{item}: expert {name}: expected numbers of shape [length, {embedding_dim}], got {vectors.dtype} of shape {list(vectors.shape)}."
+        )
+    with np.errstate(over="ignore"):
+        single = np.ascontiguousarray(vectors.reshape(-1, embedding_dim), np.float32)
+    if not np.isfinite(single).all():
+        raise DataError(f"{item}: expert {name}: expected finite values, got NaN or infinity. Pass None if the expert is missing.")
+    return single
+
+
+def _open_expert(folder: Path, name: str, embedding_dim: int, items: int) -> _Expert:
+    """Open the files of an expert and check them against ``experts.json``."""
+    for file in (folder / f"{name}.npy", folder / f"{name}.offsets.npy"):
+        if not file.exists():
+            raise storage.DamagedCacheError(
+                f"{folder} lacks {file.name} of the expert {name}. Restore a complete copy of the folder, or convert again."
+            )
+    vectors = storage.read_array(folder / f"{name}.npy", dimensions=2, memory_map=True)
+    offsets = storage.read_array(folder / f"{name}.offsets.npy", dimensions=1, kinds="i")
+    rising = len(offsets) == items + 1 and offsets[0] == 0 and bool((np.diff(offsets) >= 0).all())
+    if not rising or vectors.shape != (offsets[-1], embedding_dim) or vectors.dtype != np.float32:
+        raise storage.DamagedCacheError(
+            f"{folder / name}.npy has {vectors.dtype} of shape {list(vectors.shape)}, which does not match {EXPERTS_FILE} and its offsets"
+        )
+    return _Expert(vectors, offsets)
+
+
+def _checksum(items: list[str], embedding_dims: Mapping[str, int], digests: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps([items, dict(embedding_dims), dict(digests)]).encode()).hexdigest()
+
+
+def _verify(folder: Path, contents: _Contents, experts: dict[str, _Expert]) -> None:
+    """Verify the checksum, if the store is small or the result is not cached."""
+    files = (folder / f"{name}{ending}" for name in experts for ending in (".npy", ".offsets.npy"))
+    record = storage.cache_folder() / "checks" / f"experts-{stat_hash(files, contents.sha256)}.json"
+    small = sum(expert.vectors.nbytes for expert in experts.values()) <= MAX_BYTES_HASHED_AT_OPEN
+    if not small and storage.read_checksummed_json(record, str) == contents.sha256:
+        return
+    if _checksum(contents.items, contents.embedding_dims, {name: expert.digest() for name, expert in experts.items()}) != contents.sha256:
+        raise storage.DamagedCacheError(
+            f"checksum mismatch of the experts in {folder}. Restore a complete copy of the folder, or convert again."
+        )
+    if not small:
+        storage.write_checksummed_json(record, contents.sha256)

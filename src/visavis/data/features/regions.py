@@ -1,0 +1,248 @@
+"""Features of regions by image id, any number per image: ``.tsv`` of bottom-up-attention, or a folder with a ``.npy`` or ``.npz`` per image.
+
+They are converted once into a memory-mapped store in the cache.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from visavis import storage
+from visavis.data.features.expert_store import ExpertStore, create_expert_store
+from visavis.data.file_fingerprint import ProgressCallback, stat_hash
+from visavis.errors import DataError
+from visavis.types import Encoded
+
+# Bytes of a float32 in a ``.tsv``.
+BYTES_PER_VALUE = 4
+MAX_LINE_BYTES = 2**27
+MEGABYTE = 2**20
+# Names of the array in an ``.npz``.
+NPZ_KEYS = ("features", "feat", "x")
+
+
+def find_region_files(path: Path) -> list[Path]:
+    """Find files of region features.
+
+    Args:
+        path: A ``.tsv``, or a folder with ``.tsv``, ``.npy`` or ``.npz`` files.
+
+    Returns:
+        The files.
+
+    Raises:
+        DataError: If there are none.
+    """
+    if path.is_file():
+        return [path]
+    for patterns in (("*.tsv", "*.tsv.[0-9]*"), ("*.npy", "*.npz")):
+        if files := sorted(file for pattern in patterns for file in path.glob(pattern)):
+            return files
+    raise DataError(f"{path} has no region features: expected .tsv of bottom-up-attention, or ID.npy or ID.npz for each image.")
+
+
+def read_regions(files: list[Path], on_progress: ProgressCallback) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Read the region features of all images.
+
+    Args:
+        files: Files from ``find_region_files``.
+        on_progress: Called with what is read and the total, in megabytes of ``.tsv`` or files.
+
+    Yields:
+        Image id, location in the files, and features ``[R, D]``.
+
+    Raises:
+        DataError: If features are malformed. The message has their location.
+    """
+    embedding_dim = 0
+    for item, location, features in _read_tsv(files, on_progress) if ".tsv" in files[0].name else _read_arrays(files, on_progress):
+        embedding_dim = embedding_dim or features.shape[-1]
+        if features.ndim != 2 or features.shape[1] != embedding_dim or not len(features) or features.dtype.kind not in "fiu":
+            actual = f"{features.dtype} of shape {list(features.shape)}"
+            raise DataError(f"{location}: expected numbers of shape [regions, {embedding_dim}], got {actual}.")
+        with np.errstate(over="ignore"):
+            single = features.astype(np.float32, copy=False)
+        if not np.isfinite(single).all():
+            raise DataError(f"{location}: the features contain NaN or infinity. Compute them again.")
+        yield item, location, single
+
+
+def _read_tsv(files: list[Path], on_progress: ProgressCallback) -> Iterator[tuple[str, str, np.ndarray]]:
+    total, done = sum(file.stat().st_size for file in files), 0
+    for path in files:
+        with storage.reading_regular_file(path), open(path, "rb") as file:
+            number = 0
+            while line := file.readline(MAX_LINE_BYTES):
+                number, done = number + 1, done + len(line)
+                yield _parse_tsv_line(line, f"{path}, line {number}")
+                on_progress(done // MEGABYTE, total // MEGABYTE)
+
+
+def _parse_tsv_line(line: bytes, location: str) -> tuple[str, str, np.ndarray]:
+    """Parse the columns of bottom-up-attention: the id is first, and the number of boxes, boxes and features are last, in base64."""
+    columns = line.rstrip(b"\r\n").split(b"\t")
+    if len(columns) < 6:
+        raise DataError(
+            f"{location}: expected the tab-separated columns id, width, height, number of boxes, boxes and features, got {len(columns)} columns."
+        )
+    item, boxes, encoded = columns[0].decode(errors="replace"), columns[-3], columns[-1]
+    try:
+        numbers = base64.b64decode(encoded, validate=True)
+    except binascii.Error:
+        raise DataError(
+            f"{location}: expected the features of image {item} as base64 in the last column. The line may be truncated."
+        ) from None
+    regions = int(boxes) if boxes.isdigit() else 0
+    if not regions or not numbers or len(numbers) % (BYTES_PER_VALUE * regions):
+        raise DataError(
+            f"{location}: {len(numbers):,} bytes of features do not match {boxes.decode(errors='replace')!r} boxes. The line may be truncated."
+        )
+    return item, location, np.frombuffer(numbers, "<f4").reshape(regions, -1)
+
+
+def _read_arrays(files: list[Path], on_progress: ProgressCallback) -> Iterator[tuple[str, str, np.ndarray]]:
+    for number, path in enumerate(files, 1):
+        yield path.stem, str(path), storage.read_array(path, kinds="fiu") if path.suffix == ".npy" else _read_npz(path)
+        on_progress(number, len(files))
+
+
+def _read_npz(path: Path) -> np.ndarray:
+    with storage.reading_regular_file(path):
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in NPZ_KEYS if name in archive}
+        except (ValueError, EOFError, KeyError, AttributeError, zipfile.BadZipFile) as error:
+            raise DataError(
+                f"{path} is not a readable .npz of numbers: {str(error).splitlines()[0] if str(error) else 'it is damaged'}."
+            ) from None
+    if not arrays:
+        raise DataError(f"{path} has no features: expected an array named {' or '.join(NPZ_KEYS)}.")
+    array: np.ndarray = next(iter(arrays.values()))
+    return array
+
+
+REGIONS_EXPERT = "regions"
+COCO_FILE_NAME = re.compile(r"COCO_[a-z]+\d{4}_(\d{12})")
+
+
+class RegionFeatures:
+    """Features ``[R, D]`` of each image. They are found by its name, its name without folder and suffix, or its number.
+
+    The number is that of an MS-COCO file name (``COCO_val2014_000000000042.jpg`` is 42), or a name that consists of digits.
+
+    Args:
+        path: The file or folder of the features.
+        store: Their converted store.
+    """
+
+    def __init__(self, path: Path, store: ExpertStore):
+        self.path, self.store = path, store
+        self._row: dict[str, int] = {}
+        for row, item in enumerate(store.items):
+            for key in (str(int(item)),) if item.isdecimal() else ():
+                self._row[key] = row
+            self._row[item] = row
+        self.has_variable_length = len(set(store.lengths(REGIONS_EXPERT).tolist())) > 1
+
+    @classmethod
+    def open(cls, path: str | Path, on_progress: ProgressCallback) -> RegionFeatures:
+        """Open the features of a file or folder. They are converted at the first call and when a file has changed.
+
+        Args:
+            path: The file or folder.
+            on_progress: Called with what is converted and the total, in megabytes of ``.tsv`` or files.
+
+        Returns:
+            The features.
+        """
+        path = Path(path)
+        files = find_region_files(path)
+        folder = storage.cache_folder() / "regions" / f"{path.name}-{stat_hash(files)}"
+        with storage.folder_lock(folder, wait=True):
+            if not folder.exists():
+                _convert(files, folder, on_progress)
+            try:
+                return cls(path, ExpertStore.open(folder))
+            except storage.DamagedCacheError as reason:
+                storage.remove_damaged(folder, [file for file in folder.iterdir() if file.is_file()], str(reason))
+                _convert(files, folder, on_progress)
+                return cls(path, ExpertStore.open(folder))
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    @property
+    def sha256(self) -> str:
+        """Checksum of all ids and features."""
+        return self.store.sha256
+
+    @property
+    def embedding_dim(self) -> int:
+        """Dimension of a region."""
+        return self.store.embedding_dim
+
+    def rows(self, keys: Iterable[str]) -> np.ndarray:
+        """Look up the rows of images.
+
+        Args:
+            keys: Image names.
+
+        Returns:
+            Row numbers.
+
+        Raises:
+            DataError: If an image has no features.
+        """
+        names = list(keys)
+        rows = [next((self._row[key] for key in _keys(name) if key in self._row), -1) for name in names]
+        if missing := [name for name, row in zip(names, rows, strict=True) if row < 0]:
+            tried = " or ".join(dict.fromkeys(_keys(missing[0])))
+            raise DataError(
+                f"{self.path} has no features of {len(missing):,} of {len(names):,} images, such as {missing[0]} (searched for {tried}). "
+                f"Its ids look like {self.store.items[0]}. Add the missing features."
+            )
+        return np.array(rows, dtype=np.int64)
+
+    def read(self, rows: Sequence[int] | np.ndarray) -> Encoded:
+        """Read rows.
+
+        Args:
+            rows: Row numbers.
+
+        Returns:
+            Float32 features ``[n, R, D]``, with a mask if images have different numbers of regions.
+        """
+        stored = self.store.read(rows)
+        assert isinstance(stored.vectors, dict)
+        assert isinstance(stored.mask, dict)
+        return Encoded(stored.vectors[REGIONS_EXPERT], stored.mask[REGIONS_EXPERT] if self.has_variable_length else None)
+
+
+def _keys(name: str) -> Iterable[str]:
+    """Yield the ids under which the features of an image may be stored, the most specific first."""
+    path = Path(name)
+    yield from (name, path.name, path.stem)
+    if (number := COCO_FILE_NAME.fullmatch(path.stem)) or path.stem.isdecimal():
+        yield str(int(number[1] if number else path.stem))
+
+
+def _convert(files: list[Path], folder: Path, on_progress: ProgressCallback) -> None:
+    images = read_regions(files, on_progress)
+    first = next(images, None)
+    if first is None:
+        raise DataError(f"{files[0]} is empty: expected region features, one image per line.")
+    with create_expert_store(folder, {REGIONS_EXPERT: first[2].shape[1]}) as store:
+        seen = set[str]()
+        for item, location, features in chain([first], images):
+            if item in seen:
+                raise DataError(f"{location}: duplicate image {item}: expected the features of each image once.")
+            seen.add(item)
+            store.append(item, {REGIONS_EXPERT: features})

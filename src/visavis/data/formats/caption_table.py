@@ -1,0 +1,190 @@
+"""Your own images with a table ``captions.jsonl``, ``captions.csv`` or ``captions.tsv`` that describes them.
+
+A JSON line is ``{"filename": ..., "captions": [...]}`` or ``{"filename": ..., "caption": ...}``, repeated for more captions.
+A table has a header: ``filename,caption`` with a row per caption, or ``filename,caption,caption_2,...``. Both may have
+``split``. Without it, images are assigned 80/10/10 to train, val and test by a hash of their names, so that new images never
+change the split of others. ``file_name``, ``image`` (file) and ``text``, ``title``, ``sentence`` (caption) are accepted, too.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from visavis import storage
+from visavis.data.formats.image_files import attach_files
+from visavis.data.formats.listing import (
+    DatasetFormat,
+    DuplicateKeyObject,
+    ListedImage,
+    Listing,
+    decode_utf8,
+    escape_surrogates,
+    normalize_split_name,
+    parse_json,
+    shorten,
+)
+from visavis.errors import DataError
+
+FILE_NAMES = ("filename", "file_name", "image", "image_name", "file", "path")
+CAPTION_NAMES = ("captions", "caption", "text", "title", "sentence")
+
+# Line number, file name, captions, split.
+CaptionRow = tuple[int, str | None, list[str], str | None]
+
+
+def list_caption_table(path: Path) -> Listing:
+    """List the images and captions of a table, images in order of first mention.
+
+    Args:
+        path: The ``.csv`` or ``.tsv`` file.
+
+    Returns:
+        The listing.
+
+    Raises:
+        DataError: If the header cannot be parsed.
+    """
+    return _list_rows(Listing(path), _table_rows)
+
+
+def list_caption_lines(path: Path) -> Listing:
+    """List the images and captions of a file of JSON lines, images in order of first mention.
+
+    Args:
+        path: The ``.jsonl`` file.
+
+    Returns:
+        The listing.
+    """
+    return _list_rows(Listing(path), _json_rows)
+
+
+def _list_rows(listing: Listing, rows: Callable[[str, Listing], Iterator[CaptionRow]]) -> Listing:
+    path = listing.source
+    index_of: dict[str, int] = {}
+    splits: dict[str, str] = {}
+    for line, file, captions, split in rows(decode_utf8(storage.read_bytes(path)), listing):
+        location = f"{path.name}:{line}"
+        if not file:
+            indices = [listing.add_caption(caption, -1, location) for caption in captions]
+            listing.unusable_captions.update(indices)
+            listing.add_loss("caption without image", location, "the row names no image file")
+            continue
+        image = index_of.setdefault(file, len(listing.images))
+        if image == len(listing.images):
+            listing.images.append(ListedImage(file, split, file))
+        for caption in captions:
+            listing.add_caption(caption, image, location)
+        if split and splits.setdefault(file, split) != split:
+            message = f"{file} has split {split} here and {splits[file]} in an earlier line"
+            listing.add_loss("image in two splits", location, message, image=image)
+        listing.images[image].split = splits.get(file)
+    attach_files(listing, path.parent, may_lack_pixels=False)
+    listing.finalize()
+    return listing
+
+
+def _json_rows(text: str, listing: Listing) -> Iterator[CaptionRow]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        location = f"{listing.source.name}:{number}"
+        try:
+            row = parse_json(line)
+        except ValueError as error:
+            listing.add_loss("malformed line", location, f"the line is not JSON: {error}")
+            continue
+        if not isinstance(row, dict) or isinstance(row, DuplicateKeyObject):
+            expected = "an object with filename and captions" + ", each once" * isinstance(row, dict)
+            listing.add_loss("malformed line", location, f"expected {expected}, got {line:.60}")
+            continue
+        file = next((row[name] for name in FILE_NAMES if name in row), None)
+        captions: Any = next((row[name] for name in CAPTION_NAMES if name in row), [])
+        captions = [captions] if isinstance(captions, str) else captions
+        if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
+            listing.add_loss("malformed line", location, "the captions are neither a text nor a list of texts")
+        elif not isinstance(row.get("split", ""), str | None):
+            listing.add_loss("malformed line", location, f"split: expected a text, got {shorten(row['split'])}")
+        else:
+            yield number, file if isinstance(file, str) else None, captions, normalize_split_name(row.get("split"))
+
+
+def _table_rows(text: str, listing: Listing) -> Iterator[CaptionRow]:
+    first, _, body = text.partition("\n")
+    delimiter, header = _parse_header(escape_surrogates(first), listing.source)
+    file_column, caption_columns = _find_columns(header, listing.source)
+    split_column = header.index("split") if "split" in header else None
+    if unread := [name for i, name in enumerate(header) if i not in (file_column, split_column, *caption_columns)]:
+        listing.add_note("column not read", f"{listing.source.name}:1", f"the columns {', '.join(unread)} are not read")
+    reader = csv.reader(io.StringIO(body, newline=""), delimiter=delimiter, strict=True)
+    while True:
+        line = reader.line_num + 2
+        location = f"{listing.source.name}:{line}"
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            message = (
+                f"the row that begins here is malformed ({error}), and {reader.line_num - line + 2} lines are skipped, check its quotes"
+            )
+            listing.add_loss("malformed line", location, message)
+            continue
+        if not row:
+            continue
+        if len(row) != len(header):
+            message = f"expected {len(header)} columns, got {len(row)}, put captions that contain {delimiter!r} in double quotes"
+            listing.add_loss("wrong column count", location, message)
+            continue
+        captions = [row[column] for column in caption_columns]
+        while len(captions) > 1 and not captions[-1]:
+            captions.pop()
+        yield line, row[file_column], captions, normalize_split_name(row[split_column]) if split_column is not None else None
+
+
+def _parse_header(first: str, path: Path) -> tuple[str, list[str]]:
+    """Return the delimiter of the first line, recognized by a column for the file, and the names of the columns in lower case."""
+    for delimiter in (",", "\t", ";"):
+        header = [name.strip().strip('"').lower() for name in first.split(delimiter)]
+        if set(header) & set(FILE_NAMES) and len(header) > 1:
+            return delimiter, header
+    raise DataError(f"{path}: expected a header with filename and caption, got {first!r:.80}. Add a header line.")
+
+
+def _find_columns(header: list[str], path: Path) -> tuple[int, list[int]]:
+    files = [index for index, name in enumerate(header) if name in FILE_NAMES]
+    kinds: dict[str, list[int]] = {}
+    for index, name in enumerate(header):
+        if match := re.fullmatch(rf"({'|'.join(CAPTION_NAMES)})[ _-]?\d*", name):
+            kinds.setdefault(match[1], []).append(index)
+    if len(files) != 1:
+        raise DataError(
+            f"{path}: expected one column with the image file, got {len(files)} ({', '.join(header):.80}). Name one of them filename."
+        )
+    captions = kinds.get("caption") or kinds.get("captions") or (next(iter(kinds.values())) if len(kinds) == 1 else None)
+    if captions is None:
+        raise DataError(
+            f"{path}: expected one column with the caption, got {len(kinds)} ({', '.join(header):.80}). Name one of them caption."
+        )
+    return files[0], captions
+
+
+CAPTION_TABLE = DatasetFormat(
+    name="captions.csv",
+    description="captions.csv or captions.tsv next to the images (a header filename,caption, then one row per caption)",
+    patterns=("captions.csv", "captions.tsv", "metadata.csv"),
+    suffixes=(".csv", ".tsv"),
+    read=list_caption_table,
+)
+CAPTION_LINES = DatasetFormat(
+    name="captions.jsonl",
+    description='captions.jsonl next to the images (one line {"filename": ..., "captions": [...]} per image)',
+    patterns=("captions.jsonl", "metadata.jsonl"),
+    suffixes=(".jsonl",),
+    read=list_caption_lines,
+)

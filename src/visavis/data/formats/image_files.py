@@ -1,0 +1,270 @@
+"""Search for the files of listed images: in a folder and its subfolders, and in plain tar archives, which are read in place."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tarfile
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from visavis import storage
+from visavis.data.dataset import ByteRange
+from visavis.data.formats.listing import Listing
+from visavis.data.video import VIDEO_SUFFIXES
+from visavis.errors import DataError
+
+
+def files_under(folder: Path, *, include_hidden: bool = False) -> Iterator[tuple[Path, str | None]]:
+    """Walk all files under a folder, following links. A folder is not entered twice.
+
+    Folders are visited in alphabetical order. Other kinds of files, such as sockets, are reported and never opened.
+
+    Args:
+        folder: The folder.
+        include_hidden: Also visit names that begin with a dot.
+
+    Yields:
+        Each path, with None for a regular file and otherwise the problem.
+    """
+    pending, seen = [folder], set[tuple[int, int]]()
+    while pending:
+        parent = pending.pop()
+        try:
+            with os.scandir(parent) as listed:
+                entries = sorted(
+                    (entry for entry in listed if include_hidden or not entry.name.startswith(".")), key=lambda entry: entry.name
+                )
+            seen.add(_identity(os.stat(parent)))
+        except OSError as error:
+            yield parent, f"the folder cannot be read: {error.strerror}"
+            continue
+        folders: dict[Path, tuple[int, int]] = {}
+        for entry in entries:
+            path = parent / entry.name
+            if entry.is_file(follow_symlinks=False):
+                yield path, None
+                continue
+            try:
+                status = os.stat(path)
+            except OSError as error:
+                yield path, f"it is a broken link: {error.strerror}"
+                continue
+            if stat.S_ISDIR(status.st_mode):
+                folders[path] = _identity(status)
+            else:
+                yield (
+                    path,
+                    None if stat.S_ISREG(status.st_mode) else f"it is {storage.file_kind(status.st_mode)}, expected a regular file",
+                )
+        pending += reversed([path for path, identity in folders.items() if identity not in seen])
+        seen.update(folders.values())
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".avif", ".jp2")
+VISUAL_SUFFIXES = IMAGE_SUFFIXES + VIDEO_SUFFIXES
+_COMPRESSED_SUFFIXES = (".tgz", ".tbz", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_COMPRESSED_MAGIC_BYTES = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")
+_UNPACK = "is a compressed archive, whose members cannot be read in place. Unpack it to a plain .tar or a folder"
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """All files under a folder and in its tar archives.
+
+    Attributes:
+        folder: The folder.
+        by_path: Location of each file by its path in the folder or archive.
+        by_name: Paths by base name.
+        unreadable: Reason why a path cannot be read.
+        unreadable_names: The same by base name.
+        problems: Kind, location and message of each problem.
+    """
+
+    folder: Path
+    by_path: dict[str, ByteRange] = field(default_factory=dict)
+    by_name: dict[str, list[str]] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
+    unreadable_names: dict[str, str] = field(default_factory=dict)
+    problems: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def add(self, path: str, location: ByteRange) -> None:
+        """Add a file. The first file of a path is used.
+
+        Args:
+            path: Path in the folder or archive.
+            location: Location of its bytes.
+        """
+        path = unicodedata.normalize("NFC", path)
+        if path in self.by_path:
+            first = self.by_path[path].path.relative_to(self.folder)
+            message = f"it is in {first} and in {location.path.relative_to(self.folder)}, the first is used"
+            self.problems.append(("duplicate name", path, message))
+            return
+        self.by_path[path] = location
+        self.by_name.setdefault(path.rpartition("/")[2], []).append(path)
+
+    def add_unreadable(self, path: str, reason: str) -> None:
+        """Add a path that cannot be read.
+
+        Args:
+            path: Path in the folder.
+            reason: The reason.
+        """
+        path = unicodedata.normalize("NFC", path)
+        self.unreadable[path] = reason
+        self.unreadable_names.setdefault(path.rpartition("/")[2], reason)
+
+    def find(self, file: str) -> str | None:
+        """Find a listed file: by its path, or else by its base name if it is unique. A name without a suffix may be that of a video.
+
+        Args:
+            file: The path as listed.
+
+        Returns:
+            A key of ``by_path``. None: no such file.
+
+        Raises:
+            DataError: If the file cannot be read, or several files match.
+        """
+        file = unicodedata.normalize("NFC", file).removeprefix("./")
+        if file in self.by_path:
+            return file
+        if problem := self.unreadable.get(file) or self.unreadable_names.get(file):
+            raise DataError(f"the image cannot be read: {problem}")
+        matches = self.by_name.get(file.rpartition("/")[2], [])
+        if len(matches) > 1:
+            raise DataError(f"the image could be {' or '.join(matches[:3])}, list its folder, too")
+        if matches:
+            return matches[0]
+        videos = [] if "." in file else [path for suffix in VIDEO_SUFFIXES for path in self.by_name.get(file + suffix, [])]
+        if len(videos) > 1:
+            raise DataError(f"the video could be {' or '.join(videos[:3])}, list its suffix, too")
+        if videos:
+            return videos[0]
+        outside = self.folder / file
+        if os.path.isfile(outside):  # hidden, absolute or above the folder
+            self.by_path[file] = ByteRange(outside)
+            return file
+        return None
+
+    @property
+    def images(self) -> list[str]:
+        """Paths of images and videos."""
+        return [path for path in self.by_path if path.lower().endswith(VISUAL_SUFFIXES)]
+
+    def has_no_images(self, listed: Iterable[str]) -> bool:
+        """Return whether the folder lacks images: no listed file exists, and neither does an image or archive.
+
+        Args:
+            listed: Listed files.
+
+        Returns:
+            Whether images are lacking.
+        """
+        if self.images or self.problems or any(path.lower().endswith(VISUAL_SUFFIXES) for path in self.unreadable):
+            return False
+        return not any(file in self.unreadable_names or self.find(file) for file in listed)
+
+
+def find_files(folder: Path) -> ImageFiles:
+    """Find all files under a folder, except hidden ones. Headers of tar archives are read once.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        The files.
+    """
+    files, archives = ImageFiles(folder), []
+    for path, problem in files_under(folder):
+        name = path.relative_to(folder).as_posix()
+        if problem is not None:
+            files.add_unreadable(name, problem)
+        elif name.endswith((".tar", *_COMPRESSED_SUFFIXES)):
+            archives.append(path)
+        else:
+            files.add(name, ByteRange(path))
+    for archive in archives:
+        try:
+            for member, location in _members(archive):
+                files.add(member, location)
+        except DataError as error:
+            files.problems.append(("broken archive", archive.relative_to(folder).as_posix(), str(error)))
+    return files
+
+
+def _members(archive: Path) -> Iterator[tuple[str, ByteRange]]:
+    """Yield the regular members of an archive and their locations."""
+    try:
+        with storage.reading_regular_file(archive), open(archive, "rb") as file:
+            yield from _headers(file, archive)
+    except DataError:
+        raise
+    except Exception as error:  # noqa: BLE001 - absurd numbers in headers are errors of every kind
+        raise DataError(f"the archive is truncated or not a tar archive: {str(error) or type(error).__name__}") from None
+
+
+def _headers(file: BinaryIO, archive: Path) -> Iterator[tuple[str, ByteRange]]:
+    if file.read(6).startswith(_COMPRESSED_MAGIC_BYTES) or not archive.name.endswith(".tar"):
+        raise DataError(_UNPACK)
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    with tarfile.open(fileobj=file, mode="r:") as tar:
+        previous = -1
+        for member in tar:
+            if tar.offset <= previous or member.size < 0:
+                raise DataError(f"the archive is damaged: the header of {member.name} declares a size of {member.size:,}")
+            previous = tar.offset
+            if member.isreg() and not member.issparse() and member.offset_data + member.size <= size:
+                yield member.name.removeprefix("./"), ByteRange(archive, member.offset_data, member.size)
+        file.seek(tar.offset)
+        if any(file.read(tarfile.BLOCKSIZE)):
+            raise DataError(f"the archive is damaged: expected a header at byte {tar.offset}, the remaining content cannot be read")
+
+
+def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> None:
+    """Set the location of each listed image, and record missing images, captions without a file, and files that are not listed.
+
+    Args:
+        listing: The listing.
+        folder: Folder of the files.
+        may_lack_pixels: Accept a data set without any image file as one of captions only.
+    """
+    files = find_files(folder)
+    if may_lack_pixels and files.has_no_images(entry.file or "" for entry in listing.images):
+        if listing.images:
+            listing.add_note("no pixels", listing.source.name, f"found no image file under {folder}, so the data set has only captions")
+        return
+    used, missing = set(), False
+    for index, entry in enumerate(listing.images):
+        if index in listing.unusable_images:
+            continue
+        if entry.file is None:
+            listing.add_loss("caption without image", entry.name, "the captions name no image file", image=index)
+            continue
+        try:
+            key = files.find(entry.file)
+            problem = f"the image is missing: {entry.file} is neither a file under {folder} nor in a tar archive there"
+        except DataError as error:
+            key, problem = None, str(error)
+        if key is None:
+            missing = True
+            listing.add_loss("missing image", entry.name, problem, image=index)
+        else:
+            entry.location = files.by_path[key]
+            used.add(key)
+    for kind, location, message in files.problems:
+        (listing.add_loss if missing and kind == "broken archive" else listing.add_note)(kind, location, message)
+    for path, message in files.unreadable.items():
+        listing.add_note("unreadable file", path, message)
+    for path in files.images:
+        if path not in used:
+            listing.add_note("image without caption", path, f"the file is in the folder, but {listing.source.name} does not list it")

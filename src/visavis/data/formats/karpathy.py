@@ -1,0 +1,201 @@
+"""Karpathy's JSON: ``{"images": [{"filename", "split", "sentences": [{"raw", "tokens"}], "imgid", "filepath"}]}``.
+
+Image files are in folders next to the JSON file, in ``.tar`` archives, or absent. Without files, ``filename`` is optional and ``cocoid`` or
+``imgid`` is the name. The split ``restval`` counts as train.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from visavis import storage
+from visavis.data.dataset import Dataset
+from visavis.data.formats.image_files import attach_files
+from visavis.data.formats.listing import (
+    DatasetFormat,
+    DuplicateKeyObject,
+    ListedImage,
+    Listing,
+    decode_utf8,
+    escape_surrogates,
+    normalize_split_name,
+    parse_json,
+    shorten,
+    split_priority,
+)
+from visavis.data.vocabulary import tokenize
+from visavis.errors import DataError
+
+
+def list_karpathy(path: Path) -> Listing:
+    """List the images and captions of a Karpathy file, in its order.
+
+    Args:
+        path: The JSON file.
+
+    Returns:
+        The listing.
+
+    Raises:
+        DataError: If the file is not JSON with a list ``images``.
+    """
+    content = storage.read_bytes(path)
+    listing = Listing(path)
+    try:
+        listed = parse_json(decode_utf8(content))
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON: {error}.") from None
+    images = listed.get("images") if isinstance(listed, dict) else None
+    if isinstance(listed, DuplicateKeyObject):
+        raise DataError(f"{path}: duplicate key ({escape_surrogates(', '.join(listed)):.80}). Remove one of them.")
+    if not isinstance(images, list):
+        actual = f"the keys {escape_surrogates(', '.join(listed)):.80}" if isinstance(listed, dict) else f"a {type(listed).__name__}"
+        raise DataError(f"{path} has no list of images: expected {{'images': [...]}}, got {actual}.")
+    _note_broken_lines(listing, content)
+    ids: dict[str, str] = {}
+    for record in images:
+        _read_image(listing, record, ids)
+    _find_duplicate_names(listing)
+    attach_files(listing, path.parent, may_lack_pixels=True)
+    listing.finalize()
+    return listing
+
+
+def _read_image(listing: Listing, record: Any, ids: dict[str, str]) -> None:
+    index, location = len(listing.images), f"{listing.source.name}, image {len(listing.images)}"
+    if not isinstance(record, dict):
+        listing.images.append(ListedImage(location, None))
+        listing.add_loss(
+            "malformed entry", location, f"expected an object with filename, split and sentences, got {shorten(record)}", image=index
+        )
+        return
+    file, number = record.get("filename"), record.get("cocoid", record.get("imgid"))
+    file = file if isinstance(file, str) and file else None
+    name = file or (location if number is None else shorten(number) if isinstance(number, list | dict) else str(number))
+    folder, split = record.get("filepath"), record.get("split")
+    listing.images.append(
+        ListedImage(name, normalize_split_name(split), f"{folder}/{file}" if folder and file and isinstance(folder, str) else file)
+    )
+    for key, value, kind in (("split", split, str), ("filepath", folder, str), ("cocoid or imgid", number, str | int | float)):
+        if value is not None and not isinstance(value, kind):
+            listing.add_loss("malformed entry", name, f"its {key} is {shorten(value)}, expected another kind of value", image=index)
+    if isinstance(record, DuplicateKeyObject):
+        listing.add_loss("malformed entry", name, "a key is duplicated", image=index)
+    if file is None and number is None:
+        listing.add_loss("caption without image", location, "the captions name no image: no filename, cocoid or imgid", image=index)
+    for key in ("imgid", "cocoid"):
+        if earlier := _earlier(ids, key, record, name):
+            listing.add_loss("duplicate id", name, f"its {key} {record[key]} is already the id of {earlier}", image=index)
+    _read_sentences(listing, record.get("sentences", []), index, name, ids)
+
+
+def _read_sentences(listing: Listing, sentences: Any, image: int, name: str, ids: dict[str, str]) -> None:
+    if not isinstance(sentences, list):
+        listing.add_loss("malformed entry", name, f"sentences is {shorten(sentences)}, expected a list", image=image)
+        return
+    for number, sentence in enumerate(sentences, 1):
+        location = f"{name}, caption {number}"
+        sentence = sentence if isinstance(sentence, dict) else {"raw": sentence}
+        text = sentence.get("raw", sentence.get("tokens"))
+        if isinstance(text, list) and all(isinstance(token, str | int | float) for token in text):
+            text = " ".join(map(str, text))
+        caption = listing.add_caption(text if isinstance(text, str) else "", image, location)
+        if not isinstance(text, str) or isinstance(sentence, DuplicateKeyObject):
+            once = ", each once" * isinstance(sentence, DuplicateKeyObject)
+            listing.add_loss("malformed entry", location, f"expected raw or tokens{once}, got {shorten(sentence)}", caption=caption)
+        elif earlier := _earlier(ids, "sentid", sentence, location):
+            listing.add_loss("duplicate id", location, f"its sentid {sentence['sentid']} is already the id of {earlier}", caption=caption)
+
+
+def _earlier(ids: dict[str, str], key: str, record: dict[str, Any], owner: str) -> str | None:
+    """Return the earlier owner of a record's id, or None if the id is new."""
+    if record.get(key) is None:
+        return None
+    first = ids.setdefault(f"{key} {record[key] if isinstance(record[key], str | int | float) else shorten(record[key])}", owner)
+    return None if first == owner else first
+
+
+def _find_duplicate_names(listing: Listing) -> None:
+    """Mark images of the same name as unusable. The first is kept, or the one in an evaluation split."""
+    kept: dict[str, int] = {}
+    for index, entry in enumerate(listing.images):
+        first = kept.setdefault(entry.name, index)
+        if first == index or index in listing.unusable_images:
+            continue
+        earlier = listing.images[first]
+        if earlier.split == entry.split:
+            listing.add_loss("duplicate name", entry.name, "the name is listed twice, the first is used", image=index)
+            continue
+        removed = index if split_priority(entry.split) >= split_priority(earlier.split) else first
+        kept[entry.name] = index + first - removed
+        message = f"the image is listed in splits {earlier.split} and {entry.split}, that of {listing.images[removed].split} is skipped"
+        listing.add_loss("image in two splits", entry.name, message, image=removed)
+
+
+def _note_broken_lines(listing: Listing, content: bytes) -> None:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        for number, line in enumerate(content.split(b"\n"), 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                message = f"byte {error.start + 1} of the line ({line[error.start]:#04x}) is not UTF-8"
+                listing.add_note("broken UTF-8", f"{listing.source.name}:{number}", message)
+
+
+KARPATHY = DatasetFormat(
+    name="Karpathy JSON",
+    description="dataset_NAME.json (Karpathy's list of images with splits and sentences)",
+    patterns=("dataset*.json",),
+    suffixes=(".json",),
+    read=list_karpathy,
+)
+
+
+@dataclass(frozen=True)
+class _Sentence:
+    raw: str
+
+
+@dataclass(frozen=True)
+class _CocoImage:
+    filename: str
+    cocoid: int
+    sentids: list[int]
+    sentences: list[_Sentence]
+
+
+@dataclass(frozen=True)
+class _CocoList:
+    images: list[_CocoImage]
+
+
+def match_coco_ids(data: Dataset, path: Path) -> tuple[dict[int, int], dict[int, int]]:
+    """Match the images and captions of a data set with their MS-COCO ids.
+
+    Args:
+        data: The data set.
+        path: Karpathy's list, which contains the ids.
+
+    Returns:
+        Index of the image of each image id, and index of the caption of each sentence id.
+
+    Raises:
+        DataError: If an image is not in the list, or has other captions there.
+    """
+    listed = {image.filename: image for image in storage.read_json(path, _CocoList).images}
+    images: dict[int, int] = {}
+    captions: dict[int, int] = {}
+    for position, (image, own_captions) in enumerate(zip(data.images, data.captions_of, strict=True)):
+        if image.name not in listed:
+            raise DataError(f"image {image.name} is not in {path}. Use the images that this list describes.")
+        entry = listed[image.name]
+        same_texts = [tokenize(data.captions[i]) for i in own_captions] == [tokenize(sentence.raw) for sentence in entry.sentences]
+        if not same_texts or len(entry.sentids) != len(own_captions):
+            raise DataError(f"image {image.name} has other captions than in {path}, or another order of them.")
+        images[entry.cocoid] = position
+        captions |= dict(zip(entry.sentids, own_captions.tolist(), strict=True))
+    return images, captions

@@ -1,0 +1,183 @@
+"""Stored features of the VSE++ family: ``train_ims.npy`` and ``train_caps.txt``, and the same for dev (val) and test.
+
+The captions file has one caption per line. The features have one row per image with 1 or 5 captions each, or one row per caption
+with each image five times in succession. Such a data set has no pixels. Image ``train-7`` is the eighth image of ``train_ims.npy``.
+
+Example:
+    >>> features = load_precomp_features("f30k_precomp", "train")    # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from visavis import storage
+from visavis.data.formats.listing import DatasetFormat, ListedImage, Listing, decode_utf8, normalize_split_name
+from visavis.errors import DataError, suggest_name
+
+CAPTIONS_PER_IMAGE = 5
+
+
+def list_precomp(folder: Path) -> Listing:
+    """List the images and captions of a folder, split by split.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        The listing.
+
+    Raises:
+        DataError: If features have no captions, or their shapes differ between splits.
+    """
+    listing = Listing(folder)
+    _check_shapes(folder, {_split_of(stem): _read_split(listing, folder, stem) for stem in _stems(folder)})
+    listing.finalize()
+    listing.feature_files = tuple(find_precomp_files(folder))
+    listing.find_nonfinite_features = lambda: [
+        f"{split}-{row}" for split in dict.fromkeys(entry.split or "" for entry in listing.images) for row in _nonfinite_rows(folder, split)
+    ]
+    return listing
+
+
+def load_precomp_features(path: str | Path, split: str) -> np.ndarray:
+    """Load the features of a split, memory-mapped.
+
+    Args:
+        path: The folder.
+        split: Name of the split.
+
+    Returns:
+        Features of shape ``[images, ...]``. Row i belongs to image ``<split>-i``.
+
+    Raises:
+        DataError: If the split is unknown, or rows and captions do not match.
+    """
+    folder = Path(path)
+    stems = {_split_of(stem): stem for stem in _stems(folder)}
+    if split not in stems:
+        raise DataError(f"{folder} has no features of split {split}: {suggest_name(split, stems)}")
+    rows, captions = _open_split(folder, stems[split])
+    per_image = _rows_per_image(rows, len(captions))
+    if per_image is None:
+        raise DataError(f"{folder}: {_wrong_row_count(stems[split], rows, captions)}.")
+    return rows[::per_image]
+
+
+def load_all_precomp_features(path: str | Path) -> dict[str, np.ndarray]:
+    """Load the features of all splits, memory-mapped.
+
+    Args:
+        path: The folder.
+
+    Returns:
+        Features by split.
+
+    Raises:
+        DataError: If the shapes differ between splits.
+    """
+    features = {_split_of(stem): load_precomp_features(path, _split_of(stem)) for stem in _stems(Path(path))}
+    _check_shapes(Path(path), features)
+    return features
+
+
+def find_precomp_files(path: str | Path) -> list[Path]:
+    """Find the feature arrays of a folder.
+
+    Args:
+        path: The folder.
+
+    Returns:
+        Paths of the arrays.
+    """
+    return sorted(Path(path).glob("*_ims.npy"))
+
+
+def _read_split(listing: Listing, folder: Path, stem: str) -> np.ndarray:
+    rows, captions = _open_split(folder, stem)
+    per_image = _rows_per_image(rows, len(captions))
+    if per_image is None:
+        listing.add_loss("wrong row count", f"{stem}_caps.txt", _wrong_row_count(stem, rows, captions))
+        return rows
+    first, images, split = len(listing.images), len(rows) // per_image, _split_of(stem)
+    listing.images += [ListedImage(f"{split}-{index}", split) for index in range(images)]
+    for line, caption in enumerate(captions):
+        listing.add_caption(caption, first + line * images // len(captions), f"{stem}_caps.txt:{line + 1}")
+    return rows
+
+
+def _check_shapes(folder: Path, features: dict[str, np.ndarray]) -> None:
+    shapes = {split: rows.shape[1:] for split, rows in features.items()}
+    first = next(iter(shapes), "")
+    if other := next((split for split, shape in shapes.items() if shape != shapes[first]), None):
+        raise DataError(
+            f"{folder}: expected features of one shape, got {shapes[first]} per image in {first} and {shapes[other]} in {other}."
+        )
+
+
+def _nonfinite_rows(folder: Path, split: str) -> list[int]:
+    """Return the images of a split with NaN or infinity in their features."""
+    rows = load_precomp_features(folder, split)
+    if not np.issubdtype(rows.dtype, np.floating):
+        return []
+    return [index for index, row in enumerate(rows) if not np.isfinite(row).all()]
+
+
+def _stems(folder: Path) -> list[str]:
+    order = ["train", "dev", "val", "test"]
+    stems = {path.name.removesuffix("_ims.npy") for path in find_precomp_files(folder)}
+    if {"dev", "val"} <= stems:
+        raise DataError(f"{folder} has both dev_ims.npy and val_ims.npy, which are names of the same split. Remove one of them.")
+    return sorted(stems, key=lambda stem: (order.index(stem) if stem in order else len(order), stem))
+
+
+def _split_of(stem: str) -> str:
+    return normalize_split_name(stem) or stem
+
+
+def _open_split(folder: Path, stem: str) -> tuple[np.ndarray, list[str]]:
+    features, texts = folder / f"{stem}_ims.npy", folder / f"{stem}_caps.txt"
+    rows = storage.read_array(features, kinds="fiu", memory_map=True)
+    if rows.ndim < 2 or 0 in rows.shape:
+        raise DataError(f"{features}: expected numbers with one row per image, got {rows.dtype} of shape {rows.shape}.")
+    if not texts.exists():
+        raise DataError(f"{texts} is missing: expected the captions of {features.name}.")
+    lines = decode_utf8(storage.read_bytes(texts)).split("\n")
+    return rows, [line.rstrip("\r") for line in (lines[:-1] if not lines[-1] else lines)]
+
+
+def _rows_per_image(rows: np.ndarray, num_captions: int) -> int | None:
+    """Return 1, or 5 if each image is stored five times in succession. None: rows and captions do not match."""
+    if num_captions == len(rows) * CAPTIONS_PER_IMAGE:
+        return 1
+    if num_captions != len(rows):
+        return None
+    return CAPTIONS_PER_IMAGE if _stored_five_times(rows) else 1
+
+
+def _stored_five_times(rows: np.ndarray) -> bool:
+    """Return whether rows 5i to 5i + 4 are equal, in up to 200 groups spread over the file."""
+    groups = len(rows) // CAPTIONS_PER_IMAGE
+    if not groups or len(rows) % CAPTIONS_PER_IMAGE:
+        return False
+    for group in np.unique(np.linspace(0, groups - 1, 200).astype(int)) * CAPTIONS_PER_IMAGE:
+        same = np.asarray(rows[group : group + CAPTIONS_PER_IMAGE])
+        if not np.array_equal(same, np.broadcast_to(same[:1], same.shape), equal_nan=np.issubdtype(same.dtype, np.floating)):
+            return False
+    return True
+
+
+def _wrong_row_count(stem: str, rows: np.ndarray, captions: list[str]) -> str:
+    return f"expected {len(rows)} captions, as {stem}_ims.npy has rows, or five times as many, got {len(captions)}"
+
+
+PRECOMP = DatasetFormat(
+    name="precomp",
+    description="train_ims.npy with train_caps.txt, likewise dev and test (stored features, and one caption per line)",
+    patterns=("*_ims.npy",),
+    suffixes=("_ims.npy", "_caps.txt"),
+    read=list_precomp,
+    reads_whole_folder=True,
+)

@@ -1,0 +1,272 @@
+"""Decoding of image files to upright RGB images, and random transforms for training.
+
+Each random transform samples from the ``torch.Generator`` that is passed to it.
+
+Example:
+    >>> from PIL import Image
+    >>> random_resized_crop(Image.new("RGB", (400, 300)), 224, torch.Generator().manual_seed(0)).size
+    (224, 224)
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from PIL.Image import Resampling, Transpose
+
+from visavis.errors import DataError
+
+MAX_PIXELS = 64_000_000
+
+_ORIENTATION_TAG = 0x0112
+_UPRIGHT = {
+    2: Transpose.FLIP_LEFT_RIGHT,
+    3: Transpose.ROTATE_180,
+    4: Transpose.FLIP_TOP_BOTTOM,
+    5: Transpose.TRANSPOSE,
+    6: Transpose.ROTATE_270,
+    7: Transpose.TRANSVERSE,
+    8: Transpose.ROTATE_90,
+}
+_TOO_LARGE = "has {} than the {:.0f} million allowed, as decompression bombs do"
+_MAGIC_BYTES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF")
+
+
+class ImageError(DataError):
+    """An image is unusable.
+
+    Args:
+        kind: Kind of the finding of ``visavis data check``.
+        problem: End of the sentence "image NAME ...".
+        name: Name of the image.
+    """
+
+    def __init__(self, kind: str, problem: str, name: str):
+        super().__init__(f"image {name} {problem}.")
+        self.kind, self.problem = kind, problem
+
+
+def decode_image(content: bytes, name: str) -> Image.Image:
+    """Decode an image file.
+
+    Transparency is composed over white, and 16-bit values are scaled to 8 bits. Floating-point values are read as 0 to 1 if none exceeds 1,
+    else as 0 to 255.
+
+    Args:
+        content: Content of the file.
+        name: Name of the image, for errors.
+
+    Returns:
+        An upright RGB image (EXIF orientation applied).
+
+    Raises:
+        ImageError: If the content is truncated, not an image, animated, or has more than 64 million pixels.
+    """
+    with _translate_errors(name):
+        return _rgb(_upright(_open(content, name)))
+
+
+def image_size(content: bytes, name: str) -> tuple[int, int]:
+    """Return the size of an upright image after decoding all of it. JPEG is decoded at an eighth of its size.
+
+    Args:
+        content: Content of the file.
+        name: Name of the image, for errors.
+
+    Returns:
+        Width and height in pixels.
+
+    Raises:
+        ImageError: As for ``decode_image``.
+    """
+    with _translate_errors(name):
+        image = _open(content, name)
+        width, height = image.size
+        image.draft("RGB", (1, 1))
+        image.load()
+        return (height, width) if image.getexif().get(_ORIENTATION_TAG, 1) > 4 else (width, height)
+
+
+def make_thumbnail(content: bytes, name: str, max_side: int, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Make a thumbnail in sRGB colors without metadata: no location, camera or comment. Of an animation, the first frame is used.
+
+    Args:
+        content: Content of the file.
+        name: Name of the image, for errors.
+        max_side: Largest width and height in pixels.
+        max_pixels: Largest number of pixels of the original image.
+
+    Returns:
+        An upright RGB image.
+
+    Raises:
+        ImageError: If the content is truncated, not an image, or too large.
+    """
+    with _translate_errors(name):
+        image = _open(content, name, allow_animated=True, max_pixels=max_pixels)
+        profile, mode = image.info.get("icc_profile"), image.mode
+        image.draft("RGB", (max_side, max_side))
+        orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+        image = _rgb(image)
+        image.thumbnail((max_side, max_side), Image.Resampling.LANCZOS, reducing_gap=2.0)
+        image = _in_srgb(image, profile) if profile and mode == "RGB" else image
+        image = image.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else image
+        return Image.fromarray(np.asarray(image))
+
+
+def _in_srgb(image: Image.Image, profile: bytes) -> Image.Image:
+    """Convert the colors of an image with a color profile. An unreadable profile is ignored."""
+    from PIL import ImageCms
+
+    try:
+        source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        converted = ImageCms.profileToProfile(image, source, ImageCms.createProfile("sRGB"))
+    except (ImageCms.PyCMSError, OSError, ValueError, TypeError):
+        return image
+    return converted or image
+
+
+@contextmanager
+def _translate_errors(name: str) -> Iterator[None]:
+    try:
+        yield
+    except ImageError:
+        raise
+    except MemoryError:
+        raise DataError(f"image {name} needs more memory than is available. Reduce its size or free memory.") from None
+    except Exception as error:  # noqa: BLE001 - decoders raise errors of every kind on damaged bytes
+        problem = f"is truncated or damaged: {str(error).rstrip('.') or type(error).__name__}"
+        raise ImageError("truncated image", problem, name) from None
+
+
+@cache
+def supported_formats() -> tuple[str, ...]:
+    """Return the image formats for which this installation of Pillow has a decoder.
+
+    Returns:
+        Names of formats.
+    """
+    Image.init()
+    return tuple(name for name in ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000") if name in Image.OPEN)
+
+
+def _open(content: bytes, name: str, *, allow_animated: bool = False, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Open an image without decoding it, after all checks that its header allows."""
+    if not content:
+        raise ImageError("truncated image", "is truncated: the file is empty (0 bytes)", name)
+    try:
+        image = Image.open(io.BytesIO(content), formats=supported_formats())
+    except UnidentifiedImageError:
+        if content.startswith(_MAGIC_BYTES):
+            raise ImageError("truncated image", f"is truncated or damaged in its header ({len(content)} bytes)", name) from None
+        raise ImageError("not an image", f"is not an image of a known format ({', '.join(supported_formats())})", name) from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise ImageError("decompression bomb", _TOO_LARGE.format("far more pixels", max_pixels / 1e6), name) from None
+    if image.width * image.height > max_pixels:
+        problem = _TOO_LARGE.format(f"{image.width} x {image.height} pixels, more", max_pixels / 1e6)
+        raise ImageError("decompression bomb", problem, name)
+    if not allow_animated and image.format != "MPO" and (frames := getattr(image, "n_frames", 1)) > 1:  # an MPO is a photo with previews
+        raise ImageError("animated image", f"is animated or has pages ({frames} frames), expected a single image", name)
+    return image
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    transpose = _UPRIGHT.get(image.getexif().get(_ORIENTATION_TAG, 1))
+    return image if transpose is None else image.transpose(transpose)
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith(("I", "F")):
+        values = np.asarray(image)
+        if image.mode == "F":
+            values = values * (255 if values.max() <= 1 else 1)
+        else:
+            values = np.clip(values, 0, 65535) // 257
+        image = Image.fromarray(np.clip(values, 0, 255).astype(np.uint8))
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    image.load()
+    return image.convert("RGB")
+
+
+def random_resized_crop(
+    image: Image.Image,
+    size: int,
+    generator: torch.Generator,
+    *,
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+) -> Image.Image:
+    """Crop at random and resize to a square.
+
+    If ten random crops do not fit into the image, the largest centered crop of an allowed ratio is used.
+
+    Args:
+        image: The image.
+        size: Width and height of the result in pixels.
+        generator: Random generator.
+        scale: Range of the crop's area, as a share of the image's area.
+        ratio: Range of the crop's width divided by its height.
+
+    Returns:
+        The resized crop.
+    """
+    for _ in range(10):
+        area = image.width * image.height * _uniform(*scale, generator)
+        aspect = math.exp(_uniform(math.log(ratio[0]), math.log(ratio[1]), generator))
+        width, height = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < width <= image.width and 0 < height <= image.height:
+            left = int(_uniform(0, image.width - width + 1, generator))
+            top = int(_uniform(0, image.height - height + 1, generator))
+            break
+    else:
+        aspect = min(max(image.width / image.height, ratio[0]), ratio[1])
+        width, height = min(image.width, round(image.height * aspect)), min(image.height, round(image.width / aspect))
+        left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.resize((size, size), Resampling.BICUBIC, box=(left, top, left + width, top + height))
+
+
+def random_crop(image: Image.Image, generator: torch.Generator, *, scale: tuple[float, float] = (0.6, 1.0)) -> Image.Image:
+    """Crop at random with the aspect ratio of the image.
+
+    Args:
+        image: The image.
+        generator: Random generator.
+        scale: Range of the crop's sides, as a share of the image's sides.
+
+    Returns:
+        The crop.
+
+    Source:
+        The code of VSE-infinity (Chen et al., 2021).
+    """
+    part = _uniform(*scale, generator)
+    width, height = max(1, int(part * image.width)), max(1, int(part * image.height))
+    left = int(_uniform(0, image.width - width + 1, generator))
+    top = int(_uniform(0, image.height - height + 1, generator))
+    return image.crop((left, top, left + width, top + height))
+
+
+def random_horizontal_flip(image: Image.Image, generator: torch.Generator) -> Image.Image:
+    """Flip an image horizontally with probability 1/2.
+
+    Args:
+        image: The image.
+        generator: Random generator.
+
+    Returns:
+        The image, flipped or not.
+    """
+    return image.transpose(Transpose.FLIP_LEFT_RIGHT) if _uniform(0, 1, generator) < 0.5 else image
+
+
+def _uniform(low: float, high: float, generator: torch.Generator) -> float:
+    return low + (high - low) * torch.rand((), generator=generator, dtype=torch.float64).item()

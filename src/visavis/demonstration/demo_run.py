@@ -1,0 +1,221 @@
+"""The demo: draw synthetic scenes, train three objectives, compare them, search, and write a report.
+
+Its folder has ``report.html``, ``table.md``, ``table.json``, ``retrieval.png``, ``curves.png``, ``demo.json`` (runs and
+durations), ``scenes/`` (a data set) and a run folder for each training.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from visavis import storage
+from visavis.data import open_dataset
+from visavis.demonstration.demo_report import DemoResults, write_demo_report
+from visavis.demonstration.scene_search import SceneSearch
+from visavis.environment import shell_command
+from visavis.experiments.results_table import ResultTable
+from visavis.models.encoders.feature_extraction import cache_features
+from visavis.models.encoders.frozen_encoders import EncoderSpec
+from visavis.objectives import parse
+from visavis.progress import Progress, TrainingStep
+from visavis.recipes.files import read_recipe
+from visavis.reports.plotting import require_report_packages
+from visavis.runs.open_run import with_absolute_paths
+from visavis.synthetic import CaptionFacts, write_synthetic_scenes
+from visavis.training.start_training import start_training
+from visavis.training.stop_signals import Stopped
+from visavis.training.training_run import TrainingResult
+
+# The learning rates of the demo's recipes were selected by studies/demo_rates.py with the same budget for each objective.
+LEARNING_RATES = (3.75e-4, 7.5e-4, 1.5e-3, 3e-3, 6e-3, 1.2e-2, 2.4e-2, 4.8e-2)
+TUNING_SEEDS = (1, 2, 3)
+TUNING_SCENE_SEED = 1
+"""Seed of the scenes on which the learning rates were selected. The demo draws other scenes."""
+TUNING_NUM_VAL = 500
+
+
+def describe_learning_rates(rates: Mapping[str, float]) -> str:
+    """Return the learning rate of each objective and how it was selected, as a text.
+
+    Args:
+        rates: Learning rate by the name of the objective.
+    """
+    listed = ", ".join(f"{name} {lr:g}" for name, lr in rates.items())
+    return (
+        f"Learning rates: {listed}; each the best of the same {len(LEARNING_RATES)} from {LEARNING_RATES[0]:g} to {LEARNING_RATES[-1]:g} by the "
+        f"mean validation RSUM of {len(TUNING_SEEDS)} seeds on other synthetic scenes"
+    )
+
+
+DEMO_QUERIES = (
+    ("a yellow square", CaptionFacts(({"shape": "square", "color": "yellow"},))),
+    ("a checkered circle", CaptionFacts(({"pattern": "checkered", "shape": "circle"},))),
+    ("a red shape on a wooden table", CaptionFacts(({"color": "red"},), background="table")),
+)
+"""Text queries of the demo with their content. Like the recipes, they were selected on other scenes than those of the demo."""
+
+NUM_SHOWN_CAPTIONS = 5
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """Size of a demo.
+
+    Attributes:
+        num_train: Scenes of the training split.
+        num_val: Scenes of the validation split.
+        num_test: Scenes of the test split.
+        recipes: Recipe of each compared objective.
+        seeds: Training seeds of each objective.
+        scene_seed: Seed of the scenes. It must not be ``TUNING_SCENE_SEED``.
+        overrides: Overrides of all recipes.
+    """
+
+    num_train: int = 1500
+    num_val: int = 200
+    num_test: int = 500
+    recipes: tuple[str, ...] = ("demo-triplet-hn", "demo-vlc", "demo-unified")
+    seeds: tuple[int, ...] = (1, 2)
+    scene_seed: int = 2026
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_scenes(self) -> int:
+        """Number of scenes of all splits."""
+        return self.num_train + self.num_val + self.num_test
+
+
+def run_demo(out: str | Path | None, progress: Progress, settings: DemoSettings | None = None) -> Path:
+    """Run the demo.
+
+    Args:
+        out: New folder. Default: ``runs/demo-<n>``.
+        progress: Receives messages and progress.
+        settings: Size of the demo.
+
+    Returns:
+        The folder.
+
+    Raises:
+        KeyboardInterrupt: After Ctrl-C.
+        MissingExtra: If the packages of the extra ``report`` are not installed.
+        RefusedOverwrite: If the folder is not empty.
+    """
+    require_report_packages()
+    folder = storage.create_numbered_folder("runs/demo") if out is None else storage.prepare_empty_folder(out)
+    progress.message(f"All files of the demo are written to {folder}")
+    try:
+        _Demo(folder, progress, settings or DemoSettings()).run()
+    except (Stopped, KeyboardInterrupt) as stopped:
+        progress.message(
+            f"Stopped before the report was written. {folder} has the finished parts. visavis demo starts again in another folder."
+        )
+        if isinstance(stopped, Stopped):
+            signal.raise_signal(stopped.signal)
+        raise KeyboardInterrupt from None
+    return folder
+
+
+class _Demo:
+    """A running demo: its folder, its settings, and the duration of each stage."""
+
+    def __init__(self, folder: Path, progress: Progress, settings: DemoSettings):
+        self.folder, self.progress, self.settings = folder, progress, settings
+        self.scenes = folder / "scenes"
+        self.seconds: dict[str, float] = {}
+
+    def run(self) -> None:
+        settings = self.settings
+        with self._stage("drawing", f"drawing {settings.num_scenes:,} scenes and writing five captions for each"):
+            self._draw()
+        with self._stage("features", "encoding the images with the shipped encoder, once for all runs"):
+            self._cache()
+        with self._stage("training", f"training {len(settings.recipes)} objectives with {len(settings.seeds)} seeds each"):
+            runs = {_objective_name(name): [self._train(name, seed) for seed in settings.seeds] for name in settings.recipes}
+        with self._stage("report", f"comparing on {settings.num_test:,} test scenes, searching, writing the report"):
+            results = self._compare(runs)
+            write_demo_report(results, self.folder)
+        self._print_summary(results)
+
+    @contextmanager
+    def _stage(self, name: str, activity: str) -> Iterator[None]:
+        """Report the start of a stage, and record its duration."""
+        self.progress.message(f"{len(self.seconds) + 1} of 4  {activity}")
+        started = time.perf_counter()
+        yield
+        self.seconds[name] = round(time.perf_counter() - started, 1)
+
+    def _draw(self) -> None:
+        settings, started = self.settings, time.perf_counter()
+
+        def on_progress(done: int, total: int) -> None:
+            self.progress.update("scenes", done, total, done / (time.perf_counter() - started))
+
+        write_synthetic_scenes(
+            self.scenes,
+            num_train=settings.num_train,
+            num_val=settings.num_val,
+            num_test=settings.num_test,
+            seed=settings.scene_seed,
+            on_progress=on_progress,
+        )
+
+    def _cache(self) -> None:
+        encoder = EncoderSpec("visual", "scenes", read_recipe(self.settings.recipes[0], dict(self.settings.overrides)).visual.granularity)  # type: ignore[arg-type]
+        cache_features(open_dataset(self.scenes), encoder, on_progress=lambda *done: self.progress.update("images", *done))
+
+    def _train(self, recipe: str, seed: int) -> TrainingResult:
+        """Train one run, exactly as ``visavis train RECIPE --data .../scenes seed=...``."""
+        name = _objective_name(recipe)
+        overrides = {**self.settings.overrides, "data.path": str(self.scenes.resolve()), "seed": seed}
+        trained = start_training(
+            with_absolute_paths(read_recipe(recipe, overrides)), self.folder / f"{name.lower()}-{seed}", _BarsOnly(self.progress)
+        )
+        assert trained.test is not None
+        rsum, recall = (trained.test.metrics[metric] for metric in ("rsum", "t2i_r1"))
+        self.progress.message(f"        {name}, seed {seed}: RSUM {rsum:.1f}, text to image R@1 {recall:.1f} %  ({trained.seconds:.0f} s)")
+        return trained
+
+    def _compare(self, results: dict[str, list[TrainingResult]]) -> DemoResults:
+        """The table of results, and the searches of the run with the best validation RSUM."""
+        rates = {_objective_name(name): read_recipe(name).phases[-1].optimizer.lr for name in self.settings.recipes}
+        table = ResultTable.from_evaluations(
+            {name: [run.test for run in runs if run.test is not None] for name, runs in results.items()}, describe_learning_rates(rates)
+        )
+        self.progress.message(f"\n{table.text()}\n{table.caption()}\n")
+        best = max((run for runs in results.values() for run in runs), key=lambda run: run.validation_rsum)
+        scene_search = SceneSearch(best.run, self.scenes)
+        searches = [scene_search.search(query, facts) for query, facts in DEMO_QUERIES]
+        return DemoResults(self.scenes, results, best, table, scene_search.captions(NUM_SHOWN_CAPTIONS), searches, self.seconds)
+
+    def _print_summary(self, results: DemoResults) -> None:
+        for search in results.searches:
+            self.progress.message(f"        “{search.query}”: {search.num_relevant} of the top {len(search.scenes)} images are relevant")
+        self.progress.message(f"\nReport: {self.folder / 'report.html'}  ({sum(self.seconds.values()):.0f} s in total)")
+        self.progress.message(f"Search the images: {shell_command()} search {results.best.run} 'two stars in the snow'")
+
+
+def _objective_name(recipe: str) -> str:
+    """Name of a recipe's objective."""
+    return type(parse(read_recipe(recipe).phases[-1].objective)).__name__
+
+
+class _BarsOnly:
+    """Progress that forwards bars but not the messages of single runs: the demo prints one line for each run."""
+
+    def __init__(self, progress: Progress):
+        self.progress = progress
+
+    def message(self, text: str) -> None: ...
+
+    def update(self, task: str, done: int, total: int, items_per_second: float) -> None:
+        self.progress.update(task, done, total, items_per_second)
+
+    def training_step(self, step: TrainingStep) -> None:
+        self.progress.training_step(step)

@@ -1,0 +1,329 @@
+"""Contributing samples: how many negatives push a query, how strongly, and which queries are not moved.
+
+Source: Bleeker and de Rijke, "Do Lessons from Metric Learning Generalize to Image-Caption Retrieval?" (COCOS, 2022), section 4. Here for any
+objective, from the weights of its pairs. A count depends on the epsilon from which a weight counts. The effective number of negatives does not.
+
+COCOS, or its released code, counts some objectives by rules of their own: `COUNTING_RULES`. All others are counted by the weights of their pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from visavis.diagnostics.pair_gradients import pair_weights
+from visavis.objectives import Objective, SmoothAP, Triplet
+from visavis.objectives.pairs import NEG_INF, find_positive_pairs
+from visavis.targets import Targets
+
+RELEASED_CAPTIONS_PER_IMAGE = 5
+"""Captions per image in the released code of COCOS, where it is a constant."""
+
+Semantics = Literal["paper", "reference"]
+"""Counts as defined in the COCOS paper, or as in its released code."""
+
+CountFunction = Callable[[Any, Tensor, Targets, float], dict[str, Tensor]]
+"""Takes the objective, scores ``[V, T]``, targets and epsilon, and returns counts by direction. A missing direction is counted by weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountingRule:
+    """How the samples of one kind of objective are counted.
+
+    Attributes:
+        objective: Class of the objective.
+        paper: Count as COCOS defines it. None: by the weights of pairs.
+        released: Count as in the released code of COCOS.
+        captions_per_image: Captions per image in that code, which identifies positives by position: caption j belongs to image
+            j // captions_per_image.
+    """
+
+    objective: type[Objective]
+    paper: CountFunction | None = None
+    released: CountFunction
+    captions_per_image: int
+
+    def released_targets(self, images: int, texts: int) -> Targets | None:
+        """Build the targets of a batch as in the released code.
+
+        Args:
+            images: Number of images.
+            texts: Number of texts.
+
+        Returns:
+            The targets. None for a batch that the released code cannot process.
+        """
+        if texts != self.captions_per_image * images:
+            return None
+        ids = torch.arange(images)
+        return Targets(query_ids=ids, candidate_ids=ids.repeat_interleave(self.captions_per_image))
+
+
+def rule_of(objective: Objective) -> CountingRule | None:
+    """Find the counting rule of an objective.
+
+    Args:
+        objective: The objective.
+
+    Returns:
+        The rule. None for an objective that is counted by the weights of its pairs.
+    """
+    return next((rule for rule in COUNTING_RULES if rule.objective is type(objective)), None)
+
+
+def _triplet_released(objective: Triplet, scores: Tensor, targets: Targets, _epsilon: float) -> dict[str, Tensor]:
+    return released_triplet_counts(scores, targets, margin=objective.margin)
+
+
+def _smooth_ap(objective: SmoothAP, scores: Tensor, targets: Targets, epsilon: float) -> dict[str, Tensor]:
+    directions = {"i2t": (scores, targets), "t2i": (scores.T, targets.T)}
+    return {direction: smooth_ap_counts(*inputs, tau=objective.tau, epsilon=epsilon) for direction, inputs in directions.items()}
+
+
+def _smooth_ap_released(objective: SmoothAP, scores: Tensor, targets: Targets, epsilon: float) -> dict[str, Tensor]:
+    counts = smooth_ap_counts(scores, targets, tau=objective.tau, epsilon=epsilon)
+    return {"i2t": counts, "t2i": released_smooth_ap_counts(scores.T, tau=objective.tau, epsilon=epsilon)}
+
+
+def smooth_ap_counts(scores: Tensor, targets: Targets, *, tau: float = 0.01, epsilon: float = 0.01, with_slope: bool = False) -> Tensor:
+    """Count the contributing samples of SmoothAP by the rule of COCOS.
+
+    Formula:
+        ``(1 / |P|) sum_{i in P} #{j != i: sim(s_j - s_i) / R_i^2 > epsilon}`` with R_i = 1 + sum_j sigmoid((s_j - s_i) / tau) and
+        sim(d) = sigma (1 - sigma). It drops two factors of the gradient and counts triplets, so it is not a count of pair weights.
+
+    Args:
+        scores: Scores, shape ``[Q, C]``.
+        targets: Targets of the direction.
+        tau: Temperature of the sigmoid.
+        epsilon: Value from which a triplet counts.
+        with_slope: Divide sim by tau, as in the derivation in the appendix. The released code, and so table 4 of the paper, does not.
+
+    Returns:
+        Mean count over the positives of each query, shape ``[Q]``.
+
+    Source:
+        COCOS, eq. 13.
+    """
+    query, candidate = targets.positive.nonzero(as_tuple=True)
+    known = targets.positive | targets.negative
+    counts = _count_triplets(scores[query].masked_fill(~known[query], NEG_INF), candidate, tau, epsilon * (tau if with_slope else 1))
+    positives = targets.positive.sum(1).clamp(min=1)
+    return scores.new_zeros(len(scores)).index_add_(0, query, counts.to(scores)) / positives
+
+
+def released_smooth_ap_counts(scores: Tensor, *, tau: float = 0.01, epsilon: float = 0.01) -> Tensor:
+    """Count text queries of SmoothAP as the released code of COCOS does.
+
+    For text q it uses images 5 q to 5 q + 4 as positives, as if texts were images, and adds their counts. The image of text q is q // 5. No text
+    from V / 5 on is ever counted, hence "without a gradient" in table 4 of the paper.
+
+    Args:
+        scores: Scores, shape ``[T, V]``.
+        tau: Temperature of the sigmoid.
+        epsilon: Value from which a triplet counts.
+
+    Returns:
+        Count of each text, shape ``[T]``.
+    """
+    texts, images = scores.shape
+    candidate = torch.arange(min(RELEASED_CAPTIONS_PER_IMAGE * texts, images), device=scores.device)
+    query = candidate // RELEASED_CAPTIONS_PER_IMAGE
+    counts = _count_triplets(scores[query], candidate, tau, epsilon)
+    return scores.new_zeros(texts).index_add_(0, query, counts.to(scores))
+
+
+def released_triplet_counts(scores: Tensor, targets: Targets, *, margin: float = 0.2) -> dict[str, Tensor]:
+    """Count the contributing samples of Triplet as the released code of COCOS does.
+
+    For text queries it adds the hinges along the wrong axis: those in the row of an image, not in the column of a text.
+
+    Args:
+        scores: Scores, shape ``[V, T]``.
+        targets: Targets of the image-to-text direction.
+        margin: Margin of the hinge.
+
+    Returns:
+        Counts "i2t", shape ``[V]``, and "t2i", shape ``[T]``.
+    """
+    image_to_text, text_to_image = find_positive_pairs(scores, targets), find_positive_pairs(scores.T, targets.T)
+    active = [
+        (margin + pairs.scores[pairs.query] - pairs.positive[:, None] > 0) & pairs.negative[pairs.query]
+        for pairs in (image_to_text, text_to_image)
+    ]
+    by_query = scores.new_zeros(len(scores)).index_add_(0, image_to_text.query, active[0].sum(1).to(scores))
+    return {"i2t": by_query, "t2i": active[1].sum(0).to(scores)}
+
+
+def _count_triplets(scores: Tensor, positive: Tensor, tau: float, epsilon: float) -> Tensor:
+    """How many entries j of each row have ``sim(s_j - s_i) / R_i^2`` above epsilon for its positive i: ``[N, C], [N] -> [N]``."""
+    gap = (scores - scores.gather(1, positive[:, None])).scatter(1, positive[:, None], NEG_INF)
+    step = (gap / tau).sigmoid()
+    rank = 1 + step.sum(1, keepdim=True)
+    return (step * (1 - step) / rank**2 > epsilon).sum(1)
+
+
+COUNTING_RULES: tuple[CountingRule, ...] = (
+    CountingRule(objective=Triplet, released=_triplet_released, captions_per_image=1),
+    CountingRule(objective=SmoothAP, paper=_smooth_ap, released=_smooth_ap_released, captions_per_image=RELEASED_CAPTIONS_PER_IMAGE),
+)
+"""Objectives that COCOS, or its released code, counts by a rule of their own."""
+
+
+@dataclass(frozen=True)
+class ContributingSamples:
+    """What moves the queries of one direction of a batch. All tensors have shape ``[Q]``. Weights are absolute values.
+
+    Attributes:
+        count: Number of negatives with a weight above epsilon, C^q of the paper.
+        push: Sum of their weights, W^-.
+        push_below_epsilon: Sum of the weights of the negatives below epsilon.
+        pull: Sum of the weights of the positives, W^+.
+        effective: `effective_number` of negatives from all weights, for any epsilon.
+    """
+
+    count: Tensor
+    push: Tensor
+    push_below_epsilon: Tensor
+    pull: Tensor
+    effective: Tensor
+
+    @property
+    def in_batch(self) -> float:
+        """C^B: sum of the counts of all queries."""
+        return self.count.sum().item()
+
+    @property
+    def idle(self) -> int:
+        """C^0: number of queries that no negative moves."""
+        return int((self.count == 0).sum())
+
+    @property
+    def per_moved(self) -> float:
+        """Mean count of the queries that have one, as in tables 2 and 4 of the paper. NaN if there are none."""
+        return self.in_batch / moved if (moved := len(self.count) - self.idle) else float("nan")
+
+    @property
+    def per_query(self) -> float:
+        """Mean count of all queries, as in table 3 of the paper."""
+        return self.count.double().mean().item()
+
+    @property
+    def effective_negatives(self) -> float:
+        """Mean effective number over the queries whose negatives have any weight. NaN if there are none."""
+        return self.effective[self.effective > 0].double().mean().item()
+
+
+def effective_number(weights: Tensor) -> Tensor:
+    """Compute the effective number of candidates that share the weight of a query.
+
+    Formula:
+        ``(sum_j w_j)^2 / sum_j w_j^2``: 1 if one candidate has all the weight, n if n candidates share it equally. A factor on a row changes
+        nothing.
+
+    Args:
+        weights: Weights of at least 0, shape ``[Q, C]``.
+
+    Returns:
+        Effective number of each query, shape ``[Q]``. 0 for a query without weight.
+
+    Source:
+        Kish, Survey Sampling (1965), the effective sample size. For shares, the inverse participation ratio, or Hill number of order 2.
+
+    Example:
+        >>> effective_number(torch.tensor([[1.0, 0.0, 0.0], [0.2, 0.2, 0.0], [0.0, 0.0, 0.0]]))
+        tensor([1., 2., 0.])
+    """
+    total = weights.sum(1)
+    concentration = (weights / total[:, None]).square().sum(1)
+    return torch.where(total > 0, 1 / concentration, 0.0)
+
+
+def contributing_samples(objective: Objective, scores: Tensor, targets: Targets, *, epsilon: float = 0.01) -> ContributingSamples:
+    """Count the contributing samples of one direction by pair weights.
+
+    Args:
+        objective: The objective.
+        scores: Scores, shape ``[Q, C]``.
+        targets: Targets of the direction.
+        epsilon: Weight from which a sample counts.
+
+    Returns:
+        The counts.
+    """
+    return count_contributing(pair_weights(objective, scores, targets), targets, epsilon=epsilon)
+
+
+def count_contributing(weights: Tensor, targets: Targets, *, epsilon: float = 0.01) -> ContributingSamples:
+    """Count the contributing samples of one direction from known weights.
+
+    Args:
+        weights: Weights of pairs, shape ``[Q, C]``.
+        targets: Targets of the direction.
+        epsilon: Weight from which a sample counts.
+
+    Returns:
+        The counts.
+    """
+    size = weights.abs()
+    push = size.masked_fill(~targets.negative, 0.0)
+    above = push > epsilon
+    return ContributingSamples(
+        above.sum(1).to(size),
+        push.masked_fill(~above, 0.0).sum(1),
+        push.masked_fill(push >= epsilon, 0.0).sum(1),
+        size.masked_fill(~targets.positive, 0.0).sum(1),
+        effective_number(push),
+    )
+
+
+def contributing_by_direction(
+    objective: Objective, scores: Tensor, targets: Targets, *, epsilon: float = 0.01, semantics: Semantics = "paper"
+) -> dict[str, ContributingSamples]:
+    """Count the contributing samples of both directions.
+
+    Args:
+        objective: The objective. One with a rule in `COUNTING_RULES` is counted by it.
+        scores: Scores, shape ``[V, T]``.
+        targets: Targets of the image-to-text direction.
+        epsilon: Weight from which a sample counts.
+        semantics: "reference" counts as the released code of COCOS, which differs for text queries of Triplet and SmoothAP.
+
+    Returns:
+        The counts "i2t" and "t2i".
+    """
+    (counts,) = contributing_by_epsilon(objective, scores, targets, [epsilon], semantics=semantics)
+    return counts
+
+
+def contributing_by_epsilon(
+    objective: Objective, scores: Tensor, targets: Targets, epsilons: Sequence[float], *, semantics: Semantics = "paper"
+) -> list[dict[str, ContributingSamples]]:
+    """Count the contributing samples of both directions for several epsilons, with one differentiation.
+
+    Args:
+        objective: The objective.
+        scores: Scores, shape ``[V, T]``.
+        targets: Targets of the image-to-text direction.
+        epsilons: Weights from which a sample counts.
+        semantics: See `contributing_by_direction`.
+
+    Returns:
+        The counts "i2t" and "t2i" for each epsilon.
+    """
+    directions = {"i2t": (scores, targets), "t2i": (scores.T, targets.T)}
+    weights = {direction: pair_weights(objective, *inputs) for direction, inputs in directions.items()}
+    rule = rule_of(objective)
+    count_by_rule = rule and (rule.released if semantics == "reference" else rule.paper)
+    results = []
+    for epsilon in epsilons:
+        counts = count_by_rule(objective, scores, targets, epsilon) if count_by_rule else {}
+        samples = {
+            direction: count_contributing(weights[direction], inputs[1], epsilon=epsilon) for direction, inputs in directions.items()
+        }
+        results.append({direction: replace(each, count=counts.get(direction, each.count)) for direction, each in samples.items()})
+    return results

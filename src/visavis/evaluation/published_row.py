@@ -1,0 +1,130 @@
+"""Published rows: a row of a paper's table, and its difference from a result."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from visavis.metrics import CATALOG, Metric
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """One row of a table of a paper.
+
+    Attributes:
+        paper: Key of the paper.
+        table: Number of the table.
+        row: Key of the row.
+        source: Citation of the paper.
+        protocol: Protocol of the measurement. Empty where the row counts a training (see ``visavis diagnose``).
+        values: Mean and, if published, standard deviation by metric key.
+        experiment_id: Number of the experiment in the paper, the same in all its tables, if it has one.
+        cited: Whether the paper took the row from another paper.
+        unreported: Training settings that are not published.
+        misprint: How the row contradicts itself.
+        code_difference: How the released code counts differently from the paper's definition.
+        not_trainable: Why the row cannot be trained here. Empty if it can.
+    """
+
+    paper: str
+    table: int
+    row: str
+    source: str
+    protocol: str
+    values: Mapping[str, tuple[float, float | None]]
+    experiment_id: str = ""
+    cited: bool = False
+    unreported: str = ""
+    misprint: str = ""
+    code_difference: str = ""
+    not_trainable: str = ""
+
+    @property
+    def id(self) -> str:
+        """Identifier that ``visavis train`` accepts."""
+        return f"{self.paper}/{self.table}/{self.row}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to JSON values.
+
+        Returns:
+            The fields, and means by key with standard deviations under the key plus ``_std``.
+        """
+        means = {key: mean for key, (mean, _) in self.values.items()}
+        deviations = {f"{key}_std": deviation for key, (_, deviation) in self.values.items() if deviation is not None}
+        described = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "values"}
+        return described | {"published": means | deviations}
+
+    def differences(self, reached: Mapping[str, float | None]) -> list[MetricDifference]:
+        """Compare a result with the row.
+
+        Args:
+            reached: Metrics of the result by key.
+
+        Returns:
+            One comparison for each published metric.
+        """
+        return [MetricDifference(key, mean, deviation, reached.get(key)) for key, (mean, deviation) in self.values.items()]
+
+
+@dataclass(frozen=True)
+class MetricDifference:
+    """A published metric and the one of a result.
+
+    Attributes:
+        key: Metric key.
+        published: Published mean.
+        std: Published standard deviation.
+        reached: Value of the result. None if it was not measured, such as CS@1000 on fewer images.
+    """
+
+    key: str
+    published: float
+    std: float | None
+    reached: float | None
+
+    @property
+    def difference(self) -> float | None:
+        """Reached minus published."""
+        return None if self.reached is None else self.reached - self.published
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to JSON values.
+
+        Returns:
+            Published mean, standard deviation if published, reached value and difference.
+        """
+        spread = {} if self.std is None else {"std": self.std}
+        return {"published": self.published, **spread, "reached": self.reached, "difference": self.difference}
+
+
+def find_metric(key: str) -> Metric:
+    """Find the metric of a key in results, where K is a number.
+
+    Args:
+        key: Key in results.
+
+    Returns:
+        The metric.
+
+    Raises:
+        KeyError: If the key is unknown.
+    """
+    by_key = {metric.name: metric for metric in CATALOG}
+    return by_key[key] if key in by_key else by_key[re.sub(r"(_at_)\d+", r"\1K", key)]
+
+
+def metric_label(key: str) -> str:
+    """Return the label of a metric in tables.
+
+    Args:
+        key: Key in results.
+
+    Returns:
+        The label, without direction.
+    """
+    number = re.search(r"_at_(\d+)", key)
+    return find_metric(key).label.replace("K", number[1] if number else "K")

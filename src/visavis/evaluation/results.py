@@ -1,0 +1,370 @@
+"""Results of an evaluation: metrics, the protocol behind them, and the rank of every query."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visavis import storage
+from visavis.blocking import Score
+from visavis.data.dataset import Dataset
+from visavis.errors import RunError, ShapeError, SpecError
+from visavis.evaluation.protocols import Protocol, get_protocol, read_listed_positives
+from visavis.evaluation.published_row import PublishedRow
+from visavis.evaluation.tiled_ranking import RankedQueries, rank_by_rows, rank_by_tiles
+from visavis.evaluation.validation import (
+    validate_dataset_sizes,
+    validate_items,
+    validate_memory,
+    validate_score_function,
+    validate_score_matrix,
+)
+from visavis.graded.ranking_coherence import RankingCoherence
+from visavis.memory_budget import MemoryLimit
+from visavis.metrics import ranking_metrics
+from visavis.metrics.ranking import best_rank_column
+from visavis.metrics.validation import Ties, validate_instance, validate_literal
+from visavis.scoring import select_items
+from visavis.targets import Ids, to_id_tensor
+from visavis.types import Encoded
+
+
+@dataclass(frozen=True, eq=False)
+class QueryRanks:
+    """Rank of every query under one protocol, stored next to a result for comparisons over images.
+
+    Attributes:
+        image_ranks: Rank of the best positive of each image, shape ``[V]``, starting at 1.
+        text_ranks: Rank of the best positive of each text, shape ``[T]``.
+        image_ids: Number of each image, shape ``[V]``.
+        text_ids: Number of the image of each text, shape ``[T]``.
+    """
+
+    image_ranks: np.ndarray
+    text_ranks: np.ndarray
+    image_ids: np.ndarray
+    text_ids: np.ndarray
+
+    def __post_init__(self) -> None:
+        for ranks, ids in ((self.image_ranks, self.image_ids), (self.text_ranks, self.text_ids)):
+            if ranks.ndim != 1 or ranks.shape != ids.shape or not len(ranks):
+                raise ShapeError(
+                    f"ranks: expected one id per query, got ranks of shape {list(ranks.shape)} and ids of shape {list(ids.shape)}."
+                )
+
+
+def write_query_ranks(path: str | Path, ranks: Mapping[str, QueryRanks]) -> None:
+    """Write the ranks of several protocols to one safetensors file.
+
+    Args:
+        path: The file.
+        ranks: Ranks by protocol.
+    """
+    storage.write_tensors(
+        path,
+        {
+            f"{protocol}/{field.name}": torch.from_numpy(_to_int32(getattr(query_ranks, field.name)))
+            for protocol, query_ranks in ranks.items()
+            for field in fields(QueryRanks)
+        },
+    )
+
+
+def read_query_ranks(path: str | Path) -> dict[str, QueryRanks]:
+    """Read the ranks of several protocols.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Ranks by protocol.
+
+    Raises:
+        RunError: If the file holds no ranks.
+    """
+    by_protocol: dict[str, dict[str, np.ndarray]] = {}
+    for name, tensor in storage.read_tensors(path, error=RunError).items():
+        protocol, _, field = name.rpartition("/")
+        by_protocol.setdefault(protocol, {})[field] = tensor.numpy()
+    known = {field.name for field in fields(QueryRanks)}
+    if not by_protocol or any(parts.keys() != known for parts in by_protocol.values()):
+        raise RunError(f"{path}: expected {', '.join(sorted(known))} of each protocol, got other tensors. Evaluate the run again.")
+    return {protocol: QueryRanks(**parts) for protocol, parts in by_protocol.items()}
+
+
+def _to_int32(numbers: np.ndarray) -> np.ndarray:
+    """Integers in four bytes if they fit. Means of tied ranks stay as they are."""
+    fits = numbers.dtype.kind == "i" and np.abs(numbers).max() < 2**31
+    return numbers.astype(np.int32) if fits else numbers
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Result of a model and the rules behind it.
+
+    Attributes:
+        protocol: Name of the protocol.
+        num_images: Number of candidates of a text (in one fold).
+        num_texts: Number of candidates of an image (in one fold).
+        captions_per_image: Ratio of texts to images.
+        ties: Tie rule.
+        metrics: Metrics by key, recalls in percent.
+        image_ranks: Rank of the best positive of each image query, shape ``[V]``, starting at 1, in the order given. If the
+            protocol lists its queries: of those, in its order.
+        text_ranks: The same for texts, shape ``[T]``.
+        coherence: How well the whole ranking follows graded relevance, if it was given.
+        other_protocols: The same items under further protocols.
+        extra_metrics: Metric keys to print next to the usual ones.
+        published: Row of a paper to compare with.
+        pretrained: The same result for the pretrained model from which training started.
+        image_ids: Number of each image, shape ``[V]``.
+        text_ids: Number of the image of each text, shape ``[T]``.
+        top_texts: Best-scored text of each image, shape ``[V]``.
+        top_images: Best-scored image of each text, shape ``[T]``.
+        score_samples: Scores of all positives ("positive") and of the hardest negative of each query that has one
+            ("hardest_i2t", "hardest_t2i").
+    """
+
+    protocol: str
+    num_images: int
+    num_texts: int
+    captions_per_image: float
+    ties: str
+    metrics: dict[str, float]
+    image_ranks: np.ndarray
+    text_ranks: np.ndarray
+    coherence: RankingCoherence | None = None
+    other_protocols: tuple[Evaluation, ...] = ()
+    extra_metrics: tuple[str, ...] = ()
+    published: PublishedRow | None = None
+    pretrained: Evaluation | None = None
+    image_ids: np.ndarray | None = None
+    text_ids: np.ndarray | None = None
+    top_texts: np.ndarray | None = None
+    top_images: np.ndarray | None = None
+    score_samples: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def query_ranks(self) -> QueryRanks:
+        """Rank of every query, for comparisons over images."""
+        assert self.image_ids is not None
+        assert self.text_ids is not None
+        return QueryRanks(self.image_ranks, self.text_ranks, self.image_ids, self.text_ids)
+
+    @property
+    def query_ranks_by_protocol(self) -> dict[str, QueryRanks]:
+        """Ranks of all protocols by name, as `write_query_ranks` takes them."""
+        return {name: result.query_ranks for name, result in self.by_protocol.items()}
+
+    @property
+    def by_protocol(self) -> dict[str, Evaluation]:
+        """Results of all protocols by name."""
+        return {result.protocol: result for result in (self, *self.other_protocols)}
+
+    @property
+    def all_metrics(self) -> dict[str, float | None]:
+        """All metrics, including those of coherence."""
+        return {**self.metrics, **(self.coherence.metrics if self.coherence else {})}
+
+    @property
+    def under_published_protocol(self) -> Evaluation:
+        """Result under the protocol of the published row, or this one without such a protocol."""
+        return self.by_protocol.get(self.published.protocol, self) if self.published else self
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to one flat JSON object: the rules, then all metrics of the first protocol.
+
+        Returns:
+            The object. With several protocols, ``protocols`` holds one object per protocol. ``published`` holds the published values
+            with the reached ones, and ``pretrained`` the same object for the pretrained model.
+        """
+        result = self._flat()
+        if self.other_protocols:
+            result |= {"protocols": {name: evaluation._flat() for name, evaluation in self.by_protocol.items()}}
+        if self.published is not None:
+            reached = self.under_published_protocol
+            differences = {each.key: each.to_json() for each in self.published.differences(reached.all_metrics)}
+            result |= {"published": self.published.to_json() | {"published": differences, "reached_protocol": reached.protocol}}
+        if self.pretrained is not None:
+            result |= {"pretrained": self.pretrained.to_json()}
+        return result
+
+    def _flat(self) -> dict[str, Any]:
+        rules = ("protocol", "num_images", "num_texts", "captions_per_image", "ties")
+        queries = {"image_queries": len(self.image_ranks), "text_queries": len(self.text_ranks)}
+        graded = self.coherence.to_json() if self.coherence else {}
+        return {name: getattr(self, name) for name in rules} | queries | self.metrics | graded
+
+
+def evaluate(
+    visual: Encoded,
+    text: Encoded,
+    score: Score,
+    image_ids: Ids,
+    text_ids: Ids,
+    *,
+    protocol: str | Protocol = "plain",
+    ties: Ties | None = None,
+    memory: MemoryLimit = None,
+) -> Evaluation:
+    """Rank all texts for each image and all images for each text, by tiles of the score matrix.
+
+    Args:
+        visual: Encoded images.
+        text: Encoded texts.
+        score: ``score(visual[rows], text[columns]) -> [rows, columns]``, such as the method ``score`` of a model.
+        image_ids: One id per image, shape ``[V]``. Equal ids belong together.
+        text_ids: One id per text, shape ``[T]``.
+        protocol: Name of a protocol, or a protocol.
+        ties: Tie rule. None: that of the protocol.
+        memory: Memory of a tile, bytes or "2GiB". None: a share of the free memory. The result does not depend on it.
+
+    Returns:
+        The result.
+
+    Raises:
+        SpecError: If the data do not match the protocol.
+    """
+    visual, text, score = validate_items(visual, "visual"), validate_items(text, "text"), validate_score_function(score, "score")
+    image_ids, text_ids = to_id_tensor(image_ids, "image_ids").cpu(), to_id_tensor(text_ids, "text_ids").cpu()
+    protocol, ties, memory = get_protocol(protocol), _validate_ties(ties), validate_memory(memory)
+    ties = ties or protocol.ties
+    if protocol.positives_file:
+        raise SpecError(f"protocol {protocol.name}: expected listed positives, got ids. Use evaluate_listed, or visavis evaluate RUN.")
+    protocol.validate(image_ids, text_ids)
+    image_ranks, text_ranks = (torch.empty(len(ids), dtype=torch.double if ties == "mean" else torch.long) for ids in (image_ids, text_ids))
+    top_texts, top_images = torch.empty_like(image_ids), torch.empty_like(text_ids)
+    all_images, all_texts = torch.arange(len(image_ids)), torch.arange(len(text_ids))
+    fold_metrics, fold_scores = [], []
+    for images, texts in protocol.split_folds(image_ids, text_ids) if protocol.folds > 1 else [(slice(None), slice(None))]:
+        fold = select_items(visual, images), select_items(text, texts)
+        image_queries, text_queries = rank_by_tiles(*fold, score, image_ids[images], text_ids[texts], ties=ties, memory=memory)
+        image_ranks[images] = best_rank_column(image_queries.positive_ranks, ties)
+        text_ranks[texts] = best_rank_column(text_queries.positive_ranks, ties)
+        top_texts[images] = all_texts[texts][image_queries.top_candidates]
+        top_images[texts] = all_images[images][text_queries.top_candidates]
+        fold_metrics.append(ranking_metrics(image_queries.positive_ranks, text_queries.positive_ranks))
+        fold_scores.append(_score_samples(image_queries, text_queries))
+    samples = {name: torch.cat([fold[name] for fold in fold_scores]) for name in fold_scores[0]}
+    return Evaluation(
+        protocol=protocol.name,
+        num_images=len(fold[0]),
+        num_texts=len(fold[1]),
+        captions_per_image=len(text_ids) / len(image_ids),
+        ties=ties,
+        metrics={name: float(np.mean([metrics[name] for metrics in fold_metrics])) for name in fold_metrics[0]},
+        image_ranks=image_ranks.numpy(),
+        text_ranks=text_ranks.numpy(),
+        image_ids=image_ids.numpy(),
+        text_ids=text_ids.numpy(),
+        top_texts=top_texts.numpy(),
+        top_images=top_images.numpy(),
+        score_samples={name: values[values > -torch.inf] for name, values in samples.items()},
+    )
+
+
+def _score_samples(image_queries: RankedQueries, text_queries: RankedQueries) -> dict[str, Tensor]:
+    return {
+        "positive": image_queries.positive_scores.flatten(),
+        "hardest_i2t": image_queries.hardest_negative_scores,
+        "hardest_t2i": text_queries.hardest_negative_scores,
+    }
+
+
+def _validate_ties(ties: Ties | None) -> Ties | None:
+    return None if ties is None else validate_literal(ties, Ties, "ties")
+
+
+def evaluate_listed(
+    visual: Encoded,
+    text: Encoded,
+    score: Score,
+    data: Dataset,
+    *,
+    protocol: str | Protocol,
+    ties: Ties | None = None,
+    memory: MemoryLimit = None,
+) -> Evaluation:
+    """Evaluate under a protocol that lists its positives. Only listed items are queries, all items are candidates.
+
+    Args:
+        visual: Encoded images of the data set, in its order.
+        text: Encoded captions of the data set, in its order.
+        score: Score function.
+        data: The data set.
+        protocol: Name of a protocol, or a protocol.
+        ties: Tie rule. None: that of the protocol.
+        memory: Memory of a block.
+
+    Returns:
+        The result.
+
+    Raises:
+        SpecError: If the protocol lists no positives.
+    """
+    visual, text, score = validate_items(visual, "visual"), validate_items(text, "text"), validate_score_function(score, "score")
+    data = validate_instance(data, Dataset, "a data set of visavis.data.open_dataset", "data")
+    protocol, ties, memory = get_protocol(protocol), _validate_ties(ties), validate_memory(memory)
+    ties = ties or protocol.ties
+    if not protocol.positives_file:
+        raise SpecError(
+            f"protocol {protocol.name}: expected a protocol with listed positives. Use evaluate with the ids of images and texts."
+        )
+    validate_dataset_sizes(visual, text, data)
+    protocol.validate(torch.arange(len(visual)), torch.from_numpy(data.image_of))
+    listed_images, listed_texts = read_listed_positives(protocol, data)
+    image_queries, text_queries = select_items(visual, listed_images.queries), select_items(text, listed_texts.queries)
+    images = rank_by_rows(image_queries, text, score, listed_images.targets, "i2t", ties=ties, memory=memory)
+    texts = rank_by_rows(visual, text_queries, score, listed_texts.targets, "t2i", ties=ties, memory=memory)
+    return Evaluation(
+        protocol=protocol.name,
+        num_images=len(visual),
+        num_texts=len(text),
+        captions_per_image=len(text) / len(visual),
+        ties=ties,
+        metrics=ranking_metrics(images.positive_ranks, texts.positive_ranks),
+        image_ranks=best_rank_column(images.positive_ranks, ties).numpy(),
+        text_ranks=best_rank_column(texts.positive_ranks, ties).numpy(),
+        image_ids=listed_images.queries.numpy(),
+        text_ids=data.image_of[listed_texts.queries.numpy()],
+        top_texts=images.top_candidates.numpy(),
+        top_images=texts.top_candidates.numpy(),
+    )
+
+
+def rank_scores(
+    scores: Tensor, image_ids: Ids, text_ids: Ids, *, protocol: str | Protocol = "plain", ties: Ties | None = None
+) -> Evaluation:
+    """Evaluate a full score matrix, such as the mean of the matrices of two models. See `evaluate`.
+
+    Args:
+        scores: Scores of shape ``[V, T]``.
+        image_ids: One id per image.
+        text_ids: One id per text.
+        protocol: Name of a protocol, or a protocol.
+        ties: Tie rule. None: that of the protocol.
+
+    Returns:
+        The result.
+
+    Raises:
+        ShapeError: If the scores do not match the ids.
+    """
+    scores = validate_score_matrix(scores, "scores")
+    image_ids, text_ids = to_id_tensor(image_ids, "image_ids"), to_id_tensor(text_ids, "text_ids")
+    if scores.shape != (len(image_ids), len(text_ids)):
+        raise ShapeError(
+            f"scores: expected shape {[len(image_ids), len(text_ids)]}, as many images and texts as ids, got {list(scores.shape)}."
+        )
+
+    def score(visual: Encoded, text: Encoded) -> Tensor:
+        return scores[visual.vectors][:, text.vectors]  # type: ignore[index]
+
+    visual, text = (Encoded(torch.arange(length)) for length in scores.shape)
+    return evaluate(visual, text, score, image_ids, text_ids, protocol=protocol, ties=ties)

@@ -1,0 +1,377 @@
+"""Ranks of all images and texts in both directions, from tiles of the score matrix, which is never held as a whole.
+
+A rank is a count: of the candidates that score at least as high as the positive of the query. Two details make it exact:
+
+- Positive scores come from the same product. A product of another shape, or an elementwise sum, rounds differently, so that
+  an item could outrank itself. The tiles that hold positive pairs are therefore scored first, by the same calls as in the main
+  pass (a small part of all tiles, because items are sorted by id). The main pass subtracts the positives from the counts by
+  the very values that were counted.
+- Equal items have equal scores. The same vector in two rows of one product can give two results, because the last rows and
+  columns of a matrix use other code. Items that are bit-identical are therefore scored once, and their score counts for each
+  of them: a duplicate image is a tie, and a collapsed model is all ties.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from visavis.blocking import Score, checked_scores
+from visavis.errors import DataError, ShapeError
+from visavis.evaluation.validation import validate_items, validate_memory, validate_score_function, validate_tile_shape
+from visavis.memory_budget import MemoryLimit
+from visavis.metrics.ranking import pad_by_query, positive_ranks, ranks_from_counts, tie_comparisons
+from visavis.metrics.validation import Ties, raise_on_invalid_row, validate_literal, validate_targets_argument
+from visavis.scoring import TwoStageScore, score_query_rows, select_items, tile_shape
+from visavis.targets import Targets, to_id_tensor
+from visavis.types import Direction, Encoded
+
+COUNTING_BYTES_PER_PAIR = 16.0
+"""Memory per pair while a tile is counted: its scores or those of the previous tile, and flags, at most in float64."""
+RANKING_BYTES_PER_PAIR = 48.0
+"""Memory per pair of `positive_ranks`: scores, masked scores and flags in float64, and the positive and negative masks."""
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The distinct items of one side, sorted by id and split into tiles.
+
+    ``items [U]``: position of each distinct item among the encoded ones. ``index [N]``: distinct item of each item.
+    ``copies [U]``: number of items equal to it. ``cuts``: bounds of the tiles in 0..U.
+    """
+
+    encoded: Encoded
+    items: Tensor
+    index: Tensor
+    copies: Tensor
+    cuts: list[int]
+
+    def tile(self, number: int) -> Encoded:
+        return select_items(self.encoded, self.items[self.cuts[number] : self.cuts[number + 1]])
+
+    def tile_of(self, item: Tensor) -> Tensor:
+        return torch.bucketize(self.index[item], torch.tensor(self.cuts[1:]), right=True)
+
+
+@dataclass(frozen=True, eq=False)
+class RankedQueries:
+    """Ranks and scores of the queries of one side.
+
+    Attributes:
+        positive_ranks: Ranks of the positives, shape ``[Q, M]``. See `visavis.metrics.positive_ranks`.
+        top_candidates: The candidate with the highest score, shape ``[Q]``.
+        positive_scores: Scores of the positives, best first, shape ``[Q, M]``, padded with -inf.
+        hardest_negative_scores: Score of the hardest negative, shape ``[Q]``, -inf without negatives.
+    """
+
+    positive_ranks: Tensor
+    top_candidates: Tensor
+    positive_scores: Tensor
+    hardest_negative_scores: Tensor
+
+
+@torch.no_grad()
+def rank_by_tiles(
+    visual: Encoded,
+    text: Encoded,
+    score: Score,
+    image_ids: Tensor,
+    text_ids: Tensor,
+    *,
+    ties: Ties = "pessimistic",
+    memory: MemoryLimit = None,
+    max_tile: tuple[int, int] | None = None,
+) -> tuple[RankedQueries, RankedQueries]:
+    """Rank all texts for each image and all images for each text.
+
+    Args:
+        visual: Encoded images.
+        text: Encoded texts.
+        score: ``score(visual[rows], text[columns]) -> [rows, columns]``. A two-stage score orders the candidates of each direction
+            differently, so it is computed by rows, once per direction.
+        image_ids: One id per image, shape ``[V]``. Equal ids belong together.
+        text_ids: One id per text, shape ``[T]``.
+        ties: How candidates with the score of a positive count.
+        memory: Memory of a tile. It never changes the result.
+        max_tile: Largest number of images and texts that are scored at once. None: from the memory.
+
+    Returns:
+        Ranks of the images as queries and of the texts as queries.
+
+    Raises:
+        ShapeError: If lengths differ, or an image or text belongs to nothing.
+        DataError: If a score is NaN.
+    """
+    visual, text, score = validate_items(visual, "visual"), validate_items(text, "text"), validate_score_function(score, "score")
+    image_ids, text_ids = to_id_tensor(image_ids, "image_ids"), to_id_tensor(text_ids, "text_ids")
+    ties, memory = validate_literal(ties, Ties, "ties"), validate_memory(memory)
+    max_tile = validate_tile_shape(max_tile, "max_tile")
+    _check_sizes(visual, image_ids)
+    _check_sizes(text, text_ids)
+    targets = Targets(query_ids=image_ids, candidate_ids=text_ids)
+    _check_partners(image_ids, text_ids)
+    if isinstance(score, TwoStageScore):
+        image_queries = rank_by_rows(visual, text, score, targets, "i2t", ties=ties, memory=memory)
+        return image_queries, rank_by_rows(visual, text, score, targets.T, "t2i", ties=ties, memory=memory)
+    max_tile = max_tile or tile_shape(score, visual, text, caller_bytes_per_pair=COUNTING_BYTES_PER_PAIR, memory=memory)
+    images, texts = _split_side(visual, image_ids, max_tile[0]), _split_side(text, text_ids, max_tile[1])
+    pairs = _sort_pairs_by_tile(images, texts, targets)
+    tiles = _iter_tiles(images, texts, score, pairs, only_with_positives=True)
+    positive_scores = torch.cat([tile.positive_scores for tile in tiles])
+    image_counter = _RankCounter(pad_by_query(positive_scores, pairs.image, len(image_ids)), images, texts, ties)
+    text_counter = _RankCounter(pad_by_query(positive_scores, pairs.text, len(text_ids)), texts, images, ties)
+    for tile in _iter_tiles(images, texts, score, pairs):
+        values = tile.positive_scores
+        image_counter.add(tile.scores, tile.row_tile, tile.column_tile, pairs.image[tile.pairs], tile.pair_columns, values)
+        text_counter.add(tile.scores.T, tile.column_tile, tile.row_tile, pairs.text[tile.pairs], tile.pair_rows, values)
+    return image_counter.result(torch.bincount(pairs.image)), text_counter.result(torch.bincount(pairs.text))
+
+
+@torch.no_grad()
+def rank_by_rows(
+    visual: Encoded,
+    text: Encoded,
+    score: Score,
+    targets: Targets,
+    direction: Direction,
+    *,
+    ties: Ties = "pessimistic",
+    memory: MemoryLimit = None,
+) -> RankedQueries:
+    """Rank the candidates of one direction by blocks of queries, with positives of any relation.
+
+    Args:
+        visual: Encoded images.
+        text: Encoded texts.
+        score: Score function.
+        targets: Targets of the queries against all candidates.
+        direction: "i2t": the images are the queries. "t2i": the texts are.
+        ties: How candidates with the score of a positive count.
+        memory: Memory of a block. It never changes the result.
+
+    Returns:
+        Ranks of the queries.
+
+    Raises:
+        ShapeError: If the targets have another shape.
+    """
+    visual, text, score = validate_items(visual, "visual"), validate_items(text, "text"), validate_score_function(score, "score")
+    targets, direction = validate_targets_argument(targets), validate_literal(direction, Direction, "direction")
+    ties, memory = validate_literal(ties, Ties, "ties"), validate_memory(memory)
+    queries, candidates = (visual, text) if direction == "i2t" else (text, visual)
+    if targets.shape != (len(queries), len(candidates)):
+        raise ShapeError(f"targets: expected shape {[len(queries), len(candidates)]}, queries x candidates, got {list(targets.shape)}.")
+    _check_sizes(queries, torch.arange(len(queries)))
+    _check_sizes(candidates, torch.arange(len(candidates)))
+    ranks, positive_scores, top_candidates, hardest = [], [], [], []
+    for rows, block in iter_score_rows(visual, text, score, direction, memory=memory):
+        block_targets = targets[rows]
+        positive = block_targets.positive
+        ranks.append(positive_ranks(block, block_targets, ties=ties))
+        positive_scores.append(pad_by_query(block[positive], positive.nonzero()[:, 0], len(block)))
+        top_candidates.append(block.argmax(1))
+        hardest.append(block.masked_fill(~block_targets.negative, -torch.inf).amax(1))
+    return RankedQueries(_stack(ranks, torch.inf), torch.cat(top_candidates), _stack(positive_scores, -torch.inf), torch.cat(hardest))
+
+
+def _stack(blocks: list[Tensor], padding: float) -> Tensor:
+    """Concatenate rows of different lengths."""
+    width = max(block.shape[1] for block in blocks)
+    return torch.cat([pad(block, (0, width - block.shape[1]), value=padding) for block in blocks])
+
+
+@torch.no_grad()
+def iter_score_rows(
+    visual: Encoded, text: Encoded, score: Score, direction: Direction, *, memory: MemoryLimit = None
+) -> Iterator[tuple[slice, Tensor]]:
+    """Score blocks of queries against all candidates. Equal candidates have equal scores.
+
+    Args:
+        visual: Encoded images.
+        text: Encoded texts.
+        score: Score function.
+        direction: "i2t": the images are the queries. "t2i": the texts are.
+        memory: Memory of a block.
+
+    Yields:
+        The queries of a block and their scores ``[R, C]``.
+    """
+    (kind, queries), (_, candidates) = (("image", visual), ("text", text))[:: 1 if direction == "i2t" else -1]
+    side = _split_side(candidates, torch.arange(len(candidates)), len(candidates))
+    distinct = select_items(candidates, side.items)
+    both = (visual, distinct) if direction == "i2t" else (distinct, text)
+    for rows, block in score_query_rows(score, *both, direction, caller_bytes_per_pair=RANKING_BYTES_PER_PAIR, memory=memory):
+        message = f"scores of {kind} {{}}: expected numbers, got NaN. Check the model and its features."
+        raise_on_invalid_row(block.isnan(), message, range(len(queries))[rows])
+        yield rows, block.cpu()[:, side.index]
+
+
+class _RankCounter:
+    """Counts, tile by tile, the other candidates before each positive of each query of one side.
+
+    It also tracks the best candidate of each query and the score of its hardest negative.
+    """
+
+    def __init__(self, positive_scores: Tensor, queries: _Side, candidates: _Side, ties: Ties):
+        self.positive_scores, self.queries, self.candidates = positive_scores, queries, candidates
+        self.comparisons = tie_comparisons(ties)
+        self.num_before = positive_scores.new_zeros(positive_scores.shape, dtype=torch.float64)
+        num_distinct = len(queries.items)
+        self.highest = positive_scores.new_full((num_distinct,), -torch.inf)
+        self.top_candidates = torch.zeros(num_distinct, dtype=torch.long)
+        self.hardest = positive_scores.new_full((len(positive_scores),), -torch.inf)
+        # Queries sorted by their distinct item, so that those of a tile are consecutive.
+        self.order = torch.argsort(queries.index, stable=True)
+        self.position = torch.argsort(self.order)
+        self.cuts = torch.searchsorted(queries.index[self.order], torch.tensor(queries.cuts)).tolist()
+
+    def add(
+        self, block: Tensor, query_tile: int, candidate_tile: int, pair_query: Tensor, pair_candidate: Tensor, pair_score: Tensor
+    ) -> None:
+        """Count a block of scores (queries x candidates), and subtract its positive pairs (queries, and columns of candidates)."""
+        self._update_top_candidates(block, query_tile, candidate_tile)
+        queries = self.order[self.cuts[query_tile] : self.cuts[query_tile + 1]]
+        copies = self.candidates.copies[self.candidates.cuts[candidate_tile] : self.candidates.cuts[candidate_tile + 1]].to(block)
+        pairs, count = torch.stack([self.position[pair_query] - self.cuts[query_tile], pair_candidate]).unique(dim=1, return_counts=True)
+        # Of equal candidates that are not all positives, one is a negative.
+        pairs = pairs[:, count == copies[pairs[1]].cpu()]
+        # Equal queries share a row of the block, so there may be more queries than rows.
+        for start, query in zip(range(0, len(queries), len(block)), queries.split(len(block)), strict=True):
+            row = self.queries.index[query] - self.queries.cuts[query_tile]
+            scores = block if len(queries) == len(block) else block[row]
+            within = pairs[:, (pairs[0] >= start) & (pairs[0] < start + len(query))].to(block.device)
+            negatives = scores.index_put((within[0] - start, within[1]), scores.new_tensor(-torch.inf)).amax(1)
+            self.hardest[query] = torch.maximum(self.hardest[query], negatives.cpu().to(self.hardest))
+            slots = self.positive_scores[query].T.contiguous().to(block.device)
+            # 0 and 1 in the dtype of the scores: several times faster than bool.
+            flags = torch.empty_like(scores)
+            for compare in self.comparisons:
+                before = torch.stack([compare(scores, positive[:, None], out=flags) @ copies for positive in slots], 1)
+                self.num_before[query] += before.cpu().double() / len(self.comparisons)
+        for compare in self.comparisons:
+            positives = compare(pair_score[:, None], self.positive_scores[pair_query]).double() / len(self.comparisons)
+            self.num_before.index_add_(0, pair_query, positives, alpha=-1)
+
+    def _update_top_candidates(self, block: Tensor, query_tile: int, candidate_tile: int) -> None:
+        distinct = slice(*self.queries.cuts[query_tile : query_tile + 2])
+        highest, column = (part.cpu() for part in block.max(1))
+        is_higher = highest > self.highest[distinct]
+        self.highest[distinct] = torch.where(is_higher, highest, self.highest[distinct])
+        candidate = column + self.candidates.cuts[candidate_tile]
+        self.top_candidates[distinct] = torch.where(is_higher, candidate, self.top_candidates[distinct])
+
+    def result(self, num_positives: Tensor) -> RankedQueries:
+        """Ranks of the queries, given the number of positives of each."""
+        ranks = ranks_from_counts(self.num_before, num_positives)
+        top_candidates = self.candidates.items[self.top_candidates[self.queries.index]]
+        return RankedQueries(ranks, top_candidates, self.positive_scores, self.hardest)
+
+
+class _SortedPairs(NamedTuple):
+    """Positive pairs sorted by tile, and the bounds of each tile among them."""
+
+    image: Tensor
+    text: Tensor
+    bounds: list[int]
+
+
+def _sort_pairs_by_tile(images: _Side, texts: _Side, targets: Targets) -> _SortedPairs:
+    image, text = targets.positive_pairs([])
+    num_tiles = (len(images.cuts) - 1) * (len(texts.cuts) - 1)
+    tile = images.tile_of(image) * (len(texts.cuts) - 1) + texts.tile_of(text)
+    order = torch.argsort(tile, stable=True)
+    return _SortedPairs(image[order], text[order], torch.searchsorted(tile[order], torch.arange(num_tiles + 1)).tolist())
+
+
+class _ScoredTile(NamedTuple):
+    """A tile of scores, its position in the grid, its positive pairs among all, and their rows and columns in the tile."""
+
+    scores: Tensor
+    row_tile: int
+    column_tile: int
+    pairs: slice
+    pair_rows: Tensor
+    pair_columns: Tensor
+
+    @property
+    def positive_scores(self) -> Tensor:
+        return self.scores[self.pair_rows, self.pair_columns].cpu()
+
+
+def _iter_tiles(
+    images: _Side, texts: _Side, score: Score, pairs: _SortedPairs, *, only_with_positives: bool = False
+) -> Iterator[_ScoredTile]:
+    num_columns = len(texts.cuts) - 1
+    for row_tile in range(len(images.cuts) - 1):
+        visual = images.tile(row_tile)
+        for column_tile in range(num_columns):
+            start, stop = pairs.bounds[row_tile * num_columns + column_tile : row_tile * num_columns + column_tile + 2]
+            if only_with_positives and start == stop:
+                continue
+            block = checked_scores(score, visual, texts.tile(column_tile))
+            block = block if block.dtype == torch.float64 else block.float()
+            # The sum is rarely NaN, and then every score is finite or infinite: no single value has to be inspected.
+            if not only_with_positives and block.sum().isnan():
+                _raise_on_nan(block, images.items[images.cuts[row_tile] :], texts.items[texts.cuts[column_tile] :])
+            rows = images.index[pairs.image[start:stop]] - images.cuts[row_tile]
+            columns = texts.index[pairs.text[start:stop]] - texts.cuts[column_tile]
+            yield _ScoredTile(block, row_tile, column_tile, slice(start, stop), rows, columns)
+
+
+def _raise_on_nan(block: Tensor, images: Tensor, texts: Tensor) -> None:
+    for row, column in block.isnan().nonzero()[:1].tolist():
+        raise DataError(
+            f"score of image {int(images[row])} and text {int(texts[column])}: expected a number, got NaN. Check the model and its features."
+        )
+
+
+def _check_sizes(encoded: Encoded, ids: Tensor) -> None:
+    if len(encoded) != len(ids):
+        raise ShapeError(f"ids: expected {len(encoded)}, one per encoded item, got {len(ids)}.")
+    if not len(ids):
+        raise ShapeError("images, texts: expected at least one of each, got none. There is nothing to rank.")
+
+
+def _split_side(encoded: Encoded, ids: Tensor, tile: int) -> _Side:
+    order = torch.argsort(ids, stable=True)
+    keys = _content_keys(encoded)
+    number: dict[bytes, int] = {}
+    items: list[int] = []
+    index = torch.empty(len(ids), dtype=torch.long)
+    for item in order.tolist():
+        if keys[item] not in number:
+            number[keys[item]] = len(items)
+            items.append(item)
+        index[item] = number[keys[item]]
+    num_tiles = -(-len(items) // tile)
+    cuts = [len(items) * i // num_tiles for i in range(num_tiles + 1)]
+    return _Side(encoded, torch.tensor(items), index, torch.bincount(index), cuts)
+
+
+def _content_keys(encoded: Encoded) -> list[bytes]:
+    """A key for each item. Items that are bit-identical except for zero padding have equal keys."""
+    digests = [hashlib.blake2b(digest_size=16) for _ in range(len(encoded))]
+
+    def read(part: Tensor, items: Tensor) -> Tensor:
+        for item, row in zip(items.tolist(), part.cpu().contiguous().reshape(len(part), -1).view(torch.uint8).numpy(), strict=True):
+            content = row.tobytes().rstrip(b"\0")
+            digests[item].update(len(content).to_bytes(8))
+            digests[item].update(content)
+        return part
+
+    for items, piece in encoded.iter_blocks():
+        piece.map(partial(read, items=items))
+    return [digest.digest() for digest in digests]
+
+
+def _check_partners(image_ids: Tensor, text_ids: Tensor) -> None:
+    for kind, other, ids, other_ids in (("image", "text", image_ids, text_ids), ("text", "image", text_ids, image_ids)):
+        for item in (~torch.isin(ids, other_ids)).nonzero()[:1, 0].tolist():
+            raise ShapeError(f"{kind} {item}: expected at least one {other} with its id, got none. Leave it out, it cannot be ranked.")

@@ -1,0 +1,241 @@
+"""Paired bootstrap over test images: an image is resampled together with all of its captions.
+
+The models stay fixed and the images are resampled with replacement, the same samples for all rows. This estimates how R@K and RSUM would
+vary on other test images. That variance does not shrink with more seeds, and the variance over seeds (``statistics``) does not shrink with
+more images. Both are reported, and they are not added.
+
+The resampled units are queries, each with its rank among all candidates: the searched collection stays. The hits of a query at 1, 5 and 10,
+those of an image and of its captions, and those of all rows on one image depend on each other and are resampled together. Judged text
+queries are resampled in the same way, each with its pairs (``bootstrap_queries``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from visavis.errors import ShapeError, SpecError, suggest_name
+from visavis.evaluation.results import QueryRanks
+from visavis.experiments.statistics import ROUNDING_TOLERANCE, SIGNIFICANCE_LEVEL, Interval
+from visavis.feedback.evaluate_feedback import JudgedQueryResult, feedback_metrics
+from visavis.metrics.recall import RECALLS, RSUM
+from visavis.types import DIRECTIONS
+
+KS = (1, 5, 10)
+BOOTSTRAP_METRICS = (*(metric.key(way) for way in DIRECTIONS for metric in RECALLS), RSUM.name)
+"""Metrics that are resampled, in this order."""
+NUM_SAMPLES = 2000
+SAMPLES_PER_BATCH = 250
+
+
+@dataclass(frozen=True, kw_only=True)
+class BootstrapEstimate:
+    """A value, or a difference of two values, with its uncertainty over test images or judged queries.
+
+    Attributes:
+        value: Measured value, in percent.
+        std_error: Standard deviation over the samples.
+        interval: Percentile interval of the samples. None if all samples are equal.
+        unit: What is resampled.
+        num_units: Number of resampled units.
+        num_samples: Number of samples in which the value is defined.
+    """
+
+    value: float
+    std_error: float
+    interval: Interval | None
+    unit: str
+    num_units: int
+    num_samples: int
+
+    @classmethod
+    def from_samples(
+        cls, value: float, drawn: np.ndarray, of: str, units: int, confidence: float = 1 - SIGNIFICANCE_LEVEL
+    ) -> BootstrapEstimate:
+        """Summarize bootstrap samples.
+
+        Args:
+            value: Measured value.
+            drawn: Value of each sample, NaN where it is undefined.
+            of: What is resampled.
+            units: Number of resampled units.
+            confidence: Confidence level of the interval.
+
+        Returns:
+            The estimate.
+        """
+        tail, drawn = (1 - confidence) / 2, drawn[np.isfinite(drawn)]
+        varies = bool(np.ptp(drawn) > ROUNDING_TOLERANCE * 100)
+        low, high = np.quantile(drawn, (tail, 1 - tail)).tolist()
+        return cls(
+            value=value,
+            std_error=float(drawn.std(ddof=1)) if varies else 0.0,
+            interval=Interval(low, high) if varies else None,
+            unit=of,
+            num_units=units,
+            num_samples=len(drawn),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the estimate as a JSON object.
+
+        Returns:
+            All fields.
+        """
+        return asdict(self)
+
+
+@dataclass(frozen=True, eq=False)
+class BootstrapSamples:
+    """Metrics of each row's runs, as measured and on each bootstrap sample.
+
+    Attributes:
+        measured: Metrics by row and seed, shape ``[M]``.
+        samples: Metrics by row and seed, shape ``[S, M]``.
+        unit: What is resampled.
+        num_units: Number of resampled units.
+        metrics: Names of the metrics.
+    """
+
+    measured: Mapping[str, Mapping[int, np.ndarray]]
+    samples: Mapping[str, Mapping[int, np.ndarray]]
+    unit: str
+    num_units: int
+    metrics: Sequence[str] = BOOTSTRAP_METRICS
+
+    def value(self, row: str, metric: str = "rsum") -> BootstrapEstimate:
+        """Estimate the mean of a row over its seeds.
+
+        Args:
+            row: Name of the row.
+            metric: Name of the metric.
+
+        Returns:
+            The estimate.
+        """
+        seeds = self._of(row).keys()
+        return BootstrapEstimate.from_samples(*self._mean(row, seeds, metric), self.unit, self.num_units)
+
+    def difference(self, a: str, b: str, metric: str = "rsum") -> BootstrapEstimate:
+        """Estimate the difference of two rows.
+
+        Args:
+            a: Name of the first row.
+            b: Name of the second row, which is subtracted.
+            metric: Name of the metric.
+
+        Returns:
+            Difference of the means over the common seeds, or over each row's own seeds if none are common.
+        """
+        of_a, of_b = self._of(a).keys(), self._of(b).keys()
+        common = of_a & of_b
+        (value, drawn), (other, others) = (self._mean(row, common or seeds, metric) for row, seeds in ((a, of_a), (b, of_b)))
+        return BootstrapEstimate.from_samples(value - other, drawn - others, self.unit, self.num_units)
+
+    def _of(self, row: str) -> Mapping[int, np.ndarray]:
+        if row not in self.measured:
+            raise SpecError(f"{row} is not a row of the comparison: {suggest_name(row, self.measured)}")
+        return self.measured[row]
+
+    def _mean(self, row: str, seeds: Any, metric: str) -> tuple[float, np.ndarray]:
+        if metric not in self.metrics:
+            raise SpecError(f"{metric} is not resampled over {self.unit}: {suggest_name(metric, self.metrics)}")
+        place = self.metrics.index(metric)
+        measured, drawn = ([rows[row][seed][..., place] for seed in sorted(seeds)] for rows in (self.measured, self.samples))
+        return float(np.mean(measured)), np.mean(drawn, axis=0)
+
+
+def bootstrap_images(rows: Mapping[str, Mapping[int, QueryRanks]], *, num_samples: int = NUM_SAMPLES, seed: int = 0) -> BootstrapSamples:
+    """Resample the test images, with the same samples for all rows.
+
+    Args:
+        rows: Ranks of the queries of each run, by row and seed.
+        num_samples: Number of samples.
+        seed: Seed of the samples.
+
+    Returns:
+        Metrics of all runs, as measured and on each sample.
+
+    Raises:
+        ShapeError: If there are no runs, or the runs ranked different queries.
+    """
+    runs = [(name, of_seed, ranks) for name, by_seed in rows.items() for of_seed, ranks in by_seed.items()]
+    if not runs:
+        raise ShapeError("rows: expected at least one run, got none.")
+    name, of_seed, first = runs[0]
+    for other, its_seed, ranks in runs[1:]:
+        if not (np.array_equal(ranks.image_ids, first.image_ids) and np.array_equal(ranks.text_ids, first.text_ids)):
+            raise ShapeError(
+                f"{other}, seed {its_seed}: expected the queries of {name}, seed {of_seed}, got others. Evaluate all runs on the same images and captions."
+            )
+    images = np.unique(np.concatenate([first.image_ids, first.text_ids]))
+    of_images, of_texts = (np.searchsorted(images, ids) for ids in (first.image_ids, first.text_ids))
+    numbers = np.stack([np.bincount(of_query, minlength=len(images)) for of_query in (of_images, of_texts)], 1)  # [N, 2]
+    hits = np.stack(
+        [
+            [np.bincount(of_query, side <= k, minlength=len(images)) for of_query, side in sides for k in KS]
+            for sides in (((of_images, ranks.image_ranks), (of_texts, ranks.text_ranks)) for *_, ranks in runs)
+        ]
+    )  # [runs, 6, N]
+
+    def metrics(times: np.ndarray) -> np.ndarray:
+        shares = _shares(times, hits, np.repeat(numbers, len(KS), axis=1))
+        return np.concatenate([shares, shares.sum(-1, keepdims=True)], -1)
+
+    drawn = np.concatenate([metrics(times) for times in _draw(len(images), num_samples, seed)])
+    names = [(name, of_seed) for name, of_seed, _ in runs]
+    return BootstrapSamples(_by_row(names, metrics(np.ones((1, len(images))))[0]), _by_row(names, drawn), "test images", len(images))
+
+
+def bootstrap_queries(
+    rows: Mapping[str, Mapping[int, Sequence[JudgedQueryResult]]], *, num_samples: int = NUM_SAMPLES, seed: int = 0
+) -> BootstrapSamples:
+    """Resample the judged text queries, each with its pairs, with the same samples for all rows.
+
+    Args:
+        rows: Results of the judged queries, by row and seed.
+        num_samples: Number of samples.
+        seed: Seed of the samples.
+
+    Returns:
+        Metrics of all runs, as measured and on each sample. A sample without a pair has no pairwise accuracy.
+    """
+    runs = [(name, of_seed, answers) for name, by_seed in rows.items() for of_seed, answers in by_seed.items()]
+    first, names = runs[0][2], [(name, of_seed) for name, of_seed, _ in runs]
+    numbers = np.array([[1.0, 1.0, 1.0, answer.num_pairs] for answer in first])  # [S, 4]
+    hits = np.array(
+        [[[answer.rank <= k for answer in answers] for k in KS] + [[answer.num_ordered for answer in answers]] for *_, answers in runs]
+    )
+    drawn = np.concatenate([_shares(times, hits, numbers) for times in _draw(len(first), num_samples, seed)])
+    whole = _shares(np.ones((1, len(first))), hits, numbers)[0]
+    return BootstrapSamples(_by_row(names, whole), _by_row(names, drawn), "judged queries", len(first), tuple(feedback_metrics(first)))
+
+
+def _by_row(names: Sequence[tuple[str, int]], values: np.ndarray) -> dict[str, dict[int, np.ndarray]]:
+    """Values ``[..., runs, M]`` by row and seed."""
+    by_row: dict[str, dict[int, np.ndarray]] = {}
+    for index, (name, seed) in enumerate(names):
+        by_row.setdefault(name, {})[seed] = values[..., index, :]
+    return by_row
+
+
+def _draw(images: int, draws: int, seed: int) -> Iterator[np.ndarray]:
+    """How often each image is sampled, ``[D, N]``, one batch of samples after the other."""
+    random = np.random.default_rng(seed)
+    for start in range(0, draws, SAMPLES_PER_BATCH):
+        at_once = min(SAMPLES_PER_BATCH, draws - start)
+        places = random.integers(0, images, (at_once, images)) + images * np.arange(at_once)[:, None]
+        yield np.bincount(places.ravel(), minlength=at_once * images).reshape(at_once, images).astype(float)
+
+
+def _shares(times: np.ndarray, hits: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Shares of hits in percent ``[D, runs, M]``, with each unit counted ``times`` ``[D, N]`` often. NaN where there are no trials.
+
+    hits ``[runs, M, N]``, of numbers ``[N, M]``.
+    """
+    num_hits = (times @ hits.reshape(-1, hits.shape[-1]).T).reshape(len(times), *hits.shape[:2])
+    num_trials = np.broadcast_to((times @ numbers)[:, None], num_hits.shape)
+    return 100 * np.divide(num_hits, num_trials, out=np.full(num_hits.shape, np.nan), where=num_trials > 0)

@@ -1,0 +1,440 @@
+"""Reproduction of a paper's table: each row is a setting of an experiment, compared with its published values.
+
+The folder is that of a comparison, with ``table.json`` (the setting of each row) and the results ``reproduction.json`` and
+``reproduction.md``.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from visavis import storage
+from visavis.errors import RecipeError, RunError, suggest_name
+from visavis.evaluation.published_row import PublishedRow, find_metric, metric_label
+from visavis.experiments.grid import Setting
+from visavis.experiments.jobs import RunOutcome, Workers
+from visavis.experiments.run_comparison import ExperimentPlan, cache_setting_features, new_experiment_folder, read_plan, train_runs
+from visavis.progress import Progress
+from visavis.recipes.files import paper_tables, read_recipe
+from visavis.recipes.published_tables import published_results
+from visavis.recipes.recipe import Recipe, build_recipe
+from visavis.runs.open_run import with_absolute_paths
+from visavis.spec import validate_int
+from visavis.types import DIRECTIONS
+
+MIN_ROWS = 4  # rows whose order is compared
+POPULATION_STD_PAPERS = ("cocos",)  # papers that print the population standard deviation, the others that of the sample
+PAPER_SEEDS = {"goal": 3, "cocos": 5}  # runs that papers average, 1 if they do not report a number
+
+
+@dataclass(frozen=True)
+class ReproducedValue:
+    """Published and reproduced value of a row.
+
+    Attributes:
+        row: The row.
+        key: Key of the metric.
+        published: Published mean.
+        published_std: Published standard deviation.
+        reached: Mean over runs. None if no run succeeded.
+        reached_std: Standard deviation over runs. None for one run.
+    """
+
+    row: PublishedRow
+    key: str
+    published: float
+    published_std: float | None
+    reached: float | None
+    reached_std: float | None
+
+    @property
+    def difference(self) -> float | None:
+        """Reproduced minus published mean."""
+        return None if self.reached is None else self.reached - self.published
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to plain values.
+
+        Returns:
+            The fields and the difference.
+        """
+        return {
+            "row": self.row.id,
+            "key": self.key,
+            "published": self.published,
+            "published_std": self.published_std,
+            "reached": self.reached,
+            "reached_std": self.reached_std,
+            "difference": self.difference,
+        }
+
+
+@dataclass(frozen=True)
+class RankAgreement:
+    """Rank correlation of published and reproduced values.
+
+    Attributes:
+        key: Key of the metric.
+        rows: Number of rows.
+        rho: Spearman's rank correlation.
+        p: p-value of a permutation test.
+    """
+
+    key: str
+    rows: int
+    rho: float
+    p: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to plain values.
+
+        Returns:
+            The fields.
+        """
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """Rows of a table with their runs.
+
+    Attributes:
+        folder: Folder of the experiment.
+        table: Id of the table.
+        base: Description of the recipe that replaces those of the rows. "": their own.
+        outcomes: Outcomes by row id, by seed.
+        published: Published rows by id.
+    """
+
+    folder: Path
+    table: str
+    base: str
+    outcomes: Mapping[str, Sequence[RunOutcome]]
+    published: Mapping[str, PublishedRow]
+
+    @classmethod
+    def from_outcomes(
+        cls, folder: Path, table: str, base: str, runs: Mapping[str, tuple[PublishedRow, Sequence[RunOutcome]]]
+    ) -> Reproduction:
+        """Build the result from the outcomes of runs.
+
+        Args:
+            folder: Folder of the experiment.
+            table: Id of the table.
+            base: Description of the recipe that replaces those of the rows.
+            runs: Published row and outcomes by row id.
+
+        Returns:
+            The reproduction.
+
+        Raises:
+            RunError: If no run succeeded.
+        """
+        failures = [one.failure for _, outcomes in runs.values() for one in outcomes]
+        if all(failures):
+            raise RunError(f"{folder}: expected a successful run, got {len(failures)} failures. The first: {failures[0]}")
+        outcomes = {row_id: outcomes for row_id, (_, outcomes) in runs.items()}
+        return cls(folder, table, base, outcomes, {row_id: row for row_id, (row, _) in runs.items()})
+
+    @property
+    def substitution(self) -> str:
+        """Difference from the setting of the paper. "": none."""
+        if not self.base:
+            return ""
+        recipes = [read_recipe(row_id) for row_id in self.published]
+        required = dict.fromkeys(recipe.data.requires or recipe.data.path for recipe in recipes)
+        return (
+            f"Not the setting of the paper: the objective and supervision of each row on {self.base}, instead of {', '.join(required)}. "
+            "Values are not comparable, but their order may be."
+        )
+
+    @property
+    def values(self) -> list[ReproducedValue]:
+        """All values, row by row."""
+        return [
+            ReproducedValue(row, key, mean, std, *self._reached(row_id, row, key))
+            for row_id, row in self.published.items()
+            for key, (mean, std) in row.values.items()
+        ]
+
+    def _reached(self, row_id: str, row: PublishedRow, key: str) -> tuple[float | None, float | None]:
+        values = [one.measured_metrics[key] for one in self.outcomes[row_id] if key in one.measured_metrics]
+        if not values:
+            return None, None
+        spread = statistics.pstdev if row.paper in POPULATION_STD_PAPERS else statistics.stdev
+        return statistics.fmean(values), spread(values) if len(values) > 1 else None
+
+    @property
+    def rank_agreements(self) -> list[RankAgreement]:
+        """Rank correlations of metrics that enough rows have. Rows that share their runs count once."""
+        from scipy.stats import permutation_test, rankdata, spearmanr
+
+        agreements, first = [], {runs[0].folder: row_id for row_id, runs in reversed([*self.outcomes.items()]) if runs}
+        for key in dict.fromkeys(value.key for value in self.values):
+            values = [one for one in self.values if one.key == key and one.row.id in first.values()]
+            pairs = [(one.published, one.reached) for one in values if one.reached is not None]
+            if len(pairs) < MIN_ROWS:
+                continue
+            published, reached = rankdata(list(zip(*pairs, strict=True)), axis=1)
+            rho = float(spearmanr(published, reached).statistic)
+            if not math.isnan(rho):
+                test = permutation_test(
+                    (published,), lambda sample, axis, fixed=reached: (sample * fixed).sum(axis), permutation_type="pairings", rng=0
+                )
+                agreements.append(RankAgreement(key, len(pairs), rho, float(test.pvalue)))
+        return agreements
+
+    @property
+    def seeds(self) -> int:
+        """Number of seeds."""
+        return max(len(runs) for runs in self.outcomes.values())
+
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences that readers of the values need."""
+        first = next(iter(self.published.values()))
+        kind = "population" if first.paper in POPULATION_STD_PAPERS else "sample"
+        spread = "one run" if self.seeds == 1 else f"mean ± {kind} standard deviation of {self.seeds} runs"
+        rows = self.published.values()
+        return [
+            f"Published: {first.source}. Reached: {spread}, best model of each row by validation.",
+            *(
+                f"Order of the {one.rows} rows with different runs by {metric_title(one.key)}: Spearman's rho {one.rho:.2f} between published "
+                f"and reached values (p = {one.p:.2g})."
+                for one in self.rank_agreements
+            ),
+            *(f"{row.id}: not reported in the paper: {row.unreported}." for row in _first_of_each(rows, "unreported")),
+            *(f"{row.id}: misprint in the paper: {row.misprint}." for row in _first_of_each(rows, "misprint")),
+            *(f"{one.setting}, seed {one.seed} failed: {one.failure}" for runs in self.outcomes.values() for one in runs if one.failure),
+        ]
+
+    def markdown(self) -> str:
+        """Format the substitution, the values and the remarks.
+
+        Returns:
+            Markdown.
+        """
+        lines = [
+            ["row", "metric", "published", "reached", "difference"],
+            ["---", "---", "---:", "---:", "---:"],
+            *map(table_cells, self.values),
+        ]
+        table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        above = f"**{self.substitution}**\n\n" if self.base else ""
+        return f"# {self.table}\n\n{above}{table}\n" + "".join(f"- {sentence}\n" for sentence in self.remarks)
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to plain values.
+
+        Returns:
+            Values, rank agreements and runs.
+        """
+        return {
+            "reproduction": str(self.folder),
+            "table": self.table,
+            "base": self.base,
+            "substitution": self.substitution,
+            "values": [value.to_json() for value in self.values],
+            "rank_agreements": [agreement.to_json() for agreement in self.rank_agreements],
+            "runs": {row_id: [one.to_json() for one in runs] for row_id, runs in self.outcomes.items()},
+        }
+
+
+def table_cells(value: ReproducedValue) -> list[str]:
+    """Format a line of the table.
+
+    Args:
+        value: Published and reproduced value.
+
+    Returns:
+        Row, metric, published value, reproduced value and difference.
+    """
+    reached = "-" if value.reached is None else _format_value(value.key, value.reached, value.reached_std)
+    difference = "-" if value.difference is None else _format_value(value.key, value.difference, None, signed=True)
+    return [value.row.row, metric_title(value.key), _format_value(value.key, value.published, value.published_std), reached, difference]
+
+
+def metric_title(key: str) -> str:
+    """Format a metric with its direction.
+
+    Args:
+        key: Key of the metric.
+
+    Returns:
+        The title.
+    """
+    return f"{DIRECTIONS.get(key.partition('_')[0], '')} {metric_label(key)}".strip()
+
+
+def _format_value(key: str, value: float, std: float | None, *, signed: bool = False) -> str:
+    digits = 1 if find_metric(key).unit in ("percent", "rank") else 3
+    return f"{value:{'+' if signed else ''}.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
+
+
+def _first_of_each(rows: Iterable[PublishedRow], annotation: str) -> list[PublishedRow]:
+    """The first row with each text of an annotation."""
+    first: dict[str, PublishedRow] = {}
+    for row in rows:
+        if text := getattr(row, annotation):
+            first.setdefault(text, row)
+    return list(first.values())
+
+
+@dataclass(frozen=True)
+class ReproductionPlan:
+    """Settings of the rows of a table.
+
+    Attributes:
+        table: Id of the table.
+        base: Description of the recipe that replaces those of the rows. "": their own.
+        rows: Name of the setting by row id.
+    """
+
+    table: str
+    base: str
+    rows: dict[str, str]
+
+
+def start_reproduction(
+    table: str,
+    patterns: Sequence[str],
+    base: str,
+    overrides: dict[str, Any],
+    seeds: int | None,
+    out: Path | None,
+    workers: Workers,
+    progress: Progress,
+) -> Reproduction:
+    """Reproduce rows of a table in a new folder.
+
+    Args:
+        table: Id of the table, ``PAPER/NUMBER``.
+        patterns: Patterns of row names, such as ``r152-*``. Empty: all rows.
+        base: Recipe that replaces those of the rows. "": their own.
+        overrides: Values by dotted key.
+        seeds: Number of seeds. None: as in the paper.
+        out: New folder. None: ``runs/<paper>-<number>-<n>``.
+        workers: How runs are executed.
+        progress: Receives progress.
+
+    Returns:
+        The reproduction.
+
+    Raises:
+        RecipeError: If the table or a row does not exist or cannot be trained.
+        Stopped: After a signal, when everything is saved.
+    """
+    rows = select_rows(table, patterns)
+    for row in rows:
+        if row.not_trainable:
+            progress.message(f"Skipping {row.id}, which cannot be trained: {row.not_trainable}.")
+    trained = [row for row in rows if not row.not_trainable]
+    if not trained:
+        raise RecipeError(f"{table}: expected a row that can be trained, got none: {rows[0].not_trainable}.")
+    base_recipe = read_recipe(base, overrides) if base else None
+    settings = _on_base(trained, base_recipe) if base_recipe else _as_published(trained, overrides)
+    number = validate_int(PAPER_SEEDS.get(rows[0].paper, 1) if seeds is None else seeds, "seeds", 1)
+    unique = {setting.name: setting for setting in settings.values()}
+    plan = ExperimentPlan(table, tuple(unique.values()), number)
+    with new_experiment_folder(plan, out, table.replace("/", "-"), progress) as folder:
+        description = _describe_base(base_recipe, overrides) if base_recipe else ""
+        reproduction = ReproductionPlan(table, description, {row_id: setting.name for row_id, setting in settings.items()})
+        storage.write_json(folder / "table.json", asdict(reproduction))
+        return _run(folder, plan, reproduction, workers, progress)
+
+
+def resume_reproduction(folder: Path, seeds: int | None, workers: Workers, progress: Progress) -> Reproduction:
+    """Resume the reproduction of a table, with more seeds if given.
+
+    Args:
+        folder: Folder of the reproduction.
+        seeds: Number of seeds. None: as planned.
+        workers: How runs are executed.
+        progress: Receives progress.
+
+    Returns:
+        The reproduction.
+
+    Raises:
+        RunError: If the folder is not a reproduction.
+        Stopped: After a signal, when everything is saved.
+    """
+    if not (folder / "table.json").exists():
+        raise RunError(f"{folder}: expected table.json in it, found none. Pass a folder of visavis reproduce.")
+    reproduction = storage.read_json(folder / "table.json", ReproductionPlan, error=RunError)
+    plan = read_plan(folder, seeds, successive_halving=False, command="reproduce")
+    cache_setting_features(plan, progress)
+    return _run(folder, plan, reproduction, workers, progress)
+
+
+def select_rows(table: str, patterns: Sequence[str] = ()) -> list[PublishedRow]:
+    """Select rows of a table.
+
+    Args:
+        table: Id of the table, ``PAPER/NUMBER``.
+        patterns: Patterns of row names, such as ``r152-*``. Empty: all rows.
+
+    Returns:
+        The rows.
+
+    Raises:
+        RecipeError: If the table does not exist or measures no models, or a pattern matches no row.
+    """
+    if table not in paper_tables():
+        raise RecipeError(f"{table} is not a table of a paper: {suggest_name(table, paper_tables())}")
+    rows = [row for row in published_results().values() if f"{row.paper}/{row.table}" == table]
+    if not rows[0].protocol:
+        raise RecipeError(
+            f"{table}: expected a table that measures models, got counts of trainings. Compare a run with it by visavis diagnose."
+        )
+    for pattern in patterns:
+        if not any(fnmatch(row.row, pattern) for row in rows):
+            raise RecipeError(
+                f"{table}: no row matches {pattern}: {suggest_name(pattern, [row.row for row in rows], f'visavis catalog recipes --paper {rows[0].paper}')}"
+            )
+    return [row for row in rows if not patterns or any(fnmatch(row.row, pattern) for pattern in patterns)]
+
+
+def _as_published(rows: Iterable[PublishedRow], overrides: dict[str, Any]) -> dict[str, Setting]:
+    """Settings of the rows' own recipes."""
+    return {row.id: Setting(row.row, recipe_values=with_absolute_paths(read_recipe(row.id, overrides)).to_dict()) for row in rows}
+
+
+def _describe_base(base: Recipe, overrides: dict[str, Any]) -> str:
+    about = f" ({base.about.rstrip('.')})" if base.about else ""
+    changed = "".join(f", {key}={value}" for key, value in overrides.items())
+    return f"{base.name}{about}{changed}, protocol {' and '.join(base.evaluation.protocols)}"
+
+
+def _on_base(rows: Iterable[PublishedRow], base: Recipe) -> dict[str, Setting]:
+    """Settings of another recipe with the objective and supervision of each row in every phase. Equal rows share one."""
+    settings = dict[str, Setting]()
+    for row in rows:
+        recipe = read_recipe(row.id)
+        changes = {
+            "objective": recipe.phases[-1].objective,
+            "evaluation.relevance": recipe.evaluation.relevance,
+            "evaluation.extra_metrics": recipe.evaluation.extra_metrics,
+        }
+        changes |= {f"phases.{number}.supervision": recipe.phases[-1].supervision for number in range(len(base.phases))}
+        content = build_recipe(with_absolute_paths(base).to_dict(), changes, f"{base.name} with {row.id}").to_dict()
+        same = next((setting for setting in settings.values() if setting.recipe_values == content), None)
+        settings[row.id] = same or Setting(row.row, recipe_values=content)
+    return settings
+
+
+def _run(folder: Path, plan: ExperimentPlan, reproduction: ReproductionPlan, workers: Workers, progress: Progress) -> Reproduction:
+    """Train the missing runs, and write the results."""
+    outcomes = train_runs(folder, plan, workers, progress)
+    rows = published_results()
+    runs = {row_id: (rows[row_id], [one for one in outcomes if one.setting == name]) for row_id, name in reproduction.rows.items()}
+    result = Reproduction.from_outcomes(folder, reproduction.table, reproduction.base, runs)
+    storage.write_json(folder / "reproduction.json", result.to_json())
+    storage.write_text(folder / "reproduction.md", result.markdown())
+    return result

@@ -1,0 +1,330 @@
+"""Statistics over seeds: Student's t intervals, paired tests, Holm's correction and the number of further seeds.
+
+Runs of one seed see the same data in the same order, so rows are compared seed by seed. The statements are about *other seeds on the same
+test images*. The variance over test images is another one (see ``bootstrap``).
+
+A row that was chosen because it looks best leads partly by luck, and the luck of a seed is the same on validation and on test, because both
+measure the same trained model. A test against "the best on validation" alone therefore raises false alarms. With 8 equal rows of 5 seeds it
+does so in 9 % of all comparisons if validation and test share nine tenths of their variance over seeds, and in 10 % if they share all of it,
+instead of 5 %. Without a reference, ``paired_tests`` tests all pairs and corrects for all of them (4.4 %), so you can look at any row
+afterwards (``differences_from``). A reference is a row that was named before anything was measured, such as the baseline of a paper.
+
+>>> ours, theirs = {0: 493.0, 1: 491.5, 2: 494.1, 3: 492.2}, {0: 489.9, 1: 488.6, 2: 490.4, 3: 489.5}
+>>> [pair] = paired_tests({"Unified": ours, "TripletHN": theirs})
+>>> round(pair.difference, 2), str(pair.interval), pair.verdict
+(3.1, '2.41 to 3.79', 'higher')
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import combinations
+from typing import Any, Literal
+
+import numpy as np
+
+from visavis.errors import DataError, SpecError, suggest_name
+
+SIGNIFICANCE_LEVEL = 0.05
+"""Share of comparisons of equal rows in which some difference may be reported."""
+POWER = 0.8
+"""Probability of finding a real difference."""
+MAX_MORE_SEEDS = 100
+"""Differences that need more further seeds are too small to matter."""
+ROUNDING_TOLERANCE = 1e-9
+"""Values that differ by less than this share of their size count as equal. Such differences are rounding errors."""
+
+Verdict = Literal["higher", "lower", "not distinguishable", "not tested"]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Confidence interval of a value, 95 % unless stated otherwise.
+
+    Attributes:
+        low: Lower bound.
+        high: Upper bound.
+    """
+
+    low: float
+    high: float
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    def __neg__(self) -> Interval:
+        return Interval(-self.high, -self.low)
+
+    def __str__(self) -> str:
+        return f"{format_number(self.low)} to {format_number(self.high)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedTest:
+    """Paired t-test of row a minus row b over seeds.
+
+    With fewer than two seeds, ``std``, ``interval``, ``p`` and ``adjusted_p`` are None. If the difference is the same in every seed, p is that of
+    the sign test, 2^(1 - seeds), or 1 if the difference is 0.
+
+    Attributes:
+        a: Name of the first row.
+        b: Name of the second row.
+        seeds: Seeds that both rows have.
+        difference: Mean difference, in the unit of the metric.
+        std: Sample standard deviation of the difference over seeds.
+        interval: 95 % t interval of this pair alone.
+        p: p-value of the paired t-test.
+        adjusted_p: p-value after Holm's correction for ``tests`` tests.
+        tests: Number of tests.
+    """
+
+    a: str
+    b: str
+    seeds: tuple[int, ...]
+    difference: float
+    std: float | None
+    interval: Interval | None
+    p: float | None
+    adjusted_p: float | None
+    tests: int = 1
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether row a is higher or lower than row b, in words."""
+        if self.adjusted_p is None:
+            return "not tested"
+        if self.adjusted_p > SIGNIFICANCE_LEVEL:
+            return "not distinguishable"
+        return "higher" if self.difference > 0 else "lower"
+
+    @property
+    def more_seeds(self) -> int | None:
+        """Number of further seeds that would settle the test, as ``more_seeds`` computes it. 0 if it is settled, None if unknown."""
+        if self.verdict in ("higher", "lower"):
+            return 0
+        return None if self.std is None else more_seeds(self.difference, self.std, len(self.seeds), level=SIGNIFICANCE_LEVEL / self.tests)
+
+    def swapped(self) -> PairedTest:
+        """Return the test of row b minus row a.
+
+        Returns:
+            The test with names exchanged and signs reversed.
+        """
+        return replace(self, a=self.b, b=self.a, difference=-self.difference, interval=None if self.interval is None else -self.interval)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the test as a JSON object.
+
+        Returns:
+            All fields, the verdict and the number of further seeds.
+        """
+        return asdict(self) | {"verdict": self.verdict, "more_seeds": self.more_seeds}
+
+
+def t_interval(values: Iterable[float], confidence: float = 1 - SIGNIFICANCE_LEVEL) -> Interval | None:
+    """Compute the t interval of a mean over seeds: mean ± t s / sqrt(n).
+
+    Args:
+        values: One value per seed.
+        confidence: Confidence level.
+
+    Returns:
+        The interval, or None for one value or for equal values, which show no spread.
+
+    Raises:
+        DataError: If a value is not finite.
+    """
+    from scipy.special import stdtrit
+
+    values = [_finite(value, "a value") for value in values]
+    deviation = _deviation(values)
+    if not deviation:
+        return None
+    half = float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * deviation / math.sqrt(len(values))
+    return Interval(_mean(values) - half, _mean(values) + half)
+
+
+def paired_t_test(a: Mapping[int, float], b: Mapping[int, float], *, names: tuple[str, str] = ("a", "b")) -> PairedTest:
+    """Test the difference of two rows over the seeds that both have.
+
+    Args:
+        a: Value of the first row by seed.
+        b: Value of the second row by seed.
+        names: Names of the rows.
+
+    Returns:
+        The paired t-test, without a correction for several tests.
+
+    Raises:
+        DataError: If a value is not finite, or the rows have no seed in common.
+    """
+    from scipy.special import stdtr
+
+    for name, row in zip(names, (a, b), strict=True):
+        _check(name, row)
+    seeds = tuple(sorted(a.keys() & b.keys()))
+    if not seeds:
+        raise DataError(f"{names[0]}, {names[1]}: expected a seed in common, got none. Run both with the same seeds.")
+    differences = [a[seed] - b[seed] for seed in seeds]
+    mean, deviation = _mean(differences), _deviation(differences, [row[seed] for row in (a, b) for seed in seeds])
+    if deviation is None:
+        p = None
+    elif deviation:
+        p = 2 * float(stdtr(len(seeds) - 1, -abs(mean) / deviation * math.sqrt(len(seeds))))
+    else:
+        size = max(abs(row[seed]) for row in (a, b) for seed in seeds)
+        mean = mean if abs(mean) > ROUNDING_TOLERANCE * size else 0.0
+        p = 2.0 ** (1 - len(seeds)) if mean else 1.0
+    interval = t_interval(differences) if deviation else None
+    return PairedTest(a=names[0], b=names[1], seeds=seeds, difference=mean, std=deviation, interval=interval, p=p, adjusted_p=p)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Correct p-values for multiple tests, so that any false alarm is as rare as with one test, however the tests depend.
+
+    Formula: in ascending order, the running maximum of min(1, (m - j + 1) p_j).
+
+    Args:
+        p_values: p-values of the tests.
+
+    Returns:
+        Adjusted p-values, in the order of the input.
+
+    Source:
+        Holm, A simple sequentially rejective multiple test procedure (1979).
+
+    Example:
+        >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
+        [0.03, 0.06, 0.06]
+    """
+    order = np.argsort(p_values, kind="stable")
+    stepped = np.maximum.accumulate(np.sort(p_values) * np.arange(len(p_values), 0, -1)).clip(max=1)
+    adjusted = np.empty(len(p_values))
+    adjusted[order] = stepped
+    return adjusted.tolist()
+
+
+def paired_tests(rows: Mapping[str, Mapping[int, float]], reference: str | None = None) -> list[PairedTest]:
+    """Test every row against a reference, or all pairs of rows, corrected for the number of tests.
+
+    Pairs with fewer than two common seeds are not tested and not counted. Without a common seed, their difference is that of the means.
+
+    Args:
+        rows: Value by seed, for each row.
+        reference: Row that was chosen before anything was measured. None: all pairs.
+
+    Returns:
+        One test per pair, in the order of the rows.
+
+    Raises:
+        DataError: If a row has no values, or a value is not finite.
+        SpecError: If the reference is not a row.
+    """
+    if reference is not None and reference not in rows:
+        raise SpecError(f"reference: {reference} is not a row of the comparison: {suggest_name(reference, rows)}")
+    pairs = combinations(rows, 2) if reference is None else ((name, reference) for name in rows if name != reference)
+    tests = [_pair(a, b, rows[a], rows[b]) for a, b in pairs]
+    p_values = [test.p for test in tests if test.p is not None]
+    adjusted = iter(holm(p_values))
+    return [replace(test, adjusted_p=None if test.p is None else next(adjusted), tests=max(len(p_values), 1)) for test in tests]
+
+
+def differences_from(pairs: Iterable[PairedTest], name: str) -> dict[str, PairedTest]:
+    """Select the tests of one row, each as the other row minus this row.
+
+    Args:
+        pairs: Tests of pairs.
+        name: The row.
+
+    Returns:
+        Tests by the name of the other row.
+    """
+    tests = [pair if pair.b == name else pair.swapped() for pair in pairs if name in (pair.a, pair.b)]
+    return {test.a: test for test in tests}
+
+
+def more_seeds(
+    difference: float, std: float, seeds: int, *, level: float = SIGNIFICANCE_LEVEL, power: float = POWER, max_seeds: int = MAX_MORE_SEEDS
+) -> int | None:
+    """Estimate the number of further seeds after which a paired t-test finds a difference.
+
+    With few seeds the observed difference and standard deviation are rough, and so is the estimate. With several tests, pass the level of one
+    of them. That is enough for Holm, whatever the others show.
+
+    Args:
+        difference: Observed mean difference over seeds.
+        std: Observed standard deviation of the difference.
+        seeds: Number of seeds so far.
+        level: Significance level.
+        power: Probability of finding the difference.
+        max_seeds: Maximum number of further seeds.
+
+    Returns:
+        Number of further seeds, or None if ``max_seeds`` are not enough.
+    """
+    from scipy.special import nctdtr, stdtrit
+
+    if not (difference and std):
+        return None
+    total = np.arange(max(seeds, 2), seeds + max_seeds + 1)
+    critical, expected = stdtrit(total - 1, 1 - level / 2), abs(difference) / std * np.sqrt(total)
+    found = 1 - nctdtr(total - 1, expected, critical) + nctdtr(total - 1, expected, -critical) >= power
+    return int(total[found.argmax()]) - seeds if found.any() else None
+
+
+def format_number(value: float, *, signed: bool = False) -> str:
+    """Format a number with three significant digits and a typographic minus.
+
+    Args:
+        value: The number.
+        signed: Whether positive numbers get a plus sign.
+
+    Returns:
+        The text.
+
+    Example:
+        >>> format_number(-0.0123456), format_number(493.04), format_number(1.5, signed=True), format_number(-0.0, signed=True)
+        ('−0.0123', '493', '+1.50', '0')
+    """
+    value = value or 0.0  # a reversed difference of 0 is -0.0
+    sign = "+" if signed and value else ""
+    text = f"{value:{sign}#.3g}".rstrip(".") if 0 < abs(value) < 999.5 else f"{value:{sign}.0f}"
+    return text.replace("-", "−")
+
+
+def _pair(a: str, b: str, row: Mapping[int, float], other: Mapping[int, float]) -> PairedTest:
+    """``paired_t_test``, also for rows without a common seed, such as after failed runs."""
+    if row.keys() & other.keys():
+        return paired_t_test(row, other, names=(a, b))
+    for name, values in ((a, row), (b, other)):
+        _check(name, values)
+    difference = _mean([*row.values()]) - _mean([*other.values()])
+    return PairedTest(a=a, b=b, seeds=(), difference=difference, std=None, interval=None, p=None, adjusted_p=None)
+
+
+def _check(name: str, row: Mapping[int, float]) -> None:
+    if not row:
+        raise DataError(f"{name} has no values to compare. Remove it or train it.")
+    for seed, value in row.items():
+        _finite(value, f"{name}, seed {seed}")
+
+
+def _finite(value: float, what: str) -> float:
+    if not math.isfinite(value):
+        raise DataError(f"{what}: expected a finite number, got {value}. Remove this run or train it again.")
+    return value
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _deviation(values: Sequence[float], of: Sequence[float] = ()) -> float | None:
+    """Sample standard deviation. None for one value, 0 if values differ by rounding only. ``of``: values they were computed from."""
+    if len(values) < 2:
+        return None
+    if max(values) - min(values) <= ROUNDING_TOLERANCE * max(map(abs, [*values, *of])):
+        return 0.0
+    return math.sqrt(math.fsum((value - _mean(values)) ** 2 for value in values) / (len(values) - 1))

@@ -1,0 +1,275 @@
+"""Agreement of models with human judgments of image-caption pairs, as rank correlations.
+
+Judgments are read as published. Flickr8k (Hodosh et al., 2013): three experts per pair, from 1 (not related) to 4 (describes the image), and
+a crowd, three or more answers (yes or no) per pair. Crisscrossed Captions (Parekh et al., 2021): ratings from 0 to 5 of images and captions
+of the MS-COCO 5K test split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from visavis import storage
+from visavis.data.dataset import Dataset
+from visavis.data.formats.karpathy import match_coco_ids
+from visavis.errors import DataError
+from visavis.graded.caption_ratings import read_ratings
+from visavis.graded.estimators.base import ImageRelevance
+from visavis.graded.rank_correlation import RESAMPLES, SEED, RankCorrelation, rank_correlations, sampled_spearman
+
+FLICKR8K_FILES = {"expert": "ExpertAnnotations.txt", "crowd": "CrowdFlowerAnnotations.txt"}
+"""File of each kind of judgments of Flickr8k."""
+CRISSCROSSED_FILE = "cxc_sits_test.csv"
+"""File of the image-caption ratings of Crisscrossed Captions."""
+
+_LINE_FORMATS = {
+    "expert": "an image, a caption as file#number and three ratings from 1 to 4",
+    "crowd": "an image, a caption as file#number, the share of yes, the number of yes and the number of no",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class HumanJudgments:
+    """Human judgments of image-caption pairs.
+
+    Attributes:
+        kind: "expert", "crowd", or "cxc" for Crisscrossed Captions.
+        images: Index of the image of each pair in the split, shape ``[P]``.
+        captions: Index of the caption of each pair, shape ``[P]``.
+        is_own_caption: Whether the caption was written for the image, shape ``[P]``.
+        ratings: Mean of the experts, share of yes of the crowd, or the published rating, shape ``[P]``.
+        single_ratings: Ratings of single annotators, shape ``[R, P]``: every expert, or one answer of the crowd per pair, sampled at random.
+            ``R`` is 0 for Crisscrossed Captions, which publishes only means.
+        mean_other_ratings: Mean of the other annotators for each of ``single_ratings``, shape ``[R, P]``.
+    """
+
+    kind: str
+    images: np.ndarray
+    captions: np.ndarray
+    is_own_caption: np.ndarray
+    ratings: np.ndarray
+    single_ratings: np.ndarray
+    mean_other_ratings: np.ndarray
+
+
+def find_human_judgments(source: Path, data: Dataset) -> list[HumanJudgments]:
+    """Read the judgments of a split from the files next to the list that describes its data set.
+
+    Args:
+        source: Path of the list.
+        data: The judged split.
+
+    Returns:
+        Judgments of each kind.
+
+    Raises:
+        DataError: If there are none, a line is damaged, or an image or caption is not in the split.
+    """
+    if (source.parent / CRISSCROSSED_FILE).is_file():
+        return [read_crisscrossed_image_captions(source.parent / CRISSCROSSED_FILE, source, data)]
+    return [read_flickr8k_judgments(kind, source.parent, data) for kind in FLICKR8K_FILES]
+
+
+def read_crisscrossed_image_captions(path: Path, source: Path, data: Dataset) -> HumanJudgments:
+    """Read the image-caption ratings of Crisscrossed Captions.
+
+    Args:
+        path: Path of the ratings.
+        source: Karpathy's list, with the ids of the captions.
+        data: The judged split.
+
+    Returns:
+        The ratings.
+
+    Raises:
+        DataError: If a line is damaged, or an image or caption is not in the split.
+    """
+    rows, ratings = read_ratings(path, "agg_score", ("caption", "image"))
+    index_of = {image.name: i for i, image in enumerate(data.images)}
+    _, captions_by_id = match_coco_ids(data, source)
+    caption_of = {str(number): i for number, i in captions_by_id.items()}
+    try:
+        images = np.array([index_of[row["image"]] for row in rows])
+        captions = np.array([caption_of[row["caption"].rpartition(":")[2]] for row in rows])
+    except KeyError as unknown:
+        raise DataError(
+            f"{path}: expected ratings of the {len(index_of):,} images of the split and their captions, got {unknown}. Pass the rated data set."
+        ) from None
+    no_annotators = np.empty((0, len(rows)))
+    return HumanJudgments("cxc", images, captions, data.image_of[captions] == images, ratings, no_annotators, no_annotators)
+
+
+def read_flickr8k_judgments(kind: str, folder: Path, data: Dataset) -> HumanJudgments:
+    """Read the judgments of the experts or of the crowd of Flickr8k.
+
+    Args:
+        kind: "expert" or "crowd".
+        folder: Folder of the files.
+        data: The judged split.
+
+    Returns:
+        The judgments.
+
+    Raises:
+        DataError: If the file is missing, a line is damaged, or an image or caption is not in the split.
+    """
+    path = folder / FLICKR8K_FILES[kind]
+    if not path.is_file():
+        raise DataError(
+            f"{path} does not exist. Human judgments are available for the test images of Flickr8k, and for those of MS-COCO with "
+            f"{CRISSCROSSED_FILE} next to their list. Pass the folder of one of them with --data."
+        )
+    index_of = {image.name: i for i, image in enumerate(data.images)}
+    images, captions, answers = [], [], []
+    for number, line in enumerate(storage.read_text(path).splitlines(), 1):
+        try:
+            image, caption, *values = line.split("\t")
+            file, _, caption_number = caption.rpartition("#")
+            answers.append(_parse_answers(kind, values))
+            described, k = index_of[file], int(caption_number)
+            images.append(index_of[image])
+        except KeyError as unknown:
+            raise DataError(f"{path}:{number}: expected one of the {len(index_of):,} images of the split, got {unknown}.") from None
+        except ValueError:
+            raise DataError(f"{path}:{number}: expected {_LINE_FORMATS[kind]}, separated by tabs, got {line[:80]!r}.") from None
+        captions_of_image = data.captions_of[described]
+        if not 0 <= k < len(captions_of_image):
+            raise DataError(f"{path}:{number}: expected a caption number from 0 to {len(captions_of_image) - 1} of image {file}, got {k}.")
+        captions.append(captions_of_image[k])
+    if not answers:
+        raise DataError(f"{path}: expected lines of {_LINE_FORMATS[kind]}, got an empty file.")
+    return _combine_answers(kind, np.array(images), np.array(captions), np.array(answers).T, data)
+
+
+def _parse_answers(kind: str, values: list[str]) -> tuple[float, float, float]:
+    """The three numbers of a line. Raises ValueError for invalid answers, or for a pair with only one annotator."""
+    first, second, third = map(float, values)
+    if kind == "expert":
+        valid = {first, second, third} <= {1, 2, 3, 4}
+    else:
+        valid = 0 <= first <= 1 and min(second, third) >= 0 and second + third > 1
+    if not valid:
+        raise ValueError
+    return first, second, third
+
+
+def _combine_answers(kind: str, images: np.ndarray, captions: np.ndarray, answers: np.ndarray, data: Dataset) -> HumanJudgments:
+    is_own_caption = data.image_of[captions] == images
+    if kind == "expert":
+        return HumanJudgments(kind, images, captions, is_own_caption, answers.mean(0), answers, (answers.sum(0) - answers) / 2)
+    _, yes, no = answers
+    share = yes / (yes + no)
+    one = (np.random.default_rng(SEED).random(len(share)) < share).astype(float)
+    return HumanJudgments(kind, images, captions, is_own_caption, share, one[None], ((yes - one) / (yes + no - 1))[None])
+
+
+@dataclass(frozen=True, eq=False)
+class HumanAgreement:
+    """Agreement of runs, and of single annotators, with human judgments of one set of pairs.
+
+    Attributes:
+        judgments: Kind of judgments: "expert", "crowd" or "cxc".
+        includes_own_captions: Whether captions that were written for the image are among the pairs.
+        pairs: Number of pairs.
+        images: Number of images.
+        annotators: Mean agreement of single annotators with the others: ``kendall`` (tau-b) and ``spearman``. Empty if they are unknown.
+        runs: Agreement of each run: ``kendall`` and ``spearman``, for "cxc" also ``sampled_spearman`` by caption.
+    """
+
+    judgments: str
+    includes_own_captions: bool
+    pairs: int
+    images: int
+    annotators: dict[str, RankCorrelation]
+    runs: dict[str, dict[str, RankCorrelation]]
+
+    @property
+    def differences(self) -> dict[str, dict[str, RankCorrelation]]:
+        """Difference of every other run to the first, on the same resamples."""
+        (_, first), *others = self.runs.items()
+        return {run: {name: correlations[name] - first[name] for name in correlations} for run, correlations in others}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+
+        def plain(correlations: dict[str, RankCorrelation]) -> dict[str, Any]:
+            return {name: correlation.to_json() for name, correlation in correlations.items()}
+
+        return {
+            "judgments": self.judgments,
+            "includes_own_captions": self.includes_own_captions,
+            "pairs": self.pairs,
+            "images": self.images,
+            "annotators": plain(self.annotators),
+            "runs": {run: plain(correlations) for run, correlations in self.runs.items()},
+            "difference_to_first": {run: plain(correlations) for run, correlations in self.differences.items()},
+        }
+
+
+def measure_agreement(
+    judgments: HumanJudgments, scores: Mapping[str, np.ndarray], *, resamples: int = RESAMPLES
+) -> Iterator[HumanAgreement]:
+    """Measure the agreement of scores with human judgments.
+
+    Args:
+        judgments: The judged pairs.
+        scores: Scores of the pairs by run, shape ``[P]`` each.
+        resamples: Number of bootstrap resamples.
+
+    Yields:
+        Agreement on all pairs, then without captions that were written for the image.
+
+    Raises:
+        DataError: If a score is NaN.
+    """
+    for run, values in scores.items():
+        if np.isnan(values).any():
+            raise DataError(
+                f"{run}: expected a finite score, got NaN for pair {int(np.isnan(values).argmax())}. Check the model and its features."
+            )
+    everything = np.ones(len(judgments.is_own_caption), dtype=bool)
+    for includes_own_captions, selected in ((True, everything), (False, ~judgments.is_own_caption)):
+        images, captions, ratings = judgments.images[selected], judgments.captions[selected], judgments.ratings[selected]
+        single = [
+            rank_correlations(one[selected], others[selected], images, resamples)
+            for one, others in zip(judgments.single_ratings, judgments.mean_other_ratings, strict=True)
+        ]
+        runs = {run: rank_correlations(values[selected], ratings, images, resamples) for run, values in scores.items()}
+        if judgments.kind == "cxc":
+            for run, values in scores.items():
+                runs[run]["sampled_spearman"] = sampled_spearman(values[selected], ratings, captions, resamples)
+        yield HumanAgreement(
+            judgments=judgments.kind,
+            includes_own_captions=includes_own_captions,
+            pairs=len(ratings),
+            images=len(np.unique(images)),
+            annotators={name: _mean_correlation([correlations[name] for correlations in single]) for name in single[0]} if single else {},
+            runs=runs,
+        )
+
+
+def relevance_of_pairs(judgments: HumanJudgments, relevance: ImageRelevance) -> np.ndarray:
+    """Compute the estimated relevance of the judged pairs, to compare it like the scores of a model.
+
+    Args:
+        judgments: The judged pairs.
+        relevance: Relevance of the captions of the split to its images.
+
+    Returns:
+        Relevance of each pair, shape ``[P]``.
+    """
+    values = np.empty(len(judgments.images))
+    for image in np.unique(judgments.images):
+        pairs = judgments.images == image
+        values[pairs] = relevance(torch.tensor([image]), torch.from_numpy(judgments.captions[pairs]))[0].numpy()
+    return values
+
+
+def _mean_correlation(correlations: list[RankCorrelation]) -> RankCorrelation:
+    return RankCorrelation(float(np.mean([each.value for each in correlations])), np.mean([each.resampled for each in correlations], 0))

@@ -1,0 +1,206 @@
+"""CS@K and nDCG@K: whether the whole top K is ordered by graded relevance, not only its first item.
+
+>>> scores, relevance = torch.tensor([[0.9, 0.8, 0.2]]), torch.tensor([[1.0, 0.2, 0.6]])
+>>> [round(metric(scores, relevance, k=3).item(), 3) for metric in (coherent_scores, ndcg_at)]      # one pair of three is swapped
+[0.333, 0.965]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visavis.errors import ShapeError
+from visavis.metrics.metric import Metric
+from visavis.metrics.validation import Semantics, Tau, validate_count, validate_gains, validate_literal, validate_relevance, validate_scores
+
+
+def coherent_scores(scores: Tensor, relevance: Tensor, *, k: int, tau: Tau = "b", semantics: Semantics = "paper") -> Tensor:
+    """Compute CS@K: Kendall's tau between the scores and the relevance of the K best-scored candidates of each query.
+
+    Args:
+        scores: Scores of shape ``[Q, C]``. The item of the query itself counts too.
+        relevance: Graded relevance of shape ``[Q, C]``.
+        k: Cutoff. K above C means C.
+        tau: Variant of Kendall's tau.
+        semantics: How ties at the cutoff count, see below.
+
+    Returns:
+        CS@K of shape ``[Q]``. tau-b is NaN where scores or relevance are constant in the top K, so that a mean over queries is
+        NaN too. tau-a is 0 there, by its formula. With one candidate both are undefined.
+
+    Formula:
+        tau-a = (concordant - discordant) / (K (K - 1) / 2). tau-b divides by sqrt((pairs with unequal scores) (pairs with unequal
+        relevance)) instead. Without ties they agree.
+
+    Ties:
+        If more candidates have the K-th score than fit into the top K, a pair counts with the probability that both are in the
+        top K when the tied ones are selected at random. No order of the candidates changes the result, and tau-a is its mean
+        over all orders.
+
+    Source:
+        Zhou et al., Ladder loss (2020), section Coherent Score. Its released code has tau-b.
+
+    Differs from:
+        The paper does not define ties at the cutoff. ``semantics="reference"`` selects the candidates of the released code,
+        ``numpy.argsort(scores)[::-1][:K]``: of tied ones mostly the later. That sort is not stable, so the result depends on
+        their order and on numpy.
+    """
+    scores, relevance, k = validate_scores(scores), validate_relevance(relevance), validate_count(k, "k")
+    tau, semantics = validate_literal(tau, Tau, "tau"), validate_literal(semantics, Semantics, "semantics")
+    _check_same_shape(scores, relevance)
+    return _coherent_scores_at(scores, relevance, (k,), tau, semantics)[:, 0]
+
+
+def ndcg_at(scores: Tensor, relevance: Tensor, *, k: int) -> Tensor:
+    """Compute nDCG@K, see `ndcg`.
+
+    Args:
+        scores: Scores of shape ``[Q, C]``.
+        relevance: Graded relevance of shape ``[Q, C]``, >= 0.
+        k: Cutoff. K above C means C.
+
+    Returns:
+        nDCG@K of shape ``[Q]``.
+    """
+    k = validate_count(k, "k")
+    return ndcg(scores, relevance)[:, min(k, scores.shape[1]) - 1]
+
+
+def ndcg(scores: Tensor, relevance: Tensor) -> Tensor:
+    """Compute nDCG@1 to nDCG@C: the relevance of the best-scored candidates, discounted by rank, over its maximum.
+
+    Args:
+        scores: Scores of shape ``[Q, C]``. Among candidates with equal scores the least relevant comes first.
+        relevance: Graded relevance of shape ``[Q, C]``, >= 0.
+
+    Returns:
+        nDCG of shape ``[Q, C]``, NaN where no candidate has any relevance.
+
+    Formula:
+        nDCG@K = sum_{j <= K} r_j / log2(j + 1), over the same sum for the candidates sorted by relevance.
+
+    Source:
+        Järvelin and Kekäläinen, Cumulated gain-based evaluation of IR techniques (2002).
+    """
+    scores, relevance = validate_scores(scores), validate_gains(relevance)
+    _check_same_shape(scores, relevance)
+    return _ndcg(scores, relevance)
+
+
+def _ndcg(scores: Tensor, relevance: Tensor) -> Tensor:
+    ascending, order = relevance.double().sort(dim=1)
+    by_score = ascending.gather(1, scores.gather(1, order).sort(dim=1, descending=True, stable=True).indices)
+    discount = torch.arange(2, scores.shape[1] + 2, dtype=torch.float64, device=scores.device).log2()
+    return ((by_score / discount).cumsum(1) / (ascending.flip(1) / discount).cumsum(1)).cpu()
+
+
+def _check_same_shape(scores: Tensor, relevance: Tensor) -> None:
+    if scores.shape != relevance.shape:
+        raise ShapeError(f"relevance: expected the shape of the scores, {list(scores.shape)}, got {list(relevance.shape)}.")
+
+
+def _coherent_scores_at(scores: Tensor, relevance: Tensor, ks: tuple[int, ...], tau: Tau, semantics: Semantics) -> Tensor:
+    """CS@K ``[Q, len(ks)]``. Ties within the top K may come in any order. ``_CUTOFF_TIE_RULES`` decides about ties at the cutoff."""
+    candidates = scores.shape[1]
+    top, index = scores.topk(min(max(ks) + 1, candidates), dim=1)
+    top_relevance = relevance.gather(1, index)
+    by_cutoff = []
+    for k in (min(k, candidates) for k in ks):
+        values = _taus(top[:, :k], top_relevance[:, :k], tau)
+        tied = top[:, k] == top[:, k - 1] if 1 < k < candidates else torch.zeros(len(top), dtype=torch.bool)
+        for query in tied.nonzero()[:, 0].tolist():
+            values[query] = _CUTOFF_TIE_RULES[semantics](scores[query].cpu(), relevance[query].cpu(), k, tau)
+        by_cutoff.append(values)
+    return torch.stack(by_cutoff, 1)
+
+
+def _taus(scores: Tensor, relevance: Tensor, tau: Tau) -> Tensor:
+    """Kendall's tau of each row ``[Q, K]``."""
+    from scipy.stats import kendalltau
+
+    scores, relevance = scores.cpu().double(), relevance.cpu().double()
+    if scores.shape[1] < 2:
+        return torch.full((len(scores),), torch.nan, dtype=torch.float64)
+    tau_b = torch.tensor([kendalltau(*pair).statistic for pair in zip(scores.numpy(), relevance.numpy(), strict=True)], dtype=torch.float64)
+    if tau == "b":
+        return tau_b
+    untied = (1 - _tied_share(scores)) * (1 - _tied_share(relevance))
+    return tau_b.nan_to_num() * untied.sqrt()
+
+
+def _tied_share(rows: Tensor) -> Tensor:
+    """The share of pairs of equal values in each row ``[Q, K]``."""
+    ordered = rows.sort(dim=1).values
+    equal_before = torch.arange(rows.shape[1]) - torch.searchsorted(ordered, ordered)
+    return equal_before.sum(1).double() / (rows.shape[1] * (rows.shape[1] - 1) / 2)
+
+
+def _expected_tau(scores: Tensor, relevance: Tensor, k: int, tau: Tau) -> Tensor:
+    """Tau of one query ``[C]`` with every pair counted by the probability that both are in the top K."""
+    cut = scores.topk(k).values[-1]
+    inside, tied = scores > cut, scores == cut
+    num_free, num_tied = k - int(inside.sum()), int(tied.sum())
+    certain, possible, among_tied = (_pair_counts(scores[some], relevance[some]) for some in (inside, inside | tied, tied))
+    one_tied = possible - certain - among_tied
+    expected = certain + num_free / num_tied * one_tied + num_free * (num_free - 1) / (num_tied * (num_tied - 1)) * among_tied
+    agreement, *unequal = expected
+    return agreement / (k * (k - 1) / 2 if tau == "a" else (unequal[0] * unequal[1]).sqrt())
+
+
+def _pair_counts(scores: Tensor, relevance: Tensor) -> Tensor:
+    """Numbers of pairs among candidates ``[N]``: concordant minus discordant, with unequal scores, with unequal relevance."""
+    if len(scores) < 2:
+        return torch.zeros(3, dtype=torch.float64)
+    pairs = len(scores) * (len(scores) - 1) / 2
+    shares = torch.cat([_taus(scores[None], relevance[None], "a"), *(1 - _tied_share(row[None]) for row in (scores, relevance))])
+    return (pairs * shares).round()
+
+
+def _released_tau(scores: Tensor, relevance: Tensor, k: int, tau: Tau) -> Tensor:
+    """Tau of one query ``[C]`` over the candidates that the released code selects."""
+    scores = scores if scores.dtype == torch.float64 else scores.float()
+    top = torch.from_numpy(np.argsort(scores.numpy())[::-1][:k].copy())
+    return _taus(scores[None, top], relevance[None, top], tau)[0]
+
+
+_CUTOFF_TIE_RULES: dict[Semantics, Callable[[Tensor, Tensor, int, Tau], Tensor]] = {"paper": _expected_tau, "reference": _released_tau}
+
+
+def _ndcg_at(scores: Tensor, relevance: Tensor, ks: tuple[int, ...]) -> Tensor:
+    return _ndcg(scores, relevance)[:, torch.tensor(ks).clamp(max=scores.shape[1]) - 1]
+
+
+def _coherent_score(name: str, tau: Tau, semantics: Semantics, candidates: str) -> Metric:
+    return Metric(
+        name=name,
+        label="CS@K",
+        definition=f"coherent score: how far the order of the top K follows graded relevance, a mean over the {{query}}s for which it is "
+        f"defined. Candidates: {candidates}",
+        formula=f"mean(Kendall's tau-{tau}(scores, relevance) over the K best-scored)",
+        unit="correlation",
+        input="relevance",
+        function=lambda scores, relevance, ks: _coherent_scores_at(scores, relevance, ks, tau, semantics),
+    )
+
+
+def _discounted_gain(name: str, candidates: str) -> Metric:
+    return Metric(
+        name=name,
+        label="nDCG@K",
+        definition="discounted cumulative gain: the relevance in the top K, discounted by rank, over the highest possible, a mean over {query}s. Candidates: "
+        + candidates,
+        formula="mean(sum_{j <= K} r_j/log2(j + 1) / the same in the order of the relevance)",
+        unit="fraction",
+        input="relevance",
+        function=_ndcg_at,
+    )
+
+
+_FIRST, _ALL = "the first caption of each image, as the released code of the Ladder loss", "all captions, as the text of the Ladder loss"
+COHERENT_SCORE = _coherent_score("cs_at_K", "b", "reference", _FIRST)
+COHERENT_SCORE_PAPER = _coherent_score("cs_at_K_paper", "a", "paper", _ALL)
+NDCG, NDCG_PAPER = _discounted_gain("ndcg_at_K", _FIRST), _discounted_gain("ndcg_at_K_paper", _ALL)

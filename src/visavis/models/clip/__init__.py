@@ -1,0 +1,1 @@
+"""CLIP and SigLIP models, adapters, and conversion of open_clip checkpoints."""

@@ -1,0 +1,285 @@
+"""Conversion of open_clip checkpoints to CLIP models of ``transformers``."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from visavis import storage
+from visavis.errors import DataError
+from visavis.models.checkpoint_conversion import CheckpointConversion, check_weight_names, open_text_source
+from visavis.models.clip.model import open_dual_encoder
+from visavis.models.encoders.preprocessing import CLIP_MEAN, CLIP_STD
+from visavis.models.encoders.pretrained_files import copy_config_files
+from visavis.spec import PositiveInt
+
+OPEN_CLIP_CONFIG = "open_clip_config.json"
+"""File name of the configuration that open_clip stores next to weights on the hub."""
+DEFAULT_TOKENIZER = "openai/clip-vit-base-patch32"
+"""Model with the tokenizer of CLIP."""
+IGNORED_WEIGHTS = re.compile(r"attn_mask")
+"""Buffers that are not weights."""
+EMBEDDING_NAMES = {
+    "positional_embedding": "text_model.embeddings.position_embedding.weight",
+    "token_embedding.weight": "text_model.embeddings.token_embedding.weight",
+    "text_projection": "text_projection.weight",
+    "visual.class_embedding": "vision_model.embeddings.class_embedding",
+    "visual.positional_embedding": "vision_model.embeddings.position_embedding.weight",
+    "visual.conv1.weight": "vision_model.embeddings.patch_embedding.weight",
+    "visual.proj": "visual_projection.weight",
+    "logit_scale": "logit_scale",
+}
+"""Names of single weights in open_clip and in transformers."""
+TRANSPOSED_WEIGHTS = ("text_projection", "visual.proj")
+"""Matrices that open_clip multiplies from the right."""
+NORM_NAMES = {
+    "ln_final": "text_model.final_layer_norm",
+    "visual.ln_pre": "vision_model.pre_layrnorm",
+    "visual.ln_post": "vision_model.post_layernorm",
+}
+"""Names of layer norms in open_clip and in transformers."""
+BLOCK_NAMES = {
+    "ln_1": "layer_norm1",
+    "attn.out_proj": "self_attn.out_proj",
+    "ln_2": "layer_norm2",
+    "mlp.c_fc": "mlp.fc1",
+    "mlp.c_proj": "mlp.fc2",
+}
+"""Names of the parts of a transformer block in open_clip and in transformers."""
+ENCODER_NAMES = {"": "text_model", "visual.": "vision_model"}
+"""Prefixes of the text and the image encoder in open_clip, with their names in transformers."""
+KNOWN_CONFIG_KEYS = {
+    "": {"embed_dim", "vision_cfg", "text_cfg", "quick_gelu", "custom_text", "init_logit_scale"},
+    "vision_cfg": {"image_size", "layers", "width", "head_width", "mlp_ratio", "patch_size", "patch_dropout"},
+    "text_cfg": {"context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio"},
+}
+"""Supported options of a configuration. Other options would define another model."""
+
+
+@dataclass(frozen=True)
+class _Vision:
+    layers: PositiveInt = 12
+    width: PositiveInt = 768
+    head_width: PositiveInt = 64
+    patch_size: PositiveInt = 16
+    image_size: PositiveInt = 224
+
+
+@dataclass(frozen=True)
+class _Text:
+    layers: PositiveInt = 12
+    width: PositiveInt = 512
+    heads: PositiveInt = 8
+
+
+@dataclass(frozen=True)
+class _Model:
+    """Part of open_clip's configuration that the weights do not define or must agree with, with open_clip's defaults."""
+
+    embed_dim: PositiveInt
+    vision_cfg: _Vision
+    text_cfg: _Text
+    quick_gelu: bool = False
+
+
+@dataclass(frozen=True)
+class CLIPConversion(CheckpointConversion):
+    """Result of a conversion: a folder of transformers that can be used like any CLIP model.
+
+    Args:
+        folder: The folder.
+    """
+
+    def to_recipe_sections(self) -> dict[str, Any]:
+        encoder = {"encoder": str(self.folder)}
+        return {"name": self.folder.name, "extends": "clip/small-data", "visual": encoder, "text": encoder}
+
+
+def is_open_clip(tensors: Iterable[str]) -> bool:
+    """Check whether weights are those of open_clip, by their names.
+
+    Args:
+        tensors: Names of weights.
+
+    Returns:
+        Whether they are.
+    """
+    return any(
+        name.removeprefix("text.") == "token_embedding.weight" or name.startswith(("visual.conv1.", "visual.trunk.")) for name in tensors
+    )
+
+
+def convert_open_clip(
+    tensors: Mapping[str, Tensor], checkpoint: Path, out: str | Path, *, config: str = "", text: str = ""
+) -> CLIPConversion:
+    """Write the weights of a CLIP with transformer encoders into a new folder of ``transformers``.
+
+    Args:
+        tensors: Weights by name.
+        checkpoint: File of the checkpoint.
+        out: New folder.
+        config: Configuration of open_clip: a file, or a name such as ViT-B-32 if open_clip is installed. Empty: open_clip_config.json next
+            to the checkpoint.
+        text: Folder or hub name of a CLIP of transformers, for its tokenizer. Empty: ``DEFAULT_TOKENIZER``.
+
+    Returns:
+        The conversion.
+
+    Raises:
+        DataError: For another architecture, and naming weights that are unknown, missing or of wrong shapes.
+    """
+    tensors = {name.removeprefix("text."): tensor for name, tensor in tensors.items()}
+    model, preprocessing = _read_config(config, checkpoint)
+    check_weight_names(
+        tensors,
+        names := dict(_weight_names(model)),
+        IGNORED_WEIGHTS,
+        checkpoint,
+        "a CLIP of open_clip with the vision transformer of its configuration",
+    )
+    text_folder, tokenizer = open_text_source(text or DEFAULT_TOKENIZER, checkpoint, "needs the tokenizer of CLIP")
+    _check_sizes(tensors, model, len(tokenizer), checkpoint)
+    converted = dict(_rename_weights(tensors, names))
+    if Path(out).exists():
+        storage.prepare_empty_folder(out, will_be_replaced=True)
+    with storage.atomic_folder(out) as folder:
+        # Copies the tokenizer. Its config and preprocessing are replaced by the following files.
+        copy_config_files(text_folder, folder)
+        storage.write_json(folder / "config.json", _build_config(model, converted, tokenizer))
+        storage.write_json(folder / "preprocessor_config.json", _preprocessor_config(preprocessing, model.vision_cfg.image_size))
+        storage.write_tensors(folder / "model.safetensors", converted, for_transformers=True)
+        open_dual_encoder(str(folder))
+    return CLIPConversion(Path(out))
+
+
+def _read_config(name: str, checkpoint: Path) -> tuple[_Model, dict[str, Any]]:
+    """Return the configuration of a model, and its preprocessing."""
+    file = _find_config_file(name, checkpoint)
+    content = storage.read_json(file, dict[str, Any])
+    model, preprocessing = content.get("model_cfg", content), content.get("preprocess_cfg", {})
+    for part, known in KNOWN_CONFIG_KEYS.items():
+        section = model.get(part) if part else model
+        if not isinstance(section, dict):
+            raise DataError(f"{file}: expected a configuration of open_clip with {part}, got none. Pass the configuration of the model.")
+        if other := sorted(name for name, value in section.items() if name not in known and value):
+            raise DataError(
+                f"{file}: expected options of a CLIP of transformers, got {part or 'model'}.{other[0]}. Convert a model without this option."
+            )
+    return storage.parse_json(json.dumps(model).encode(), _Model, str(file)), preprocessing
+
+
+def _find_config_file(config: str, checkpoint: Path) -> Path:
+    if config and Path(config).is_file():
+        return Path(config)
+    default = checkpoint.parent / OPEN_CLIP_CONFIG
+    if not config and default.is_file():
+        return default
+    installed = importlib.util.find_spec("open_clip")
+    named = None if installed is None or not installed.origin else Path(installed.origin).parent / "model_configs" / f"{config}.json"
+    if config and named is not None and named.is_file():
+        return named
+    problem = f"got {config!r}, which is not a file" if config else f"got none, and no {OPEN_CLIP_CONFIG} next to {checkpoint}"
+    raise DataError(
+        f"config: expected a configuration file of open_clip, {problem}. Weights alone do not define the number of attention heads. "
+        f"Pass a file, or a name such as ViT-B-32 if open_clip is installed{'' if installed else ' (it is not installed)'}."
+    )
+
+
+def _weight_names(model: _Model) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield every weight of a complete checkpoint by its name in open_clip, with its names in transformers (three for a split weight)."""
+    for name, target in EMBEDDING_NAMES.items():
+        yield name, (target,)
+    ends = ("weight", "bias")
+    for name, target in NORM_NAMES.items():
+        yield from ((f"{name}.{end}", (f"{target}.{end}",)) for end in ends)
+    for (side, encoder), depth in zip(ENCODER_NAMES.items(), (model.text_cfg.layers, model.vision_cfg.layers), strict=True):
+        for layer in range(depth):
+            source, layer_name = f"{side}transformer.resblocks.{layer}.", f"{encoder}.encoder.layers.{layer}."
+            for name, target in BLOCK_NAMES.items():
+                yield from ((f"{source}{name}.{end}", (f"{layer_name}{target}.{end}",)) for end in ends)
+            yield from (
+                (f"{source}attn.in_proj_{end}", tuple(f"{layer_name}self_attn.{name}_proj.{end}" for name in "qkv")) for end in ends
+            )
+
+
+def _check_sizes(tensors: Mapping[str, Tensor], model: _Model, words: int, checkpoint: Path) -> None:
+    """Raise DataError if weights have other sizes than the configuration and the tokenizer define."""
+    vision, text = model.vision_cfg, model.text_cfg
+    expected = {
+        "visual.conv1.weight": (vision.width, 3, vision.patch_size, vision.patch_size),
+        "visual.positional_embedding": ((vision.image_size // vision.patch_size) ** 2 + 1, vision.width),
+        "visual.proj": (vision.width, model.embed_dim),
+        "text_projection": (text.width, model.embed_dim),
+        "token_embedding.weight": (words, text.width),
+    }
+    for name, shape in expected.items():
+        if (actual := tuple(tensors[name].shape)) != shape:
+            raise DataError(
+                f"{checkpoint}: expected {name} of shape {list(shape)} by its configuration and tokenizer, got {list(actual)}. "
+                "Pass the configuration and tokenizer that it was trained with."
+            )
+    for part, heads in ((vision, vision.width / vision.head_width), (text, text.heads)):
+        if heads != int(heads) or part.width % heads:
+            raise DataError(
+                f"{checkpoint}: expected a width that is divisible by {heads:g} heads, got {part.width}. Pass the configuration of this model."
+            )
+
+
+def _rename_weights(tensors: Mapping[str, Tensor], names: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, Tensor]]:
+    for name, targets in names.items():
+        tensor = tensors[name].float()
+        tensor = tensor.T if name in TRANSPOSED_WEIGHTS else tensor
+        yield from zip(targets, tensor.chunk(len(targets)) if len(targets) > 1 else [tensor], strict=True)
+
+
+def _build_config(model: _Model, converted: Mapping[str, Tensor], tokenizer: Any) -> dict[str, Any]:
+    def encoder_config(side: str, part: _Text | _Vision, heads: int) -> dict[str, Any]:
+        return {
+            "hidden_act": "quick_gelu" if model.quick_gelu else "gelu",
+            "projection_dim": model.embed_dim,
+            "hidden_size": part.width,
+            "intermediate_size": len(converted[f"{side}.encoder.layers.0.mlp.fc1.bias"]),
+            "num_hidden_layers": part.layers,
+            "num_attention_heads": heads,
+        }
+
+    vision = model.vision_cfg
+    words, positions = (len(converted[f"text_model.embeddings.{name}_embedding.weight"]) for name in ("token", "position"))
+    tokens = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    return {
+        "model_type": "clip",
+        "architectures": ["CLIPModel"],
+        "projection_dim": model.embed_dim,
+        "text_config": encoder_config("text_model", model.text_cfg, model.text_cfg.heads)
+        | tokens
+        | {"vocab_size": words, "max_position_embeddings": positions},
+        "vision_config": encoder_config("vision_model", vision, vision.width // vision.head_width)
+        | {"image_size": vision.image_size, "patch_size": vision.patch_size},
+    }
+
+
+def _preprocessor_config(preprocessing: Mapping[str, Any], side: int) -> dict[str, Any]:
+    """Build the preprocessing of transformers. Raises DataError for a resize mode that it does not have."""
+    mode = preprocessing.get("resize_mode") or "shortest"
+    if mode not in ("shortest", "squash"):
+        raise DataError(f"resize_mode: expected shortest or squash, got {mode!r}. Convert a model with one of these modes.")
+    square = {"height": side, "width": side}
+    return {
+        "image_processor_type": "CLIPImageProcessor",
+        "do_resize": True,
+        "size": {"shortest_edge": side} if mode == "shortest" else square,
+        "resample": 2 if preprocessing.get("interpolation") == "bilinear" else 3,
+        "do_center_crop": mode == "shortest",
+        "crop_size": square,
+        "do_rescale": True,
+        "do_normalize": True,
+        "image_mean": list(preprocessing.get("mean") or CLIP_MEAN),
+        "image_std": list(preprocessing.get("std") or CLIP_STD),
+    }

@@ -1,0 +1,250 @@
+"""CLIP and SigLIP, dual encoders of ``transformers``, pretrained or fine-tuned."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from visavis import storage
+from visavis.errors import DataError, RunError, VisavisError
+from visavis.models.base import SCALE_PART, GlobalMatcher, Matcher, MatcherConfig, encode_unit_rows, get_vectors
+from visavis.models.clip.lora import add_adapters, merge_adapters
+from visavis.models.encoders.frozen_encoders import EncoderSpec, VisualEncoder, blank_image
+from visavis.models.encoders.pretrained_files import copy_config_files, model_folder, saved_part_folder, weights_checksum
+from visavis.models.encoders.pretrained_loading import (
+    build_empty_model,
+    check_encoding,
+    load_pretrained_config,
+    load_pretrained_model,
+    refuse_adapter,
+)
+from visavis.models.processor import Processor
+from visavis.pair_loss.scale import LearnedScale
+from visavis.spec import DropoutRate, NonNegativeInt, PositiveFloat, require_field
+from visavis.types import Encoded
+
+DUAL_ENCODER_TYPES = ("clip", "siglip")
+"""Supported values of ``model_type`` in ``config.json``."""
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+"""Pattern of a name of the hub."""
+TEMPERATURE_FILE = "temperature.safetensors"
+"""File with the temperature (and bias) of the pretraining, next to config, preprocessing and tokenizer."""
+
+
+@dataclass(frozen=True)
+class _Config:
+    model_type: str | None = None
+
+
+class CLIP(GlobalMatcher):
+    """CLIP or SigLIP: two transformers that were trained on pairs. The score is the cosine of their projected vectors.
+
+    Args:
+        config: The architecture.
+
+    Raises:
+        DataError: If the model is not a CLIP or SigLIP.
+
+    Source:
+        Radford et al. (2021). Zhai et al., Sigmoid Loss for Language Image Pre-Training (2023). Hu et al., LoRA (2022).
+
+    Differs from:
+        The papers include the learned temperature (and bias) in the score. Here they are not part of it, because they change no ranking.
+    """
+
+    name = "CLIP"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MatcherConfig):
+        """Architecture of ``CLIP``.
+
+        Attributes:
+            visual_granularity: Always "pixels".
+            text_granularity: Always "tokens".
+            backbone: Folder or hub name of a CLIP or SigLIP model, which provides preprocessing and tokenizer.
+            scale: "learned" multiplies the scores in training instead of the temperature of NTXent, InfoNCE or Sigmoid. It starts at the
+                temperature of the pretraining.
+            scale_bounds: Minimum and maximum of the learned scale.
+            lora_rank: Above 0, only low-rank adapters are trained and saved.
+            lora_alpha: Updates have the factor ``lora_alpha / lora_rank``.
+            lora_dropout: Dropout of the adapters.
+            lora_layers: Endings of the names of linear layers with an adapter.
+            base_weights_checksum: Hash of the pretrained weights that adapters belong to. Set automatically.
+        """
+
+        visual_granularity: Literal["pixels"] = "pixels"
+        text_granularity: Literal["tokens"] = "tokens"
+        backbone: str
+        scale: Literal["fixed", "learned"] = "fixed"
+        scale_bounds: tuple[float, ...] = (1.0, 100.0)
+        lora_rank: NonNegativeInt = 0
+        lora_alpha: PositiveFloat = 16.0
+        lora_dropout: DropoutRate = 0.0
+        lora_layers: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+        base_weights_checksum: str = ""
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            bounds = self.scale_bounds
+            require_field(bool(self.lora_layers), self, "lora_layers", "endings of the names of linear layers")
+            require_field(
+                len(bounds) == 2 and 0 < bounds[0] <= bounds[1], self, "scale_bounds", "two numbers above 0, the smaller one first"
+            )
+
+    visual_granularities = ("pixels",)
+    text_granularities = ("tokens",)
+    config: Config
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        saved = saved_part_folder(VisualEncoder.part_name, required=False)
+        self.folder = saved or _pretrained_folder(config)
+        self.model = load_pretrained_model(self.folder, dtype=torch.float32) if saved is None else build_empty_model(saved)
+        kind = self.model.config.model_type
+        if kind not in DUAL_ENCODER_TYPES:
+            raise DataError(
+                f"{config.backbone}: expected a model of kind {' or '.join(DUAL_ENCODER_TYPES)}, got {kind}. Use a dual encoder."
+            )
+        temperature = {name: parameter.data for name, parameter in self.model.named_parameters(recurse=False)}
+        self.temperature = temperature if saved is None else storage.read_tensors(saved / TEMPERATURE_FILE, temperature, error=RunError)
+        for name in temperature:
+            delattr(self.model, name)
+        if config.lora_rank:
+            self.config = replace(config, base_weights_checksum=_verify_base_weights(config, self.model))
+            add_adapters(self.model, config.lora_rank, config.lora_alpha, config.lora_dropout, config.lora_layers)
+        min_scale, max_scale = config.scale_bounds
+        start = min(max(self.temperature["logit_scale"].exp().item(), min_scale), max_scale)
+        self.learned_scale = LearnedScale(start, min_scale=min_scale, max_scale=max_scale) if config.scale == "learned" else None
+
+    @property
+    def scale(self) -> LearnedScale | None:
+        return self.learned_scale
+
+    def parts(self) -> dict[str, list[nn.Module]]:
+        children = dict(self.model.named_children())
+        text = [name for name in children if name.startswith("text_")]
+        parts = {"visual": [children[name] for name in children if name not in text], "text": [children[name] for name in text]}
+        return parts if self.learned_scale is None else parts | {SCALE_PART: [self.learned_scale]}
+
+    def save_pretrained(self, folder: str | Path, **extra: Any) -> None:
+        """Write the model folder. If all weights are trained, it also holds config, preprocessing and tokenizer of the pretrained model.
+
+        Args:
+            folder: Folder of the model.
+            **extra: Additional entries of ``config.json``.
+        """
+        if not self.config.lora_rank:
+            backbone_folder = Path(folder) / VisualEncoder.part_name
+            copy_config_files(self.folder, backbone_folder)
+            storage.write_tensors(backbone_folder / TEMPERATURE_FILE, self.temperature)
+        super().save_pretrained(folder, **extra)
+
+    def encode_visual(self, items: Encoded) -> Encoded:
+        return encode_unit_rows(self.model.get_image_features(pixel_values=get_vectors(items)).pooler_output)
+
+    def encode_text(self, items: Encoded) -> Encoded:
+        mask = None if items.mask is None else items.mask.long()  # type: ignore[union-attr]
+        return encode_unit_rows(self.model.get_text_features(input_ids=get_vectors(items), attention_mask=mask).pooler_output)
+
+
+def export_to_transformers(matcher: Matcher, folder: str | Path) -> Path:
+    """Write a trained model as a folder of ``transformers``, with merged adapters and the tokenizer and preprocessing of its backbone.
+
+    Args:
+        matcher: A CLIP or SigLIP model.
+        folder: New folder. It can be used like any pretrained model.
+
+    Returns:
+        The folder.
+
+    Raises:
+        VisavisError: If the model is not a CLIP or SigLIP.
+        RefusedOverwrite: If the folder is not empty.
+    """
+    if not isinstance(matcher, CLIP):
+        raise VisavisError(f"export: expected a CLIP or SigLIP model, got {matcher.name}. Export only these models to transformers.")
+    weights = matcher.model.state_dict() | matcher.temperature
+    if matcher.config.lora_rank:
+        model = load_pretrained_model(_pretrained_folder(matcher.config), dtype=torch.float32)
+        merge_adapters(matcher.model, model)
+        weights = model.state_dict()
+    if matcher.scale is not None:
+        weights["logit_scale"] = matcher.scale.log.data.view_as(weights["logit_scale"])
+    folder = storage.prepare_empty_folder(folder, will_be_replaced=True)
+    with storage.atomic_folder(folder) as part:
+        copy_config_files(matcher.folder, part)
+        storage.write_tensors(part / "model.safetensors", weights, for_transformers=True)
+    return folder
+
+
+def _pretrained_folder(config: CLIP.Config) -> Path:
+    """Return the folder of the pretrained model. A DataError also mentions adapters that need it."""
+    try:
+        return model_folder(config.backbone)
+    except DataError as error:
+        raise DataError(
+            f"These adapters need their pretrained model {config.backbone}. {error}" if config.base_weights_checksum else str(error)
+        ) from None
+
+
+def _verify_base_weights(config: CLIP.Config, model: nn.Module) -> str:
+    """Return the hash of the pretrained weights. Raises DataError if the adapters belong to others."""
+    checksum = weights_checksum(model)
+    if config.base_weights_checksum not in ("", checksum):
+        raise DataError(
+            f"{config.backbone}: expected weights {config.base_weights_checksum}, which these adapters belong to, got {checksum}. "
+            "Restore the model that they were trained on."
+        )
+    return checksum
+
+
+def find_dual_encoder(name: str | Path) -> str | None:
+    """Find a CLIP or SigLIP model.
+
+    The folder itself, the backbones in the cache, and the hub are searched. The hub is used for ``owner/model`` without a local folder
+    ``owner``.
+
+    Args:
+        name: Folder or name.
+
+    Returns:
+        Name for ``open_dual_encoder``. None if it does not exist.
+
+    Raises:
+        DataError: If the hub does not provide the model, or if the folder is an adapter.
+    """
+    for folder in (Path(name), storage.cache_folder() / "backbones" / name):
+        if (folder / "config.json").is_file():
+            return str(folder.resolve()) if storage.read_json(folder / "config.json", _Config).model_type in DUAL_ENCODER_TYPES else None
+    refuse_adapter(Path(name))
+    if Path(name).exists() or not HUB_NAME.fullmatch(str(name)) or Path(name).parent.exists():
+        return None
+    return str(name) if find_dual_encoder(model_folder(str(name))) else None
+
+
+def open_dual_encoder(name: str) -> tuple[CLIP, Processor]:
+    """Open a pretrained CLIP or SigLIP model.
+
+    Args:
+        name: Folder or name.
+
+    Returns:
+        The model, and a processor with its preprocessing and tokenizer.
+
+    Raises:
+        DataError: If the model cannot be read.
+    """
+    processor = Processor(EncoderSpec("visual", name, "regions"), None, None, name)
+    assert processor.pretrained_tokenizer is not None
+    folder = model_folder(name)
+    config = load_pretrained_config(folder)
+    embedding_dim = getattr(config, "projection_dim", config.vision_config.hidden_size)
+    matcher = CLIP(CLIP.Config(backbone=name, visual_input_dim=embedding_dim, text_input_dim=len(processor.pretrained_tokenizer))).eval()
+    check_encoding(lambda: get_vectors(matcher.encode_visual(processor.process_images([blank_image()], "pixels"))), folder, "an image")
+    check_encoding(lambda: get_vectors(matcher.encode_text(processor.process_texts(["a dog"]))), folder, "a text")
+    return matcher, processor

@@ -1,0 +1,1 @@
+"""Pretrained and small encoders of images and texts."""

@@ -1,0 +1,265 @@
+"""Convolutional image encoders: ResNet, VGG19 and a small network, and the published files of their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor, nn
+
+from visavis import storage
+from visavis.errors import DataError
+from visavis.models.encoders.preprocessing import Preprocessing
+
+EXPANSION = 4
+"""Output channels of a block, per channel of its base width."""
+
+
+class ResNet(nn.Module):
+    """ResNet with bottleneck blocks, or ResNeXt, without the classification layer. Parameter names are torchvision's.
+
+    Args:
+        blocks: Blocks in each of the four stages.
+        groups: Groups of the 3 x 3 convolutions, 1 for a ResNet.
+        width_per_group: Channels per group in the first stage, 64 for a ResNet.
+
+    Source:
+        He et al., Deep Residual Learning for Image Recognition (2016). Xie et al., Aggregated Residual Transformations (2017).
+
+    Differs from:
+        He et al. put the stride of a block in the first convolution. Here it is in the 3 x 3 convolution, as in the published weights.
+    """
+
+    def __init__(self, blocks: tuple[int, int, int, int], groups: int = 1, width_per_group: int = 64):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
+        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        widths = [64 * 2**stage for stage in range(4)]
+        inputs = (64, *(EXPANSION * width for width in widths[:-1]))
+        self.layer1, self.layer2, self.layer3, self.layer4 = (
+            _stage(inputs[stage], widths[stage], blocks[stage], 1 if stage == 0 else 2, groups, width_per_group) for stage in range(4)
+        )
+
+    def forward(self, pixel_values: Tensor) -> SimpleNamespace:
+        """Compute the feature map and its mean.
+
+        Args:
+            pixel_values: Pixels, shape ``[N, 3, H, W]``.
+
+        Returns:
+            ``last_hidden_state`` ``[N, 2048, H / 32, W / 32]`` and ``pooler_output`` ``[N, 2048]``, as in transformers.
+        """
+        states = self.maxpool(torch.relu(self.bn1(self.conv1(pixel_values))))
+        grid = self.layer4(self.layer3(self.layer2(self.layer1(states))))
+        return SimpleNamespace(last_hidden_state=grid, pooler_output=grid.mean((2, 3)))
+
+
+class Bottleneck(nn.Module):
+    """Convolutions of 1 x 1, 3 x 3 and 1 x 1 with batch norm, and a residual connection.
+
+    Args:
+        in_channels: Input channels.
+        width: Base width.
+        stride: Stride of the 3 x 3 convolution.
+        groups: Groups of the 3 x 3 convolution.
+        width_per_group: Channels per group at base width 64.
+    """
+
+    def __init__(self, in_channels: int, width: int, stride: int, groups: int, width_per_group: int):
+        super().__init__()
+        inner, outputs = width * width_per_group // 64 * groups, EXPANSION * width
+        self.conv1, self.bn1 = nn.Conv2d(in_channels, inner, 1, bias=False), nn.BatchNorm2d(inner)
+        self.conv2, self.bn2 = nn.Conv2d(inner, inner, 3, stride, 1, groups=groups, bias=False), nn.BatchNorm2d(inner)
+        self.conv3, self.bn3 = nn.Conv2d(inner, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
+        self.downsample: nn.Module = nn.Identity()
+        if stride != 1 or in_channels != outputs:
+            self.downsample = nn.Sequential(nn.Conv2d(in_channels, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Apply the block.
+
+        Args:
+            states: Feature map, shape ``[N, C, H, W]``.
+
+        Returns:
+            Feature map.
+        """
+        inner = torch.relu(self.bn1(self.conv1(states)))
+        inner = torch.relu(self.bn2(self.conv2(inner)))
+        return torch.relu(self.bn3(self.conv3(inner)) + self.downsample(states))
+
+
+def _stage(inputs: int, width: int, blocks: int, stride: int, groups: int, group_width: int) -> nn.Sequential:
+    first = Bottleneck(inputs, width, stride, groups, group_width)
+    return nn.Sequential(first, *(Bottleneck(EXPANSION * width, width, 1, groups, group_width) for _ in range(blocks - 1)))
+
+
+CHANNELS = (64, 64, 0, 128, 128, 0, 256, 256, 256, 256, 0, 512, 512, 512, 512, 0, 512, 512, 512, 512, 0)
+"""Channels of each 3 x 3 convolution. 0: max pooling that halves the map."""
+
+
+class VGG19(nn.Module):
+    """VGG19 without the classification layer. Parameter names are torchvision's.
+
+    Source:
+        Simonyan and Zisserman, Very Deep Convolutional Networks (2015), configuration E.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        inputs = 3
+        for channels in CHANNELS:
+            layers += [nn.Conv2d(inputs, channels, 3, 1, 1), nn.ReLU()] if channels else [nn.MaxPool2d(2, 2)]
+            inputs = channels or inputs
+        self.features, self.avgpool = nn.Sequential(*layers), nn.AdaptiveAvgPool2d(7)
+        self.classifier = nn.Sequential(
+            nn.Linear(512 * 7 * 7, 4096), nn.ReLU(), nn.Dropout(), nn.Linear(4096, 4096), nn.ReLU(), nn.Dropout()
+        )
+
+    def forward(self, pixel_values: Tensor) -> SimpleNamespace:
+        """Compute the feature map and the vector of layer fc7.
+
+        Args:
+            pixel_values: Pixels, shape ``[N, 3, 224, 224]``.
+
+        Returns:
+            ``last_hidden_state`` ``[N, 512, 7, 7]`` and ``pooler_output`` ``[N, 4096]``, as in transformers.
+        """
+        grid = self.features(pixel_values)
+        return SimpleNamespace(last_hidden_state=grid, pooler_output=self.classifier(self.avgpool(grid).flatten(1)))
+
+
+SMALL_CNN = "small-cnn"
+"""Name of ``SmallCNN`` in recipes."""
+
+
+class SmallCNN(nn.Module):
+    """Four 3 x 3 convolutions of stride 2 with batch norm and ReLU: 0.4 million parameters that start at random."""
+
+    preprocessing = Preprocessing(resize=(64, 64), crop=None, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (3, 32, 64, 128, 256)
+        self.convolutions = nn.Sequential(*(_convolution(*pair) for pair in pairwise(widths)))
+
+    def forward(self, pixel_values: Tensor) -> SimpleNamespace:
+        """Compute the feature map and its mean.
+
+        Args:
+            pixel_values: Pixels, shape ``[N, 3, 64, 64]``.
+
+        Returns:
+            ``last_hidden_state`` ``[N, 256, 4, 4]`` and ``pooler_output`` ``[N, 256]``, as in transformers.
+        """
+        grid = self.convolutions(pixel_values)
+        return SimpleNamespace(last_hidden_state=grid, pooler_output=grid.mean((2, 3)))
+
+
+def _convolution(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU())
+
+
+@dataclass(frozen=True)
+class PublishedBackbone:
+    """Image encoder whose weights are published as one file.
+
+    Attributes:
+        build: Builds the encoder with random weights.
+        files: Names of the file, the usual name first. All have the same training.
+        url: Address of the first file.
+        classifier_prefix: Prefix of the classification layer's weights, which are ignored.
+    """
+
+    build: Callable[[], nn.Module]
+    files: tuple[str, ...]
+    url: str
+    classifier_prefix: str = "fc."
+
+
+_TORCHVISION = "https://download.pytorch.org/models"
+PUBLISHED_BACKBONES = {
+    "resnet50": PublishedBackbone(
+        lambda: ResNet((3, 4, 6, 3)), ("resnet50-0676ba61.pth", "resnet50-19c8e357.pth"), f"{_TORCHVISION}/resnet50-0676ba61.pth"
+    ),
+    "resnet152": PublishedBackbone(
+        lambda: ResNet((3, 8, 36, 3)),
+        ("resnet152-394f9c45.pth", "resnet152-b121ed2d.pth"),
+        f"{_TORCHVISION}/resnet152-394f9c45.pth",
+    ),
+    "vgg19": PublishedBackbone(VGG19, ("vgg19-dcbb9e9d.pth",), f"{_TORCHVISION}/vgg19-dcbb9e9d.pth", "classifier.6."),
+    "resnext101-32x8d-wsl": PublishedBackbone(
+        lambda: ResNet((3, 4, 23, 3), groups=32, width_per_group=8),
+        ("ig_resnext101_32x8-c38310e5.pth",),
+        f"{_TORCHVISION}/ig_resnext101_32x8-c38310e5.pth",
+    ),
+}
+"""Published encoders by their names in recipes: torchvision's first weights (V1) of ImageNet, and weights learned from hashtags (WSL)."""
+
+
+def published_backbone_name(name: str) -> str | None:
+    """Return the catalog name of a published encoder.
+
+    Args:
+        name: Name in the catalog, or path of a published file.
+
+    Returns:
+        Name in the catalog. None for other encoders.
+
+    Raises:
+        DataError: If the path is not one of the published files.
+    """
+    if name in PUBLISHED_BACKBONES:
+        return name
+    if not name.endswith(".pth"):
+        return None
+    known = {file: entry for entry, backbone in PUBLISHED_BACKBONES.items() for file in (*backbone.files, f"{entry}.pth")}
+    if (file := Path(name).name) not in known:
+        raise DataError(
+            f"{name}: expected one of the published files {', '.join(known)}, got another. Rename the file, or use a folder of transformers."
+        )
+    return known[file]
+
+
+def published_weights_file(name: str) -> Path:
+    """Find the weights of a published encoder: a path, or a file in the folder ``backbones`` of the cache.
+
+    Args:
+        name: Name in the catalog, or path of a published file.
+
+    Returns:
+        Path of the file.
+
+    Raises:
+        DataError: If the file does not exist.
+    """
+    candidates = _weights_paths(name)
+    for path in candidates:
+        if path.is_file():
+            return path
+    entry = published_backbone_name(name) or name
+    raise DataError(
+        f"{candidates[0]}: expected the weights of {entry}, got no file. Download {PUBLISHED_BACKBONES[entry].url} to this path."
+    )
+
+
+def is_downloaded(name: str) -> bool:
+    """Check whether the weights of a published encoder are in the cache.
+
+    Args:
+        name: Name in the catalog.
+
+    Returns:
+        Whether the file exists.
+    """
+    return any(path.is_file() for path in _weights_paths(name))
+
+
+def _weights_paths(name: str) -> list[Path]:
+    folder = storage.cache_folder() / "backbones"
+    return [folder / file for file in (*PUBLISHED_BACKBONES[name].files, f"{name}.pth")] if name in PUBLISHED_BACKBONES else [Path(name)]

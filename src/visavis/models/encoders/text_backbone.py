@@ -1,0 +1,224 @@
+"""Text backbone: a pretrained text encoder such as BERT that is trained as part of a matcher, with its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visavis.errors import DataError
+from visavis.models.encoders.pretrained_files import PretrainedPart, model_folder, saved_part_folder
+from visavis.models.encoders.pretrained_loading import (
+    build_empty_model,
+    check_encoding,
+    load_pretrained_config,
+    load_pretrained_model,
+    load_pretrained_tokenizer,
+)
+from visavis.types import Encoded
+
+FIXED_LENGTH_MODEL_TYPES = ("siglip",)
+"""Models that were trained on texts padded to one length, and read the padding."""
+
+
+@dataclass(frozen=True)
+class PretrainedTokenizer:
+    """Tokenizer of a pretrained model.
+
+    Attributes:
+        tokenizer: Tokenizer of transformers.
+        max_length: Tokens after which a text is cut.
+        fixed_length: Whether every text is padded to ``max_length`` and has no mask, as SigLIP was trained. Otherwise texts are padded to
+            the longest of their batch.
+    """
+
+    tokenizer: Any
+    max_length: int
+    fixed_length: bool
+
+    @classmethod
+    def open(cls, folder: Path) -> PretrainedTokenizer:
+        """Open the tokenizer of a model.
+
+        Args:
+            folder: Folder of the model.
+
+        Returns:
+            The tokenizer.
+
+        Raises:
+            DataError: If the model has none.
+        """
+        return cls(*load_pretrained_tokenizer(folder), load_pretrained_config(folder).model_type in FIXED_LENGTH_MODEL_TYPES)
+
+    def __len__(self) -> int:
+        return len(self.tokenizer)
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """Tokenize texts.
+
+        Args:
+            texts: The texts.
+
+        Returns:
+            Token ids, shape ``[N, L]``, with their mask or None.
+        """
+        padding = "max_length" if self.fixed_length else "longest"
+        tokens = self.tokenizer(list(texts), padding=padding, truncation=True, max_length=self.max_length, return_tensors="pt")
+        return Encoded(tokens["input_ids"], None if self.fixed_length else tokens["attention_mask"].bool())
+
+
+class EncoderTokens:
+    """Captions as tokens of a pretrained model, tokenized when they are read.
+
+    Args:
+        captions: The captions.
+        tokenizer: The tokenizer.
+    """
+
+    def __init__(self, captions: Sequence[str], tokenizer: PretrainedTokenizer):
+        self.captions, self.tokenizer = captions, tokenizer
+
+    def read(self, index: np.ndarray, generator: torch.Generator | None = None) -> Encoded:
+        """Tokenize some captions.
+
+        Args:
+            index: Indices of the captions.
+            generator: Not used.
+
+        Returns:
+            Token ids, shape ``[N, L]``.
+        """
+        return self.tokenizer.encode([self.captions[i] for i in index])
+
+
+TEXT_BACKBONE_FOLDER = "text_backbone"
+"""Folder of the config and tokenizer in a model folder. The weights are among those of the matcher."""
+
+
+@dataclass(frozen=True)
+class WordNoise:
+    """Probabilities of changing a word in training. All pieces of a word change together. Special tokens never change.
+
+    Attributes:
+        masked: Probability of masking a word.
+        replaced: Probability of replacing a word with random word pieces.
+        dropped: Probability of dropping a word.
+
+    Source:
+        The released code of VSE-infinity (Chen et al., 2021) selects 20 % of the words: half of them are masked, a tenth is replaced,
+        the others are dropped.
+    """
+
+    masked: float = 0.0
+    replaced: float = 0.0
+    dropped: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Probability of any change."""
+        return self.masked + self.replaced + self.dropped
+
+
+class TextBackbone(PretrainedPart):
+    """Pretrained text encoder with the states of all tokens, including the first and last token of a text.
+
+    Args:
+        name: A folder of transformers, one in the cache, or a name of the hub.
+        noise: Noise of words in training, sampled from torch's generator, which the trainer seeds in each step.
+
+    Raises:
+        DataError: If the model is not a text encoder, or lacks a mask token that the noise needs.
+    """
+
+    part_name = TEXT_BACKBONE_FOLDER
+    folder: Path
+    continues: Tensor
+    kept: Tensor
+
+    def __init__(self, name: str, noise: WordNoise | None = None):
+        super().__init__()
+        saved = saved_part_folder(TEXT_BACKBONE_FOLDER)
+        self.folder = saved or model_folder(name)
+        self.noise, self.model = noise or WordNoise(), _text_model(self.folder, saved is not None)
+        tokenizer, _ = load_pretrained_tokenizer(self.folder)
+        if self.noise.masked and tokenizer.mask_token_id is None:
+            raise DataError(
+                f"{self.folder}: expected a mask token for model.word_mask_rate, got a tokenizer without one. Set model.word_mask_rate to 0."
+            )
+        self.mask_token = tokenizer.mask_token_id
+        self.register_buffer("continues", _continues(tokenizer), persistent=False)
+        self.register_buffer("kept", _special_tokens(tokenizer), persistent=False)
+        if saved is None:
+            check_encoding(lambda: self.eval()(_sample(tokenizer)).vectors, self.folder, "a text")
+
+    @property
+    def hidden_dim(self) -> int:
+        """Dimensions of a word state."""
+        return int(self.model.config.hidden_size)
+
+    def forward(self, tokens: Encoded) -> Encoded:
+        """Encode tokens. In training, dropped words shorten the texts.
+
+        Args:
+            tokens: Token ids, shape ``[N, L]``, with a mask.
+
+        Returns:
+            Word states, shape ``[N, L', D]``, with a mask.
+        """
+        assert isinstance(tokens.vectors, Tensor) and isinstance(tokens.mask, Tensor)
+        ids, mask = tokens.vectors, tokens.mask
+        if self.training and self.noise.total:
+            ids, mask = self._add_noise(ids, mask)
+        return Encoded(self.model(input_ids=ids, attention_mask=mask.long()).last_hidden_state, mask)
+
+    def _add_noise(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return token ids and their mask with words masked, replaced and dropped at random."""
+        words = (~self.continues[ids]).cumsum(1) - 1
+        noise = torch.rand(ids.shape, device=ids.device).gather(1, words.clamp(min=0))
+        noise = noise.masked_fill(self.kept[ids] | ~mask, 1.0)
+        masked, replaced = noise < self.noise.masked, noise < self.noise.masked + self.noise.replaced
+        kept = mask & ~((noise < self.noise.total) & ~replaced)
+        ids = torch.where(replaced, torch.randint(len(self.continues), ids.shape, device=ids.device), ids)
+        ids = torch.where(masked, self.mask_token, ids) if self.noise.masked else ids
+        order = kept.long().argsort(dim=1, descending=True, stable=True)[:, : int(kept.sum(1).max())]
+        return ids.gather(1, order), kept.gather(1, order)
+
+
+def _text_model(folder: Path, without_weights: bool) -> Any:
+    """Return the encoder of a folder without its pooler, which reads only the first state."""
+    config = load_pretrained_config(folder)
+    if not isinstance(getattr(config, "vocab_size", None), int) or not hasattr(config, "hidden_size"):
+        raise DataError(f"{folder}: expected a text encoder such as BERT, got a model of kind {config.model_type}. Use another model.")
+    model = build_empty_model(folder) if without_weights else load_pretrained_model(folder, dtype=torch.float32)
+    model.pooler = None
+    return model
+
+
+def _continues(tokenizer: Any) -> Tensor:
+    """Return whether each token continues the word before it, ``[V]``, by the marks of WordPiece, byte pairs or SentencePiece."""
+    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    if any(token.startswith("##") for token in tokens):
+        continues = [token.startswith("##") for token in tokens]
+    elif any(token.startswith(("Ġ", "▁")) for token in tokens):
+        special = set(tokenizer.all_special_tokens)
+        continues = [not token.startswith(("Ġ", "▁")) and token not in special for token in tokens]
+    else:
+        continues = [False] * len(tokens)
+    return torch.tensor(continues, device="cpu")
+
+
+def _special_tokens(tokenizer: Any) -> Tensor:
+    """Return whether each token starts, ends or pads a text, ``[V]``."""
+    special = {*tokenizer("")["input_ids"], tokenizer.pad_token_id}
+    return torch.tensor([index in special for index in range(len(tokenizer))], device="cpu")
+
+
+def _sample(tokenizer: Any) -> Encoded:
+    tokens = tokenizer(["a dog", "dogs"], padding=True, return_tensors="pt")
+    return Encoded(tokens["input_ids"], tokens["attention_mask"].bool())

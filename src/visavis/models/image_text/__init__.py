@@ -1,0 +1,1 @@
+"""Published matching models of images and texts."""

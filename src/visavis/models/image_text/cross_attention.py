@@ -1,0 +1,390 @@
+"""Similarities and attention of regions and words, without attended vectors.
+
+An attended vector ``c = sum_i a_i x_i`` is only needed in its cosine with the fragment ``q`` that attends. The cosine follows from
+``c q = sum_i a_i (x_i q)``, the products of regions with words, and ``|c|^2 = a G a``, the Gram matrix ``G = X X^T`` of one item's
+fragments. Texts of similar length are scored together, so that a long text does not pad all others.
+
+Axes: A items whose C fragments are attended to (the context), B items whose Q fragments attend (the query).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+from torch.utils._pytree import tree_leaves
+
+from visavis.models.base import Matcher, get_vectors
+from visavis.models.layers import at_least_float32, xavier_linear
+from visavis.models.word_encoders import LinearWordEncoder, WordMatcherConfig, build_word_encoder
+from visavis.spec import DropoutRate, PositiveInt
+from visavis.types import AttentionWeights, Encoded, Parts
+
+Normalization = Literal["clipped_l2norm", "softmax", "none"]
+"""Normalization of similarities before the softmax over the context."""
+
+EPSILON = 1e-8
+"""Lower bound of a norm, or a product of norms, in a denominator."""
+
+
+@dataclass(frozen=True)
+class RegionWordSimilarity:
+    """Products of all fragments of the context with all fragments of the query.
+
+    Attributes:
+        values: Products, shape ``[A, C, B, Q]``.
+        context: Items that are attended to.
+        query: Items that attend.
+        paired: Item i of the context meets only item i of the query, shape ``[N, C, 1, Q]``.
+        transposed: Regions attend over words.
+    """
+
+    values: Tensor
+    context: Encoded
+    query: Encoded
+    paired: bool = False
+    transposed: bool = False
+
+    @classmethod
+    def of_all_pairs(cls, visual: Encoded, text: Encoded) -> RegionWordSimilarity:
+        """Compute the products of every image with every text. Words attend over regions.
+
+        Args:
+            visual: Encoded regions.
+            text: Encoded words.
+
+        Returns:
+            The products.
+        """
+        regions, words = get_vectors(visual), get_vectors(text)
+        values = regions.flatten(0, 1) @ words.flatten(0, 1).T
+        return cls(values.view(*regions.shape[:2], *words.shape[:2]), visual, text)
+
+    @classmethod
+    def of_matched_pairs(cls, visual: Encoded, text: Encoded) -> RegionWordSimilarity:
+        """Compute the products of image i with text i. Words attend over regions.
+
+        Args:
+            visual: Encoded regions.
+            text: As many encoded texts.
+
+        Returns:
+            The products.
+        """
+        return cls((get_vectors(visual) @ get_vectors(text).transpose(1, 2))[:, :, None], visual, text, paired=True)
+
+    @property
+    def T(self) -> RegionWordSimilarity:
+        """The same products with context and query exchanged."""
+        values = self.values.transpose(1, 3) if self.paired else self.values.permute(2, 3, 0, 1)
+        return RegionWordSimilarity(values.contiguous(), self.query, self.context, self.paired, not self.transposed)
+
+    @property
+    def context_mask(self) -> Tensor:
+        """Valid fragments of the context, shape ``[A, C, 1, 1]``."""
+        return valid_mask(self.context)[:, :, None, None]
+
+    @property
+    def query_mask(self) -> Tensor:
+        """Valid fragments of the query, shape ``[A or 1, 1, B, Q]``."""
+        return self._of_query(valid_mask(self.query))[:, None]
+
+    def attended_cosines(self, weights: Tensor) -> Tensor:
+        """Compute the cosine of each fragment of the query with its attended vector.
+
+        Args:
+            weights: Attention, shape of ``values``, 0 at padding.
+
+        Returns:
+            Cosines, shape ``[A, B, Q]``.
+        """
+        fragments = get_vectors(self.context)
+        gram = fragments @ fragments.transpose(1, 2)
+        squared_norms = ((gram @ weights.flatten(2)).view_as(weights) * weights).sum(1)
+        norms = squared_norms.clamp(min=EPSILON**2).sqrt() * self._of_query(get_vectors(self.query).norm(dim=-1))
+        return (weights * self.values).sum(1) / norms.clamp(min=EPSILON)
+
+    def mean(self, fragments: Tensor) -> Tensor:
+        """Average values over the fragments of the query.
+
+        Args:
+            fragments: Values, shape ``[A, B, Q]``.
+
+        Returns:
+            Means, shape ``[V, T]``.
+        """
+        mask = self.query_mask[:, 0].to(fragments.dtype)
+        return self._by_image((fragments * mask).sum(-1) / mask.sum(-1))
+
+    def log_sum_exp(self, fragments: Tensor, inverse_temperature: float) -> Tensor:
+        """Pool values over the fragments of the query: ``log sum_q exp(k x_q) / k``.
+
+        Args:
+            fragments: Values, shape ``[A, B, Q]``.
+            inverse_temperature: The factor k.
+
+        Returns:
+            Pooled values, shape ``[V, T]``.
+        """
+        scaled = (inverse_temperature * fragments).masked_fill(~self.query_mask[:, 0], float("-inf"))
+        return self._by_image(scaled.logsumexp(-1) / inverse_temperature)
+
+    def _of_query(self, values: Tensor) -> Tensor:
+        """Broadcast values ``[B, Q]`` of the query's fragments against ``[A, B, Q]``."""
+        return values[:, None] if self.paired else values[None]
+
+    def _by_image(self, scores: Tensor) -> Tensor:
+        return scores.T if self.transposed and not self.paired else scores
+
+
+def attention_weights(
+    similarity: RegionWordSimilarity, inverse_temperature: float, normalization: Normalization = "clipped_l2norm"
+) -> Tensor:
+    """Compute the attention of each fragment of the query over the fragments of the context.
+
+    Args:
+        similarity: Products of fragments.
+        inverse_temperature: Factor of similarities in the softmax.
+        normalization: "clipped_l2norm": leaky ReLU (0.1), then each fragment of the context at length 1 over the query. "softmax":
+            softmax over the query. "none": unchanged.
+
+    Returns:
+        Weights, shape ``[A, C, B, Q]``, with sum 1 over the context.
+
+    Formula:
+        ``softmax_c(inverse_temperature * n(s_cq))``.
+
+    Source:
+        SCAN (Lee et al., 2018), equations 2 and 3, and its code.
+    """
+    values = similarity.values
+    if normalization == "clipped_l2norm":
+        values = torch.nn.functional.leaky_relu(values, 0.1).masked_fill(~similarity.query_mask, 0.0)
+        values = l2_normalize(values)
+    elif normalization == "softmax":
+        values = values.masked_fill(~similarity.query_mask, float("-inf")).softmax(-1)
+    return (inverse_temperature * values).masked_fill(~similarity.context_mask, float("-inf")).softmax(1)
+
+
+def l2_normalize(values: Tensor) -> Tensor:
+    """Divide each vector of the last axis by its length plus ``EPSILON``, as the code of SCAN and its successors does.
+
+    Args:
+        values: Vectors, shape ``[..., D]``.
+
+    Returns:
+        Vectors of the same shape.
+    """
+    return values / (values.norm(dim=-1, keepdim=True) + EPSILON)
+
+
+def valid_mask(items: Encoded) -> Tensor:
+    """Return the mask of valid fragments.
+
+    Args:
+        items: Encoded items.
+
+    Returns:
+        Mask, shape ``[N, L]``.
+    """
+    if items.mask is None:
+        return torch.ones(get_vectors(items).shape[:2], dtype=torch.bool, device=get_vectors(items).device)
+    assert isinstance(items.mask, Tensor)
+    return items.mask
+
+
+MAX_LENGTH_RATIO = 4 / 3
+"""Maximum ratio of the longest and the shortest text of a group."""
+MIN_GROUP_LENGTH = 6
+"""Texts up to this length belong to one group."""
+MIN_TEXTS = 16
+"""Fewer texts are scored without groups. The cost of a block is measured on that few, and must be the cost of the longest text."""
+
+
+def score_by_length(score: Callable[[Encoded, Encoded], Tensor], visual: Encoded, text: Encoded) -> Tensor:
+    """Score texts in groups of similar length, each no longer than its longest text.
+
+    Args:
+        score: The score of a group.
+        visual: Encoded images.
+        text: Encoded texts. All parts with a mask have the same mask.
+
+    Returns:
+        Scores, shape ``[V, T]``.
+    """
+    mask = next(iter(tree_leaves(text.mask)))
+    if mask is None or len(text) < MIN_TEXTS:
+        return score(visual, text)
+    positions = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    lengths, order = (mask * positions).amax(1).clamp(min=1).sort()
+    ends = lengths.tolist()
+    blocks = [score(visual, truncate_items(text[order[group]], ends[group.stop - 1])) for group in length_groups(ends)]
+    return torch.cat(blocks, 1)[:, order.argsort()]
+
+
+def length_groups(lengths: Sequence[int]) -> list[slice]:
+    """Group lengths in ascending order.
+
+    Args:
+        lengths: Lengths in ascending order.
+
+    Returns:
+        Slices of similar lengths.
+
+    Example:
+        >>> length_groups([3, 6, 8, 9, 11, 12, 70])
+        [slice(0, 3, None), slice(3, 6, None), slice(6, 7, None)]
+    """
+    cuts = [0]
+    for index, length in enumerate(lengths):
+        if length > MAX_LENGTH_RATIO * max(lengths[cuts[-1]], MIN_GROUP_LENGTH):
+            cuts.append(index)
+    return [slice(*ends) for ends in pairwise([*cuts, len(lengths)])]
+
+
+def truncate_items(items: Encoded, length: int) -> Encoded:
+    """Keep the first positions of every part that has a mask.
+
+    Args:
+        items: Encoded items.
+        length: Number of positions.
+
+    Returns:
+        The shortened items.
+    """
+
+    def cut(parts: Parts) -> Parts:
+        if isinstance(parts, Tensor):
+            return parts[:, :length]
+        masks = items.mask if isinstance(items.mask, dict) else {}
+        return {name: part[:, :length] if name in masks else part for name, part in parts.items()}
+
+    return Encoded(cut(items.vectors), None if items.mask is None else cut(items.mask), items.weights)
+
+
+class RegionWordMatcher(Matcher):
+    """Base class of matchers that keep every region and every word as a unit vector.
+
+    Regions go through a linear layer. Token ids go through a bidirectional GRU whose directions are averaged. Word vectors of a
+    frozen encoder, or of a trained text backbone, go through a linear layer.
+
+    Args:
+        config: The architecture.
+
+    Source:
+        SCAN (Lee et al., 2018), sections 3.2 and 3.3.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(WordMatcherConfig):
+        """Architecture of a matcher of regions and words.
+
+        Attributes:
+            visual_granularity: Always "regions".
+            embedding_dim: Dimensions of a region or word.
+            dropout: Dropout of word embeddings.
+        """
+
+        visual_granularity: Literal["regions"] = "regions"
+        embedding_dim: PositiveInt = 1024
+        dropout: DropoutRate = 0.0
+
+    visual_granularities = ("regions",)
+    text_granularities = ("words", "tokens")
+    config: Config
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.visual = xavier_linear(config.visual_input_dim, config.embedding_dim)
+        self.text_backbone, self.text = (
+            build_word_encoder(config, config.embedding_dim, bidirectional=True, dropout=config.dropout)
+            if config.text_granularity == "tokens"
+            else (nn.Identity(), xavier_linear(config.text_input_dim, config.embedding_dim, LinearWordEncoder))
+        )
+
+    def parts(self) -> dict[str, list[nn.Module]]:
+        return {"visual": [self.visual], "text": [self.text], "text_backbone": [self.text_backbone]}
+
+    def attention_weights(self, products: RegionWordSimilarity) -> Tensor:
+        """Compute the attention of each word over regions.
+
+        Args:
+            products: Products of regions with words.
+
+        Returns:
+            Weights, shape of ``products.values``, with sum 1 over the context.
+        """
+        raise NotImplementedError
+
+    def attention(self, visual: Encoded, text: Encoded) -> AttentionWeights:
+        products = self.similarity(self.encode_visual(visual), self.encode_text(text))
+        weights = self.attention_weights(products)
+        return AttentionWeights(weights[0, :, 0].T, products.attended_cosines(weights)[0, 0])
+
+    def similarity(self, visual: Encoded, text: Encoded) -> RegionWordSimilarity:
+        """Compute the products of regions with words.
+
+        Args:
+            visual: Encoded images.
+            text: Encoded texts.
+
+        Returns:
+            The products. Words attend over the regions of every image.
+        """
+        return RegionWordSimilarity.of_all_pairs(visual, text)
+
+    def score(self, visual: Encoded, text: Encoded) -> Tensor:
+        return score_by_length(self.score_block, visual, text)
+
+    def score_block(self, visual: Encoded, text: Encoded) -> Tensor:
+        """Score texts that are all padded to the longest.
+
+        Args:
+            visual: Encoded images.
+            text: Encoded texts.
+
+        Returns:
+            Scores, shape ``[V, T]``.
+        """
+        raise NotImplementedError
+
+    def encode_visual(self, items: Encoded) -> Encoded:
+        return _unit_fragments(self.visual(get_vectors(items)), items)
+
+    def encode_text(self, items: Encoded) -> Encoded:
+        items = self.text_backbone(items)
+        return _unit_fragments(self.text(items), items)
+
+
+class SimilarityMatcher(RegionWordMatcher):
+    """Base class of matchers whose score follows from the products of regions with words."""
+
+    def score_from_similarity(self, products: RegionWordSimilarity) -> Tensor:
+        """Compute scores from products.
+
+        Args:
+            products: Products of regions with words.
+
+        Returns:
+            Scores, shape ``[V, T]``, or of pairs ``[N, 1]``.
+        """
+        raise NotImplementedError
+
+    def score_block(self, visual: Encoded, text: Encoded) -> Tensor:
+        return self.score_from_similarity(RegionWordSimilarity.of_all_pairs(visual, text))
+
+    def score_pairs(self, visual: Encoded, text: Encoded) -> Tensor:
+        return self.score_from_similarity(RegionWordSimilarity.of_matched_pairs(visual, text))[:, 0]
+
+
+def _unit_fragments(fragments: Tensor, items: Encoded) -> Encoded:
+    """Normalize fragments to length 1, in float32 at least, with 0 at padding."""
+    fragments = normalize(at_least_float32(fragments), dim=-1)
+    if isinstance(items.mask, Tensor):
+        fragments = fragments.masked_fill(~items.mask[..., None], 0.0)
+    return Encoded(fragments, items.mask)

@@ -1,0 +1,268 @@
+"""SGRAF: similarity vectors of image and text, combined by graph reasoning (SGR) or attention filtration (SAF)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from visavis.errors import ShapeError
+from visavis.models.base import get_vectors
+from visavis.models.image_text.cross_attention import (
+    EPSILON,
+    RegionWordMatcher,
+    RegionWordSimilarity,
+    attention_weights,
+    l2_normalize,
+    valid_mask,
+)
+from visavis.models.layers import xavier_linear
+from visavis.spec import DropoutRate, NonNegativeInt, PositiveFloat, PositiveInt
+from visavis.types import Encoded
+
+
+class SGRAF(RegionWordMatcher):
+    """SGRAF: similarity vectors of the whole pair and of each word with its attended regions, combined into a score in (0, 1).
+
+    Advice: train with all negatives at first (Unified), or at a small learning rate. Initial scores are close together. Hard negatives
+    alone (TripletHN, Ladder) can then push every node of SGR's last step below its ReLU, more so for a small ``similarity_dim``. All
+    scores are then equal permanently.
+
+    Args:
+        config: The architecture.
+
+    Formula:
+        ``s(x, y) = unit(W (x - y)^2)`` between the global vectors, and between word w and ``unit(sum_r a_rw r)`` with SCAN's attention.
+        These are the nodes. SGR: ``reasoning_steps`` of ``ReLU(W softmax(Q N (K N)^T) N)``, then the first node. SAF: the mean of the
+        nodes weighted by ``sigmoid(w n)`` over their sum, at length 1. The score is ``sigmoid(w s)``. Global vectors: regions, or
+        words, with attention by their mean.
+
+    Source:
+        Diao et al., Similarity Reasoning and Filtration for Image-Text Matching (2021), equations 1 to 11, and its code. SGRAF* in
+        tables is the mean of both modules.
+
+    Differs from:
+        The released SAF passes weights through a batch norm over all nodes of a block, so that a score would depend on the other pairs.
+        Here this is a learned scale and shift, which a batch norm becomes after training. The released code reads 36 regions only.
+    """
+
+    name = "SGRAF"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(RegionWordMatcher.Config):
+        """Architecture of ``SGRAF``.
+
+        Attributes:
+            similarity_module: SGR or SAF.
+            num_regions: Regions of every image, for a batch norm per region position. 0: any number, with one batch norm for all positions.
+            similarity_dim: Dimensions of a similarity vector.
+            reasoning_steps: Steps of SGR.
+            inverse_temperature: Factor of similarities in the softmax of the attention.
+            global_dropout: Dropout in the attention of the global vectors.
+        """
+
+        similarity_module: Literal["SGR", "SAF"] = "SGR"
+        num_regions: NonNegativeInt = 36
+        similarity_dim: PositiveInt = 256
+        reasoning_steps: PositiveInt = 3
+        inverse_temperature: PositiveFloat = 9.0
+        global_dropout: DropoutRate = 0.4
+
+    config: Config
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.visual_global = GlobalAttentionPooling(config.embedding_dim, config.global_dropout, num_regions=config.num_regions)
+        self.text_global = GlobalAttentionPooling(config.embedding_dim, config.global_dropout)
+        self.local_similarity, self.global_similarity = (xavier_linear(config.embedding_dim, config.similarity_dim) for _ in range(2))
+        self.nodes: nn.Module = (
+            AttentionFiltration(config.similarity_dim)
+            if config.similarity_module == "SAF"
+            else GraphReasoning(config.similarity_dim, config.reasoning_steps)
+        )
+        self.last = xavier_linear(config.similarity_dim, 1)
+
+    def parts(self) -> dict[str, list[nn.Module]]:
+        shared: list[nn.Module] = [self.local_similarity, self.global_similarity, self.nodes, self.last]
+        visual, text = [self.visual, self.visual_global], [self.text, self.text_global]
+        return {"visual": visual, "text": text, "text_backbone": [self.text_backbone], "similarity": shared}
+
+    def encode_visual(self, items: Encoded) -> Encoded:
+        """Encode regions and their global vector.
+
+        Args:
+            items: Regions, shape ``[N, R, D]``.
+
+        Returns:
+            The parts "fragments" and "whole".
+
+        Raises:
+            ShapeError: If the number of regions is not ``num_regions``.
+        """
+        if self.config.num_regions and get_vectors(items).shape[1] != self.config.num_regions:
+            raise ShapeError(
+                f"SGRAF: expected {self.config.num_regions} regions per image, got {get_vectors(items).shape[1]}. "
+                "Set model.num_regions. 0 allows any number."
+            )
+        return self.add_global_vectors(super().encode_visual(items), self.visual_global)
+
+    def encode_text(self, items: Encoded) -> Encoded:
+        return self.add_global_vectors(super().encode_text(items), self.text_global)
+
+    def add_global_vectors(self, fragments: Encoded, pool: nn.Module) -> Encoded:
+        """Join fragments with the global vector of each item.
+
+        Args:
+            fragments: Encoded fragments, shape ``[N, L, D]``.
+            pool: Pools fragments to global vectors.
+
+        Returns:
+            The parts "fragments" ``[N, L, D]`` and "whole" ``[N, D]``.
+        """
+        whole = pool(get_vectors(fragments), valid_mask(fragments))
+        return Encoded({"fragments": get_vectors(fragments), "whole": whole}, {"fragments": valid_mask(fragments)})
+
+    def attention_weights(self, products: RegionWordSimilarity) -> Tensor:
+        return attention_weights(products, self.config.inverse_temperature)
+
+    def similarity(self, visual: Encoded, text: Encoded) -> RegionWordSimilarity:
+        return RegionWordSimilarity.of_all_pairs(_parts(visual)[0], _parts(text)[0])
+
+    def score_block(self, visual: Encoded, text: Encoded) -> Tensor:
+        (images, image), (texts, caption) = _parts(visual), _parts(text)
+        return self._scores(RegionWordSimilarity.of_all_pairs(images, texts), image[:, None], caption[None])
+
+    def score_pairs(self, visual: Encoded, text: Encoded) -> Tensor:
+        (images, image), (texts, caption) = _parts(visual), _parts(text)
+        return self._scores(RegionWordSimilarity.of_matched_pairs(images, texts), image[:, None], caption[:, None])[:, 0]
+
+    def _scores(self, products: RegionWordSimilarity, image: Tensor, caption: Tensor) -> Tensor:
+        """Return scores ``[V, T]``, or of pairs ``[N, 1]``."""
+        weights = self.attention_weights(products)
+        regions, words = get_vectors(products.context), get_vectors(products.query)
+        attended = l2_normalize((weights.flatten(2).transpose(1, 2) @ regions).unflatten(1, weights.shape[2:]))
+        local = l2_normalize(self.local_similarity((attended - (words[:, None] if products.paired else words[None])).square()))
+        whole = l2_normalize(self.global_similarity((image - caption).square()))
+        nodes = torch.cat([whole[:, :, None], local], 2)
+        mask = torch.cat([torch.ones_like(products.query_mask[:, 0, :, :1]), products.query_mask[:, 0]], -1).expand(nodes.shape[:3])
+        return self.last(self.nodes(nodes, mask)).squeeze(-1).sigmoid()
+
+
+class GlobalAttentionPooling(nn.Module):
+    """Pool fragments with weights by their similarity to the mean.
+
+    Args:
+        dim: Dimensions of a fragment.
+        dropout: Dropout of both inputs of the weights.
+        num_regions: None for texts, 0 for images with any number of regions.
+
+    Formula:
+        ``unit(sum_i softmax_i(w (tanh(A x_i) tanh(B mean))) x_i)``, with a batch norm before each tanh for images.
+    """
+
+    def __init__(self, dim: int, dropout: float, num_regions: int | None = None):
+        super().__init__()
+        self.local, self.whole, self.common = xavier_linear(dim, dim), xavier_linear(dim, dim), xavier_linear(dim, 1)
+        self.local_norm: nn.Module = (
+            nn.Identity() if num_regions is None else nn.BatchNorm1d(num_regions) if num_regions else SharedBatchNorm(1)
+        )
+        self.whole_norm: nn.Module = nn.Identity() if num_regions is None else nn.BatchNorm1d(dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, fragments: Tensor, mask: Tensor) -> Tensor:
+        """Pool the fragments.
+
+        Args:
+            fragments: Fragments, shape ``[N, L, D]``.
+            mask: Valid fragments, shape ``[N, L]``.
+
+        Returns:
+            Unit vectors, shape ``[N, D]``.
+        """
+        mean = (fragments * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+        local = self.local(fragments)
+        local = self.local_norm(local, mask) if isinstance(self.local_norm, SharedBatchNorm) else self.local_norm(local)
+        local = self.dropout(local.tanh())
+        whole = self.dropout(self.whole_norm(self.whole(mean)).tanh())
+        weights = self.common(local * whole[:, None]).squeeze(-1).masked_fill(~mask, float("-inf")).softmax(-1)
+        return l2_normalize((weights[..., None] * fragments).sum(1))
+
+
+class SharedBatchNorm(nn.BatchNorm1d):
+    """Batch norm with one mean and standard deviation for all valid positions."""
+
+    def forward(self, fragments: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        """Normalize valid fragments.
+
+        Args:
+            fragments: Fragments, shape ``[N, L, D]``.
+            mask: Valid fragments, shape ``[N, L]``.
+
+        Returns:
+            Normalized fragments, shape ``[N, L, D]``.
+        """
+        return torch.zeros_like(fragments).masked_scatter(mask[..., None], super().forward(fragments[mask][:, None]))
+
+
+class GraphReasoning(nn.Module):
+    """SGR: nodes exchange information in several steps.
+
+    Args:
+        dim: Dimensions of a node.
+        steps: Number of steps.
+    """
+
+    def __init__(self, dim: int, steps: int):
+        super().__init__()
+        self.queries, self.keys, self.maps = (nn.ModuleList(xavier_linear(dim, dim) for _ in range(steps)) for _ in range(3))
+
+    def forward(self, nodes: Tensor, mask: Tensor) -> Tensor:
+        """Return the first node after the last step.
+
+        Args:
+            nodes: Nodes, shape ``[V, T, N, S]``.
+            mask: Valid nodes, shape ``[V, T, N]``.
+
+        Returns:
+            Vectors, shape ``[V, T, S]``.
+        """
+        for query, key, after in zip(self.queries, self.keys, self.maps, strict=True):
+            edges = query(nodes) @ key(nodes).transpose(-1, -2)
+            nodes = after(edges.masked_fill(~mask[..., None, :], float("-inf")).softmax(-1) @ nodes).relu()
+        return nodes[:, :, 0]
+
+
+class AttentionFiltration(nn.Module):
+    """SAF: the mean of nodes by learned weights in (0, 1), at length 1.
+
+    Args:
+        dim: Dimensions of a node.
+    """
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.weight = xavier_linear(dim, 1)
+        self.scale, self.shift = nn.Parameter(torch.ones(1)), nn.Parameter(torch.zeros(1))
+
+    def forward(self, nodes: Tensor, mask: Tensor) -> Tensor:
+        """Pool the nodes.
+
+        Args:
+            nodes: Nodes, shape ``[V, T, N, S]``.
+            mask: Valid nodes, shape ``[V, T, N]``.
+
+        Returns:
+            Unit vectors, shape ``[V, T, S]``.
+        """
+        weights = (self.scale * self.weight(nodes).squeeze(-1) + self.shift).sigmoid() * mask
+        weights = weights / (weights.sum(-1, keepdim=True) + EPSILON)
+        return l2_normalize((weights[..., None, :] @ nodes).squeeze(-2))
+
+
+def _parts(items: Encoded) -> tuple[Encoded, Tensor]:
+    """Return the fragments and the global vectors."""
+    assert isinstance(items.vectors, dict)
+    assert isinstance(items.mask, dict)
+    return Encoded(items.vectors["fragments"], items.mask["fragments"]), items.vectors["whole"]

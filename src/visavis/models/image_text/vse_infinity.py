@@ -1,0 +1,183 @@
+"""VSE-infinity: generalized pooling over regions and over words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from visavis.models.base import GlobalMatcher, encode_unit_rows, get_vectors
+from visavis.models.encoders.frozen_encoders import open_visual_encoder
+from visavis.models.image_text.cross_attention import EPSILON
+from visavis.models.layers import GeneralizedPooling, ResidualMLP, build_mlp, freeze_batch_norm_statistics, mean_pool, xavier_linear
+from visavis.models.word_encoders import WordMatcherConfig, build_word_encoder
+from visavis.spec import DropoutRate, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat
+from visavis.types import AttentionWeights, Encoded
+
+
+class VSEInfinity(GlobalMatcher):
+    """VSE-infinity: generalized pooling over regions and over words.
+
+    Images are regions through a ``ResidualMLP``, or pixels through a trainable image encoder, whose batch norms keep their
+    statistics, and a linear layer on its regions. A pooling operator follows. Texts are token ids through a bidirectional GRU,
+    token ids through a trained text backbone and a linear layer, or word vectors of a frozen encoder through a ``ResidualMLP``. They
+    have a pooling operator of their own.
+
+    Args:
+        config: The architecture.
+
+    Source:
+        Chen et al. (2021). VSE-infinity with Bi-GRU as in the Unified paper's tables.
+
+    Differs from:
+        The released code has no GRU, no frozen words, no dropout except BERT's own, temperature 0.1 and no layer after the pooling
+        (``hidden_dim`` = 0). Here at least one region, or word of a GRU, is always kept.
+    """
+
+    name = "VSEInfinity"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(WordMatcherConfig):
+        """Architecture of ``VSEInfinity``.
+
+        Attributes:
+            visual_granularity: Input of images.
+            embedding_dim: Dimensions of the embeddings.
+            word_mask_rate: Probability of masking a word of a text backbone in training.
+            word_replace_rate: Probability of replacing a word of a text backbone in training.
+            word_drop_rate: Probability of dropping a word of a text backbone in training.
+            dropout: Dropout of hidden layers.
+            region_dropout: Dropout of region features.
+            word_dropout: Dropout of word vectors and word states.
+            pooled_dropout: Dropout of pooled vectors.
+            size_augmentation: Probability in training of dropping a region, or a word. The words of a text backbone are masked, replaced
+                and dropped before it reads them instead.
+            temperature: Temperature of the pooling operators. A larger value starts and stays closer to the mean.
+            hidden_dim: 0 projects regions and word vectors before they are pooled. n pools them first, and projects the result with one
+                hidden layer of n units. States of the GRU or of a text backbone are pooled in both cases.
+            region_pool: "mean" is the control, which learns no pooling of regions.
+            backbone: Image encoder for pixels, which a recipe may train.
+        """
+
+        visual_granularity: Literal["regions", "pixels"] = "regions"
+        embedding_dim: PositiveInt = 1024
+        word_mask_rate: UnitFloat = 0.1
+        word_replace_rate: UnitFloat = 0.02
+        word_drop_rate: UnitFloat = 0.08
+        dropout: DropoutRate = 0.0
+        region_dropout: DropoutRate = 0.0
+        word_dropout: DropoutRate = 0.0
+        pooled_dropout: DropoutRate = 0.0
+        size_augmentation: UnitFloat = 0.2
+        temperature: PositiveFloat = 0.1
+        hidden_dim: NonNegativeInt = 0
+        region_pool: Literal["generalized", "mean"] = "generalized"
+        backbone: str = ""
+
+    visual_granularities = ("regions", "pixels")
+    text_granularities = ("words", "tokens")
+    config: Config
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.region_dropout, self.word_dropout = nn.Dropout(config.region_dropout), nn.Dropout(config.word_dropout)
+        if pixels := config.visual_granularity == "pixels":
+            self.backbone = open_visual_encoder(config.backbone, config.backbone_granularity)
+        self.visual = (
+            xavier_linear(config.visual_input_dim, config.embedding_dim)
+            if pixels and not config.hidden_dim
+            else self._map(config.visual_input_dim)
+        )
+        self.visual_pool = mean_pool if config.region_pool == "mean" else GeneralizedPooling(temperature=config.temperature)
+        self.visual_head = self._head(config.visual_input_dim)
+        self.text_backbone, self.text = (
+            build_word_encoder(config, config.embedding_dim, bidirectional=True, dropout=config.word_dropout)
+            if config.text_granularity == "tokens"
+            else (nn.Identity(), self._map(config.text_input_dim))
+        )
+        self.text_pool = GeneralizedPooling(temperature=config.temperature)
+        self.text_head = nn.Dropout(config.pooled_dropout) if config.text_granularity == "tokens" else self._head(config.text_input_dim)
+
+    def _map(self, inputs: int) -> nn.Module:
+        """Build the projection of regions or word vectors before pooling."""
+        return nn.Identity() if self.config.hidden_dim else ResidualMLP(inputs, self.config.embedding_dim, self.config.dropout)
+
+    def _head(self, inputs: int) -> nn.Module:
+        """Build the layers after pooling."""
+        config = self.config
+        if not config.hidden_dim:
+            return nn.Dropout(config.pooled_dropout)
+        return build_mlp(
+            inputs,
+            config.embedding_dim,
+            hidden_layers=1,
+            hidden_dim=config.hidden_dim,
+            dropout=config.dropout,
+            input_dropout=config.pooled_dropout,
+        )
+
+    def train(self, mode: bool = True) -> VSEInfinity:
+        """Set the mode of the modules. The batch norms of the image encoder stay in evaluation mode.
+
+        Args:
+            mode: Whether to train.
+
+        Returns:
+            The matcher itself.
+        """
+        super().train(mode)
+        if self.config.visual_granularity == "pixels":
+            freeze_batch_norm_statistics(self.backbone)
+        return self
+
+    def parts(self) -> dict[str, list[nn.Module]]:
+        backbone: dict[str, list[nn.Module]] = {"backbone": [self.backbone]} if self.config.visual_granularity == "pixels" else {}
+        visual = [self.visual, *([self.visual_pool] if isinstance(self.visual_pool, nn.Module) else []), self.visual_head]
+        return {"visual": visual, "text": [self.text, self.text_pool, self.text_head], "text_backbone": [self.text_backbone], **backbone}
+
+    def attention(self, visual: Encoded, text: Encoded) -> AttentionWeights | None:
+        """Compute the contribution of each pair of region and word to the score. With layers after the pooling, it is not a sum over pairs: None."""
+        if self.config.hidden_dim:
+            return None
+        visual = self.backbone(get_vectors(visual)) if self.config.visual_granularity == "pixels" else visual
+        regions = self.visual(get_vectors(visual))
+        text = self.text_backbone(text)
+        words = self.text(text) if self.config.text_granularity == "tokens" else self.text(get_vectors(text))
+        of_regions = (
+            self.visual_pool.contributions(regions) if isinstance(self.visual_pool, GeneralizedPooling) else regions / regions.shape[1]
+        )
+        of_words = self.text_pool.contributions(words)
+        norms = of_regions.sum(1).norm() * of_words.sum(1).norm()
+        parts = of_words[0] @ of_regions[0].T / norms
+        positive = parts.clamp(min=0)
+        return AttentionWeights(positive / positive.sum(1, keepdim=True).clamp(min=EPSILON), parts.sum(1))
+
+    def encode_visual(self, items: Encoded) -> Encoded:
+        pixels = self.config.visual_granularity == "pixels"
+        items = self.backbone(get_vectors(items)) if pixels else items
+        regions = self.visual(self.region_dropout(get_vectors(items)))
+        return encode_unit_rows(self.visual_head(self.visual_pool(regions, self._keep_mask(items, from_image=pixels))))
+
+    def encode_text(self, items: Encoded) -> Encoded:
+        items = self.text_backbone(items)
+        words = self.text(items) if self.config.text_granularity == "tokens" else self.text(self.word_dropout(get_vectors(items)))
+        kept = items.mask if self.config.text_backbone else self._keep_mask(items)
+        return encode_unit_rows(self.text_head(self.text_pool(self.word_dropout(words), kept)))
+
+    def _keep_mask(self, items: Encoded, *, from_image: bool = False) -> Tensor | None:
+        """Return the mask of positions that are kept. In training, positions are dropped at random, but never all of an item."""
+        assert items.mask is None or isinstance(items.mask, Tensor)
+        if not self.training or not self.config.size_augmentation:
+            return items.mask
+        vectors = get_vectors(items)
+        valid = torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device) if items.mask is None else items.mask
+        # The position of an item with the largest random number is always kept.
+        noise = torch.rand(valid.shape, device=valid.device).masked_fill(~valid, 0.0)
+        drop_rate: float | Tensor = self.config.size_augmentation
+        if from_image:
+            # Images have a drop rate of their own: uniform in [0, 1] times the rate, or 0 if the number is below the rate.
+            factor = torch.rand(len(valid), 1, device=valid.device)
+            drop_rate = drop_rate * factor * (factor > drop_rate)
+        return (noise > drop_rate) | (valid & (noise == noise.amax(1, keepdim=True)))

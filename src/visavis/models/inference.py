@@ -1,0 +1,180 @@
+"""Inference with a matcher: encode items in batches, and score items on the CPU within a memory setting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visavis.blocking import BlockCost, block_shape, chunk_slices
+from visavis.data.features.store import Modality
+from visavis.memory_budget import MemoryLimit, budget_bytes
+from visavis.models.base import Matcher, evaluation_mode
+from visavis.scoring import DeviceScore, TwoStageScore, inference_block_cost, item_bytes, score_direction
+from visavis.types import Direction, Encoded, collect_batches
+
+OnBatch = Callable[[int, int], None]
+"""Callback after each batch, with the number of encoded items and of all items."""
+
+
+@torch.inference_mode()
+def encode_items(
+    matcher: Matcher,
+    side: Modality,
+    read_items: Callable[[np.ndarray], Encoded],
+    batches: Sequence[np.ndarray],
+    *,
+    output_device: torch.device | str = "cpu",
+    on_batch: OnBatch | None = None,
+) -> Encoded:
+    """Encode items of one side in evaluation mode, on the matcher's device.
+
+    Args:
+        matcher: The matcher.
+        side: "visual" or "text".
+        read_items: Returns the items at some indices, as ``Source.read`` does.
+        batches: Indices in the order of encoding, each once. Batches of similar length need little padding.
+        output_device: Device of the result.
+        on_batch: Called after each batch.
+
+    Returns:
+        Encoded items in ascending order of their indices.
+    """
+    device = device_of(matcher)
+    encode = matcher.encode_visual if side == "visual" else matcher.encode_text
+    total, encoded = sum(map(len, batches)), list[Encoded]()
+    with evaluation_mode(matcher):
+        for batch in batches:
+            encoded.append(encode(read_items(batch).to(device)).to(output_device))
+            if on_batch is not None:
+                on_batch(sum(map(len, encoded)), total)
+    items, index = collect_batches(encoded), np.concatenate(batches)
+    in_order = bool((index[1:] >= index[:-1]).all())
+    return items if in_order else items[torch.from_numpy(np.argsort(index, kind="stable")).to(output_device)]
+
+
+def consecutive_batches(count: int, size: int) -> list[np.ndarray]:
+    """Split indices into batches in their order.
+
+    Args:
+        count: Number of items.
+        size: Maximum size of a batch.
+
+    Returns:
+        Indices of each batch.
+
+    Example:
+        >>> [batch.tolist() for batch in consecutive_batches(5, 2)]
+        [[0, 1], [2, 3], [4]]
+    """
+    return [np.arange(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def equal_batches(index: np.ndarray, size: int) -> list[np.ndarray]:
+    """Split indices into batches of nearly equal size.
+
+    Args:
+        index: Indices.
+        size: Size of a batch. Batches are slightly larger if it does not divide the number of indices.
+
+    Returns:
+        Indices of each batch.
+
+    Example:
+        >>> [batch.tolist() for batch in equal_batches(np.arange(5), 2)]
+        [[0, 1, 2], [3, 4]]
+    """
+    return np.array_split(index, max(1, len(index) // size))
+
+
+def batches_by_length(texts: Sequence[str], size: int) -> list[np.ndarray]:
+    """Split texts into batches of similar length, the shortest first.
+
+    Args:
+        texts: The texts.
+        size: Size of a batch, or slightly less than it.
+
+    Returns:
+        Indices of each batch.
+
+    Example:
+        >>> [batch.tolist() for batch in batches_by_length(["a red dog", "a", "a dog"], 1)]
+        [[1], [2], [0]]
+    """
+    return equal_batches(np.argsort([len(text) for text in texts], kind="stable"), size)
+
+
+def device_of(matcher: Matcher) -> torch.device:
+    """Return the device of a matcher's parameters.
+
+    Args:
+        matcher: The matcher.
+
+    Returns:
+        The device.
+    """
+    return next(matcher.parameters()).device
+
+
+ITEM_COPIES_PER_PAIR = 3
+"""Copies of both items in memory while single pairs are scored."""
+
+
+def device_score(matcher: Matcher) -> DeviceScore:
+    """Build the score of a matcher on its device for items on the CPU.
+
+    Args:
+        matcher: The matcher.
+
+    Returns:
+        The score, in two stages if the matcher has two.
+    """
+    if not matcher.rerank_top_k:
+        return DeviceScore(matcher.score, device_of(matcher))
+    return TwoStageScore(matcher.score, device_of(matcher), matcher.first_stage_items, matcher.second_stage_scores, matcher.rerank_top_k)
+
+
+def score_all_pairs(matcher: Matcher, visual: Encoded, text: Encoded, memory: MemoryLimit = None, direction: Direction = "t2i") -> Tensor:
+    """Score every visual item with every text, on the CPU, in one block if memory allows.
+
+    Args:
+        matcher: The matcher.
+        visual: Encoded visual items.
+        text: Encoded texts.
+        memory: Bytes, a text such as "2GiB", or None for a share of the free memory of the matcher's device.
+        direction: For a matcher with two stages, which side holds the queries whose first candidates are re-ranked.
+
+    Returns:
+        Scores, shape ``[V, T]``.
+    """
+    scores = score_direction(device_score(matcher), visual, text, direction, memory)
+    return scores if direction == "i2t" else scores.T
+
+
+@torch.no_grad()
+def score_indexed_pairs(
+    matcher: Matcher, visual: Encoded, text: Encoded, visual_index: Tensor, text_index: Tensor, memory: MemoryLimit = None
+) -> Tensor:
+    """Score the pairs (visual_index[p], text_index[p]) with ``matcher.score_pairs``, on the CPU.
+
+    Args:
+        matcher: The matcher.
+        visual: Encoded visual items.
+        text: Encoded texts.
+        visual_index: Visual item of each pair, ``[P]``.
+        text_index: Text of each pair, ``[P]``.
+        memory: Memory setting.
+
+    Returns:
+        Scores, shape ``[P]``.
+    """
+    device = device_of(matcher)
+    # The cost of one pair includes one copy of its items already.
+    cost = inference_block_cost(DeviceScore(matcher.score, device), visual, text).total_bytes(1, 1)
+    cost += (ITEM_COPIES_PER_PAIR - 1) * (item_bytes(visual) + item_bytes(text))
+    chunk_size = block_shape(1, len(visual_index), BlockCost(cost), budget_bytes(memory, device))[1]
+    score_pairs = DeviceScore(matcher.score_pairs, device)
+    blocks = [score_pairs(visual[visual_index[part]], text[text_index[part]]) for part in chunk_slices(len(visual_index), chunk_size)]
+    return torch.cat(blocks) if blocks else torch.zeros(0)

@@ -1,0 +1,98 @@
+"""Ensemble of matchers whose score is the mean of their scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from visavis.models.base import Matcher
+from visavis.types import Encoded, EncodedBatches, Parts
+
+
+class ScoreEnsemble(Matcher):
+    """Matchers whose scores of a pair are averaged, for evaluation.
+
+    Items hold the encodings of every member, as tensors by ``<member>/<field>/<part>``. Members that read the same items encode them
+    here. Encodings of members with different features are joined by ``join_member_encodings``.
+
+    Args:
+        members: The matchers.
+
+    Source:
+        BFAN, SGRAF, VSE-infinity and NCR report two networks together in this way, in the starred rows of tables.
+    """
+
+    name = "Average"
+
+    def __init__(self, members: Sequence[Matcher]):
+        nn.Module.__init__(self)
+        self.config, self.members = members[0].config, nn.ModuleList(members)
+
+    def encode_visual(self, items: Encoded) -> Encoded:
+        return join_member_encodings([member.encode_visual(items) for member in self.members])  # type: ignore[operator]
+
+    def encode_text(self, items: Encoded) -> Encoded:
+        return join_member_encodings([member.encode_text(items) for member in self.members])  # type: ignore[operator]
+
+    def score(self, visual: Encoded, text: Encoded) -> Tensor:
+        scores = [member.score(_member_items(visual, index), _member_items(text, index)) for index, member in enumerate(self.members)]  # type: ignore[operator]
+        return torch.stack(scores).mean(0)
+
+    @property
+    def rerank_top_k(self) -> int:
+        """Largest number of candidates that a member re-ranks. A member with one stage then returns the same score again."""
+        return max(member.rerank_top_k for member in self.members)  # type: ignore[type-var, return-value]
+
+    def first_stage_items(self, items: Encoded) -> Encoded:
+        return join_member_encodings([member.first_stage_items(_member_items(items, index)) for index, member in enumerate(self.members)])  # type: ignore[operator]
+
+    def second_stage_scores(self, visual: Encoded, text: Encoded) -> Tensor:
+        pairs = [
+            (member.second_stage_scores if member.rerank_top_k else member.score_pairs, index) for index, member in enumerate(self.members)
+        ]
+        return torch.stack([score(_member_items(visual, index), _member_items(text, index)) for score, index in pairs]).mean(0)  # type: ignore[operator]
+
+    def parts(self) -> dict[str, list[nn.Module]]:
+        return {str(index): [member] for index, member in enumerate(self.members)}
+
+
+def join_member_encodings(encoded: Sequence[Encoded]) -> Encoded:
+    """Join the encodings of the same items by several matchers.
+
+    Args:
+        encoded: Encodings of each member.
+
+    Returns:
+        Items as ``ScoreEnsemble`` reads them.
+    """
+    batches = [items for items in encoded if isinstance(items, EncodedBatches)]
+    if len(batches) == len(encoded) and all(items.has_same_layout(batches[0]) for items in batches):
+        return EncodedBatches(
+            [join_member_encodings(blocks) for blocks in zip(*(items.blocks for items in batches), strict=True)],
+            batches[0].block_index,
+            batches[0].row_index,
+        )
+    return Encoded({f"{index}/{name}": tensor for index, items in enumerate(encoded) for name, tensor in _named_tensors(items).items()})
+
+
+def _named_tensors(items: Encoded) -> dict[str, Tensor]:
+    """Return all tensors of encoded items by ``<field>/<part>``. Without named parts, the part is empty."""
+    named: dict[str, Tensor] = {}
+    for field in ("vectors", "mask", "weights"):
+        parts: Parts | None = getattr(items, field)
+        if parts is not None:
+            named |= {f"{field}/{part}": tensor for part, tensor in ({"": parts} if isinstance(parts, Tensor) else parts).items()}
+    return named
+
+
+def _member_items(items: Encoded, index: int) -> Encoded:
+    """Return the encoding of one member, the inverse of ``_named_tensors``."""
+    fields: dict[str, dict[str, Tensor]] = {}
+    assert isinstance(items.vectors, dict)
+    for key, tensor in items.vectors.items():
+        member, field, part = key.split("/", 2)
+        if member == str(index):
+            fields.setdefault(field, {})[part] = tensor
+    return Encoded(**{field: parts[""] if list(parts) == [""] else parts for field, parts in fields.items()})  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""Published matching models of videos and texts."""

@@ -1,0 +1,317 @@
+"""Matchers of several experts per video: gates, NetVLAD, and a score that the text weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from visavis.blocking import ScoreCost
+from visavis.models.base import Matcher, get_vectors
+from visavis.models.encoders.text_backbone import TextBackbone
+from visavis.models.layers import MaskedBatchNorm, at_least_float32
+from visavis.models.word_encoders import GRUWordEncoder, WordMatcherConfig, pool_words
+from visavis.spec import DropoutRate, PositiveInt, require_field
+from visavis.types import Encoded
+
+
+class GatedEmbedding(nn.Module):
+    """Gated embedding unit: a linear layer whose output gates itself.
+
+    Args:
+        input_dim: Dimensions of the input.
+        output_dim: Dimensions of the output.
+
+    Formula:
+        ``unit(y * sigmoid(BN(W2 y + b2)))`` with ``y = W1 x + b1``.
+
+    Source:
+        Miech et al., Learning a Text-Video Embedding from Incomplete and Heterogeneous Data (2018), section 3.1.
+    """
+
+    def __init__(self, input_dim: int, output_dim: int):
+        super().__init__()
+        self.linear, self.gate, self.norm = nn.Linear(input_dim, output_dim), nn.Linear(output_dim, output_dim), MaskedBatchNorm(output_dim)
+
+    def forward(self, items: Tensor) -> Tensor:
+        """Map vectors.
+
+        Args:
+            items: Vectors, shape ``[N, input_dim]``.
+
+        Returns:
+            Unit vectors, shape ``[N, output_dim]``.
+        """
+        mapped = self.linear(items)
+        return normalize(mapped * self.norm(self.gate(mapped)).sigmoid(), dim=-1)
+
+
+class CollaborativeGating(nn.Module):
+    """Gates of each expert of a video, from the expert itself and its relation to every other expert that is present.
+
+    Args:
+        num_experts: Number of experts.
+        embedding_dim: Dimensions of an expert.
+
+    Formula:
+        ``unit(x_i * sigmoid(BN(h(mean_j g(x_i, x_j))) + BN(W_i x_i)))`` over the other experts j that are present. g and h have one hidden
+        layer with ReLU and are shared by all experts. Without another expert the mean is 0.
+
+    Source:
+        Liu et al., Use What You Have: Video Retrieval Using Representations From Collaborative Experts (2019), section 3.2.
+
+    Differs from:
+        The paper sums over the others. The released code takes the mean, as here, but an expert meets those before it in the list
+        after their own gating.
+    """
+
+    def __init__(self, num_experts: int, embedding_dim: int):
+        super().__init__()
+        self.own, self.other = nn.Linear(embedding_dim, embedding_dim), nn.Linear(embedding_dim, embedding_dim, bias=False)
+        self.relation = nn.Linear(embedding_dim, embedding_dim)
+        self.attention = nn.Sequential(nn.Linear(embedding_dim, embedding_dim), nn.ReLU(), nn.Linear(embedding_dim, embedding_dim))
+        self.gates = nn.ModuleList(nn.Linear(embedding_dim, embedding_dim) for _ in range(num_experts))
+        self.gate_norms = nn.ModuleList(MaskedBatchNorm(embedding_dim) for _ in range(num_experts))
+        self.attention_norms = nn.ModuleList(MaskedBatchNorm(embedding_dim) for _ in range(num_experts))
+
+    def forward(self, experts: Tensor, present: Tensor) -> Tensor:
+        """Gate the experts.
+
+        Args:
+            experts: Vectors, shape ``[N, E, D]``.
+            present: Which experts a video has, shape ``[N, E]``.
+
+        Returns:
+            Unit vectors, shape ``[N, E, D]``, 0 where an expert is missing.
+        """
+        attention = self.attention(self._relations(experts, present))
+        gated = [
+            experts[:, i] * (attention_norm(attention[:, i], present[:, i]) + gate_norm(gate(experts[:, i]), present[:, i])).sigmoid()
+            for i, (gate, gate_norm, attention_norm) in enumerate(zip(self.gates, self.gate_norms, self.attention_norms, strict=True))
+        ]
+        return normalize(torch.stack(gated, 1), dim=-1) * present[..., None]
+
+    def _relations(self, experts: Tensor, present: Tensor) -> Tensor:
+        """Return ``mean_j g(x_i, x_j)``, ``[N, E, D]``."""
+        # g and h are linear around a ReLU: the map of a concatenation is the sum of two maps, the mean of maps the map of the mean.
+        itself = torch.eye(experts.shape[1], dtype=torch.bool, device=experts.device)
+        others = (present[:, None, :] & ~itself)[..., None]
+        hidden = ((self.own(experts)[:, :, None] + self.other(experts)[:, None]).relu() * others).sum(2)
+        count = others.sum(2)
+        return self.relation(hidden / count.clamp_min(1)) * (count > 0)
+
+
+class NetVLAD(nn.Module):
+    """Sums of residuals of vectors to learned centers, with soft assignment. The order of the vectors has no effect.
+
+    Args:
+        input_dim: Dimensions of a vector.
+        num_clusters: Number of centers.
+
+    Formula:
+        ``V_k = unit(sum_l a_lk (x_l - c_k))`` with ``a_l. = softmax(BN(x_l W))``. All V_k are concatenated and normalized to length 1.
+
+    Source:
+        Arandjelović et al. (2016). With batch norm: Miech et al., Learnable pooling with context gating (2017).
+
+    Differs from:
+        In released codes, padding is assigned to clusters and enters the batch statistics. Here it does neither.
+    """
+
+    def __init__(self, input_dim: int, num_clusters: int):
+        super().__init__()
+        self.assign = nn.Linear(input_dim, num_clusters, bias=False)
+        self.centers = nn.Parameter(torch.empty(num_clusters, input_dim))
+        self.norm = MaskedBatchNorm(num_clusters)
+        self.output_dim = num_clusters * input_dim
+        nn.init.normal_(self.assign.weight, std=input_dim**-0.5)
+        nn.init.normal_(self.centers, std=input_dim**-0.5)
+
+    def forward(self, items: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Pool vectors.
+
+        Args:
+            items: Vectors, shape ``[N, L, D]``.
+            mask: Valid vectors, shape ``[N, L]``. None: all.
+
+        Returns:
+            Vectors, shape ``[N, num_clusters D]``, 0 without valid vectors.
+        """
+        present = torch.ones(items.shape[:2], dtype=torch.bool, device=items.device) if mask is None else mask
+        shares = self.norm(self.assign(items), present).softmax(-1) * present[..., None]
+        sums = shares.transpose(1, 2) @ items.masked_fill(~present[..., None], 0.0)
+        residuals = sums - shares.sum(1)[..., None] * self.centers
+        return normalize(normalize(residuals, dim=-1).flatten(1), dim=-1)
+
+
+@dataclass(frozen=True)
+class ExpertFeatures:
+    """Features of one expert.
+
+    Attributes:
+        features: Features, shape ``[N, L, D]``.
+        mask: Valid features, shape ``[N, L]``.
+    """
+
+    features: Tensor
+    mask: Tensor
+
+    @classmethod
+    def masked(cls, features: Tensor, mask: Tensor) -> ExpertFeatures:
+        """Set padding to 0.
+
+        Args:
+            features: Features, shape ``[N, L, D]``.
+            mask: Valid features, shape ``[N, L]``.
+
+        Returns:
+            The features.
+        """
+        return cls(features.masked_fill(~mask[..., None], 0.0), mask)
+
+    @cached_property
+    def present(self) -> Tensor:
+        """Which videos have the expert, shape ``[N]``."""
+        return self.mask.any(1)
+
+    def pool(self, pooling: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Pool the features of each video.
+
+        Args:
+            pooling: Function of features and mask.
+
+        Returns:
+            Vectors, shape ``[N, D]``, 0 where the expert is missing.
+        """
+        first = torch.arange(self.mask.shape[1], device=self.mask.device) == 0
+        return pooling(self.features, self.mask | (first & ~self.present[:, None]))
+
+
+class ExpertMatcher(Matcher):
+    """Base class of matchers with named experts of a video, and one text embedding per expert, weighted by the text.
+
+    Texts are a vector of a frozen encoder ("pooled"), or words that ``word_pool`` pools: of a frozen encoder ("words"), learned through a
+    GRU, or the states of a trained text backbone ("tokens"), whose first state is BERT's own of the whole text.
+
+    Args:
+        config: The architecture.
+
+    Formula:
+        ``S = sum_e p_e w_e <v_e, t_e> / sum_e p_e w_e`` with p_e = 1 if the video has expert e, else 0, and ``w = softmax(M h)`` of the
+        text's vector h. ``t_e`` is a gated embedding of h. A video without experts scores 0.
+
+    Source:
+        Miech et al., Learning a Text-Video Embedding from Incomplete and Heterogeneous Data (2018), equations 3 to 5.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(WordMatcherConfig):
+        """Architecture of a matcher of experts.
+
+        Attributes:
+            visual_granularity: Always "experts".
+            experts: Dimensions of each expert's features, by name.
+            embedding_dim: Dimensions of the embeddings.
+            hidden_dim: Units of the GRU.
+            bidirectional: Whether the GRU has two directions, which are averaged.
+            word_pool: Pooling of words. "vlad": NetVLAD.
+            text_clusters: Number of NetVLAD clusters of words.
+            dropout: Dropout of word embeddings.
+        """
+
+        visual_granularity: Literal["experts"] = "experts"
+        experts: dict[str, PositiveInt]
+        embedding_dim: PositiveInt = 512
+        hidden_dim: PositiveInt = 512
+        bidirectional: bool = False
+        word_pool: Literal["vlad", "first", "last", "max", "mean"] = "last"
+        text_clusters: PositiveInt = 32
+        dropout: DropoutRate = 0.0
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            require_field(bool(self.experts), self, "experts", "the name and dimensions of at least one expert")
+            require_field(
+                self.visual_input_dim == sum(self.experts.values()), self, "visual_input_dim", "the sum of the experts' dimensions"
+            )
+
+    visual_granularities = ("experts",)
+    text_granularities = ("pooled", "words", "tokens")
+    config: Config
+    visual: nn.Module
+    """Maps the experts, in the order of the config, to unit vectors ``[N, E, embedding_dim]``, 0 where an expert is missing."""
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.text_backbone: nn.Module = nn.Identity()
+        self.words, input_dim = None, config.text_input_dim
+        if config.text_backbone:
+            self.text_backbone = backbone = TextBackbone(config.text_backbone, config.word_noise)
+            input_dim = backbone.hidden_dim
+        elif config.text_granularity == "tokens":
+            input_dim = config.hidden_dim
+            self.words = GRUWordEncoder(
+                config.text_input_dim, config.word_dim, input_dim, bidirectional=config.bidirectional, dropout=config.dropout
+            )
+        self.word_clusters = (
+            NetVLAD(input_dim, config.text_clusters) if config.word_pool == "vlad" and config.text_granularity != "pooled" else None
+        )
+        input_dim = input_dim if self.word_clusters is None else self.word_clusters.output_dim
+        self.text_gates = nn.ModuleList(GatedEmbedding(input_dim, config.embedding_dim) for _ in config.experts)
+        self.mixture = nn.Linear(input_dim, len(config.experts))
+
+    def parts(self) -> dict[str, list[nn.Module]]:
+        read = [module for module in (self.words, self.word_clusters) if module is not None]
+        return {"visual": [self.visual], "text": [*read, self.text_gates, self.mixture], "text_backbone": [self.text_backbone]}
+
+    def encode_visual(self, items: Encoded) -> Encoded:
+        """Encode videos as ``v_e`` ``[V, E, embedding_dim]``, 0 where the expert is missing, with the weights ``p_e``."""
+        assert isinstance(items.vectors, dict)
+        assert isinstance(items.mask, dict)
+        experts = [ExpertFeatures.masked(items.vectors[name], items.mask[name]) for name in self.config.experts]
+        embeddings = at_least_float32(self.visual(experts))
+        return Encoded(embeddings, weights=torch.stack([expert.present for expert in experts], 1).to(embeddings.dtype))
+
+    def encode_text(self, items: Encoded) -> Encoded:
+        """Encode texts as ``w_e t_e`` ``[T, E, embedding_dim]``, with the weights ``w_e``."""
+        text = self._text(items)
+        weights = at_least_float32(self.mixture(text)).softmax(-1)
+        return Encoded(torch.stack([at_least_float32(gate(text)) for gate in self.text_gates], 1) * weights[..., None], weights=weights)
+
+    def _text(self, items: Encoded) -> Tensor:
+        """Return one vector per text ``[N, D]``."""
+        items = self.text_backbone(items)
+        words, mask = get_vectors(items) if self.words is None else self.words(items), items.mask
+        assert not isinstance(mask, dict)
+        if self.config.text_granularity == "pooled":
+            return words
+        return pool_words(words, mask, self.config.word_pool) if self.word_clusters is None else self.word_clusters(words, mask)
+
+    def score(self, visual: Encoded, text: Encoded) -> Tensor:
+        (experts, present), (weighted, weights) = _with_weights(visual), _with_weights(text)
+        return experts.flatten(1) @ weighted.flatten(1).T / (present @ weights.T).add_(_without_experts(present))
+
+    def score_pairs(self, visual: Encoded, text: Encoded) -> Tensor:
+        (experts, present), (weighted, weights) = _with_weights(visual), _with_weights(text)
+        return (experts * weighted).sum((-2, -1)) / ((present * weights).sum(-1) + _without_experts(present)[:, 0])
+
+    def score_cost(self, visual: Encoded, text: Encoded) -> ScoreCost | None:
+        """Declare the cost of products, sums of weights and quotients. Training holds each of them and a gradient of each."""
+        itemsize = get_vectors(visual).dtype.itemsize
+        return ScoreCost(inference_bytes=3 * itemsize, training_bytes=9 * itemsize)
+
+
+def _with_weights(items: Encoded) -> tuple[Tensor, Tensor]:
+    assert items.weights is not None
+    return get_vectors(items), items.weights
+
+
+def _without_experts(present: Tensor) -> Tensor:
+    """Return 1 for a video without experts, else 0, ``[V, 1]``."""
+    # Added to the sum of weights, so that score and gradient are 0 instead of 0 / 0.
+    return (present.sum(-1, keepdim=True) == 0).to(present.dtype)

@@ -1,0 +1,1 @@
+"""X-VLM, and conversion of its checkpoints."""

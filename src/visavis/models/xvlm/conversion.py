@@ -1,0 +1,301 @@
+"""Conversion of X-VLM checkpoints to an image encoder and a BERT of ``transformers``, and a file with all other weights."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from visavis import storage
+from visavis.errors import DataError
+from visavis.models.checkpoint_conversion import CheckpointConversion, check_weight_names, open_text_source
+from visavis.models.encoders.frozen_encoders import EncoderSpec
+from visavis.models.encoders.preprocessing import CLIP_MEAN, CLIP_STD
+from visavis.models.encoders.pretrained_files import copy_config_files
+from visavis.models.encoders.pretrained_loading import load_pretrained_config, load_pretrained_model
+from visavis.models.encoders.text_backbone import PretrainedTokenizer
+from visavis.models.processor import Processor
+from visavis.models.xvlm.model import XVLM
+
+WeightTargets = tuple[tuple[str, str], ...]
+"""Part of the converted checkpoint and name in it. Several for a tensor that is split into equal parts."""
+
+IGNORED_WEIGHTS = re.compile(r".*\.(relative_position_index|attn_mask|position_ids)|text_encoder\.cls\..*|bbox_head\..*|temp")
+"""Buffers, the pretraining heads for masked words and boxes, and the temperature of the pretraining loss."""
+WEIGHT_AND_BIAS = ("weight", "bias")
+"""Parameters of a linear layer or layer norm."""
+PROJECTION_NAMES = {"vision_proj": "visual", "text_proj": "text", "itm_head.0": "match.0", "itm_head.1": "match.1", "itm_head.3": "match.3"}
+"""Names of projections and of the matching head, published and here."""
+SWIN_BLOCK_NAMES = {
+    "norm1": "layernorm_before",
+    "attn.proj": "attention.output.dense",
+    "norm2": "layernorm_after",
+    "mlp.fc1": "intermediate.dense",
+    "mlp.fc2": "output.dense",
+}
+"""Names of the parts of a Swin block, published and in transformers."""
+BERT_ATTENTION_NAMES = ("self.query", "self.key", "self.value", "output.dense", "output.LayerNorm")
+"""Parts of an attention layer of BERT."""
+BERT_EMBEDDING_NAMES = (
+    "word_embeddings.weight",
+    "position_embeddings.weight",
+    "token_type_embeddings.weight",
+    "LayerNorm.weight",
+    "LayerNorm.bias",
+)
+"""Weights of the embeddings of BERT."""
+
+
+def weight_name_map(checkpoint_names: Iterable[str], text_layers: int) -> dict[str, WeightTargets]:
+    """Map every weight of a complete checkpoint of Swin and BERT to its targets.
+
+    Args:
+        checkpoint_names: Names in a checkpoint, which define the number of stages, blocks and fusion layers.
+        text_layers: Number of BERT layers.
+
+    Returns:
+        Targets by published name.
+
+    Example:
+        >>> weight_name_map(["vision_encoder.layers.0.blocks.0.norm1.bias"], 1)["vision_encoder.norm.bias"]
+        (('visual', 'layernorm.bias'),)
+    """
+    checkpoint_names = set(checkpoint_names)
+    blocks = {
+        tuple(map(int, match.groups()))
+        for name in checkpoint_names
+        if (match := re.match(r"vision_encoder\.layers\.(\d+)\.blocks\.(\d+)\.", name))
+    }
+    depths = [1 + max(block for stage, block in blocks if stage == current) for current in sorted({stage for stage, _ in blocks})]
+    fused_layers = {
+        int(match[1]) for name in checkpoint_names if (match := re.match(r"text_encoder\.encoder\.layer\.(\d+)\.crossattention\.", name))
+    }
+    text_only_layers = min(fused_layers, default=text_layers // 2)
+    return dict(
+        [
+            *_visual_names(depths),
+            *_text_names(text_layers, text_only_layers),
+            *_weight_and_bias(PROJECTION_NAMES.items(), "", "", FUSION_FILE),
+        ]
+    )
+
+
+def _visual_names(depths: list[int]) -> Iterator[tuple[str, WeightTargets]]:
+    outside = {"patch_embed.proj": "embeddings.patch_embeddings.projection", "patch_embed.norm": "embeddings.norm", "norm": "layernorm"}
+    yield from _weight_and_bias(outside.items(), "vision_encoder.", "", "visual")
+    for stage, depth in enumerate(depths):
+        for block in range(depth):
+            source, target = f"vision_encoder.layers.{stage}.blocks.{block}.", f"encoder.layers.{stage}.blocks.{block}."
+            yield from _weight_and_bias(SWIN_BLOCK_NAMES.items(), source, target, "visual")
+            for end in WEIGHT_AND_BIAS:
+                yield (
+                    f"{source}attn.qkv.{end}",
+                    tuple(("visual", f"{target}attention.self.{name}.{end}") for name in ("query", "key", "value")),
+                )
+            table = "relative_position_bias_table"
+            yield f"{source}attn.{table}", (("visual", f"{target}attention.self.{table}"),)
+        if stage + 1 < len(depths):
+            for name in ("reduction.weight", "norm.weight", "norm.bias"):
+                yield f"vision_encoder.layers.{stage}.downsample.{name}", (("visual", f"encoder.layers.{stage}.downsample.{name}"),)
+
+
+def _text_names(layers: int, text_only_layers: int) -> Iterator[tuple[str, WeightTargets]]:
+    for name in BERT_EMBEDDING_NAMES:
+        yield f"text_encoder.embeddings.{name}", (("text", f"embeddings.{name}"),)
+    parts = [*(f"attention.{part}" for part in BERT_ATTENTION_NAMES), "intermediate.dense", "output.dense", "output.LayerNorm"]
+    for layer in range(layers):
+        source = f"text_encoder.encoder.layer.{layer}."
+        yield from _weight_and_bias(zip(parts, parts, strict=True), source, f"encoder.layer.{layer}.", "text")
+        if layer >= text_only_layers:
+            cross_attention = [f"crossattention.{part}" for part in BERT_ATTENTION_NAMES]
+            yield from _weight_and_bias(
+                zip(cross_attention, cross_attention, strict=True), source, f"fusion.layer.{layer - text_only_layers}.", FUSION_FILE
+            )
+
+
+def _weight_and_bias(names: Iterable[tuple[str, str]], source: str, target: str, part: str) -> Iterator[tuple[str, WeightTargets]]:
+    """Yield weight and bias of modules, by their published names and ours."""
+    for published, name in names:
+        for end in WEIGHT_AND_BIAS:
+            yield f"{source}{published}.{end}", ((part, f"{target}{name}.{end}"),)
+
+
+VISUAL_FOLDER, TEXT_FOLDER, FUSION_FILE, MODEL_FOLDER = "visual", "text", "fusion.safetensors", "model"
+"""What a converted checkpoint consists of: two folders of transformers, a file that ``XVLM`` begins with, and the whole as it is."""
+_TEXT_LAYER = re.compile(r"text_encoder\.encoder\.layer\.(\d+)\.")
+POSITION_BIAS_TABLE = "relative_position_bias_table"
+"""Name of the position biases of a Swin block."""
+IMAGE_PREPROCESSING = {
+    "do_resize": True,
+    "resample": 3,
+    "do_rescale": True,
+    "do_normalize": True,
+    "image_mean": list(CLIP_MEAN),
+    "image_std": list(CLIP_STD),
+}
+"""Preprocessing of the released code, without the image size."""
+
+
+@dataclass(frozen=True)
+class XVLMConversion(CheckpointConversion):
+    """Result of a conversion.
+
+    Attributes:
+        fusion_layers: Number of fusion layers.
+        embedding_dim: Dimensions of the embeddings.
+        temperature: Temperature of the loss.
+    """
+
+    fusion_layers: int
+    embedding_dim: int
+    temperature: float
+
+    def to_recipe_sections(self) -> dict[str, Any]:
+        model = {
+            "kind": "XVLM",
+            "pretrained": str(self.folder / FUSION_FILE),
+            "fusion_layers": self.fusion_layers,
+            "embedding_dim": self.embedding_dim,
+        }
+        return {
+            "visual": {"encoder": str(self.folder / VISUAL_FOLDER), "granularity": "pixels"},
+            "text": {"encoder": str(self.folder / TEXT_FOLDER), "granularity": "tokens"},
+            "model": model | {"temperature": self.temperature},
+        }
+
+
+def convert_xvlm(
+    tensors: Mapping[str, Tensor], checkpoint: Path, out: str | Path, *, text: str = "", image_size: int | None = None
+) -> XVLMConversion:
+    """Write the weights of a published X-VLM of Swin and BERT, pretrained or fine-tuned, into a new folder.
+
+    Args:
+        tensors: Weights by name.
+        checkpoint: File of the checkpoint.
+        out: New folder.
+        text: Folder or hub name of the original BERT, for its config and tokenizer. Empty: bert-base-uncased.
+        image_size: Edge of training images in pixels. None: that of the checkpoint. Attention windows scale with it, and their position
+            biases are interpolated.
+
+    Returns:
+        The conversion.
+
+    Raises:
+        DataError: Naming weights that are unknown, missing or of wrong shapes.
+
+    Differs from:
+        The released code interpolates position biases from a grid that is denser at its center.
+    """
+    layers = 1 + max((int(match[1]) for name in tensors if (match := _TEXT_LAYER.match(name))), default=-1)
+    names = weight_name_map(tensors, layers)
+    check_weight_names(tensors, names, IGNORED_WEIGHTS, checkpoint, "an X-VLM of Swin and BERT")
+    text = text or "bert-base-uncased"
+    text_folder, _ = open_text_source(text, checkpoint, "needs the config and tokenizer of the BERT that it was trained from")
+    sizes = load_pretrained_config(text_folder)
+    converted: dict[str, dict[str, Tensor]] = {VISUAL_FOLDER: {}, TEXT_FOLDER: {}, FUSION_FILE: {}}
+    for published, targets in names.items():
+        for (part, name), tensor in zip(targets, tensors[published].chunk(len(targets)), strict=True):
+            converted[part][name] = tensor.float()
+    shape = tensors["text_encoder.embeddings.word_embeddings.weight"].shape
+    if (layers, *shape) != (sizes.num_hidden_layers, sizes.vocab_size, sizes.hidden_size):
+        raise DataError(
+            f"{checkpoint}: expected {sizes.vocab_size:,} words of {sizes.hidden_size:,} dimensions and {sizes.num_hidden_layers} text "
+            f"layers as in {text}, got {shape[0]:,} of {shape[1]:,} and {layers}. Pass the text model that it was trained from."
+        )
+    original_size = _image_size(tensors, image_size, checkpoint)
+    size = image_size or original_size
+    converted[VISUAL_FOLDER] = {
+        name: _resize_bias_table(tensor, original_size, size, checkpoint) if name.endswith(POSITION_BIAS_TABLE) else tensor
+        for name, tensor in converted[VISUAL_FOLDER].items()
+    }
+    if Path(out).exists():
+        storage.prepare_empty_folder(out, will_be_replaced=True)
+    with storage.atomic_folder(out) as folder:
+        for part in (VISUAL_FOLDER, TEXT_FOLDER):
+            (folder / part).mkdir()
+        storage.write_json(folder / VISUAL_FOLDER / "config.json", _swin_config(converted[VISUAL_FOLDER], size))
+        storage.write_json(
+            folder / VISUAL_FOLDER / "preprocessor_config.json", IMAGE_PREPROCESSING | {"size": {"height": size, "width": size}}
+        )
+        copy_config_files(text_folder, folder / TEXT_FOLDER)
+        for part in (VISUAL_FOLDER, TEXT_FOLDER):
+            storage.write_tensors(folder / part / "model.safetensors", converted[part], for_transformers=True)
+            load_pretrained_model(folder / part)
+        storage.write_tensors(folder / FUSION_FILE, converted[FUSION_FILE])
+        fusion_layers = sum(name.endswith("crossattention.self.query.weight") for name in names)
+        temperature = tensors["temp"].item() if "temp" in tensors else 0.07
+        conversion = XVLMConversion(Path(out), fusion_layers, len(tensors["vision_proj.weight"]), round(temperature, 6))
+        _write_model(folder, conversion)
+    return conversion
+
+
+def _write_model(folder: Path, conversion: XVLMConversion) -> None:
+    """Write the complete model. Its encoders refer to the final folder."""
+    tokenizer, hidden_dim = PretrainedTokenizer.open(folder / TEXT_FOLDER), load_pretrained_config(folder / VISUAL_FOLDER).hidden_size
+    config = XVLM.Config(
+        backbone=str(folder / VISUAL_FOLDER),
+        text_backbone=str(folder / TEXT_FOLDER),
+        pretrained=str(folder / FUSION_FILE),
+        visual_input_dim=hidden_dim,
+        text_input_dim=len(tokenizer),
+        fusion_layers=conversion.fusion_layers,
+        embedding_dim=conversion.embedding_dim,
+        temperature=conversion.temperature,
+    )
+    matcher = XVLM(config)
+    visual, text = (str(conversion.folder.resolve() / part) for part in (VISUAL_FOLDER, TEXT_FOLDER))
+    matcher.config = replace(config, backbone=visual, text_backbone=text, pretrained="")
+    Processor(EncoderSpec("visual", visual, "regions"), None, None, text).save(matcher, folder / MODEL_FOLDER)
+
+
+def _image_size(tensors: Mapping[str, Tensor], image_size: int | None, checkpoint: Path) -> int:
+    """Return the image size of the training, from the masks of the first shifted windows, or else the given size."""
+    mask = tensors.get("vision_encoder.layers.0.blocks.1.attn_mask")
+    if mask is not None:
+        window = math.isqrt(mask.shape[1])
+        return math.isqrt(len(mask)) * window * tensors["vision_encoder.patch_embed.proj.weight"].shape[-1]
+    if image_size is None:
+        raise DataError(f"{checkpoint}: expected the image size of its training, got a checkpoint without it. Set image_size, such as 384.")
+    return image_size
+
+
+def _resize_bias_table(table: Tensor, original_size: int, size: int, checkpoint: Path) -> Tensor:
+    """Interpolate the position biases ``[(2 w - 1)^2, heads]`` of windows that scale with the image."""
+    if size == original_size:
+        return table
+    edge = math.isqrt(len(table))
+    window = (edge + 1) // 2
+    if window * size % original_size:
+        raise DataError(
+            f"{checkpoint}: expected an image_size that scales windows of {window} for {original_size} pixels to an integer, got {size}. "
+            "Set another image_size."
+        )
+    square = table.T.unflatten(1, (edge, edge))[None]
+    return interpolate(square, size=(2 * window * size // original_size - 1,) * 2, mode="bicubic", align_corners=True)[0].flatten(1).T
+
+
+def _swin_config(tensors: Mapping[str, Tensor], image_size: int) -> dict[str, Any]:
+    tables = {
+        tuple(map(int, re.findall(r"\d+", name)[:2])): tensor for name, tensor in tensors.items() if name.endswith(POSITION_BIAS_TABLE)
+    }
+    stages = range(1 + max(stage for stage, _ in tables))
+    patches = tensors["embeddings.patch_embeddings.projection.weight"]
+    return {
+        "model_type": "swin",
+        "architectures": ["SwinModel"],
+        "image_size": image_size,
+        "patch_size": patches.shape[-1],
+        "embed_dim": len(patches),
+        "depths": [sum(stage == other for other, _ in tables) for stage in stages],
+        "num_heads": [tables[stage, 0].shape[1] for stage in stages],
+        "window_size": (math.isqrt(len(tables[0, 0])) + 1) // 2,
+        "mlp_ratio": len(tensors["encoder.layers.0.blocks.0.intermediate.dense.weight"]) / len(patches),
+        "qkv_bias": True,
+        "drop_path_rate": 0.1,
+    }

@@ -1,0 +1,352 @@
+"""X-VLM: a dual encoder with a cross-modal encoder that re-ranks the first candidates of a query."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
+
+from visavis import storage
+from visavis.errors import DataError
+from visavis.models.base import SCALE_PART, GlobalMatcher, MatcherConfig, encode_unit_rows, get_vectors
+from visavis.models.encoders.frozen_encoders import open_visual_encoder, region_features
+from visavis.models.encoders.pretrained_files import saved_part_folder
+from visavis.models.encoders.text_backbone import TEXT_BACKBONE_FOLDER, TextBackbone
+from visavis.models.image_text.cross_attention import EPSILON
+from visavis.pair_loss.scale import LearnedScale
+from visavis.spec import NonNegativeInt, PositiveFloat, PositiveInt
+from visavis.targets import Targets
+from visavis.types import AttentionWeights, Encoded
+
+INIT_STD = 0.02
+"""Standard deviation of BERT's initial weights."""
+
+
+class FusionEncoder(nn.Module):
+    """Cross-modal encoder: BERT layers in which words attend to each other, then to the states of an image.
+
+    Parameter names are those of BERT layers with cross-attention, so that such layers can be loaded.
+
+    Args:
+        bert_config: Config of a BERT, with dimensions, heads and dropout.
+        image_dim: Dimensions of an image state.
+        num_layers: Number of layers.
+
+    Source:
+        Zeng et al., X-VLM (2022), section 3.1. ALBEF (Li et al., 2021).
+    """
+
+    def __init__(self, bert_config: Any, image_dim: int, num_layers: int):
+        super().__init__()
+        self.layer = nn.ModuleList([_FusionLayer(bert_config, image_dim) for _ in range(num_layers)])
+
+    def forward(self, words: Tensor, mask: Tensor, image: Tensor, attention_maps: list[Tensor] | None = None) -> Tensor:
+        """Encode words with an image.
+
+        Args:
+            words: Word states, shape ``[N, W, D]``.
+            mask: Valid words, shape ``[N, W]``.
+            image: Image states, shape ``[N, R, E]``.
+            attention_maps: If given, every layer appends the attention of words over image states, ``[N, heads, W, R]``.
+
+        Returns:
+            Word states, shape ``[N, W, D]``.
+        """
+        broadcast_mask = mask[:, None, None, :]
+        for layer in self.layer:
+            words = layer(words, broadcast_mask, image, attention_maps)
+        return words
+
+    def load_bert_layers(self, layers: nn.ModuleList) -> None:
+        """Load the weights of BERT layers. Cross-attention keeps its initial weights.
+
+        Args:
+            layers: As many BERT layers as this encoder has.
+        """
+        for layer, source in zip(self.layer, layers, strict=True):
+            layer.load_state_dict(source.state_dict() | {key: part for key, part in layer.state_dict().items() if "crossattention" in key})
+
+
+class _FusionLayer(nn.Module):
+    def __init__(self, bert: Any, image_dim: int):
+        super().__init__()
+        dim, epsilon = bert.hidden_size, bert.layer_norm_eps
+        self.attention = _Attention(bert, dim)
+        self.crossattention = _Attention(bert, image_dim)
+        self.intermediate = nn.ModuleDict({"dense": _linear(dim, bert.intermediate_size)})
+        self.output = _ResidualLayer(bert.intermediate_size, dim, bert.hidden_dropout_prob, epsilon)
+
+    def forward(self, words: Tensor, mask: Tensor, image: Tensor, attention_maps: list[Tensor] | None) -> Tensor:
+        words = self.attention(words, words, mask)
+        words = self.crossattention(words, image, None, attention_maps)
+        return self.output(gelu(self.intermediate["dense"](words)), words)
+
+
+class _Attention(nn.Module):
+    """Attention of BERT, of states over themselves or over states of other dimensions."""
+
+    def __init__(self, bert: Any, other_dim: int):
+        super().__init__()
+        dim = bert.hidden_size
+        self.heads, self.dropout = bert.num_attention_heads, bert.attention_probs_dropout_prob
+        self.self = nn.ModuleDict({"query": _linear(dim, dim), "key": _linear(other_dim, dim), "value": _linear(other_dim, dim)})
+        self.output = _ResidualLayer(dim, dim, bert.hidden_dropout_prob, bert.layer_norm_eps)
+
+    def forward(self, states: Tensor, others: Tensor, mask: Tensor | None, attention_maps: list[Tensor] | None = None) -> Tensor:
+        query, key, value = (
+            self.self[name](rows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for name, rows in (("query", states), ("key", others), ("value", others))
+        )
+        if attention_maps is None:
+            dropout = self.dropout if self.training else 0.0
+            attended = scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+        else:
+            attention_maps.append((query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).softmax(-1))
+            attended = attention_maps[-1] @ value
+        return self.output(attended.transpose(1, 2).flatten(2), states)
+
+
+class _ResidualLayer(nn.Module):
+    """``norm(states + dropout(linear(change)))``."""
+
+    def __init__(self, inputs: int, dim: int, dropout: float, epsilon: float):
+        super().__init__()
+        self.dense, self.LayerNorm, self.dropout = _linear(inputs, dim), nn.LayerNorm(dim, eps=epsilon), nn.Dropout(dropout)
+
+    def forward(self, change: Tensor, states: Tensor) -> Tensor:
+        return self.LayerNorm(states + self.dropout(self.dense(change)))
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs)
+    nn.init.normal_(layer.weight, std=INIT_STD)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+MIN_SAMPLING_PROBABILITY = 1e-5
+"""Added to the softmax of the scores when a negative pair is sampled."""
+PRETRAINED_PREFIXES = ("visual.", "text.", "match.")
+"""Prefixes of the weights of a converted checkpoint, besides cross-attention."""
+SCALE_BOUNDS = (2.0, 1000.0)
+"""Minimum and maximum of the learned scale: temperatures of 0.5 to 0.001."""
+
+
+class XVLM(GlobalMatcher):
+    """X-VLM: an image encoder and the lower layers of a BERT, projected to unit vectors, and a cross-modal encoder for re-ranking.
+
+    The score is the cosine of the unit vectors. The upper layers of the BERT attend to all states of the image and decide whether a pair
+    matches. ``second_stage_scores`` is the log-odds of a match and re-ranks the first ``rerank_top_k`` candidates of a query. These
+    layers learn with the auxiliary loss ITM: the cross-entropy of each positive pair, of each image with a negative text, and of each
+    text with a negative image. Negatives are sampled by ``softmax(cosine / temperature)`` over the batch, or by the learned scale.
+
+    Parts: "backbone" and "text_backbone", "visual" and "text" (the projections), "fusion", "scale".
+
+    Args:
+        config: The architecture.
+
+    Raises:
+        DataError: If the text encoder is not a BERT, or has too few layers.
+
+    Source:
+        Zeng et al., Multi-Grained Vision Language Pre-Training (2022), sections 3.1 and 3.3. GOAL's table of the state of the art.
+
+    Differs from:
+        The released code ranks by the logit of a match alone, not by its odds, and leaves later candidates tied. It samples negatives by
+        the learned temperature also if an objective with a fixed scale replaces ITC. Its pretraining (regions with boxes, masked words)
+        is not included here.
+    """
+
+    name = "XVLM"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MatcherConfig):
+        """Architecture of ``XVLM``.
+
+        Attributes:
+            visual_granularity: Always "pixels".
+            text_granularity: Always "tokens".
+            backbone: Folder or hub name of an image encoder of transformers (ViT, Swin).
+            text_backbone: Folder or hub name of a BERT.
+            fusion_layers: Number of upper BERT layers that become the cross-modal encoder.
+            embedding_dim: Dimensions of the unit vectors.
+            rerank_top_k: Number of candidates to re-rank. 0: none.
+            temperature: Temperature of the sampling of negatives, and initial value of a learned scale.
+            pretrained: File with cross-attention, projections and ITM head, as ``visavis convert`` writes it. Empty: random weights.
+            scale: "learned" multiplies the cosines in training instead of the temperature of NTXent, InfoNCE or Sigmoid.
+        """
+
+        visual_granularity: Literal["pixels"] = "pixels"
+        text_granularity: Literal["tokens"] = "tokens"
+        backbone: str
+        text_backbone: str
+        fusion_layers: PositiveInt = 6
+        embedding_dim: PositiveInt = 256
+        rerank_top_k: NonNegativeInt = 128
+        temperature: PositiveFloat = 0.07
+        pretrained: str = ""
+        scale: Literal["fixed", "learned"] = "fixed"
+
+    visual_granularities = ("pixels",)
+    text_granularities = ("tokens",)
+    config: Config
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.backbone = open_visual_encoder(config.backbone, "regions")
+        self.text_backbone = TextBackbone(config.text_backbone)
+        bert, layers = self.text_backbone.model.config, self._text_layers()
+        text_only = len(layers) - config.fusion_layers
+        if text_only < 1:
+            raise DataError(
+                f"{config.text_backbone}: expected more layers than model.fusion_layers = {config.fusion_layers}, got {len(layers)}. "
+                "Set fewer fusion layers."
+            )
+        self.fusion = FusionEncoder(bert, config.visual_input_dim, config.fusion_layers)
+        self.fusion.load_bert_layers(layers[text_only:])
+        self.text_backbone.model.encoder.layer = layers[:text_only]
+        hidden_dim = bert.hidden_size
+        self.visual, self.text = nn.Linear(config.visual_input_dim, config.embedding_dim), nn.Linear(hidden_dim, config.embedding_dim)
+        self.match = nn.Sequential(
+            nn.Linear(hidden_dim, 2 * hidden_dim), nn.LayerNorm(2 * hidden_dim), nn.GELU(), nn.Linear(2 * hidden_dim, 2)
+        )
+        min_scale, max_scale = SCALE_BOUNDS
+        if config.pretrained and saved_part_folder(TEXT_BACKBONE_FOLDER) is None:
+            self._load_pretrained_parts(Path(config.pretrained))
+        start = min(max(1 / config.temperature, min_scale), max_scale)
+        self.learned_scale = LearnedScale(start, min_scale=min_scale, max_scale=max_scale) if config.scale == "learned" else None
+
+    def _load_pretrained_parts(self, file: Path) -> None:
+        """Load the weights of a converted checkpoint besides its two encoders. Raises DataError for other files."""
+        expected = {
+            name: part for name, part in self.state_dict().items() if name.startswith(PRETRAINED_PREFIXES) or ".crossattention." in name
+        }
+        self.load_state_dict(storage.read_tensors(file, expected), strict=False)
+
+    def _text_layers(self) -> nn.ModuleList:
+        """Return the layers of the text encoder. Raises DataError if it is not a BERT."""
+        kind = self.text_backbone.model.config.model_type
+        if kind != "bert":
+            raise DataError(
+                f"{self.config.text_backbone}: expected a model of kind bert, whose upper layers become the cross-modal encoder, got {kind}. "
+                "Set another text encoder."
+            )
+        layers: nn.ModuleList = self.text_backbone.model.encoder.layer
+        return layers
+
+    @property
+    def scale(self) -> LearnedScale | None:
+        return self.learned_scale
+
+    @property
+    def rerank_top_k(self) -> int:
+        return self.config.rerank_top_k
+
+    def parts(self) -> dict[str, list[nn.Module]]:
+        parts: dict[str, list[nn.Module]] = {
+            "backbone": [self.backbone],
+            "text_backbone": [self.text_backbone],
+            "visual": [self.visual],
+            "text": [self.text],
+            "fusion": [self.fusion, self.match],
+        }
+        return parts if self.learned_scale is None else parts | {SCALE_PART: [self.learned_scale]}
+
+    def encode_visual(self, items: Encoded) -> Encoded:
+        """Encode pixels as "embedding" ``[N, D]`` and "states" ``[N, 1 + R, E]`` of the whole image and of its regions."""
+        pixels = get_vectors(items)
+        states = self.backbone.model(pixel_values=pixels).last_hidden_state.float()
+        regions = region_features(states, pixels, self.backbone.model)
+        whole = states[:, :1] if states.dim() == 3 and states.shape[1] > regions.shape[1] else regions.mean(1, keepdim=True)
+        return Encoded({"embedding": get_vectors(encode_unit_rows(self.visual(whole[:, 0]))), "states": torch.cat([whole, regions], 1)})
+
+    def encode_text(self, items: Encoded) -> Encoded:
+        """Encode tokens as "embedding" ``[N, D]`` and "states" of the words ``[N, W, E]`` with their mask."""
+        words = self.text_backbone(items)
+        states = get_vectors(words).float()
+        assert isinstance(words.mask, Tensor)
+        return Encoded({"embedding": get_vectors(encode_unit_rows(self.text(states[:, 0]))), "states": states}, {"states": words.mask})
+
+    def second_stage_scores(self, visual: Encoded, text: Encoded) -> Tensor:
+        """Compute the log-odds that image i and text i match, ``[N]``."""
+        logits = self._logits(visual, text)
+        return logits[:, 1] - logits[:, 0]
+
+    def auxiliary_loss(self, visual: Encoded, text: Encoded, targets: Targets) -> Tensor:
+        """Compute ITM: each text with its image and with a negative image, and this image with a negative text, if there are negatives.
+
+        Negatives are sampled from torch's generator, which the trainer seeds in each step.
+
+        Args:
+            visual: Encoded images of a batch.
+            text: Encoded texts of a batch.
+            targets: Positive pairs of the batch.
+
+        Returns:
+            The loss, a scalar.
+        """
+        image_of_text = targets.positive.long().argmax(0)
+        with torch.no_grad():
+            scale = 1 / self.config.temperature if self.learned_scale is None else self.learned_scale()
+            scores = scale * self.score(visual, text).float()
+            negative = targets.negative
+            texts_with_negative, negative_images = _sample_negatives(scores.T, negative.T)
+            rows_with_negative, negative_texts = _sample_negatives(scores[image_of_text], negative[image_of_text])
+        num_positive, device = len(image_of_text), image_of_text.device
+        images = torch.cat([image_of_text, negative_images, image_of_text[rows_with_negative]])
+        captions = torch.cat([torch.arange(num_positive, device=device), texts_with_negative, negative_texts])
+        belongs = (torch.arange(len(captions), device=device) < num_positive).long()
+        return cross_entropy(self._logits(visual[images], text[captions]).float(), belongs)
+
+    @torch.inference_mode(False)
+    @torch.enable_grad()
+    def attention(self, visual: Encoded, text: Encoded) -> AttentionWeights | None:
+        """Compute Grad-CAM: cross-attention of the middle layer times the gradient of the log-odds, summed over heads.
+
+        A word's score is the first-order share of the log-odds that depends on its attention in this layer. Without a second stage there is no
+        attention.
+
+        Args:
+            visual: One image, not encoded.
+            text: One text, not encoded.
+
+        Returns:
+            The attention, or None.
+
+        Source:
+            ALBEF (Li et al., 2021), whose figures show Grad-CAM of the third layer of six.
+        """
+        if not self.rerank_top_k:
+            return None
+        attention_maps = list[Tensor]()
+        # Tensors of inference mode have no gradient, their clones do.
+        visual, text = self.encode_visual(visual.map(torch.clone)), self.encode_text(text.map(torch.clone))
+        logits = self._logits(visual.map(_differentiable), text.map(_differentiable), attention_maps)
+        weights = attention_maps[(len(attention_maps) - 1) // 2]
+        [gradient] = torch.autograd.grad(logits[0, 1] - logits[0, 0], weights)
+        parts = (weights * gradient)[0].sum(0).detach()
+        # The first state is that of the whole image.
+        positive = parts[:, 1:].clamp(min=0)
+        return AttentionWeights(positive / positive.sum(1, keepdim=True).clamp(min=EPSILON), parts.sum(1))
+
+    def _logits(self, visual: Encoded, text: Encoded, attention_maps: list[Tensor] | None = None) -> Tensor:
+        assert isinstance(visual.vectors, dict) and isinstance(text.vectors, dict) and isinstance(text.mask, dict)
+        fused = self.fusion(text.vectors["states"], text.mask["states"], visual.vectors["states"], attention_maps)
+        logits: Tensor = self.match(fused[:, 0])
+        return logits
+
+
+def _differentiable(part: Tensor) -> Tensor:
+    """Return the same values as a leaf of a graph."""
+    return part.detach().requires_grad_(part.is_floating_point())
+
+
+def _sample_negatives(scores: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows of scores that have a negative candidate, and a sampled negative of each row."""
+    rows = negative.any(1).nonzero()[:, 0]
+    weights = (scores[rows].softmax(1) + MIN_SAMPLING_PROBABILITY) * negative[rows]
+    return rows, torch.multinomial(weights, 1)[:, 0]

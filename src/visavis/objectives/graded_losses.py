@@ -1,0 +1,221 @@
+"""Objectives on graded relevance: the Ladder loss, and VLC with a divergence that orders the negatives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from visavis.objectives.base import Objective, Reduction, SummaryObjective
+from visavis.objectives.pairs import NEG_INF, NegativeLogSumExp, PositivePairs, find_positive_pairs, log1p_exp
+from visavis.spec import require_field
+from visavis.targets import Targets
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ladder(Objective):
+    r"""Ladder loss: a triplet loss, plus a hinge loss (a rung) between each level of relevance and those below.
+
+    Args:
+        margins: Margin of each rung.
+        thresholds: Lower bound of relevance of each level, descending.
+        betas: Weight of each rung.
+        sampling: Which hinges of a rung count.
+        pairs: Number of hinges per anchor and rung with "hard" sampling.
+        cumulative: Whether rungs compare with the positive.
+        semantics: Whether to follow the paper or the released code.
+        reduction: How terms become a scalar, see `Objective`.
+
+    Formula:
+        ``sum_l beta_l L_l``, both directions. L_1 is the triplet loss with ``margins[0]``, a term for each positive pair.
+        Rung l >= 2, once for each query: ``sum [margins[l-1] - s_iu + s_id]_+`` over u in the level that begins at
+        ``thresholds[l-2]`` (R >= it, and below the one before) and d in all levels below (R < it), R being
+        ``targets.relevance``. Positives are in no level. ``sampling="hard"``: of each anchor and rung only the ``pairs``
+        largest hinges, by default one: the least similar u with the most similar d. "sum": all, by sorting and running
+        sums, O(Q C log C) time and O(Q C) memory. ``cumulative``: rung l is ``[margins[0] + ... + margins[l-1] - s_ip +
+        s_id]_+`` for each positive pair instead.
+
+    Gradient:
+        dL/ds is beta_l at each d and -beta_l at each u (or p) of an open hinge: middle levels are both pushed and pulled.
+
+    Advice:
+        Where the order of partly relevant candidates matters too. Train with GradedSupervision.
+
+    Source:
+        Zhou et al., Ladder loss (2020), eqs. 5 to 8.
+
+    Special cases:
+        One level, or betas (1, 0, ...), is TripletHN, and Triplet with "sum". An empty level has no hinge.
+
+    Differs from:
+        The printed eq. 8, whose margin of rung 2 is that of rung 1. Eq. 7 and the code differ. The released code,
+        ``semantics="reference"``: u is of all levels R >= threshold, the pair itself too. Candidates outside a set enter
+        its minimum with a similarity of 1 and its maximum with 0, so that an empty level has a hinge. beta_1 is 1 whatever
+        is given.
+    """
+
+    used_annotations: ClassVar[tuple[str, ...]] = ("relevance",)
+
+    margins: tuple[float, ...] = (0.2, 0.01)
+    thresholds: tuple[float, ...] = (0.63,)
+    betas: tuple[float, ...] = (1.0, 0.25)
+    sampling: Literal["hard", "sum"] = "hard"
+    pairs: int = 1
+    cumulative: bool = False
+    semantics: Literal["paper", "reference"] = "paper"
+    reduction: Reduction = "sum"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        levels = len(self.margins)
+        require_field(levels > 0, self, "margins", "one for each level, at least one")
+        require_field(len(self.betas) == levels, self, "betas", f"as many as margins, {levels}")
+        require_field(len(self.thresholds) == levels - 1, self, "thresholds", f"one fewer than margins, {levels - 1}")
+        require_field(all(a > b for a, b in pairwise(self.thresholds)), self, "thresholds", "each below the one before")
+        require_field(self.pairs > 0, self, "pairs", "a number > 0")
+        require_field(self.sampling == "hard" or self.pairs == 1, self, "pairs", "1 with sampling='sum', which takes all")
+        if self.semantics == "reference":
+            require_field(self.sampling == "hard", self, "sampling", "'hard' with semantics='reference'")
+            require_field(self.pairs == 1, self, "pairs", "1 with semantics='reference'")
+
+    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
+        pairs, paper = find_positive_pairs(scores, targets), self.semantics == "paper"
+        first = self._positive_hinges(self.margins[0], pairs.negatives(), pairs, targets)
+        terms = self.betas[0] * first if paper else first
+        if not self.thresholds:
+            return terms
+        rungs = scores.new_zeros(len(scores))
+        for rung, (upper, lower) in enumerate(self._relevance_levels(targets), start=1):
+            below = scores.masked_fill(~lower, NEG_INF if paper else 0.0)
+            if self.cumulative:
+                terms = terms + self.betas[rung] * self._positive_hinges(sum(self.margins[: rung + 1]), below, pairs, targets)
+            else:
+                rungs = rungs + self.betas[rung] * self._level_hinges(self.margins[rung], below, upper, scores)
+        if self.cumulative:
+            return terms
+        number = targets.positive.sum(-1)  # the rungs of a query are divided among its pairs
+        return torch.cat([terms + (rungs / number.clamp(min=1))[pairs.query], rungs[number == 0]])
+
+    def _relevance_levels(self, targets: Targets) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each rung from the second on, which candidates should score above which others: two bool ``[Q, C]``."""
+        relevance = targets.pairwise("relevance", "Ladder")
+        paper = self.semantics == "paper"
+        member = targets.negative if paper else targets.negative | targets.positive
+        end = -NEG_INF
+        for threshold in self.thresholds:
+            yield member & (relevance >= threshold) & (relevance < end), member & (relevance < threshold)
+            end = threshold if paper else end
+
+    def _positive_hinges(self, margin: float, below: Tensor, pairs: PositivePairs, targets: Targets) -> Tensor:
+        """For each positive pair, the sum of its hinges against the scores ``below [Q, C]``: ``[P]``."""
+        if self.sampling == "sum":
+            return _hinge_sums(margin + below, pairs.scores)[targets.positive]
+        return (margin + _top_values(below, self.pairs)[pairs.query] - pairs.positive[:, None]).relu().sum(-1)
+
+    def _level_hinges(self, margin: float, below: Tensor, upper: Tensor, scores: Tensor) -> Tensor:
+        """For each query, the sum of the hinges of the members of ``upper`` against the scores ``below [Q, C]``: ``[Q]``."""
+        if self.sampling == "sum":
+            return _hinge_sums(margin + below, scores).masked_fill(~upper, 0.0).sum(-1)
+        above = scores.masked_fill(~upper, -NEG_INF if self.semantics == "paper" else 1.0)
+        return (margin + _largest_gaps(below, above, self.pairs)).relu().sum(-1)
+
+
+def _top_values(values: Tensor, number: int) -> Tensor:
+    """The largest values of each row, in descending order: ``[Q, C] -> [Q, number]``, or all where there are fewer."""
+    return values.max(-1, keepdim=True).values if number == 1 else values.topk(min(number, values.shape[-1])).values
+
+
+def _largest_gaps(below: Tensor, above: Tensor, number: int) -> Tensor:
+    """The largest ``below_j - above_i`` of each row ``[Q, number]``. Only ranks with i j <= number can be among them."""
+    closest, furthest = _top_values(below, number), -_top_values(-above, number)
+    rank = torch.arange(1, closest.shape[1] + 1, device=below.device)
+    i, j = (rank[:, None] * rank <= number).nonzero(as_tuple=True)
+    return _top_values(closest[:, j] - furthest[:, i], number)
+
+
+def _hinge_sums(below: Tensor, above: Tensor) -> Tensor:
+    """``sum_j [below_j - above_i]_+`` for every i of a row, by running sums: ``[Q, C], [Q, C] -> [Q, C]``. -inf adds nothing."""
+    falling = below.sort(-1, descending=True).values
+    number = torch.searchsorted(-falling.detach(), -above.detach().contiguous())  # of values strictly above
+    totals = torch.nn.functional.pad(falling.masked_fill(falling == NEG_INF, 0.0).cumsum(-1), (1, 0))
+    return totals.gather(-1, number) - number * above
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradedVLC(SummaryObjective):
+    r"""VLC plus a KL divergence that orders the negatives of a query by graded relevance.
+
+    Args:
+        gamma: Scale of the contrastive part.
+        reduction: How terms become a scalar, see `Objective`.
+        beta: Weight of the divergence.
+        tau: Temperature of the relevance.
+        graded_gamma: Scale of the scores in the divergence.
+
+    Formula:
+        ``sum_p log(1 + sum_j e^(gamma (s_ij - s_ip)))`` over positive pairs, and once for each query that has one ``beta
+        sum_j p_ij log(p_ij / q_ij)`` over its negatives, both directions. P_ij is the softmax of ``R_ij / tau``, q_ij that
+        of ``graded_gamma s_ij``, R being ``targets.relevance``.
+
+    Gradient:
+        dL/ds_ij is that of VLC plus ``beta graded_gamma (q_ij - p_ij)``: a negative that scores higher than its relevance
+        is pushed, one that scores lower is pulled.
+
+    Advice:
+        As Ladder, without thresholds. Tau of about the spread of the highest relevance values. A larger beta favors order, a smaller
+        one R@1.
+
+    Source:
+        This package. The second part is the top-one form of Cao et al., ListNet (2007), taken over the negatives.
+
+    Special cases:
+        Beta 0 is VLC. The second part is 0 where ``R_ij / tau - graded_gamma s_ij`` is the same for all negatives.
+
+    Differs from:
+        Ladder, which sets margins between levels of relevance. Here every two negatives are ordered by their own relevance.
+    """
+
+    used_annotations: ClassVar[tuple[str, ...]] = ("relevance",)
+
+    gamma: float = 40.0
+    reduction: Reduction = "mean"
+    beta: float = 1.0
+    tau: float = 0.15
+    graded_gamma: float = 20.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_field(self.gamma > 0, self, "gamma", "a number > 0")
+        require_field(self.beta >= 0, self, "beta", "a number >= 0")
+        require_field(self.tau > 0, self, "tau", "a number > 0")
+        require_field(self.graded_gamma > 0, self, "graded_gamma", "a number > 0")
+
+    @property
+    def gradient_scale(self) -> float:
+        return self.gamma
+
+    def summary(self, targets: Targets) -> NegativeLogSumExp | None:
+        return NegativeLogSumExp(self.gamma) if self.beta == 0 else None
+
+    def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
+        return log1p_exp(negatives - self.gamma * positive)
+
+    def row_terms(self, scores: Tensor, targets: Targets) -> Tensor:
+        pairs = find_positive_pairs(scores, targets)
+        terms = self.pair_terms(pairs.log_sum_exp(self.gamma), pairs.positive, pairs.query, targets)
+        share = self.beta / targets.positive.sum(-1).clamp(min=1)  # one divergence a query, shared among its pairs
+        return terms + (share * self._divergence(scores, targets))[pairs.query]
+
+    def _divergence(self, scores: Tensor, targets: Targets) -> Tensor:
+        """``sum_j p_ij log(p_ij / q_ij)`` over the negatives of each query, shape ``[Q]``, 0 without negatives."""
+        negative = targets.negative
+        outside = ~negative & negative.any(-1, keepdim=True)  # without negatives nothing is masked, so that the sum is 0 and not NaN
+        log_p, log_q = (
+            logits.masked_fill(outside, NEG_INF).log_softmax(-1).masked_fill(~negative, 0.0)
+            for logits in (targets.pairwise("relevance", "GradedVLC") / self.tau, self.graded_gamma * scores)
+        )
+        return (log_p.exp() * (log_p - log_q)).masked_fill(~negative, 0.0).sum(-1)

@@ -1,0 +1,494 @@
+"""Execution plan of a PairLoss: dense, cached, row blocks or tiles, chosen before anything is scored.
+
+>>> from visavis.objectives import Unified
+>>> directions = Targets.paired(8192), Targets.paired(8192).T
+>>> sizes = ProblemSize.from_embedding_dim(8192, 8192, 512)
+>>> print(choose_plan(Unified(), None, directions, sizes, torch.device("cpu"), 2**30))
+tiles of 1024 x 1024 scores for both directions, up to 80.0 MiB of tiles cached. About 120.0 MiB next to items and gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from visavis.blocking import MAX_BLOCK_BYTES, BlockCost, ScoreCost, block_cost_of, block_shape, chunk_slices
+from visavis.errors import SpecError, VisavisError
+from visavis.memory_budget import MemoryLimit, budget_bytes, format_bytes, parse_memory
+from visavis.objectives.base import Objective
+from visavis.objectives.pairs import NegativeLogSumExp, NegativeSummary
+from visavis.pair_loss.encoded_items import Items, all_tensors, float_tensors
+from visavis.pair_loss.gradients import annotations_needing_grad, has_annotations
+from visavis.pair_loss.objective_memory import measure_dense_cost, measure_direction_cost
+from visavis.pair_loss.scores import Score
+from visavis.pair_loss.tiles import max_cached_band
+from visavis.targets import Targets
+
+# Measured on CPU and GPU: up to this number of scores, the graph of one matrix is as fast as blocks of any score.
+MAX_DENSE_SCORES = 2**22
+# Up to this number, the graph of one matrix is also as fast as blocks of cached cosines.
+MAX_SMALL_DENSE_SCORES = 2**18
+# Up to this number, all cosines are cached.
+MAX_CACHED_SCORES = 2**24
+# Scores of a row block.
+MAX_ROW_BLOCK_SCORES = 2**21
+# Scores of a row block of cached cosines. It stays in the processor's cache.
+MAX_CACHED_ROW_BLOCK_SCORES = 2**18
+# With fewer rows, a matrix product is slow.
+MIN_FAST_BLOCK_ROWS = 64
+# A tile of this side stays in the cache of a CPU core. Other devices are faster with few large tiles.
+TILE_SIDE_BY_DEVICE = {"cpu": 1024}
+DEFAULT_TILE_SIDE = 8192
+# Tiles that wait for their gradient.
+MAX_CACHED_TILE_BYTES = 5 * 2**24
+
+ExecutionPath = Literal["dense", "cached", "row_blocks", "tiles"]
+IntPair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ProblemSize:
+    """Size of a comparison of images and texts.
+
+    Attributes:
+        queries: Number of images and of texts of this rank that are queries.
+        candidates: Number of texts that images are compared with, and of images that texts are compared with. They exceed the
+            queries of the other side with extra candidates or several ranks.
+        item_bytes: Memory of all items in the precision of their gradients.
+        element_bytes: Memory of one score.
+        has_extra_candidates: Whether some candidates are never queries.
+        world_size: Number of ranks.
+    """
+
+    queries: IntPair
+    candidates: IntPair
+    item_bytes: int
+    element_bytes: int = 4
+    has_extra_candidates: bool = False
+    world_size: int = 1
+
+    @classmethod
+    def from_embedding_dim(cls, num_images: int, num_texts: int, embedding_dim: int) -> ProblemSize:
+        """Make the size of a comparison of float32 embeddings on one rank.
+
+        Args:
+            num_images: Number of images.
+            num_texts: Number of texts.
+            embedding_dim: Dimension of the embeddings.
+
+        Returns:
+            The size.
+        """
+        return cls((num_images, num_texts), (num_texts, num_images), 4 * embedding_dim * (num_images + num_texts))
+
+
+@dataclass(frozen=True)
+class ExecutionPlan:
+    """How a loss is computed. ``print`` describes it in one line.
+
+    Attributes:
+        path: "dense" for the graph of one matrix, "cached" for one direction after the other over cached cosines, "row_blocks"
+            for the same with blocks that are scored when needed, "tiles" for tiles that serve both directions.
+        num_queries: Number of images and of texts that are queries.
+        block_rows: Queries of a block, for each direction.
+        block_columns: Candidates that are scored with a graph at once, for each direction.
+        tile_shape: Rows and columns of a tile.
+        cached_tile_bytes: Memory for tiles that wait for their gradient.
+        expected_bytes: Expected peak memory next to the items and their gradients.
+    """
+
+    path: ExecutionPath
+    num_queries: IntPair
+    block_rows: IntPair
+    block_columns: IntPair
+    tile_shape: IntPair = (0, 0)
+    cached_tile_bytes: int = 0
+    expected_bytes: int = 0
+
+    def __str__(self) -> str:
+        images, texts = self.num_queries
+        blocks = f"one direction after the other in blocks of {self.block_rows[0]} images, then of {self.block_rows[1]} texts"
+        description = {
+            "dense": f"the graph of one matrix of {images} x {texts} scores",
+            "cached": f"{images} x {texts} cached cosines, {blocks}",
+            "row_blocks": f"{blocks}, at most {self.block_columns[0]} texts and {self.block_columns[1]} images scored at once",
+            "tiles": f"tiles of {self.tile_shape[0]} x {self.tile_shape[1]} scores for both directions",
+        }[self.path]
+        cached = f", up to {format_bytes(self.cached_tile_bytes)} of tiles cached" if self.cached_tile_bytes else ""
+        return f"{description}{cached}. About {format_bytes(self.expected_bytes)} next to items and gradients."
+
+
+def choose_plan(
+    objective: Objective,
+    cost: BlockCost | None,
+    targets: tuple[Targets, Targets],
+    sizes: ProblemSize,
+    device: torch.device,
+    memory_bytes: int,
+    *,
+    block_rows: int | None = None,
+    needs_grad: bool = True,
+) -> ExecutionPlan:
+    """Choose the plan of a loss. The result depends only on the arguments.
+
+    The first path whose condition holds and that fits into the memory is chosen:
+
+    ==========  =======================================================================================================
+    path        condition
+    ==========  =======================================================================================================
+    dense       One rank, no ``block_rows``, at most 2^22 scores (pairs x candidates for an objective that needs the pair
+                matrix), and blocks are not faster. Blocks are faster for cosines without extra candidates and without
+                annotations that need a gradient: always for summary objectives, for others on a CPU from 2^18 scores on.
+    tiles       The objective needs one number per query with these targets, no extra candidates, and one rank or no
+                annotations.
+    cached      Cosines without extra candidates, one rank, no ``block_rows``, at most 2^24 scores.
+    row_blocks  Otherwise.
+    ==========  =======================================================================================================
+
+    Blocks have the fastest size (see the constants of this module), or as much less as the memory requires. Under a
+    compiler, PairLoss uses the dense path without a plan.
+
+    Args:
+        objective: The objective.
+        cost: Memory of blocks of images x texts of a score function. None: cosines.
+        targets: Targets of the image-to-text and of the text-to-image direction.
+        sizes: Size of the comparison.
+        device: Device of the items.
+        memory_bytes: Memory for gradients of items and for blocks.
+        block_rows: Maximum number of queries per block.
+        needs_grad: Whether gradients are computed.
+
+    Returns:
+        The plan.
+
+    Raises:
+        VisavisError: If even the smallest block does not fit into the memory.
+    """
+    inputs = PlanInputs(objective, cost, targets, sizes, device, memory_bytes, block_rows, needs_grad)
+    if inputs.is_dense_fast and (plan := _plan_dense(inputs)).expected_bytes <= inputs.block_budget:
+        return plan
+    if inputs.summary is not None and not sizes.has_extra_candidates and (sizes.world_size == 1 or not has_annotations(targets[0])):
+        return _plan_tiles(inputs)
+    can_cache = cost is None and not sizes.has_extra_candidates and sizes.world_size == 1 and block_rows is None
+    if can_cache and inputs.is_cache_small and (plan := _plan_rows(inputs, "cached")).expected_bytes <= inputs.block_budget:
+        return plan
+    return _plan_rows(inputs, "row_blocks")
+
+
+@dataclass(frozen=True)
+class PlanInputs:
+    """Arguments of `choose_plan` and the quantities that all paths share.
+
+    Attributes:
+        objective: The objective.
+        cost: Memory of blocks of a score function. None: cosines.
+        targets: Targets of both directions.
+        sizes: Size of the comparison.
+        device: Device of the items.
+        memory_bytes: Memory for gradients of items and for blocks.
+        block_rows: Maximum number of queries per block.
+        needs_grad: Whether gradients are computed.
+    """
+
+    objective: Objective
+    cost: BlockCost | None
+    targets: tuple[Targets, Targets]
+    sizes: ProblemSize
+    device: torch.device
+    memory_bytes: int
+    block_rows: int | None
+    needs_grad: bool
+
+    @property
+    def summary(self) -> NegativeSummary | None:
+        """The number per query that suffices for the objective, if any."""
+        return self.objective.summary(self.targets[0])
+
+    @property
+    def num_scores(self) -> int:
+        """Number of scores of the image-to-text direction."""
+        return math.prod(self.targets[0].shape)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Memory of the gradients of the items. The backward pass needs it once more for their product with the upstream gradient."""
+        return self.sizes.item_bytes if self.needs_grad else 0
+
+    @property
+    def block_budget(self) -> int:
+        """Memory that is left next to the gradients of the items."""
+        return self.memory_bytes - self.gradient_bytes
+
+    @property
+    def unit_vector_bytes(self) -> int:
+        """Memory of the normalized embeddings."""
+        return self.sizes.item_bytes if self.cost is None else 0
+
+    @property
+    def is_dense_fast(self) -> bool:
+        """Whether one matrix is allowed and not slower than blocks."""
+        if self.sizes.world_size > 1 or self.block_rows is not None:
+            return False
+        num_scores = max(self._objective_scores(targets) for targets in self.targets)
+        if num_scores > MAX_DENSE_SCORES:
+            return False
+        is_large_on_cpu = num_scores > MAX_SMALL_DENSE_SCORES and self.device.type == "cpu"
+        are_blocks_faster = self.cost is None and not self.sizes.has_extra_candidates and (is_large_on_cpu or self.summary is not None)
+        return not are_blocks_faster or bool(annotations_needing_grad(self.targets[0]))
+
+    @property
+    def is_cache_small(self) -> bool:
+        """Whether all cosines can be cached."""
+        return self.num_scores <= MAX_CACHED_SCORES and 2 * self.matrix_bytes <= self.block_budget
+
+    @property
+    def matrix_bytes(self) -> int:
+        """Memory of cached cosines and their gradients: one matrix per direction if the weights of the directions differ."""
+        num_gradients = (1 if self.objective.reduction == "sum" else 2) if self.needs_grad else 0
+        return (1 + num_gradients) * self.num_scores * self.sizes.element_bytes
+
+    def cap_block_budget(self, budget: int, minimum: int) -> int:
+        """Limit the memory of a block of a score function to what gains speed.
+
+        Args:
+            budget: Available memory.
+            minimum: Memory of a single pair.
+
+        Returns:
+            Memory that a block may use.
+        """
+        return budget if self.cost is None else min(budget, max(MAX_BLOCK_BYTES, minimum))
+
+    def _objective_scores(self, targets: Targets) -> int:
+        """Number of scores that the objective holds at once in one direction."""
+        pairs = 0
+        if self.objective.needs_pair_matrix:
+            pairs = int(targets.positive_counts(chunk_slices(targets.shape[0], MAX_DENSE_SCORES)).sum())
+        return max(targets.shape[0], pairs) * targets.shape[1]
+
+
+def _plan_dense(inputs: PlanInputs) -> ExecutionPlan:
+    sizes = inputs.sizes
+    (images, texts), (all_texts, all_images) = sizes.queries, sizes.candidates
+    loss_cost = measure_dense_cost(inputs.objective, inputs.targets[0], element_bytes=sizes.element_bytes)
+    score_cost = inputs.cost or BlockCost(2.0 * sizes.element_bytes, fixed_bytes=4.0 * inputs.unit_vector_bytes)
+    expected_bytes = score_cost.total_bytes(images, all_texts) + loss_cost.total_bytes(images, all_texts)
+    if sizes.has_extra_candidates:
+        expected_bytes += score_cost.total_bytes(all_images, texts)
+    return ExecutionPlan("dense", (images, texts), (images, texts), (all_texts, all_images), expected_bytes=expected_bytes)
+
+
+def _plan_tiles(inputs: PlanInputs) -> ExecutionPlan:
+    sizes = inputs.sizes
+    height, width = sizes.queries[0], sizes.candidates[0]
+    side = TILE_SIDE_BY_DEVICE.get(inputs.device.type, DEFAULT_TILE_SIDE)
+    max_shape = min(inputs.block_rows or side, side), side
+    mask_bytes = 0.0 if inputs.targets[0].is_defined_by_ids else 3.0
+    # The scores, and their exponentials or the rows that exceed the previous maximum.
+    value_cost = BlockCost(2.0 * sizes.element_bytes + mask_bytes)
+    cost = value_cost if inputs.cost is None else inputs.cost.plus_pair_bytes(value_cost.pair_bytes)
+    budget = inputs.block_budget - inputs.unit_vector_bytes
+    tile_budget = inputs.cap_block_budget(budget, cost.total_bytes(1, 1))
+    tile = block_shape(height, width, cost, tile_budget, max_shape=max_shape)
+    tile_bytes, cached_bytes = cost.total_bytes(min(tile[0], height), min(tile[1], width)), 0
+    if isinstance(inputs.summary, NegativeLogSumExp) and inputs.cost is None and inputs.needs_grad:
+        cached_bytes = int(min(MAX_CACHED_TILE_BYTES, max(budget - tile_bytes, 0)))
+    scores_whole_rows = inputs.cost is None or inputs.cost.total_bytes(tile[0], width) <= tile_budget
+    peak_bytes = inputs.unit_vector_bytes + tile_bytes + _peak_cache_bytes(sizes, tile, cached_bytes)
+    columns = (width, height) if scores_whole_rows else (tile[1], tile[1])
+    expected_bytes = max(peak_bytes, inputs.gradient_bytes)
+    return ExecutionPlan("tiles", sizes.queries, (tile[0], tile[0]), columns, tile, cached_bytes, expected_bytes)
+
+
+def _peak_cache_bytes(sizes: ProblemSize, tile: IntPair, cache_bytes: int) -> int:
+    """Peak memory of cached tiles. Simulates the caching of `TileGrid`."""
+    height, width = sizes.queries[0], sizes.candidates[0]
+    if sizes.world_size > 1:
+        return min(cache_bytes, height * width * sizes.element_bytes)
+    num_steps = max(min(-(-height // tile[0]), -(-width // tile[1])), 1)
+    cell_bytes = height * width / num_steps**2 * sizes.element_bytes
+    band, num_cached, peak = int(max_cached_band(cache_bytes, cell_bytes)), 0, 0
+    completed_in = [0] * num_steps
+    for step in range(num_steps):
+        for last_step in range(step, min(step + band + 1, num_steps)):
+            num_tiles = 1 if last_step == step else 2
+            completed_in[last_step] += num_tiles
+            num_cached += num_tiles
+        peak = max(peak, num_cached)
+        num_cached -= completed_in[step]
+    return int(min(cache_bytes, peak * cell_bytes))
+
+
+def _plan_rows(inputs: PlanInputs, path: Literal["cached", "row_blocks"]) -> ExecutionPlan:
+    sizes, is_cached = inputs.sizes, path == "cached"
+    score_bytes = sizes.element_bytes * (1 if inputs.cost is None else 2)
+    terms = measure_direction_cost(inputs.objective, inputs.targets[0], element_bytes=sizes.element_bytes).plus_pair_bytes(score_bytes)
+    # With a sum reduction both directions share one gradient buffer, otherwise each has its own.
+    fork_bytes = 0 if is_cached or inputs.objective.reduction == "sum" else inputs.gradient_bytes
+    fixed_bytes = (inputs.matrix_bytes if is_cached else inputs.unit_vector_bytes) + fork_bytes
+    max_scores = MAX_CACHED_ROW_BLOCK_SCORES if is_cached else MAX_ROW_BLOCK_SCORES
+    zero = BlockCost(0.0)
+    score_costs = (zero, zero) if inputs.cost is None else (inputs.cost, inputs.cost.transposed)
+    rows, columns, block_bytes = [], [], 0
+    for queries, candidates, score_cost in zip(sizes.queries, sizes.candidates, score_costs, strict=True):
+        max_rows = inputs.block_rows or max(MIN_FAST_BLOCK_ROWS, max_scores // max(candidates, 1))
+        minimum = terms.total_bytes(1, candidates) + score_cost.total_bytes(1, 1)
+        budget = inputs.cap_block_budget(inputs.block_budget - fixed_bytes, minimum)
+        height, width = _fit_rows(queries, candidates, max_rows, terms, score_cost, budget)
+        rows.append(height)
+        columns.append(width)
+        height = min(height, queries)
+        block_bytes = max(block_bytes, terms.total_bytes(height, candidates) + score_cost.total_bytes(height, width))
+    peak_bytes = fixed_bytes + (max(block_bytes, inputs.unit_vector_bytes) if is_cached else block_bytes)
+    expected_bytes = max(peak_bytes, inputs.gradient_bytes)
+    return ExecutionPlan(path, sizes.queries, (rows[0], rows[1]), (columns[0], columns[1]), expected_bytes=expected_bytes)
+
+
+def _fit_rows(queries: int, candidates: int, max_rows: int, terms: BlockCost, score: BlockCost, budget: float) -> IntPair:
+    """Choose the rows of a block and the candidates that are scored at once: all of them unless the rows become too few.
+
+    ``terms`` is held for all candidates of a block, ``score`` for those that are scored at once.
+    """
+    both = BlockCost(
+        terms.pair_bytes + score.pair_bytes,
+        terms.visual_bytes + score.visual_bytes,
+        terms.text_bytes + score.text_bytes,
+        terms.fixed_bytes + score.fixed_bytes,
+    )
+    height = max(min(max_rows, queries), 1)
+    if both.total_bytes(height, candidates) <= budget:
+        return max_rows, max(candidates, 1)
+    fitting = int((budget - both.fixed_bytes - both.text_bytes * candidates) // max(both.visual_bytes + both.pair_bytes * candidates, 1e-9))
+    if fitting >= min(height, MIN_FAST_BLOCK_ROWS // 2) or (score == BlockCost(0.0) and fitting >= 1):
+        return min(fitting, max_rows), max(candidates, 1)
+    height = min(height, MIN_FAST_BLOCK_ROWS // 2)
+    while height:
+        remaining = budget - terms.total_bytes(height, candidates) - score.fixed_bytes - score.visual_bytes * height
+        width = int(remaining // max(score.text_bytes + score.pair_bytes * height, 1e-9))
+        if width >= 1:
+            return height, min(width, max(candidates, 1))
+        height //= 2
+    needed = terms.total_bytes(1, candidates) + score.total_bytes(1, 1)
+    raise VisavisError(
+        f"memory: expected {format_bytes(needed)} next to items and gradients for one query and {candidates} candidates, "
+        f"got {format_bytes(max(budget, 0))}. Set a larger memory."
+    )
+
+
+class Planner:
+    """Makes the plans of one loss. Score costs and memory budgets are cached, so that plans do not change between batches.
+
+    Args:
+        objective: The objective.
+        score: Score function. None: cosines.
+        block_rows: Maximum number of queries per block.
+        memory: Memory setting.
+        score_cost: Declared cost of the score function.
+    """
+
+    def __init__(
+        self, objective: Objective, score: Score | None, block_rows: int | None, memory: MemoryLimit, score_cost: ScoreCost | None
+    ) -> None:
+        self.objective, self.score, self.block_rows, self.score_cost = objective, score, block_rows, score_cost
+        self.memory, self.has_memory_limit = memory, parse_memory(memory) is not None
+        self.budgets: dict[torch.device, int] = {}
+        self.cost_by_form: dict[tuple[Any, ...], BlockCost] = {}
+
+    def plan_batch(
+        self, images: Items, texts: Items, targets: tuple[Targets, Targets], *, has_extra_candidates: bool, world_size: int, training: bool
+    ) -> ExecutionPlan:
+        """Make the plan of a batch.
+
+        Args:
+            images: Images of this rank.
+            texts: Texts of this rank.
+            targets: Targets of both directions.
+            has_extra_candidates: Whether some candidates are never queries.
+            world_size: Number of ranks.
+            training: Whether the loss is in train mode.
+
+        Returns:
+            The plan.
+        """
+        needs_grad = torch.is_grad_enabled()
+        candidates = targets[0].shape[1], targets[1].shape[1]
+        local_bytes = _float_bytes(images) + _float_bytes(texts)
+        sizes = ProblemSize(
+            queries=(len(images), len(texts)),
+            candidates=candidates,
+            item_bytes=local_bytes * sum(candidates) // max(len(images) + len(texts), 1),
+            element_bytes=max([4, *(part.dtype.itemsize for part in (*float_tensors(images), *float_tensors(texts)))]),
+            has_extra_candidates=has_extra_candidates,
+            world_size=world_size,
+        )
+        cost = None if self.score is None else self._measure_cost(self.score, images, texts, needs_grad=needs_grad, training=training)
+        return self._choose(cost, targets, sizes, all_tensors(images)[0].device, needs_grad=needs_grad)
+
+    def plan_sizes(
+        self,
+        num_items: tuple[int, int],
+        embedding_dim: int,
+        targets: Targets | None,
+        images: Items | None,
+        texts: Items | None,
+        device: torch.device,
+    ) -> ExecutionPlan:
+        """Make the plan of a batch that does not exist yet.
+
+        Args:
+            num_items: Number of images and of texts.
+            embedding_dim: Dimension of the embeddings, for cosines.
+            targets: Targets of the image-to-text direction. None: captions spread evenly over images.
+            images: A few images, to measure the cost of a score function.
+            texts: A few texts.
+            device: Device of the batch.
+
+        Returns:
+            The plan.
+
+        Raises:
+            SpecError: If the cost of the score function is unknown.
+        """
+        num_images, num_texts = num_items
+        if targets is None:
+            image_of = torch.arange(num_texts) * max(num_images, 1) // max(num_texts, 1)
+            targets = Targets(query_ids=torch.arange(num_images), candidate_ids=image_of)
+        sizes, cost = ProblemSize.from_embedding_dim(num_images, num_texts, embedding_dim), None
+        if self.score is not None and images is not None and texts is not None:
+            cost = self._measure_cost(self.score, images, texts, needs_grad=True, training=True)
+            side_bytes = (
+                _float_bytes(items) * count // max(len(items), 1) for items, count in zip((images, texts), num_items, strict=True)
+            )
+            sizes = ProblemSize(num_items, (num_texts, num_images), sum(side_bytes))
+        elif self.score is not None:
+            if self.score_cost is None:
+                raise SpecError(
+                    "score_cost: expected the cost of the score function, got none. Set PairLoss(score_cost=...), or pass images= and texts=."
+                )
+            cost = self.score_cost.to_block_cost(training=True)
+        return self._choose(cost, (targets, targets.T), sizes, device, needs_grad=True)
+
+    def _choose(
+        self, cost: BlockCost | None, targets: tuple[Targets, Targets], sizes: ProblemSize, device: torch.device, *, needs_grad: bool
+    ) -> ExecutionPlan:
+        if device not in self.budgets:
+            self.budgets[device] = budget_bytes(self.memory, device)
+        # Without a limit the budget is a share of the free memory for blocks only, whatever the items need.
+        memory_bytes = self.budgets[device] + (0 if self.has_memory_limit else 4 * sizes.item_bytes)
+        return choose_plan(self.objective, cost, targets, sizes, device, memory_bytes, block_rows=self.block_rows, needs_grad=needs_grad)
+
+    def _measure_cost(self, score: Score, images: Items, texts: Items, *, needs_grad: bool, training: bool) -> BlockCost:
+        """Cost of a block of the score function, declared or measured once for each shape of items."""
+        form = tuple((part.shape[1:], part.dtype, part.device) for items in (images, texts) for part in all_tensors(items))
+        key = form, needs_grad, training, torch.is_autocast_enabled(all_tensors(images)[0].device.type)
+        if key not in self.cost_by_form:
+            self.cost_by_form[key] = block_cost_of(score, images, texts, training=needs_grad, declared=self.score_cost)
+        return self.cost_by_form[key]
+
+
+def _float_bytes(items: Items) -> int:
+    """Memory of the tensors that can have a gradient, at least in float32, in which gradients are summed."""
+    return sum(part.numel() * max(part.dtype.itemsize, 4) for part in float_tensors(items))

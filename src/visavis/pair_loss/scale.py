@@ -1,0 +1,102 @@
+"""Scale of scores, in place of a temperature: a number, a parameter, or a scale that is learned by its logarithm.
+
+>>> scale = LearnedScale(20.0)
+>>> round(scale().item(), 4)
+20.0
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from visavis.errors import SpecError
+
+MAX_SCALE = 100.0
+"""Upper bound of a learned scale, as in CLIP."""
+
+
+class LearnedScale(nn.Module):
+    """A scale that is learned by its logarithm: ``scale = e^log``. An optimizer step changes it by a relative amount.
+
+    The parameter ``log`` is clamped to the bounds at each call. It is saved with the ``state_dict`` of the loss.
+
+    Args:
+        initial_scale: Scale before the first step, 1 / temperature, > 0 and at most 100.
+        min_scale: Lower bound.
+        max_scale: Upper bound.
+
+    Raises:
+        SpecError: If the initial scale is out of bounds.
+
+    Source:
+        Radford et al., CLIP (2021), section 2.5, which sets only the upper bound of 100.
+    """
+
+    def __init__(self, initial_scale: float, *, min_scale: float = 0.0, max_scale: float = MAX_SCALE) -> None:
+        super().__init__()
+        if not (is_valid_scale(initial_scale) and isinstance(initial_scale, int | float) and min_scale <= initial_scale <= max_scale):
+            lower = f">= {min_scale:g}" if min_scale > 0 else "> 0"
+            raise SpecError(f"initial_scale: expected a number {lower} and <= {max_scale:g}, got {initial_scale!r}. It is 1 / temperature.")
+        self.initial_scale, self.min_scale, self.max_scale = float(initial_scale), float(min_scale), float(max_scale)
+        self.log = nn.Parameter(torch.tensor(math.log(initial_scale)))
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Lower and upper bound."""
+        return self.min_scale, self.max_scale
+
+    def forward(self) -> Tensor:
+        """Clamp the parameter and return the current scale.
+
+        Returns:
+            A scalar.
+        """
+        self.log.data.clamp_(math.log(self.min_scale) if self.min_scale > 0 else None, math.log(self.max_scale))
+        return self.log.exp()
+
+    def extra_repr(self) -> str:
+        """Show the initial scale in ``repr``.
+
+        Returns:
+            The argument and its value.
+        """
+        return f"initial_scale={self.initial_scale:g}"
+
+
+Scale = float | Tensor | LearnedScale | None
+
+
+def is_valid_scale(scale: Any) -> bool:
+    """Return whether a value can scale scores: None, a number > 0, a floating-point tensor of one element, or a LearnedScale.
+
+    Args:
+        scale: The value.
+
+    Returns:
+        Whether it is valid.
+    """
+    if isinstance(scale, Tensor):
+        return scale.numel() == 1 and scale.is_floating_point()
+    known = scale is None or isinstance(scale, LearnedScale)
+    return known or (isinstance(scale, int | float) and not isinstance(scale, bool) and 0 < scale < float("inf"))
+
+
+def current_scale(scale: Scale) -> Tensor | float | None:
+    """Return the value that multiplies the scores. A parameter is first clamped to 0..`MAX_SCALE`.
+
+    Args:
+        scale: The scale of a loss.
+
+    Returns:
+        A scalar, or None without a scale.
+    """
+    if isinstance(scale, LearnedScale):
+        return scale()
+    if isinstance(scale, nn.Parameter):
+        # In place: outside a bound, a clamped copy would have no gradient that could bring the parameter back.
+        scale.data.clamp_(0, MAX_SCALE)
+    return scale

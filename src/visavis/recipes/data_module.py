@@ -1,0 +1,457 @@
+"""Data module: the data, the features and the model of a recipe, ready for batches.
+
+A training may start from the model of another run, with its weights, vocabulary and standardization.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visavis.data.dataset import Dataset
+from visavis.data.features.expert_store import ExpertStore
+from visavis.data.features.standardization import Standardization
+from visavis.data.loader import AnyFeatures, BatchSchedule, ConcatSource, ItemSource, Loader, StoredFeatures, TokenizedCaptions
+from visavis.errors import DataError, RecipeError, RunError, VisavisError, suggest_name
+from visavis.evaluation import Evaluation
+from visavis.evaluation.evaluate_dataset import evaluate_dataset, select_captions
+from visavis.evaluation.protocols import Protocol, get_protocols
+from visavis.feedback.training_pairs import FeedbackPairs, FeedbackSplit, read_feedback_pairs
+from visavis.models import CATALOG, Matcher
+from visavis.models.base import evaluation_mode, get_vectors
+from visavis.models.encoders.frozen_encoders import VisualEncoder
+from visavis.models.encoders.preprocessing import CROP_FUNCTIONS, PixelSource
+from visavis.models.encoders.text_backbone import EncoderTokens
+from visavis.models.inference import batches_by_length, device_score, encode_items, equal_batches
+from visavis.models.processor import Processor
+from visavis.models.retriever import Retriever
+from visavis.progress import NoProgress, Progress
+from visavis.recipes.features import feedback_query_features, open_data, text_features, training_subset, visual_features
+from visavis.recipes.recipe import Recipe
+from visavis.spec import build_object
+from visavis.types import Encoded
+
+# Items that are encoded at once in an evaluation.
+IMAGES_PER_BATCH, CLIPS_PER_BATCH, TEXTS_PER_BATCH = 256, 32, 512
+
+
+@dataclass(frozen=True)
+class DataModule:
+    """Data and processors of a recipe.
+
+    Attributes:
+        recipe: Recipe.
+        data: Whole data set.
+        processor: Preprocessing of new images and texts.
+        visual: Image features. None: the model reads pixels.
+        text: Caption features. None: the model reads tokens.
+        feedback: Judged pairs of training images. None: no feedback.
+        query_features: Features of judged text queries. None: the model reads tokens, or the feedback has no queries.
+    """
+
+    recipe: Recipe
+    data: Dataset
+    processor: Processor
+    visual: AnyFeatures | None
+    text: AnyFeatures | None
+    feedback: FeedbackPairs | None = None
+    query_features: AnyFeatures | None = None
+
+    @property
+    def train(self) -> Loader:
+        """Batches of the training split, with its feedback."""
+        split = self.data.split("train")
+        return self.loader(split, None if self.feedback is None else FeedbackSplit.from_pairs(split, self.feedback))
+
+    @property
+    def validation(self) -> Dataset:
+        """Split that each validation ranks, or its first images."""
+        settings, splits = self.recipe.evaluation, self.data.splits
+        if settings.validation not in splits:
+            raise DataError(
+                f"evaluation.validation: {self.data.name} has no split {settings.validation}. Set evaluation.validation=NAME: "
+                f"{suggest_name(settings.validation, splits)}"
+            )
+        return first_images(self.data.split(settings.validation), settings.validation_images)
+
+    def sources(self, split: Dataset, extra_captions: Sequence[str] = ()) -> tuple[ItemSource, ItemSource]:
+        """Return the inputs of the model for a split.
+
+        Args:
+            split: Split of the data set.
+            extra_captions: Judged text queries, which follow the captions.
+
+        Returns:
+            The images and the captions.
+        """
+        settings, processor = self.recipe.visual, self.processor
+        visual: ItemSource
+        if self.visual is None:
+            preprocess_crops = processor.preprocess_crops if settings.augment else None
+            visual = PixelSource(split, processor.preprocess, preprocess_crops, CROP_FUNCTIONS[settings.augment_crop])
+        else:
+            rows = self.visual.rows(image.name for image in split.images)
+            visual = StoredFeatures(self.visual, rows, settings.crops, processor.standardization)
+        if processor.vocabulary is not None:
+            return visual, TokenizedCaptions([*split.captions, *extra_captions], processor.vocabulary)
+        if processor.pretrained_tokenizer is not None:
+            return visual, EncoderTokens([*split.captions, *extra_captions], processor.pretrained_tokenizer)
+        assert self.text is not None
+        captions = StoredFeatures(self.text, self.text.rows(split.captions))
+        if self.query_features is None:
+            return visual, captions
+        queries = StoredFeatures(self.query_features, self.query_features.rows(extra_captions))
+        return visual, ConcatSource(captions, queries, len(split.captions))
+
+    def check_stored_features(self, split: Dataset) -> None:
+        """Check that stored features have every image and caption of a split.
+
+        Args:
+            split: Split of the data set.
+
+        Raises:
+            DataError: If one is missing.
+        """
+        if self.visual is not None:
+            self.visual.rows(image.name for image in split.images)
+        if self.text is not None:
+            self.text.rows(split.captions)
+
+    def loader(self, split: Dataset, feedback: FeedbackSplit | None = None) -> Loader:
+        """Build the batches of a split. A split that is smaller than a batch is one batch.
+
+        Args:
+            split: Split of the data set.
+            feedback: The split with its feedback.
+
+        Returns:
+            The batches.
+        """
+        training = self.recipe.training
+        queries: tuple[str, ...] = ()
+        if feedback is not None:
+            queries = (*feedback.data.captions[len(split.captions) :], *feedback.unmatched_queries)
+        sources = self.sources(split, queries)
+        split = split if feedback is None else feedback.data
+        items = split.captions if training.captions_per_image is None else split.images
+        schedule = BatchSchedule(
+            batch_size=training.batch_size,
+            captions_per_image=training.captions_per_image,
+            length_buckets=training.length_buckets,
+            drop_last=len(items) > training.batch_size,
+            batches_per_epoch=training.batches_per_epoch,
+        )
+        return Loader(split, *sources, schedule, self.recipe.seed, feedback)
+
+    def encode(self, matcher: Matcher, split: Dataset) -> tuple[Encoded, Encoded]:
+        """Encode all images and captions of a split in evaluation mode.
+
+        Args:
+            matcher: Model.
+            split: Split of the data set.
+
+        Returns:
+            The encoded images and captions, in the order of the split.
+        """
+        visual, text = self.sources(split)
+        batch_size = CLIPS_PER_BATCH if self.recipe.visual.granularity in ("experts", "frames") else IMAGES_PER_BATCH
+        return (
+            encode_items(matcher, "visual", visual.read, equal_batches(np.arange(len(split.images)), batch_size)),
+            encode_items(matcher, "text", text.read, batches_by_length(split.captions, TEXTS_PER_BATCH)),
+        )
+
+    def evaluate(
+        self,
+        matcher: Matcher,
+        split: str | Dataset,
+        protocol: str | Protocol | Sequence[str | Protocol] = "plain",
+        relevance: str = "",
+        semantics: str = "reference",
+    ) -> Evaluation:
+        """Evaluate a model on a split, which is encoded once for all protocols.
+
+        Args:
+            matcher: Model.
+            split: Split, or its name.
+            protocol: Protocol or protocols.
+            relevance: Spec of a relevance estimator, for graded metrics.
+            semantics: Definition of the graded metrics, "paper" or "reference".
+
+        Returns:
+            The evaluation.
+
+        Raises:
+            DataError: If the split does not exist.
+            SpecError: If a protocol does not fit the split.
+        """
+        protocols = get_protocols(protocol)
+        data = select_captions(self.data.split(split) if isinstance(split, str) else split, protocols)
+        visual, text = self.encode(matcher, data)
+        score, memory = device_score(matcher), self.recipe.memory or None
+        with evaluation_mode(matcher):
+            return evaluate_dataset(visual, text, score, data, protocols, relevance=relevance, semantics=semantics, memory=memory)
+
+
+def first_images(split: Dataset, max_images: int) -> Dataset:
+    """Take the first images of a split with their captions.
+
+    Args:
+        split: Split of a data set.
+        max_images: Number of images. 0: all.
+
+    Returns:
+        The smaller split.
+    """
+    return split.take(np.arange(len(split.images))[: max_images or None])
+
+
+def prepare_training(recipe: Recipe, progress: Progress | None = None) -> tuple[DataModule, Matcher]:
+    """Open the data, compute or open the features, and build the model with its initial weights.
+
+    Args:
+        recipe: Recipe.
+        progress: Receives progress.
+
+    Returns:
+        The data and the model.
+
+    Raises:
+        RecipeError: If the model does not fit the data.
+        DataError: If the data cannot be read.
+    """
+    kind = str(recipe.model.get("kind"))
+    if kind not in CATALOG:
+        raise RecipeError(f"model.kind: {kind!r} is not a model: {suggest_name(kind, CATALOG)}")
+    start = load_start_model(recipe)
+    data_module = open_data_module(recipe, progress, start.processor if start else None, training=True)
+    _check_splits(data_module)
+    matcher = initial_matcher(data_module, start)
+    matcher.matryoshka_dims = _resolve_matryoshka_dims(data_module, matcher)
+    return data_module, matcher
+
+
+def open_data_module(
+    recipe: Recipe, progress: Progress | None = None, trained_processor: Processor | None = None, *, training: bool = False
+) -> DataModule:
+    """Open the data and the features of a recipe.
+
+    Args:
+        recipe: Recipe.
+        progress: Receives progress.
+        trained_processor: Processor of a trained model. None: it is built from the training split.
+        training: Whether to read the feedback file.
+
+    Returns:
+        The data module.
+
+    Raises:
+        RecipeError: If the recipe does not fit the data.
+        DataError: If the data cannot be read.
+    """
+    progress = progress or NoProgress()
+    data = open_data(recipe, progress, skip_bad=recipe.data.skip_bad)
+    feedback = read_feedback_pairs(recipe.data.feedback, data, progress) if training else None
+    visual, visual_encoder = visual_features(recipe, data, progress)
+    text, processor = text_features(recipe, data, progress, trained_processor, visual_encoder, feedback.queries if feedback else ())
+    if trained_processor:
+        processor = replace(processor, visual_encoder_folder=trained_processor.visual_encoder_folder)
+    for skipped in data.skipped:
+        progress.message(f"Skipped: {skipped}")
+    data = training_subset(recipe, data)
+    data_module = DataModule(recipe, data, processor, visual, text, feedback, feedback_query_features(feedback, data, processor))
+    if not recipe.visual.standardize:
+        return data_module
+    standardization = trained_processor.standardization if trained_processor else _fit_standardization(data_module)
+    return replace(data_module, processor=replace(processor, standardization=standardization))
+
+
+def initial_matcher(data_module: DataModule, start: Retriever | None) -> Matcher:
+    """Build the model with the weights that a training starts with.
+
+    Args:
+        data_module: Data of the recipe.
+        start: Model of ``start_from``. None: new weights by the seed of the recipe.
+
+    Returns:
+        The model.
+
+    Raises:
+        RecipeError: If the model cannot be built, or differs from that of ``start_from``.
+    """
+    matcher = build_matcher(data_module, data_module.recipe.seed)
+    if start is not None:
+        _copy_start_weights(start, matcher, data_module)
+    return matcher
+
+
+def build_matcher(data_module: DataModule, seed: int) -> Matcher:
+    """Build the model of a recipe.
+
+    Args:
+        data_module: Data of the recipe.
+        seed: Seed of the new weights.
+
+    Returns:
+        The model.
+
+    Raises:
+        RecipeError: If the model does not fit the features.
+    """
+    recipe, name = data_module.recipe, str(data_module.recipe.model["kind"])
+    kind = CATALOG[name]
+    torch.manual_seed(seed)
+    try:
+        return kind(build_object(kind.Config, _architecture(recipe, data_module, kind)))
+    except VisavisError as error:
+        raise RecipeError(f"model {name}: {str(error).removeprefix(f'{kind.__name__}: ')}") from None
+    except (ValueError, RuntimeError) as error:
+        raise RecipeError(f"model {name}: cannot be built: {str(error).splitlines()[0]}.") from None
+
+
+def start_model_files(recipe: Recipe) -> list[Path]:
+    """List the files of the model that a training starts from.
+
+    Args:
+        recipe: Recipe.
+
+    Returns:
+        Config and weights. Empty without ``start_from``.
+
+    Raises:
+        RecipeError: If ``start_from`` is not a run folder.
+    """
+    if not recipe.start_from:
+        return []
+    root = Path(recipe.start_from)
+    for folder in (root / "model", root):
+        files = [folder / "config.json", folder / "model.safetensors"]
+        if all(file.is_file() for file in files):
+            return files
+    raise RecipeError(f"start_from: expected a run folder, or its folder model, got {recipe.start_from}. Name a folder of visavis train.")
+
+
+def load_start_model(recipe: Recipe) -> Retriever | None:
+    """Load the model that a training starts from.
+
+    Args:
+        recipe: Recipe.
+
+    Returns:
+        The model. None without ``start_from``.
+
+    Raises:
+        RecipeError: If ``start_from`` is not a run folder, or its model is broken.
+    """
+    if not (files := start_model_files(recipe)):
+        return None
+    try:
+        return Retriever.load(files[0].parent, device="cpu")
+    except RunError as error:
+        raise RecipeError(f"start_from: {error}") from None
+
+
+def _copy_start_weights(start: Retriever, matcher: Matcher, data_module: DataModule) -> None:
+    """Copy the weights of ``start_from``. Raises RecipeError naming the first difference of the models."""
+    source = f"start_from: {data_module.recipe.start_from}"
+    advice = "Train with the recipe of that run, its run.toml."
+    if type(start.matcher) is not type(matcher):
+        raise RecipeError(f"{source}: expected a model of kind {matcher.name}, got {start.matcher.name}. {advice}")
+    before, now = start.processor.to_config, data_module.processor.to_config
+    if changed := next((key for key in {**before, **now} if before.get(key) != now.get(key)), None):
+        raise RecipeError(f"{source}: expected the same {changed} as in this recipe, got another. {advice}")
+    theirs, ours = ({name: list(part.shape) for name, part in model.state_dict().items()} for model in (start.matcher, matcher))
+    for name in sorted(theirs.keys() | ours.keys()):
+        if theirs.get(name) != ours.get(name):
+            actual, expected = (f"shape {shapes[name]}" if name in shapes else "nothing" for shapes in (theirs, ours))
+            raise RecipeError(f"{source}: {name}: expected {expected}, got {actual}. {advice}")
+    matcher.load_state_dict(start.matcher.state_dict())
+
+
+def _resolve_matryoshka_dims(data_module: DataModule, matcher: Matcher) -> tuple[int, ...]:
+    """The Matryoshka dimensions of a recipe, with the full one last. () if the recipe names none."""
+    recipe = data_module.recipe
+    if not recipe.matryoshka_dims:
+        return ()
+    if not matcher.score_is_cosine:
+        raise RecipeError(
+            f"matryoshka_dims: expected a model that scores by the cosine of one vector per item, got {matcher.name}. Remove matryoshka_dims, "
+            "or use a model such as Heads."
+        )
+    if any(phase.supervision.startswith("OfflineNegativeSupervision(") for phase in recipe.phases):
+        raise RecipeError("matryoshka_dims: OfflineNegativeSupervision supplies scores of full vectors only. Remove one of them.")
+    _, text = data_module.sources(data_module.data.split("train"))
+    full = get_vectors(matcher.first_stage_items(encode_items(matcher, "text", text.read, [np.arange(1)]))).shape[1]
+    if max(recipe.matryoshka_dims) > full:
+        raise RecipeError(f"matryoshka_dims: expected at most {full}, the dimensions of this model, got {max(recipe.matryoshka_dims)}.")
+    return tuple(sorted({*recipe.matryoshka_dims, full}))
+
+
+def _check_splits(data_module: DataModule) -> None:
+    """Check before a training that all splits exist and have features, and that the protocols fit the test split."""
+    data, settings = data_module.data, data_module.recipe.evaluation
+    protocols, test_name = get_protocols(settings.protocol), settings.test
+    train = data.split("train")
+    used = [train, data_module.validation]
+    if len(train.images) < 2:
+        raise RecipeError(f"{data.name}: expected at least 2 training images, got {len(train.images)}. Add images to the training split.")
+    for protocol in protocols if test_name in data.splits or test_name != "test" else ():
+        test = select_captions(data.split(test_name), [protocol])
+        protocol.validate(torch.arange(len(test.images)), torch.from_numpy(test.image_of))
+        used.append(test)
+    for split in used:
+        data_module.check_stored_features(split)
+
+
+def _fit_standardization(data_module: DataModule) -> Standardization:
+    """Fit the standardization to the features of the training images."""
+    train = data_module.data.split("train")
+    source, _ = data_module.sources(train)
+    batches = equal_batches(np.arange(len(train.images)), IMAGES_PER_BATCH)
+    signed_sqrt = data_module.recipe.visual.standardize == "sqrt_zscore"
+    return Standardization.fit((_unpadded(source.read(batch)) for batch in batches), signed_sqrt=signed_sqrt)
+
+
+def _unpadded(items: Encoded) -> Tensor:
+    return get_vectors(items) if items.mask is None else get_vectors(items)[items.mask]  # type: ignore[index]
+
+
+def _architecture(recipe: Recipe, data_module: DataModule, kind: type[Matcher]) -> dict[str, Any]:
+    """The fields of the model config: those of the recipe, and the granularity and dimensions of the features."""
+    architecture = {key: value for key, value in recipe.model.items() if key != "kind"} | _text_backbone(recipe)
+    tokens = data_module.processor.vocabulary or data_module.processor.pretrained_tokenizer
+    architecture |= {
+        "visual_granularity": "regions" if recipe.visual.granularity == "frames" else recipe.visual.granularity,
+        "text_granularity": recipe.text.granularity,
+        "text_input_dim": len(tokens) if tokens else data_module.text.embedding_dim,  # type: ignore[union-attr]
+    }
+    if isinstance(data_module.visual, ExpertStore) and "experts" in kind.visual_granularities:
+        architecture |= {"experts": data_module.visual.embedding_dims}
+    if data_module.visual is not None:
+        return architecture | {"visual_input_dim": data_module.visual.embedding_dim}
+    architecture |= {"backbone": recipe.visual.encoder}
+    # The granularity of the backbone depends on the other fields, and its dimensions on its granularity.
+    granularity = build_object(kind.Config, architecture | {"visual_input_dim": 1}).backbone_granularity
+    encoder: VisualEncoder = replace(data_module.processor.visual_spec, granularity=granularity).open()  # type: ignore[assignment]
+    return architecture | {"visual_input_dim": encoder.embedding_dim}
+
+
+def _text_backbone(recipe: Recipe) -> dict[str, str]:
+    """The config field of a model that trains its text encoder. {} for another."""
+    kind, text = CATALOG[recipe.model["kind"]], recipe.text
+    if "text_backbone" in recipe.model:
+        raise RecipeError(
+            'model.text_backbone: expected none, because it follows from text.encoder. Set text.encoder and granularity = "tokens".'
+        )
+    if text.encoder == "vocabulary" or text.granularity != "tokens":
+        return {}
+    if "text_backbone" not in {field.name for field in fields(kind.Config)}:
+        if text.encoder == recipe.visual.encoder:  # a dual encoder
+            return {}
+        raise RecipeError(f'text.granularity: {kind.name} does not train a text encoder. Set text.granularity = "pooled" or "words".')
+    return {"text_backbone": text.encoder}

@@ -1,0 +1,281 @@
+"""Inputs that a recipe names: the data set, features of its images and captions, and preprocessing of new items."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from visavis.data.dataset import Dataset
+from visavis.data.dataset_reader import data_folder, find_source, open_dataset, path_exists, resolve_path
+from visavis.data.features.arrays import ArrayFeatures, PrecompFeatures, first_nonfinite_row
+from visavis.data.features.expert_store import ExpertStore
+from visavis.data.features.regions import RegionFeatures
+from visavis.data.features.store import FeatureStore
+from visavis.data.loader import AnyFeatures
+from visavis.data.vocabulary import Vocabulary
+from visavis.errors import DataError, RecipeError, RunError
+from visavis.feedback.training_pairs import FeedbackPairs
+from visavis.models.base import MatcherConfig, get_vectors
+from visavis.models.encoders.feature_extraction import cache_features
+from visavis.models.encoders.frozen_encoders import EncoderSpec
+from visavis.models.processor import Processor
+from visavis.progress import Progress
+from visavis.recipes.recipe import Recipe
+from visavis.recipes.settings import VisualSettings
+
+# Value of ``visual.features`` for features that the data set has: arrays of the VSE++ family, or a store of experts.
+PRECOMP = "precomp"
+
+
+def open_data(recipe: Recipe, progress: Progress, *, skip_bad: bool) -> Dataset:
+    """Open the data set of a recipe. Each image is decoded once, unless stored features replace the images.
+
+    Args:
+        recipe: Recipe.
+        progress: Receives progress.
+        skip_bad: Whether to skip broken items instead of stopping.
+
+    Returns:
+        The data set.
+
+    Raises:
+        RecipeError: If the recipe names no data.
+        DataError: If the data set does not exist or is broken.
+    """
+    if not recipe.data.path:
+        raise RecipeError("data.path: expected a data set, got none. Set data.path, or pass --data.")
+    check_data_exists(recipe)
+    return open_dataset(
+        recipe.data.path,
+        skip_bad=skip_bad,
+        decode_images=recipe.visual.granularity == "pixels" or not recipe.visual.features,
+        frames_per_second=recipe.visual.frames_per_second,
+        decode_all_frames=recipe.data.skip_bad,
+        on_progress=lambda done, total: progress.update("checking images", done, total, 0.0),
+    )
+
+
+def training_subset(recipe: Recipe, data: Dataset) -> Dataset:
+    """Reduce the training split, and move captions to wrong images, as the recipe has it.
+
+    Args:
+        recipe: Recipe.
+        data: Data set.
+
+    Returns:
+        The data set with the changed training split.
+    """
+    data = data.subsample(recipe.data.training_images, recipe.data.training_captions, recipe.seed)
+    return data.with_noisy_correspondence(recipe.data.noise_ratio, recipe.seed) if recipe.data.noise_ratio else data
+
+
+def check_data_exists(recipe: Recipe) -> None:
+    """Check that the data of a recipe with ``data.requires`` exists.
+
+    Args:
+        recipe: Recipe.
+
+    Raises:
+        DataError: If it does not. The message describes the required files.
+    """
+    if recipe.data.requires and not path_exists(recipe.data.path):
+        root = data_folder()
+        variable = f"VISAVIS_DATA ({root})" if root else "VISAVIS_DATA, which is not set"
+        raise DataError(
+            f"{recipe.published or recipe.name}: requires {recipe.data.requires}, but there is no {recipe.data.path} in the current folder or "
+            f"under {variable}. Put it there, or name its folder with --data."
+        )
+
+
+def visual_features(recipe: Recipe, data: Dataset, progress: Progress) -> tuple[AnyFeatures | None, EncoderSpec | None]:
+    """Open or compute the features of the images.
+
+    Args:
+        recipe: Recipe.
+        data: Data set.
+        progress: Receives progress.
+
+    Returns:
+        The features (None: the model reads pixels) and the encoder (None: only stored features).
+
+    Raises:
+        RecipeError: If the features do not fit the recipe.
+        DataError: If the features do not exist.
+    """
+    visual = recipe.visual
+    if visual.granularity == "experts":
+        folder = find_expert_store(recipe.data.path) if visual.features == PRECOMP else _resolve("visual.features", visual.features)
+        store = ExpertStore.open(folder, visual.experts, max_length=visual.max_length)
+        store.check_distinct_rows(image.name for image in data.images)
+        return store, None
+    if not visual.encoder and (visual.granularity == "pixels" or not visual.features):
+        raise RecipeError("visual.encoder: expected an image encoder, got none. Set visual.encoder, or stored features in visual.features.")
+    granularity: Any = "regions" if visual.granularity == "pixels" else visual.granularity
+    options = (visual.crops, visual.frames_per_second, visual.image_size, visual.random_crops)
+    encoder = EncoderSpec("visual", visual.encoder, granularity, *options) if visual.encoder else None
+    if visual.granularity == "pixels":
+        return None, encoder
+    if visual.features == PRECOMP:
+        return _check_axes(PrecompFeatures(find_source(recipe.data.path)), visual), encoder
+    if visual.features:
+        path = _resolve("visual.features", visual.features)
+        has_ids = path.is_dir() or ".tsv" in path.suffixes  # features by the ids of images, not by rows
+        return _open_regions(visual, path, progress) if has_ids else _check_axes(ArrayFeatures.open(path, data), visual), encoder
+    assert encoder is not None
+    return cache_features(data, encoder, on_progress=_reporter(progress, "image features")), encoder
+
+
+def find_expert_store(path: str) -> Path:
+    """Return the folder of the experts of a data set.
+
+    Args:
+        path: Data set.
+
+    Returns:
+        The folder ``experts`` in that of the data set.
+    """
+    source = find_source(path)
+    return (source if source.is_dir() else source.parent) / "experts"
+
+
+def text_features(
+    recipe: Recipe,
+    data: Dataset,
+    progress: Progress,
+    trained_processor: Processor | None,
+    visual_encoder: EncoderSpec | None,
+    extra_captions: Sequence[str] = (),
+) -> tuple[AnyFeatures | None, Processor]:
+    """Open or compute the features of the captions, and build the processor of new images and texts.
+
+    Args:
+        recipe: Recipe.
+        data: Data set.
+        progress: Receives progress.
+        trained_processor: Processor of a trained model, whose vocabulary and tokenizer are kept.
+        visual_encoder: Encoder of the images.
+        extra_captions: Further texts whose words are added to the vocabulary.
+
+    Returns:
+        The features (None: the model reads tokens) and the processor.
+
+    Raises:
+        RecipeError: If the features do not fit the recipe.
+        DataError: If the features do not exist.
+    """
+    text = recipe.text
+    if text.features:
+        store = FeatureStore.open(_resolve("text.features", text.features))
+        if (store.description.modality, store.description.granularity) != ("text", text.granularity):
+            raise RecipeError(
+                f"text.features: expected {text.granularity} features of captions, got {store.description.granularity} features of the "
+                f"{store.description.modality} side in {text.features}. Set text.granularity, or another folder."
+            )
+        return store, Processor(visual_encoder, None, None, stored_text_features=True)
+    if text.encoder == "vocabulary":
+        if trained_processor and trained_processor.vocabulary:
+            return None, Processor(visual_encoder, None, trained_processor.vocabulary)
+        train = training_subset(recipe, data).split("train")
+        return None, Processor(visual_encoder, None, _build_vocabulary(train, extra_captions, text.min_count))
+    if text.granularity == "tokens":
+        tokenizer_folder = trained_processor.tokenizer_folder if trained_processor else None
+        return None, Processor(visual_encoder, None, None, text.encoder, tokenizer_folder=tokenizer_folder)
+    encoder = EncoderSpec("text", text.encoder, text.granularity)
+    return cache_features(data, encoder, on_progress=_reporter(progress, "caption features")), Processor(visual_encoder, encoder, None)
+
+
+def feedback_query_features(pairs: FeedbackPairs | None, data: Dataset, processor: Processor) -> AnyFeatures | None:
+    """Compute the features of judged text queries, if the model reads caption features.
+
+    Args:
+        pairs: Judged pairs. None without feedback.
+        data: Data set.
+        processor: Processor of the recipe.
+
+    Returns:
+        The features. None without queries, or if the model reads tokens.
+
+    Raises:
+        RecipeError: If the caption features are stored, so that no other text can be encoded.
+    """
+    if pairs is None or not pairs.queries or processor.vocabulary is not None or processor.tokenizer is not None:
+        return None
+    if processor.text is None:
+        raise RecipeError(
+            "text.features: expected a text encoder, because feedback has text queries that are not captions, got stored features. "
+            "Set text.encoder, or remove data.feedback."
+        )
+    queries = Dataset(f"{data.name}-judged", (), tuple(pairs.queries), np.zeros(len(pairs.queries), np.int64))
+    return cache_features(queries, processor.text)
+
+
+def check_feature_dims(config: MatcherConfig, visual: AnyFeatures | None, text: AnyFeatures | None, model: Path) -> None:
+    """Check that features have the dimensions that a model was trained on.
+
+    Args:
+        config: Config of the model.
+        visual: Image features. None: pixels.
+        text: Caption features. None: tokens.
+        model: Folder of the model, for messages.
+
+    Raises:
+        RunError: If they do not.
+    """
+    for items, store, dim in (("images", visual, config.visual_input_dim), ("captions", text, config.text_input_dim)):
+        expected = getattr(config, "experts", None) if isinstance(store, ExpertStore) else {"features": dim}
+        actual = store.embedding_dims if isinstance(store, ExpertStore) else store and {"features": store.embedding_dim}
+        if actual and actual != expected:
+            before, now = (", ".join(f"{name} ({dim})" for name, dim in (dims or {}).items()) for dims in (expected, actual))
+            raise RunError(f"{model}: expected {before} of {items}, as in its training, got {now}. Name the features of its training.")
+
+
+def _resolve(key: str, name: str) -> Path:
+    """The path of stored features."""
+    try:
+        return resolve_path(name)
+    except DataError as error:
+        raise DataError(f"{key}: {error} Set {key}=PATH, or edit it in the run.toml of a run.") from None
+
+
+def _open_regions(visual: VisualSettings, path: Path, progress: Progress) -> RegionFeatures:
+    """Open features of regions by the ids of images."""
+    if visual.granularity != "regions" or visual.crops > 1:
+        raise RecipeError(
+            f'visual.granularity: expected "regions" without visual.crops, because {visual.features} holds regions by the ids of images, got '
+            f'"{visual.granularity}". Set granularity = "regions".'
+        )
+    stored = RegionFeatures.open(path, lambda done, total: progress.update("converting features of regions", done, total, 0.0))
+    if visual.standardize and stored.has_variable_length:
+        raise RecipeError(
+            f"visual.standardize: expected the same number of regions per image, got different ones in {visual.features}. Remove it."
+        )
+    return stored
+
+
+def _check_axes(stored: ArrayFeatures | PrecompFeatures, visual: VisualSettings) -> AnyFeatures:
+    """Check the axes of stored features, and that they are finite."""
+    axes = [*(["crops"] if visual.crops > 1 else []), *(["regions"] if visual.granularity == "regions" else []), "dimensions"]
+    shape = list(get_vectors(stored.read(np.arange(1))).shape[1:])
+    if len(shape) != len(axes):
+        raise RecipeError(f"{visual.features}: expected features {' x '.join(axes)} per image, got shape {shape}. Set visual.granularity.")
+    if (row := first_nonfinite_row(stored)) is not None:
+        raise RecipeError(f"{stored.describe_row(row)}: expected finite features, got NaN or infinity. Compute them again.")
+    return stored
+
+
+def _build_vocabulary(train: Dataset, extra_captions: Sequence[str], min_count: int) -> Vocabulary:
+    """Build the vocabulary of the training captions. Without any word, all captions would be equal."""
+    vocabulary = Vocabulary.from_captions([*train.captions, *extra_captions], min_count)
+    if len(vocabulary) == len(Vocabulary.from_captions([])):
+        raise RecipeError(
+            f"text.min_count: expected a word that occurs {min_count} times or more in the {len(train.captions):,} training captions of "
+            f"{train.name}, found none. Lower text.min_count."
+        )
+    return vocabulary
+
+
+def _reporter(progress: Progress, stage: str) -> Callable[[int, int, float], None]:
+    return lambda done, total, per_s: progress.update(stage, done, total, per_s)

@@ -1,0 +1,316 @@
+"""Sections of a recipe: keys, their values and their defaults."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from visavis import graded, metrics, objectives, spec, supervision
+from visavis.errors import suggest_name
+from visavis.models.encoders.cnn_backbones import SMALL_CNN
+
+Multiplier = Annotated[float, Field(gt=0)]
+
+
+class RecipeSection(BaseModel):
+    """Base class of the sections: immutable, strict about types (only a list may become a tuple), without unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+
+class DataSettings(RecipeSection):
+    """Data set.
+
+    Attributes:
+        path: Folder, a list file in it, or a name under ``VISAVIS_DATA``.
+        requires: Files and format that the recipe expects, as text. Shown if the data set does not exist.
+        skip_bad: Whether to skip broken items instead of stopping.
+        training_images: Number of training images, sampled by the seed. 0: all.
+        training_captions: Number of captions of each training image, sampled by the seed. 0: all.
+        noise_ratio: Share of training captions that are moved to wrong images by the seed (noisy correspondence).
+        feedback: Feedback file of ``visavis serve`` to train on.
+    """
+
+    path: str = ""
+    requires: str = ""
+    skip_bad: bool = False
+    training_images: int = Field(0, ge=0)
+    training_captions: int = Field(0, ge=0)
+    noise_ratio: float = Field(0.0, ge=0, le=1)
+    feedback: str = ""
+
+
+class VisualSettings(RecipeSection):
+    """Input of the visual side: features of a frozen image encoder, pixels, or stored features.
+
+    Attributes:
+        encoder: Image encoder, by name or folder. A model without an encoder cannot encode new images.
+        granularity: "pooled": one vector per image. "regions": one vector per region. "frames": one vector per frame of a
+            clip. "pixels": the encoder is part of the model and can be trained. "experts": named features of different
+            lengths, some missing.
+        features: Stored features instead of computed ones: an array with row i of image i, ``precomp`` for those of the data
+            set, a ``.tsv`` file of bottom-up attention, a folder of ``ID.npy`` or ``ID.npz``, or a folder of experts.
+        experts: Names of the experts to read. Empty: all.
+        max_length: Maximum number of vectors of each expert, sampled evenly. 0: all.
+        frames_per_second: Frame rate for granularity "frames".
+        image_size: Edge of the square image, in pixels. 0: as the encoder is configured.
+        crops: 1, or 10 for features of ten crops: center, corners and their mirror images.
+        random_crops: Whether the ten crops have random positions, seeded by the pixels of the image.
+        standardize: "zscore": features with mean 0 and standard deviation 1 over the training images. "sqrt_zscore": the
+            same of their signed square roots. "": unchanged.
+        augment: Whether to crop and flip training images at random. For "pixels" only.
+        augment_crop: "random_area": 8 to 100 % of the area with another aspect ratio (VSE++). "random_sides": 60 to 100 % of
+            both sides (VSE-infinity).
+    """
+
+    encoder: str = ""
+    granularity: Literal["pooled", "regions", "pixels", "experts", "frames"] = "pooled"
+    features: str = ""
+    experts: tuple[str, ...] = Field((), strict=False)
+    max_length: int = Field(0, ge=0)
+    frames_per_second: float = Field(0.0, ge=0)
+    image_size: int = Field(0, ge=0, le=10_000)
+    crops: Literal[1, 10] = 1
+    random_crops: bool = False
+    standardize: Literal["", "zscore", "sqrt_zscore"] = ""
+    augment: bool = False
+    augment_crop: Literal["random_area", "random_sides"] = "random_area"
+
+    @model_validator(mode="after")
+    def _check_combination(self) -> Self:
+        pixels, experts, frames = (self.granularity == name for name in ("pixels", "experts", "frames"))
+        if pixels and (self.features or self.crops > 1 or self.standardize):
+            raise ValueError(
+                'visual.features, visual.crops, visual.standardize: expected none with granularity "pixels", where the model reads images. '
+                "Remove them."
+            )
+        if experts and (not self.features or self.encoder or self.crops > 1 or self.standardize):
+            raise ValueError(
+                'visual.granularity: "experts" needs visual.features, and neither visual.encoder, visual.crops nor visual.standardize. '
+                "Set visual.features to a folder of experts, and remove the others."
+            )
+        if len(set(self.experts)) < len(self.experts):
+            raise ValueError(f"visual.experts: expected different names, got {list(self.experts)}. Name each expert once.")
+        if not experts and (self.experts or self.max_length):
+            raise ValueError(
+                f'visual.experts, visual.max_length: expected with granularity "experts" only, got "{self.granularity}". Remove them.'
+            )
+        if frames != (self.frames_per_second > 0) or (frames and (self.features or self.crops > 1)):
+            raise ValueError(
+                f'visual.frames_per_second: expected a rate > 0 with granularity "frames" only, without visual.features and visual.crops, got '
+                f'{self.frames_per_second:g} with granularity "{self.granularity}". Set frames_per_second = 1.0, or another granularity.'
+            )
+        if self.random_crops and (self.crops == 1 or self.features):
+            raise ValueError("visual.random_crops: expected with visual.crops = 10 and without visual.features. Set crops = 10.")
+        if self.encoder == SMALL_CNN and not pixels:
+            raise ValueError(
+                f'visual.encoder: {SMALL_CNN} has random weights and must be trained. Set visual.granularity = "pixels", or use another encoder.'
+            )
+        if self.augment and not pixels:
+            raise ValueError(
+                f'visual.augment: expected with granularity "pixels" only, got "{self.granularity}", whose features are computed once. Remove it.'
+            )
+        return self
+
+
+class TextSettings(RecipeSection):
+    """Input of the text side: token ids of words, or features of a frozen text encoder.
+
+    Attributes:
+        encoder: "vocabulary" for word embeddings trained from scratch, or a text encoder by name or folder.
+        granularity: "tokens" of a vocabulary, or of a text encoder that is trained as part of the model. "pooled": one
+            vector per text. "words": one vector per word piece. Both of a frozen encoder.
+        features: Folder of stored caption features, as ``visavis data convert`` writes. A model of stored features cannot
+            encode new texts.
+        min_count: Minimum number of occurrences of a word in the training captions. The vocabulary has no punctuation.
+    """
+
+    encoder: str = "vocabulary"
+    granularity: Literal["pooled", "words", "tokens"] = "tokens"
+    features: str = ""
+    min_count: int = Field(4, gt=0)
+
+
+class OptimizerSettings(RecipeSection):
+    """Optimizer and its learning rates.
+
+    Attributes:
+        name: Class of ``torch.optim``.
+        lr: Learning rate.
+        weight_decay: Weight decay of all parts except "scale".
+        lr_multipliers: Factor of the learning rate by part of the model, such as "visual", "text" or "backbone". Default 1.
+        layer_decay: Further factor for each layer below the top of its part, such as 0.8, so that the early layers of a
+            pretrained encoder change least.
+    """
+
+    name: Literal["Adam", "AdamW", "SGD"] = "Adam"
+    lr: float = Field(5e-4, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    lr_multipliers: dict[str, Multiplier] = {}
+    layer_decay: float = Field(1.0, gt=0, le=1)
+
+
+class ScheduleSettings(RecipeSection):
+    """Learning rate schedule of a phase.
+
+    Attributes:
+        kind: "constant". "step": times ``factor`` after each epoch of ``milestones``. "exponential": times ``factor`` after
+            every epoch. "cosine": to 0 at the end of the phase.
+        milestones: Epochs of "step".
+        factor: Factor of "step" and "exponential".
+        warmup: Share of the steps of the phase in which the learning rate rises linearly from 0.
+    """
+
+    kind: Literal["constant", "step", "exponential", "cosine"] = "constant"
+    milestones: tuple[Annotated[int, Field(gt=0)], ...] = Field((), strict=False)
+    factor: Multiplier = 0.1
+    warmup: float = Field(0.0, ge=0, lt=1)
+
+
+class Phase(RecipeSection):
+    """Epochs with one objective, supervision and optimizer.
+
+    Attributes:
+        epochs: Number of epochs.
+        objective: Objective, such as "VLC(gamma=40)".
+        supervision: Source of the targets, such as "PairSupervision(by='ids')".
+        trainable: Parts of the model that are trained. Empty: all.
+        optimizer: Optimizer.
+        schedule: Learning rate schedule.
+        initial_weights: "last": continue with the current weights. "best": those of the best validation.
+        keep_optimizer: Whether to keep the optimizer state of the phase before.
+        loss_warmup_epochs: Epochs in which the loss is multiplied by a factor that rises from 0 to 1, such as 1.0 for the
+            first epoch of an encoder that was frozen before. 0: no warmup.
+    """
+
+    epochs: int = Field(gt=0)
+    objective: str
+    supervision: str = "PairSupervision(by='ids')"
+    trainable: tuple[str, ...] = Field((), strict=False)
+    optimizer: OptimizerSettings = OptimizerSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
+    initial_weights: Literal["last", "best"] = "last"
+    keep_optimizer: bool = False
+    loss_warmup_epochs: float = Field(0.0, ge=0)
+
+    @field_validator("objective")
+    @classmethod
+    def _check_objective(cls, text: str) -> str:
+        return repr(objectives.parse(text))
+
+    @field_validator("supervision")
+    @classmethod
+    def _check_supervision(cls, text: str) -> str:
+        return repr(spec.parse(text, supervision.CATALOG))
+
+
+class TrainingSettings(RecipeSection):
+    """Batches, steps, validations and checkpoints.
+
+    Attributes:
+        batch_size: Pairs per batch. Images per batch if ``captions_per_image`` is set.
+        captions_per_image: Captions of each image in a batch. None: batches of pairs.
+        length_buckets: Batches within which captions are sorted by length. 0: no sorting.
+        clip_norm: Maximum norm of the gradient over all parameters. 0: no clipping.
+        accumulation_steps: Batches whose gradients are averaged in one optimizer step.
+        autocast: Whether to multiply matrices in bfloat16. "auto": where the processor has instructions for it. Without
+            them a step takes two to three times as long.
+        patience: Validations without a better RSUM after which a phase ends. 0: never.
+        evaluate_every: Steps between validations. 0: one validation per epoch.
+        checkpoint_s: Minimum time between checkpoints, in seconds.
+        threads: CPU threads. 0: the default of torch.
+        device: "auto" uses CUDA if available.
+        metric_batches: Batches of each split on which losses and similarities are logged.
+        batches_per_epoch: Batches of an epoch, other ones in each. 0: all.
+    """
+
+    batch_size: int = Field(128, gt=1)
+    captions_per_image: int | None = Field(None, gt=0)
+    length_buckets: int = Field(0, ge=0)
+    clip_norm: float = Field(2.0, ge=0)
+    accumulation_steps: int = Field(1, gt=0)
+    autocast: bool | Literal["auto"] = False
+    patience: int = Field(0, ge=0)
+    evaluate_every: int = Field(0, ge=0)
+    checkpoint_s: float = Field(30.0, ge=0)
+    threads: int = Field(0, ge=0)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    metric_batches: int = Field(8, gt=0)
+    batches_per_epoch: int = Field(0, ge=0)
+
+    @field_validator("autocast", mode="before")
+    @classmethod
+    def _check_autocast(cls, value: Any) -> Any:
+        if not isinstance(value, bool) and value != "auto":
+            raise ValueError(f'training.autocast: expected true, false or "auto", got {value!r}. Set one of them.')
+        return value
+
+
+class EvaluationSettings(RecipeSection):
+    """Validation during the training and test at the end.
+
+    Attributes:
+        protocol: Name of a protocol, or a list of several, for the test split.
+        validation: Name of the validation split.
+        test: Name of the test split.
+        validation_images: A validation ranks the first images of its split with all their captions. 0: all images.
+        relevance: Relevance estimator, such as "CBoW()", with which the test also reports CS@K and nDCG@K.
+        extra_metrics: Keys of further metrics to print, such as ["i2t_map_at_5_hits"].
+        average_networks: Whether to test the mean of the scores of both networks of ``NoisySupervision``.
+        forgetting: Another data set, on whose test split the pretrained CLIP or SigLIP model is compared with the trained one.
+    """
+
+    protocol: str | tuple[str, ...] = "plain"
+    validation: str = "val"
+    test: str = "test"
+    validation_images: int = Field(0, ge=0)
+    relevance: str = ""
+    extra_metrics: tuple[str, ...] = Field((), strict=False)
+    average_networks: bool = False
+    forgetting: str = ""
+
+    @property
+    def protocols(self) -> tuple[str, ...]:
+        """Names of all protocols. The metrics of the first are those of the run."""
+        return (self.protocol,) if isinstance(self.protocol, str) else self.protocol
+
+    @field_validator("protocol", mode="before")
+    @classmethod
+    def _check_protocol(cls, value: Any) -> str | tuple[str, ...]:
+        names = tuple(value) if isinstance(value, list | tuple) else (value,)
+        if not names or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"evaluation.protocol: expected the name of a protocol in quotes, or a list of names, got {value!r}.")
+        if len(set(names)) < len(names):
+            raise ValueError(f"evaluation.protocol: expected different names, got {value!r}. Name each protocol once.")
+        return value if isinstance(value, str) else names
+
+    @field_validator("extra_metrics")
+    @classmethod
+    def _check_extra_metrics(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
+        known = [metric.name for metric in metrics.CATALOG]
+        for key in keys:
+            if key not in known:
+                raise ValueError(f"evaluation.extra_metrics: {key!r} is not a metric: {suggest_name(key, known)}")
+        return keys
+
+    @field_validator("relevance")
+    @classmethod
+    def _check_relevance(cls, text: str) -> str:
+        return text and repr(spec.parse(text, graded.CATALOG))
+
+
+class InterpolationSettings(RecipeSection):
+    """Interpolation between the weights before and after the training (WiSE-FT), for fine-tuned models.
+
+    Attributes:
+        alphas: Shares of the trained weights to try. Empty: no interpolation.
+        min_gain_ratio: The smallest alpha with this ratio of the best gain in validation RSUM is chosen, so that the model
+            stays close to the pretrained one.
+
+    Source:
+        Wortsman et al., Robust fine-tuning of zero-shot models (2022).
+    """
+
+    alphas: tuple[Annotated[float, Field(ge=0, le=1)], ...] = Field((), strict=False)
+    min_gain_ratio: float = Field(1.0, gt=0, le=1)

@@ -1,0 +1,155 @@
+"""Search without an index: encode the images of a collection, cached by content, and rank them for a text query."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from visavis.data import Dataset, Image, open_dataset
+from visavis.data.dataset import ByteRange
+from visavis.data.file_fingerprint import file_stats
+from visavis.data.formats.image_files import IMAGE_SUFFIXES, VISUAL_SUFFIXES, files_under
+from visavis.data.formats.listing import ListedImage, Listing, is_valid_unicode
+from visavis.data.image_validation import validate_images
+from visavis.data.loader import AnyFeatures, ItemSource, StoredFeatures
+from visavis.errors import DataError, RunError, VisavisError
+from visavis.memory_budget import MemoryLimit
+from visavis.models.encoders.feature_extraction import cache_features
+from visavis.models.encoders.preprocessing import PixelSource
+from visavis.models.inference import consecutive_batches, encode_items, score_all_pairs
+from visavis.models.retriever import Retriever
+from visavis.progress import Progress
+from visavis.recipes.features import check_feature_dims, open_data, visual_features
+from visavis.retrieval.index_search import SearchResult, SearchResults
+from visavis.retrieval.items import IndexItem
+from visavis.runs.evaluate_runs import check_same_captions, read_run_recipes
+from visavis.runs.open_run import expand_ensembles
+
+BATCH_SIZE = 256
+
+
+def search_images(
+    runs: Sequence[Path], query: str, collection: Path | None, top: int, progress: Progress, memory: MemoryLimit = None
+) -> SearchResults:
+    """Find the images of a collection with the highest mean score over the models of some runs.
+
+    Args:
+        runs: Run folders or pretrained models.
+        query: Text query.
+        collection: A data set or a folder of images. None: the data of the runs.
+        top: Maximum number of results.
+        progress: Receives progress and warnings.
+        memory: Memory limit of blocks of scores.
+
+    Returns:
+        Results, best first. Equal scores are in the order of the collection.
+
+    Raises:
+        VisavisError: If the query is empty or ``top`` is below 1.
+        DataError: If there are no images.
+        RunError: If the runs have different data, or none.
+    """
+    if not query.strip():
+        raise VisavisError("query: expected text, got an empty query. Describe the image, such as 'a dog runs on the beach'.")
+    if top < 1:
+        raise VisavisError(f"top: expected an integer >= 1, got {top}.")
+    runs = expand_ensembles(runs)
+    models = {run: Retriever.load(run, memory=memory) for run in runs}
+    if collection is not None:
+        rates = [model.processor.frames_per_second for model in models.values()]
+        dataset = open_image_collection(collection, max(rates) if all(rates) else 0.0)
+        return _top_images([_query_scores(model, dataset, query, progress) for model in models.values()], dataset, top, progress)
+    scores, datasets = [], dict[Path, Dataset]()
+    for run, recipe in read_run_recipes(runs, memory=memory).items():
+        if not recipe.data.path:
+            raise RunError(f"{run}: expected a run with data, got a pretrained model. Pass images with --collection.")
+        models[run].memory = recipe.memory or None
+        datasets[run] = open_data(recipe, progress, skip_bad=True)
+        check_same_captions(datasets)
+        features, _ = visual_features(recipe, datasets[run], progress)
+        check_feature_dims(models[run].matcher.config, features, None, run)
+        scores.append(_query_scores(models[run], datasets[run], query, progress, features))
+    return _top_images(scores, datasets[runs[0]], top, progress)
+
+
+def _query_scores(model: Retriever, dataset: Dataset, query: str, progress: Progress, features: AnyFeatures | None = None) -> Tensor:
+    """Scores of all images for one text query, shape ``[V]``. ``features``: cached features of the images."""
+    matcher, processor = model.matcher, model.processor
+    warn_unknown_words(model, query, progress)
+    source: ItemSource
+    if matcher.config.visual_granularity == "pixels":
+        source = PixelSource(dataset, processor.preprocess)
+    else:
+        features = features or cache_features(
+            dataset, processor.visual_spec, on_progress=lambda done, total, per_second: progress.update("images", done, total, per_second)
+        )
+        rows = features.rows(image.name for image in dataset.images)
+        source = StoredFeatures(features, rows, processor.visual.crops if processor.visual else 1, processor.standardization)
+    visual = encode_items(matcher, "visual", source.read, consecutive_batches(len(dataset.images), BATCH_SIZE))
+    return score_all_pairs(matcher, visual, model.encode_text([query]), model.memory)[:, 0]
+
+
+def warn_unknown_words(model: Retriever, text: str, progress: Progress) -> None:
+    """Report the words of a query that are not in the vocabulary of a model.
+
+    Args:
+        model: The model.
+        text: Text query.
+        progress: Receives the message.
+
+    Raises:
+        VisavisError: If the vocabulary contains no word of the query.
+    """
+    if unknown := model.processor.unknown_words(text):
+        progress.message(f"Words that are not in the vocabulary of this model: {', '.join(unknown)}")
+
+
+def _top_images(scores: Sequence[Tensor], dataset: Dataset, top: int, progress: Progress) -> SearchResults:
+    for problem in dataset.skipped:
+        progress.message(f"Skipped: {problem}")
+    mean = torch.stack(list(scores)).mean(0)
+    order = torch.argsort(mean, descending=True, stable=True)[:top].tolist()
+    return SearchResults(tuple(_result(dataset.images[i], mean[i].item()) for i in order))
+
+
+def _result(image: Image, score: float) -> SearchResult:
+    item = IndexItem(image.name, image.name, "video" if image.is_video else "image", content="", size=0, modified_ns=0)
+    return SearchResult(item, score, image=image)
+
+
+def open_image_collection(path: Path, frames_per_second: float = 0.0) -> Dataset:
+    """Open a data set, or any folder of images and clips. Files that cannot be read are listed in ``Dataset.skipped``.
+
+    Args:
+        path: Data set or folder.
+        frames_per_second: Frame rate at which the models read clips. 0: they do not read clips.
+
+    Returns:
+        The images. The name of a folder's data set contains a hash of the sizes and times of its files, so that cached
+        features of a changed folder are not reused.
+
+    Raises:
+        DataError: If there are no images.
+    """
+    read_clips = frames_per_second > 0
+    try:
+        return open_dataset(path, skip_bad=True, decode_images=True, frames_per_second=frames_per_second, decode_all_frames=read_clips)
+    except DataError:
+        if not path.is_dir() or not is_valid_unicode(str(path)):
+            raise
+    suffixes = VISUAL_SUFFIXES if read_clips else IMAGE_SUFFIXES
+    files = sorted(file for file, problem in files_under(path, include_hidden=True) if file.suffix.lower() in suffixes and problem is None)
+    if not files:
+        raise DataError(f"{path}: expected a data set or a folder of images, got no images. Pass a folder that contains some.")
+    listing = Listing(path, "images", [ListedImage(str(file.relative_to(path)), "all", location=ByteRange(file)) for file in files])
+    listing.check_texts()
+    validate_images(listing, frames_per_second=frames_per_second, decode_all_frames=read_clips)
+    stats = [(str(file.relative_to(path)), *file_stat[1:]) for file, file_stat in file_stats(files).items()]
+    digest = hashlib.sha256(json.dumps(stats).encode())
+    return replace(listing.dataset(), name=f"{path.resolve().name}-{digest.hexdigest()[:8]}")

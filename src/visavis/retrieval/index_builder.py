@@ -1,0 +1,357 @@
+"""Build or update an index: encode new and changed files, keep the vectors of moved ones, and delete missing ones."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from visavis import storage
+from visavis.errors import DataError, MissingExtra, RefusedOverwrite, RunError, VisavisError
+from visavis.memory_budget import MemoryLimit
+from visavis.models.retriever import Retriever
+from visavis.progress import NoProgress, Progress
+from visavis.retrieval.calibration import Calibration, fit_calibration
+from visavis.retrieval.compression import CompressionReport, measure_compression
+from visavis.retrieval.encoding import EncodedShard, EncodingEngine, encode_in_shards
+from visavis.retrieval.index_folder import (
+    Index,
+    IndexManifest,
+    SkippedFile,
+    check_model,
+    is_index,
+    read_manifest,
+    store_uri,
+    truncate_model,
+    write_manifest,
+)
+from visavis.retrieval.items import IndexItem
+from visavis.retrieval.source_files import FileCollection, SourceFile, list_source_files
+from visavis.retrieval.stores import open_store
+from visavis.retrieval.stores.base import VectorStore
+from visavis.runs.open_run import open_run, read_run_recipe
+
+STORE_FOLDER = "items.lance"
+MOMENT_SECONDS = 4.0
+PROGRESS_EVERY = 1000
+
+
+@dataclass(frozen=True)
+class IndexReport:
+    """Result of building or updating an index.
+
+    Attributes:
+        folder: Folder of the index.
+        num_items: Number of images, clips and moments in the index.
+        num_encoded: Number of files that were encoded.
+        num_unchanged: Number of files that did not change.
+        num_moved: Number of files that were moved or copied and kept their vectors.
+        num_removed: Number of files that were removed from the index.
+        skipped: One sentence for each file that is skipped.
+        seconds: Duration of the update in seconds.
+        compression: Measured vector encodings, if requested.
+    """
+
+    folder: str
+    num_items: int
+    num_encoded: int
+    num_unchanged: int
+    num_moved: int
+    num_removed: int
+    skipped: tuple[str, ...]
+    seconds: float
+    compression: CompressionReport | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to plain values.
+
+        Returns:
+            A JSON object, without ``compression`` if it was not measured.
+        """
+        values = asdict(self)
+        return values if self.compression else {key: value for key, value in values.items() if key != "compression"}
+
+
+def build_index(
+    model: str | Path,
+    source: str | Path,
+    out: str | Path,
+    *,
+    store: str | None = None,
+    moment_seconds: float | None = None,
+    embedding_dim: int | None = None,
+    compression: bool = False,
+    engine: EncodingEngine = "local",
+    workers: int = 2,
+    device: str | None = None,
+    memory: MemoryLimit = None,
+    progress: Progress,
+) -> IndexReport:
+    """Build an index of a folder or data set, or update an existing index.
+
+    A killed process loses at most one shard of work. The next call continues.
+
+    Args:
+        model: Run folder, or the folder or hub name of a dual encoder.
+        source: Folder or data set.
+        out: Folder of the index.
+        store: URI or path of a LanceDB or Milvus store. Default: LanceDB in ``out``.
+        moment_seconds: Length of a moment of a clip in seconds. Default: 4, or that of the existing index.
+        embedding_dim: Matryoshka dimension of the vectors. Default: all dimensions, or those of the existing index.
+        compression: Whether to measure other encodings of the vectors.
+        engine: ``"local"`` or ``"ray"``.
+        workers: Number of Ray processes.
+        device: Device of the model. Default: CUDA if available, else the CPU.
+        memory: Memory limit of searches.
+        progress: Receives progress and messages.
+
+    Returns:
+        What was done.
+
+    Raises:
+        RefusedOverwrite: If ``out`` contains something else.
+        RunError: If the index was made with another model, source or setting.
+        DataError: If there are no files to index.
+    """
+    folder, started = Path(out), time.perf_counter()
+    _validate_arguments(folder, moment_seconds)
+    retriever = Retriever.load(model, device=device, memory=memory)
+    if embedding_dim is not None:
+        retriever = retriever.with_embedding_dim(embedding_dim)
+    files = list_source_files(source)
+    with storage.folder_lock(folder / "index", wait=False):
+        manifest = _open_or_create_manifest(folder, model, retriever, files, store, moment_seconds, embedding_dim)
+        vectors = open_store(store_uri(folder, manifest), manifest.embedding_dim, memory)
+        try:
+            changes = _compare_files(vectors, files, manifest, progress)
+            _apply_moves(vectors, changes)
+            shards = encode_in_shards(
+                engine,
+                workers,
+                str(model),
+                truncate_model(retriever, manifest.embedding_dim),
+                changes.new_files,
+                manifest.moment_seconds,
+            )
+            unreadable = _store_new_files(vectors, changes, shards, progress)
+            _delete_missing(vectors, changes)
+            skipped = changes.skipped | unreadable
+            write_manifest(folder, replace(manifest, skipped=skipped))
+            num_items = vectors.count()
+        finally:
+            vectors.close()
+    calibrate_index(model, folder, progress)
+    return IndexReport(
+        folder=str(folder),
+        num_items=num_items,
+        num_encoded=len(changes.new_files) - len(unreadable),
+        num_unchanged=changes.num_unchanged,
+        num_moved=len({item.path for item, _ in changes.moved}),
+        num_removed=len(changes.missing_paths),
+        skipped=(*files.skipped, *(problem for _, _, problem in skipped.values())),
+        seconds=time.perf_counter() - started,
+        compression=_measure_compression(folder, model, device, memory) if compression else None,
+    )
+
+
+def _validate_arguments(folder: Path, moment_seconds: float | None) -> None:
+    if moment_seconds is not None and moment_seconds <= 0:
+        raise VisavisError(f"moment_seconds: expected a number > 0, got {moment_seconds:g}. Pass a length such as {MOMENT_SECONDS:g}.")
+    if not is_index(folder) and folder.exists() and any(not path.name.endswith(".lock") for path in folder.iterdir()):
+        raise RefusedOverwrite(
+            f"{folder}: expected a new folder or an index, got a folder with other files. Pass another folder with --out."
+        )
+
+
+def _open_or_create_manifest(
+    folder: Path,
+    model: str | Path,
+    retriever: Retriever,
+    source: FileCollection,
+    store: str | None,
+    moment_seconds: float | None,
+    embedding_dim: int | None,
+) -> IndexManifest:
+    """The manifest of an index of this model and source. A new one is written before any vector."""
+    model_name = str(Path(model).absolute()) if Path(model).exists() else str(model)
+    if store and "://" not in store:
+        store = os.path.abspath(os.path.expanduser(store))
+    if not is_index(folder):
+        words = retriever.processor.vocabulary
+        manifest = IndexManifest(
+            model=model_name,
+            fingerprint=retriever.fingerprint,
+            embedding_dim=retriever.encode_texts([words.words[-1] if words is not None else "a"]).shape[1],
+            source=str(source.root),
+            store=store or STORE_FOLDER,
+            moment_seconds=moment_seconds or MOMENT_SECONDS,
+            is_dataset=source.is_dataset,
+        )
+        write_manifest(folder, manifest)
+        return manifest
+    manifest = read_manifest(folder)
+    check_model(folder, manifest, str(model), retriever)
+    for name, value in (
+        ("source", str(source.root)),
+        ("store", store),
+        ("moment_seconds", moment_seconds),
+        ("embedding_dim", embedding_dim),
+    ):
+        if value not in (None, getattr(manifest, name)):
+            raise RunError(
+                f"{folder}: {name}: expected {getattr(manifest, name)}, the value of this index, got {value}. Make another index with --out."
+            )
+    return replace(manifest, model=model_name)
+
+
+@dataclass(frozen=True)
+class _IndexChanges:
+    """Differences between the files and the stored items. ``moved``: items at their new path, with the old keys of their vectors."""
+
+    new_files: tuple[SourceFile, ...]
+    moved: tuple[tuple[IndexItem, str], ...]
+    missing_paths: tuple[str, ...]
+    num_unchanged: int
+    skipped: dict[str, SkippedFile]
+    stored: dict[str, list[IndexItem]]
+
+
+def _compare_files(store: VectorStore, source: FileCollection, manifest: IndexManifest, progress: Progress) -> _IndexChanges:
+    stored, path_by_content = defaultdict[str, list[IndexItem]](list), defaultdict[int, dict[str, str]](dict)
+    for item in store.items():
+        stored[item.path].append(item)
+        path_by_content[item.size].setdefault(item.content, item.path)
+    new_files, moved, skipped = list[SourceFile](), list[tuple[IndexItem, str]](), dict[str, SkippedFile]()
+    num_unchanged = 0
+    for number, file in enumerate(source.files):
+        items, stat = stored.get(file.path), (file.size, file.modified_ns)
+        known_problem = manifest.skipped.get(file.path)
+        if items and all(stat == (item.size, item.modified_ns) and item.metadata == file.metadata for item in items):
+            num_unchanged += 1
+        elif known_problem is not None and tuple(known_problem[:2]) == stat:
+            skipped[file.path] = tuple(known_problem)  # type: ignore[assignment]
+        # Hash the content only if a stored file has the same size.
+        elif file.size in path_by_content and (content := _content_hash(file)) in path_by_content[file.size]:
+            old_path = path_by_content[file.size][content]
+            moved += [(_at_path(item, file), item.key) for item in stored[old_path] if item.content == content]
+        else:
+            new_files.append(file)
+        if (number + 1) % PROGRESS_EVERY == 0:
+            progress.update("files", number + 1, len(source.files), 0.0)
+    present = {file.path for file in source.files} - set(skipped)
+    missing_paths = tuple(path for path in stored if path not in present)
+    return _IndexChanges(tuple(new_files), tuple(moved), missing_paths, num_unchanged, skipped, stored)
+
+
+def _content_hash(file: SourceFile) -> str:
+    """Hash of the content. Empty for an unreadable file, which encoding reports."""
+    try:
+        return file.location.content_hash
+    except DataError:
+        return ""
+
+
+def _at_path(item: IndexItem, file: SourceFile) -> IndexItem:
+    """The item at the path of another file with the same content."""
+    key = file.path + item.key[len(item.path) :]
+    return replace(item, key=key, path=file.path, modified_ns=file.modified_ns, metadata=file.metadata)
+
+
+def _apply_moves(store: VectorStore, changes: _IndexChanges) -> None:
+    if changes.moved:
+        moved = [item for item, _ in changes.moved]
+        # Read all vectors before the first write: two files may have swapped their paths.
+        store.add(moved, store.vectors([key for _, key in changes.moved]))
+        _delete_replaced(store, changes, {item.path for item in moved}, moved)
+
+
+def _store_new_files(
+    store: VectorStore, changes: _IndexChanges, shards: Iterable[tuple[Sequence[SourceFile], EncodedShard]], progress: Progress
+) -> dict[str, SkippedFile]:
+    """Store encoded shards as they are finished, and return the files that cannot be read."""
+    files_by_path = {file.path: file for file in changes.new_files}
+    unreadable = dict[str, SkippedFile]()
+    num_done, started = 0, time.perf_counter()
+    for files, shard in shards:
+        if shard.items:
+            store.add(shard.items, shard.vectors)
+        _delete_replaced(store, changes, [file.path for file in files], shard.items)
+        for path, problem in shard.unreadable.items():
+            unreadable[path] = (files_by_path[path].size, files_by_path[path].modified_ns, problem)
+        num_done += len(files)
+        progress.update("files", num_done, len(changes.new_files), num_done / (time.perf_counter() - started))
+    return unreadable
+
+
+def _delete_missing(store: VectorStore, changes: _IndexChanges) -> None:
+    _delete_replaced(store, changes, changes.missing_paths, ())
+
+
+def _delete_replaced(store: VectorStore, changes: _IndexChanges, paths: Iterable[str], new_items: Sequence[IndexItem]) -> None:
+    """Delete the stored items of some paths, except those that new items have overwritten."""
+    overwritten = {item.key for item in new_items}
+    old_keys = [item.key for path in paths for item in changes.stored.get(path, [])]
+    if keys := [key for key in old_keys if key not in overwritten]:
+        store.delete(keys)
+
+
+def _measure_compression(folder: Path, model: str | Path, device: str | None, memory: MemoryLimit) -> CompressionReport:
+    index = Index.open(folder, model=model, device=device, memory=memory)
+    try:
+        return measure_compression(index, memory)
+    finally:
+        index.store.close()
+
+
+def calibrate_index(run: str | Path, folder: Path, progress: Progress) -> Calibration | None:
+    """Fit match probabilities on the validation split of a run, and store them with an index unless they exist.
+
+    Args:
+        run: Run folder or pretrained model.
+        folder: Folder of the index.
+        progress: Receives a message if match probabilities are not available.
+
+    Returns:
+        The calibration. None for a pretrained model, or if the data of the run are missing.
+    """
+    file = folder / Calibration.file_name
+    if (known := storage.read_checksummed_json(file, Calibration)) is not None:
+        return known
+    if not (Path(run) / "run.toml").is_file():
+        progress.message("Match probabilities are not available: they need the validation data of a trained run.")
+        return None
+    try:
+        recipe = read_run_recipe(Path(run))
+        scores, relevant = validation_scores(Path(run), recipe.evaluation.validation, read_manifest(folder).embedding_dim)
+        calibration = fit_calibration(scores, relevant)
+    except (VisavisError, MissingExtra) as error:
+        progress.message(f"Match probabilities are not available: {error}")
+        return None
+    storage.write_checksummed_json(file, asdict(calibration))
+    return calibration
+
+
+def validation_scores(run: Path, split: str, embedding_dim: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the cosines of all captions of a split with all of its images.
+
+    Args:
+        run: Run folder.
+        split: Name of the split.
+        embedding_dim: Matryoshka dimension of the vectors. 0: all dimensions.
+
+    Returns:
+        Cosines, and whether caption and image belong together, both of shape ``[texts, images]``.
+    """
+    data_module, matcher = open_run(run, read_run_recipe(run), NoProgress())
+    data = data_module.data.split(split)
+    visual, text = data_module.encode(matcher, data)
+    model = truncate_model(Retriever(matcher, data_module.processor), embedding_dim)
+    scores = model.to_unit_rows(text) @ model.to_unit_rows(visual).T
+    return scores, torch.from_numpy(data.image_of)[:, None] == torch.from_numpy(np.arange(len(data.images)))

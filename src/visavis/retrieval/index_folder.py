@@ -1,0 +1,235 @@
+"""Index: a folder with a manifest (model, source, settings), and a vector store with one vector per item."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from visavis import storage
+from visavis.data.dataset import ByteRange
+from visavis.errors import DataError, RunError
+from visavis.memory_budget import MemoryLimit
+from visavis.models.retriever import Retriever
+from visavis.retrieval.calibration import Calibration
+from visavis.retrieval.items import IndexItem
+from visavis.retrieval.source_files import SourceFile, list_source_files
+from visavis.retrieval.stores import open_store
+from visavis.retrieval.stores.base import VectorStore
+
+MANIFEST = "index.json"
+FORMAT = 1
+
+SkippedFile = tuple[int, int, str]
+"""Size in bytes, modification time in ns, and the problem of a file that cannot be read."""
+
+
+@dataclass(frozen=True)
+class IndexManifest:
+    """Content of ``index.json``.
+
+    Attributes:
+        model: Run folder, or the folder or hub name of a dual encoder.
+        fingerprint: Hash of the weights and the architecture of the model.
+        embedding_dim: Dimension of the vectors.
+        source: The indexed folder or data set.
+        store: The vector store: a path relative to this file, or a URI.
+        moment_seconds: Length of a moment of a clip in seconds.
+        is_dataset: Whether the source is a data set.
+        format: Version of the file.
+        skipped: Files that cannot be read, by path.
+    """
+
+    model: str
+    fingerprint: str
+    embedding_dim: int
+    source: str
+    store: str
+    moment_seconds: float
+    is_dataset: bool = False
+    format: int = FORMAT
+    skipped: Mapping[str, SkippedFile] = field(default_factory=dict)
+
+
+class Index:
+    """Images and clips that can be searched, made by ``visavis.index``.
+
+    Args:
+        folder: Folder of the index.
+        manifest: Content of its manifest.
+        model: Model that encodes queries.
+        store: Store of the vectors.
+
+    Example:
+        >>> index = Index.open("indexes/holidays")  # doctest: +SKIP
+        >>> search_index(index, SearchQuery.from_text("two dogs on a beach")).hits[0].item.path  # doctest: +SKIP
+        'spain/img_0031.jpg'
+    """
+
+    def __init__(self, folder: Path, manifest: IndexManifest, model: Retriever, store: VectorStore):
+        self.folder, self.manifest, self.model, self.store = folder, manifest, model, store
+
+    @classmethod
+    def open(
+        cls, folder: str | Path, *, model: str | Path | None = None, device: str | torch.device | None = None, memory: MemoryLimit = None
+    ) -> Index:
+        """Open the index in a folder.
+
+        Args:
+            folder: Folder of the index.
+            model: Location of the model, if it was moved since the index was made.
+            device: Device of the model. Default: CUDA if available, else the CPU.
+            memory: Memory limit of a search.
+
+        Returns:
+            The index.
+
+        Raises:
+            RunError: If there is no index, or the model is missing or a different one.
+        """
+        folder = Path(folder)
+        manifest = read_manifest(folder)
+        name = str(model or manifest.model)
+        try:
+            retriever = Retriever.load(name, device=device, memory=memory)
+        except RunError as error:
+            raise RunError(f"{folder}: the model of the index cannot be opened: {error} Pass its location with --model.") from None
+        check_model(folder, manifest, name, retriever)
+        store = open_store(store_uri(folder, manifest), manifest.embedding_dim, memory)
+        return cls(folder, manifest, truncate_model(retriever, manifest.embedding_dim), store)
+
+    @property
+    def root(self) -> Path:
+        """The indexed folder or data set."""
+        return Path(self.manifest.source)
+
+    @cached_property
+    def items(self) -> dict[str, IndexItem]:
+        """All items by key, as of the first access."""
+        return {item.key: item for item in self.store.items()}
+
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        """Calibration of scores. None if there is none for this model, or it does not hold for this number of items."""
+        calibration = storage.read_checksummed_json(self.folder / Calibration.file_name, Calibration)
+        return calibration if calibration is not None and calibration.is_valid_for(len(self.items)) else None
+
+    def locate(self, item: IndexItem) -> ByteRange:
+        """Find the bytes of an item.
+
+        Args:
+            item: Item of the index.
+
+        Returns:
+            Location of the bytes.
+
+        Raises:
+            DataError: If the file is missing, or a link that points outside the source.
+        """
+        missing = DataError(f"{item.path} is no longer in {self.root}. Update the index with visavis index.")
+        if self._dataset_files is not None:
+            if item.path not in self._dataset_files:
+                raise missing
+            return self._dataset_files[item.path].location
+        path = self.root / item.path
+        if not path.resolve().is_relative_to(self.root.resolve()):
+            raise DataError(f"{item.path}: expected a file in {self.root}, got a link that points outside. Update the index.")
+        if not path.is_file():
+            raise missing
+        return ByteRange(path)
+
+    @cached_property
+    def _dataset_files(self) -> dict[str, SourceFile] | None:
+        """The files of a data set by name. None for a folder."""
+        return {file.path: file for file in list_source_files(self.root).files} if self.manifest.is_dataset else None
+
+
+def read_manifest(folder: Path) -> IndexManifest:
+    """Read the manifest of an index.
+
+    Args:
+        folder: Folder of the index.
+
+    Returns:
+        Content of ``index.json``.
+
+    Raises:
+        RunError: If there is no index, or it has another format.
+    """
+    file = folder / MANIFEST
+    if not file.is_file():
+        raise RunError(f"{folder}: expected an index ({MANIFEST}), got none. Make one with: visavis index RUN SOURCE --out {folder}")
+    manifest: IndexManifest = storage.read_json(file, IndexManifest, error=RunError)
+    if manifest.format != FORMAT:
+        raise RunError(f"{file}: expected format {FORMAT}, got {manifest.format}. The version of visavis differs. Make the index again.")
+    return manifest
+
+
+def write_manifest(folder: Path, manifest: IndexManifest) -> None:
+    """Write the manifest of an index.
+
+    Args:
+        folder: Folder of the index.
+        manifest: Content of ``index.json``.
+    """
+    storage.write_json(folder / MANIFEST, asdict(manifest))
+
+
+def is_index(folder: str | Path) -> bool:
+    """Check whether a folder contains an index.
+
+    Args:
+        folder: Any path.
+
+    Returns:
+        Whether there is a manifest.
+    """
+    return (Path(folder) / MANIFEST).is_file()
+
+
+def truncate_model(model: Retriever, embedding_dim: int) -> Retriever:
+    """Truncate the vectors of a model to a Matryoshka dimension.
+
+    Args:
+        model: The model.
+        embedding_dim: Dimension of the vectors of an index.
+
+    Returns:
+        The truncated model, or the model itself if its vectors have this dimension.
+    """
+    return model.with_embedding_dim(embedding_dim) if embedding_dim in model.matcher.matryoshka_dims[:-1] else model
+
+
+def store_uri(folder: Path, manifest: IndexManifest) -> str:
+    """Resolve the location of the vectors.
+
+    Args:
+        folder: Folder of the index.
+        manifest: Its manifest.
+
+    Returns:
+        A URI or a path.
+    """
+    return manifest.store if "://" in manifest.store else str(folder / manifest.store)
+
+
+def check_model(folder: Path, manifest: IndexManifest, name: str, model: Retriever) -> None:
+    """Check that a model is the one that made an index.
+
+    Args:
+        folder: Folder of the index.
+        manifest: Its manifest.
+        name: Location of the model.
+        model: The model.
+
+    Raises:
+        RunError: If the fingerprints differ.
+    """
+    if model.fingerprint != manifest.fingerprint:
+        raise RunError(
+            f"{folder}: expected a model with fingerprint {manifest.fingerprint}, got {name} with {model.fingerprint}. Scores of different "
+            "models are not comparable. Pass the model that made the index, or make another index with --out."
+        )

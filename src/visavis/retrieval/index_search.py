@@ -1,0 +1,366 @@
+"""Search an index: queries of texts, images and items with weights, near-duplicate grouping, re-ranking and match probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visavis.data.dataset import Image
+from visavis.data.images import decode_image
+from visavis.data.perceptual_hash import MAX_HAMMING_DISTANCE, hamming_distance
+from visavis.errors import DataError, ShapeError, VisavisError
+from visavis.models.retriever import Retriever
+from visavis.retrieval.index_folder import Index
+from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PILImage
+
+MIN_DUPLICATE_COSINE = 0.95
+"""Smallest cosine of near-duplicates, which also have similar perceptual hashes."""
+RERANK_DEPTH = 50
+"""Number of results that another model scores again."""
+# Vectors of texts have much in common. With a full weight of -1 an excluded text would also cancel what all texts share.
+EXCLUDED_WEIGHT = -0.5
+"""Weight of a text that a query excludes."""
+
+
+@dataclass(frozen=True)
+class SearchQuery:
+    """Texts, images and items of the index to search for, each with a weight. A negative weight excludes.
+
+    The vector of a query is the weighted sum of the unit vectors of its parts, normalized to length 1. The scores of a query
+    with one part are cosine similarities.
+
+    Attributes:
+        texts: Weights and texts.
+        images: Weights and images, as paths or Pillow images.
+        like: Weights and keys of items.
+    """
+
+    texts: tuple[tuple[float, str], ...] = ()
+    images: tuple[tuple[float, str | Path | PILImage], ...] = ()
+    like: tuple[tuple[float, str], ...] = ()
+
+    @classmethod
+    def from_text(cls, text: str) -> SearchQuery:
+        """Make a query of one text.
+
+        Args:
+            text: Text query.
+
+        Returns:
+            The query.
+        """
+        return cls(texts=((1.0, text),))
+
+    @property
+    def is_single_text(self) -> bool:
+        """Whether the query is one text, the only kind of query whose scores are calibrated."""
+        return len(self.texts) == 1 and self.texts[0][0] > 0 and not self.images and not self.like
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """A result of a search.
+
+    Attributes:
+        item: The item.
+        score: Score of the item.
+        match_probability: Probability that the item is relevant, 0 to 1. None if the scores are not calibrated.
+        duplicates: Keys of lower-ranked near-duplicates and of other moments of the same clip.
+        image: The image or clip. None if it was not requested or no longer exists.
+    """
+
+    item: IndexItem
+    score: float
+    match_probability: float | None = None
+    duplicates: tuple[str, ...] = ()
+    image: Image | None = None
+
+    @property
+    def key(self) -> str:
+        """Key of the item."""
+        return self.item.key
+
+    @property
+    def name(self) -> str:
+        """Path of the item below the source, or its name in a data set."""
+        return self.item.path
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to plain values.
+
+        Returns:
+            A JSON object.
+        """
+        moment = {} if self.item.start is None else {"start": self.item.start, "end": self.item.end}
+        return {
+            "key": self.key,
+            "name": self.name,
+            "path": None if self.image is None or self.image.location is None else str(self.image.location.path),
+            "kind": self.item.kind,
+            **moment,
+            "score": self.score,
+            "match_probability": self.match_probability,
+            "duplicates": list(self.duplicates),
+            "metadata": dict(self.item.metadata),
+        }
+
+
+@dataclass(frozen=True)
+class SearchResults(Sequence[SearchResult]):
+    """A sequence of results, best first.
+
+    Attributes:
+        hits: The results.
+        no_match: Whether even the best result is probably irrelevant. None if the scores are not calibrated.
+    """
+
+    hits: tuple[SearchResult, ...]
+    no_match: bool | None = None
+
+    def __len__(self) -> int:
+        return len(self.hits)
+
+    @overload
+    def __getitem__(self, index: int) -> SearchResult: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[SearchResult]: ...
+    def __getitem__(self, index: int | slice) -> SearchResult | Sequence[SearchResult]:
+        return self.hits[index]
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to plain values.
+
+        Returns:
+            A JSON object.
+        """
+        return {"no_match": self.no_match, "hits": [hit.to_json() for hit in self.hits]}
+
+
+def search_index(
+    index: Index,
+    query: SearchQuery,
+    top: int = 20,
+    item_filter: ItemFilter = NO_FILTER,
+    *,
+    group_duplicates: bool = True,
+    rerank: Retriever | None = None,
+) -> SearchResults:
+    """Find the items of an index that match a query best.
+
+    Args:
+        index: The index.
+        query: The query.
+        top: Maximum number of results.
+        item_filter: Conditions on the items.
+        group_duplicates: Whether to return near-duplicates, and moments of one clip, as one result.
+        rerank: A model of any kind that scores the first ``RERANK_DEPTH`` results again for the texts of the query.
+
+    Returns:
+        Results, best first.
+
+    Raises:
+        VisavisError: If the query is empty or ``top`` is below 1.
+        DataError: If an item or image of the query does not exist.
+    """
+    return search_index_batch(index, [query], top, item_filter, group_duplicates=group_duplicates, rerank=rerank)[0]
+
+
+def search_index_batch(
+    index: Index,
+    queries: Sequence[SearchQuery],
+    top: int = 20,
+    item_filter: ItemFilter = NO_FILTER,
+    *,
+    group_duplicates: bool = True,
+    rerank: Retriever | None = None,
+) -> list[SearchResults]:
+    """Search for several queries at once.
+
+    Args:
+        index: The index.
+        queries: The queries, at least one.
+        top: Maximum number of results per query.
+        item_filter: Conditions on the items.
+        group_duplicates: Whether to return near-duplicates, and moments of one clip, as one result.
+        rerank: A model that scores the first results again.
+
+    Returns:
+        Results of each query, see ``search_index``.
+
+    Raises:
+        VisavisError: If a query is empty or ``top`` is below 1.
+        DataError: If an item or image of a query does not exist.
+    """
+    if top < 1:
+        raise VisavisError(f"top: expected an integer >= 1, got {top}.")
+    vectors = np.stack([query_vector(index, query) for query in queries])
+    candidates = _candidates(index, vectors, max(top, RERANK_DEPTH) if rerank else top, item_filter, group_duplicates)
+    if rerank is not None:
+        candidates = [_rerank(index, rerank, query, results) for query, results in zip(queries, candidates, strict=True)]
+    return [
+        _calibrate(index, query, results[:top], reranked=rerank is not None) for query, results in zip(queries, candidates, strict=True)
+    ]
+
+
+def query_vector(index: Index, query: SearchQuery) -> np.ndarray:
+    """Compute the vector of a query.
+
+    Args:
+        index: The index.
+        query: The query.
+
+    Returns:
+        Unit vector, shape ``[D]``.
+
+    Raises:
+        VisavisError: If the query is empty, has only negative weights, or its parts cancel out.
+        DataError: If an item or image of the query does not exist.
+    """
+    parts = list[tuple[float, Tensor]]()
+    if query.texts:
+        for _, text in query.texts:
+            if not text.strip():
+                raise VisavisError("query: expected text, got an empty query. Describe the image, such as 'a dog runs on the beach'.")
+            index.model.processor.unknown_words(text)  # raises an error if no word is in the vocabulary
+        rows = index.model.encode_texts([text for _, text in query.texts])
+        parts += [(weight, row) for (weight, _), row in zip(query.texts, rows, strict=True)]
+    if query.images:
+        rows = index.model.encode_images([image for _, image in query.images])
+        parts += [(weight, row) for (weight, _), row in zip(query.images, rows, strict=True)]
+    for weight, key in query.like:
+        if key not in index.items:
+            raise DataError(f"like: expected the key of an item of {index.folder}, got {key!r}. Copy a key from search results.")
+        parts.append((weight, torch.from_numpy(index.store.vectors([key])[0])))
+    if not any(weight > 0 for weight, _ in parts):
+        raise VisavisError("query: expected a text, image or item to search for, got only exclusions. Add one.")
+    total = torch.stack([weight * row for weight, row in parts]).sum(0)
+    length = total.norm()
+    # Below this length the direction of the sum is rounding noise.
+    if not length.isfinite() or length < 1e-6:
+        raise VisavisError("query: the parts of the query cancel out. Remove one, or change a weight.")
+    vector: np.ndarray = (total / length).numpy()
+    return vector
+
+
+def _candidates(index: Index, vectors: np.ndarray, count: int, item_filter: ItemFilter, group_duplicates: bool) -> list[list[SearchResult]]:
+    """At least ``count`` results per query if there are that many: the depth grows until grouping leaves enough."""
+    depth = 2 * count + 10 if group_duplicates else count
+    while True:
+        neighbors = index.store.search(vectors, depth, item_filter)
+        results = [[SearchResult(index.items[key], score) for key, score in row if key in index.items] for row in neighbors]
+        if group_duplicates:
+            results = [_group_duplicates(index, row) for row in results]
+        if all(len(row) >= count or len(found) < depth for row, found in zip(results, neighbors, strict=True)):
+            return [row[:count] for row in results]
+        depth *= 4
+
+
+def _group_duplicates(index: Index, results: Sequence[SearchResult]) -> list[SearchResult]:
+    """The first result of each group of near-duplicates, with the keys of the others."""
+    groups = list[SearchResult]()
+    duplicates = list[list[str]]()
+    group_rows = list[int]()
+    by_path, by_content = dict[str, int](), dict[tuple[str, float | None], int]()
+    vectors = index.store.vectors([result.key for result in results]) if results else np.empty((0, 0))
+    cosines = vectors @ vectors.T
+    for row, result in enumerate(results):
+        item = result.item
+        similar = np.flatnonzero(cosines[row, group_rows] >= MIN_DUPLICATE_COSINE).tolist()
+        matching = [group for group in similar if hamming_distance(groups[group].item.dhash, item.dhash) <= MAX_HAMMING_DISTANCE]
+        same_file = (by_path.get(item.path), by_content.get((item.content, item.start)))
+        matching += [group for group in same_file if group is not None]
+        if matching:
+            duplicates[min(matching)].append(item.key)
+            continue
+        by_path.setdefault(item.path, len(groups))
+        by_content.setdefault((item.content, item.start), len(groups))
+        groups.append(result)
+        duplicates.append([])
+        group_rows.append(row)
+    return [replace(result, duplicates=tuple(keys)) for result, keys in zip(groups, duplicates, strict=True)]
+
+
+def _rerank(index: Index, model: Retriever, query: SearchQuery, results: Sequence[SearchResult]) -> list[SearchResult]:
+    """Images in the order of another model's scores, then clips and images that cannot be read any more."""
+    if query.images or query.like or not query.texts:
+        raise VisavisError("rerank: expected a query of texts, got images or items. Remove them, or remove --rerank.")
+    readable, images, others = list[SearchResult](), list["PILImage"](), list[SearchResult]()
+    for result in results:
+        image = _decode(index, result.item)
+        if image is None:
+            others.append(result)
+        else:
+            readable.append(result)
+            images.append(image)
+    if not readable:
+        return list(results)
+    text_scores = model.score(images, [text for _, text in query.texts])
+    scores = text_scores @ torch.tensor([weight for weight, _ in query.texts], dtype=text_scores.dtype)
+    order = scores.argsort(descending=True, stable=True).tolist()
+    return [replace(readable[i], score=scores[i].item()) for i in order] + others
+
+
+def _decode(index: Index, item: IndexItem) -> PILImage | None:
+    """The image of an item. None for a clip and for an image that cannot be read any more."""
+    try:
+        return decode_image(index.locate(item).read(), item.path) if item.kind == "image" else None
+    except DataError:
+        return None
+
+
+def _calibrate(index: Index, query: SearchQuery, results: Sequence[SearchResult], *, reranked: bool) -> SearchResults:
+    """Add match probabilities if the scores are calibrated."""
+    calibration = index.calibration
+    if calibration is None or reranked or not query.is_single_text or not results:
+        return SearchResults(tuple(results))
+    hits = tuple(replace(result, match_probability=calibration.match_probability(result.score)) for result in results)
+    return SearchResults(hits, calibration.is_no_match(results[0].score))
+
+
+def attach_images(index: Index, results: SearchResults) -> SearchResults:
+    """Add the images of results whose files still exist.
+
+    Args:
+        index: The index.
+        results: Results of a search.
+
+    Returns:
+        Results with ``image`` set.
+    """
+    return replace(results, hits=tuple(replace(result, image=_image(index, result.item)) for result in results))
+
+
+def _image(index: Index, item: IndexItem) -> Image | None:
+    try:
+        return Image(item.path, item.metadata.get("split", "all"), index.locate(item))
+    except DataError:
+        return None
+
+
+def rank_texts(model: Retriever, image: str | Path | PILImage, texts: Sequence[str]) -> list[tuple[str, float]]:
+    """Rank captions or labels for an image.
+
+    Args:
+        model: The model.
+        image: A path or a Pillow image.
+        texts: Captions or labels.
+
+    Returns:
+        Texts and scores, best first. Equal scores are in the given order.
+
+    Raises:
+        ShapeError: If ``texts`` is empty.
+    """
+    if not texts:
+        raise ShapeError("labels: expected at least one text, got none. Pass the texts to choose from.")
+    scores = model.score([image], list(texts), direction="i2t")[0]
+    return [(texts[i], scores[i].item()) for i in scores.argsort(descending=True, stable=True).tolist()]

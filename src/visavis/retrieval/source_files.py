@@ -1,0 +1,155 @@
+"""Files to index: the images and clips of a folder, or of a data set in any format."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from visavis.data import Dataset, open_dataset
+from visavis.data.dataset import ByteRange
+from visavis.data.formats.image_files import VISUAL_SUFFIXES, files_under
+from visavis.data.formats.listing import is_valid_unicode
+from visavis.data.video import is_video
+from visavis.errors import DataError
+
+# Stores hold times as int64 ns: up to the year 2262. File systems may report later times.
+MAX_TIME_NS = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """An image or clip to index.
+
+    Attributes:
+        path: Path below the root with forward slashes, or the name in a data set.
+        location: Where the bytes are.
+        size: Size in bytes.
+        modified_ns: Modification time in ns since the epoch, of the file or of the archive that contains it.
+        metadata: Values for filters, such as the split and the first caption.
+    """
+
+    path: str
+    location: ByteRange
+    size: int
+    modified_ns: int
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_video(self) -> bool:
+        """Whether the file is a clip, by its suffix."""
+        return is_video(self.path) or (self.location.size is None and is_video(self.location.path.name))
+
+
+@dataclass(frozen=True)
+class FileCollection:
+    """The files of a source.
+
+    Attributes:
+        root: Absolute path of the folder or data set.
+        files: Files in the order of their paths.
+        skipped: One sentence for each file or link that is skipped.
+        is_dataset: Whether the source is a data set.
+    """
+
+    root: Path
+    files: tuple[SourceFile, ...]
+    skipped: tuple[str, ...] = ()
+    is_dataset: bool = False
+
+
+def list_source_files(path: str | Path) -> FileCollection:
+    """List the files of a data set or of any folder.
+
+    Files of a data set have their split and first caption as metadata. Files outside a folder that are reached through
+    links are skipped, because the server must not serve them.
+
+    Args:
+        path: A data set, or a folder with images and clips.
+
+    Returns:
+        The files and the skipped files.
+
+    Raises:
+        DataError: If the source contains neither images nor clips.
+    """
+    root = Path(path).expanduser()
+    try:
+        dataset = open_dataset(path, skip_bad=True)
+    except DataError:
+        if not root.is_dir():
+            raise
+        dataset = None
+    if dataset is None:
+        return _list_folder(root)
+    files = tuple(_dataset_files(dataset))
+    if not files:
+        raise DataError(f"{path}: expected a data set with images, got captions or features only. Add the images of this data set.")
+    return FileCollection(root.absolute(), files, dataset.skipped, is_dataset=True)
+
+
+def _list_folder(root: Path) -> FileCollection:
+    files, skipped, resolver, outside = list[SourceFile](), list[str](), _LinkResolver(root), Counter[str]()
+    for file, problem in files_under(root):
+        if file.suffix.lower() not in VISUAL_SUFFIXES:
+            continue
+        name = file.relative_to(root).as_posix()
+        if link := resolver.first_link_outside(file):
+            outside[link] += 1
+            continue
+        if problem is None and not is_valid_unicode(name):
+            problem = "expected a Unicode name. Rename the file"
+        if problem is None and (source_file := _source_file(name, ByteRange(file), {})) is not None:
+            files.append(source_file)
+        else:
+            skipped.append(f"{name!r}: {problem or 'the file was removed while the folder was listed'}.")
+    skipped += [
+        f"{link!r} is a link to a location outside {root}: {count:,} images and videos are skipped. Index the target of the link instead."
+        for link, count in outside.items()
+    ]
+    if not files:
+        raise DataError(f"{root}: expected images or videos, got none that can be read. Pass a folder that contains some, or a data set.")
+    return FileCollection(root.absolute(), tuple(sorted(files, key=lambda file: file.path)), tuple(skipped))
+
+
+class _LinkResolver:
+    """Resolves links below a folder. Each folder is resolved once."""
+
+    def __init__(self, root: Path):
+        self.root, self.resolved = root, {root: root.resolve()}
+
+    def first_link_outside(self, file: Path) -> str:
+        """The first link on the path to a file that points outside the folder. Empty if all stay inside."""
+        relative = file.relative_to(self.root)
+        for part in (*reversed(relative.parents[:-1]), relative):
+            if not self._resolve(self.root / part).is_relative_to(self.resolved[self.root]):
+                return part.as_posix()
+        return ""
+
+    def _resolve(self, path: Path) -> Path:
+        if path in self.resolved:
+            return self.resolved[path]
+        real = path.resolve() if path.is_symlink() else self._resolve(path.parent) / path.name
+        if path.is_dir():
+            self.resolved[path] = real
+        return real
+
+
+def _dataset_files(dataset: Dataset) -> Iterator[SourceFile]:
+    for image, captions in sorted(zip(dataset.images, dataset.captions_of, strict=True), key=lambda pair: pair[0].name):
+        if image.location is None:
+            continue
+        caption = {"caption": dataset.captions[captions[0]]} if len(captions) else {}
+        if (source_file := _source_file(image.name, image.location, {"split": image.split, **caption})) is not None:
+            yield source_file
+
+
+def _source_file(name: str, location: ByteRange, metadata: Mapping[str, str]) -> SourceFile | None:
+    """A file with its size and time. None if it does not exist any more."""
+    try:
+        status = location.path.stat()
+    except OSError:
+        return None
+    modified_ns = min(max(status.st_mtime_ns, -MAX_TIME_NS), MAX_TIME_NS)
+    return SourceFile(name, location, status.st_size if location.size is None else location.size, modified_ns, metadata)

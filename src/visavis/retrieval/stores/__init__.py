@@ -1,0 +1,42 @@
+"""Vector stores: LanceDB for folders and object storage, Milvus for clusters."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from visavis.errors import DataError
+from visavis.memory_budget import MemoryLimit
+from visavis.retrieval.stores.base import VectorStore
+
+
+def open_store(uri: str | Path, embedding_dim: int | None = None, memory: MemoryLimit = None) -> VectorStore:
+    """Open the store of a URI, or create it if ``embedding_dim`` is given.
+
+    Args:
+        uri: A folder or ``s3://BUCKET/PATH`` (LanceDB), ``FILE.db`` or ``http(s)://HOST:PORT[/COLLECTION]`` (Milvus).
+        embedding_dim: Dimension of the vectors of a new store. None: the store must exist.
+        memory: Memory limit of a search.
+
+    Returns:
+        The store.
+
+    Raises:
+        DataError: If the URI is invalid, or the store does not exist and ``embedding_dim`` is None.
+        ShapeError: If the store has vectors of another dimension.
+        StorageError: If the store cannot be read or written.
+        MissingExtra: If the library of the store is not installed.
+    """
+    from visavis.retrieval.stores.lancedb_store import LanceStore
+    from visavis.retrieval.stores.milvus_store import COLLECTION, MilvusStore
+
+    text = str(uri)
+    if server := re.fullmatch(r"(https?://[^/?#]+)(?:/(\w*))?", text):
+        return MilvusStore(server[1], server[2] or COLLECTION, embedding_dim, memory)
+    if re.fullmatch(r"s3://[^/?#]+(/[^?#]+)?", text) or ("://" not in text and text and not text.endswith(".db")):
+        if "://" not in text and Path(text).exists() and not Path(text).is_dir():
+            raise DataError(f"{text}: expected the folder of a store, got a file. Pass a folder, or a file name ending in .db for Milvus.")
+        return LanceStore(text, embedding_dim, memory)
+    if "://" not in text and text:
+        return MilvusStore(text, COLLECTION, embedding_dim, memory)
+    raise DataError(f"store: expected a folder, s3://BUCKET/PATH, FILE.db or http(s)://HOST:PORT[/COLLECTION], got {text!r}.")

@@ -1,0 +1,481 @@
+"""Exact top-k search: a coarse pass with a bounded error, then exact scores of all rows that the bound does not exclude.
+
+A score is the inner product of two float32 vectors, summed in float64 and rounded to float32. Equal scores are in the order
+of rows. The coarse pass multiplies blocks of rows, in float32 or int8, and bounds the error of its products for each group
+of ``GROUP_ROWS`` rows. The highest product of a group minus the error is a lower bound of a score, so the k-th best of these
+bounds is a lower bound of the k-th best score. Only rows whose upper bound is below it are excluded.
+
+Int8 codes take a quarter of the bytes. Rows are shifted by their mean m and rounded with one step s per group,
+``x = m + s c + e``. A query is rounded with its own step, ``q = t d + f``. Then ``<x, q> = <m, q> + s t <c, d> + <e, q> +
+s <c, f>``. The product of the codes is exact. By Cauchy-Schwarz the rest is at most ``|e| |q| + |s c| |f|``, of which the
+maximum of each group is stored.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visavis import storage
+from visavis.blocking import chunk_slices
+from visavis.errors import ShapeError
+from visavis.memory_budget import MemoryLimit, budget_bytes
+from visavis.retrieval.stores.base import Neighbor, validate_queries
+
+GROUP_ROWS = 32
+"""Rows that share an error bound."""
+# A few float32 operations change a product by less than this share of the product of the two norms.
+ROUNDING_ERROR = 2.0**-20
+# Largest relative error of one float32 operation.
+UNIT_ROUNDOFF = 2.0**-24
+# Norms are computed in float32. This factor turns them into upper bounds.
+NORM_MARGIN = 1 + 1e-4
+# With more candidates per query than 8 k + rows / 64, a second pass in float32 is faster than scoring them exactly.
+MAX_CANDIDATES_PER_RESULT = 8
+MAX_QUERIES, MAX_SCORES, MAX_CANDIDATES = 256, 2**21, 2**20
+"""Queries scored together, scores of a block, and candidates held at once, whatever the memory limit."""
+
+CODES, SCALES, MEAN = "codes.npy", "scales.npy", "mean.npy"
+MAX_CODE = 127
+MIN_ROWS, MIN_DIM = 2**15, 64
+"""Smaller collections and shorter vectors are not faster with int8 codes."""
+CHUNK_ROWS = 2**10
+
+
+class CoarsePass(Protocol):
+    """Products of blocks of rows with queries, and bounds of their error."""
+
+    def prepare(self, queries: Tensor) -> None:
+        """Set the queries.
+
+        Args:
+            queries: Query vectors, float32, shape ``[Q, D]``.
+        """
+
+    def products(self, rows: slice) -> Tensor:
+        """Multiply the queries with some rows.
+
+        Args:
+            rows: Rows to multiply.
+
+        Returns:
+            Products, shape ``[Q, N]``.
+        """
+
+    def scale(self, groups: slice) -> tuple[Tensor | float, Tensor | float]:
+        """Read the conversion of products to scores: ``factor * product + offset``.
+
+        Args:
+            groups: Groups of rows.
+
+        Returns:
+            Factor and offset, of a shape that broadcasts to ``[Q, G]``.
+        """
+
+    def error(self, groups: slice) -> Tensor:
+        """Bound the error of converted products.
+
+        Args:
+            groups: Groups of rows.
+
+        Returns:
+            Largest distance from the exact scores, of a shape that broadcasts to ``[Q, G]``.
+        """
+
+
+class _Float32Pass:
+    """Products of the rows themselves. The error is that of summing D products (Higham, section 3.1)."""
+
+    def __init__(self, rows: np.ndarray):
+        self.rows = _shared_tensor(rows)
+        norms = (float(self.rows[chunk].norm(dim=1).max()) for chunk in chunk_slices(len(rows), 2**12))
+        self.max_norm = max(norms, default=0.0) * NORM_MARGIN
+
+    def prepare(self, queries: Tensor) -> None:
+        dim = queries.shape[1]
+        relative_error = dim * UNIT_ROUNDOFF / (1 - dim * UNIT_ROUNDOFF) + ROUNDING_ERROR
+        self.queries, self.bound = queries, (relative_error * self.max_norm * queries.norm(dim=1) * NORM_MARGIN)[:, None]
+
+    def products(self, rows: slice) -> Tensor:
+        return self.queries @ self.rows[rows].T
+
+    def scale(self, groups: slice) -> tuple[Tensor | float, Tensor | float]:
+        return 1.0, 0.0
+
+    def error(self, groups: slice) -> Tensor:
+        return self.bound
+
+
+@dataclass
+class _Candidates:
+    """Pairs of a query and a row, with an upper bound of their score."""
+
+    query: list[Tensor] = field(default_factory=list)
+    row: list[Tensor] = field(default_factory=list)
+    upper_bound: list[Tensor] = field(default_factory=list)
+
+    def add(self, query: Tensor, row: Tensor, upper_bound: Tensor) -> None:
+        self.query.append(query)
+        self.row.append(row)
+        self.upper_bound.append(upper_bound)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.query))
+
+    def prune(self, bound: Tensor) -> None:
+        """Drop candidates that cannot reach the bound of their query, shape ``[Q]``."""
+        query, row, upper_bound = (torch.cat(parts) for parts in (self.query, self.row, self.upper_bound))
+        keep = upper_bound >= bound[query]
+        self.query, self.row, self.upper_bound = [query[keep]], [row[keep]], [upper_bound[keep]]
+
+    def counts(self, num_queries: int) -> Tensor:
+        return sum((torch.bincount(query, minlength=num_queries) for query in self.query), torch.zeros(num_queries, dtype=torch.long))
+
+    def pop_all(self) -> tuple[np.ndarray, np.ndarray]:
+        query, row = torch.cat(self.query).numpy(), torch.cat(self.row).numpy()
+        self.query, self.row, self.upper_bound = [], [], []
+        return query, row
+
+
+class ExactSearch:
+    """Exact search in float32 rows in memory or mapped from a file.
+
+    Args:
+        rows: Vectors, float32, shape ``[N, D]``.
+        coarse: A faster, less precise first pass. Queries for which it leaves too many candidates are repeated in float32.
+        memory: Memory limit of blocks of scores and of rows that are scored exactly.
+
+    Raises:
+        ShapeError: If the rows are not a float32 matrix.
+    """
+
+    def __init__(self, rows: np.ndarray, *, coarse: CoarsePass | None = None, memory: MemoryLimit = None):
+        if rows.ndim != 2 or rows.dtype != np.float32:
+            raise ShapeError(f"rows: expected float32 of shape [N, D], got {rows.dtype} of shape {list(rows.shape)}.")
+        self.rows, self.coarse, self.memory = rows, coarse, memory
+
+    @cached_property
+    def _float32_pass(self) -> CoarsePass:
+        return _Float32Pass(self.rows)
+
+    def search(self, queries: np.ndarray, top: int, mask: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Find the rows with the highest inner products.
+
+        Args:
+            queries: Query vectors, shape ``[Q, D]``.
+            top: Maximum number of results per query.
+            mask: Rows that may be returned, bool, shape ``[N]``. None: all rows.
+
+        Returns:
+            Scores and rows, both of shape ``[Q, K]``, best first, equal scores in the order of rows. K is the smaller of
+            ``top`` and the number of rows.
+
+        Raises:
+            ShapeError: If the shape of the queries or the mask is wrong, or a query is not finite.
+            SpecError: If ``top`` is below 1.
+        """
+        validate_queries(queries, top, self.rows.shape[1])
+        if mask is not None and mask.shape != (len(self.rows),):
+            raise ShapeError(f"mask: expected shape [{len(self.rows)}], got {list(mask.shape)}.")
+        queries = np.ascontiguousarray(queries, np.float32)
+        top = min(top, len(self.rows) if mask is None else int(mask.sum()))
+        if not len(queries) or not top:
+            return np.empty((len(queries), top), np.float32), np.empty((len(queries), top), np.int64)
+        parts = [self._search_chunk(queries[chunk], top, mask) for chunk in chunk_slices(len(queries), MAX_QUERIES)]
+        scores, rows = zip(*parts, strict=True)
+        return np.concatenate(scores), np.concatenate(rows)
+
+    def _search_chunk(self, queries: np.ndarray, top: int, mask: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        if self.coarse is None:
+            return self._run_pass(self._float32_pass, queries, top, mask, None)[0].to_arrays()
+        max_candidates = max(MAX_CANDIDATES_PER_RESULT * top, len(self.rows) // 64)
+        best, unresolved = self._run_pass(self.coarse, queries, top, mask, max_candidates)
+        scores, rows = best.to_arrays()
+        if unresolved.any():
+            best, _ = self._run_pass(self._float32_pass, queries[unresolved], top, mask, None)
+            scores[unresolved], rows[unresolved] = best.to_arrays()
+        return scores, rows
+
+    def _run_pass(
+        self, coarse: CoarsePass, queries: np.ndarray, top: int, mask: np.ndarray | None, max_candidates: int | None
+    ) -> tuple[_BestRows, np.ndarray]:
+        """The best rows, and which queries were given up because they had more than ``max_candidates``."""
+        best, candidates = _BestRows(self.rows, queries, top, self.memory), _Candidates()
+        coarse.prepare(torch.from_numpy(queries))
+        # bound[q] holds the k best lower bounds of scores, highest first. Infinity gives a query up.
+        bound, unresolved = torch.full((len(queries), top), -torch.inf), torch.zeros(len(queries), dtype=torch.bool)
+        blocks = chunk_slices(len(self.rows), self._block_rows(len(queries)))
+        for block in blocks:
+            allowed = None if mask is None else torch.from_numpy(mask[block])
+            if allowed is None or allowed.any():
+                bound = self._add_candidates(coarse.products(block), coarse, block, allowed, bound, candidates)
+            if candidates.query and (block is blocks[-1] or len(candidates) > MAX_CANDIDATES):
+                if max_candidates is not None:
+                    candidates.prune(bound[:, -1])
+                    unresolved |= candidates.counts(len(queries)) > max_candidates
+                    bound[unresolved] = torch.inf
+                candidates.prune(bound[:, -1])
+                if block is blocks[-1] or len(candidates) > MAX_CANDIDATES // 2:
+                    best.add(*candidates.pop_all())
+        return best, unresolved.numpy()
+
+    def _block_rows(self, num_queries: int) -> int:
+        """Rows of a block: the largest multiple of ``GROUP_ROWS`` that memory allows."""
+        max_scores = min(MAX_SCORES, budget_bytes(self.memory, "cpu") // 16)
+        return max(max_scores // num_queries // GROUP_ROWS, 1) * GROUP_ROWS
+
+    def _add_candidates(
+        self, products: Tensor, coarse: CoarsePass, block: slice, allowed: Tensor | None, bound: Tensor, candidates: _Candidates
+    ) -> Tensor:
+        """Add the candidates of a block, and return the updated lower bounds, shape ``[Q, K]``, highest first."""
+        if allowed is not None:
+            products.masked_fill_(~allowed, _lowest(products.dtype))
+        num_queries, num_rows = products.shape
+        if num_rows % GROUP_ROWS:
+            products = torch.nn.functional.pad(products, (0, -num_rows % GROUP_ROWS), value=_lowest(products.dtype))
+        products = products.view(num_queries, -1, GROUP_ROWS)
+        first = block.start // GROUP_ROWS
+        groups = slice(first, first + products.shape[1])
+        (factor, offset), error = coarse.scale(groups), coarse.error(groups)
+        highest = products.amax(2) * factor + offset
+        bound = torch.cat([bound, highest - error], 1).topk(bound.shape[1], dim=1).values
+        query, group = (highest + error >= bound[:, -1:]).nonzero(as_tuple=True)
+        upper = products[query, group] * _select(factor, query, group) + _select(offset, query, group) + _select(error, query, group)
+        pair, column = (upper >= bound[query, -1:]).nonzero(as_tuple=True)
+        row = group[pair] * GROUP_ROWS + column
+        keep = row < num_rows if allowed is None else (row < num_rows).logical_and_(allowed[row.clamp(max=num_rows - 1)])
+        pair, column, row = pair[keep], column[keep], row[keep]
+        candidates.add(query[pair], row + block.start, upper[pair, column])
+        return bound
+
+
+def exact_scores(rows: np.ndarray, indices: np.ndarray, query: np.ndarray) -> np.ndarray:
+    """Compute the exact scores of some rows for one query.
+
+    Args:
+        rows: Vectors, float32, shape ``[N, D]``.
+        indices: Rows to score, shape ``[K]``.
+        query: Query vector, float32 or float64, shape ``[D]``.
+
+    Returns:
+        Scores, float32, shape ``[K]``.
+    """
+    # einsum sums every row in the same order, so that equal rows have equal scores.
+    scores: np.ndarray = np.einsum("nd,d->n", rows[indices].astype(np.float64), query.astype(np.float64)).astype(np.float32)
+    return scores
+
+
+def rank_by_score(query: np.ndarray, keys: Sequence[str], vectors: np.ndarray, memory: MemoryLimit = None) -> list[Neighbor]:
+    """Rank some items by their exact scores, equal scores in the order of keys.
+
+    Args:
+        query: Query vector, shape ``[D]``.
+        keys: Keys of the items.
+        vectors: Their vectors, shape ``[N, D]``.
+        memory: Memory limit.
+
+    Returns:
+        All items, best first.
+    """
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    if not order:
+        return []
+    scores, rows = ExactSearch(np.ascontiguousarray(vectors[order], np.float32), memory=memory).search(query[None], len(keys))
+    return [Neighbor(keys[order[row]], score) for row, score in zip(rows[0].tolist(), scores[0].tolist(), strict=True)]
+
+
+class _BestRows:
+    """The best rows of each query so far, by exact score."""
+
+    def __init__(self, rows: np.ndarray, queries: np.ndarray, top: int, memory: MemoryLimit):
+        self.rows, self.queries, self.top = rows, queries.astype(np.float64), top
+        self.chunk_rows = max(min(budget_bytes(memory, "cpu") // (16 * rows.shape[1]), 2**14), 1)
+        self.query, self.row, self.score = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32)
+
+    def add(self, query: np.ndarray, row: np.ndarray) -> None:
+        """Score candidates and keep the best of all so far."""
+        order = np.lexsort((row, query))
+        query, row = query[order], row[order]
+        starts = np.searchsorted(query, np.arange(len(self.queries) + 1))
+        scores = [
+            exact_scores(self.rows, row[starts[number] + chunk.start : starts[number] + chunk.stop], self.queries[number])
+            for number in range(len(self.queries))
+            for chunk in chunk_slices(starts[number + 1] - starts[number], self.chunk_rows)
+        ]
+        query, row = np.concatenate([self.query, query]), np.concatenate([self.row, row])
+        score = np.concatenate([self.score, *scores])
+        order = np.lexsort((row, -score, query))
+        query, row, score = query[order], row[order], score[order]
+        rank = np.arange(len(query)) - np.searchsorted(query, query)
+        self.query, self.row, self.score = query[rank < self.top], row[rank < self.top], score[rank < self.top]
+
+    def to_arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Scores and rows, both ``[Q, K]``. Queries that were given up have zeros."""
+        scores, rows = np.zeros((len(self.queries), self.top), np.float32), np.zeros((len(self.queries), self.top), np.int64)
+        rank = np.arange(len(self.query)) - np.searchsorted(self.query, self.query)
+        scores[self.query, rank], rows[self.query, rank] = self.score, self.row
+        return scores, rows
+
+
+def _shared_tensor(array: np.ndarray) -> Tensor:
+    """A tensor that shares the memory of an array, which may be a read-only map of a file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that a read-only array must not be written
+        return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _select(value: Tensor | float, query: Tensor, group: Tensor) -> Tensor | float:
+    """Values of pairs of a query and a group, as a column, from a value that broadcasts to ``[Q, G]``."""
+    if not isinstance(value, Tensor):
+        return value
+    rows, columns = value.shape
+    return value[query if rows > 1 else 0 * query, group if columns > 1 else 0 * group][:, None]
+
+
+def _lowest(dtype: torch.dtype) -> float | int:
+    return -torch.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+class Int8Pass:
+    """Coarse pass over int8 codes.
+
+    Args:
+        codes: Codes, int8, shape ``[N, D]`` with N a multiple of ``GROUP_ROWS``.
+        scales: For each group: the step, and the maxima of |e|, |s c| and |x|, float32, shape ``[4, G]``.
+        mean: Mean of the rows, float32, shape ``[D]``.
+    """
+
+    def __init__(self, codes: np.ndarray, scales: np.ndarray, mean: np.ndarray):
+        self.codes, self.mean = _shared_tensor(codes), _shared_tensor(mean)
+        self.step, self.error_norm, self.code_norm, self.row_norm = _shared_tensor(scales)[:, None]
+
+    @classmethod
+    def from_vectors(cls, vectors: np.ndarray) -> Int8Pass:
+        """Quantize vectors in memory.
+
+        Args:
+            vectors: Vectors, float32, shape ``[N, D]``.
+
+        Returns:
+            The coarse pass.
+        """
+        mean = _mean(vectors)
+        parts = [_quantize(np.array(vectors[chunk]), mean) for chunk in chunk_slices(len(vectors), CHUNK_ROWS)]
+        if not parts:
+            return cls(np.empty((0, vectors.shape[1]), np.int8), np.empty((4, 0), np.float32), mean)
+        codes, scales = zip(*parts, strict=True)
+        return cls(torch.cat(codes).numpy(), torch.cat(scales, 1).numpy(), mean)
+
+    def prepare(self, queries: Tensor) -> None:
+        """Set and quantize the queries, see ``CoarsePass``."""
+        step = queries.abs().amax(1, keepdim=True) / MAX_CODE
+        step[step == 0] = 1.0
+        self.query_codes = (queries / step).round().to(torch.int8)
+        self.query_step, self.query_norm = step, queries.norm(dim=1, keepdim=True) * NORM_MARGIN
+        self.query_error = (queries - self.query_codes * step).norm(dim=1, keepdim=True) * NORM_MARGIN
+        self.offset = (queries.double() @ self.mean.double()).float()[:, None]
+
+    def products(self, rows: slice) -> Tensor:
+        """Multiply codes, see ``CoarsePass``."""
+        stop = -(-rows.stop // GROUP_ROWS) * GROUP_ROWS
+        return torch._int_mm(self.query_codes, self.codes[rows.start : stop].T)[:, : rows.stop - rows.start]
+
+    def scale(self, groups: slice) -> tuple[Tensor, Tensor]:
+        """Read factor and offset, see ``CoarsePass``."""
+        return self.query_step * self.step[:, groups], self.offset
+
+    def error(self, groups: slice) -> Tensor:
+        """Bound the error, see ``CoarsePass``."""
+        lost = self.error_norm[:, groups] + ROUNDING_ERROR * self.row_norm[:, groups]
+        return self.query_norm * lost + self.query_error * self.code_norm[:, groups]
+
+
+@cache
+def supports_int8_matmul() -> bool:
+    """Check whether the processor has int8 instructions (VNNI, AMX) that make torch faster, with exact results.
+
+    Returns:
+        Whether int8 codes can be used.
+    """
+    capabilities = getattr(torch.cpu, "get_capabilities", dict[str, bool])()
+    if not any(capabilities.get(name, False) for name in ("avx512_vnni", "avx_vnni", "amx_int8")) or not hasattr(torch, "_int_mm"):
+        return False
+    extreme = torch.full((GROUP_ROWS, MIN_DIM), MAX_CODE, dtype=torch.int8)
+    return all(bool((torch._int_mm(sign * extreme, extreme.T) == sign * MIN_DIM * MAX_CODE**2).all()) for sign in (1, -1))
+
+
+def is_int8_faster(rows: int, embedding_dim: int) -> bool:
+    """Check whether int8 codes make a search faster on this machine.
+
+    Args:
+        rows: Number of vectors.
+        embedding_dim: Dimension of the vectors.
+
+    Returns:
+        Whether codes are worth storing.
+    """
+    return rows >= MIN_ROWS and embedding_dim >= MIN_DIM and supports_int8_matmul()
+
+
+def write_int8_codes(folder: Path, vectors: np.ndarray) -> None:
+    """Write the int8 codes of vectors into a folder.
+
+    Args:
+        folder: Folder to write to, not yet visible to readers.
+        vectors: Vectors, float32, shape ``[N, D]``.
+
+    Raises:
+        StorageError: If the folder cannot be written.
+    """
+    num_rows, dim = vectors.shape
+    mean = _mean(vectors)
+    storage.create_array(folder / CODES, shape=(-(-num_rows // GROUP_ROWS) * GROUP_ROWS, dim), dtype="int8")
+    codes, scales = np.lib.format.open_memmap(folder / CODES, mode="r+"), []
+    for chunk in chunk_slices(num_rows, CHUNK_ROWS):
+        chunk_codes, chunk_scales = _quantize(np.array(vectors[chunk]), mean)
+        codes[chunk.start : chunk.start + len(chunk_codes)] = chunk_codes.numpy()
+        scales.append(chunk_scales)
+    codes.flush()
+    storage.write_array(folder / SCALES, torch.cat(scales, 1).numpy())
+    storage.write_array(folder / MEAN, mean)
+
+
+def open_int8_codes(folder: Path) -> Int8Pass:
+    """Map the files of ``write_int8_codes``.
+
+    Args:
+        folder: Folder of the codes.
+
+    Returns:
+        The coarse pass.
+
+    Raises:
+        DataError: If a file is missing or damaged.
+    """
+    codes = storage.read_array(folder / CODES, dimensions=2, kinds="i", memory_map=True)
+    return Int8Pass(codes, storage.read_array(folder / SCALES, dimensions=2), storage.read_array(folder / MEAN, dimensions=1))
+
+
+def _mean(vectors: np.ndarray) -> np.ndarray:
+    total = sum((np.sum(vectors[chunk], 0, np.float64) for chunk in chunk_slices(len(vectors), CHUNK_ROWS)), np.zeros(vectors.shape[1]))
+    return np.asarray(total / max(len(vectors), 1), np.float32)
+
+
+def _quantize(vectors: np.ndarray, mean: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Codes ``[N, D]`` of rows, padded to whole groups, and the scales ``[4, G]`` of ``Int8Pass``."""
+    rows, center = torch.from_numpy(vectors), torch.from_numpy(mean)
+    shifted = torch.nn.functional.pad(rows - center, (0, 0, 0, -len(rows) % GROUP_ROWS)).view(-1, GROUP_ROWS, rows.shape[1])
+    step = shifted.abs().amax((1, 2), keepdim=True) / MAX_CODE
+    step[step == 0] = 1.0
+    codes = (shifted / step).round()
+    rounded = codes * step
+    norms = torch.stack([(shifted - rounded).norm(dim=2), rounded.norm(dim=2), shifted.norm(dim=2) + 2 * center.norm()]).amax(2)
+    return codes.to(torch.int8).flatten(0, 1), torch.cat([step[None, :, 0, 0], norms * NORM_MARGIN])

@@ -1,0 +1,307 @@
+"""Milvus store: a collection on a Milvus server, or in a file of Milvus Lite."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from visavis.blocking import chunk_slices
+from visavis.errors import DataError, MissingExtra, ShapeError, StorageError
+from visavis.memory_budget import MemoryLimit
+from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter, clamp_int64, metadata_tag, tags_to_metadata
+from visavis.retrieval.stores.approximate_search import (
+    MEASURED_TOP,
+    TARGET_RECALL,
+    ApproximateIndex,
+    fewest_probes,
+    mean_recall,
+    noisy_queries,
+    sample_keys,
+)
+from visavis.retrieval.stores.base import Neighbor, validate_queries, validated_items
+from visavis.retrieval.stores.exact_search import ExactSearch, rank_by_score
+
+COLLECTION = "items"
+BATCH_ITEMS, MAX_RESULTS = 1000, 16384
+"""Items of one request. Maximum number of results of a Milvus search."""
+HNSW_CANDIDATES, MAX_HNSW_CANDIDATES = 64, 4096
+"""Candidates of an HNSW search: default, and maximum when recall is tuned."""
+TIE_MARGIN = 16
+"""Results beyond the top that are fetched first, to see where equal scores end."""
+# Scores of Milvus differ from exact ones by at most this share of the product of the two norms.
+SCORE_TOLERANCE = 1e-4
+# Texts that need no escaping in Milvus filters.
+_PLAIN = re.compile(r"[\w ./:=+-]*", re.ASCII)
+# Open stores per Milvus Lite file in this process. The last one releases the file.
+_open_stores = Counter[str]()
+
+
+class MilvusStore:
+    """Items in a collection of Milvus at ``http(s)://HOST:PORT`` (token from ``MILVUS_TOKEN``) or in ``FILE.db`` of Milvus Lite.
+
+    Results are scored again in float64. With the default index FLAT a search is exact. Conditions that Milvus cannot
+    express are checked here. A change of more than ``BATCH_ITEMS`` items is atomic per request of that size. The methods of
+    ``VectorStore`` are documented there.
+
+    Args:
+        uri: Address of a server, or a file.
+        collection: Name of the collection.
+        embedding_dim: Dimension of the vectors of a new collection. None: the collection must exist.
+        memory: Memory limit of a search.
+
+    Raises:
+        DataError: If the collection is missing and ``embedding_dim`` is None, or the collection has other fields.
+        ShapeError: If the collection has vectors of another dimension.
+        StorageError: If Milvus cannot be reached or fails.
+        MissingExtra: If pymilvus is not installed.
+    """
+
+    def __init__(self, uri: str | Path, collection: str = COLLECTION, embedding_dim: int | None = None, memory: MemoryLimit = None):
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors are reported as StorageError
+        try:
+            from pymilvus import MilvusClient
+        except ImportError:
+            raise MissingExtra("pymilvus", "milvus", "an index in Milvus") from None
+        logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
+        self.uri, self.collection, self.memory = str(uri), collection, memory
+        is_file = "://" not in self.uri
+        missing = DataError(f"{self.uri}: expected a collection {collection!r}, got none. Build an index there first.")
+        if is_file and embedding_dim is None and not Path(self.uri).exists():
+            raise missing
+        with self._storage_errors():
+            if is_file:
+                Path(self.uri).absolute().parent.mkdir(parents=True, exist_ok=True)
+                _open_stores[os.path.abspath(self.uri)] += 1
+            self._client: Any = MilvusClient(self.uri, token=os.environ.get("MILVUS_TOKEN", ""))
+            if not self._client.has_collection(collection):
+                if embedding_dim is None:
+                    raise missing
+                self._create_collection(embedding_dim)
+            self._client.load_collection(collection)
+            fields = {field["name"]: field for field in self._client.describe_collection(collection)["fields"]}
+        if not {"id", "vector", *ITEM_FIELDS} <= fields.keys():
+            raise DataError(f"{self.uri}: expected a collection made by visavis, got {collection!r} with other fields. Pass another name.")
+        self._num_candidates = HNSW_CANDIDATES
+        self.embedding_dim = int(fields["vector"]["params"]["dim"])
+        if embedding_dim not in (None, self.embedding_dim):
+            raise ShapeError(f"{self.uri}: expected vectors of dimension {embedding_dim}, got {self.embedding_dim}. Pass another store.")
+
+    def _create_collection(self, embedding_dim: int) -> None:
+        from pymilvus import DataType
+
+        schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
+        schema.add_field("id", DataType.VARCHAR, max_length=64, is_primary=True)
+        for name in ("key", "path", "kind", "content", "dhash"):
+            schema.add_field(name, DataType.VARCHAR, max_length=65535)
+        for name in ("size", "modified_ns"):
+            schema.add_field(name, DataType.INT64)
+        for name in ("start", "end"):
+            schema.add_field(name, DataType.DOUBLE, nullable=True)
+        schema.add_field("metadata", DataType.ARRAY, element_type=DataType.VARCHAR, max_capacity=4096, max_length=65535)
+        schema.add_field("vector", DataType.FLOAT_VECTOR, dim=embedding_dim)
+        self._client.create_collection(self.collection, schema=schema, index_params=self._index_params("FLAT"), consistency_level="Strong")
+
+    def _index_params(self, kind: str, **params: int) -> Any:
+        index = self._client.prepare_index_params()
+        index.add_index("vector", index_type=kind, metric_type="IP", params=params)
+        return index
+
+    def add(self, items: Sequence[IndexItem], vectors: np.ndarray) -> None:
+        """Add or replace items, see ``VectorStore.add``."""
+        items, vectors = validated_items(items, vectors, self.embedding_dim)
+        rows = [
+            {name: getattr(item, name) for name in ITEM_FIELDS} | {"id": _id(item.key), "metadata": item.tags(), "vector": vector}
+            for item, vector in zip(items, vectors, strict=True)
+        ]
+        with self._storage_errors():
+            for chunk in chunk_slices(len(rows), BATCH_ITEMS):
+                self._client.upsert(self.collection, rows[chunk])
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete items, see ``VectorStore.delete``."""
+        ids = sorted(set(map(_id, keys)))
+        with self._storage_errors():
+            for chunk in chunk_slices(len(ids), BATCH_ITEMS):
+                self._client.delete(self.collection, ids=ids[chunk])
+
+    def search(self, queries: np.ndarray, top: int, item_filter: ItemFilter = NO_FILTER) -> list[list[Neighbor]]:
+        """Find the items with the highest inner products, see ``VectorStore.search``."""
+        validate_queries(queries, top, self.embedding_dim)
+        return [self._search_one(query, top, item_filter) for query in np.ascontiguousarray(queries, np.float32)]
+
+    def _search_one(self, query: np.ndarray, top: int, item_filter: ItemFilter) -> list[Neighbor]:
+        # Milvus rounds scores and orders equal ones arbitrarily. Fetch more results until the last fetched score is clearly
+        # below the k-th exact one. Beyond the limit of Milvus, rank all items that its filter returns.
+        limit = top + TIE_MARGIN
+        while limit <= MAX_RESULTS:
+            rows, scores = self._fetch(query, limit, item_filter)
+            ranked = self._rank(query, rows, item_filter)
+            if len(rows) < limit or (len(ranked) >= top and scores[-1] < ranked[top - 1].score - self._score_error(query, rows)):
+                return ranked[:top]
+            limit *= 4
+        return self._rank(query, list(self._iterate(item_filter, ["vector"])), item_filter)[:top]
+
+    def _rank(self, query: np.ndarray, rows: Sequence[dict[str, Any]], item_filter: ItemFilter) -> list[Neighbor]:
+        rows = [row for row in rows if item_filter.matches(_item(row))]
+        return rank_by_score(query, [row["key"] for row in rows], np.array([row["vector"] for row in rows], np.float32), self.memory)
+
+    def _fetch(self, query: np.ndarray, limit: int, item_filter: ItemFilter) -> tuple[list[dict[str, Any]], list[float]]:
+        """Results of Milvus with its scores."""
+        with self._storage_errors():
+            hits = self._client.search(
+                self.collection,
+                data=[query],
+                limit=limit,
+                filter=milvus_filter(item_filter),
+                output_fields=[*ITEM_FIELDS, "vector"],
+                search_params={"metric_type": "IP", "params": {"ef": max(self._num_candidates, 2 * limit)}},
+                consistency_level="Strong",
+            )[0]
+        return [hit["entity"] for hit in hits], [hit["distance"] for hit in hits]
+
+    def _score_error(self, query: np.ndarray, rows: list[dict[str, Any]]) -> float:
+        norm = max((float(np.linalg.norm(row["vector"])) for row in rows), default=0.0)
+        return SCORE_TOLERANCE * norm * float(np.linalg.norm(query))
+
+    def items(self) -> list[IndexItem]:
+        """Read all items, see ``VectorStore.items``."""
+        return sorted(map(_item, self._iterate(NO_FILTER, [])), key=lambda item: item.key)
+
+    def vectors(self, keys: Sequence[str]) -> np.ndarray:
+        """Read the vectors of some items, see ``VectorStore.vectors``."""
+        ids, by_key = sorted(set(map(_id, keys))), dict[str, list[float]]()
+        with self._storage_errors():
+            for chunk in chunk_slices(len(ids), BATCH_ITEMS):
+                rows = self._client.get(self.collection, ids[chunk], output_fields=["key", "vector"])
+                by_key |= {row["key"]: row["vector"] for row in rows}
+        return np.array([by_key[key] for key in keys], np.float32).reshape(len(keys), self.embedding_dim)
+
+    def all_vectors(self) -> np.ndarray:
+        """Read the vectors of all items, see ``VectorStore.all_vectors``."""
+        return self.vectors([item.key for item in self.items()])
+
+    def count(self, item_filter: ItemFilter = NO_FILTER) -> int:
+        """Count items, see ``VectorStore.count``."""
+        if item_filter:
+            return sum(item_filter.matches(_item(row)) for row in self._iterate(item_filter, []))
+        with self._storage_errors():
+            return int(self._client.query(self.collection, output_fields=["count(*)"], consistency_level="Strong")[0]["count(*)"])
+
+    def _iterate(self, item_filter: ItemFilter, extra_fields: list[str]) -> Iterator[dict[str, Any]]:
+        """All items that the filter of Milvus matches, which may be more than ``item_filter`` matches."""
+        with self._storage_errors():
+            pages = self._client.query_iterator(
+                self.collection,
+                batch_size=BATCH_ITEMS,
+                filter=milvus_filter(item_filter),
+                output_fields=[*ITEM_FIELDS, *extra_fields],
+                consistency_level="Strong",
+            )
+            while page := pages.next():
+                yield from page
+            pages.close()
+
+    def build_approximate_index(self, queries: np.ndarray | None = None, target_recall: float = TARGET_RECALL) -> ApproximateIndex:
+        """Index the vectors with HNSW and measure its recall of the true top 10. Later searches are approximate.
+
+        Args:
+            queries: Queries to measure with, shape ``[Q, D]``. None: stored vectors with noise.
+            target_recall: Recall for which the number of candidates is chosen, 0 to 1.
+
+        Returns:
+            Settings and recall of the index.
+        """
+        with self._storage_errors():
+            self._client.flush(self.collection)  # Milvus does not index vectors outside sealed segments
+        keys = [item.key for item in self.items()]
+        queries = noisy_queries(self.vectors(sample_keys(keys))) if queries is None else np.ascontiguousarray(queries, np.float32)
+        scores, rows = ExactSearch(self.vectors(keys), memory=self.memory).search(queries, MEASURED_TOP)
+        expected = [
+            [Neighbor(keys[row], score) for row, score in zip(query_rows, query_scores, strict=True)]
+            for query_rows, query_scores in zip(rows.tolist(), scores.tolist(), strict=True)
+        ]
+        with self._storage_errors():
+            self._client.release_collection(self.collection)
+            self._client.drop_index(self.collection, "vector")
+            self._client.create_index(self.collection, self._index_params("HNSW", M=16, efConstruction=200))
+            self._client.load_collection(self.collection)
+
+        def measure(num_candidates: int) -> float:
+            self._num_candidates = num_candidates
+            return mean_recall(self.search(queries, MEASURED_TOP), expected)
+
+        probes, recall = fewest_probes(measure, MAX_HNSW_CANDIDATES, target_recall)
+        return ApproximateIndex(
+            kind="HNSW", num_items=len(keys), partitions=1, probes=probes, refine_factor=1, recall=recall, num_queries=len(queries)
+        )
+
+    def close(self) -> None:
+        """Close the connection, and the file if no other store of this process uses it."""
+        self._client.close()
+        if "://" not in self.uri:
+            from milvus_lite.server_manager import server_manager_instance
+
+            name = os.path.abspath(self.uri)
+            _open_stores[name] -= 1
+            if not _open_stores[name]:
+                server_manager_instance.release_server(name)
+
+    @contextmanager
+    def _storage_errors(self) -> Iterator[None]:
+        """Convert errors of Milvus to a StorageError of one sentence."""
+        from pymilvus import MilvusException
+
+        try:
+            yield
+        except (MilvusException, OSError) as error:
+            reason = getattr(error, "message", str(error)).strip().split("\n")[0].rstrip(".")[:200]
+            raise StorageError(f"{self.uri}: the Milvus store cannot be used: {reason}.") from None
+
+
+def milvus_filter(item_filter: ItemFilter) -> str:
+    """Write the conditions that Milvus can express. All matching items satisfy the result, and possibly others.
+
+    Args:
+        item_filter: Conditions on the items.
+
+    Returns:
+        Filter expression of Milvus.
+
+    Example:
+        >>> milvus_filter(ItemFilter(path="a/*.jpg", kind="video", metadata={"camera": "X"}))
+        'path like "a/%" and path like "%.jpg" and kind == "video" and array_contains(metadata, "camera=X")'
+    """
+    conditions = []
+    if item_filter.path:
+        literals = re.split(r"[*?]", item_filter.path)
+        start, end = _PLAIN.match(literals[0]), _PLAIN.fullmatch(literals[-1])
+        prefix = start[0].partition("_")[0] if start else ""
+        conditions += [f'path like "{prefix}%"'] if prefix else []
+        conditions += [f'path like "%{literals[-1]}"'] if end and literals[-1] and "_" not in literals[-1] else []
+    if item_filter.kind is not None:
+        conditions.append(f'kind == "{item_filter.kind}"')
+    if item_filter.after is not None:
+        conditions.append(f"modified_ns >= {clamp_int64(item_filter.after)}")
+    if item_filter.before is not None:
+        conditions.append(f"modified_ns <= {clamp_int64(item_filter.before)}")
+    tags = [metadata_tag(name, value) for name, value in item_filter.metadata.items()]
+    conditions += [f'array_contains(metadata, "{tag}")' for tag in tags if _PLAIN.fullmatch(tag)]
+    return " and ".join(conditions)
+
+
+def _id(key: str) -> str:
+    """Primary key of an item. Filters of Milvus do not accept every text."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def _item(row: dict[str, Any]) -> IndexItem:
+    return IndexItem(**{name: row[name] for name in ITEM_FIELDS} | {"metadata": tags_to_metadata(row["metadata"])})

@@ -1,0 +1,223 @@
+"""Evaluation of runs: the best model of a run on a split, or the mean of the scores of several runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from visavis.data.dataset import Dataset
+from visavis.errors import RunError, format_value
+from visavis.evaluation import Evaluation
+from visavis.evaluation.evaluate_dataset import evaluate_dataset, select_captions
+from visavis.evaluation.protocols import get_protocols
+from visavis.memory_budget import MemoryLimit
+from visavis.models.base import Matcher, evaluation_mode
+from visavis.models.inference import device_of, device_score
+from visavis.models.score_ensemble import ScoreEnsemble, join_member_encodings
+from visavis.progress import Progress
+from visavis.recipes.data_module import first_images
+from visavis.recipes.published_tables import with_published
+from visavis.recipes.recipe import Recipe
+from visavis.runs.open_run import (
+    expand_ensembles,
+    open_peer_network,
+    open_run,
+    pretrained_dual_encoder,
+    read_ensemble_recipe,
+    read_run_recipe,
+)
+from visavis.types import Encoded
+
+# Keys of recipes that options of an evaluation replace.
+EVALUATION_OPTIONS = {"evaluation.test": "split", "evaluation.protocol": "protocol", "evaluation.relevance": "relevance"}
+
+
+def read_run_recipes(folders: Sequence[Path], data: str | None = None, memory: MemoryLimit = None) -> dict[Path, Recipe]:
+    """Read the recipes of runs and of the members of ensembles.
+
+    A pretrained model without data uses the data set of the first run that has one.
+
+    Args:
+        folders: Folders of runs, ensembles and pretrained models.
+        data: Data set to use instead of theirs.
+        memory: Memory setting to use instead of theirs.
+
+    Returns:
+        Recipes by folder.
+
+    Raises:
+        RunError: If ``folders`` is empty, or one is neither a run nor a model.
+    """
+    if not folders:
+        raise RunError("runs: expected at least one run folder, got none. Name a run folder.")
+    recipes = {folder: read_run_recipe(folder, data, memory) for folder in expand_ensembles(folders)}
+    default = next((recipe.data.path for recipe in recipes.values() if recipe.data.path), None)
+    return {folder: recipe if recipe.data.path else read_run_recipe(folder, default, memory) for folder, recipe in recipes.items()}
+
+
+def common_value(recipes: Mapping[Path, Recipe], key: str, override: Any) -> Any:
+    """Return the value of a key that the recipes of all trained runs share.
+
+    Args:
+        recipes: Recipes by folder.
+        key: Dotted key, one of ``EVALUATION_OPTIONS``.
+        override: Value to use instead. None: that of the recipes.
+
+    Returns:
+        The value.
+
+    Raises:
+        RunError: If the recipes differ and ``override`` is None.
+    """
+    if override is not None:
+        return override
+    trained = {folder: recipe for folder, recipe in recipes.items() if recipe.phases} or recipes
+    values = {folder: reduce(getattr, key.split("."), recipe) for folder, recipe in trained.items()}
+    (first, value), *others = values.items()
+    for folder, other in others:
+        if other != value:
+            raise RunError(
+                f"{key}: expected one value for all runs, got {value!r} in {first} and {other!r} in {folder}. "
+                f"Choose one with --{EVALUATION_OPTIONS[key]}."
+            )
+    return value
+
+
+def check_same_captions(splits: Mapping[Path, Dataset]) -> None:
+    """Check that all runs are evaluated on the same captions of the same images, in the same order.
+
+    Names of images are not compared, because they differ between formats of the same data.
+
+    Args:
+        splits: Evaluated split of each run.
+
+    Raises:
+        RunError: If the splits differ.
+    """
+    (first, expected), *others = splits.items()
+    for folder, split in others:
+        if split.captions != expected.captions or not np.array_equal(split.image_of, expected.image_of):
+            raise RunError(
+                f"{folder}: expected the same images and captions as {first}, got {_difference(split, expected)}. Name runs on the same "
+                "data and split, or one data set for all with --data."
+            )
+
+
+def evaluate_runs(
+    folders: Sequence[Path],
+    protocol: str | Sequence[str] | None,
+    split: str | None,
+    data: str | None,
+    progress: Progress,
+    relevance: str | None = None,
+    semantics: str = "reference",
+    memory: MemoryLimit = None,
+    *,
+    average_networks: bool | None = None,
+    max_images: int = 0,
+) -> Evaluation:
+    """Evaluate the best model of a run, or the mean of the scores of several runs.
+
+    Args:
+        folders: Folders of runs, ensembles and pretrained models. Each model encodes its own inputs.
+        protocol: Protocol or protocols. None: those of the recipes.
+        split: Name of the split. None: the test split of the recipes.
+        data: Data set. None: that of the runs.
+        progress: Receives progress and warnings.
+        relevance: Spec of a relevance estimator. None: that of the recipes.
+        semantics: Definition of the graded metrics, "paper" or "reference".
+        memory: Memory limit of score blocks. None: that of the recipes.
+        average_networks: Whether to average both networks of a run. None: as its recipe has it.
+        max_images: Evaluate the first images of the split only. 0: all.
+
+    Returns:
+        The evaluation.
+
+    Raises:
+        RunError: If a run has no second network to average, or if runs differ in their evaluation settings or captions.
+    """
+    recipes = read_run_recipes(folders, data, memory)
+    split = common_value(recipes, "evaluation.test", split)
+    is_own_test = data is None and all(recipe.evaluation.test == split for recipe in recipes.values())
+    protocols = get_protocols(common_value(recipes, "evaluation.protocol", protocol or (None if is_own_test else "plain")))
+    relevance = common_value(recipes, "evaluation.relevance", relevance)
+
+    opened = {folder: open_run(folder, recipe, progress) for folder, recipe in recipes.items()}
+    splits = {
+        folder: select_captions(first_images(data_module.data.split(split), max_images), protocols)
+        for folder, (data_module, _) in opened.items()
+    }
+    check_same_captions(splits)
+    networks: list[Matcher] = []
+    encoded: list[tuple[Encoded, Encoded]] = []
+    for folder, (data_module, matcher) in opened.items():
+        both = recipes[folder].evaluation.average_networks if average_networks is None else average_networks
+        for network in [matcher, open_peer_network(folder, matcher)] if both else [matcher]:
+            networks.append(network)
+            encoded.append(data_module.encode(network, splits[folder]))
+
+    scorer = networks[0] if len(networks) == 1 else ScoreEnsemble(networks).to(device_of(networks[0]))
+    visual, text = encoded[0] if len(encoded) == 1 else map(join_member_encodings, zip(*encoded, strict=True))
+    with evaluation_mode(scorer):
+        result = evaluate_dataset(
+            visual,
+            text,
+            device_score(scorer),
+            next(iter(splits.values())),
+            protocols,
+            relevance=relevance,
+            semantics=semantics,
+            memory=next(iter(recipes.values())).memory or None,
+        )
+    if not is_own_test or len(folders) > 1:
+        return result
+    return with_published(result, read_ensemble_recipe(folders[0]) or recipes[folders[0]])
+
+
+def with_base_model(
+    result: Evaluation, folders: Sequence[Path], split: str | None, data: str | None, progress: Progress, memory: MemoryLimit = None
+) -> Evaluation:
+    """Add the result of the pretrained model that the runs fine-tuned, on the same items and protocols.
+
+    Args:
+        result: Evaluation of the runs.
+        folders: Folders of the runs.
+        split: Name of the split. None: the test split of the recipes.
+        data: Data set. None: that of the runs.
+        progress: Receives progress and warnings.
+        memory: Memory limit of score blocks.
+
+    Returns:
+        The evaluation with ``pretrained`` set.
+
+    Raises:
+        RunError: If the runs did not fine-tune one and the same CLIP or SigLIP model.
+    """
+    recipes = read_run_recipes(folders, data, memory)
+    models = {pretrained_dual_encoder(recipe) for recipe in recipes.values()}
+    pretrained = models.pop() if len(models) == 1 else None
+    if pretrained is None:
+        raise RunError(
+            f"{', '.join(map(str, folders))}: expected runs that fine-tune one and the same CLIP or SigLIP model. Evaluate without the base model."
+        )
+    recipe = next(iter(recipes.values()))
+    split, data = common_value(recipes, "evaluation.test", split), data or recipe.data.path
+    evaluation = evaluate_runs([Path(pretrained)], list(result.by_protocol), split, data, progress, "", memory=memory)
+    return replace(result, pretrained=evaluation)
+
+
+def _difference(split: Dataset, expected: Dataset) -> str:
+    """Describe the first difference of two splits."""
+    sizes = [f"{len(part.images):,} images with {len(part.captions):,} captions" for part in (split, expected)]
+    if sizes[0] != sizes[1]:
+        return f"{sizes[0]} instead of {sizes[1]}"
+    pairs = zip(split.captions, expected.captions, split.image_of, expected.image_of, strict=True)
+    number, caption, other = next((i, one, two) for i, (one, two, *images) in enumerate(pairs) if one != two or images[0] != images[1])
+    if caption == other:
+        return f"caption {number} of another image"
+    return f"caption {number} {format_value(caption)} instead of {format_value(other)}"

@@ -1,0 +1,1 @@
+"""Search service: HTTP API, web UI, authentication and limits."""

@@ -1,0 +1,196 @@
+"""Run the server: socket, uvicorn with a timeout for request headers, and a clean shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import webbrowser
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from visavis.errors import MissingExtra, VisavisError
+from visavis.feedback.records import open_feedback
+from visavis.progress import Progress
+from visavis.server.limits import RateLimits, ServerLimits
+
+
+def run_service(
+    indexes: Sequence[str | Path],
+    *,
+    host: str,
+    port: int,
+    token: str | None,
+    feedback: str | Path | None,
+    open_browser: bool,
+    progress: Progress,
+) -> None:
+    """Serve one or two indexes until the process is interrupted.
+
+    Args:
+        indexes: Folders of one index, or of two to compare.
+        host: Address of this machine.
+        port: Port. 0: any free port.
+        token: Access token required from clients. None: no token, which needs a loopback address.
+        feedback: Feedback file. None: votes are not saved.
+        open_browser: Whether to open the web UI in a browser.
+        progress: Receives the address.
+
+    Raises:
+        VisavisError: If the port is in use, or the token is missing or weak.
+        RunError: If a folder is not an index.
+        DataError: If the feedback file is invalid.
+        MissingExtra: If FastAPI, uvicorn or prometheus_client is not installed.
+    """
+    try:
+        import fastapi  # noqa: F401 - only checks that it is installed
+        import prometheus_client  # noqa: F401
+        import uvicorn
+    except ImportError as error:
+        raise MissingExtra(error.name or "fastapi", "serve", "visavis serve") from None
+    from visavis.retrieval.index_folder import Index
+    from visavis.server.application import create_app
+    from visavis.server.security import is_loopback, validate_token
+    from visavis.server.served_index import ServedIndex
+
+    if len(indexes) not in (1, 2):
+        raise VisavisError(f"index: expected one index, or two to compare, got {len(indexes)}.")
+    with ExitStack() as stack:
+        listener = stack.enter_context(listening_socket(host, port))
+        loopback = is_loopback(listener.getsockname()[0])
+        if token is not None:
+            validate_token(token)
+        elif not loopback:
+            raise VisavisError(f"{host}: expected a token, because other machines can reach this address. Pass --token, or omit --host.")
+        served = [ServedIndex(Index.open(path), name) for path, name in zip(indexes, _index_names(indexes), strict=True)]
+        file = None if feedback is None else stack.enter_context(open_feedback(feedback))
+        for index in served:
+            index.warm_up()
+        limits, rates = ServerLimits(), None if loopback else RateLimits()
+        app = create_app(served, file, bound_to=host if loopback else None, token=token, limits=limits, rates=rates)
+        config = uvicorn.Config(
+            app,
+            http=_header_timeout_protocol(limits.header_timeout_s),
+            ws="none",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=limits.max_connections,
+            timeout_keep_alive=10,
+            timeout_graceful_shutdown=5,
+        )
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # SecurityMiddleware logs errors in one line
+        url = _url(host, listener)
+
+        def on_ready() -> None:
+            items = " and ".join(f"{len(index.items):,} items of {index.name}" for index in served)
+            progress.message(f"Serving {items} at {url} (press Ctrl-C to stop)")
+            if open_browser:
+                webbrowser.open(url if token is None else f"{url}/login?token={quote(token)}")
+
+        with suppress(KeyboardInterrupt):
+            _create_server(config, on_ready).run(sockets=[listener])
+        progress.message("Stopped.")
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Open a listening socket.
+
+    Args:
+        host: Address of this machine.
+        port: Port. 0: any free port.
+
+    Returns:
+        The socket.
+
+    Raises:
+        VisavisError: If the host is unknown, or the port is in use or not permitted.
+    """
+    if not 0 <= port <= 65535:
+        raise VisavisError(f"port: expected 0 to 65535, got {port}. Pass 0 for any free port.")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except (OSError, UnicodeError):
+        raise VisavisError(
+            f"host: expected an address of this machine, got {host!r}. Use 127.0.0.1, or 0.0.0.0 for all of its addresses."
+        ) from None
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise VisavisError(f"{host}: port {port} is in use. Stop the program that uses it, or pass another port with --port.") from None
+        if error.errno == errno.EACCES:
+            raise VisavisError(f"{host}: port {port} is not permitted for this user. Pass a port above 1023 with --port.") from None
+        raise VisavisError(f"{host}:{port}: cannot listen: {error.strerror}. Use 127.0.0.1, or an address of this machine.") from None
+    return listener
+
+
+def _header_timeout_protocol(timeout_s: float) -> type[Any]:
+    """A uvicorn protocol that disconnects clients that do not send complete request headers in time."""
+    import h11
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class HeaderTimeoutProtocol(H11Protocol):
+        _timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._timer = self.loop.call_later(timeout_s, self._disconnect)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.conn.their_state is not h11.IDLE:
+                self._cancel_timer()
+            elif self._timer is None:
+                self._timer = self.loop.call_later(timeout_s, self._disconnect)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._cancel_timer()
+            super().connection_lost(exc)
+
+        def _cancel_timer(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        def _disconnect(self) -> None:
+            self._timer = None
+            if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+                self.transport.close()
+
+    return HeaderTimeoutProtocol
+
+
+def _create_server(config: Any, on_ready: Callable[[], None]) -> Any:
+    """A uvicorn server that calls ``on_ready`` once it accepts requests."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                on_ready()
+
+    return Server(config)
+
+
+def _url(host: str, listener: socket.socket) -> str:
+    port = listener.getsockname()[1]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{port}"
+
+
+def _index_names(indexes: Sequence[str | Path]) -> list[str]:
+    """Names of the folders, with the parent folder if both names are the same."""
+    paths = [Path(path).absolute() for path in indexes]
+    names = [path.name for path in paths]
+    return names if len(set(names)) == len(names) else ["/".join(path.parts[-2:]) for path in paths]

@@ -1,0 +1,61 @@
+// Requests to the server. Every error has one message.
+
+export class ServerError extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+// Status of an error without a response.
+export const NO_RESPONSE = 0;
+
+async function request(url, options) {
+  let response;
+  try {
+    response = await fetch(url, { credentials: "same-origin", ...options });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ServerError("The server does not respond. Check that it is running.", NO_RESPONSE);
+  }
+  if (response.status === 401) location.assign("/login");
+  const body = await response.json().catch(() => ({}));
+  if (response.ok) return body;
+  throw new ServerError(body.error ?? `The server returned status ${response.status}.`, response.status);
+}
+
+export function params(values) {
+  const result = new URLSearchParams();
+  for (const [name, value] of Object.entries(values)) {
+    for (const one of Array.isArray(value) ? value : [value]) {
+      if (one !== "" && one !== null && one !== undefined) result.append(name, one);
+    }
+  }
+  return result;
+}
+
+export const get = (path, values = {}, signal) => request(`${path}?${params(values)}`, { signal });
+
+export const post = (path, content) =>
+  request(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(content) });
+
+export const searchByImage = (values, image, signal) =>
+  request(`/api/search?${params(values)}`, { method: "POST", headers: { "Content-Type": image.type || "image/jpeg" }, body: image, signal });
+
+export const imageUrl = (size, index, hit) => `/api/${size}?${params({ key: hit.key, index, content_version: hit.content_version ?? "" })}`;
+
+// Scales an image down before it is sent, which also removes its metadata, such as the location.
+export async function scaleDown(file, side = 640) {
+  try {
+    const bitmap = await createImageBitmap(file, { imageOrientation: "from-image" });
+    const scale = Math.min(1, side / Math.max(bitmap.width, bitmap.height));
+    const canvas = document.createElement("canvas");
+    canvas.width = Math.max(1, Math.round(bitmap.width * scale));
+    canvas.height = Math.max(1, Math.round(bitmap.height * scale));
+    canvas.getContext("2d").drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+    const blob = await new Promise((done) => canvas.toBlob(done, "image/jpeg", 0.9));
+    return blob ?? file;
+  } catch {
+    return file; // the server may read formats that the browser cannot
+  }
+}

@@ -1,0 +1,343 @@
+// The page: turns input into queries, and shows the results of the latest query.
+
+import { NO_RESPONSE, get, imageUrl, post, scaleDown, searchByImage } from "./api.js";
+import * as detail from "./detail.js";
+import * as feedback from "./feedback.js";
+import { number, quoteQuery } from "./format.js";
+import { countFilters, fillFilters, filters, isEmpty, loadFromUrl, query, queryValues, saveToUrl, showChip } from "./query.js";
+import { element, neighbor, tile } from "./results.js";
+import { showMessage, undo, vote } from "./voting.js";
+
+const PAGE_SIZE = 40;
+const WAIT_MS = 180;
+const byId = (id) => document.getElementById(id);
+const text = byId("text");
+let info = { indexes: [], blind: false, votes: false };
+let entries = [];
+let focused = null;
+let searchNumber = 0;
+let running = new AbortController();
+let waiting = 0;
+let response = null;
+let loading = false;
+
+function setBusy(isBusy) {
+  byId("results").setAttribute("aria-busy", String(isBusy));
+  byId("progress").classList.toggle("on", isBusy);
+}
+
+function showNotice(text, canRetry) {
+  byId("notice").hidden = !text;
+  byId("notice").replaceChildren(element("p", "", text ?? ""));
+  if (canRetry) {
+    const button = element("button", "plain", "Try again");
+    button.type = "button";
+    button.addEventListener("click", () => search({}));
+    byId("notice").append(button);
+  }
+}
+
+async function search({ push = false } = {}) {
+  clearTimeout(waiting);
+  const own = ++searchNumber;
+  running.abort();
+  running = new AbortController();
+  saveToUrl(push);
+  showChip(query.like ? imageUrl("thumbnail", query.index, { key: query.like }) : "");
+  byId("filters-count").hidden = !countFilters();
+  byId("filters-count").textContent = countFilters() || "";
+  if (info.blind && isEmpty()) return welcome();
+  setBusy(true);
+  try {
+    const values = { ...queryValues(), ...filters(), limit: PAGE_SIZE };
+    const found = query.file ? await searchByImage({ ...values, image: "" }, query.file, running.signal) : await get("/api/search", values, running.signal);
+    if (own !== searchNumber) return;
+    if (query.file) {
+      query.image = found.query.image;
+      query.file = null;
+      saveToUrl(false);
+    }
+    show(found);
+  } catch (error) {
+    if (own !== searchNumber || error.name === "AbortError") return;
+    clear();
+    byId("heading").textContent = error.status === 400 && query.text ? quoteQuery(query.text) : "Search failed";
+    showNotice(error.message, error.status === NO_RESPONSE || error.status === 429);
+  } finally {
+    if (own === searchNumber) setBusy(false);
+  }
+}
+
+function clear() {
+  [entries, focused, response] = [[], null, null];
+  byId("sides").replaceChildren();
+  byId("summary").textContent = "";
+  byId("more").hidden = true;
+  byId("preference").hidden = true;
+  showNotice();
+}
+
+function welcome() {
+  clear();
+  setBusy(false);
+  byId("heading").textContent = "Compare two models";
+  const names = info.indexes.map((index) => index.name).join(" and ");
+  showNotice(`Search to compare ${names}. Their sides are chosen at random for each query. Vote for the better side to see the names.`);
+}
+
+function show(found) {
+  clear();
+  response = found;
+  const empty = isEmpty();
+  const like = query.like ? query.like.split("/").pop() : "";
+  const parts = [query.image && "Similar to your image", like && `Similar to ${like}`, query.text && quoteQuery(query.text)].filter(Boolean);
+  byId("heading").textContent = empty ? "Newest first" : parts.join(", ");
+  document.title = empty ? "visavis" : `${parts.join(", ")} · visavis`;
+  byId("sides").classList.toggle("two", info.blind);
+  byId("sides").replaceChildren(
+    ...found.sides.map((side) => {
+      const section = element("section", "side");
+      section.dataset.side = side.side;
+      const title = { only: "Results", left: "Left", right: "Right" }[side.side];
+      section.setAttribute("aria-label", title);
+      if (info.blind) section.append(element("h2", "", title));
+      section.append(element("ul", "grid"));
+      return section;
+    }),
+  );
+  add(found);
+  const total = info.indexes.reduce((most, index) => Math.max(most, index.count), 0);
+  byId("summary").textContent = entries.length ? `${number(total)} items${empty ? "" : `, ${Math.round(found.milliseconds)} ms`}` : "";
+  if (!entries.length) {
+    showNotice(countFilters() ? "No items match these filters." : total ? "No results." : "This index is empty.");
+  } else if (found.sides.every((side) => side.no_match)) {
+    showNotice("Probably no match. These are the nearest results.");
+  }
+  byId("preference").hidden = !info.blind || !entries.length;
+  byId("preference-text").textContent = "Which side is better?";
+  for (const button of byId("preference").querySelectorAll("button")) button.disabled = false;
+}
+
+function add(found) {
+  const actions = { votes: info.votes, onOpen: detail.open, onLike: like, onVote: (entry, relevant) => vote(entry, queryValues(), relevant) };
+  for (const side of found.sides) {
+    const grid = byId("sides").querySelector(`[data-side="${side.side}"] .grid`);
+    const fresh = side.hits.map((hit) => ({ hit, index: side.index, side: side.side }));
+    grid.append(...fresh.map((entry) => tile(entry, actions)));
+    for (const entry of fresh) entry.open.addEventListener("focus", () => setFocusable(entry));
+    entries.push(...fresh);
+  }
+  if (!focused && entries.length) setFocusable(entries[0]);
+  byId("more").hidden = !found.sides.some((side) => side.has_more);
+}
+
+async function more() {
+  if (loading || !response || byId("more").hidden) return;
+  loading = true;
+  const own = searchNumber;
+  const offset = Math.max(...response.sides.map((side) => entries.filter((entry) => entry.side === side.side).length));
+  setBusy(true);
+  try {
+    const found = await get("/api/search", { ...queryValues(), ...filters(), offset, limit: PAGE_SIZE }, running.signal);
+    if (own === searchNumber) add(found);
+  } catch (error) {
+    if (own === searchNumber && error.name !== "AbortError") showMessage(error.message);
+  } finally {
+    loading = false;
+    if (own === searchNumber) setBusy(false);
+  }
+}
+
+function setFocusable(entry) {
+  if (focused) focused.open.tabIndex = -1;
+  focused = entry;
+  entry.open.tabIndex = 0;
+}
+
+function like(entry) {
+  Object.assign(query, { text: "", like: entry.hit.key, index: entry.index, image: "", file: null });
+  text.value = "";
+  scrollTo({ top: 0 });
+  search({ push: true });
+}
+
+async function searchWithFile(file) {
+  if (!file) return;
+  if (file.type && !file.type.startsWith("image/")) {
+    showMessage("This file is not an image. Drop a JPEG, PNG or similar file.");
+    return;
+  }
+  if (query.preview) URL.revokeObjectURL(query.preview);
+  const image = await scaleDown(file);
+  Object.assign(query, { file: image, preview: URL.createObjectURL(image), image: "", like: "" });
+  search({ push: true });
+}
+
+async function prefer(preferred) {
+  if (byId("preference").hidden || byId("preference").querySelector("button").disabled) return;
+  try {
+    const names = await post("/api/preferences", { query: queryValues(), preferred });
+    for (const button of byId("preference").querySelectorAll("button")) button.disabled = true;
+    const message = { left: `You preferred ${names.left}.`, right: `You preferred ${names.right}.`, neither: "No difference." }[preferred];
+    byId("preference-text").textContent = `${message} Left was ${names.left}, right was ${names.right}.`;
+    for (const side of ["left", "right"]) byId("sides").querySelector(`[data-side=${side}] h2`).textContent = names[side];
+  } catch (error) {
+    showMessage(error.message);
+  }
+}
+
+function toggleFilters() {
+  const shown = byId("filters").hidden;
+  byId("filters").hidden = !shown;
+  byId("filters-button").setAttribute("aria-expanded", String(shown));
+  if (shown) byId("path").focus();
+}
+
+const THEMES = { system: "light", light: "dark", dark: "system" };
+
+function showTheme() {
+  const theme = document.documentElement.dataset.theme ?? "system";
+  byId("theme").setAttribute("aria-label", `Theme: ${theme}`);
+}
+
+function nextTheme() {
+  const next = THEMES[document.documentElement.dataset.theme ?? "system"];
+  if (next === "system") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = next;
+  try {
+    localStorage.setItem("theme", next);
+  } catch {
+    // without local storage, the theme lasts until the page is closed
+  }
+  showTheme();
+}
+
+function onKey(event) {
+  const typing = event.target.matches("input, select, textarea");
+  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+  if (event.target === text) {
+    if (event.key === "ArrowDown" && focused) {
+      event.preventDefault();
+      focused.open.focus();
+    }
+    return;
+  }
+  if (event.key === "Escape") text.focus();
+  if (typing) return;
+  const here = entries.find((entry) => entry.open === document.activeElement);
+  if (here && event.key.startsWith("Arrow")) {
+    const next = neighbor(entries, here, event.key);
+    event.preventDefault();
+    if (next) next.open.focus();
+    else if (event.key === "ArrowUp") text.focus();
+    return;
+  }
+  const act = {
+    "/": () => text.focus(),
+    f: toggleFilters,
+    "?": () => byId("help").showModal(),
+    z: undo,
+    1: () => prefer("left"),
+    2: () => prefer("right"),
+    0: () => prefer("neither"),
+    m: here && (() => like(here)),
+    y: here && info.votes && !isEmpty() && (() => vote(here, queryValues(), true)),
+    n: here && info.votes && !isEmpty() && (() => vote(here, queryValues(), false)),
+  }[event.key];
+  if (act) {
+    event.preventDefault();
+    act();
+  }
+}
+
+function connect() {
+  text.addEventListener("input", () => {
+    query.text = text.value.trim();
+    clearTimeout(waiting);
+    waiting = setTimeout(() => search(), WAIT_MS);
+  });
+  byId("search").addEventListener("submit", (event) => {
+    event.preventDefault();
+    query.text = text.value.trim();
+    search({ push: true });
+  });
+  byId("chip-remove").addEventListener("click", () => {
+    Object.assign(query, { like: "", image: "", file: null });
+    text.focus();
+    search({ push: true });
+  });
+  byId("choose").addEventListener("click", () => byId("file").click());
+  byId("file").addEventListener("change", () => {
+    searchWithFile(byId("file").files[0]);
+    byId("file").value = "";
+  });
+  document.addEventListener("paste", (event) => {
+    const file = [...(event.clipboardData?.files ?? [])].find((one) => one.type.startsWith("image/"));
+    if (file) searchWithFile(file);
+  });
+  let depth = 0;
+  const dropping = (event) => event.dataTransfer?.types.includes("Files");
+  const enter = (step) => (event) => dropping(event) && byId("drop").classList.toggle("on", (depth += step) > 0);
+  document.addEventListener("dragenter", enter(1));
+  document.addEventListener("dragleave", enter(-1));
+  document.addEventListener("dragover", (event) => dropping(event) && event.preventDefault());
+  document.addEventListener("drop", (event) => {
+    if (!dropping(event)) return;
+    event.preventDefault();
+    depth = 0;
+    byId("drop").classList.remove("on");
+    searchWithFile(event.dataTransfer.files[0]);
+  });
+  byId("filter-form").addEventListener("input", () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(() => search(), WAIT_MS);
+  });
+  byId("filter-form").addEventListener("submit", (event) => event.preventDefault());
+  byId("filter-form").addEventListener("reset", () => setTimeout(() => search()));
+  byId("filters-button").addEventListener("click", toggleFilters);
+  byId("theme").addEventListener("click", nextTheme);
+  byId("help-button").addEventListener("click", () => byId("help").showModal());
+  byId("help-close").addEventListener("click", () => byId("help").close());
+  byId("feedback-button").addEventListener("click", feedback.open);
+  byId("preference").addEventListener("click", (event) => event.target.closest("button") && prefer(event.target.closest("button").dataset.preferred));
+  byId("more").addEventListener("click", more);
+  new IntersectionObserver((seen) => seen[0].isIntersecting && more(), { rootMargin: "600px" }).observe(byId("more"));
+  addEventListener("popstate", () => {
+    loadFromUrl();
+    search();
+  });
+  document.addEventListener("keydown", onKey);
+  feedback.connect(vote);
+  detail.connect({
+    entries: () => entries,
+    votes: () => info.votes,
+    onLike: like,
+    onVote: (entry, relevant) => info.votes && !isEmpty() && vote(entry, queryValues(), relevant),
+    onUndo: undo,
+    onMore: more,
+  });
+}
+
+async function start() {
+  showTheme();
+  connect();
+  try {
+    const facets = get("/api/facets");
+    info = await get("/api/info");
+    fillFilters(await facets);
+  } catch (error) {
+    byId("heading").textContent = "Search failed";
+    showNotice(error.message, true);
+    return;
+  }
+  document.body.classList.toggle("votes", info.votes);
+  document.body.classList.toggle("two-indexes", info.blind);
+  byId("feedback-button").hidden = !info.votes;
+  byId("help-about").textContent = `visavis ${info.version}. ${info.indexes.map((index) => `${index.name}: ${number(index.count)} items, by ${index.model.split("/").slice(-2).join("/")}`).join(", ")}.`;
+  loadFromUrl();
+  if (countFilters()) toggleFilters();
+  if (!location.search) text.focus();
+  search();
+}
+
+start();

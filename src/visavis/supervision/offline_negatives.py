@@ -1,0 +1,216 @@
+"""Supervision by offline hard negatives: the highest-scoring negatives of each item in the whole split, listed once per phase."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from visavis.blocking import Score, score_in_blocks
+from visavis.data.loader import Batch, Loader, derive_seed
+from visavis.errors import RecipeError
+from visavis.memory_budget import MemoryLimit, parse_memory
+from visavis.models.base import evaluation_mode
+from visavis.models.inference import batches_by_length, consecutive_batches, encode_items
+from visavis.models.layers import mean_pool
+from visavis.scoring import largest_items, score_query_rows, tile_shape
+from visavis.spec import require_field, validate_fields
+from visavis.supervision.base import Supervision, TrainingContext
+from visavis.targets import Targets
+from visavis.types import Direction, Encoded
+
+ENCODING_BATCH_SIZE = 512
+"""Number of items that are encoded together."""
+BYTES_PER_PAIR = 16.0
+"""Bytes per pair during the search for negatives: scores, masked scores and positive pairs."""
+
+SelectCandidates = Callable[[slice, Tensor], Tensor]
+"""``select(queries, scores [R, C]) -> [R, P]``: the candidates that are selected for each query by the cheap score."""
+
+
+def mean_pooled(visual: Encoded, text: Encoded) -> tuple[Tensor, Tensor]:
+    """Pool each item to one unit vector, so that a cosine can approximate a costly score.
+
+    The vector is the mean of an item's regions, frames or words. For items with several named parts, the means of the parts that both sides have
+    are concatenated, so the cosine of a pair is the mean of the cosines of its parts.
+
+    Args:
+        visual: Encoded images.
+        text: Encoded texts.
+
+    Returns:
+        Unit vectors of images, shape ``[V, D]``, and of texts, shape ``[T, D]``.
+
+    Raises:
+        RecipeError: If images and texts have no part with the same number of dimensions.
+    """
+    (images, _), (texts, _) = _named_parts(visual[:1]), _named_parts(text[:1])
+    common = [name for name, part in images.items() if name in texts and texts[name].shape[-1] == part.shape[-1]]
+    if not common:
+        raise RecipeError(
+            "OfflineNegativeSupervision(preselect=...): expected regions and words with the same number of dimensions, got different ones. "
+            "Remove preselect."
+        )
+    return _part_means(visual, common), _part_means(text, common)
+
+
+def _score_preselected(
+    score: Score, visual: Encoded, text: Encoded, direction: Direction, select: SelectCandidates, memory: MemoryLimit
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The candidates of each query ``[P]`` that are selected by the cosine of pooled items, and their ``score`` ``[P]``."""
+    size = parse_memory(memory)
+    # Cosines and scores take half of the memory each.
+    half = None if size is None else size // 2
+    images, texts = map(Encoded, mean_pooled(visual, text))
+    shape = None
+    for rows, cosines in score_query_rows(_cosine, images, texts, direction, caller_bytes_per_pair=BYTES_PER_PAIR, memory=half):
+        for query, selected in zip(range(rows.start, rows.stop), select(rows, cosines), strict=True):
+            row = slice(query, query + 1)
+            pair = (visual[row], text[selected]) if direction == "i2t" else (visual[selected], text[row])
+            shape = shape or tile_shape(score, *map(largest_items, (visual, text), map(len, pair)), caller_bytes_per_pair=0.0, memory=half)
+            yield selected, score_in_blocks(score, *pair, shape).flatten()
+
+
+def _cosine(visual: Encoded, text: Encoded) -> Tensor:
+    assert isinstance(visual.vectors, Tensor) and isinstance(text.vectors, Tensor)
+    return visual.vectors @ text.vectors.T
+
+
+def _named_parts(items: Encoded) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Vectors and masks by the names of parts. A single tensor has the name ""."""
+    vectors = items.vectors if isinstance(items.vectors, dict) else {"": items.vectors}
+    masks = items.mask if isinstance(items.mask, dict) else {} if items.mask is None else {"": items.mask}
+    return vectors, masks
+
+
+def _part_means(items: Encoded, names: list[str]) -> Tensor:
+    """The concatenated means of the named parts, as unit vectors, in the order of the items."""
+    indices, rows = list[Tensor](), list[Tensor]()
+    for block_indices, block in items.iter_blocks():
+        vectors, masks = _named_parts(block)
+        means = [vectors[name] if vectors[name].dim() == 2 else mean_pool(vectors[name], masks.get(name)) for name in names]
+        indices.append(block_indices)
+        rows.append(normalize(torch.cat([normalize(mean.float(), dim=-1).nan_to_num(0.0) for mean in means], -1), dim=-1))
+    return torch.cat(rows)[torch.cat(indices).argsort()]
+
+
+@dataclass(kw_only=True, eq=False)
+class OfflineNegativeSupervision(Supervision):
+    """Scores of offline negatives, as AOQ uses them, sampled from the hardest negatives of each item in the whole split.
+
+    The lists are computed at the beginning of the phase with the current model. The previous phase, with another objective, is the first round of
+    training. For an image v, the pairs are v with a caption t_o of its list, and t_o with an image of the list of one of v's own captions. For a
+    caption, the roles are exchanged. All four items are encoded again, with gradient.
+
+    Attributes:
+        size: Number of negatives in the list of each item.
+        preselect: Number of negatives of each item that are scored, for scores that are not a plain cosine (attention). They are the negatives with
+            the highest cosine of mean-pooled regions and words. 0, or at least the number of negatives: all, which is exact.
+
+    Source:
+        Chen et al., AOQ (2020), with lists of 300. Differs from the released code, which reads lists from files, and whose second pair of items is
+        sampled once for both directions.
+    """
+
+    size: int = 300
+    preselect: int = 0
+
+    def __post_init__(self) -> None:
+        validate_fields(self)
+        require_field(self.size > 0, self, "size", "at least 1")
+        require_field(self.preselect == 0 or self.preselect >= self.size, self, "preselect", "0 for all, or at least size")
+
+    def check(self, train: Loader, validation: Loader) -> None:
+        """Check that both splits have negatives. See `Supervision.check`."""
+        for name, loader in (("training", train), ("validation", validation)):
+            if len(np.unique(loader.data.image_of)) < 2:
+                raise RecipeError(
+                    f"OfflineNegativeSupervision: expected at least 2 images with captions in the {name} split, got 1. Use a larger split."
+                )
+
+    def begin_phase(self, context: TrainingContext, state: dict[str, Tensor]) -> None:
+        """Compute or restore the lists of negatives. See `Supervision.begin_phase`."""
+        self._context = context
+        self._lists = {
+            name: (state[f"{name}.texts"], state[f"{name}.images"]) if state else self._hardest_negatives(loader)
+            for name, loader in (("train", context.train), ("validation", context.validation))
+        }
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the lists of negatives."""
+        lists = self._lists.items()
+        return {f"{name}.{side}": part for name, parts in lists for side, part in zip(("texts", "images"), parts, strict=True)}
+
+    def carried_over(self) -> dict[str, Tensor]:
+        """Return nothing: each phase computes new lists with its own model."""
+        return {}
+
+    def targets(self, visual: Encoded, text: Encoded, batch: Batch) -> Targets:
+        """Build targets with the scores of sampled negatives. See `Supervision.targets`."""
+        loader, matcher = batch.loader, self._context.matcher
+        text_lists, image_lists = self._lists["train" if self._context.is_training_batch(batch) else "validation"]
+        random = np.random.default_rng(derive_seed(self._context.seed, batch.epoch, batch.index))
+
+        def sample(lists: Tensor, items: np.ndarray) -> np.ndarray:
+            return lists[items, random.integers(lists.shape[1], size=len(items))].numpy()
+
+        # The order of sampling and encoding defines the random numbers of a run.
+        own_captions = np.array([random.choice(loader.data.captions_of[image]) for image in batch.images])
+        near_texts, far_texts = sample(text_lists, batch.images), sample(text_lists, loader.data.image_of[batch.captions])
+        near_images, far_images = sample(image_lists, batch.captions), sample(image_lists, own_captions)
+        distant_images, negative_images = self._visual(loader, far_images), self._visual(loader, near_images)
+        negative_texts, distant_texts = self._text(loader, near_texts), self._text(loader, far_texts)
+        return Targets(
+            query_ids=batch.image_ids,
+            candidate_ids=batch.text_ids,
+            query_offline_scores=torch.stack(
+                [matcher.score_pairs(visual, negative_texts), matcher.score_pairs(distant_images, negative_texts)], 1
+            ),
+            candidate_offline_scores=torch.stack(
+                [matcher.score_pairs(negative_images, text), matcher.score_pairs(negative_images, distant_texts)], 1
+            ),
+        )
+
+    def _visual(self, loader: Loader, items: np.ndarray) -> Encoded:
+        return self._context.matcher.encode_visual(loader.visual.read(items).to(self._context.device))
+
+    def _text(self, loader: Loader, items: np.ndarray) -> Encoded:
+        return self._context.matcher.encode_text(loader.text.read(items).to(self._context.device))
+
+    @torch.no_grad()
+    def _hardest_negatives(self, loader: Loader) -> tuple[Tensor, Tensor]:
+        """The highest-scoring negative captions of each image ``[V, size]``, and negative images of each caption ``[T, size]``."""
+        matcher, data, device = self._context.matcher, loader.data, self._context.device
+        visual = encode_items(
+            matcher, "visual", loader.visual.read, consecutive_batches(len(data.images), ENCODING_BATCH_SIZE), output_device=device
+        )
+        text = encode_items(matcher, "text", loader.text.read, batches_by_length(data.captions, ENCODING_BATCH_SIZE), output_device=device)
+        with evaluation_mode(matcher):
+            text_images = torch.from_numpy(data.image_of).to(device)
+            images = torch.arange(len(data.images), device=device)
+            return (
+                self._hardest(visual, text, "i2t", images, text_images),
+                self._hardest(visual, text, "t2i", text_images, images),
+            )
+
+    def _hardest(self, visual: Encoded, text: Encoded, direction: Direction, query_images: Tensor, candidate_images: Tensor) -> Tensor:
+        """The hardest negatives of each query ``[Q, size]``. Items of the same image belong together."""
+        matcher, memory = self._context.matcher, self._context.memory
+        # The number of negatives that every query has.
+        num_negatives = len(candidate_images) - int(torch.bincount(candidate_images)[query_images].max())
+
+        def top_negatives(rows: slice, scores: Tensor, count: int) -> Tensor:
+            negatives = scores.masked_fill(query_images[rows, None] == candidate_images, float("-inf"))
+            return negatives.topk(min(count, num_negatives)).indices
+
+        if matcher.score_is_cosine or not 0 < self.preselect < num_negatives:
+            blocks = score_query_rows(matcher.score, visual, text, direction, caller_bytes_per_pair=BYTES_PER_PAIR, memory=memory)
+            return torch.cat([top_negatives(rows, scores, self.size).int().cpu() for rows, scores in blocks])
+        preselected = _score_preselected(
+            matcher.score, visual, text, direction, lambda rows, cosines: top_negatives(rows, cosines, self.preselect), memory
+        )
+        return torch.stack([items[scores.topk(self.size).indices].int().cpu() for items, scores in preselected])

@@ -1,0 +1,162 @@
+"""Alerts: problems of a training that the rows of its log show, each as a message with its numbers and a fix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from visavis.types import DIRECTIONS
+
+LogValues = dict[str, Any]
+
+COLLAPSED_RANK = 1.5  # effective rank of a batch
+COLLAPSE_TOLERANCE = 0.02  # relative to the loss of identical embeddings
+MIN_GRADIENT_SHARE = 0.01  # of queries, in both directions
+MAX_HUB_SHARE = 0.4  # of queries whose top item is one of the 1 % most retrieved items
+MAX_TOP_ITEM_SHARE = 0.4  # of queries with the same top item
+MAX_FALSE_NEGATIVE_SHARE = 0.25  # of the gradient that separates pairs
+SCALE_BOUND_TOLERANCE = 0.01  # relative to the bound
+OVERFITTING_VALIDATIONS = 3  # consecutive validations that are all worse than the best one
+OVERFITTING_DROP = 0.05  # relative to the best RSUM, in each of them
+
+_SIDES = {"i2t": ("images", "text"), "t2i": ("texts", "image")}
+
+
+def find_alerts(row: LogValues, log: Sequence[LogValues] = ()) -> dict[str, str]:
+    """Find the problems that a row of the log shows.
+
+    Args:
+        row: New row. A row of step 0 has no alerts, because the model is not trained yet.
+        log: Earlier rows, oldest first.
+
+    Returns:
+        Messages by the name of the alert.
+    """
+    if not row["step"]:
+        return {}
+    return {name: message for name, check in ALERTS.items() if (message := check(row, log))}
+
+
+def new_alerts(alerts: dict[str, str], log: Iterable[LogValues]) -> list[str]:
+    """Select the alerts that no earlier row of the log has.
+
+    Args:
+        alerts: Messages by the name of the alert.
+        log: Earlier rows.
+
+    Returns:
+        The messages of the new alerts.
+    """
+    known = {name for row in log for name in row["health"].get("alerts", ())}
+    return [message for name, message in alerts.items() if name not in known]
+
+
+def _collapse(row: LogValues, _: Sequence[LogValues] = ()) -> str:
+    health = row["health"]
+    bound = health["collapsed_loss"] - COLLAPSE_TOLERANCE * abs(health["collapsed_loss"])
+    if min(health["image_effective_rank"], health["text_effective_rank"]) >= COLLAPSED_RANK or health["loss"] < bound:
+        return ""
+    return (
+        f"Collapse at step {row['step']}: the effective rank of a batch is {health['image_effective_rank']:.2f} for images and "
+        f"{health['text_effective_rank']:.2f} for texts, and its loss {health['loss']:.4g} is not below {health['collapsed_loss']:.4g}, "
+        f"the value of {row['objective']} for identical embeddings. "
+        "Lower the learning rate, add warmup, or start with an objective that uses more than the hardest negative."
+    )
+
+
+def _dead_gradients(row: LogValues, _: Sequence[LogValues]) -> str:
+    shares = [row["train"][f"gradient_{direction}"] for direction in DIRECTIONS]
+    if max(shares) >= MIN_GRADIENT_SHARE:
+        return ""
+    return (
+        f"Dead gradients at step {row['step']}: {shares[0]:.1%} of the images and {shares[1]:.1%} of the texts of training batches receive "
+        f"a gradient from {row['objective']}. Use larger batches or a larger margin."
+    )
+
+
+def _dominant_item(row: LogValues, _: Sequence[LogValues] = ()) -> str:
+    health = row["health"]
+    direction = max(DIRECTIONS, key=lambda direction: health[f"{direction}_top_item_share"])
+    share = health[f"{direction}_top_item_share"]
+    if share < MAX_TOP_ITEM_SHARE or _collapse(row):
+        return ""
+    queries, candidate = _SIDES[direction]
+    return (
+        f"Dominant item at step {row['step']}: {share:.0%} of the validation {queries} rank the same {candidate} first, "
+        f"{health[f'{direction}_top_item']!r}. "
+        "Check this item, lower the learning rate, or start with an objective that uses more than the hardest negative."
+    )
+
+
+def _hubs(row: LogValues, log: Sequence[LogValues]) -> str:
+    # Hubs of the first validations usually disappear: the trained validation before must have them, too.
+    previous = [earlier for earlier in log if earlier["step"]][-1:]
+    hubs = _list_hubs(row)
+    if not hubs or not any(map(_list_hubs, previous)) or _dominant_item(row) or _collapse(row):
+        return ""
+    return (
+        f"Hubs at step {row['step']}: {' and '.join(hubs)}, the 1 % that the validation retrieves most often. "
+        "Use larger batches, or an objective that uses all negatives in both directions, such as Unified or VLC."
+    )
+
+
+def _list_hubs(row: LogValues) -> list[str]:
+    health = row["health"]
+    return [
+        f"{health[f'{direction}_hub_share']:.0%} of the {queries} rank one of the same {health[f'{direction}_num_hubs']} {candidate}s first"
+        for direction, (queries, candidate) in _SIDES.items()
+        if health[f"{direction}_num_hubs"] > 1 and health[f"{direction}_hub_share"] >= MAX_HUB_SHARE
+    ]
+
+
+def _false_negatives(row: LogValues, _: Sequence[LogValues]) -> str:
+    health = row["health"]
+    if health["false_negative_share"] < MAX_FALSE_NEGATIVE_SHARE:
+        return ""
+    return (
+        f"False negatives at step {row['step']}: {health['false_negative_share']:.0%} of the gradient by which {row['objective']} separates "
+        f"training pairs falls on pairs that match by {health['false_negative_evidence']}. "
+        "Define positives by ids, use GradedSupervision, or merge the duplicates that visavis data audit lists."
+    )
+
+
+def _temperature(row: LogValues, log: Sequence[LogValues]) -> str:
+    health = row["health"]
+    if "scale" not in health:
+        return ""
+    # A scale that starts at its bound, as that of a pretrained CLIP does, is not a problem.
+    start = next((earlier["health"]["scale"] for earlier in log if "scale" in earlier["health"]), health["scale"])
+    for bound in health["scale_bounds"]:
+        if bound and abs(health["scale"] - bound) <= SCALE_BOUND_TOLERANCE * bound < abs(start - bound):
+            return (
+                f"Temperature at step {row['step']}: the learned scale moved from {start:.4g} to {health['scale']:.4g}, its bound is "
+                f"{bound:g}. The loss sharpens or flattens the scores instead of ordering them. "
+                "Lower the learning rate of the part scale (optimizer.lr_multipliers), or fix the scale (model.scale)."
+            )
+    return ""
+
+
+def _overfitting(row: LogValues, log: Sequence[LogValues]) -> str:
+    phase = [earlier for earlier in log if earlier["phase"] == row["phase"]] + [row]
+    best = max(phase, key=lambda each: each["rsum"])
+    recent = phase[-OVERFITTING_VALIDATIONS:]
+    dropped = all(each["rsum"] < (1 - OVERFITTING_DROP) * best["rsum"] and each["step"] > best["step"] for each in recent)
+    loss, best_loss = row["train"]["loss"], best["train"]["loss"]
+    if len(recent) < OVERFITTING_VALIDATIONS or not dropped or loss >= best_loss or _collapse(row) or _dominant_item(row):
+        return ""
+    return (
+        f"Overfitting at step {row['step']}: validation RSUM fell from {best['rsum']:.1f} at step {best['step']} to {row['rsum']:.1f}, while "
+        f"the training loss fell from {best_loss:.4g} to {loss:.4g}. The model of step {best['step']} is kept. "
+        "Set training.patience, regularize (dropout, weight_decay), or add pairs."
+    )
+
+
+ALERTS: dict[str, Callable[[LogValues, Sequence[LogValues]], str]] = {
+    "collapse": _collapse,
+    "dead gradients": _dead_gradients,
+    "dominant item": _dominant_item,
+    "false negatives": _false_negatives,
+    "hubs": _hubs,
+    "temperature": _temperature,
+    "overfitting": _overfitting,
+}

@@ -1,0 +1,288 @@
+"""Validation metrics besides recall: losses, similarities, gradients, and health metrics such as hubness and collapse.
+
+Similarities and shares of queries with a gradient are the curves of figures 3 and 4 of the Unified paper.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from visavis.data.dataset import Dataset
+from visavis.data.loader import Batch, Loader
+from visavis.data.vocabulary import tokenize
+from visavis.evaluation import Evaluation
+from visavis.models import Matcher
+from visavis.models.inference import device_of
+from visavis.objectives import Objective
+from visavis.pair_loss import PairLoss
+from visavis.pair_loss.encoded_items import smaller_dims
+from visavis.recipes.recipe import Recipe
+from visavis.scoring import score_matrix
+from visavis.supervision import Supervision
+from visavis.targets import Targets
+from visavis.types import Direction, Encoded
+
+MIN_GRADIENT = 1e-6  # of |dL/ds|: a query with no larger derivative has no gradient
+MAX_RANK_ITEMS = 128  # items of a batch whose effective rank is computed
+HUB_FRACTION = 0.01  # of the candidates, the most retrieved ones, that count as hubs
+
+
+def similarities(scores: Tensor, targets: Targets) -> dict[str, Tensor]:
+    """Collect the scores of positives and of the hardest negatives of a batch.
+
+    Args:
+        scores: Scores, shape ``[V, T]``.
+        targets: Targets of the image-to-text direction.
+
+    Returns:
+        Flat tensors "positive", "hardest_i2t" and "hardest_t2i".
+    """
+    scores = scores.float()
+    masked = scores.masked_fill(~targets.negative, float("-inf"))
+    curves = {"positive": scores[targets.positive], "hardest_i2t": masked.amax(1), "hardest_t2i": masked.amax(0)}
+    return {name: values[values > float("-inf")] for name, values in curves.items()}
+
+
+def score_gradients(objective: Objective, scores: Tensor, targets: Targets) -> Iterator[tuple[Direction, Tensor, Targets]]:
+    """Differentiate the summed terms of each direction with respect to the scores.
+
+    Args:
+        objective: Objective.
+        scores: Scores, shape ``[V, T]``.
+        targets: Targets of the image-to-text direction.
+
+    Yields:
+        The direction, the derivatives, shape ``[Q, C]``, and the targets of the direction.
+    """
+    directions: tuple[tuple[Direction, Tensor, Targets], ...] = (("i2t", scores, targets), ("t2i", scores.T, targets.T))
+    for direction, block, block_targets in directions:
+        with torch.enable_grad():
+            leaf = block.detach().float().requires_grad_()
+            (gradient,) = torch.autograd.grad(objective.terms(*objective.prepare(leaf, block_targets)).sum(), leaf)
+        yield direction, gradient, block_targets
+
+
+def queries_with_gradient(objective: Objective, scores: Tensor, targets: Targets) -> dict[str, Tensor]:
+    """Determine which queries with a negative receive a gradient.
+
+    Args:
+        objective: Objective.
+        scores: Scores, shape ``[V, T]``.
+        targets: Targets of the image-to-text direction.
+
+    Returns:
+        "gradient_i2t" and "gradient_t2i": 1 or 0 for each query with a negative.
+    """
+    return {
+        f"gradient_{direction}": (gradient.abs().amax(1) > MIN_GRADIENT)[block_targets.negative.any(1)].float()
+        for direction, gradient, block_targets in score_gradients(objective, scores, targets)
+    }
+
+
+def summarize(batches: Iterable[dict[str, Tensor]]) -> dict[str, float]:
+    """Summarize values over batches by mean and standard deviation.
+
+    Args:
+        batches: Values of each batch, by name.
+
+    Returns:
+        ``<name>_mean`` and ``<name>_std``. Of "loss" and "gradient_*" only the mean, under the name itself.
+    """
+    columns: dict[str, list[Tensor]] = {}
+    for batch in batches:
+        for name, values in batch.items():
+            columns.setdefault(name, []).append(values.double().reshape(-1).cpu())
+    summary = {}
+    for name, parts in columns.items():
+        values = torch.cat(parts)
+        if name == "loss" or name.startswith("gradient"):
+            summary[name] = values.mean().item() if len(values) else 0.0
+        else:
+            summary[f"{name}_mean"] = values.mean().item() if len(values) else 0.0
+            summary[f"{name}_std"] = values.std(unbiased=False).item() if len(values) else 0.0
+    return summary
+
+
+def collapsed_loss(objective: Objective, scores: Tensor, targets: Targets) -> float:
+    """Compute the loss of identical embeddings, for which all pairs have the same score.
+
+    Args:
+        objective: Objective.
+        scores: Scores, shape ``[V, T]``, whose mean is used for all pairs.
+        targets: Targets of the image-to-text direction.
+
+    Returns:
+        The loss.
+    """
+    return objective(torch.full_like(scores, scores.float().mean().item()), targets).item()
+
+
+def effective_rank(items: Encoded) -> float:
+    """Compute the effective rank of unit vectors: the exponential of the entropy of their Gram eigenvalues.
+
+    It is 1 for identical vectors and N for N orthogonal ones. N vectors of mean cosine c near 1 have about
+    1 + (1 - c) log N. An item with several vectors counts by their mean.
+
+    Args:
+        items: Encoded items, of which the first 128 are used.
+
+    Returns:
+        The effective rank.
+
+    Source:
+        Vendi score, Friedman and Dieng (2023), eq. 2.
+
+    Example:
+        >>> effective_rank(Encoded(torch.eye(3))), effective_rank(Encoded(torch.ones(5, 2)))
+        (3.0, 1.0)
+    """
+    parts = items.vectors.values() if isinstance(items.vectors, dict) else [items.vectors]
+    rows = torch.cat(
+        [part[:MAX_RANK_ITEMS].double().flatten(1, -2).mean(1) if part.dim() > 2 else part[:MAX_RANK_ITEMS].double() for part in parts], 1
+    )
+    unit = normalize(rows.cpu(), dim=1)
+    eigenvalues = torch.linalg.eigvalsh(unit @ unit.T / len(unit)).clamp(min=0)
+    return round(torch.special.entr(eigenvalues).sum().exp().item(), 6)
+
+
+def batch_health(objective: Objective, visual: Encoded, text: Encoded, scores: Tensor, targets: Targets, loss: Tensor) -> dict[str, float]:
+    """Compute the health metrics of one encoded batch.
+
+    Args:
+        objective: Objective.
+        visual: Encoded images.
+        text: Encoded texts.
+        scores: Scores, shape ``[V, T]``.
+        targets: Targets of the image-to-text direction.
+        loss: Loss of the batch.
+
+    Returns:
+        Loss, loss of identical embeddings, and effective ranks, by key.
+    """
+    return {
+        "loss": loss.item(),
+        "collapsed_loss": collapsed_loss(objective, scores, targets),
+        "image_effective_rank": effective_rank(visual),
+        "text_effective_rank": effective_rank(text),
+    }
+
+
+def false_negative_share(objective: Objective, scores: Tensor, targets: Targets, batch: Batch) -> dict[str, Any]:
+    """Compute the share of the separating gradient that falls on matching pairs.
+
+    A pair matches if the image has a caption with the same words, if the ids are equal where targets go by position, or
+    if its relevance is as high as that of the positive where the supervision supplies relevance.
+
+    Args:
+        objective: Objective.
+        scores: Scores, shape ``[V, T]``.
+        targets: Targets of the image-to-text direction.
+        batch: Batch of the scores.
+
+    Returns:
+        "false_negative_share" over both directions, and "false_negative_evidence", what matches were derived from.
+    """
+    matches, evidence = _same_words(batch).to(scores.device), ["the words of the captions"]
+    if not torch.equal(targets.query_ids, batch.image_ids.to(scores.device)):
+        matches |= batch.image_ids[:, None].to(scores.device) == batch.text_ids.to(scores.device)
+        evidence.append("the ids of the images")
+    if targets.relevance is not None:
+        relevance = targets.pairwise("relevance")
+        matches |= relevance >= relevance.masked_fill(~targets.positive, -math.inf).amax(1, keepdim=True)
+        evidence.append("relevance")
+    total = wrong = 0.0
+    for direction, gradient, block_targets in score_gradients(objective, scores, targets):
+        push = gradient.clamp(min=0) * block_targets.negative
+        total, wrong = total + push.sum().item(), wrong + (push * (matches if direction == "i2t" else matches.T)).sum().item()
+    return {"false_negative_share": wrong / total if total else 0.0, "false_negative_evidence": " or ".join(evidence)}
+
+
+def hubness(result: Evaluation, data: Dataset) -> dict[str, Any]:
+    """Measure how concentrated the top results of a validation are, for each direction.
+
+    Args:
+        result: Evaluation of the validation split, with top results.
+        data: Validation split.
+
+    Returns:
+        By ``<direction>_<key>``. top_item: the candidate that most queries rank first, and top_item_share of these
+        queries. num_hubs: 1 % of the candidates, and hub_share of the queries that rank one of the most retrieved
+        ``num_hubs`` candidates first.
+
+    Source:
+        k-occurrence, Radovanovic, Nanopoulos and Ivanovic (2010), with k = 1.
+    """
+    assert result.top_texts is not None and result.top_images is not None
+    images = [image.name for image in data.images]
+    return _occurrence("i2t", result.top_texts, data.captions) | _occurrence("t2i", result.top_images, images)
+
+
+@torch.no_grad()
+def validation_metrics(
+    matcher: Matcher, loss: PairLoss, supervision: Supervision, loader: Loader, recipe: Recipe
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Measure a model on the first batches of a fixed schedule. The model is left in evaluation mode.
+
+    Args:
+        matcher: Model.
+        loss: Loss of the phase.
+        supervision: Source of the targets.
+        loader: Batches of a split.
+        recipe: Recipe, whose ``training.metric_batches`` is the number of batches.
+
+    Returns:
+        Mean loss, similarities and shares of queries with a gradient, and the health metrics of the first batch.
+    """
+    matcher.eval()
+    device, batches, health = device_of(matcher), list[dict[str, Any]](), dict[str, Any]()
+    for batch in loader.epoch(0, training=False):
+        moved = batch.to(device)
+        visual, text = matcher.encode_visual(moved.visual), matcher.encode_text(moved.text)
+        targets = supervision.targets(visual, text, moved).to(device)
+        visual, text = matcher.first_stage_items(visual), matcher.first_stage_items(text)
+        scores = score_matrix(matcher.score, visual, text, recipe.memory or None)
+        value = loss(visual, text, targets=targets)
+        scaled = scores if matcher.scale is None else scores * matcher.scale()
+        # The loss sums over Matryoshka dimensions, and identical embeddings have the same loss at each.
+        loss_per_dim = value / (1 + len(smaller_dims(loss.matryoshka_dims, visual)))
+        health = health or {
+            **batch_health(loss.objective, visual, text, scaled, targets, loss_per_dim),
+            **false_negative_share(loss.objective, scaled, targets, batch),
+            **({} if matcher.scale is None else {"scale": matcher.scale().item(), "scale_bounds": matcher.scale.bounds}),
+        }
+        batches.append({"loss": value, **similarities(scores, targets), **queries_with_gradient(loss.objective, scaled, targets)})
+        if len(batches) == recipe.training.metric_batches:
+            break
+    return summarize(batches), health
+
+
+def _same_words(batch: Batch) -> Tensor:
+    """Whether an image of a batch has, anywhere in the data, a caption of the same words, shape ``[V, T]``."""
+    data = batch.loader.data
+    same = torch.zeros(len(batch.images), len(batch.captions), dtype=torch.bool)
+    columns: dict[tuple[str, ...], list[int]] = {}
+    for column, caption in enumerate(batch.captions):
+        if caption >= len(data.captions):  # a text query of the feedback that is not a caption
+            continue
+        columns.setdefault(tuple(tokenize(data.captions[caption])), []).append(column)
+    for row, image in enumerate(batch.images):
+        for caption in data.captions_of[image]:
+            same[row, columns.get(tuple(tokenize(data.captions[caption])), [])] = True
+    return same
+
+
+def _occurrence(direction: str, top: np.ndarray, candidates: Sequence[str]) -> dict[str, Any]:
+    counts, num_hubs = np.bincount(top, minlength=len(candidates)), math.ceil(HUB_FRACTION * len(candidates))
+    return {
+        f"{direction}_top_item": candidates[int(counts.argmax())],
+        f"{direction}_top_item_share": float(counts.max() / len(top)),
+        f"{direction}_num_hubs": num_hubs,
+        f"{direction}_hub_share": float(np.sort(counts)[-num_hubs:].sum() / len(top)),
+    }

@@ -1,0 +1,362 @@
+"""One training run from its recipe to its result, in named stages that ``start_run`` and ``resume_run`` share."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from visavis import objectives, spec, storage, supervision
+from visavis.errors import MissingSupervision, RecipeError, RunError, StorageError, VisavisError
+from visavis.evaluation import Evaluation
+from visavis.evaluation.results import write_query_ranks
+from visavis.metrics.recall import random_rsum
+from visavis.models.base import Matcher
+from visavis.models.score_ensemble import ScoreEnsemble
+from visavis.progress import Progress
+from visavis.recipes.data_module import DataModule, prepare_training
+from visavis.recipes.published_tables import check_published_id, with_published
+from visavis.recipes.recipe import Recipe, with_feedback
+from visavis.recipes.settings import Phase
+from visavis.runs.open_run import open_peer_network, read_run_recipe, set_threads
+from visavis.runs.record import RunRecord
+from visavis.runs.run_folder import RunFolder
+from visavis.training.checkpoint import complete_checkpoints
+from visavis.training.forgetting import Forgetting, check_forgetting, measure_forgetting
+from visavis.training.interpolation import Interpolation, choose_interpolation
+from visavis.training.optimizer import make_optimizer
+from visavis.training.phase_setup import phase_loss
+from visavis.training.trainer import Trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """Result of a training run or of an ensemble.
+
+    Attributes:
+        run: Folder of the run.
+        objective: Objective of the last phase.
+        positives_by: How positives are defined: "ids", "position", or the rule of a supervision.
+        best_step: Step with the best validation RSUM.
+        validation_rsum: Validation RSUM of the final model, in percent.
+        validation_images: Images that each validation ranks, with all their captions.
+        test: Evaluation on the test split. None if the data set has no such split.
+        seconds: Time of training steps and validations.
+        cache_seconds: Time to open the data and to compute features.
+        interpolation: Chosen interpolation, if the recipe asks for one.
+        forgetting: Result on another data set before and after the training, if the recipe asks for it.
+        members: Results of the members of an ensemble, whose other fields are those of the mean of their scores.
+    """
+
+    run: Path
+    objective: str
+    positives_by: str
+    best_step: int
+    validation_rsum: float
+    validation_images: int
+    test: Evaluation | None
+    seconds: float
+    cache_seconds: float
+    interpolation: Interpolation | None = None
+    forgetting: Forgetting | None = None
+    members: tuple[TrainingResult, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to plain values.
+
+        Returns:
+            One flat object with the test metrics by their keys. Interpolation, forgetting and members are nested.
+        """
+        keys = ("objective", "positives_by", "best_step", "validation_rsum", "validation_images", "seconds", "cache_seconds")
+        values = {key: getattr(self, key) for key in keys}
+        nested = {key: part.to_json() for key in ("interpolation", "forgetting") if (part := getattr(self, key)) is not None}
+        members = {"members": [member.to_json() for member in self.members]} if self.members else {}
+        return {"run": str(self.run), **values, **({} if self.test is None else self.test.to_json()), **nested, **members}
+
+
+def start_run(recipe: Recipe, out: str | Path | None, progress: Progress) -> TrainingResult:
+    """Train a recipe of one model in a new folder.
+
+    A run that fails before its first checkpoint leaves nothing behind. Only after a full disk the folder stays, so that
+    you can resume the run when there is space.
+
+    Args:
+        recipe: Recipe with absolute paths and without ``members``.
+        out: New folder. None: ``runs/<recipe>-<n>``.
+        progress: Receives progress and messages.
+
+    Returns:
+        The result, which is also written into the folder.
+
+    Raises:
+        RecipeError: If the recipe cannot be trained.
+        RunError: If ``out`` holds a run already.
+        Stopped: After a signal, when everything is saved.
+    """
+    recipe = check_recipe(recipe)
+    if out is not None:
+        _check_no_run(Path(out))
+    with storage.create_output_folder(out, Path("runs") / recipe.name) as path:
+        folder = RunFolder(path)
+        set_threads(recipe)
+        started = time.perf_counter()
+        data_module, matcher = prepare_run(recipe, progress)
+        cache_seconds = time.perf_counter() - started
+        record = RunRecord.from_training(data_module, matcher, progress)
+        with create_run(folder, record, recipe):
+            return train_and_evaluate(data_module, matcher, folder, cache_seconds, progress)
+
+
+def resume_run(path: Path, progress: Progress) -> TrainingResult:
+    """Resume a stopped run with the same recipe and the same inputs.
+
+    Args:
+        path: Folder of the run.
+        progress: Receives progress and messages.
+
+    Returns:
+        The result, which is also written into the folder.
+
+    Raises:
+        RunError: If the folder is not a run, or if its recipe or its inputs changed.
+        Stopped: After a signal, when everything is saved.
+    """
+    recipe, folder = read_run_recipe(path), RunFolder(path)
+    with storage.folder_lock(folder.lock, wait=False):
+        storage.remove_partial_files(path)
+        record = RunRecord.read(folder.environment)
+        record.check_recipe(recipe, folder)
+        set_threads(recipe)
+        record.warn_about_environment(progress)
+        started = time.perf_counter()
+        data_module, matcher = prepare_training(recipe, progress)
+        record.check_data(data_module, path, progress)
+        if recipe.interpolation.alphas:
+            record.check_initial_weights(matcher, path)
+        return train_and_evaluate(data_module, matcher, folder, time.perf_counter() - started, progress)
+
+
+def train_and_evaluate(
+    data_module: DataModule, matcher: Matcher, folder: RunFolder, cache_seconds: float, progress: Progress
+) -> TrainingResult:
+    """Train from the last checkpoint or from the start, then evaluate the best weights and write the result.
+
+    Args:
+        data_module: Data of the recipe.
+        matcher: Model with its initial weights.
+        folder: Folder of the run.
+        cache_seconds: Time to open the data and to compute features.
+        progress: Receives progress and messages.
+
+    Returns:
+        The result of the run.
+    """
+    recipe = data_module.recipe
+    trainer = Trainer(data_module, matcher, folder, progress)
+    initial_weights = trainer.best  # a resumed trainer replaces it: read it first
+    _report_start(trainer, progress)
+    if not trainer.resume():
+        trainer.start()
+    state = trainer.run()
+    matcher.load_state_dict(trainer.best)
+    interpolation, validation_rsum = None, state.best_rsum
+    if recipe.interpolation.alphas:
+        interpolation = choose_interpolation(data_module, matcher, initial_weights, trainer.best, trainer.log[0]["rsum"])
+        validation_rsum = interpolation.rsum[interpolation.alpha]
+        data_module.processor.save(matcher, folder.model)
+        progress.message(str(interpolation))
+    if warning := chance_warning(validation_rsum, np.bincount(trainer.val.data.image_of).tolist()):
+        progress.message(warning)
+    test = evaluate_test(data_module, matcher, folder)
+    forgetting = measure_forgetting(data_module, matcher, progress) if recipe.evaluation.forgetting else None
+    if forgetting is not None:
+        progress.message(str(forgetting))
+    result = TrainingResult(
+        run=folder.path,
+        objective=recipe.phases[-1].objective,
+        positives_by=_positives_by(recipe),
+        best_step=state.best_step,
+        validation_rsum=validation_rsum,
+        validation_images=len(trainer.val.data.images),
+        test=test,
+        seconds=round(state.seconds + sum(row["time"]["validation_s"] for row in trainer.log), 1),
+        cache_seconds=round(cache_seconds, 1),
+        interpolation=interpolation,
+        forgetting=forgetting,
+    )
+    if test is not None:
+        write_query_ranks(folder.ranks, test.query_ranks_by_protocol)
+    storage.write_json(folder.result, result.to_json())  # last: it marks a finished run
+    return result
+
+
+def check_recipe(recipe: Recipe) -> Recipe:
+    """Check what can be checked before any data is read.
+
+    Args:
+        recipe: Recipe of one model.
+
+    Returns:
+        The recipe, with supervisions that use its feedback file, if it names one.
+
+    Raises:
+        RecipeError: If the recipe is an ensemble, or names an unknown table row.
+        MissingSupervision: If an objective needs annotations that its supervision does not supply.
+    """
+    if recipe.members:
+        raise RecipeError(
+            f"{recipe.name}: expected a recipe of one model, got an ensemble of {', '.join(recipe.members)}. "
+            "Train it with visavis train, which makes one run for each member."
+        )
+    check_published_id(recipe.published)
+    recipe = with_feedback(recipe)
+    check_supervisions(recipe)
+    return recipe
+
+
+def check_supervisions(recipe: Recipe) -> None:
+    """Check that each phase supplies the annotations that its objective needs.
+
+    Args:
+        recipe: Recipe to check.
+
+    Raises:
+        MissingSupervision: If a phase does not. The message names the phase.
+    """
+    for number, phase in enumerate(recipe.phases):
+        try:
+            spec.parse(phase.supervision, supervision.CATALOG).check_objective(objectives.parse(phase.objective))
+        except MissingSupervision as error:
+            raise MissingSupervision(f"phases.{number}: {error}") from None
+
+
+def prepare_run(recipe: Recipe, progress: Progress) -> tuple[DataModule, Matcher]:
+    """Open the data, compute features, build the model, and check every phase before the first step.
+
+    Args:
+        recipe: Checked recipe.
+        progress: Receives progress and warnings.
+
+    Returns:
+        The data and the model with its initial weights.
+
+    Raises:
+        RecipeError: If a phase trains an unknown part, or an objective does not fit the learned scale of the model.
+        DataError: If the data set cannot be read.
+    """
+    check_forgetting(recipe, progress)
+    data_module, matcher = prepare_training(recipe, progress)
+    for number, phase in enumerate(recipe.phases):
+        make_optimizer(matcher, phase)
+        phase_loss(matcher, phase)
+        if warning := unused_annotations_warning(number, phase):
+            progress.message(warning)
+    return data_module, matcher
+
+
+@contextmanager
+def create_run(folder: RunFolder, record: RunRecord, recipe: Recipe) -> Iterator[None]:
+    """Lock a folder, write the record and the recipe, and clean up after a failure without a checkpoint.
+
+    Args:
+        folder: Folder of the new run.
+        record: Record of the inputs and of the environment.
+        recipe: Recipe of the run.
+
+    Raises:
+        RunError: If another process created a run in the folder.
+    """
+    with storage.folder_lock(folder.lock, wait=False):
+        _check_no_run(folder.path)
+        try:
+            storage.write_json(folder.environment, asdict(record))
+            storage.write_toml(folder.recipe, recipe.to_dict())  # last: it makes the folder a run
+            yield
+        except VisavisError as error:
+            can_resume = complete_checkpoints(folder.checkpoints) or (isinstance(error, StorageError) and folder.recipe.exists())
+            if not can_resume:
+                folder.remove()
+            raise
+
+
+def evaluate_test(data_module: DataModule, matcher: Matcher, folder: RunFolder) -> Evaluation | None:
+    """Evaluate the best model on the test split.
+
+    Args:
+        data_module: Data of the recipe.
+        matcher: Model with its best weights.
+        folder: Folder of the run, with the second network where the recipe averages two.
+
+    Returns:
+        The evaluation. None if the data set has no such split.
+    """
+    settings = data_module.recipe.evaluation
+    if settings.test not in data_module.data.splits:
+        return None
+    tested = ScoreEnsemble([matcher, open_peer_network(folder.path, matcher)]) if settings.average_networks else matcher
+    return with_published(data_module.evaluate(tested, settings.test, settings.protocols, settings.relevance), data_module.recipe)
+
+
+def chance_warning(rsum: float, captions_per_image: Sequence[int]) -> str:
+    """Warn about a validation RSUM within two standard deviations of a random ranking.
+
+    Args:
+        rsum: Validation RSUM, in percent.
+        captions_per_image: Number of captions of each validation image.
+
+    Returns:
+        The warning, or "".
+    """
+    mean, std = random_rsum(captions_per_image)
+    if rsum > mean + 2 * std:
+        return ""
+    return (
+        f"Validation is not above chance: RSUM {rsum:.1f}, a random ranking of {len(captions_per_image):,} images reaches "
+        f"{mean:.1f} ± {std:.1f}. The model has not learned anything measurable. Use more images or a pretrained encoder."
+    )
+
+
+def unused_annotations_warning(phase_number: int, phase: Phase) -> str:
+    """Warn about a supervision whose annotations the objective does not use.
+
+    Args:
+        phase_number: Position of the phase, from 0.
+        phase: Phase of a recipe.
+
+    Returns:
+        The warning, or "".
+    """
+    source, objective = spec.parse(phase.supervision, supervision.CATALOG), objectives.parse(phase.objective)
+    if not (unused := source.unused_annotations(objective)):
+        return ""
+    return (
+        f"phases.{phase_number}: {type(objective).__name__} does not use the annotations of {type(source).__name__} "
+        f"({', '.join(unused)}). It is trained on pairs alone."
+    )
+
+
+def _check_no_run(path: Path) -> None:
+    # os.path.exists is also False for a name that is too long. The error then comes from creating the folder.
+    if os.path.exists(RunFolder(path).recipe):
+        raise RunError(f"{path}: expected a new folder, got an existing run. Resume it with --resume {path}, or name another folder.")
+
+
+def _report_start(trainer: Trainer, progress: Progress) -> None:
+    recipe, captions = trainer.recipe, len(trainer.train.data.captions)
+    epochs = sum(phase.epochs for phase in recipe.phases)
+    progress.message(
+        f"{trainer.folder.path}: {recipe.phases[0].objective}, positives by {_positives_by(recipe)}, "
+        f"{captions:,} training captions, epochs: {epochs}"
+    )
+
+
+def _positives_by(recipe: Recipe) -> str:
+    """How the phases define positives: "ids", "position", or one after the other."""
+    rules = dict.fromkeys(getattr(spec.parse(phase.supervision, supervision.CATALOG), "by", "its own rule") for phase in recipe.phases)
+    return " then ".join(rules)

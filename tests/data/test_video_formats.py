@@ -1,0 +1,101 @@
+"""MSR-VTT and MSVD as published: captions, splits, and findings."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from visavis.data.dataset_reader import list_dataset, open_dataset
+from visavis.errors import DataError
+
+
+@pytest.fixture
+def msrvtt(tmp_path):
+    """Two files, as published: training and validation in one, test in another."""
+    videos = [("video0", "train"), ("video1", "train"), ("video2", "validate"), ("video3", "test")]
+    for file, part in (("train_val_videodatainfo.json", videos[:3]), ("test_videodatainfo.json", videos[3:])):
+        sentences = [
+            {"video_id": name, "caption": f"caption {number} of {name}", "sen_id": number}
+            for number in range(3)
+            for name, _ in part
+            if (name, number) != ("video3", 2)
+        ]
+        listed = [
+            {"video_id": name, "split": split, "category": 3, "url": "https://example.org", "start time": 1.5} for name, split in part
+        ]
+        (tmp_path / file).write_text(json.dumps({"info": {}, "videos": listed, "sentences": sentences}))
+    return tmp_path
+
+
+def change(path, edit):
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content))
+
+
+def test_msrvtt_reads_both_files(msrvtt):
+    data = open_dataset(msrvtt)
+    assert [(image.name, image.split) for image in data.images] == [
+        ("video3", "test"),
+        ("video0", "train"),
+        ("video1", "train"),
+        ("video2", "val"),
+    ]
+    assert data.split("test").captions == ("caption 0 of video3", "caption 1 of video3")
+    assert [len(own) for own in data.captions_of] == [2, 3, 3, 3]
+    assert open_dataset(msrvtt / "test_videodatainfo.json").fingerprint == data.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("edit", "kind", "sentence"),
+    [
+        (lambda content: content["videos"].append({"video_id": 7}), "malformed entry", "expected an object with video_id and split"),
+        (lambda content: content["videos"].append(content["videos"][0]), "duplicate name", "already listed in"),
+        (
+            lambda content: content["sentences"].append({"video_id": "video9", "caption": "a"}),
+            "caption without image",
+            "which is not a listed video",
+        ),
+        (lambda content: content["sentences"].append(["video0", "a"]), "malformed entry", "expected an object with video_id and caption"),
+        (lambda content: content.update(sentences=[]), "image without caption", "listed without a caption"),
+    ],
+)
+def test_msrvtt_problems_are_findings(msrvtt, edit, kind, sentence):
+    change(msrvtt / "test_videodatainfo.json", edit)
+    assert any(finding.kind == kind and sentence in finding.message for finding in list_dataset(msrvtt).losses)
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '{"videos": {}, "sentences": []}', '{"videos": [], "videos": [], "sentences": []}'])
+def test_msrvtt_refuses_other_json(tmp_path, content):
+    (tmp_path / "videodatainfo.json").write_text(content)
+    with pytest.raises(DataError, match=r"videodatainfo\.json (is not JSON|has no lists of videos and sentences)"):
+        open_dataset(tmp_path)
+
+
+@pytest.fixture
+def msvd(tmp_path):
+    (tmp_path / "AllVideoDescriptions.txt").write_text(
+        "# MSVD\n\nabc_1_5 a dog runs\nabc_1_5 a dog is running\nb-c_2_9 two cats\nxyz_0_3 a man cooks\nlost_1_2 nobody lists this\n"
+    )
+    for split, name in (("train", "abc_1_5"), ("val", "b-c_2_9"), ("test", "xyz_0_3")):
+        (tmp_path / f"{split}_list.txt").write_text(f"{name}\n")
+    return tmp_path
+
+
+def test_msvd_reads_splits_of_lists(msvd):
+    data = open_dataset(msvd)
+    assert data.splits == ("train", "val", "test")
+    assert data.split("train").captions == ("a dog runs", "a dog is running")
+    assert any("1 videos with captions are not in a list, such as lost_1_2" in finding.message for finding in list_dataset(msvd).findings)
+
+
+def test_msvd_video_in_two_lists_is_a_finding(msvd):
+    (msvd / "test_list.txt").write_text("xyz_0_3\nabc_1_5\n")
+    assert "image in two splits" in {finding.kind for finding in list_dataset(msvd).losses}
+
+
+def test_msvd_reports_missing_list(msvd):
+    (msvd / "val_list.txt").unlink()
+    with pytest.raises(DataError, match=r"val_list\.txt is missing: expected AllVideoDescriptions\.txt with train_list\.txt"):
+        open_dataset(msvd)

@@ -1,0 +1,58 @@
+"""Tokenization, vocabulary and padding of captions."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from visavis.data.vocabulary import END, PAD, START, UNKNOWN, Vocabulary, pad_token_ids, tokenize
+
+texts = st.text(st.characters(codec="utf-8"), max_size=40)
+
+
+@pytest.mark.parametrize(
+    ("caption", "words"),
+    [
+        ("Two dogs, on a beach!", ["two", "dogs", "on", "a", "beach"]),
+        ("A man's T-shirt", ["a", "mans", "tshirt"]),
+        ("  tabs\tand\nlines  ", ["tabs", "and", "lines"]),
+        ("<start> <pad>", ["start", "pad"]),
+        ("Ärger über Öl", ["ärger", "über", "öl"]),
+        ("...", []),
+        ("", []),
+    ],
+)
+def test_tokenize_follows_karpathy(caption, words):
+    assert tokenize(caption) == words
+
+
+def test_vocabulary_has_frequent_words_in_order():
+    captions = ["a dog", "a dog", "a cat", "A zebra."]
+    assert Vocabulary.from_captions(captions, min_count=2).words == (PAD, START, END, UNKNOWN, "a", "dog")
+    assert Vocabulary.from_captions(reversed(captions), min_count=1).words[4:] == ("a", "cat", "dog", "zebra")
+    assert len(Vocabulary.from_captions([], min_count=1)) == 4
+
+
+@given(st.lists(texts, min_size=1, max_size=6))
+def test_vocabulary_knows_all_words_of_its_captions(captions):
+    vocabulary = Vocabulary.from_captions(captions, min_count=1)
+    for caption in captions:
+        numbers = vocabulary.token_ids(caption)
+        assert numbers[0] == 1
+        assert numbers[-1] == 2
+        assert all(number > 3 for number in numbers[1:-1])
+        assert [vocabulary.words[number] for number in numbers[1:-1]] == tokenize(caption)
+
+
+def test_vocabulary_encodes_unknown_words_and_empty_captions():
+    vocabulary = Vocabulary.from_captions(["a dog"], min_count=1)
+    encoded = vocabulary.encode(["a unicorn", ""])
+    assert encoded.vectors.tolist() == [[1, 4, 3, 2], [1, 2, 0, 0]]
+    assert encoded.mask.tolist() == [[True] * 4, [True, True, False, False]]
+
+
+@given(st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=9), min_size=1, max_size=9))
+def test_padding_adds_only_zeros(rows):
+    encoded = pad_token_ids(rows)
+    assert encoded.vectors.shape == encoded.mask.shape == (len(rows), max(map(len, rows)))
+    assert [numbers[mask].tolist() for numbers, mask in zip(encoded.vectors, encoded.mask, strict=True)] == rows
+    assert (encoded.vectors[~encoded.mask] == 0).all()

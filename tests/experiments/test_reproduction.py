@@ -1,0 +1,107 @@
+"""Reproduction of published tables: values of the paper, values of the runs, and their agreement."""
+
+from __future__ import annotations
+
+import json
+import statistics
+
+import pytest
+
+import visavis
+from visavis.errors import RecipeError, RunError
+from visavis.experiments.jobs import RunOutcome
+from visavis.experiments.reproduction import Reproduction, select_rows
+from visavis.recipes.published_tables import published_results
+
+
+@pytest.fixture(scope="module")
+def table(recipe, tmp_path_factory):
+    """Two rows of a table of GOAL, trained and fine-tuned in the paper, which is the same run here."""
+    out = tmp_path_factory.mktemp("table") / "goal"
+    rows, overrides = ["r152-con-con", "r152-*cir-sig-ms"], {"training.clip_norm": 1.5}
+    return visavis.reproduce("goal/3", rows=rows, base_recipe=str(recipe), overrides=overrides, seeds=2, out=out, workers=1)
+
+
+def test_reproduce_rows_use_objectives_of_the_paper(table):
+    assert list(table.outcomes) == ["goal/3/r152-con-con", "goal/3/r152-cir-sig-ms", "goal/3/r152-ft-cir-sig-ms"]
+    runs = table.outcomes["goal/3/r152-cir-sig-ms"]
+    assert [one.seed for one in runs] == [1, 2]
+    written = (runs[0].folder / "run.toml").read_text()
+    assert "Goal(triplet='cir', pair='sig_ms'" in written
+    assert "PairSupervision(by='position')" in written
+    assert table.outcomes["goal/3/r152-ft-cir-sig-ms"] == runs, (
+        "they differ only in the training of the image encoder, which a base recipe replaces"
+    )
+    assert len(list((table.folder / "runs").iterdir())) == 4
+
+
+def test_reproduce_reports_published_and_reached_values(table):
+    value = next(one for one in table.values if (one.row.row, one.key) == ("r152-con-con", "t2i_r1"))
+    row = published_results()["goal/3/r152-con-con"]
+    reached = [one.metrics["t2i_r1"] for one in table.outcomes[row.id]]
+    assert (value.published, value.published_std) == row.values["t2i_r1"]
+    assert value.reached == pytest.approx(statistics.mean(reached))
+    assert value.reached_std == pytest.approx(statistics.stdev(reached))
+    assert value.difference == pytest.approx(value.reached - value.published)
+    assert "Not the setting of the paper" in table.substitution
+    assert "on tiny, training.clip_norm=1.5, protocol" in table.substitution
+    assert "MS-COCO" in table.substitution
+    markdown = (table.folder / "reproduction.md").read_text()
+    assert markdown.index(table.substitution) < markdown.index("| row |")
+    assert json.loads((table.folder / "reproduction.json").read_text())["values"] == [one.to_json() for one in table.values]
+
+
+def test_reproduce_resume_keeps_finished_runs(table):
+    before = {one.folder: (one.folder / "result.json").stat().st_mtime_ns for runs in table.outcomes.values() for one in runs}
+    again = visavis.reproduce(resume=table.folder, seeds=2, workers=1)
+    assert [one.to_json() for one in again.values] == [one.to_json() for one in table.values]
+    assert {folder: (folder / "result.json").stat().st_mtime_ns for folder in before} == before
+
+
+def test_reproduction_rank_agreement_and_std_by_hand(tmp_path):
+    rows = [row for row in published_results().values() if row.id.startswith("cocos/1/") and "i2t_r1" in row.values]
+    other, *rows = rows[:5]
+    by_rank = sorted(rows, key=lambda row: row.values["i2t_r1"][0])
+    runs = {
+        row.id: (row, [RunOutcome(row.row, seed, tmp_path / f"{row.row}-{seed}", 1.0, {"i2t_r1": rank + 2.0 * seed}) for seed in (1, 2)])
+        for rank, row in enumerate(by_rank)
+    }
+    made = Reproduction.from_outcomes(tmp_path, "cocos/1", "", runs)
+    [order] = made.rank_agreements
+    assert (order.key, order.rows, order.rho, order.p) == ("i2t_r1", 4, pytest.approx(1.0), pytest.approx(2 / 24)), (
+        "two of 24 orders are as extreme"
+    )
+    again = Reproduction.from_outcomes(tmp_path, "cocos/1", "", runs | {other.id: (other, runs[rows[0].id][1])})
+    assert again.rank_agreements == made.rank_agreements, "rows that share runs count once"
+    [value] = [one for one in made.values if one.row is by_rank[0] and one.key == "i2t_r1"]
+    assert (value.reached, value.reached_std) == (3.0, 1.0), "COCOS prints the population standard deviation"
+
+
+@pytest.mark.parametrize(
+    ("table", "patterns", "message"),
+    [
+        ("goal/9", [], "goal/9 is not a table of a paper: did you mean goal/"),
+        ("goal/3", ["r152-con-cor"], "goal/3: no row matches r152-con-cor: did you mean r152-con-con"),
+        ("cocos/2", [], "expected a table that measures models"),
+    ],
+)
+def test_select_rows_rejects_unknown_tables_and_rows(table, patterns, message):
+    with pytest.raises(RecipeError, match=message):
+        select_rows(table, patterns)
+
+
+def test_reproduce_rejects_untrainable_rows_and_other_folders(tmp_path):
+    with pytest.raises(RecipeError, match="expected a row that can be trained, got none: scores are drawn at random"):
+        visavis.reproduce("ladder/1", rows="random-1k", out=tmp_path / "out")
+    with pytest.raises(RunError, match=r"expected table\.json in it"):
+        visavis.reproduce(resume=tmp_path)
+    with pytest.raises(RunError, match="table: expected a table such as goal/3, got none"):
+        visavis.reproduce()
+
+
+def test_reproduce_names_the_missing_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VISAVIS_DATA", str(tmp_path))
+    with pytest.raises(visavis.VisavisError, match="MS-COCO"):
+        visavis.reproduce("goal/3", rows="r152-con-con")
+    assert not (tmp_path / "runs").exists()

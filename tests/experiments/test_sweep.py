@@ -1,0 +1,80 @@
+"""Sweeps: detection of the single varied value of a comparison, and its curve."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from visavis.experiments.grid import build_settings
+from visavis.experiments.jobs import RunOutcome
+from visavis.experiments.statistics import t_interval
+from visavis.experiments.sweep import find_sweep
+from visavis.recipes.files import read_recipe
+from visavis.reports.comparison_report import plot_sweep
+
+HEADS = read_recipe("heads-flickr8k")
+MARGINS = [f"Unified(margin={margin}, gamma=60)" for margin in (0.3, 0.1, 0.2)]
+
+
+def swept(objectives=(), models=(), grid=()):
+    """Sweep of settings with validation RSUM = position + seed, and a test RSUM of ten times that."""
+    settings = build_settings(HEADS, objectives, models, grid)
+    return find_sweep(
+        [(setting, [outcome(setting.name, seed, position + seed) for seed in (1, 2, 3)]) for position, setting in enumerate(settings)]
+    )
+
+
+def outcome(name, seed, rsum):
+    return RunOutcome(name, seed, Path(), float(rsum), {"rsum": 10.0 * rsum})
+
+
+def test_find_sweep_by_hand():
+    sweep = swept(MARGINS)
+    validation, test = sweep.curves[""]
+    assert sweep.name == "margin"
+    assert [(point.value, point.mean, point.seeds) for point in validation] == [(0.1, 3, 3), (0.2, 4, 3), (0.3, 2, 3)]
+    assert [point.mean for point in test] == [30, 40, 20]
+    assert test[0].interval == t_interval([20, 30, 40])
+    assert json.loads(json.dumps(sweep.to_json()))["curves"][0]["test"][0]["mean"] == 30
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "curves"),
+    [
+        ({"grid": ["phases.0.optimizer.lr=[1e-4, 1e-3, 1e-2]"]}, "phases.0.optimizer.lr", [""]),
+        ({"models": [f"Heads(embedding_dim={dim})" for dim in (64, 128, 256)]}, "model.embedding_dim", [""]),
+        ({"grid": ["epochs=[1, 2, 3]"]}, "phases.0.epochs", [""]),
+        (
+            {"objectives": ["VLC()", "TripletHN()"], "grid": ["training.batch_size=[64, 128, 256]"]},
+            "training.batch_size",
+            ["VLC", "TripletHN"],
+        ),
+    ],
+)
+def test_find_sweep_finds_the_varied_value(given, name, curves):
+    sweep = swept(**given)
+    assert sweep.name == name
+    assert [any(part in label for label in sweep.curves) for part in curves] == [True] * len(curves)
+    assert len(sweep.curves) == len(curves)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"objectives": MARGINS[:2]},
+        {"objectives": [*MARGINS, "VLC()"]},
+        {"objectives": ["Unified()", "VLC()", "TripletHN()"]},
+        {"grid": ["training.batch_size=[64, 128, 256]", "phases.0.optimizer.lr=[1e-4, 1e-3, 1e-2]"]},
+        {"objectives": ["Unified(margin=0.1, gamma=10)", "Unified(margin=0.2, gamma=20)", "Unified(margin=0.3, gamma=40)"]},
+        {"grid": ["training.device=['cpu', 'cuda', 'auto']"]},
+    ],
+    ids=["two values", "another objective", "no number", "two numbers", "together", "names"],
+)
+def test_find_sweep_rejects_more_than_one_varied_value(given):
+    assert swept(**given) is None
+
+
+def test_plot_sweep_depends_on_the_points():
+    assert plot_sweep(swept(MARGINS)) != plot_sweep(swept(sorted(MARGINS)))

@@ -1,0 +1,104 @@
+"""Comparison table: means and standard deviations by hand, chance levels, and measurement conditions."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from visavis.errors import RunError
+from visavis.evaluation import Evaluation, rank_scores
+from visavis.experiments.results_table import CAPTION_METRICS, MeasurementConditions, ResultTable
+
+
+def result(*recalls: float, num_images: int = 500) -> Evaluation:
+    """Evaluation of six recalls, three per direction, and their sum."""
+    metrics = dict(zip(CAPTION_METRICS, [*recalls, sum(recalls)], strict=True))
+    nothing = np.empty(0)
+    return Evaluation("plain", num_images, 5 * num_images, 5.0, "pessimistic", metrics, nothing, nothing)
+
+
+TABLE = ResultTable.from_evaluations(
+    {
+        "TripletHN": [result(40, 70, 80, 30, 60, 70), result(44, 74, 84, 30, 60, 70)],
+        "Unified": [result(50, 75, 85, 29, 61, 72), result(53, 75, 85, 29, 61, 72)],
+    }
+)
+
+
+def test_result_table_mean_and_std_by_hand():
+    first, second = TABLE.rows
+    assert first.mean("i2t_r1") == 42
+    assert first.std("i2t_r1") == pytest.approx(math.sqrt(((40 - 42) ** 2 + (44 - 42) ** 2) / 1))
+    assert second.mean("rsum") == (372 + 375) / 2
+    assert second.std("t2i_r1") == 0
+    assert TABLE.best() is second
+    assert TABLE.best("t2i_r1") is first
+
+
+def test_result_table_of_one_run_has_no_std():
+    table = ResultTable.from_evaluations({"VLC": [result(1, 2, 3, 4, 5, 6)]})
+    assert table.rows[0].std("rsum") is None
+    assert "±" not in table.text()
+    assert "one seed" in table.caption()
+
+
+def test_chance_equals_its_formula():
+    conditions = MeasurementConditions("plain", 500, 2500, 5.0, "pessimistic")
+    assert conditions.chance("t2i_r1") == pytest.approx(100 / 500)
+    assert conditions.chance("t2i_r10") == pytest.approx(100 * 10 / 500)
+    assert conditions.chance("i2t_r1") == pytest.approx(100 * 5 / 2500)
+    none = math.prod((2495 - i) / (2500 - i) for i in range(10))
+    assert conditions.chance("i2t_r10") == pytest.approx(100 * (1 - none))
+    assert conditions.chance("rsum") == pytest.approx(sum(conditions.chance(name) for name in CAPTION_METRICS[:-1]))
+
+
+def test_chance_equals_mean_of_random_scores(generator):
+    ids = torch.arange(40), torch.arange(40).repeat_interleave(5)
+    found = [rank_scores(torch.rand(40, 200, generator=generator), *ids).metrics["i2t_r5"] for _ in range(60)]
+    assert np.mean(found) == pytest.approx(MeasurementConditions("plain", 40, 200, 5.0, "pessimistic").chance("i2t_r5"), abs=1.5)
+
+
+def test_result_table_rejects_mixed_conditions():
+    with pytest.raises(RunError, match=r"got protocol plain: 500 images.* / protocol plain: 400 images"):
+        ResultTable.from_evaluations({"a": [result(*[1] * 6)], "b": [result(*[1] * 6, num_images=400)]})
+    with pytest.raises(RunError, match="got nothing"):
+        ResultTable.from_evaluations({})
+
+
+def test_result_table_text_is_aligned_and_fits_80_columns():
+    lines = TABLE.text().split("\n")
+    assert len({len(line) for line in lines[1:]}) == 1
+    assert len(lines[1]) <= 80
+    assert lines[2].split() == ["TripletHN", "42.0±2.8", "72.0±2.8", "82.0±2.8", "30.0±0.0", "60.0±0.0", "70.0±0.0", "356.0±8.5"]
+    assert lines[-1].split()[0] == "chance"
+
+
+def test_result_table_markdown_marks_best_and_conditions():
+    text = TABLE.markdown()
+    assert "| Unified | **51.5 ± 2.1** |" in text
+    assert "| **30.0 ± 0.0** |" in text
+    assert "over 2 seeds, protocol plain: 500 images, 2,500 texts, 5 captions per image, ties pessimistic." in text
+    assert len({line.count("|") for line in text.split("\n\n")[0].split("\n")}) == 1
+
+
+def test_result_table_markdown_marks_ties_in_bold():
+    table = ResultTable.from_evaluations({"A": [result(40, 70, 80, 30, 60, 70)], "B": [result(40.04, 69, 80, 30, 60, 70)]})
+    first, second = (line for line in table.markdown().splitlines() if line.startswith(("| A", "| B")))
+    assert first.startswith("| A | **40.0** | **70.0** | **80.0** |")
+    assert second.startswith("| B | **40.0** | 69.0 | **80.0** |")
+
+
+def test_result_table_to_json():
+    content = TABLE.to_json()
+    assert content["rows"][0]["mean"]["rsum"] == 356
+    assert content["rows"][0]["runs"][1]["i2t_r1"] == 44
+    assert content["conditions"] == {
+        "protocol": "plain",
+        "num_images": 500,
+        "num_texts": 2500,
+        "captions_per_image": 5.0,
+        "ties": "pessimistic",
+    }

@@ -1,0 +1,47 @@
+"""Evaluation of an index with relevance judgments."""
+
+import pytest
+
+import visavis
+from visavis.errors import DataError, RunError
+from visavis.feedback.records import Judgment, QueryKey, open_feedback
+from visavis.retrieval.index_folder import Index
+from visavis.retrieval.index_search import SearchQuery, search_index
+
+
+@pytest.fixture(scope="module")
+def index(run, scenes, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("judged") / "index"
+    visavis.index(run, scenes, out=folder)
+    return folder
+
+
+def write(path, votes):
+    with open_feedback(path) as file:
+        for asked, item, fits in votes:
+            file.append(Judgment("2024-05-31T10:00:00Z", "index", asked, item.key, item.content, fits))
+    return path
+
+
+def test_evaluate_feedback_matches_hand_values(index, tmp_path):
+    opened = Index.open(index)
+    hits = [hit.item for hit in search_index(opened, SearchQuery.from_text("a red circle"), top=20, group_duplicates=False).hits]
+    asked = QueryKey(text="a red circle")
+    votes = [(asked, hits[0], False), (asked, hits[3], True), (asked, hits[9], False), (asked, hits[5], True)]
+    other = [(QueryKey(text="red -blue"), hits[0], True), (QueryKey(similar_to=hits[1].key), hits[0], True)]
+    result = visavis.evaluate(index, feedback=write(tmp_path / "votes.jsonl", votes + other))
+    assert (result.queries, result.candidates, result.skipped) == (1, 70, 2)
+    assert result.recall == {1: 0.0, 5: 100.0, 10: 100.0}  # three unjudged or unfitting ones lie before the first that fits
+    assert (result.pairs, result.pairwise_accuracy) == (4, 50.0)
+
+
+def test_evaluate_feedback_ignores_withdrawn_judgments(index, tmp_path):
+    item = next(iter(Index.open(index).items.values()))
+    votes = [(QueryKey(text="a circle"), item, True), (QueryKey(text="a circle"), item, None)]
+    with pytest.raises(DataError, match="expected a text query with a relevant item"):
+        visavis.evaluate(index, feedback=write(tmp_path / "votes.jsonl", votes))
+
+
+def test_evaluate_feedback_requires_index(run, tmp_path):
+    with pytest.raises(RunError, match="expected an index"):
+        visavis.evaluate(run, feedback=tmp_path / "votes.jsonl")

@@ -1,0 +1,115 @@
+"""MetricLoss: items with labels, compared with each other or with references."""
+
+import pytest
+import torch
+from tests.matching import mentions
+from torch.nn.functional import normalize
+
+from visavis import PairLoss, Targets
+from visavis.errors import ShapeError, SpecError, VisavisError
+from visavis.integrations.pytorch_metric_learning import MetricLoss
+from visavis.objectives import VLC, NTXent, Triplet, TripletHN, Unified
+from visavis.pair_loss import cosine
+
+FAMILY = (
+    Triplet(margin=1.5),
+    TripletHN(margin=1.5),
+    NTXent(),
+    VLC(gamma=5),
+    Unified(gamma=5),
+)  # margins wide enough for self pairs to contribute
+LABELS = torch.tensor([4, 4, 4, 7, 7, 9])
+every_objective = pytest.mark.parametrize("objective", FAMILY, ids=str)
+
+
+def random_items(number=6):
+    return torch.randn(number, 5, dtype=torch.float64, requires_grad=True)
+
+
+def assert_close(ours, theirs):
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
+
+
+@every_objective
+def test_metric_loss_ignores_self_pairs(objective):
+    embeddings = random_items()
+    value = MetricLoss(objective)(embeddings, LABELS)
+    targets = Targets(query_ids=LABELS, candidate_ids=LABELS, ignore=torch.eye(6))
+    assert_close(value, objective(cosine(embeddings, embeddings), targets))
+    counted = PairLoss(objective)(embeddings, embeddings, LABELS)
+    assert not torch.isclose(value, counted)
+    (gradient,) = torch.autograd.grad(value, embeddings)
+    assert gradient[:5].norm(dim=-1).min() > 0
+
+
+def test_metric_loss_matches_hardest_triplet_loops():
+    embeddings = random_items()
+    scores, total = normalize(embeddings, dim=-1) @ normalize(embeddings, dim=-1).T, 0.0
+    for anchor in range(6):
+        hardest = max(scores[anchor, other] for other in range(6) if LABELS[other] != LABELS[anchor])
+        for other in range(6):
+            if other != anchor and LABELS[other] == LABELS[anchor]:
+                total = total + 2 * (1.5 + hardest - scores[anchor, other]).relu()  # one term as a row and one as a column
+    assert_close(MetricLoss(TripletHN(margin=1.5))(embeddings, LABELS), total)
+
+
+def test_metric_loss_gradient_includes_both_roles():
+    assert torch.autograd.gradcheck(lambda embeddings: MetricLoss(Unified(gamma=5))(embeddings, LABELS), random_items())
+
+
+@every_objective
+def test_metric_loss_compares_with_references(objective):
+    embeddings, references, theirs = random_items(), random_items(4), torch.tensor([9, 7, 4, 5])
+    value = MetricLoss(objective)(embeddings, LABELS, ref_emb=references, ref_labels=theirs)
+    assert_close(value, PairLoss(objective)(embeddings, references, LABELS, theirs))
+    assert all(gradient.abs().max() > 0 for gradient in torch.autograd.grad(value, (embeddings, references)))
+
+
+def test_metric_loss_keeps_pairs_of_equal_labels_with_references():
+    images, texts, labels = random_items(), random_items(), torch.arange(6)
+    value = MetricLoss(TripletHN())(images, labels, ref_emb=texts, ref_labels=labels)
+    assert_close(value, PairLoss(TripletHN())(images, texts))
+    assert value > 0.1
+
+
+def test_metric_loss_equals_peer_nt_xent():
+    losses = pytest.importorskip("pytorch_metric_learning.losses")
+    peer, ours = losses.NTXentLoss(temperature=0.1), MetricLoss(NTXent(tau=0.1))
+    embeddings, references, theirs = random_items(), random_items(4), torch.tensor([9, 7, 4, 4])
+    assert_close(ours(embeddings, LABELS), peer(embeddings, LABELS))
+    i2t = peer(embeddings, LABELS, ref_emb=references, ref_labels=theirs)
+    t2i = peer(references, theirs, ref_emb=embeddings, ref_labels=LABELS)
+    assert_close(ours(embeddings, LABELS, ref_emb=references, ref_labels=theirs), (i2t + t2i) / 2)
+
+
+def test_metric_loss_registers_learnable_scale():
+    scale = torch.nn.Parameter(torch.tensor(10.0, dtype=torch.float64))
+    loss, embeddings = MetricLoss(NTXent(), scale=scale), random_items()
+    assert list(loss.parameters()) == [scale]
+    assert_close(loss(embeddings, LABELS), MetricLoss(NTXent(tau=0.1))(embeddings, LABELS))
+    loss(embeddings, LABELS).backward()
+    assert scale.grad.abs() > 0
+
+
+def test_metric_loss_rejects_invalid_inputs():
+    loss, embeddings = MetricLoss(Unified()), random_items()
+    with pytest.raises(VisavisError, match="indices_tuple"):
+        loss(embeddings, LABELS, (LABELS, LABELS, LABELS))
+    with pytest.raises(ShapeError, match=mentions("ref_emb", "ref_labels")):
+        loss(embeddings, LABELS, ref_emb=embeddings)
+    with pytest.raises(ShapeError, match=mentions("labels", 6, 4)):
+        loss(embeddings[:4], LABELS)
+    with pytest.raises(ShapeError, match=mentions("ref_labels", 3, 6)):
+        loss(embeddings, LABELS, ref_emb=embeddings, ref_labels=LABELS[:3])
+    with pytest.raises(ShapeError, match=mentions("labels", "None")):
+        loss(embeddings, None)
+    with pytest.raises(ShapeError, match=mentions("labels", "texts")):
+        loss(embeddings, ["a", "b", "c", "d", "e", "f"])
+    with pytest.raises(SpecError, match=mentions("objective", "[6, 5]")):
+        MetricLoss(embeddings, LABELS)
+    with pytest.raises(SpecError, match=mentions("scale", "tensor(10)", "torch.int64")):
+        MetricLoss(NTXent(), scale=torch.tensor(10))
+    with pytest.raises(ShapeError, match=mentions("embeddings", "list", "[N, D]")):
+        loss(embeddings.tolist(), LABELS)
+    with pytest.raises(ShapeError, match=mentions("ref_labels", "torch.float32")):
+        loss(embeddings, LABELS, ref_emb=embeddings, ref_labels=torch.rand(6))

@@ -1,0 +1,187 @@
+"""Execution plan: the choice of a path, and the memory bound that a plan promises."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from visavis import PairLoss, Targets
+from visavis.blocking import BlockCost, ScoreCost
+from visavis.errors import SpecError, VisavisError
+from visavis.objectives import AOQ, CATALOG, NCR, RSP, Goal, InfoNCE, NTXent, SmoothAP, Triplet, TripletHN, Unified
+from visavis.pair_loss import choose_plan
+from visavis.pair_loss.plan import ProblemSize
+from visavis.types import Encoded
+
+from ..matching import mentions
+from ..sampling import pairwise
+from .cases import assert_close, every_objective, required_annotations
+
+CPU, CUDA, GIB = torch.device("cpu"), torch.device("cuda"), 2**30
+CHEAP = BlockCost(100.0)
+
+
+def path(objective, number: int, *, cost=None, memory=8 * GIB, device=CPU, annotations=None, candidates=None, **choices) -> str:
+    """The path that is chosen for ``number`` pairs."""
+    targets = Targets.paired(number, **(annotations or {}))
+    if candidates:
+        targets = Targets(query_ids=range(number), candidate_ids=range(candidates))
+    sizes = {name: choices.pop(name) for name in ("has_extra_candidates", "world_size") if name in choices}
+    rows, columns = targets.shape
+    given = ProblemSize((rows, columns), (columns, rows), 4 * 64 * (rows + columns), **sizes)
+    return choose_plan(objective, cost, (targets, targets.T), given, device, memory, **choices).path
+
+
+def test_plan_uses_tiles_for_summary_objectives():
+    for number in (2, 500, 8192):
+        for objective in (TripletHN(), Unified(), NTXent(), Goal(pair="con"), AOQ(), RSP()):
+            assert path(objective, number) == path(objective, number, device=CUDA) == "tiles"
+
+
+def test_plan_uses_rows_for_other_objectives():
+    for objective in (Triplet(), Goal(), RSP(gamma=3.0), NCR(), InfoNCE()):
+        assert [path(objective, number) for number in (512, 513, 4096, 4097)] == ["dense", "cached", "cached", "row_blocks"]
+        assert [path(objective, number, device=CUDA) for number in (512, 2048, 2049, 4097)] == ["dense", "dense", "cached", "row_blocks"]
+
+
+def test_plan_depends_on_annotations():
+    assert path(Unified(), 600, annotations={"weight": torch.rand(600, 600)}) == "cached"
+    margins = {name: torch.rand(600) for name in ("query_margin", "candidate_margin")}
+    assert path(NCR(), 600, annotations=margins) == "tiles"
+    learned = {"weight": torch.rand(600, 600, requires_grad=True)}
+    assert path(Unified(), 600, annotations=learned) == "dense"
+    assert path(Unified(), 2049, annotations={"query_margin": torch.rand(2049, requires_grad=True)}) == "tiles"
+
+
+def test_plan_counts_pairs_for_wide_objectives():
+    targets = Targets(
+        query_ids=range(250), candidate_ids=torch.arange(1250) // 5
+    )  # 312,500 scores, 1,562,500 pairs of a positive and a candidate
+    sizes = ProblemSize((250, 1250), (1250, 250), 2**18)
+    wide, narrow = (choose_plan(objective, CHEAP, (targets, targets.T), sizes, CPU, 8 * GIB) for objective in (Triplet(), InfoNCE()))
+    assert wide.path == narrow.path == "dense"
+    large = Targets(query_ids=range(1000), candidate_ids=torch.arange(3000) // 3)
+    sizes = ProblemSize((1000, 3000), (3000, 1000), 2**20)
+    paths = [choose_plan(objective, CHEAP, (large, large.T), sizes, CPU, 8 * GIB).path for objective in (SmoothAP(), InfoNCE())]
+    assert paths == ["row_blocks", "dense"]
+
+
+def test_plan_depends_on_extra_candidates_group_and_block_rows():
+    assert path(Unified(), 500, has_extra_candidates=True) == "dense"
+    assert path(Unified(), 3000, has_extra_candidates=True) == path(Triplet(), 3000, has_extra_candidates=True) == "row_blocks"
+    assert path(Unified(), 500, world_size=2) == "tiles"
+    assert path(Triplet(), 500, world_size=2) == "row_blocks"
+    assert path(Unified(), 500, world_size=2, annotations={"query_margin": torch.rand(500)}) == "row_blocks"
+    assert path(Unified(), 500, block_rows=7) == "tiles"
+    assert path(Triplet(), 500, block_rows=7) == "row_blocks"
+
+
+@pytest.mark.parametrize("objective", [Unified(), TripletHN(), Triplet()], ids=str)
+def test_plan_is_dense_for_small_score_function(objective):
+    path_of_large = "row_blocks" if objective == Triplet() else "tiles"
+    assert [path(objective, number, cost=CHEAP) for number in (100, 2048, 2049)] == ["dense", "dense", path_of_large]
+    assert path(objective, 256, cost=BlockCost(1e6)) == path_of_large  # 65 GB
+    assert path(objective, 256, cost=BlockCost(1e6), memory=100 * GIB) == "dense"
+
+
+@pairwise(kind=CATALOG, cost=[None, BlockCost(3e5, 1e4, 2e4, 1e5), BlockCost(100.0)], number=[1, 300, 3000], block_rows=[None, 5])
+def test_plan_expected_memory_stays_within_budget(kind, cost, number, block_rows):
+    targets = Targets.paired(number)
+    item_bytes = 4 * 64 * 2 * number
+    sizes = ProblemSize((number, number), (number, number), item_bytes)
+    last = math.inf
+    for memory in (32 * GIB, GIB, 2**26, 2**24):
+        plan = choose_plan(kind(), cost, (targets, targets.T), sizes, CPU, memory, block_rows=block_rows)
+        assert plan.expected_bytes + item_bytes <= memory
+        assert min(*plan.block_rows, *plan.block_columns) >= 1
+        assert block_rows is None or max(plan.block_rows) <= block_rows
+        assert plan.expected_bytes <= last
+        last = plan.expected_bytes
+    with pytest.raises(VisavisError, match="larger memory"):
+        choose_plan(kind(), BlockCost(1e9), (targets, targets.T), sizes, CPU, 2**24)
+
+
+def test_plan_describes_path_and_memory():
+    description = str(PairLoss(Unified()).plan(8192, 8192, embedding_dim=512))
+    assert all(part in description for part in ("tiles of 1024 x 1024", "both directions", "80.0 MiB", "120.0 MiB"))
+    assert "one matrix of 100 x 500 scores" in str(PairLoss(Triplet()).plan(100, 500))
+    description = str(PairLoss(Triplet()).plan(1000, 5000))
+    assert all(part in description for part in ("1000 x 5000", "cosines", "one direction after the other", "64 images"))
+    rows = PairLoss(Triplet(), score=AttentionScore(), score_cost=ScoreCost(1e5, 3e5), memory="500MB").plan(300, 300)
+    assert f"in blocks of {rows.block_rows[0]} images, then of {rows.block_rows[1]} texts" in str(rows)
+    with pytest.raises(SpecError, match=mentions("score_cost", "images=")):
+        PairLoss(Triplet(), score=AttentionScore()).plan(300, 300)
+    with pytest.raises(SpecError, match=mentions("memory", "lots")):
+        PairLoss(Triplet(), memory="lots")
+
+
+class AttentionScore(nn.Module):
+    """Attention of every word over the regions of every image. Records the largest number of pairs scored at once."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.map, self.dropout, self.peak = nn.Linear(6, 6).double(), nn.Dropout(dropout), 0
+
+    def forward(self, images: Encoded, texts: Encoded) -> Tensor:
+        self.peak = max(self.peak, len(images) * len(texts))
+        affinity = torch.einsum("vrd,twd->vtwr", self.map(images.vectors), texts.vectors)
+        attended = torch.einsum("vtwr,vrd->vtwd", self.dropout(affinity).softmax(-1), images.vectors)
+        return torch.cosine_similarity(attended, texts.vectors[None], dim=-1).mean(-1)
+
+
+def random_items(number: int, length: int) -> Encoded:
+    return Encoded(torch.randn(number, length, 6, dtype=torch.float64, requires_grad=True))
+
+
+@every_objective
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_plan_for_little_memory_matches_full_gradient(kind, dropout):
+    score, images, texts = AttentionScore(dropout), random_items(40, 9), random_items(40, 7)
+    targets = Targets.paired(40, **required_annotations(40, 40))
+    inputs = [images.vectors, texts.vectors, score.map.weight]
+    answers, peak = [], []
+    for memory in (None, "1.5MB"):
+        score.peak = 0
+        loss = PairLoss(kind(), score=score, memory=memory)
+        torch.manual_seed(3)
+        value = loss(images, texts, targets=targets)
+        answers.append([value, *torch.autograd.grad(value, inputs)])
+        peak.append(score.peak)
+    assert peak[0] == 1600
+    assert peak[1] <= 400
+    if not dropout:  # other block sizes draw other dropout masks
+        for ours, right in zip(*answers, strict=True):
+            assert_close(ours, right, rtol=1e-9, atol=1e-9)
+    else:
+        assert all(answer.isfinite().all() for answer in answers[1])
+
+
+@pytest.mark.parametrize("objective", [Triplet(), Unified(gamma=3.0), InfoNCE()], ids=str)
+def test_plan_with_column_blocks_repeats_dropout(objective):
+    score, images, texts = AttentionScore(0.5), random_items(20, 9), random_items(20, 7)
+    loss = PairLoss(objective, score=score, memory="700KB")
+    assert loss.plan(20, 20, images=images, texts=texts).block_columns[0] < 20
+    torch.manual_seed(1)
+    value = loss(images, texts)
+    (gradient,) = torch.autograd.grad(value, images.vectors)
+    step = 1e-6 * torch.randn_like(gradient)
+    torch.manual_seed(1)
+    moved = loss(Encoded(images.vectors.detach() + step), texts)
+    torch.testing.assert_close((moved - value).detach(), (gradient * step).sum(), rtol=1e-3, atol=1e-12)
+
+
+def test_plan_computes_score_cost_once_per_shape():
+    calls = []
+
+    class Declared(AttentionScore):
+        def score_cost(self, images, texts):
+            calls.append(images.vectors.shape[1:])
+            return ScoreCost(2e3, 5e3)
+
+    loss = PairLoss(Unified(), score=Declared())
+    for length in (3, 3, 5, 3):
+        loss(random_items(6, length), random_items(6, 4))
+    assert calls == [(3, 6), (5, 6)]

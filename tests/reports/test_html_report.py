@@ -1,0 +1,130 @@
+"""Reports: plots are PNGs of a bounded size, pages escape all values, and templates need no network."""
+
+from __future__ import annotations
+
+import io
+import re
+from html.parser import HTMLParser
+from importlib.resources import files
+
+import numpy as np
+import pytest
+from jinja2 import UndefinedError
+from PIL import Image
+
+from visavis.demonstration.scene_search import RetrievedScene, SceneSearchResult, plot_retrievals
+from visavis.experiments.results_table import ColumnGroup
+from visavis.reports.html_report import ThemedImage, data_uri, render_report, template_environment
+from visavis.reports.plotting import DARK_THEME, LIGHT_THEME, TrainingCurve, plot_training_curves
+from visavis.synthetic import sample_scene
+
+HOSTILE_TEXT = "<script>alert('x')</script> & \"quotes\""
+VOID_TAGS = {"meta", "img", "source", "br"}
+
+
+def retrievals(rows: int) -> list[SceneSearchResult]:
+    rng = np.random.default_rng(0)
+    scenes = [[RetrievedScene(sample_scene(rng, training=True), 0.5, rank < 2, rank == 0) for rank in range(5)] for _ in range(rows)]
+    return [SceneSearchResult(f"{HOSTILE_TEXT} $x_1$ " * 4, tuple(row)) for row in scenes]
+
+
+def curve(name: str, steps: tuple[int, ...]) -> TrainingCurve:
+    value = {"loss": 1.0, "positive_mean": 0.5, "hardest_i2t_mean": 0.2, "hardest_t2i_mean": 0.1}
+    return TrainingCurve(name, [{"step": step, "rsum": 10.0 * step, "val": value, "similarity": value} for step in steps])
+
+
+def opened(content: bytes) -> Image.Image:
+    image = Image.open(io.BytesIO(content))
+    assert image.format == "PNG"
+    return image
+
+
+@pytest.mark.parametrize("theme", [LIGHT_THEME, DARK_THEME])
+def test_plot_retrievals_is_a_small_png(theme):
+    content = plot_retrievals(retrievals(2), theme)
+    width, height = opened(content).size
+    assert width == 1290
+    assert 600 < height < 900
+    assert len(content) < 400_000
+
+
+def test_plot_training_curves_takes_runs_of_different_lengths():
+    content = plot_training_curves([curve("Unified", (0, 5, 10)), curve("Unified", (0, 5)), curve("VLC", (0, 5, 10))])
+    assert opened(content).size == (1290, 465)
+    assert len(content) < 200_000
+
+
+class TagChecker(HTMLParser):
+    """Collects all tags, and those that are open."""
+
+    def __init__(self):
+        super().__init__()
+        self.open_tags, self.tags = [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        if tag not in VOID_TAGS:
+            self.open_tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open_tags.pop() == tag
+
+
+class FakeTable:
+    """A results table with one row."""
+
+    columns = (ColumnGroup(HOSTILE_TEXT, {"a": HOSTILE_TEXT}), ColumnGroup("", {"b": HOSTILE_TEXT}))
+
+    class Row:
+        name = HOSTILE_TEXT
+
+        def mean(self, metric):
+            return 1.25
+
+        def std(self, metric):
+            return None if metric == "a" else 0.5
+
+    rows = (Row(),)
+
+    def caption(self):
+        return HOSTILE_TEXT
+
+    def chance(self, metric):
+        return 0.5
+
+    def is_best(self, row, metric):
+        return metric == "a"
+
+
+def test_macros_escape_all_text_and_close_all_tags():
+    page = """{% import "macros.html.j2" as ui %}<main>{{ ui.facts([(text, text)]) }}{{ ui.commands([(text, text)]) }}
+    {% call ui.figure(image, text) %}{{ text }}{% endcall %}{{ ui.table([text, text], [[text, text]], text) }}
+    {{ ui.results_table(table, {text: text}, table.columns) }}</main>"""
+    values = {"text": HOSTILE_TEXT, "image": ThemedImage(b"light", b"dark"), "table": FakeTable()}
+    text = template_environment().from_string(page).render(**values)
+    checker = TagChecker()
+    checker.feed(text)
+    assert checker.open_tags == []
+    assert "script" not in checker.tags
+    assert HOSTILE_TEXT not in text
+    assert text.count("&lt;script&gt;") == 18
+    assert "<strong>1.2</strong></td>" in text
+    assert "1.2<small>±0.5</small>" in text
+
+
+def test_render_report_rejects_undefined_variables():
+    with pytest.raises(UndefinedError):
+        render_report("profiles", names=["VLC"])
+
+
+def test_templates_need_no_network():
+    folder = files("visavis.reports").joinpath("templates")
+    names = {path.name for path in folder.iterdir()}
+    reports = {"comparison.html.j2", "coherence.html.j2", "profiles.html.j2", "diagnosis.html.j2", "demo.html.j2"}
+    assert names == reports | {"base.html.j2", "macros.html.j2", "report.css"}
+    for name in names:
+        assert not re.search(r"https?:|<script|<link|@import|url\(", folder.joinpath(name).read_text()), name
+
+
+def test_data_uri_embeds_an_image():
+    assert data_uri(b"abc") == ThemedImage(b"abc", b"").light_uri == "data:image/png;base64,YWJj"

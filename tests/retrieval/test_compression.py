@@ -1,0 +1,169 @@
+"""Vector encodings of an index, and indexes of Matryoshka dimensions."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import visavis
+from visavis.cli import app
+from visavis.errors import RunError
+from visavis.progress import NoProgress
+from visavis.retrieval.compression import BinaryCodes, VectorEncoding, _count_bits, compare_encodings, recommend_encoding
+from visavis.retrieval.encoding import _RayEncoder
+from visavis.retrieval.index_builder import build_index, validation_scores
+from visavis.retrieval.index_folder import Index
+from visavis.retrieval.index_search import SearchQuery, search_index
+from visavis.runs.open_run import open_run, read_run_recipe
+
+from .conftest import RECIPE
+
+
+def normalize(rows):
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def vectors():
+    """Rows whose first dimensions have the largest variance, queries that are each near one row, and these rows."""
+    random = np.random.default_rng(2)
+    rows = normalize(random.standard_normal((900, 96)) * 0.97 ** np.arange(96))
+    return rows, normalize(rows[:40] + 0.3 * normalize(random.standard_normal((40, 96)))), list(range(40))
+
+
+@pytest.mark.parametrize("dim", [1, 63, 64, 65, 200])
+def test_binary_codes_rank_by_hamming_distance(dim):
+    random = np.random.default_rng(dim)
+    rows, query = random.standard_normal((300, dim)).astype(np.float32), random.standard_normal(dim).astype(np.float32)
+    codes = BinaryCodes(rows)
+    distances = ((rows > rows.mean(0, dtype=np.float64).astype(np.float32)) != (query > 0)).sum(1)
+    for count in (1, 7, 300, 999):
+        assert codes.nearest(query, count).tolist() == np.argsort(distances, kind="stable")[:count].tolist()
+    assert codes.bytes_per_row == 8 * -(-dim // 64)
+
+
+def test_count_bits_without_numpy_bitwise_count(monkeypatch):
+    numbers = np.random.default_rng(0).integers(2**63, size=50, dtype=np.uint64) * 2 + 1
+    expected = [int(number).bit_count() for number in numbers]
+    assert _count_bits(numbers).tolist() == expected
+    monkeypatch.delattr(np, "bitwise_count", raising=False)
+    assert _count_bits(numbers).tolist() == expected
+
+
+def test_compare_encodings_equals_numpy(vectors):
+    rows, queries, positives = vectors
+    encodings = {encoding.name: encoding for encoding in compare_encodings(rows, queries, (4, 64), positives=positives).encodings}
+    scores = queries.astype(np.float64) @ rows.T.astype(np.float64)
+    true = np.argsort(-scores, axis=1, kind="stable")[:, :10]
+    for encoding in encodings.values():
+        assert encoding.milliseconds > 0
+        if encoding.embedding_dim == 96 and not encoding.rescored:
+            assert encoding.recall_at_10 == 100
+            assert encoding.caption_recall_at_10 == 100 * np.mean([row in best for row, best in zip(positives, true, strict=True)])
+    for dim in (4, 64):
+        short_scores = queries[:, :dim].astype(np.float64) @ normalize(rows[:, :dim]).T.astype(np.float64)
+        ranking = np.argsort(-short_scores, axis=1, kind="stable")
+        recalls = [len({*best} & {*found[:10]}) / 10 for best, found in zip(true.tolist(), ranking.tolist(), strict=True)]
+        only = encodings[f"first {dim} only"]
+        assert only.recall_at_10 == pytest.approx(100 * np.mean(recalls))
+        assert only.stored_bytes in (4 * dim, 5 * dim)
+        [rescored] = [encoding for name, encoding in encodings.items() if name.startswith(f"first {dim} in ")]
+        recalls = [len({*best} & {*found[: rescored.rescored]}) / 10 for best, found in zip(true.tolist(), ranking.tolist(), strict=True)]
+        assert rescored.recall_at_10 == pytest.approx(100 * np.mean(recalls))
+        assert rescored.recall_at_10 >= 98
+    assert encodings["first 64 only"].recall_at_10 > encodings["first 4 only"].recall_at_10
+    assert encodings["1 bit"].scanned_bytes == 16
+    assert encodings["1 bit"].recall_at_10 >= 98
+
+
+def test_compare_encodings_of_fewer_than_ten_rows(vectors):
+    rows, queries, _ = vectors
+    assert {encoding.recall_at_10 for encoding in compare_encodings(rows[:3], queries, (64,)).encodings} == {100}
+
+
+PLAIN = VectorEncoding("float32", 512, 2048, 2048, 0, 100.0, None, 10.0)
+INT8 = replace(PLAIN, name="int8", scanned_bytes=512, stored_bytes=2560, milliseconds=4.0)
+BIT = replace(PLAIN, name="1 bit", scanned_bytes=64, stored_bytes=2112, rescored=64, recall_at_10=98.5, milliseconds=1.0)
+SHORT = replace(PLAIN, name="first 64 only", embedding_dim=64, scanned_bytes=256, stored_bytes=256, recall_at_10=60.0, milliseconds=1.0)
+
+
+@pytest.mark.parametrize(
+    ("encodings", "text"),
+    [
+        ([PLAIN, replace(INT8, milliseconds=11.0)], "Keep the default: float32, 10 ms per query, always the true top 10. No encoding finds 98 % of it faster."),
+        ([PLAIN, INT8, replace(BIT, recall_at_10=97.9)], "Keep the default: int8, 4 ms per query, always the true top 10. No encoding finds "),
+        ([PLAIN, INT8, BIT], "Keep the default: int8, 4 ms per query, always the true top 10. 1 bit with 64 re-scored candidates finds 98.5 % of it in 1 ms."),
+        ([PLAIN, INT8, BIT, SHORT], "Keep the default: int8"),
+        ([PLAIN, INT8, replace(SHORT, recall_at_10=98.0)], "Use --embedding-dim 64: 98.0 % of the true top 10 (all dimensions: 100.0 %), 256 "),
+        (
+            [replace(PLAIN, caption_recall_at_10=50.0), replace(SHORT, caption_recall_at_10=49.5),
+             replace(SHORT, embedding_dim=128, stored_bytes=512, caption_recall_at_10=51.0)],
+            "Use --embedding-dim 64: 49.5 % of captions with their item among the first 10 (all dimensions: 50.0 %), 256 instead of 2,048 bytes ",
+        ),
+    ],
+)  # fmt: skip
+def test_recommend_encoding(encodings, text):
+    assert recommend_encoding(encodings).startswith(text)
+
+
+@pytest.fixture(scope="module")
+def matryoshka_run(tmp_path_factory, scenes):
+    """A run whose vectors were trained for 16 dimensions, too."""
+    folder = tmp_path_factory.mktemp("matryoshka")
+    (folder / "recipe.toml").write_text(RECIPE)
+    overrides = {"matryoshka_dims": [16], "phases.0.epochs": 3}
+    return visavis.train(folder / "recipe.toml", data=scenes, out=folder / "run", overrides=overrides).run
+
+
+def test_index_of_matryoshka_dims(matryoshka_run, scenes, tmp_path):
+    report = build_index(matryoshka_run, scenes, tmp_path / "index", embedding_dim=16, progress=NoProgress())
+    index = Index.open(tmp_path / "index")
+    keys = sorted(index.items)
+    rows, model = index.store.all_vectors(), visavis.load(matryoshka_run)
+    full = model.encode_images([index.locate(index.items[key]).path for key in keys]).numpy()
+    assert rows.shape == (70, 16) == (report.num_items, index.model.encode_texts(["a red circle"]).shape[1])
+    assert np.abs(rows - normalize(full[:, :16])).max() < 1e-5
+    [best] = search_index(index, SearchQuery(like=((1.0, keys[5]),)), top=1)
+    assert best.item.key == keys[5]
+    index.store.close()
+    assert build_index(matryoshka_run, scenes, tmp_path / "index", progress=NoProgress()).num_unchanged == 70
+    with pytest.raises(RunError, match=r"embedding_dim: expected 16, the value of this index, got 64\. Make another index with --out\.$"):
+        build_index(matryoshka_run, scenes, tmp_path / "index", embedding_dim=64, progress=NoProgress())
+
+
+def test_calibration_and_ray_use_matryoshka_dims(matryoshka_run):
+    model = visavis.load(matryoshka_run).with_embedding_dim(16)
+    scores, relevant = validation_scores(matryoshka_run, "train", 16)
+    full_scores, _ = validation_scores(matryoshka_run, "train", 64)
+    captions = open_run(matryoshka_run, read_run_recipe(matryoshka_run), NoProgress())[0].data.split("train").captions
+    assert scores.shape == relevant.shape == (len(captions), 60)
+    assert not np.allclose(scores, full_scores, atol=1e-3)
+    assert (scores.abs() <= 1 + 1e-5).all()
+    assert model.encode_texts(captions[:3]).shape == (3, 16)
+    assert _RayEncoder(str(matryoshka_run), 16, 4.0).model.embedding_dim == 16
+    assert _RayEncoder(str(matryoshka_run), None, 4.0).model.embedding_dim is None
+
+
+def test_index_rejects_untrained_dims(matryoshka_run, run, scenes, tmp_path):
+    for model, dim, text in ((matryoshka_run, 20, r"16, 64.*got 20"), (run, 16, r"\[16\]")):
+        with pytest.raises(RunError, match=text):
+            build_index(model, scenes, tmp_path / "index", embedding_dim=dim, progress=NoProgress())
+    assert not (tmp_path / "index").exists()
+
+
+def test_index_command_reports_compression(matryoshka_run, scenes, tmp_path):
+    def invoke(*arguments):
+        result = CliRunner().invoke(app, ["index", str(matryoshka_run), *map(str, arguments)])
+        assert result.exit_code == 0, result.output
+        return result
+
+    report = json.loads(invoke(scenes, "--out", tmp_path / "set", "--compression", "--json").stdout)["compression"]
+    assert (report["num_items"], report["num_queries"], report["query_source"]) == (70, 70, "captions of the items")
+    assert {"float32", "1 bit", "first 16 only"} <= {encoding["name"] for encoding in report["encodings"]}
+    assert all(0 <= encoding["caption_recall_at_10"] <= 100 for encoding in report["encodings"])
+    shown = invoke(scenes / "images", "--out", tmp_path / "photos", "--embedding-dim", "16", "--compression")
+    assert "vectors of the items with noise of length 0.3" in shown.output
+    assert "first 16" not in shown.output
+    assert "compression" not in build_index(matryoshka_run, scenes, tmp_path / "set", progress=NoProgress()).to_json()

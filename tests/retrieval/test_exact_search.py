@@ -1,0 +1,119 @@
+"""Exact search equals a float64 search in numpy, with ties and masks, for all block sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from visavis.errors import ShapeError, SpecError
+from visavis.retrieval.stores.exact_search import GROUP_ROWS, ExactSearch, open_int8_codes, supports_int8_matmul, write_int8_codes
+
+
+def reference_search(rows: np.ndarray, queries: np.ndarray, top: int, mask: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Scores and rows by sorting all scores."""
+    scores = (queries.astype(np.float64) @ rows.astype(np.float64).T).astype(np.float32)
+    found = np.arange(len(rows)) if mask is None else np.flatnonzero(mask)
+    order = np.argsort(-scores[:, found], axis=1, kind="stable")[:, :top]
+    return np.take_along_axis(scores[:, found], order, 1), found[order]
+
+
+def assert_equals_reference(exact: ExactSearch, queries: np.ndarray, top: int, mask: np.ndarray | None = None) -> None:
+    for one, other in zip(exact.search(queries, top, mask), reference_search(exact.rows, queries, top, mask), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def unit(generator: np.random.Generator, *shape: int) -> np.ndarray:
+    rows = generator.standard_normal(shape)
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 150),
+    st.integers(1, 9),
+    st.integers(1, 5),
+    st.integers(1, 200),
+    st.sampled_from([None, 0.0, 0.1, 0.7]),
+)
+def test_search_equals_numpy_with_ties(seed, rows, width, queries, top, share):
+    generator = np.random.default_rng(seed)
+    mask = None if share is None else generator.random(rows) < share
+    small = generator.integers(-2, 3, (rows, width)).astype(np.float32)
+    assert_equals_reference(ExactSearch(small), generator.integers(-2, 3, (queries, width)).astype(np.float32), top, mask)
+
+
+@pytest.mark.parametrize("top", [1, 10, 700])
+@pytest.mark.parametrize("masked", [False, True])
+def test_search_does_not_depend_on_blocks(monkeypatch, top, masked):
+    generator = np.random.default_rng(0)
+    rows, queries = unit(generator, 3001, 48), unit(generator, 7, 48)
+    rows[2000:] = rows[:1001]  # all of these are ties
+    mask = generator.random(len(rows)) < 0.3 if masked else None
+    for scores, candidates in ((2**21, 2**20), (7 * 64, 2**20), (7 * 320, 50)):
+        monkeypatch.setattr("visavis.retrieval.stores.exact_search.MAX_SCORES", scores)
+        monkeypatch.setattr("visavis.retrieval.stores.exact_search.MAX_CANDIDATES", candidates)
+        assert_equals_reference(ExactSearch(rows), queries, top, mask)
+
+
+@pytest.mark.skipif(not supports_int8_matmul(), reason="this processor has no int8 instructions")
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "large mean", "large dimension", "ties", "varying norms", "zeros"])
+def test_search_with_int8_codes_is_exact(tmp_path, kind, masked):
+    generator = np.random.default_rng(1)
+    rows, queries = unit(generator, 5011, 96), unit(generator, 9, 96)
+    if kind == "large mean":
+        rows += 3
+    if kind == "large dimension":
+        rows[:, 5] = generator.choice([-30, 30], len(rows))
+    if kind == "ties":
+        rows = rows[generator.integers(0, 40, len(rows))]
+    if kind == "varying norms":
+        rows *= np.exp(3 * generator.standard_normal((len(rows), 1))).astype(np.float32)
+    if kind == "zeros":
+        rows[40:] = 0
+        queries[3] = 0
+    write_int8_codes(tmp_path, rows)
+    mask = generator.random(len(rows)) < 0.3 if masked else None
+    for top in (1, 10, 300):
+        assert_equals_reference(ExactSearch(rows, coarse=open_int8_codes(tmp_path)), queries, top, mask)
+
+
+@pytest.mark.skipif(not supports_int8_matmul(), reason="this processor has no int8 instructions")
+def test_int8_error_is_within_a_tight_bound(tmp_path):
+    generator = np.random.default_rng(2)
+    rows, queries = unit(generator, 2048, 96), unit(generator, 5, 96)
+    write_int8_codes(tmp_path, rows)
+    coarse = open_int8_codes(tmp_path)
+    coarse.prepare(torch.from_numpy(queries))
+    groups = slice(0, 2048 // GROUP_ROWS)
+    factor, offset = coarse.scale(groups)
+    products = coarse.products(slice(0, 2048)).view(5, -1, GROUP_ROWS).double()
+    score = torch.from_numpy(queries).double() @ torch.from_numpy(rows).double().T
+    deviation = (products * factor[..., None] + offset[..., None]).view(5, -1).sub(score).abs().view(5, -1, GROUP_ROWS).amax(2)
+    error = coarse.error(groups)
+    assert (deviation <= error).all()
+    assert (deviation > error / 20).any() and error.max() < 0.03
+
+
+def test_search_blocks_follow_memory_limit():
+    rows = unit(np.random.default_rng(0), 5000, 16)
+    exact = ExactSearch(rows, memory="1MB")
+    assert exact._block_rows(64) < ExactSearch(rows, memory="1GB")._block_rows(64)
+    assert_equals_reference(exact, rows[:64], 5)
+
+
+def test_search_rejects_invalid_arguments():
+    exact = ExactSearch(np.zeros((3, 2), np.float32))
+    with pytest.raises(ShapeError, match=r"queries: expected shape \[Q, 2\], got \[1, 3\]"):
+        exact.search(np.zeros((1, 3)), 1)
+    with pytest.raises(SpecError, match="got 0"):
+        exact.search(np.zeros((1, 2)), 0)
+    with pytest.raises(ShapeError, match="got NaN or infinity"):
+        exact.search(np.full((1, 2), np.nan), 1)
+    with pytest.raises(ShapeError, match=r"mask: expected shape \[3\], got \[2\]"):
+        exact.search(np.zeros((1, 2)), 1, np.ones(2, bool))
+    with pytest.raises(ShapeError, match="float64"):
+        ExactSearch(np.zeros((3, 2)))

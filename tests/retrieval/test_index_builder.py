@@ -1,0 +1,356 @@
+"""Building, updating and searching indexes of folders and data sets, also after killed processes."""
+
+import dataclasses
+import json
+import os
+import random
+import shutil
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.processes import FORKED
+from typer.testing import CliRunner
+
+import visavis
+from visavis.cli import app
+from visavis.errors import DataError, RefusedOverwrite, RunError, VisavisError
+from visavis.progress import NoProgress
+from visavis.retrieval import encoding
+from visavis.retrieval.index_builder import build_index
+from visavis.retrieval.index_folder import Index
+from visavis.retrieval.index_search import SearchQuery, search_index
+from visavis.retrieval.items import ItemFilter
+from visavis.retrieval.source_files import list_source_files
+
+ODD = {
+    "gray.png": Image.new("L", (40, 30), 90),
+    "deep.png": Image.fromarray(np.full((20, 20), 30_000, np.uint16)),
+    "palette.gif": Image.new("P", (20, 20), 3),
+    "print.jpg": Image.new("CMYK", (20, 20), (0, 90, 10, 0)),
+    "see-through.png": Image.new("RGBA", (20, 20), (9, 9, 200, 40)),
+}
+
+
+@pytest.fixture
+def photos(scenes, tmp_path):
+    """Forty images in two folders."""
+    folder = tmp_path / "photos"
+    images = sorted((scenes / "images").iterdir())[:40]
+    for number, image in enumerate(images):
+        place = folder / ("2024" if number % 2 else "2025/spring")
+        place.mkdir(parents=True, exist_ok=True)
+        shutil.copy(image, place / image.name)
+    return folder
+
+
+def build(run, source, out, **options):
+    return build_index(run, source, out, progress=NoProgress(), **options)
+
+
+def content(folder):
+    """Items of an index, and their vectors."""
+    index = Index.open(folder)
+    items = index.store.items()
+    vectors = index.store.vectors([item.key for item in items])
+    index.store.close()
+    return items, vectors
+
+
+def equal(first, second):
+    """Equal items, and vectors up to the rounding of matrix products of other batch sizes."""
+    return first[0] == second[0] and np.abs(first[1] - second[1]).max() < 1e-5
+
+
+def test_index_stores_vectors_of_images(run, photos, tmp_path):
+    built = build(run, photos, tmp_path / "index")
+    items, vectors = content(tmp_path / "index")
+    assert built.num_items == built.num_encoded == len(items) == 40
+    assert [item.key for item in items] == sorted(path.relative_to(photos).as_posix() for path in photos.rglob("*.png"))
+    expected = visavis.load(run).encode_images([photos / item.path for item in items]).numpy()
+    assert np.abs(vectors - expected).max() < 1e-5
+    index = Index.open(tmp_path / "index")
+    for item in items[:5]:
+        [hit] = search_index(index, SearchQuery(like=((1.0, item.key),)), top=1).hits
+        assert hit.item == item
+        assert hit.score == pytest.approx(1, abs=1e-5)
+
+
+def test_index_reads_unusual_images_and_skips_bad_files(run, photos, tmp_path):
+    for name, image in ODD.items():
+        image.save(photos / name)
+    frames = [Image.new("RGB", (20, 20), (value, 0, 0)) for value in (10, 200)]
+    frames[0].save(photos / "moving.gif", save_all=True, append_images=frames[1:])
+    (photos / "empty.jpg").write_bytes(b"")
+    (photos / "text.png").write_text("not an image")
+    (photos / "notes.txt").write_text("ignored")
+    (photos / "gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    built = build(run, photos, tmp_path / "index")
+    assert built.num_items == 40 + len(ODD) + 1
+    skipped = " ".join(built.skipped)
+    assert len(built.skipped) == 3
+    assert all(name in skipped for name in ("empty.jpg", "text.png", "gone.jpg"))
+    again = build(run, photos, tmp_path / "index")
+    assert (again.num_encoded, again.num_unchanged, len(again.skipped)) == (0, built.num_items, 3)
+
+
+def test_index_update_equals_new_index(run, photos, tmp_path):
+    build(run, photos, tmp_path / "index")
+    images = sorted(photos.rglob("*.png"))
+    shutil.move(images[0], photos / "elsewhere.png")
+    images[1].unlink()
+    shutil.copy(images[2], photos / "copy.png")
+    Image.new("RGB", (48, 48), (200, 30, 30)).save(images[3])
+    os.utime(images[4])
+    first, second = images[5].read_bytes(), images[6].read_bytes()
+    images[5].write_bytes(second)
+    images[6].write_bytes(first)
+    Image.new("RGB", (48, 48), (30, 30, 200)).save(photos / "new.png")
+    built = build(run, photos, tmp_path / "index")
+    assert (built.num_encoded, built.num_moved, built.num_removed, built.num_unchanged) == (2, 5, 2, 34)
+    build(run, photos, tmp_path / "new")
+    assert equal(content(tmp_path / "index"), content(tmp_path / "new"))
+    assert build(run, photos, tmp_path / "index").num_unchanged == 41
+
+
+def test_index_removes_stale_items_after_crash(run, photos, tmp_path):
+    build(run, photos, tmp_path / "index")
+    expected = content(tmp_path / "index")
+    index = Index.open(tmp_path / "index")
+    item = expected[0][0]
+    stale = dataclasses.replace(item, key=f"{item.path}#t=4,8", kind="moment", content="old", modified_ns=1, start=4.0, end=8.0)
+    index.store.add([stale], expected[1][:1])
+    index.store.close()
+    build(run, photos, tmp_path / "index")
+    assert equal(content(tmp_path / "index"), expected)
+
+
+def test_index_of_data_set_has_splits_and_captions(run, scenes, tmp_path):
+    built = build(run, scenes, tmp_path / "index")
+    index = Index.open(tmp_path / "index")
+    assert built.num_items == 70
+    assert index.store.count(ItemFilter(metadata={"split": "test"})) == 10
+    caption = next(item.metadata["caption"] for item in index.items.values() if item.metadata["split"] == "train")
+    best = search_index(index, SearchQuery.from_text(caption), top=1, item_filter=ItemFilter(metadata={"split": "train"})).hits[0]
+    assert best.item.metadata["caption"] == caption
+    assert index.locate(best.item).read()
+
+
+def test_search_index_filters(run, photos, tmp_path):
+    build(run, photos, tmp_path / "index")
+    index = Index.open(tmp_path / "index")
+    old = photos / "2024" / min(os.listdir(photos / "2024"))
+    os.utime(old, (1e9, 1e9))
+    build(run, photos, tmp_path / "index")
+    index = Index.open(tmp_path / "index")
+    query = SearchQuery(like=((1.0, next(iter(index.items))),))
+    assert all(hit.item.path.startswith("2025") for hit in search_index(index, query, 40, ItemFilter(path="2025*")).hits)
+    assert [hit.item.path for hit in search_index(index, query, 40, ItemFilter(before=int(1.1e18))).hits] == [f"2024/{old.name}"]
+    assert not search_index(index, query, 40, ItemFilter(kind="moment")).hits
+
+
+def test_search_index_combines_weighted_parts(run, photos, tmp_path):
+    build(run, photos, tmp_path / "index")
+    index = Index.open(tmp_path / "index")
+    first, second = list(index.items)[:2]
+    both = search_index(index, SearchQuery(like=((1.0, first), (1.0, second))), top=2, group_duplicates=False)
+    assert {hit.item.key for hit in both.hits} == {first, second}
+    away = search_index(index, SearchQuery(like=((1.0, first), (-0.9, second))), top=40, group_duplicates=False)
+    there = search_index(index, SearchQuery(like=((1.0, first),)), top=40, group_duplicates=False)
+    ranks = [[hit.item.key for hit in found.hits].index(second) for found in (there, away)]
+    assert ranks[1] >= ranks[0]
+    as_file = search_index(index, SearchQuery(images=((1.0, photos / first),)), top=3, group_duplicates=False)
+    assert [hit.item.key for hit in as_file.hits] == [hit.item.key for hit in there.hits[:3]]
+    for invalid, text in (
+        (SearchQuery(), "got only exclusions"),
+        (SearchQuery(texts=((-1.0, "a circle"),)), "got only exclusions"),
+        (SearchQuery.from_text(" "), "empty query"),
+        (SearchQuery(like=((1.0, "nowhere.png"),)), "expected the key of an item"),
+        (SearchQuery(like=((1.0, first), (-1.0, first))), "cancel out"),
+    ):
+        with pytest.raises(VisavisError, match=text):
+            search_index(index, invalid)
+
+
+def test_search_index_groups_near_duplicates(run, photos, tmp_path):
+    image = min(photos.rglob("*.png"))
+    shutil.copy(image, photos / "copy.png")
+    Image.open(image).convert("RGB").save(photos / "again.jpg", quality=90)
+    build(run, photos, tmp_path / "index")
+    index = Index.open(tmp_path / "index")
+    query = SearchQuery(images=((1.0, image),))
+    [best] = search_index(index, query, top=1).hits
+    assert {best.item.key, *best.duplicates} >= {"copy.png", "again.jpg", image.relative_to(photos).as_posix()}
+    grouped, plain = search_index(index, query, top=50), search_index(index, query, top=50, group_duplicates=False)
+    assert len(plain.hits) == 42
+    assert sum(1 + len(hit.duplicates) for hit in grouped.hits) == 42
+
+
+def test_index_rejects_other_model_source_and_folder(run, photos, tmp_path, dual_encoders):
+    build(run, photos, tmp_path / "index")
+    other = next(path for path in dual_encoders.iterdir() if (path / "config.json").exists())
+    with pytest.raises(RunError, match="fingerprint"):
+        build(other, photos, tmp_path / "index")
+    with pytest.raises(RunError, match="fingerprint"):
+        Index.open(tmp_path / "index", model=other)
+    with pytest.raises(RunError, match="source: expected"):
+        build(run, photos / "2024", tmp_path / "index")
+    with pytest.raises(VisavisError, match=r"^moment_seconds: expected a number > 0, got 0\. Pass a length such as 4\.$"):
+        build(run, photos, tmp_path / "index", moment_seconds=0)
+    with pytest.raises(RefusedOverwrite, match="expected a new folder or an index"):
+        build(run, photos, photos)
+    with pytest.raises(RunError, match="expected an index"):
+        Index.open(photos)
+    with pytest.raises(DataError, match="expected images or videos"):
+        (tmp_path / "empty").mkdir()
+        build(run, tmp_path / "empty", tmp_path / "other")
+
+
+def test_index_locate_rejects_links_outside_source(run, photos, tmp_path):
+    build(run, photos, tmp_path / "index")
+    index = Index.open(tmp_path / "index")
+    item = next(iter(index.items.values()))
+    secret = tmp_path / "secret.png"
+    (photos / item.path).rename(secret)
+    (photos / item.path).symlink_to(secret)
+    with pytest.raises(DataError, match="points outside"):
+        index.locate(item)
+    (photos / item.path).unlink()
+    with pytest.raises(DataError, match="no longer"):
+        index.locate(item)
+
+
+def test_index_with_pretrained_dual_encoder(dual_encoders, photos, tmp_path):
+    model = next(path for path in sorted(dual_encoders.iterdir()) if (path / "config.json").exists())
+    assert build(model, photos, tmp_path / "index").num_items == 40
+    assert search_index(Index.open(tmp_path / "index"), SearchQuery.from_text("a red circle")).hits
+
+
+def run_index(run, photos, folder, store):
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    encoding.SHARD_SIZE = 4
+    visavis.index(run, photos, out=folder, store=store)
+
+
+def kill_repeatedly(run, photos, folder, delays, store):
+    """Start and kill indexing processes after the given delays in seconds. Return how many were killed."""
+    killed = 0
+    for delay in delays:
+        process = FORKED.Process(target=run_index, args=(run, photos, folder, (store and folder.parent / store) or None))
+        process.start()
+        while not folder.exists() and process.is_alive():  # before the folder exists there is nothing to corrupt
+            time.sleep(0.05)
+        process.join(delay)
+        killed += process.is_alive()
+        process.kill()
+        process.join()
+    return killed
+
+
+@pytest.mark.parametrize(
+    ("times", "store"), [(3, "items"), pytest.param(20, "", marks=pytest.mark.long), pytest.param(20, "items.db", marks=pytest.mark.long)]
+)
+def test_index_is_complete_after_repeated_kills(run, photos, tmp_path, times, store):
+    delays = random.Random(times)
+    assert kill_repeatedly(run, photos, tmp_path / "index", [delays.uniform(0.0, 4.0) for _ in range(times)], store)
+    build(run, photos, tmp_path / "index")
+    build(run, photos, tmp_path / "undisturbed")
+    assert equal(content(tmp_path / "index"), content(tmp_path / "undisturbed"))
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_index_on_ray_equals_local_index(run, photos, tmp_path):
+    build(run, photos, tmp_path / "ray", engine="ray", workers=2)
+    build(run, photos, tmp_path / "local")
+    assert equal(content(tmp_path / "ray"), content(tmp_path / "local"))
+
+
+def test_index_skips_links_outside_source(run, photos, tmp_path):
+    """Links inside the source are followed."""
+    outside = tmp_path / "outside"
+    (outside / "deep").mkdir(parents=True)
+    images = sorted(photos.rglob("*.png"))
+    for image in images[:3]:
+        shutil.copy(image, outside / "deep")
+    (photos / "trip").symlink_to(outside)
+    (photos / "one.png").symlink_to(outside / "deep" / images[0].name)
+    (photos / "again.png").symlink_to(images[1])
+    built = build(run, photos, tmp_path / "index")
+    assert built.num_items == 41
+    assert sorted(message.split(" is a link")[0] for message in built.skipped) == ["'one.png'", "'trip'"]
+    assert "'trip' is a link to a location outside " in built.skipped[-1]
+    assert "3 images and videos are skipped" in "".join(built.skipped)
+    index = Index.open(tmp_path / "index")
+    assert all(index.locate(item).path.is_file() for item in index.items.values())
+    (tmp_path / "link").symlink_to(photos)
+    assert build(run, tmp_path / "link", tmp_path / "other").num_items == 41
+
+
+def test_index_clamps_modification_times(run, photos, tmp_path):
+    late, early = sorted(photos.rglob("*.png"))[:2]
+    os.utime(late, ns=(0, 2**63 + 10**12))
+    if late.stat().st_mtime_ns < 2**63:
+        pytest.skip("this file system has no such times")
+    os.utime(early, ns=(0, -(10**9)))
+    build(run, photos, tmp_path / "index")
+    index = Index.open(tmp_path / "index")
+    assert index.items[late.relative_to(photos).as_posix()].modified_ns == 2**63 - 1
+    assert index.items[early.relative_to(photos).as_posix()].modified_ns == -(10**9)
+    assert build(run, photos, tmp_path / "index").num_unchanged == 40
+
+
+def test_index_resolves_relative_store_path(run, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    build(run, photos, "index", store="vectors")
+    assert (tmp_path / "vectors" / "items.lance").is_dir()
+    assert not (tmp_path / "index" / "vectors").exists()
+    monkeypatch.chdir(photos)
+    assert build(run, photos, tmp_path / "index", store="../vectors/../vectors").num_unchanged == 40
+    assert len(content(tmp_path / "index")[0]) == 40
+
+
+def test_search_reports_unknown_words_of_index(recorder, run, photos, tmp_path):
+    build(run, photos, tmp_path / "index")
+    visavis.search(tmp_path / "index", "a red circle on a zeppelin", without="xylophone circle", progress=recorder)
+    unknown = "Words that are not in the vocabulary of this model: "
+    assert recorder.messages == [f"{unknown}zeppelin", f"{unknown}xylophone"]
+    visavis.search(tmp_path / "index", like=next(iter(Index.open(tmp_path / "index").items)), progress=recorder)
+    assert len(recorder.messages) == 2
+
+
+def test_search_rerank_puts_missing_images_last(recorder, run, photos, tmp_path):
+    build(run, photos, tmp_path / "index")
+    whole = visavis.search(tmp_path / "index", "a red circle", rerank=run, top=6, group_duplicates=False)
+    (photos / whole[0].name).unlink()
+    found = visavis.search(tmp_path / "index", "a red circle", rerank=run, top=40, group_duplicates=False, progress=recorder)
+    assert [hit.name for hit in found][:5] == [hit.name for hit in whole][1:]
+    assert found[-1].name == whole[0].name
+    [message] = recorder.messages
+    assert whole[0].name in message
+    assert "Update the index" in message
+
+
+def test_index_search_and_classify_commands(run, photos, tmp_path):
+    def invoke(*arguments):
+        return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+    report = json.loads(invoke("index", run, photos, "--out", tmp_path / "index", "--json").stdout)
+    assert report["num_items"] == 40
+    found = json.loads(invoke("search", tmp_path / "index", "a red circle", "--top", 3, "--json").stdout)
+    assert len(found["hits"]) == 3
+    image = next(photos.rglob("*.png"))
+    alike = json.loads(invoke("search", tmp_path / "index", "--image", image, "--json").stdout)
+    assert alike["hits"][0]["name"] == image.relative_to(photos).as_posix()
+    (tmp_path / "labels.txt").write_text("a red circle\na blue square\n")
+    labels = json.loads(invoke("classify", tmp_path / "index", image, tmp_path / "labels.txt", "--json").stdout)
+    assert len(labels["texts"]) == 2
+    rejected = invoke("search", run, "--image", image)
+    assert "expected an index" in str(rejected.exception)
+
+
+def test_list_source_files_is_sorted(photos):
+    files = list_source_files(photos).files
+    assert [file.path for file in files] == sorted(file.path for file in files)

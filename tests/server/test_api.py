@@ -1,0 +1,415 @@
+"""HTTP API: search, images, votes, access control and errors."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import zlib
+
+import hypothesis
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from visavis.errors import VisavisError
+from visavis.feedback.records import open_feedback, read_feedback
+from visavis.server.application import create_app
+from visavis.server.limits import RateLimits, ServerLimits
+from visavis.server.security import SECURITY_HEADERS
+
+from .conftest import MARKUP, photo, photo_with_exif
+
+
+def hits(client, **params):
+    response = client.get("/api/search", params=params)
+    assert response.status_code == 200, response.text
+    return response.json()["sides"][0]["hits"]
+
+
+def error_of(response, status):
+    """The message of an error response."""
+    assert response.status_code == status, response.text
+    assert response.json().keys() == {"error"}
+    message = response.json()["error"]
+    assert message.endswith(".")
+    assert "\n" not in message
+    return message
+
+
+def png(image):
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def test_search_pages_equal_index_search(client, collection):
+    from visavis.retrieval.index_search import SearchQuery, search_index
+
+    first = hits(client, text="a red circle", limit=20)
+    second = hits(client, text="a red circle", limit=20, offset=20)
+    expected = search_index(collection.index, SearchQuery.from_text("a red circle"), 120).hits
+    assert [hit["key"] for hit in first + second] == [hit.item.key for hit in expected[:40]]
+    assert [hit["score"] for hit in first] == pytest.approx([hit.score for hit in expected[:20]])
+
+
+def test_search_last_page_has_no_more(client):
+    side = client.get("/api/search", params={"text": "a star", "limit": 100}).json()["sides"][0]
+    assert not side["has_more"]
+    shown = {key for hit in side["hits"] for key in (hit["key"], *hit["duplicates"])}
+    assert len(shown) == client.get("/health").json()["items"]
+
+
+def test_search_empty_query_returns_newest(client):
+    days = [hit["modified"] for hit in hits(client)]
+    assert days == sorted(days, reverse=True)
+    assert all(hit["score"] is None for hit in hits(client))
+
+
+def test_search_filters(client):
+    assert {hit["path"].split("/")[0] for hit in hits(client, text="a star", path="trips")} == {"trips"}
+    assert [hit["path"] for hit in hits(client, path="*/0?.png", since="2020-09-13", until="2020-09-14")] == [
+        "trips/01.png",
+        "home/kitchen/00.png",
+    ]
+    assert hits(client, text="a star", kind="video") == []
+
+
+def test_search_excluded_words_change_results(client):
+    plain, without = ([hit["key"] for hit in hits(client, text=text)] for text in ("a red star", "a red star -circle"))
+    assert plain != without
+
+
+def test_search_like_ranks_item_first(client):
+    assert hits(client, like="trips/01.png")[0]["key"] == "trips/01.png"
+
+
+def test_search_by_image_finds_it_on_every_page(client, collection_folder):
+    response = client.post("/api/search", params={"limit": 5}, content=(collection_folder / "trips" / "01.png").read_bytes())
+    assert response.status_code == 200
+    first = response.json()
+    assert first["sides"][0]["hits"][0]["score"] == pytest.approx(1, abs=1e-3)
+    again = hits(client, image=first["query"]["image"], limit=5)
+    assert again == first["sides"][0]["hits"]
+
+
+def test_search_by_image_and_text(client, collection_folder):
+    content = (collection_folder / "trips" / "01.png").read_bytes()
+    alone, both = (client.post("/api/search", params=words, content=content).json() for words in ({}, {"text": "blue star"}))
+    assert [hit["key"] for hit in alone["sides"][0]["hits"]] != [hit["key"] for hit in both["sides"][0]["hits"]]
+
+
+def test_search_rejects_unknown_image(client):
+    assert "Send it again" in error_of(client.get("/api/search", params={"image": "0" * 64}), 404)
+
+
+def test_images_have_no_metadata(client):
+    for size in ("thumbnail", "image"):
+        response = client.get(f"/api/{size}", params={"key": "place.jpg"})
+        assert response.headers["content-type"] == "image/jpeg"
+        with Image.open(io.BytesIO(response.content)) as shown:
+            assert not shown.getexif()
+            assert shown.info.keys() <= {"jfif", "jfif_version", "jfif_unit", "jfif_density", "progressive", "progression"}
+            assert shown.height > shown.width, "the image must be upright"
+        assert b"Secret" not in response.content
+        assert b"GPS" not in response.content
+
+
+def test_thumbnail_of_animation_is_first_frame(client):
+    with Image.open(io.BytesIO(client.get("/api/thumbnail", params={"key": "animated.gif"}).content)) as shown:
+        red, green, blue = shown.convert("RGB").getpixel((24, 34))
+    assert (red > 200, max(green, blue) < 100) == (True, True)
+
+
+def test_images_are_cacheable_with_content_version(client):
+    key = "trips/01.png"
+    assert "immutable" in client.get("/api/thumbnail", params={"key": key, "content_version": "a"}).headers["cache-control"]
+    assert "no-cache" in client.get("/api/thumbnail", params={"key": key}).headers["cache-control"]
+    assert client.get("/api/search").headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["../outside.png", "/etc/passwd", "trips/../../outside.png", "..%2Foutside.png", "trips/01.png\0", "trips\\01.png", "", "a" * 4000],
+)
+def test_images_reject_unknown_keys(client, key):
+    for size in ("thumbnail", "image"):
+        assert "expected the key of an item" in error_of(client.get(f"/api/{size}", params={"key": key}), 404)
+
+
+def test_images_reject_links_outside_source(client):
+    assert "points outside" in error_of(client.get("/api/thumbnail", params={"key": "leaves.png"}), 404)
+
+
+@pytest.mark.parametrize("path", ["/../../etc/passwd", "/%2e%2e/app.js", "/page/app.js", "/login.html", "/index.html", "/app.js/", "/docs"])
+def test_web_ui_serves_no_other_files(client, path):
+    assert client.get(path, follow_redirects=False).status_code in (404, 307)
+
+
+def test_search_returns_markup_as_text(client):
+    response = client.get("/api/search", params={"path": "onerror"})
+    assert response.headers["content-type"] == "application/json"
+    assert response.json()["sides"][0]["hits"][0]["name"] == MARKUP
+
+
+@pytest.mark.parametrize("text", ["東京 🌸", "\u202edlrow", "é" * 500, "<script>", "'; DROP TABLE", "-", '-"', 'a -"', "%00", "٣"])
+def test_search_accepts_unusual_text(client, text):
+    response = client.get("/api/search", params={"text": text})
+    assert response.status_code == 200 or "unknown words only" in error_of(response, 400)
+
+
+@pytest.mark.parametrize(
+    ("params", "status", "text"),
+    [
+        ({"text": "a" * 501}, 422, "text: string should have at most 500 characters"),
+        ({"text": "a\0b"}, 422, "control characters"),
+        ({"text": "-red"}, 400, "only exclusions"),
+        ({"like": "nothing.png"}, 400, "expected the key of an item"),
+        ({"txet": "a"}, 422, "txet"),
+        ({"limit": 0}, 422, "limit"),
+        ({"offset": 10**9}, 422, "offset"),
+        ({"since": "yesterday"}, 422, "since"),
+        ({"tag": "no equals sign"}, 422, "tag"),
+        ({"kind": "sound"}, 422, "kind"),
+    ],
+)
+def test_search_rejects_invalid_parameters(client, params, status, text):
+    assert text in error_of(client.get("/api/search", params=params), status)
+
+
+def bomb(side):
+    """A PNG of a few bytes whose header declares a large size."""
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
+
+
+@pytest.mark.filterwarnings("ignore:Image size")
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"", "got an empty body"),
+        (b"hello", "not an image"),
+        (bomb(31_623), "pixels"),
+        (bomb(7_000), "pixels"),
+        (png(photo())[:100], "truncated"),
+        (photo_with_exif(photo())[:700], "truncated"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'><image href='file:///etc/passwd'/></svg>", "not an image"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
+        (b"GIF89a" + b"\xff" * 50, "damaged"),
+    ],
+    ids=["empty", "text", "a billion pixels", "49 million pixels", "cut png", "cut jpeg", "svg", "postscript", "damaged gif"],
+)
+def test_search_by_image_rejects_other_content(client, content, text):
+    assert text in error_of(client.post("/api/search", content=content), 400)
+
+
+def test_search_by_image_accepts_polyglot_file(client):
+    polyglot = png(photo()) + b"<script>alert(1)</script>PK\3\4"
+    assert client.post("/api/search", content=polyglot, headers={"content-type": "text/html"}).status_code == 200
+
+
+def test_requests_have_a_size_limit(client):
+    large = b"\0" * (ServerLimits().max_body_bytes + 1)
+    assert "larger than 8 MB" in error_of(client.post("/api/search", content=large), 413)
+    assert "larger than 8 MB" in error_of(client.post("/api/search", content=iter([large[: 2**20]] * 9)), 413)
+    assert "larger" in error_of(client.post("/api/votes", content=iter([large])), 413)
+
+
+def test_responses_have_security_headers(client):
+    for path in ("/", "/app.js", "/api/search", "/api/thumbnail", "/nothing", "/health", "/api/search?limit=0"):
+        assert (
+            SECURITY_HEADERS.items()
+            <= {name.title().replace("Csp", "CSP"): value for name, value in client.get(path).headers.items()}.items()
+        )
+    policy = SECURITY_HEADERS["Content-Security-Policy"]
+    assert "unsafe" not in policy
+    assert "http" not in policy
+
+
+def test_web_ui_has_no_inline_or_external_code(client):
+    import re
+
+    for name in ("/", "/app.js", "/style.css"):
+        text = client.get(name).text
+        assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text), name
+    html = client.get("/").text
+    assert not re.search(r"<style|\sstyle=|\son[a-z]+=|<script(?![^>]*\ssrc=)|innerHTML", html)
+    for module in ("app", "api", "results", "detail", "voting", "feedback", "query", "format"):
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", client.get(f"/{module}.js").text)
+
+
+def test_web_ui_files_have_etags(client):
+    tag = client.get("/app.js").headers["etag"]
+    assert client.get("/app.js", headers={"if-none-match": tag}).status_code == 304
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "evil.example:8000", "[::1", "a b"]
+)
+def test_loopback_rejects_foreign_host_header(client, host):
+    assert "another host" in error_of(client.get("/api/info", headers={"host": host}), 403)
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8000", "127.0.0.1:1", "[::1]:8000", "127.1.2.3"])
+def test_loopback_accepts_every_loopback_name(client, host):
+    assert client.get("/api/info", headers={"host": host}).status_code == 200
+
+
+def test_votes_reject_cross_origin_requests(client):
+    vote = {"query": {"text": "a star"}, "key": "trips/01.png", "relevant": True}
+    for headers in (
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+        {"origin": "http://localhost:1"},
+    ):
+        assert "another site" in error_of(client.post("/api/votes", json=vote, headers=headers), 403)
+    assert client.post("/api/votes", json=vote, headers={"origin": "http://localhost", "sec-fetch-site": "same-origin"}).status_code == 200
+
+
+def test_token_is_required_in_header_or_cookie(collection):
+    token = "a-long-enough-token"
+    with TestClient(create_app([collection], bound_to=None, token=token), base_url="http://photos.example") as client:
+        for path in ("/api/search", "/metrics", "/app.js", "/openapi.json", "/api/image?key=trips/01.png"):
+            response = client.get(path)
+            assert "token" in error_of(response, 401)
+            assert response.headers["www-authenticate"] == "Bearer"
+            assert client.get(path, headers={"authorization": "Bearer " + token[:-1]}).status_code == 401
+            assert client.get(path, headers={"authorization": "Bearer " + token}).status_code == 200
+        assert client.get("/health").status_code == 200
+        assert client.get("/", follow_redirects=False).headers["location"] == "/login"
+        assert client.post("/login", data={"token": "wrong"}).status_code == 401
+        assert "cookie" not in client.post("/login", data={"token": "wrong"}).headers.get("set-cookie", "")
+        logged_in = client.post("/login", data={"token": token}, follow_redirects=False)
+        assert {"HttpOnly", "SameSite=strict"} <= set(logged_in.headers["set-cookie"].split("; "))
+        assert token not in logged_in.headers["set-cookie"]
+        assert client.get("/api/search").status_code == 200
+        assert client.get("/").status_code == 200
+
+
+def test_rate_limit_returns_retry_after(collection):
+    app = create_app([collection], bound_to=None, token="a-long-enough-token", rates=RateLimits(burst=20, per_s=0.5))
+    with TestClient(app, base_url="http://photos.example", headers={"authorization": "Bearer a-long-enough-token"}) as client:
+        responses = [client.get("/api/search") for _ in range(4)]
+        assert [response.status_code for response in responses] == [200, 200, 429, 429]
+        assert "Too many requests" in error_of(responses[-1], 429)
+        assert 1 <= int(responses[-1].headers["retry-after"]) <= 16
+
+
+def test_votes_are_saved_shown_and_withdrawn(client, tmp_path):
+    query = {"text": "a red star"}
+    first = hits(client, **query)[0]
+    vote = {"query": query, "key": first["key"], "relevant": True}
+    assert client.post("/api/votes", json=vote).json() == {"relevant": True}
+    assert hits(client, **query)[0]["vote"] is True
+    assert hits(client, text="a blue star -circle")[0]["vote"] is None
+    client.post("/api/votes", json=vote | {"relevant": None})
+    assert hits(client, **query)[0]["vote"] is None
+    lines = [json.loads(line) for line in (tmp_path / "votes.jsonl").read_text().splitlines()]
+    assert [line["relevant"] for line in lines] == [True, None]
+    assert lines[0]["item"] == first["key"]
+    assert lines[0]["query"]["text"] == "a red star"
+
+
+def test_votes_require_file_query_and_item(client, collection):
+    vote = {"query": {"text": "a star"}, "key": "trips/01.png", "relevant": True}
+    assert "expected the key of an item" in error_of(client.post("/api/votes", json=vote | {"key": "none"}), 404)
+    assert "empty query" in error_of(client.post("/api/votes", json=vote | {"query": {}}), 422)
+    halved = '{"query":{"text":"\\ud800"},"key":"a","relevant":true}'
+    assert "text" in error_of(client.post("/api/votes", content=halved, headers={"content-type": "application/json"}), 422)
+    assert "expected 0, got 1" in error_of(client.post("/api/votes", json=vote | {"index": 1}), 404)
+    with TestClient(create_app([collection]), base_url="http://localhost") as without_file:
+        assert "--feedback" in error_of(without_file.post("/api/votes", json=vote), 409)
+
+
+def test_comparison_is_blind_until_a_preference(collection, other_collection, tmp_path):
+    with open_feedback(tmp_path / "votes.jsonl") as file:
+        app = create_app([collection, other_collection], file)
+        with TestClient(app, base_url="http://localhost") as client:
+            order = {}
+            for number in range(24):
+                response = client.get("/api/search", params={"text": f"star {number}", "limit": 3}).json()
+                assert [side["side"] for side in response["sides"]] == ["left", "right"]
+                assert not {"one", "two"} & set(json.dumps(response).split('"')), "a response must not contain the names"
+                names = client.post("/api/preferences", json={"query": {"text": f"star {number}"}, "preferred": "left"}).json()
+                order[response["sides"][0]["index"], names["left"]] = True
+                again = client.get("/api/search", params={"text": f"star {number}", "limit": 3}).json()
+                assert [side["index"] for side in again["sides"]] == [side["index"] for side in response["sides"]]
+            assert len(order) == 2, "each index must have a fixed number and a random side"
+        lines = read_feedback(tmp_path / "votes.jsonl")
+        assert {line.preferred for line in lines} == {"one", "two"}
+        assert all(line.preferred == line.left for line in lines)
+
+
+def test_preferences_require_two_indexes(client):
+    assert "need two indexes" in error_of(client.post("/api/preferences", json={"query": {"text": "a"}, "preferred": "left"}), 409)
+
+
+def test_create_app_rejects_equal_names(collection):
+    with pytest.raises(VisavisError, match="'one' twice"):
+        create_app([collection, collection])
+    with pytest.raises(VisavisError, match="got 3"):
+        create_app([collection] * 3)
+
+
+def test_uncertain_pairs_have_no_vote(client):
+    assert client.get("/api/uncertain").json() == {"pairs": []}
+    for text in ("a", "a red", "a red star", "blue circle"):
+        hits(client, text=text)
+    pairs = client.get("/api/uncertain").json()["pairs"]
+    assert {pair["query"]["text"] for pair in pairs} == {"a red star", "blue circle"}, "prefixes of a later query are dropped"
+    first = pairs[0]
+    client.post("/api/votes", json={"query": first["query"], "index": first["index"], "key": first["hit"]["key"], "relevant": False})
+    remaining = client.get("/api/uncertain").json()["pairs"]
+    assert (first["query"], first["hit"]["key"]) not in [(pair["query"], pair["hit"]["key"]) for pair in remaining]
+
+
+def test_health_metrics_and_facets(client):
+    hits(client, text="a star")
+    assert client.get("/health").json() == {"status": "ok", "items": 65}
+    metrics = client.get("/metrics").text
+    assert 'visavis_requests_total{method="GET",route="/api/search",status="200"} 1.0' in metrics
+    assert 'visavis_items{index="one"} 65.0' in metrics
+    facets = client.get("/api/facets").json()
+    assert facets["kinds"] == {"image": 65}
+    assert facets["folders"] == {"trips": 30, "home/kitchen": 30}
+    assert facets["years"]["2020"] == 60
+
+
+def test_openapi_lists_every_route(client):
+    paths = client.get("/openapi.json").json()["paths"]
+    assert set(paths) == {
+        *(f"/api/{name}" for name in ["search", "thumbnail", "image", "info", "facets", "votes", "preferences", "uncertain"]),
+        "/health",
+        "/metrics",
+    }
+    assert client.get("/docs").status_code == 404
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("examples", [5, pytest.param(150, marks=pytest.mark.long)])
+def test_openapi_requests_cause_no_server_error(collection, tmp_path, examples):
+    """Valid and invalid requests generated from the OpenAPI description, for every route."""
+    schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed: pip install 'visavis[dev]'")
+    from schemathesis import checks
+
+    settings = hypothesis.settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck))
+    statuses = []
+    with open_feedback(tmp_path / "votes.jsonl") as file:
+        schema = schemathesis.openapi.from_asgi("/openapi.json", create_app([collection], file), headers={"host": "localhost"})
+        for result in schema.get_all_operations():
+            operation = result.ok()
+
+            @settings
+            @hypothesis.given(case=operation.as_strategy())
+            def send(case):
+                response = case.call_and_validate(headers={"host": "localhost"}, checks=(checks.not_a_server_error,))
+                statuses.append((case.operation.label, response.status_code))
+
+            send()
+    assert len({label for label, _ in statuses}) == 11
+    assert {200, 422} <= {status for _, status in statuses}

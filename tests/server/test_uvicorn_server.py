@@ -1,0 +1,161 @@
+"""``visavis serve`` as a process: arguments, slow clients, shutdown, and parts of the server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+import urllib.request
+from urllib.parse import urlsplit
+
+import pytest
+
+import visavis
+from visavis.errors import RunError, VisavisError
+from visavis.feedback.query_selection import uncertainties
+from visavis.server.image_cache import LRUCache
+from visavis.server.limits import RateLimits
+from visavis.server.security import RateLimiter
+from visavis.server.served_index import parse_query
+from visavis.server.uvicorn_server import listening_socket
+
+from .conftest import served
+
+
+def serve(*arguments, **options):
+    visavis.serve(*arguments, **{"port": 0} | options)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"host": "0.0.0.0"}, "expected a token"),
+        ({"host": "0.0.0.0", "token": "short"}, "at least 12 characters, got 5"),
+        ({"token": "with a space in it"}, "spaces"),
+        ({"host": "no.such.host.example"}, "expected an address of this machine"),
+        ({"host": "192.0.2.1"}, "cannot listen"),
+        ({"port": 70_000}, "got 70000"),
+        ({"port": -1}, "got -1"),
+    ],
+)
+def test_serve_rejects_invalid_options(index_folder, options, text):
+    with pytest.raises(VisavisError, match=text):
+        serve(index_folder, **options)
+
+
+def test_serve_rejects_port_in_use(index_folder):
+    with listening_socket("127.0.0.1", 0) as listener, pytest.raises(VisavisError, match="is in use"):
+        serve(index_folder, port=listener.getsockname()[1])
+
+
+def test_serve_rejects_missing_index(tmp_path):
+    with pytest.raises(RunError, match="expected an index"):
+        serve(tmp_path)
+    with pytest.raises(VisavisError, match="got 3"):
+        serve([tmp_path] * 3)
+
+
+def test_serve_rejects_other_feedback_file(index_folder, tmp_path):
+    (tmp_path / "notes.txt").write_text("dear diary")
+    with pytest.raises(VisavisError, match=r"notes\.txt"):
+        serve(index_folder, feedback=tmp_path / "notes.txt")
+
+
+@pytest.fixture(scope="module")
+def process(index_folder, tmp_path_factory):
+    with served(index_folder, "--feedback", tmp_path_factory.mktemp("votes") / "votes.jsonl") as running:
+        yield running
+
+
+def test_server_responds_despite_slow_clients(process):
+    address = urlsplit(process[0])
+    with contextlib.ExitStack() as stack:
+        for part in [b"", b"GET / HT", b"POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc"] * 20:
+            slow = stack.enter_context(socket.create_connection((address.hostname, address.port)))
+            slow.sendall(part)
+        started = time.monotonic()
+        for _ in range(5):
+            with urllib.request.urlopen(f"{process[0]}/api/search?text=a+star") as response:
+                assert response.status == 200
+        assert time.monotonic() - started < 5
+
+
+@pytest.mark.long
+def test_server_disconnects_slow_clients(process):
+    address = urlsplit(process[0])
+    for part, expected in ((b"GET / HT", b""), (b"POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc", b"408")):
+        with socket.create_connection((address.hostname, address.port), timeout=40) as slow:
+            slow.sendall(part)
+            received = b"".join(iter(lambda: slow.recv(4096), b""))
+            assert expected in received
+
+
+def test_server_rejects_other_protocols(process):
+    address = urlsplit(process[0])
+    with socket.create_connection((address.hostname, address.port), timeout=5) as client:
+        client.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+        assert client.recv(4096).startswith(b"HTTP/1.1 400")
+
+
+def test_parse_query_splits_excluded_words():
+    assert parse_query('beach -people -"red car"') == ((1.0, "beach"), (-0.5, "people"), (-0.5, "red car"))
+    assert parse_query("black-and-white") == ((1.0, "black-and-white"),)
+    assert parse_query(" - -- ") == ((1.0, "- --"),)
+    assert parse_query("") == ()
+
+
+def test_rate_limiter_refills_per_client():
+    limiter = RateLimiter(RateLimits(burst=10, per_s=2))
+    assert limiter.take("1.1.1.1", 10, now=0) == 0
+    assert limiter.take("1.1.1.1", 4, now=0) == 2
+    assert limiter.take("1.1.1.2", 4, now=0) == 0
+    assert limiter.take("1.1.1.1", 4, now=2) == 0
+    assert limiter.take("2001:db8::1", 10, now=0) == 0
+    assert limiter.take("2001:db8::2", 1, now=0) > 0, "a /64 network is one client"
+
+
+def test_lru_cache_respects_max_bytes():
+    cache = LRUCache(100)
+    for number in range(50):
+        cache.put((number,), bytes(30))
+        assert cache.get((0,)) is not None or number > 2
+        cache.get((49,))
+        assert cache.num_bytes <= 100
+    assert cache.get((49,)) == bytes(30)
+    cache.put(("large",), bytes(101))
+    assert cache.get(("large",)) is None
+
+
+def test_uncertainties_peak_at_even_probability(collection):
+    from dataclasses import replace
+
+    from visavis.retrieval.index_search import SearchQuery, search_index
+
+    found = search_index(collection.index, SearchQuery.from_text("a star"), 12).hits
+    assert max(uncertainties([replace(hit, match_probability=value) for hit, value in zip(found, (0, 0.2, 0.5, 0.9), strict=False)])) == 1
+    plain = uncertainties([replace(hit, match_probability=None, score=1 - number / 12) for number, hit in enumerate(found)])
+    assert plain.index(max(plain)) in (9, 10), "at the boundary of the first page"
+    assert uncertainties([]) == []
+
+
+def stop(process, signal_number, code):
+    connection = socket.create_connection((urlsplit(process[0]).hostname, urlsplit(process[0]).port))
+    os.kill(process[1].pid, signal_number)
+    assert process[1].wait(20) == code
+    connection.close()
+    output = process[1].stderr.read()
+    assert "Traceback" not in output
+    return output
+
+
+@pytest.mark.long
+def test_server_stops_on_sigterm(index_folder):
+    with served(index_folder) as running:
+        assert "ended by SIGTERM" in stop(running, signal.SIGTERM, 128 + signal.SIGTERM)
+
+
+def test_server_stops_on_ctrl_c(process):
+    """Last in this file, because it stops the process of the other tests."""
+    assert "Stopped." in stop(process, signal.SIGINT, 0)

@@ -1,0 +1,321 @@
+"""The web UI in Chromium: mouse, keyboard, phone size, and both themes."""
+
+from __future__ import annotations
+
+import shutil
+import time
+
+import pytest
+
+from visavis.feedback.records import Preference, read_feedback
+
+from .conftest import MARKUP, photo, served
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install 'visavis[dev]'")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt install chromium"),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def votes(tmp_path_factory):
+    return tmp_path_factory.mktemp("votes") / "votes.jsonl"
+
+
+@pytest.fixture(scope="module")
+def address(index_folder, votes):
+    with served(index_folder, "--feedback", votes) as (url, _):
+        yield url
+
+
+@pytest.fixture
+def open_page(browser):
+    """Open the page with a size and theme. Errors on its console fail the test."""
+    contexts, logged = [], []
+
+    def open_url(url, width=1200, height=800, scheme="light", wait=".tile.shown"):
+        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce")
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on(
+            "console", lambda message: logged.append(f"{message.text} {message.location}") if message.type in ("error", "warning") else None
+        )
+        page.on("pageerror", lambda error: logged.append(str(error)))
+        page.goto(url)
+        page.wait_for_selector(wait)
+        return page
+
+    yield open_url
+    for context in contexts:
+        context.close()
+    assert [line for line in logged if "leaves.png" not in line] == [], "except for the image that points outside"
+
+
+def search(page, text):
+    page.fill("#text", text)
+    page.wait_for_selector(f"h1:text-is('“{text}”')")
+    page.wait_for_selector("#results[aria-busy=false]")
+
+
+def names(page):
+    return page.locator(".tile .open").evaluate_all("tiles => tiles.map((tile) => tile.title)")
+
+
+def focused(page):
+    return page.evaluate("document.activeElement.title || document.activeElement.id")
+
+
+def drop(page, path):
+    """Drop a file on the page."""
+    transfer = page.evaluate_handle(
+        """async (bytes) => {
+            const transfer = new DataTransfer();
+            transfer.items.add(new File([new Uint8Array(bytes)], "dropped.png", { type: "image/png" }));
+            return transfer;
+        }""",
+        list(path.read_bytes()),
+    )
+    for kind in ("dragenter", "dragover", "drop"):
+        page.dispatch_event("main", kind, {"dataTransfer": transfer})
+
+
+def test_web_ui_searches_while_typing_and_updates_url(open_page, address):
+    page = open_page(address)
+    assert page.inner_text("h1") == "Newest first"
+    newest = names(page)
+    page.locator("#text").press_sequentially("a red star", delay=15)
+    page.wait_for_selector("h1:text-is('“a red star”')")
+    page.wait_for_selector("#results[aria-busy=false]")
+    found = names(page)
+    assert found != newest
+    assert page.locator(".tile .meter").count() == len(found)
+    page.reload()
+    page.wait_for_selector(".tile.shown")
+    assert page.input_value("#text") == "a red star"
+    assert names(page) == found
+
+
+def test_web_ui_ignores_outdated_responses(open_page, address):
+    page = open_page(address)
+
+    def delay(route):
+        time.sleep(0.4)
+        route.continue_()
+
+    page.route("**/api/search?text=a+green+star**", delay)
+    page.fill("#text", "a green star")
+    page.wait_for_timeout(250)
+    search(page, "a blue circle")
+    page.wait_for_timeout(600)
+    assert page.inner_text("h1") == "“a blue circle”"
+
+
+def test_web_ui_searches_by_dropped_image_and_text(open_page, address, collection_folder, tmp_path):
+    page = open_page(address)
+    photo("purple", "square", (400, 300)).save(tmp_path / "mine.png")
+    drop(page, tmp_path / "mine.png")
+    page.wait_for_selector("h1:text-is('Similar to your image')")
+    page.wait_for_selector(".tile.shown")
+    assert page.is_visible("#chip-image")
+    assert "image=" in page.url
+    page.fill("#text", "a star")
+    page.wait_for_selector("h1:text-is('Similar to your image, “a star”')")
+    page.click("#chip-remove")
+    page.wait_for_selector("h1:text-is('“a star”')")
+    page.set_input_files("#file", collection_folder / "trips" / "01.png")
+    page.wait_for_selector("h1:has-text('Similar to your image')")
+
+
+def test_web_ui_loads_more_results_on_scroll(open_page, address):
+    page = open_page(address, height=500)
+    assert page.locator(".tile").count() >= 40
+    page.mouse.wheel(0, 20_000)
+    page.wait_for_selector(".tile:nth-child(65)")
+    assert page.locator(".tile").count() == 65
+    assert len(set(names(page))) == 65
+    assert page.is_hidden("#more")
+
+
+def test_web_ui_more_like_this_and_history(open_page, address):
+    page = open_page(address)
+    search(page, "a red star")
+    first = page.locator(".tile").first
+    name = first.locator(".open").get_attribute("title")
+    first.hover()
+    first.locator(".act.like").click()
+    page.wait_for_selector(f"h1:text-is('Similar to {name.rpartition('/')[2]}')")
+    page.wait_for_selector(".tile.shown")
+    assert names(page)[0] == name
+    page.go_back()
+    page.wait_for_selector("h1:text-is('“a red star”')")
+
+
+def test_web_ui_filters_and_empty_result(open_page, address):
+    page = open_page(address)
+    page.click("#filters-button")
+    page.fill("#path", "trips")
+    page.wait_for_selector("#filters-count:text-is('1')")
+    page.wait_for_selector("#results[aria-busy=false] .tile")
+    assert all(name.startswith("trips/") for name in names(page))
+    page.fill("#path", "no such folder")
+    page.wait_for_selector("#notice:has-text('No items match these filters.')")
+    page.click("#filter-form [type=reset]")
+    page.wait_for_selector(".tile.shown")
+
+
+def test_web_ui_shows_markup_as_text(open_page, address):
+    page = open_page(f"{address}/?path=onerror")
+    assert names(page) == [MARKUP]
+    page.click(".tile .open")
+    assert page.inner_text("#detail-name") == MARKUP
+    assert page.title() == "visavis"
+    assert page.locator("#detail-name img").count() == 0
+
+
+def test_web_ui_saves_and_undoes_votes(open_page, address, votes):
+    page = open_page(address)
+    search(page, "a teal circle")
+    before = len(read_feedback(votes))
+    tile = page.locator(".tile").first
+    tile.hover()
+    tile.locator(".act.relevant").click()
+    page.wait_for_selector(".tile[data-vote=relevant]")
+    page.click("#toast-undo")
+    page.wait_for_selector(".tile[data-vote='']:first-child")
+    tile.hover()
+    tile.locator(".act.irrelevant").click()
+    page.wait_for_selector(".tile[data-vote=irrelevant]")
+    assert [line.relevant for line in read_feedback(votes)[before:]] == [True, None, False]
+    page.reload()
+    page.wait_for_selector(".tile[data-vote=irrelevant]")
+
+
+def test_web_ui_requests_votes_on_uncertain_pairs(open_page, address, votes):
+    page = open_page(address)
+    search(page, "a purple square")
+    before = len(read_feedback(votes))
+    page.click("#feedback-button")
+    page.wait_for_selector("#feedback-frame:visible")
+    page.keyboard.press("y")
+    page.wait_for_selector("#feedback-note:text-matches('2 of|Thank you')")
+    page.keyboard.press("Escape")
+    assert len(read_feedback(votes)) == before + 1
+
+
+def test_web_ui_by_keyboard_only(open_page, address, votes):
+    page = open_page(address)
+    page.keyboard.press("Escape")
+    page.keyboard.press("Tab")
+    page.locator("body").press("/")
+    assert focused(page) == "text"
+    page.keyboard.type("an orange star")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("h1:text-is('“an orange star”')")
+    page.wait_for_selector("#results[aria-busy=false]")
+    page.wait_for_selector(".tile.shown")
+    found = names(page)
+    page.keyboard.press("ArrowDown")
+    assert focused(page) == found[0]
+    page.keyboard.press("ArrowRight")
+    assert focused(page) == found[1]
+    columns = page.locator(".grid").evaluate("grid => getComputedStyle(grid).gridTemplateColumns.split(' ').length")
+    page.keyboard.press("ArrowDown")
+    assert focused(page) == found[1 + columns]
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("y")
+    page.wait_for_selector(".tile[data-vote=relevant]")
+    page.keyboard.press("z")
+    page.wait_for_selector(".tile[data-vote=relevant]", state="detached")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("dialog#detail[open]")
+    assert page.inner_text("#detail-facts").find(found[1]) > 0
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector(f"#detail-name:text-is('{found[2].rpartition('/')[2]}')")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog#detail[open]", state="detached")
+    assert focused(page) == found[2]
+    page.keyboard.press("m")
+    page.wait_for_selector("h1:has-text('Similar to ')")
+    page.keyboard.press("Escape")
+    assert focused(page) == "text"
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 360)])
+def test_web_ui_is_accessible(open_page, address, scheme, width):
+    """No element is wider than the screen, and axe-core finds no serious problem in the results, filters and dialogs."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed").Axe()
+    page = open_page(address, width=width, scheme=scheme)
+    search(page, "a red star")
+    page.wait_for_selector(".tile.shown")
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 20, 22)"
+    assert dark == (scheme == "dark")
+
+    def check():
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        violations = axe.run(page, options={"resultTypes": ["violations"]}).response["violations"]
+        assert [
+            (one["id"], [node["html"][:90] for node in one["nodes"]]) for one in violations if one["impact"] in ("serious", "critical")
+        ] == []
+
+    page.click("#filters-button")
+    check()
+    for opener, dialog in ((".tile .open >> nth=0", "#detail"), ("#help-button", "#help"), ("#feedback-button", "#feedback")):
+        page.click(opener)
+        page.wait_for_selector(f"dialog{dialog}[open]")
+        check()
+        page.keyboard.press("Escape")
+
+
+def test_web_ui_remembers_theme(open_page, address):
+    page = open_page(address, scheme="light")
+    page.click("#theme")
+    page.click("#theme")
+    assert page.get_attribute("#theme", "aria-label") == "Theme: dark"
+    page.reload()
+    page.wait_for_selector(".tile.shown")
+    assert page.get_attribute("html", "data-theme") == "dark"
+
+
+@pytest.fixture(scope="module")
+def pair(indexes, tmp_path_factory):
+    """Two indexes to compare: the address, the process and the feedback file."""
+    file = tmp_path_factory.mktemp("votes") / "votes.jsonl"
+    with served(*indexes, "--feedback", file) as (url, process):
+        yield url, process, file
+
+
+def test_web_ui_compares_two_indexes(open_page, pair):
+    page = open_page(pair[0], wait="#notice:visible")
+    search(page, "a red star")
+    page.wait_for_selector(".tile.shown")
+    assert page.locator(".side h2").all_inner_texts() == ["Left", "Right"]
+    page.locator("#results").press("1")
+    page.wait_for_selector("#preference-text:has-text('You preferred')")
+    assert sorted(page.locator(".side h2").all_inner_texts()) == ["one", "two"]
+    [preference] = read_feedback(pair[2])
+    assert isinstance(preference, Preference)
+    assert preference.preferred == preference.left
+
+
+def test_web_ui_reports_stopped_server(browser, pair):
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(pair[0])
+    page.wait_for_selector("#notice:visible")
+    pair[1].terminate()
+    pair[1].wait(20)
+    page.fill("#text", "a star")
+    page.wait_for_selector("#notice:has-text('The server does not respond.')")
+    assert page.is_visible("#notice button")
+    context.close()

@@ -1,0 +1,258 @@
+"""API functions: one per command, deterministic results, and complete run folders."""
+
+import importlib
+import inspect
+import json
+import pkgutil
+import tomllib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import visavis
+from visavis import api, cli
+from visavis.api.docstrings import docstring_arguments, docstring_summary
+from visavis.cli.commands import COMMANDS
+from visavis.data import open_dataset
+from visavis.errors import RecipeError, RunError, SpecError, VisavisError
+from visavis.metrics import CATALOG as METRICS
+from visavis.progress import NoProgress
+from visavis.synthetic import write_synthetic_scenes
+
+RECIPE = """
+name = "tiny"
+visual = { encoder = "scenes", granularity = "regions" }
+text = { encoder = "vocabulary", min_count = 1 }
+model = { kind = "VSEInfinity", embedding_dim = 8, word_dim = 4, word_dropout = 0.1 }
+training = { batch_size = 8, metric_batches = 1, threads = 1 }
+
+[[phases]]
+epochs = 2
+objective = "Unified(gamma=20)"
+optimizer = { lr = 0.01 }
+"""
+
+
+class RecordedProgress(NoProgress):
+    def __init__(self):
+        self.updates, self.steps = [], []
+
+    def update(self, task, done, total, items_per_second):
+        self.updates.append((task, done, total))
+
+    def training_step(self, step):
+        self.steps.append(step)
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    return write_synthetic_scenes(
+        tmp_path_factory.mktemp("world") / "scenes", num_train=20, num_val=5, num_test=6, captions_per_image=2, size=32
+    )
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    path = tmp_path_factory.mktemp("recipe") / "tiny.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(recipe, scenes, tmp_path_factory):
+    return visavis.train(recipe, data=scenes, out=tmp_path_factory.mktemp("runs") / "run")
+
+
+def weights(run):
+    return (run / "model" / "model.safetensors").read_bytes()
+
+
+def test_api_functions_survive_the_import_of_every_module():
+    for module in pkgutil.walk_packages(visavis.__path__, "visavis."):
+        if module.name != "visavis.__main__":
+            importlib.import_module(module.name)
+    for name in api.__all__:
+        assert getattr(visavis, name) is getattr(api, name)
+        assert inspect.isfunction(getattr(visavis, name))
+        assert name in dir(visavis)
+
+
+def commands_of(app, words=()):
+    """Every command of the command line, by its words."""
+    if app.registered_callback is not None:
+        yield words, app.registered_callback.callback
+    for command in app.registered_commands:
+        yield (*words, command.name or command.callback.__name__), command.callback
+    for group in app.registered_groups:
+        yield from commands_of(group.typer_instance, (*words, group.name))
+
+
+def test_commands_have_the_parameters_of_api_functions():
+    """``visavis data check`` is ``visavis.data_check``. Only ``--json`` and ``--all`` are options of the command line alone."""
+    commands = {"_".join(words): command for words, command in commands_of(cli.app)}
+    assert commands.keys() == COMMANDS.keys() == set(api.__all__) - {"load"}
+    for name, command in commands.items():
+        parameters = set(inspect.signature(getattr(api, name)).parameters) - {"progress"}
+        assert set(inspect.signature(command).parameters) - {"json", "print_all", "context"} == parameters, name
+
+
+def test_api_docstrings_describe_every_parameter():
+    for name in api.__all__:
+        function = getattr(api, name)
+        texts = docstring_arguments(function)
+        assert list(texts) == list(inspect.signature(function).parameters), name
+        assert docstring_summary(function).endswith("."), name
+        for parameter, text in texts.items():
+            default = inspect.signature(function).parameters[parameter].default
+            assert text.endswith("."), f"{name}({parameter})"
+            assert default is not None or parameter in ("progress", "visual", "text", "kind") or "Default" in text, f"{name}({parameter})"
+
+
+def test_train_writes_a_complete_run_folder(trained, scenes):
+    run = trained.run
+    assert sorted(path.name for path in run.iterdir() if not path.name.endswith(".lock")) == [
+        "checkpoint",
+        "environment.json",
+        "metrics.jsonl",
+        "model",
+        "ranks.safetensors",
+        "result.json",
+        "run.toml",
+    ]
+    assert sorted(path.name for path in (run / "model").iterdir()) == ["config.json", "model.safetensors"]
+    resolved = tomllib.loads((run / "run.toml").read_text())
+    assert resolved["data"]["path"] == str(scenes)
+    assert resolved["phases"][0]["objective"].startswith("Unified(margin=0.2, gamma=20.0")
+    environment = json.loads((run / "environment.json").read_text())
+    assert environment.keys() >= {"versions", "git_commit", "threads", "device", "seed", "data_fingerprint", "parameters"}
+    assert json.loads((run / "result.json").read_text()) == json.loads(json.dumps(trained.to_json()))
+
+
+def test_train_logs_losses_similarities_and_gradients(trained):
+    """Epoch 0 is the untrained model. Both splits have losses, similarities and gradients."""
+    log = [json.loads(line) for line in (trained.run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in log] == [0, 1, 2]
+    assert [row["step"] for row in log] == [0, 5, 10]
+    assert log[0]["running_loss"] is None
+    for row in log:
+        assert row.keys() >= {metric.name for metric in METRICS if "_K" not in metric.name}
+        for split in ("train", "val"):
+            curves = {"loss", "gradient_i2t", "gradient_t2i"}
+            curves |= {f"{name}_{what}" for name in ("positive", "hardest_i2t", "hardest_t2i") for what in ("mean", "std")}
+            assert row[split].keys() == curves
+        assert row["similarity"].keys() == {key for key in curves if key.endswith(("_mean", "_std"))}
+    best = max(log, key=lambda row: row["rsum"])
+    assert (trained.best_step, trained.validation_rsum) == (best["step"], best["rsum"])
+
+
+def test_train_depends_on_the_seed_alone(trained, recipe, scenes, tmp_path):
+    torch.manual_seed(99)
+    np.random.seed(99)  # noqa: NPY002 - the global generator must not matter
+    again = visavis.train(recipe, data=scenes, out=tmp_path / "again")
+    assert weights(again.run) == weights(trained.run)
+    assert again.test.metrics == trained.test.metrics
+    other = visavis.train(recipe, data=scenes, out=tmp_path / "other", overrides={"seed": 1})
+    assert weights(other.run) != weights(trained.run)
+
+
+def test_train_takes_overrides_as_dict_or_texts(recipe, scenes, tmp_path):
+    one = visavis.train(recipe, data=scenes, out=tmp_path / "a", overrides={"objective": "VLC(gamma=10)", "epochs": 1})
+    two = visavis.train(recipe, data=scenes, out=tmp_path / "b", overrides=["objective=VLC(gamma=10)", "epochs=1"])
+    assert one.objective == two.objective
+    assert one.objective.startswith("VLC(gamma=10.0")
+    assert weights(one.run) == weights(two.run)
+
+
+def test_train_numbers_default_run_folders(recipe, scenes, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = [visavis.train(recipe, data=scenes, overrides={"epochs": 1}).run for _ in range(2)]
+    assert [str(folder) for folder in folders] == ["runs/tiny-1", "runs/tiny-2"]
+
+
+def test_evaluate_reproduces_the_test_metrics_of_train(trained):
+    result = visavis.evaluate(trained.run)
+    assert result.metrics == trained.test.metrics
+    assert (result.protocol, result.num_images, result.num_texts, result.captions_per_image) == ("plain", 6, 12, 2)
+    validation = visavis.evaluate(trained.run, split="val")
+    assert validation.metrics["rsum"] == pytest.approx(trained.validation_rsum)
+    assert validation.num_images == 5
+
+
+def test_train_reports_every_step(recipe, scenes, tmp_path):
+    progress = RecordedProgress()
+    visavis.train(recipe, data=scenes, out=tmp_path / "run", progress=progress)
+    assert [(step.epoch, step.step) for step in progress.steps] == [(epoch, step) for epoch in range(2) for step in range(1, 6)]
+    assert {(step.phase, step.phases, step.epochs, step.steps) for step in progress.steps} == {(0, 1, 2, 5)}
+    assert progress.steps[-1].seconds_left == 0
+    assert all(step.rsum is not None and step.pairs_per_second > 0 for step in progress.steps)
+
+
+def test_features_are_computed_once(scenes, tmp_path):
+    first, second = RecordedProgress(), RecordedProgress()
+    (store,) = visavis.features(scenes, visual="scenes", out=tmp_path / "stores", progress=first)
+    assert store.folder == tmp_path / "stores" / "visual"
+    assert (len(store), store.embedding_dim) == (31, 192)
+    assert first.updates[-1][1:] == (31, 31)
+    visavis.features(scenes, visual="scenes", out=tmp_path / "stores", progress=second)
+    assert second.updates == []
+    with pytest.raises(VisavisError, match="Pass --visual or --text"):
+        visavis.features(scenes)
+
+
+def test_data_check_accepts_a_valid_data_set(scenes):
+    report = visavis.data_check(scenes)
+    assert report.ok
+    assert {name: count.images for name, count in report.splits.items()} == {"train": 20, "val": 5, "test": 6}
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_data_scenes_writes_a_data_set(clips, tmp_path):
+    progress = RecordedProgress()
+    folder = visavis.data_scenes(tmp_path / "world", clips=clips, num_train=4, num_val=2, num_test=2, size=32, progress=progress)
+    assert progress.updates[-1][1:] == (8, 8)
+    assert sorted(path.name for path in folder.iterdir()) == (
+        ["clips.jsonl", "dataset.json", "experts", "frames"] if clips else ["captions.jsonl", "images", "scenes.jsonl"]
+    )
+    data = open_dataset(folder)
+    assert {name: len(data.split(name).images) for name in data.splits} == {"train": 4, "val": 2, "test": 2}
+
+
+def test_load_and_search_take_a_run_folder(trained, scenes):
+    model = visavis.load(trained.run)
+    rows = model.encode_images([Image.new("RGB", (50, 70), "red"), scenes / "images" / "000000.png"])
+    assert rows.shape == (2, 8)
+    torch.testing.assert_close(rows.norm(dim=1), torch.ones(2))
+    assert len(visavis.search(trained.run, "a red circle", top=3)) == 3
+
+
+def test_doctor_and_catalog_have_entries(trained):
+    assert all(check.name and check.value for check in visavis.doctor())
+    assert set(visavis.catalog()) >= {"objectives", "models", "metrics", "recipes", "protocols"}
+    assert list(visavis.catalog("recipes")) == ["recipes"]
+
+
+def test_api_functions_raise_visavis_errors(tmp_path, recipe):
+    with pytest.raises(RecipeError):
+        visavis.train("no-such-recipe")
+    with pytest.raises(RunError):
+        visavis.evaluate(tmp_path)
+    with pytest.raises(RunError):
+        visavis.load(tmp_path)
+    with pytest.raises(ValueError):
+        visavis.catalog("poems")
+
+
+def test_memory_setting_does_not_change_results(trained, tmp_path):
+    few = "300 KB"
+    assert visavis.evaluate(trained.run, memory=few).to_json() == visavis.evaluate(trained.run).to_json()
+    lists = [visavis.search(trained.run, "a red circle", memory=memory) for memory in (few, None)]
+    assert [[hit.name for hit in hits] for hits in lists[:1]] == [[hit.name for hit in hits] for hits in lists[1:]]
+    counts = [visavis.diagnose(trained.run, max_batches=1, memory=memory).counts[0].mean for memory in (few, None)]
+    assert counts[0] == pytest.approx(counts[1], nan_ok=True)
+    for function in (visavis.evaluate, visavis.diagnose, visavis.coherence):
+        with pytest.raises(SpecError, match=r"^memory\b.*'3 lots'"):
+            function(trained.run, memory="3 lots")
+    with pytest.raises(SpecError, match=r"^memory\b.*'3 lots'"):
+        visavis.search(trained.run, "a red circle", memory="3 lots")

@@ -1,0 +1,147 @@
+"""Encoded batches of unequal length: equal to one tensor, and never all padded at once."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from visavis.evaluation import evaluate
+from visavis.evaluation.tiled_ranking import _content_keys
+from visavis.models import SCAN
+from visavis.models.inference import device_score, score_all_pairs, score_indexed_pairs
+from visavis.supervision.offline_negatives import mean_pooled
+from visavis.types import Encoded, EncodedBatches, collect_batches, concatenate
+
+LONGEST, WIDTH, TEXTS, IMAGES, COPIED = 60, 8, 240, 48, 100
+
+
+def block(number: int, length: int, named: bool) -> Encoded:
+    """Sample items with padding. Named items have a part without a mask, and weights."""
+    mask = torch.arange(length) < torch.randint(1, length + 1, (number, 1))
+    vectors = torch.randn(number, length, 2) * mask[..., None]
+    if not named:
+        return Encoded(vectors, mask)
+    return Encoded({"words": vectors, "whole": torch.randn(number, 3)}, {"words": mask}, torch.rand(number, 2))
+
+
+@st.composite
+def blocks_and_rows(draw):
+    torch.manual_seed(draw(st.integers(0, 99)))
+    named = draw(st.booleans())
+    sizes = draw(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5)), min_size=1, max_size=4))
+    blocks = [block(*size, named) for size in sizes]
+    places = st.integers(0, sum(map(len, blocks)) - 1)
+    rows = draw(
+        st.one_of(st.lists(places, max_size=6).map(lambda found: torch.tensor(found, dtype=torch.long)), st.builds(slice, places, places))
+    )
+    return blocks, rows
+
+
+def tensors(items: Encoded) -> list[torch.Tensor | None]:
+    return tree_leaves((items.vectors, items.mask, items.weights))
+
+
+@given(blocks_and_rows())
+def test_encoded_batches_selection_matches_one_tensor(given):
+    blocks, rows = given
+    whole, kept = concatenate(blocks), EncodedBatches.from_blocks(blocks)
+    assert isinstance(collect_batches(blocks), EncodedBatches) == (
+        len({tuple(part.shape[1:] for part in tensors(b) if part is not None) for b in blocks}) > 1
+    )
+    assert len(kept) == len(whole) and len(kept[rows]) == len(whole[rows])
+    for found, expected in zip(tensors(kept[rows]), tensors(whole[rows]), strict=True):
+        if expected is None:
+            assert found is None
+            continue
+        assert found.dtype == expected.dtype and len(found) == len(expected)
+        if expected.dim() > 1:
+            assert not expected[:, found.shape[1] :].any()
+            expected = expected[:, : found.shape[1]]
+        assert torch.equal(found, expected)
+
+
+@given(blocks_and_rows())
+def test_encoded_batches_blocks_and_largest_items(given):
+    blocks, _ = given
+    kept = EncodedBatches.from_blocks(blocks)
+    order = torch.randperm(len(kept))
+    places = torch.cat([places for places, _ in kept[order].iter_blocks()])
+    assert places.sort().values.tolist() == list(range(len(kept)))
+    longest = max(part.shape[1] for b in blocks for part in tensors(b.named_part("words")) if part is not None)
+    assert tensors(kept.largest_items(1).named_part("words"))[0].shape[1] == longest
+
+
+def test_encoded_batches_named_part_without_names():
+    kept = EncodedBatches.from_blocks([block(2, 3, named=False), block(1, 5, named=False)])
+    assert kept.named_part("embedding") is kept
+    assert kept != EncodedBatches.from_blocks(kept.blocks) and repr(kept) == "EncodedBatches of 3 items"
+
+
+@pytest.fixture
+def scored():
+    """Return SCAN with images, texts of 2 to 6 words and one of ``LONGEST``, and these texts in batches by length.
+
+    The last text is a copy of another and is in the longest batch.
+    """
+    torch.manual_seed(0)
+    matcher = (
+        SCAN(SCAN.Config(visual_input_dim=3, text_granularity="words", text_input_dim=3, embedding_dim=WIDTH))
+        .double()
+        .eval()
+        .requires_grad_(False)
+    )
+    lengths = torch.randint(2, 7, (TEXTS,))
+    lengths[7] = LONGEST
+    texts = matcher.encode_text(Encoded(torch.randn(TEXTS, LONGEST, 3).double(), torch.arange(LONGEST) < lengths[:, None]))
+    texts = texts[torch.cat([torch.arange(TEXTS - 1), torch.tensor([COPIED])])]
+    order = torch.cat([lengths[:-1].argsort(stable=True), torch.tensor([TEXTS - 1])])
+    blocks = [
+        Encoded(texts.vectors[some, :length], texts.mask[some, :length])
+        for some in order.split(TEXTS // 6)
+        for length in [int(texts.mask[some].sum(1).max())]
+    ]
+    visual = matcher.encode_visual(Encoded(torch.randn(IMAGES, 5, 3).double()))
+    return matcher, visual, texts, collect_batches(blocks)[order.argsort()]
+
+
+def test_encoded_batches_scores_match_one_tensor(scored):
+    matcher, visual, texts, kept = scored
+    for memory in (None, "1MB"):
+        assert_close(score_all_pairs(matcher, visual, kept, memory), score_all_pairs(matcher, visual, texts, memory))
+    pairs = torch.arange(TEXTS) % IMAGES, torch.arange(TEXTS)
+    assert_close(score_indexed_pairs(matcher, visual, kept, *pairs), score_indexed_pairs(matcher, visual, texts, *pairs))
+    found, expected = (evaluate(visual, items, device_score(matcher), range(IMAGES), pairs[0]) for items in (kept, texts))
+    assert found.metrics == expected.metrics
+    assert_close(mean_pooled(visual, kept), mean_pooled(visual, texts))
+
+
+def test_encoded_batches_find_equal_items_between_batches(scored):
+    *_, texts, kept = scored
+    for items in (texts, kept):
+        keys = _content_keys(items)
+        assert keys[COPIED] == keys[-1] and len(set(keys)) == TEXTS - 1
+
+
+class Largest(TorchDispatchMode):
+    """Records the bytes of the largest tensor."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **kwargs or {})
+        sizes = (part.untyped_storage().nbytes() for part in tree_leaves(made) if isinstance(part, torch.Tensor))
+        self.bytes = max([self.bytes, *sizes])
+        return made
+
+
+def test_encoded_batches_are_never_all_padded(scored):
+    matcher, visual, texts, kept = scored
+    padded = texts.vectors.numel() * texts.vectors.itemsize
+    assert sum(part.numel() * part.itemsize for _, some in kept.iter_blocks() for part in (some.vectors,)) < padded / 4
+    with Largest() as largest:
+        evaluate(visual, kept, device_score(matcher), range(IMAGES), torch.arange(TEXTS) % IMAGES, memory="200KB")
+        mean_pooled(visual, kept)
+    assert largest.bytes < padded / 4

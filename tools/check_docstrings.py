@@ -1,0 +1,137 @@
+"""Check that docstrings of public names are complete and agree with the signatures: python tools/check_docstrings.py [PACKAGE ...].
+
+A public name has no leading underscore. Functions and methods document exactly their parameters (``Args:``), what they return or yield
+(``Returns:``, ``Yields:``) and the errors that they raise themselves (``Raises:``). Classes of fields document exactly their fields
+(``Attributes:`` or ``Args:``).
+A method that overrides a documented one needs no docstring, and a property needs one sentence. A summary that starts with "Return" describes
+the returned value, and "see ``Class.method``" refers to the description there.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import griffe
+
+SOURCE = Path(__file__).resolve().parents[1] / "src"
+
+
+def main() -> int:
+    package = griffe.load("visavis", search_paths=[SOURCE], docstring_parser="google", docstring_options={"warnings": False})
+    prefixes = tuple(sys.argv[1:]) or ("visavis",)
+    findings = [finding for finding in check_members(package) if finding.startswith(prefixes)]
+    print("\n".join(findings) if findings else "Docstrings: every public name is documented.")
+    return bool(findings)
+
+
+def check_members(parent: griffe.Object) -> Iterator[str]:
+    """Findings of the public members of a module or class, and of their members."""
+    for name, member in parent.members.items():
+        if member.is_alias or name.startswith("_"):
+            continue
+        if member.is_function:
+            yield from check_function(member)
+        elif member.is_class:
+            yield from check_class(member)
+        if member.is_module or member.is_class:
+            yield from check_members(member)
+
+
+def check_function(function: griffe.Function) -> Iterator[str]:
+    parameters = [parameter.name for parameter in function.parameters if parameter.name not in ("self", "cls")]
+    if function.docstring is None:
+        if not overrides(function):
+            yield f"{function.path}: no docstring"
+        return
+    sections = sections_of(function)
+    if "property" in function.labels or (overrides(function) and set(sections) == {"text"}):
+        return
+    if re.search(r"see ``\w+(\.\w+)?``", function.docstring.value):
+        return
+    yield from compare(function, "Args", parameters, sections.get("parameters", []))
+    returns = str(function.returns or "None")
+    described = {"returns", "yields"} & set(sections) or function.docstring.value.startswith("Return")
+    if returns not in ("None", "NoReturn", "Iterator[None]") and not described:
+        yield f"{function.path}: no Returns"
+    raised = raised_by(function)
+    missing = sorted(raised - set(sections.get("raises", [])))
+    if missing:
+        yield f"{function.path}: Raises lacks {', '.join(missing)}"
+
+
+def check_class(kind: griffe.Class) -> Iterator[str]:
+    if kind.docstring is None:
+        yield f"{kind.path}: no docstring"
+        return
+    sections = sections_of(kind)
+    fields = [
+        name
+        for name, member in kind.members.items()
+        if member.is_attribute and not name.startswith("_") and has_fields(kind) and member.annotation is not None
+        and "ClassVar" not in str(member.annotation) and "instance-attribute" in member.labels
+    ]  # fmt: skip
+    named = sections.get("attributes") or sections.get("parameters") or []
+    if fields:
+        yield from compare(kind, "Attributes", fields, named)
+    elif "__init__" in kind.members and not kind.members["__init__"].is_alias:
+        init = kind.members["__init__"]
+        parameters = [parameter.name for parameter in init.parameters if parameter.name != "self"]
+        if init.docstring is None:
+            given = [*sections.get("parameters", []), *(name for name in sections.get("attributes", []) if name in parameters)]
+            yield from compare(kind, "Args", parameters, given)
+
+
+def compare(owner: griffe.Object, title: str, expected: list[str], given: list[str]) -> Iterator[str]:
+    given = [name.lstrip("*") for name in given]
+    expected = [name.lstrip("*") for name in expected]
+    if missing := [name for name in expected if name not in given]:
+        yield f"{owner.path}: {title} lacks {', '.join(missing)}"
+    if unknown := [name for name in given if name not in expected]:
+        yield f"{owner.path}: {title} names {', '.join(unknown)}, which the signature lacks"
+
+
+def sections_of(owner: griffe.Object) -> dict[str, list[str]]:
+    """Names by kind of section."""
+    found: dict[str, list[str]] = {}
+    for section in owner.docstring.parsed:
+        kind = section.kind.value
+        if kind in ("parameters", "other parameters", "attributes"):
+            found.setdefault("parameters" if kind == "other parameters" else kind, []).extend(item.name for item in section.value)
+        elif kind == "raises":
+            found.setdefault(kind, []).extend(str(item.annotation) for item in section.value)
+        else:
+            found.setdefault(kind, [])
+    return found
+
+
+def raised_by(function: griffe.Function) -> set[str]:
+    """Errors of the project that the body itself raises by name."""
+    node = ast.parse(textwrap.dedent(function.source))
+    calls = [part.exc for part in ast.walk(node) if isinstance(part, ast.Raise) and isinstance(part.exc, ast.Call)]
+    return {call.func.id for call in calls if isinstance(call.func, ast.Name) and call.func.id[0].isupper()}
+
+
+def has_fields(kind: griffe.Class) -> bool:
+    """Whether instances are made from annotated fields: a dataclass, NamedTuple, TypedDict or pydantic model."""
+    if "dataclass" in kind.labels or any(str(decorator.value).split("(")[0].endswith("dataclass") for decorator in kind.decorators):
+        return True
+    return any(str(base).split(".")[-1] in ("NamedTuple", "TypedDict", "BaseModel", "Section") for base in kind.bases)
+
+
+def overrides(function: griffe.Function) -> bool:
+    parent = function.parent
+    if not parent.is_class:
+        return False
+    try:
+        return any(function.name in base.members for base in parent.mro())
+    except ValueError:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())
