@@ -53,6 +53,12 @@ def test_site_requests_nothing_external(site):
     assert [path.name for path in site.rglob("*.css") if re.search(r"(?:url\(|@import )['\"]?(?:https?:)?//", path.read_text())] == []
 
 
+def test_site_has_no_tags_from_placeholders_of_docstrings(site):
+    """A docstring with ``<n>`` outside code would open a tag that is never closed."""
+    placeholder = re.compile(r"<(?:[A-Z]+|n|k|name|paper|table-|recipe|row|run|step|id)(?=[->])[^>]*>")
+    assert [(path.name, tag[0]) for path in sorted(site.rglob("*.html")) for tag in placeholder.finditer(path.read_text())] == []
+
+
 def test_site_has_reference_of_every_objective_and_command(site):
     from visavis.cli import app
     from visavis.objectives import CATALOG

@@ -25,7 +25,8 @@ def main() -> int:
     package = griffe.load("visavis", search_paths=[SOURCE], docstring_parser="google", docstring_options={"warnings": False})
     prefixes = tuple(sys.argv[1:]) or ("visavis",)
     findings = [finding for finding in check_members(package) if finding.startswith(prefixes)]
-    print("\n".join(findings) if findings else "Docstrings: every public name is documented.")
+    for finding in findings:
+        print(finding)
     return bool(findings)
 
 

@@ -246,7 +246,7 @@ def demo(*, out: str | Path | None = None, progress: Progress | None = None) -> 
     """Train three objectives on synthetic scenes, compare them and search: offline, about two minutes on two cores.
 
     Args:
-        out: New folder. Default: runs/demo-<n>.
+        out: New folder. Default: ``runs/demo-<n>``.
         progress: Receives the progress.
 
     Returns:

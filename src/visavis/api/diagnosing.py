@@ -23,7 +23,7 @@ def anatomy(objective: str | Sequence[str], *, out: str | Path | None = None) ->
 
     Args:
         objective: Objective, such as 'Unified(gamma=50)'.
-        out: New folder. Default: runs/anatomy-<n>.
+        out: New folder. Default: ``runs/anatomy-<n>``.
 
     Returns:
         The profile of each objective. The folder has ``report.html``, a plot of each objective and ``profiles.json``.
@@ -151,7 +151,7 @@ def explain(
         run: Run folder of a cross-attention model.
         image: Image file, or name of an image in the run's data.
         text: Text that may describe the image.
-        out: New .png, .pdf or .jpg file. Default: runs/explanation-<n>.png.
+        out: New .png, .pdf or .jpg file. Default: ``runs/explanation-<n>.png``.
         progress: Receives the progress.
 
     Returns:

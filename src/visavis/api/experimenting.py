@@ -49,7 +49,7 @@ def compare(
         budget: Training time, such as 30m: after 1, 2, 4, ... seeds the better half continues. Default: no limit.
         data: Data set. Default: that of the recipe.
         feedback: Feedback file of visavis serve as a second test. It is not used for any choice. Default: none.
-        out: New folder. Default: runs/compare-<n>.
+        out: New folder. Default: ``runs/compare-<n>``.
         overrides: Recipe overrides for all runs, such as epochs=4.
         resume: Folder of a comparison to continue, also with more --seeds or new --feedback. Default: a new one.
         trec: Also write ranked lists and ground truth as TREC files.
@@ -125,7 +125,7 @@ def reproduce(
         rows: Name of a row, or a pattern such as 'r152-con-*'. Default: all.
         base_recipe: Recipe for other data than the paper's, trained with each row's objective. Default: the rows' recipes.
         seeds: Number of seeds per row. Default: as many runs as the paper averages.
-        out: New folder. Default: runs/<paper>-<table>-<n>.
+        out: New folder. Default: ``runs/<paper>-<table>-<n>``.
         overrides: Recipe overrides for all rows, such as epochs=4.
         resume: Folder of a reproduction to continue, also with more --seeds. Default: a new one.
         engine: Run locally, or on a Ray cluster whose machines share the folder.

@@ -75,7 +75,7 @@ def coherence(
         split: Split. Default: the test split of the first run.
         data: Data set. Default: that of the runs.
         seed: Seed of the sampled queries.
-        out: New folder. Default: runs/coherence-<n>.
+        out: New folder. Default: ``runs/coherence-<n>``.
         memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of the free memory.
         progress: Receives the progress.
 

@@ -36,7 +36,7 @@ def train(
         recipe: TOML file or name of a shipped recipe. Default: chosen by the installed encoders.
         data: Data set. Default: that of the recipe.
         feedback: Feedback file of visavis serve to train on. Default: none.
-        out: New run folder. Default: runs/<recipe>-<n>.
+        out: New run folder. Default: ``runs/<recipe>-<n>``.
         overrides: Recipe overrides, such as objective='VLC()' training.batch_size=64.
         resume: Folder of a stopped run to continue. Takes no other option. Default: a new run.
         skip_bad: Leave out broken images and captions, and list them.

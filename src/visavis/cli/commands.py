@@ -236,8 +236,8 @@ def _cli_type(annotation: str) -> Any:
 
 
 def _help(text: str) -> str:
-    """The first sentence of a description, and its default."""
-    first, *others = re.split(r"(?<=\.) (?=[A-Z])", text)
+    """The first sentence of a description, and its default, without the marks of code."""
+    first, *others = re.split(r"(?<=\.) (?=[A-Z])", text.replace("``", ""))
     return " ".join([first, *(sentence for sentence in others if sentence.startswith("Default"))])
 
 
