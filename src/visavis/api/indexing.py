@@ -55,8 +55,8 @@ def index(
         Counts of encoded, unchanged, moved and removed files.
 
     Raises:
-        DataError: If the source cannot be read, or the index is of another source or model.
-        RunError: If the folder is not a run.
+        DataError: If the source cannot be read.
+        RunError: If the folder is not a run, or the index is of another model, source or setting.
     """
     from visavis.retrieval.index_builder import build_index
 
