@@ -43,6 +43,14 @@ def test_module_names_are_unique_except_for_roles():
     assert {name for name, count in names.items() if count > 1} <= SHARED_MODULE_NAMES
 
 
+def test_architecture_page_lists_every_package_in_layer_order():
+    contracts = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    names = [name.strip() for layer in layers for name in layer.split("|") if not layer.startswith("(")]
+    page = (PROJECT / "docs" / "explanation" / "architecture.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == names
+
+
 def test_class_names_are_unique():
     """Each matcher has a class ``Config`` inside."""
     trees = {module_path(path): ast.parse(path.read_text()) for path in SOURCES}
