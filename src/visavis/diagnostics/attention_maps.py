@@ -34,7 +34,7 @@ class AttentionMap:
         model: Kind of the model.
         image: Path or name of the image.
         text: The text.
-        score: Score of image and text. For a model with two stages, that of the second.
+        score: Score of image and text. For a model with two stages, the score of the second.
         words: Words of the text, or word pieces, without start and end markers.
         weights: Share of each region in the match of each word, shape ``[W, R]``. Each row sums to 1.
         scores: Score of each word with the regions that match it, shape ``[W]``: their cosine, or the word's part of the score.

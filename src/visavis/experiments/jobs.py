@@ -103,7 +103,7 @@ class RunOutcome:
 
         Args:
             job: The job.
-            result: Result of its training. Of several protocols, that of the published row is used, else the first.
+            result: Result of its training. Of several protocols, the one of the published row is used, else the first.
 
         Returns:
             The outcome.

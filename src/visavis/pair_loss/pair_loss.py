@@ -93,7 +93,7 @@ class PairLoss(nn.Module):
     Gathering over ranks: a rank scores its queries against the candidates of all ranks, including extra candidates. A memory
     bank that all ranks share counts once. Ids, and positions that functions read, must be valid over all ranks. Numbers of
     items may differ between ranks and be 0. The value is the global loss on each rank. Gradients of items are scaled so that
-    their mean over ranks, which DistributedDataParallel forms, is the global gradient. Those of scale, bias and score
+    their mean over ranks, which DistributedDataParallel forms, is the global gradient. Gradients of scale, bias and score
     parameters are global already.
 
     Args:
@@ -402,7 +402,7 @@ def _local_gradients(
     """Pairs of each input tensor of this rank and its gradient.
 
     Gradients of items and annotations belong to one rank and are multiplied by the number of ranks for the mean of
-    DistributedDataParallel. Those of parameters and the bias are equal on all ranks and are summed.
+    DistributedDataParallel. Gradients of parameters and the bias are equal on all ranks and are summed.
     """
     parameter_grads = zip(parameters, result.gradients.parameters, strict=True)
     return [

@@ -130,7 +130,7 @@ def _find_duplicate_names(listing: Listing) -> None:
             continue
         removed = index if split_priority(entry.split) >= split_priority(earlier.split) else first
         kept[entry.name] = index + first - removed
-        message = f"the image is listed in splits {earlier.split} and {entry.split}, that of {listing.images[removed].split} is skipped"
+        message = f"the image is listed in splits {earlier.split} and {entry.split}, the one in {listing.images[removed].split} is skipped"
         listing.add_loss("image in two splits", entry.name, message, image=removed)
 
 

@@ -59,7 +59,7 @@ class SceneRelevance(RelevanceEstimator):
         needed = int(data.image_rows.max()) + 1, int(data.caption_rows.max()) + 1
         if len(graphs.scenes) < needed[0] or len(graphs.facts) < needed[1]:
             raise DataError(
-                f"{_folder(data) / 'scenes.jsonl'}: expected at least {needed[0]:,} images and {needed[1]:,} captions, those of {data.name}, "
+                f"{_folder(data) / 'scenes.jsonl'}: expected at least {needed[0]:,} images and {needed[1]:,} captions for {data.name}, "
                 f"got {len(graphs.scenes):,} and {len(graphs.facts):,}. Write the data set again."
             )
         return _SceneImageRelevance(graphs, data)

@@ -48,7 +48,7 @@ def weights_checksum(model: nn.Module) -> str:
 def weights_fingerprint(name: str) -> str:
     """Compute a text that changes with the weights of a local encoder.
 
-    Shipped weights are identified by their content, those of a folder by names, sizes and modification times of files.
+    Shipped weights are identified by their content, weights in a folder by names, sizes and modification times of files.
 
     Args:
         name: Name of the encoder.
