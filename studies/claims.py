@@ -5,6 +5,7 @@
 The input is ``docs/evidence/claims.toml`` and the raw numbers of the study. Each claim names its test and its runs. Differences are
 paired by seed, with a 95 % interval by Student's t. If a claim makes several comparisons at once, they are corrected by Holm. A claim
 *holds* if the whole interval is on its side, *does not hold* if it is on the other side, and is *undecided* if it is on both.
+Next to it stands the verdict after Holm's correction over all claims.
 ``--check`` reports whether the page matches the numbers.
 """
 
@@ -15,12 +16,14 @@ import math
 import statistics
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from study import EVIDENCE, PLAN, read_evidence
-from verdicts import TESTS, VERDICTS, Found, Missing, measured
+from verdicts import TESTS, VERDICTS, Found, Missing, Verdict, measured
 
+from visavis.experiments.statistics import SIGNIFICANCE_LEVEL, holm
 from visavis.reports.plotting import LIGHT_THEME, figure_to_png, new_figure, style_axes
 
 DOCS = EVIDENCE.parents[1]
@@ -37,18 +40,17 @@ PAPERS = {
 
 def page() -> str:
     """The whole page."""
-    claims = tomllib.loads(CLAIMS.read_text())["claims"]
-    rows = [(claim, found(claim)) for claim in claims]
+    rows = results()
     lines = [INTRODUCTION.format(**_facts(), **_tally(rows)), ""]
     for letter, title in PAPERS.items():
-        own = [(claim, result) for claim, result in rows if claim["name"].startswith(letter)]
+        own = [row for row in rows if row[0]["name"].startswith(letter)]
         lines += [f"## {title}", "", *_summary(own), ""]
-        for claim, result in own:
+        for claim, result, adjusted in own:
             lines += [f"### {claim['name']}: {claim['statement']}", ""]
             lines += [
                 f"- **Paper.** {claim['published']} ({claim['place']})",
                 f"- **Study.** {result.ours}",
-                f"- **Verdict.** {result.verdict}",
+                f"- **Verdict.** {_verdict(result, adjusted)}",
                 "",
             ]
         if letter == "C":
@@ -56,13 +58,41 @@ def page() -> str:
     return "\n".join([*lines, *tables()]).rstrip() + "\n"
 
 
-def _summary(rows: Sequence[tuple[Any, Found]]) -> list[str]:
+Row = tuple[Any, Found, float]
+"""A claim, its result, and its p-value after the correction for all claims."""
+
+
+def corrected(rows: Sequence[tuple[Any, Found]]) -> list[Row]:
+    """Add to each claim its p-value after Holm's correction over all claims that were tested."""
+    tested = [number for number, (_, result) in enumerate(rows) if result.verdict != "not run"]
+    adjusted = dict(zip(tested, holm([rows[number][1].p for number in tested]), strict=True))
+    return [(claim, result, adjusted.get(number, 1.0)) for number, (claim, result) in enumerate(rows)]
+
+
+def corrected_verdict(result: Found, adjusted: float) -> Verdict:
+    """The verdict if all claims are tested at once."""
+    return result.verdict if result.verdict == "not run" or adjusted <= SIGNIFICANCE_LEVEL else "undecided"
+
+
+def _verdict(result: Found, adjusted: float) -> str:
+    if result.verdict == "not run":
+        return result.verdict
+    return f"{result.verdict} (p {result.p:.2g}). Over all claims: {corrected_verdict(result, adjusted)} (p {adjusted:.2g})"
+
+
+def results() -> list[Row]:
+    """Every claim with its result and its corrected p-value."""
+    return corrected([(claim, found(claim)) for claim in tomllib.loads(CLAIMS.read_text())["claims"]])
+
+
+def _summary(rows: Sequence[Row]) -> list[str]:
     """The names of the claims of a section, by verdict."""
-    lines = ["| verdict | claims |", "|---|---|"]
+    lines = ["| verdict | claims | over all claims |", "|---|---|---|"]
     for verdict in VERDICTS:
-        names = [claim["name"] for claim, result in rows if result.verdict == verdict]
-        if names:
-            lines.append(f"| {verdict} | {', '.join(names)} |")
+        alone = [claim["name"] for claim, result, _ in rows if result.verdict == verdict]
+        over_all = [claim["name"] for claim, result, adjusted in rows if corrected_verdict(result, adjusted) == verdict]
+        if alone or over_all:
+            lines.append(f"| {verdict} | {', '.join(alone)} | {', '.join(over_all)} |")
     return lines
 
 
@@ -170,29 +200,23 @@ def _facts() -> dict[str, str]:
     return {"runs": f"{len(made):,}", "hours": f"{sum(line.get('seconds', 0) for line in made) / 3600:.1f}"}
 
 
-def _tally(rows: Sequence[tuple[Any, Found]]) -> dict[str, int]:
-    counted = [result.verdict for _, result in rows]
-    return {
-        "claims": len(rows),
-        "held": counted.count("holds"),
-        "failed": counted.count("does not hold"),
-        "undecided": counted.count("undecided"),
-        "unrun": counted.count("not run"),
-    }
+def _tally(rows: Sequence[Row]) -> dict[str, Any]:
+    counts = Counter(result.verdict for _, result, _ in rows)
+    counts_over_all = Counter(corrected_verdict(result, adjusted) for _, result, adjusted in rows)
+    table = "\n".join(f"| {verdict} | {counts[verdict]} | {counts_over_all[verdict]} |" for verdict in VERDICTS)
+    return {"claims": len(rows), "tested": len(rows) - counts["not run"], "table": table}
 
 
 INTRODUCTION = """# Claims of the papers, tested
 
 This page tests {claims} claims of papers and of this package with {runs} short training runs ({hours} core-hours).
 
-| verdict | claims |
-|---|---|
-| holds | {held} |
-| does not hold | {failed} |
-| undecided | {undecided} |
-| not run | {unrun} |
+| verdict | each claim alone | over all claims |
+|---|---|---|
+{table}
 
 A claim *holds* if the whole 95 % interval is on its side and *does not hold* if it is on the other side. Otherwise it is *undecided*.
+The last column corrects for the {tested} tested claims by Holm's method. There, any wrong verdict has a probability of at most 5 %.
 
 `python studies/study.py` makes the runs. `python studies/claims.py` writes this page from their raw numbers under `docs/evidence/`.
 
@@ -208,8 +232,8 @@ The study is small:
 The papers trained attention models and fine-tuned CNNs on Flickr30K and MS-COCO for ten times as long. A claim that does not hold here is not
 refuted there. It does not generalize to this study.
 
-Results are of the test split. Differences are paired by seed. Intervals are of 95 %, each for one claim. Of {claims} claims without any effect,
-about two would appear to hold or to fail by chance.
+Results are of the test split. Differences are paired by seed. Intervals are of 95 %, each for one claim. Of {tested} claims without any effect,
+about three would appear to hold or to fail by chance. So rely on a single claim only if it survives the correction.
 
 | column | meaning |
 |---|---|

@@ -9,21 +9,27 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
-from scipy.stats import bootstrap, spearmanr
+from scipy.stats import bootstrap, rankdata
 from study import read_evidence
 
 from visavis.experiments.statistics import Interval, PairedTest, format_number, holm, paired_t_test, paired_tests, t_interval
 
 Verdict = Literal["holds", "does not hold", "undecided", "not run"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+RESAMPLES = 4000
+"""Bootstrap samples. The smallest p-value is 0.0005, below 0.05 divided by the number of claims."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """The result of a claim's test: its numbers as text, and its verdict."""
+    """The result of a claim's test: its numbers as text, its verdict, and the two-sided p-value of the claim.
+
+    ``p`` is 1 without a test. A claim of several comparisons has the p-value of the comparison that decides it, corrected for their number.
+    """
 
     ours: str
     verdict: Verdict
+    p: float = 1.0
 
 
 class Missing(Exception):
@@ -91,19 +97,21 @@ DERIVED: dict[str, Callable[[dict[str, Any]], float]] = {
 def higher(a: str, b: str, metric: str = "rsum") -> Found:
     """Whether runs a are above runs b."""
     pair = _pair(a, b, metric)
-    return Found(_describe(pair, metric), _side(pair.interval, 0.0))
+    return Found(_describe(pair, metric), _side(pair.interval, 0.0), pair.p or 1.0)
 
 
 def lower(a: str, b: str, metric: str = "rsum") -> Found:
     """Whether runs a are below runs b."""
     pair = _pair(a, b, metric)
-    return Found(_describe(pair, metric), _side(None if pair.interval is None else -pair.interval, 0.0))
+    return Found(_describe(pair, metric), _side(None if pair.interval is None else -pair.interval, 0.0), pair.p or 1.0)
 
 
 def not_lower(a: str, b: str, allowed: float, metric: str = "rsum") -> Found:
     """Whether runs a are at most ``allowed`` below runs b."""
-    pair = _pair(a, b, metric)
-    return Found(f"{_describe(pair, metric)}. A difference down to −{allowed:g} is not counted as a loss", _side(pair.interval, -allowed))
+    pair, p = _pair(a, b, metric), _p_of_bound(a, b, metric, -allowed)
+    return Found(
+        f"{_describe(pair, metric)}. A difference down to −{allowed:g} is not counted as a loss", _side(pair.interval, -allowed), p
+    )
 
 
 def same(a: str, b: str, allowed: float, metric: str = "rsum") -> Found:
@@ -112,7 +120,10 @@ def same(a: str, b: str, allowed: float, metric: str = "rsum") -> Found:
     interval = pair.interval or (Interval(pair.difference, pair.difference) if len(pair.seeds) > 1 else Interval(-math.inf, math.inf))
     inside = max(abs(interval.low), abs(interval.high)) < allowed
     outside = interval.low > allowed or interval.high < -allowed
-    return Found(_describe(pair, metric), "holds" if inside else "does not hold" if outside else "undecided")
+    bounds = [_p_of_bound(a, b, metric, bound) for bound in (-allowed, allowed)]
+    # Inside: both bounds are rejected. Outside: the nearer one is.
+    p = max(bounds) if abs(pair.difference) < allowed else _p_of_bound(a, b, metric, math.copysign(allowed, pair.difference))
+    return Found(_describe(pair, metric), "holds" if inside else "does not hold" if outside else "undecided", p)
 
 
 def best(a: str, among: Sequence[str], metric: str = "rsum") -> Found:
@@ -126,7 +137,8 @@ def best(a: str, among: Sequence[str], metric: str = "rsum") -> Found:
     nearest = f"{_short(order[0].a)} {_label(metric)} {format_number(order[0].difference, signed=True)}" + (
         f" ({order[0].interval})" if order[0].interval else ""
     )
-    return Found(f"significantly above {len(below)} of {len(pairs)}, significantly below {len(above)}. Best other: {nearest}", verdict)
+    p = _p_of_all([(-pair.difference, pair.adjusted_p) for pair in pairs])
+    return Found(f"significantly above {len(below)} of {len(pairs)}, significantly below {len(above)}. Best other: {nearest}", verdict, p)
 
 
 def each(pairs: Sequence[Sequence[str]], metric: str = "rsum") -> Found:
@@ -139,6 +151,7 @@ def each(pairs: Sequence[Sequence[str]], metric: str = "rsum") -> Found:
     return Found(
         f"{_label(metric)} {differences}. Significant: {sum(value > 0 for value in sure)} up, {sum(value < 0 for value in sure)} down",
         verdict,
+        _p_of_all([(pair.difference, p) for pair, p in zip(found, adjusted, strict=True)]),
     )
 
 
@@ -157,7 +170,8 @@ def grows(series: Sequence[tuple[float, str, str]], metric: str = "rsum", *, fal
     leads_at_x = ", ".join(
         f"{format_number(pair.difference, signed=True)} at {x:,g}" for (x, *_), (_, pair, *_) in zip(series, leads, strict=True)
     )
-    return Found(f"{_label(metric)} {leads_at_x}. Per e-fold: {_mean(slopes)}", _side(-interval if falls and interval else interval, 0.0))
+    verdict = _side(-interval if falls and interval else interval, 0.0)
+    return Found(f"{_label(metric)} {leads_at_x}. Per e-fold: {_mean(slopes)}", verdict, _p_of_mean(slopes, 0.0))
 
 
 def inner_peak(series: Sequence[str], metric: str = "rsum") -> Found:
@@ -166,24 +180,25 @@ def inner_peak(series: Sequence[str], metric: str = "rsum") -> Found:
     means = {name: statistics.fmean(row.values()) for name, row in rows.items()}
     top = max(series[1:-1], key=means.__getitem__)
     ends = [paired_t_test(rows[top], rows[end]) for end in (series[0], series[-1])]
-    ps = [min(1.0, (pair.p or 1.0) * (len(series) - 2)) for pair in ends]
-    sure = [math.copysign(p <= 0.05, pair.difference) for pair, p in zip(ends, holm(ps), strict=True)]
+    adjusted = holm([min(1.0, (pair.p or 1.0) * (len(series) - 2)) for pair in ends])
+    sure = [math.copysign(p <= 0.05, pair.difference) for pair, p in zip(ends, adjusted, strict=True)]
     listed = ", ".join(f"{_short(name)}: {means[name]:.1f}" for name in series)
-    return Found(f"{_label(metric)} {listed}", "holds" if min(sure) > 0 else "does not hold" if min(sure) < 0 else "undecided")
+    verdict: Verdict = "holds" if min(sure) > 0 else "does not hold" if min(sure) < 0 else "undecided"
+    return Found(f"{_label(metric)} {listed}", verdict, _p_of_all([(pair.difference, p) for pair, p in zip(ends, adjusted, strict=True)]))
 
 
 def reaches(a: str, metric: str, at_least: float) -> Found:
     """Whether the mean of runs a is at least ``at_least``."""
     own = list(values(a, metric).values())
     interval = t_interval(own) or Interval(own[0], own[0])
-    return Found(f"{_label(metric)} {_mean(own)}", _side(interval, at_least))
+    return Found(f"{_label(metric)} {_mean(own)}", _side(interval, at_least), _p_of_mean(own, at_least))
 
 
 def stays_below(a: str, metric: str, at_most: float) -> Found:
     """Whether the mean of runs a is below ``at_most``."""
     own = list(values(a, metric).values())
     interval = t_interval(own) or Interval(own[0], own[0])
-    return Found(f"{_label(metric)} {_mean(own)}", _side(-interval, -at_most))
+    return Found(f"{_label(metric)} {_mean(own)}", _side(-interval, -at_most), _p_of_mean(own, at_most))
 
 
 def related(x: str, y: str, among: Sequence[str], sign: int, at_least: float = 0.0) -> Found:
@@ -198,18 +213,48 @@ def related(x: str, y: str, among: Sequence[str], sign: int, at_least: float = 0
     """
     rows = [(statistics.fmean(values(name, x).values()), statistics.fmean(values(name, y).values())) for name in _spread(among)]
     one, other = map(np.array, zip(*rows, strict=True))
-    rho = float(spearmanr(one, other).statistic)
-    drawn = bootstrap(
-        (one, other), lambda a, b: np.nan_to_num(spearmanr(a, b).statistic), paired=True, vectorized=False, method="percentile", rng=0,
-        n_resamples=4000,
-    ).confidence_interval  # fmt: skip
-    interval = Interval(float(drawn.low), float(drawn.high))
-    return Found(f"rho {format_number(rho)} ({interval}) over {len(rows)} objectives", _side(interval if sign > 0 else -interval, at_least))
+    rho = float(_spearman(one, other))
+    drawn = bootstrap((one, other), _spearman, paired=True, vectorized=True, method="percentile", rng=0, n_resamples=RESAMPLES)
+    interval = Interval(float(drawn.confidence_interval.low), float(drawn.confidence_interval.high))
+    above = int((sign * drawn.bootstrap_distribution > at_least).sum())
+    p = min(1.0, 2 * (min(above, RESAMPLES - above) + 1) / (RESAMPLES + 1))
+    verdict = _side(interval if sign > 0 else -interval, at_least)
+    return Found(f"rho {format_number(rho)} ({interval}) over {len(rows)} objectives", verdict, p)
 
 
 TESTS: dict[str, Callable[..., Found]] = {
     test.__name__: test for test in (higher, lower, not_lower, same, best, each, grows, inner_peak, reaches, stays_below, related)
 }
+
+
+def _spearman(one: np.ndarray, other: np.ndarray, axis: int = -1) -> np.ndarray:
+    """Spearman's rho of many samples at once. 0 for a constant sample."""
+    ranks = [rankdata(sample, axis=axis) for sample in (one, other)]
+    a, b = (rank - rank.mean(axis=axis, keepdims=True) for rank in ranks)
+    return (a * b).sum(axis) / np.maximum(np.sqrt((a * a).sum(axis) * (b * b).sum(axis)), 1e-12)
+
+
+def _p_of_mean(own: Sequence[float], bound: float) -> float:
+    """Two-sided p-value of a t-test of a mean against a bound. Equal values are exact: 0, or 1 at the bound itself."""
+    if len(own) > 1 and len(set(own)) == 1:
+        return float(own[0] == bound)
+    test = paired_t_test(dict(enumerate(own)), dict.fromkeys(range(len(own)), bound))
+    return 1.0 if test.p is None else test.p
+
+
+def _p_of_bound(a: str, b: str, metric: str, bound: float) -> float:
+    """Two-sided p-value of a t-test of the difference of runs a and b against a bound."""
+    one, other = values(a, metric), values(b, metric)
+    return _p_of_mean([one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())], bound)
+
+
+def _p_of_all(comparisons: Sequence[tuple[float, float | None]]) -> float:
+    """p-value of a claim that every difference is above 0, from differences and corrected p-values.
+
+    All of them decide that it holds, so the largest counts. One difference below 0 refutes it, so the smallest of those counts.
+    """
+    refuting = [1.0 if p is None else p for difference, p in comparisons if difference < 0]
+    return min(refuting) if refuting else max(1.0 if p is None else p for _, p in comparisons)
 
 
 def _side(interval: Interval | None, bound: float) -> Verdict:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import tomllib
 
 import pytest
@@ -71,6 +73,27 @@ def test_verdicts_match_generated_runs(runs, test, arguments, verdict):
     assert verdicts.TESTS[test](**arguments).verdict == verdict
 
 
+def test_p_values_agree_with_verdicts(runs):
+    """At 0.05, as the intervals are of 95 %. A random claim and one of several comparisons included."""
+    settings = [f"x/{name}" for name in MEANS]
+    for a, b in itertools.combinations(settings, 2):
+        for allowed in (2.0, 10.0):
+            for found in (verdicts.higher(a, b), verdicts.lower(a, b), verdicts.not_lower(a, b, allowed), verdicts.same(a, b, allowed)):
+                assert (found.p <= 0.05) == (found.verdict != "undecided"), (a, b, found)
+        for found in (verdicts.best(a, settings), verdicts.each([[a, b], [b, a]]), verdicts.each([[a, b], [settings[-1], a]])):
+            assert (found.p <= 0.05) == (found.verdict != "undecided"), (a, b, found)
+        for bound in (MEANS[a[2:]], MEANS[b[2:]]):
+            found = verdicts.reaches(a, "rsum", bound)
+            assert (found.p <= 0.05) == (found.verdict != "undecided"), (a, bound, found)
+
+
+def test_correction_covers_all_tested_claims():
+    results = [verdicts.Found("", "holds", 0.001), verdicts.Found("", "holds", 0.03), verdicts.Found("", "not run")]
+    adjusted = [p for *_, p in claims.corrected([({}, result) for result in results])]
+    assert adjusted == pytest.approx([0.002, 0.03, 1.0])
+    assert [claims.corrected_verdict(*pair) for pair in zip(results, [0.002, 0.06, 1.0], strict=True)] == ["holds", "undecided", "not run"]
+
+
 def test_missing_runs_have_no_verdict(runs):
     for address in ("x/unheard of", "x/broken"):
         with pytest.raises(verdicts.Missing, match=address):
@@ -98,3 +121,14 @@ def test_every_claim_uses_runs_of_study():
 
 def test_page_matches_numbers():
     assert claims.PAGE.read_text() == claims.page()
+
+
+def test_advice_states_corrected_verdicts():
+    verdict_of = {claim["name"]: claims.corrected_verdict(result, adjusted) for claim, result, adjusted in claims.results()}
+    page = (claims.PAGE.parent / "choosing.md").read_text()
+    rows = re.findall(r"^\| .* \| ((?:[A-Z]\d+(?:, )?)+) \| (.*) \|$", page, re.MULTILINE)
+    assert len(rows) > 10
+    assert [(names, verdict) for names, verdict in rows if {verdict_of[name] for name in names.split(", ")} != {verdict}] == []
+    settled = sum(verdict in ("holds", "does not hold") for verdict in verdict_of.values())
+    assert f"tests {sum(verdict != 'not run' for verdict in verdict_of.values())} claims" in page
+    assert f"{settled} verdicts remain" in page
