@@ -18,8 +18,8 @@ from visavis.errors import DataError, ShapeError, SpecError
 from visavis.evaluation import CATALOG, Protocol, evaluate, rank_scores
 from visavis.evaluation.tiled_ranking import rank_by_tiles
 from visavis.metrics import best_ranks
+from visavis.metrics.argument_checks import Ties
 from visavis.metrics.ranking import best_rank_column
-from visavis.metrics.validation import Ties
 from visavis.scoring import DeviceScore
 from visavis.types import Encoded
 

@@ -10,7 +10,7 @@ import torch
 
 from visavis.blocking import Score
 from visavis.data.dataset import Dataset
-from visavis.evaluation.protocols import Protocol, get_protocol
+from visavis.evaluation.protocols import Protocol
 from visavis.evaluation.results import Evaluation, evaluate, evaluate_listed
 from visavis.graded.ranking_coherence import ranking_coherence
 from visavis.memory_budget import MemoryLimit
@@ -62,21 +62,15 @@ def evaluate_dataset(
     for protocol in protocols:
         selected = select_captions(data, [protocol])
         captions = select_items(text, torch.from_numpy(np.flatnonzero(np.isin(data.caption_rows, selected.caption_rows))))
-        results.append(_evaluate_protocol(visual, captions, score, selected, protocol, relevance, semantics, memory))
+        if protocol.positives_file:
+            result = evaluate_listed(visual, captions, score, selected, protocol=protocol, memory=memory)
+        else:
+            ids = torch.arange(len(selected.images)), torch.from_numpy(selected.image_of)
+            result = evaluate(visual, captions, score, *ids, protocol=protocol, memory=memory)
+        if relevance:
+            coherence = ranking_coherence(
+                visual, captions, score, selected, relevance, semantics=semantics, folds=protocol.folds, memory=memory
+            )
+            result = replace(result, coherence=coherence)
+        results.append(result)
     return replace(results[0], other_protocols=tuple(results[1:]))
-
-
-def _evaluate_protocol(
-    visual: Encoded, text: Encoded, score: Score, data: Dataset, protocol: Protocol, relevance: str, semantics: str, memory: MemoryLimit
-) -> Evaluation:
-    if protocol.positives_file:
-        result = evaluate_listed(visual, text, score, data, protocol=protocol, memory=memory)
-    else:
-        ids = torch.arange(len(data.images)), torch.from_numpy(data.image_of)
-        result = evaluate(visual, text, score, *ids, protocol=protocol, memory=memory)
-    if not relevance:
-        return result
-    coherence = ranking_coherence(
-        visual, text, score, data, relevance, semantics=semantics, folds=get_protocol(protocol).folds, memory=memory
-    )
-    return replace(result, coherence=coherence)

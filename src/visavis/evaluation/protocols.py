@@ -17,8 +17,8 @@ from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.formats.karpathy import match_coco_ids
 from visavis.errors import DataError, SpecError, format_value, suggest_name
-from visavis.metrics.validation import Ties
-from visavis.spec import require_field, validate_fields
+from visavis.metrics.argument_checks import Ties
+from visavis.spec import PositiveInt, validate_fields
 from visavis.targets import Ids, Targets, to_id_tensor
 
 
@@ -38,16 +38,14 @@ class Protocol:
 
     name: str
     description: str
-    num_images: int | None = None
-    captions_per_image: int | None = None
-    folds: int = 1
+    num_images: PositiveInt | None = None
+    captions_per_image: PositiveInt | None = None
+    folds: PositiveInt = 1
     positives_file: str | None = None
     ties: Ties = "pessimistic"
 
     def __post_init__(self) -> None:
         validate_fields(self)
-        for name in ("num_images", "captions_per_image", "folds"):
-            require_field(getattr(self, name) is None or getattr(self, name) >= 1, self, name, "an integer >= 1")
 
     def validate(self, image_ids: Ids, text_ids: Ids) -> None:
         """Check that data match the protocol.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -14,25 +15,18 @@ from torch import Tensor
 from visavis import storage
 from visavis.blocking import Score
 from visavis.data.dataset import Dataset
-from visavis.errors import RunError, ShapeError, SpecError
+from visavis.errors import RunError, ShapeError, SpecError, format_value
 from visavis.evaluation.protocols import Protocol, get_protocol, read_listed_positives
 from visavis.evaluation.published_row import PublishedRow
 from visavis.evaluation.tiled_ranking import RankedQueries, rank_by_rows, rank_by_tiles
-from visavis.evaluation.validation import (
-    validate_dataset_sizes,
-    validate_items,
-    validate_memory,
-    validate_score_function,
-    validate_score_matrix,
-)
 from visavis.graded.ranking_coherence import RankingCoherence
 from visavis.memory_budget import MemoryLimit
 from visavis.metrics import ranking_metrics
+from visavis.metrics.argument_checks import Ties, validate_instance, validate_literal, validate_tensor
 from visavis.metrics.ranking import best_rank_column
-from visavis.metrics.validation import Ties, validate_instance, validate_literal
 from visavis.scoring import select_items
 from visavis.targets import Ids, to_id_tensor
-from visavis.types import Encoded
+from visavis.types import Encoded, EncodedBatches
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,20 +109,20 @@ class Evaluation:
         captions_per_image: Ratio of texts to images.
         ties: Tie rule.
         metrics: Metrics by key, recalls in percent.
-        image_ranks: Rank of the best positive of each image query, shape ``[V]``, starting at 1, in the order given. If the
-            protocol lists its queries: of those, in its order.
-        text_ranks: The same for texts, shape ``[T]``.
+        image_ranks: Rank of the best positive of each image query, starting at 1. The queries are all images in the order
+            given, shape ``[V]``, or those that the protocol lists, in its order.
+        text_ranks: The same for text queries.
         coherence: How well the whole ranking follows graded relevance, if it was given.
         other_protocols: The same items under further protocols.
         extra_metrics: Metric keys to print next to the usual ones.
         published: Row of a paper to compare with.
         pretrained: The same result for the pretrained model from which training started.
-        image_ids: Number of each image, shape ``[V]``.
-        text_ids: Number of the image of each text, shape ``[T]``.
-        top_texts: Best-scored text of each image, shape ``[V]``.
-        top_images: Best-scored image of each text, shape ``[T]``.
+        image_ids: Id of each image query, as given, or its position in the data set if the protocol lists its queries.
+        text_ids: Id of each text query, which is that of its image.
+        top_texts: Position of the best-scored text of each image query.
+        top_images: Position of the best-scored image of each text query.
         score_samples: Scores of all positives ("positive") and of the hardest negative of each query that has one
-            ("hardest_i2t", "hardest_t2i").
+            ("hardest_i2t", "hardest_t2i"). Empty if the protocol lists its positives.
     """
 
     protocol: str
@@ -231,10 +225,8 @@ def evaluate(
     Raises:
         SpecError: If the data do not match the protocol.
     """
-    visual, text, score = validate_items(visual, "visual"), validate_items(text, "text"), validate_score_function(score, "score")
+    protocol, ties = _validate_arguments(visual, text, score, protocol, ties)
     image_ids, text_ids = to_id_tensor(image_ids, "image_ids").cpu(), to_id_tensor(text_ids, "text_ids").cpu()
-    protocol, ties, memory = get_protocol(protocol), _validate_ties(ties), validate_memory(memory)
-    ties = ties or protocol.ties
     if protocol.positives_file:
         raise SpecError(f"protocol {protocol.name}: expected listed positives, got ids. Use evaluate_listed, or visavis evaluate RUN.")
     protocol.validate(image_ids, text_ids)
@@ -277,8 +269,30 @@ def _score_samples(image_queries: RankedQueries, text_queries: RankedQueries) ->
     }
 
 
-def _validate_ties(ties: Ties | None) -> Ties | None:
-    return None if ties is None else validate_literal(ties, Ties, "ties")
+def _validate_arguments(visual: Encoded, text: Encoded, score: Score, protocol: str | Protocol, ties: Ties | None) -> tuple[Protocol, Ties]:
+    """Check the items and the score function, and look up the protocol and its tie rule."""
+    for name, items in (("visual", visual), ("text", text)):
+        if not isinstance(items, EncodedBatches):
+            _validate_items(items, name)
+    try:
+        inspect.signature(score).bind(None, None)
+    except (TypeError, ValueError):
+        raise SpecError(
+            f"score: expected a function of visual and text items, such as the method score of a model, got {format_value(score)}."
+        ) from None
+    protocol = get_protocol(protocol)
+    return protocol, protocol.ties if ties is None else validate_literal(ties, Ties, "ties")
+
+
+def _validate_items(items: Any, name: str) -> None:
+    parts = items.vectors if isinstance(items, Encoded) else None
+    if isinstance(parts, Tensor):
+        parts = {"vectors": parts}
+    if not isinstance(parts, dict) or not parts or not all(isinstance(part, Tensor) and part.dim() for part in parts.values()):
+        raise ShapeError(f"{name}: expected Encoded(vectors) of tensors with one row per item, got {format_value(items)}.")
+    lengths = {part: len(tensor) for part, tensor in parts.items()}
+    if len(set(lengths.values())) > 1:
+        raise ShapeError(f"{name}: expected one row of each part per item, got parts of different lengths: {lengths}.")
 
 
 def evaluate_listed(
@@ -307,16 +321,17 @@ def evaluate_listed(
 
     Raises:
         SpecError: If the protocol lists no positives.
+        ShapeError: If there is not one encoded item per image and caption.
     """
-    visual, text, score = validate_items(visual, "visual"), validate_items(text, "text"), validate_score_function(score, "score")
+    protocol, ties = _validate_arguments(visual, text, score, protocol, ties)
     data = validate_instance(data, Dataset, "a data set of visavis.data.open_dataset", "data")
-    protocol, ties, memory = get_protocol(protocol), _validate_ties(ties), validate_memory(memory)
-    ties = ties or protocol.ties
     if not protocol.positives_file:
         raise SpecError(
             f"protocol {protocol.name}: expected a protocol with listed positives. Use evaluate with the ids of images and texts."
         )
-    validate_dataset_sizes(visual, text, data)
+    for name, encoded, items in (("visual", visual, data.images), ("text", text, data.captions)):
+        if len(encoded) != len(items):
+            raise ShapeError(f"{name}: expected {len(items)} items, one per image or caption of {data.name}, got {len(encoded)}.")
     protocol.validate(torch.arange(len(visual)), torch.from_numpy(data.image_of))
     listed_images, listed_texts = read_listed_positives(protocol, data)
     image_queries, text_queries = select_items(visual, listed_images.queries), select_items(text, listed_texts.queries)
@@ -356,7 +371,7 @@ def rank_scores(
     Raises:
         ShapeError: If the scores do not match the ids.
     """
-    scores = validate_score_matrix(scores, "scores")
+    scores = validate_tensor(scores, "scores", "images x texts")
     image_ids, text_ids = to_id_tensor(image_ids, "image_ids"), to_id_tensor(text_ids, "text_ids")
     if scores.shape != (len(image_ids), len(text_ids)):
         raise ShapeError(

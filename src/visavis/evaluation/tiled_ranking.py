@@ -25,12 +25,11 @@ from torch.nn.functional import pad
 
 from visavis.blocking import Score, checked_scores
 from visavis.errors import DataError, ShapeError
-from visavis.evaluation.validation import validate_items, validate_memory, validate_score_function, validate_tile_shape
 from visavis.memory_budget import MemoryLimit
+from visavis.metrics.argument_checks import Ties, raise_on_invalid_row
 from visavis.metrics.ranking import pad_by_query, positive_ranks, ranks_from_counts, tie_comparisons
-from visavis.metrics.validation import Ties, raise_on_invalid_row, validate_literal, validate_targets_argument
 from visavis.scoring import TwoStageScore, score_query_rows, select_items, tile_shape
-from visavis.targets import Targets, to_id_tensor
+from visavis.targets import Targets
 from visavis.types import Direction, Encoded
 
 COUNTING_BYTES_PER_PAIR = 16.0
@@ -109,10 +108,6 @@ def rank_by_tiles(
         ShapeError: If lengths differ, or an image or text belongs to nothing.
         DataError: If a score is NaN.
     """
-    visual, text, score = validate_items(visual, "visual"), validate_items(text, "text"), validate_score_function(score, "score")
-    image_ids, text_ids = to_id_tensor(image_ids, "image_ids"), to_id_tensor(text_ids, "text_ids")
-    ties, memory = validate_literal(ties, Ties, "ties"), validate_memory(memory)
-    max_tile = validate_tile_shape(max_tile, "max_tile")
     _check_sizes(visual, image_ids)
     _check_sizes(text, text_ids)
     targets = Targets(query_ids=image_ids, candidate_ids=text_ids)
@@ -158,18 +153,7 @@ def rank_by_rows(
 
     Returns:
         Ranks of the queries.
-
-    Raises:
-        ShapeError: If the targets have another shape.
     """
-    visual, text, score = validate_items(visual, "visual"), validate_items(text, "text"), validate_score_function(score, "score")
-    targets, direction = validate_targets_argument(targets), validate_literal(direction, Direction, "direction")
-    ties, memory = validate_literal(ties, Ties, "ties"), validate_memory(memory)
-    queries, candidates = (visual, text) if direction == "i2t" else (text, visual)
-    if targets.shape != (len(queries), len(candidates)):
-        raise ShapeError(f"targets: expected shape {[len(queries), len(candidates)]}, queries x candidates, got {list(targets.shape)}.")
-    _check_sizes(queries, torch.arange(len(queries)))
-    _check_sizes(candidates, torch.arange(len(candidates)))
     ranks, positive_scores, top_candidates, hardest = [], [], [], []
     for rows, block in iter_score_rows(visual, text, score, direction, memory=memory):
         block_targets = targets[rows]
