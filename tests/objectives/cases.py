@@ -16,7 +16,6 @@ RELATIONS = {
     "captions": ([3, 1, 2], [1, 1, 2, 2, 3, 3, 3]),
     "duplicates": ([1, 1, 2, 3], [1, 2, 2, 3, 1]),
 }
-every_relation = pytest.mark.parametrize("relation", RELATIONS)
 
 
 def cosines(num_queries: int, num_candidates: int | None = None) -> torch.Tensor:

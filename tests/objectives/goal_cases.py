@@ -11,8 +11,10 @@ from torch.nn.functional import normalize
 from visavis import Targets
 from visavis.objectives import Goal
 
+from ..sampling import for_each
+
 ALL = [goal for semantics in ("paper", "reference") for goal in Goal.all(semantics=semantics)]
-every_goal = pytest.mark.parametrize("goal", ALL, ids=lambda goal: f"{goal.semantics}-{goal.triplet}-{goal.pair}")
+every_goal = for_each(goal=ALL)
 every_pair_of_weights = pytest.mark.parametrize("goal", Goal.all(), ids=lambda goal: f"{goal.triplet}-{goal.pair}")
 
 RELATIONS = {

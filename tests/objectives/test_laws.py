@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from visavis import Targets
+from visavis.objectives import CATALOG
 from visavis.targets import ANNOTATIONS
 
-from .cases import RELATIONS, annotations, assert_close, cosines, every_objective, every_relation, gradient, targets_of
+from ..sampling import pairwise
+from .cases import RELATIONS, annotations, assert_close, cosines, every_objective, gradient, targets_of
 
 # Objectives without a property, by name. All others have it.
 NOT_OF_DIFFERENCES = {"SSP", "AOQ", "Goal", "BinomialDeviance", "MultiSimilarity", "Circle", "Sigmoid"}  # changed by a constant on a row
@@ -22,8 +24,7 @@ BEYOND_NEGATIVES = {"AOQ", "InfoNCE"}  # offline negatives, competing positives:
 INDEPENDENT_ANNOTATIONS = [annotation for annotation in ANNOTATIONS if annotation.shape != "candidate" and annotation.name != "ignore"]
 
 
-@every_objective
-@every_relation
+@pairwise(kind=CATALOG, relation=RELATIONS)
 def test_objectives_are_invariant_to_transposition(kind, relation):
     targets = targets_of(*RELATIONS[relation])
     scores = cosines(*targets.shape)
@@ -31,8 +32,7 @@ def test_objectives_are_invariant_to_transposition(kind, relation):
     assert_close(gradient(kind(), scores, targets), gradient(kind(), scores.T, targets.T).T)
 
 
-@every_objective
-@every_relation
+@pairwise(kind=CATALOG, relation=RELATIONS)
 def test_objectives_are_equivariant_to_item_order(kind, relation):
     targets = targets_of(*RELATIONS[relation])
     scores = cosines(*targets.shape)
@@ -51,8 +51,7 @@ def test_objectives_depend_on_id_equality_only(kind):
     assert_close(kind()(scores, related), values[0])
 
 
-@every_objective
-@every_relation
+@pairwise(kind=CATALOG, relation=RELATIONS)
 def test_objectives_are_invariant_to_row_constant(kind, relation):
     if kind.__name__ in NOT_OF_DIFFERENCES:
         pytest.skip(f"{kind.__name__} depends on scores, not only on their differences")
@@ -86,8 +85,7 @@ def test_objectives_ignore_ignored_pairs(kind):
     assert_close(kind()(scores + 100 * ignore, targets), kind()(scores, targets))
 
 
-@every_objective
-@pytest.mark.parametrize("reduction", ["sum", "mean", "half_mean"])
+@pairwise(kind=CATALOG, reduction=["sum", "mean", "half_mean"])
 def test_objectives_reduce_as_documented(kind, reduction):
     targets = targets_of([1, 2, 2], [1, 2, 1, 1, 2])
     scores = cosines(3, 5)
@@ -117,8 +115,7 @@ def test_objectives_scale_gradient_with_loss(kind):
     assert_close(scaled, 1024 * gradient(kind(), scores, targets))
 
 
-@every_objective
-@every_relation
+@pairwise(kind=CATALOG, relation=RELATIONS)
 def test_objectives_gradient_matches_finite_differences(kind, relation):
     if not kind.integrable:
         pytest.skip(f"{kind.__name__} prescribes a gradient that belongs to no loss")
