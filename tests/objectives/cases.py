@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch.nn.functional import normalize
 
 from visavis import Targets
 from visavis.objectives import CATALOG
 
-every_objective = pytest.mark.parametrize("kind", CATALOG, ids=lambda kind: kind.__name__)
+from ..sampling import for_each
+
+every_objective = for_each(kind=CATALOG)
 
 RELATIONS = {
     "pairs": (range(6), range(6)),

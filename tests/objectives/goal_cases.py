@@ -25,7 +25,7 @@ RELATIONS = {
     "overlapping": Targets.from_pairs([0, 0, 1, 1, 2], [0, 1, 1, 2, 0], 4, 5),
     "ignored": Targets.paired(5, ignore=torch.rand(5, 5, generator=torch.Generator().manual_seed(3)) > 0.7),
 }
-every_relation = pytest.mark.parametrize("relation", RELATIONS)
+every_relation = for_each(relation=RELATIONS)
 
 
 def sides(num_queries: int, num_candidates: int | None = None) -> list[torch.Tensor]:

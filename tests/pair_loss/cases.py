@@ -13,10 +13,11 @@ from visavis.pair_loss.plan import MAX_CACHED_TILE_BYTES, ExecutionPlan
 from visavis.types import Encoded
 
 from ..matching import mentions
+from ..sampling import for_each
 
-every_objective = pytest.mark.parametrize("kind", CATALOG, ids=lambda kind: kind.__name__)
+every_objective = for_each(kind=CATALOG)
 FAMILY = (Triplet(), TripletHN(), NTXent(), NTXent(denominator="negatives", reduction="mean"), VLC(), Unified())
-every_of_family = pytest.mark.parametrize("objective", FAMILY, ids=str)
+every_of_family = for_each(objective=FAMILY)
 REDUCTIONS = ("sum", "mean", "half_mean")
 
 # Ids of images and texts: one to one, captions, ids repeated on both sides, ids on one side only.

@@ -81,6 +81,8 @@ class Protocol:
             Positions of the images and of their texts in each fold.
         """
         image_ids, text_ids = to_id_tensor(image_ids, "image_ids"), to_id_tensor(text_ids, "text_ids")
+        if self.folds == 1:
+            return [(torch.arange(len(image_ids)), torch.arange(len(text_ids)))]
         images = torch.arange(len(image_ids)).chunk(self.folds)
         return [(fold, torch.isin(text_ids, image_ids[fold]).nonzero()[:, 0]) for fold in images]
 

@@ -18,7 +18,7 @@ from visavis.data.dataset import Dataset
 from visavis.errors import RunError, ShapeError, SpecError, format_value
 from visavis.evaluation.protocols import Protocol, get_protocol, read_listed_positives
 from visavis.evaluation.published_row import PublishedRow
-from visavis.evaluation.tiled_ranking import RankedQueries, rank_by_rows, rank_by_tiles
+from visavis.evaluation.tiled_ranking import rank_by_rows, rank_by_tiles
 from visavis.graded.ranking_coherence import RankingCoherence
 from visavis.memory_budget import MemoryLimit
 from visavis.metrics import ranking_metrics
@@ -224,30 +224,36 @@ def evaluate(
 
     Raises:
         SpecError: If the data do not match the protocol.
+        ShapeError: If lengths differ, or an image or text belongs to nothing.
+        DataError: If a score is NaN.
     """
     protocol, ties = _validate_arguments(visual, text, score, protocol, ties)
     image_ids, text_ids = to_id_tensor(image_ids, "image_ids").cpu(), to_id_tensor(text_ids, "text_ids").cpu()
     if protocol.positives_file:
         raise SpecError(f"protocol {protocol.name}: expected listed positives, got ids. Use evaluate_listed, or visavis evaluate RUN.")
     protocol.validate(image_ids, text_ids)
+    _check_ids(visual, text, image_ids, text_ids)
     image_ranks, text_ranks = (torch.empty(len(ids), dtype=torch.double if ties == "mean" else torch.long) for ids in (image_ids, text_ids))
     top_texts, top_images = torch.empty_like(image_ids), torch.empty_like(text_ids)
-    all_images, all_texts = torch.arange(len(image_ids)), torch.arange(len(text_ids))
-    fold_metrics, fold_scores = [], []
-    for images, texts in protocol.split_folds(image_ids, text_ids) if protocol.folds > 1 else [(slice(None), slice(None))]:
+    ranked = []
+    for images, texts in protocol.split_folds(image_ids, text_ids):
         fold = select_items(visual, images), select_items(text, texts)
         image_queries, text_queries = rank_by_tiles(*fold, score, image_ids[images], text_ids[texts], ties=ties, memory=memory)
         image_ranks[images] = best_rank_column(image_queries.positive_ranks, ties)
         text_ranks[texts] = best_rank_column(text_queries.positive_ranks, ties)
-        top_texts[images] = all_texts[texts][image_queries.top_candidates]
-        top_images[texts] = all_images[images][text_queries.top_candidates]
-        fold_metrics.append(ranking_metrics(image_queries.positive_ranks, text_queries.positive_ranks))
-        fold_scores.append(_score_samples(image_queries, text_queries))
-    samples = {name: torch.cat([fold[name] for fold in fold_scores]) for name in fold_scores[0]}
+        top_texts[images] = texts[image_queries.top_candidates]
+        top_images[texts] = images[text_queries.top_candidates]
+        ranked.append((image_queries, text_queries))
+    fold_metrics = [ranking_metrics(image_queries.positive_ranks, text_queries.positive_ranks) for image_queries, text_queries in ranked]
+    samples = {
+        "positive": torch.cat([image_queries.positive_scores.flatten() for image_queries, _ in ranked]),
+        "hardest_i2t": torch.cat([image_queries.hardest_negative_scores for image_queries, _ in ranked]),
+        "hardest_t2i": torch.cat([text_queries.hardest_negative_scores for _, text_queries in ranked]),
+    }
     return Evaluation(
         protocol=protocol.name,
-        num_images=len(fold[0]),
-        num_texts=len(fold[1]),
+        num_images=len(images),
+        num_texts=len(texts),
         captions_per_image=len(text_ids) / len(image_ids),
         ties=ties,
         metrics={name: float(np.mean([metrics[name] for metrics in fold_metrics])) for name in fold_metrics[0]},
@@ -261,12 +267,16 @@ def evaluate(
     )
 
 
-def _score_samples(image_queries: RankedQueries, text_queries: RankedQueries) -> dict[str, Tensor]:
-    return {
-        "positive": image_queries.positive_scores.flatten(),
-        "hardest_i2t": image_queries.hardest_negative_scores,
-        "hardest_t2i": text_queries.hardest_negative_scores,
-    }
+def _check_ids(visual: Encoded, text: Encoded, image_ids: Tensor, text_ids: Tensor) -> None:
+    """Check that there is one id per item, and that each image has a text and each text an image."""
+    for encoded, ids in ((visual, image_ids), (text, text_ids)):
+        if len(encoded) != len(ids):
+            raise ShapeError(f"ids: expected {len(encoded)}, one per encoded item, got {len(ids)}.")
+        if not len(ids):
+            raise ShapeError("images, texts: expected at least one of each, got none. There is nothing to rank.")
+    for kind, other, ids, other_ids in (("image", "text", image_ids, text_ids), ("text", "image", text_ids, image_ids)):
+        for item in (~torch.isin(ids, other_ids)).nonzero()[:1, 0].tolist():
+            raise ShapeError(f"{kind} {item}: expected at least one {other} with its id, got none. Leave it out, it cannot be ranked.")
 
 
 def _validate_arguments(visual: Encoded, text: Encoded, score: Score, protocol: str | Protocol, ties: Ties | None) -> tuple[Protocol, Ties]:

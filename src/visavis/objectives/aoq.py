@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from visavis.objectives.base import Reduction, SummaryObjective
-from visavis.objectives.pairs import NEG_INF, HardestNegative, select_by_query
+from visavis.objectives.pairs import NEG_INF, select_by_query
 from visavis.spec import PositiveFloat
 from visavis.targets import Targets, missing_annotation
 
@@ -55,9 +55,6 @@ class AOQ(SummaryObjective):
     alpha: PositiveFloat = 0.3
     beta: float = 1.5
     reduction: Reduction = "sum"
-
-    def summary(self, targets: Targets) -> HardestNegative:
-        return HardestNegative()
 
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
         if targets.query_offline_scores is None or not targets.query_offline_scores.shape[1]:

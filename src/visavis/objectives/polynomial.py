@@ -63,9 +63,6 @@ class SSP(SummaryObjective):
     negative: tuple[float, ...] = (0.03, -0.4, 0.9)
     reduction: Reduction = "mean"
 
-    def summary(self, targets: Targets) -> HardestNegative:
-        return HardestNegative()
-
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
         margin = select_by_query(targets.query_margin_or(self.margin, "SSP"), query)
         idle = (negatives + margin <= positive) | (positive >= MAX_NORMALIZED_DISTANCE)

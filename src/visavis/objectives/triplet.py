@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from visavis.objectives.base import Objective, Reduction, SummaryObjective
-from visavis.objectives.pairs import HardestNegative, find_positive_pairs, select_by_query
+from visavis.objectives.pairs import find_positive_pairs, select_by_query
 from visavis.spec import PositiveInt
 from visavis.targets import Targets
 
@@ -87,9 +87,6 @@ class TripletHN(SummaryObjective):
 
     margin: float = 0.2
     reduction: Reduction = "sum"
-
-    def summary(self, targets: Targets) -> HardestNegative:
-        return HardestNegative()
 
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
         margin = select_by_query(targets.query_margin_or(self.margin, "TripletHN"), query)
