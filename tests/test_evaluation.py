@@ -170,6 +170,11 @@ def test_rank_scores_accepts_half_precision() -> None:
     assert actual.text_ranks.tolist() == best_ranks(scores.float().T, Targets(query_ids=text_ids, candidate_ids=image_ids)).tolist()
 
 
+def test_evaluate_rejects_text_without_image_in_folds() -> None:
+    with pytest.raises(ShapeError, match="text 4: expected at least one image with its id"):
+        rank_scores(torch.rand(4, 5), range(4), [0, 1, 2, 3, 9], protocol=Protocol(name="folds", description="", folds=2))
+
+
 def test_evaluate_averages_consecutive_folds() -> None:
     visual, text, image_ids, text_ids = captioned(20, 3, embedding_dim=4)
     folds = Protocol(name="folds", description="", folds=5)

@@ -177,6 +177,20 @@ def get_protocols(protocols: str | Protocol | Sequence[str | Protocol]) -> list[
     return [get_protocol(protocol) for protocol in ([protocols] if isinstance(protocols, str | Protocol) else protocols)]
 
 
+def select_captions(data: Dataset, protocols: Sequence[Protocol]) -> Dataset:
+    """Select the captions of a split that any of the protocols ranks: all images with the first captions of each.
+
+    Args:
+        data: A split.
+        protocols: The protocols.
+
+    Returns:
+        The split, with as many captions per image as the protocols need.
+    """
+    numbers = [protocol.captions_per_image for protocol in protocols if protocol.captions_per_image is not None]
+    return data.first_captions(max(numbers)) if len(numbers) == len(protocols) else data
+
+
 COCO_5K_FILE = "coco_5k_test_text/dataset_coco_5k_test.json"
 """The 5,000 test images: file names, captions, and their MS-COCO ids, which the lists use."""
 

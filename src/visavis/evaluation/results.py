@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ from visavis import storage
 from visavis.blocking import Score
 from visavis.data.dataset import Dataset
 from visavis.errors import RunError, ShapeError, SpecError, format_value
-from visavis.evaluation.protocols import Protocol, get_protocol, read_listed_positives
+from visavis.evaluation.protocols import Protocol, get_protocol, read_listed_positives, select_captions
 from visavis.evaluation.published_row import PublishedRow
 from visavis.evaluation.tiled_ranking import rank_by_rows, rank_by_tiles
-from visavis.graded.ranking_coherence import RankingCoherence
+from visavis.graded.ranking_coherence import RankingCoherence, ranking_coherence
 from visavis.memory_budget import MemoryLimit
 from visavis.metrics import ranking_metrics
 from visavis.metrics.argument_checks import Ties, validate_instance, validate_literal, validate_tensor
@@ -393,3 +393,47 @@ def rank_scores(
 
     visual, text = (Encoded(torch.arange(length)) for length in scores.shape)
     return evaluate(visual, text, score, image_ids, text_ids, protocol=protocol, ties=ties)
+
+
+def evaluate_dataset(
+    visual: Encoded,
+    text: Encoded,
+    score: Score,
+    data: Dataset,
+    protocols: Sequence[Protocol],
+    *,
+    relevance: str = "",
+    semantics: str = "reference",
+    memory: MemoryLimit = None,
+) -> Evaluation:
+    """Evaluate encoded images and captions with `evaluate` or `evaluate_listed`, as each protocol requires.
+
+    Args:
+        visual: Encoded images of the data set, in its order.
+        text: Encoded captions of the data set, in its order.
+        score: Score function.
+        data: The data set.
+        protocols: The first is the result, the others are its ``other_protocols``.
+        relevance: Relevance estimator, for the coherence of the ranking with graded relevance. Empty: none.
+        semantics: Semantics of CS@K.
+        memory: Memory of a tile.
+
+    Returns:
+        The result.
+    """
+    results = []
+    for protocol in protocols:
+        selected = select_captions(data, [protocol])
+        captions = select_items(text, torch.from_numpy(np.flatnonzero(np.isin(data.caption_rows, selected.caption_rows))))
+        if protocol.positives_file:
+            result = evaluate_listed(visual, captions, score, selected, protocol=protocol, memory=memory)
+        else:
+            ids = torch.arange(len(selected.images)), torch.from_numpy(selected.image_of)
+            result = evaluate(visual, captions, score, *ids, protocol=protocol, memory=memory)
+        if relevance:
+            coherence = ranking_coherence(
+                visual, captions, score, selected, relevance, semantics=semantics, folds=protocol.folds, memory=memory
+            )
+            result = replace(result, coherence=coherence)
+        results.append(result)
+    return replace(results[0], other_protocols=tuple(results[1:]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any, Self
 
 import torch
@@ -41,9 +42,8 @@ class FunctionScores(Scores):
         )
         self.gradient_sums = InputGradients(image_sums, text_sums, [torch.zeros_like(parameter) for parameter in self.parameters])
         self.rng_states: dict[tuple[bool, int, int], Any] = {}
-        self.dtype = torch.float32
-        for part in (*float_tensors(images), *float_tensors(texts)):
-            self.dtype = torch.promote_types(self.dtype, part.dtype)
+        dtypes = (part.dtype for part in (*float_tensors(images), *float_tensors(texts)))
+        self.dtype = reduce(torch.promote_types, dtypes, torch.float32)
 
     @property
     def num_items(self) -> tuple[int, int]:

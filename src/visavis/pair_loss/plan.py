@@ -45,7 +45,6 @@ DEFAULT_TILE_SIDE = 8192
 # Tiles that wait for their gradient.
 MAX_CACHED_TILE_BYTES = 5 * 2**24
 
-ExecutionPath = Literal["dense", "cached", "row_blocks", "tiles"]
 IntPair = tuple[int, int]
 
 
@@ -154,14 +153,14 @@ class ExecutionPlan:
         path: "dense" for the graph of one matrix, "cached" for one direction after the other over cached cosines, "row_blocks"
             for the same with blocks that are scored when needed, "tiles" for tiles that serve both directions.
         num_queries: Number of images and of texts that are queries.
-        block_rows: Queries of a block, for each direction.
-        block_columns: Candidates that are scored with a graph at once, for each direction.
-        tile_shape: Rows and columns of a tile.
+        block_rows: Maximum number of queries of a block, for each direction.
+        block_columns: Maximum number of candidates that are scored with a graph at once, for each direction.
+        tile_shape: Maximum rows and columns of a tile.
         cached_tile_bytes: Memory for tiles that wait for their gradient.
         expected_bytes: Expected peak memory next to the items and their gradients.
     """
 
-    path: ExecutionPath
+    path: Literal["dense", "cached", "row_blocks", "tiles"]
     num_queries: IntPair
     block_rows: IntPair
     block_columns: IntPair
@@ -192,7 +191,8 @@ def choose_plan(inputs: PlanInputs) -> ExecutionPlan:
     ==========  =======================================================================================================
     dense       One rank, no ``block_rows``, at most 2^22 scores (pairs x candidates for an objective that needs the pair
                 matrix), and blocks are not faster. Blocks are faster for cosines without extra candidates and without
-                annotations that need a gradient: always for summary objectives, for others on a CPU above 2^18 scores.
+                annotations that need a gradient: always for summary objectives, for others on a CPU if the number of
+                scores is greater than 2^18.
     tiles       The objective needs one number per query with these targets, no extra candidates, and one rank or targets
                 that hold only ids.
     cached      Cosines without extra candidates, one rank, no ``block_rows``, at most 2^24 scores, in at most half of the
