@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from visavis.errors import VisavisError
-from visavis.evaluation.evaluate_dataset import evaluate_dataset
 from visavis.evaluation.protocols import get_protocols
+from visavis.evaluation.results import evaluate_dataset
 from visavis.models.base import encode_unit_rows, get_vectors
 from visavis.models.inference import device_score
 from visavis.pair_loss.encoded_items import truncate_embeddings

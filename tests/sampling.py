@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -38,9 +39,38 @@ def rows_of_pairs(axes: Sequence[Sequence[Any]], seed: int = SEED) -> list[tuple
 
 
 def pairwise(**axes: Iterable[Any]) -> Any:
-    """``pytest.mark.parametrize`` over all named parameters, with rows that contain every pair of values of two parameters."""
+    """Call a test with combinations that contain every pair of values of two parameters. With two parameters, these are all.
+
+    Each value of the first parameter is one test, which loops over the combinations of the others.
+    """
     values = [list(axis) for axis in axes.values()]
-    rows = [tuple(axis[index] for axis, index in zip(values, row, strict=True)) for row in rows_of_pairs(values)]
-    return pytest.mark.parametrize(
-        tuple(axes), rows, ids=["-".join(getattr(value, "__name__", str(value)) for value in row) for row in rows]
-    )
+    combinations: dict[int, list[dict[str, Any]]] = {index: [] for index in range(len(values[0]))}
+    for row in rows_of_pairs(values):
+        combinations[row[0]].append({name: axis[index] for name, axis, index in zip(axes, values, row, strict=True)})
+    names = [getattr(value, "__name__", str(value)) for value in values[0]]
+    return lambda test: pytest.mark.parametrize("combinations", combinations.values(), ids=names)(_looped(test, [*axes]))
+
+
+def for_each(**axis: Iterable[Any]) -> Any:
+    """Call a test with each value of one parameter, in one test."""
+    ((name, values),) = axis.items()
+    combinations = [{name: value} for value in values]
+    return lambda test: pytest.mark.parametrize("combinations", [combinations], ids=[f"each {name}"])(_looped(test, [name]))
+
+
+def _looped(test: Callable[..., None], names: Sequence[str]) -> Callable[..., None]:
+    """The test as a function of ``combinations`` of the named parameters. A failure names its combination."""
+
+    def loop(combinations: Sequence[dict[str, Any]], **fixtures: Any) -> None:
+        for combination in combinations:
+            try:
+                test(**combination, **fixtures)
+            except Exception as error:
+                error.add_note(f"with {combination}")
+                raise
+
+    fixtures = [parameter for name, parameter in inspect.signature(test).parameters.items() if name not in names]
+    first = inspect.Parameter("combinations", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    loop.__signature__ = inspect.Signature([first, *fixtures])  # type: ignore[attr-defined]
+    loop.__name__, loop.__doc__, loop.__module__ = test.__name__, test.__doc__, test.__module__
+    return loop

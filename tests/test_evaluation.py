@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.matching import mentions
+from tests.sampling import pairwise
 from torch import Tensor
 
 from visavis import Targets
@@ -18,8 +19,8 @@ from visavis.errors import DataError, ShapeError, SpecError
 from visavis.evaluation import CATALOG, Protocol, evaluate, rank_scores
 from visavis.evaluation.tiled_ranking import rank_by_tiles
 from visavis.metrics import best_ranks
+from visavis.metrics.argument_checks import Ties
 from visavis.metrics.ranking import best_rank_column
-from visavis.metrics.validation import Ties
 from visavis.scoring import DeviceScore
 from visavis.types import Encoded
 
@@ -93,9 +94,7 @@ def test_evaluate_ranks_match_argsort(dtype: torch.dtype) -> None:
         assert text_ranks[caption] == 1 + np.flatnonzero(np.argsort(-column) == int(text_ids[caption]))[0]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("tile", [(1024, 5120), (7, 11), (3, 200), (1, 40)])
-@pytest.mark.parametrize("images", [10, 37, 101])
+@pairwise(tile=[(1024, 5120), (7, 11), (3, 200), (1, 40)], images=[10, 37, 101], dtype=[torch.float32, torch.float64])
 def test_evaluate_duplicated_image_is_exact_tie(images: int, tile: tuple[int, int], dtype: torch.dtype) -> None:
     visual, text, image_ids, text_ids = captioned(images, 3, embedding_dim=64, dtype=dtype)
     half = images // 2
@@ -106,8 +105,7 @@ def test_evaluate_duplicated_image_is_exact_tie(images: int, tile: tuple[int, in
     assert both[: 3 * half] == [2 * rank for rank in single]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("images", [3, 10, 50, 257])
+@pairwise(dtype=[torch.float32, torch.float64], images=[3, 10, 50, 257])
 def test_evaluate_collapsed_model_has_worst_ranks(images: int, dtype: torch.dtype) -> None:
     embedding, ids = unit(1, 48, dtype=dtype), torch.arange(images)
     visual, text = (embedding.expand(n, -1) for n in (images, 5 * images))
@@ -170,6 +168,11 @@ def test_rank_scores_accepts_half_precision() -> None:
     scores = (visual @ text.T).bfloat16()
     actual = rank_scores(scores, image_ids, text_ids)
     assert actual.text_ranks.tolist() == best_ranks(scores.float().T, Targets(query_ids=text_ids, candidate_ids=image_ids)).tolist()
+
+
+def test_evaluate_rejects_text_without_image_in_folds() -> None:
+    with pytest.raises(ShapeError, match="text 4: expected at least one image with its id"):
+        rank_scores(torch.rand(4, 5), range(4), [0, 1, 2, 3, 9], protocol=Protocol(name="folds", description="", folds=2))
 
 
 def test_evaluate_averages_consecutive_folds() -> None:

@@ -72,7 +72,6 @@ def valid_arguments() -> dict[str, Any]:
         "score": by_product,
         "protocol": SMALL,
         "memory": None,
-        "max_tile": (2, 2),
         "data": data,
         "relevance_estimator": FunctionRelevance(alike),
     }
@@ -80,7 +79,6 @@ def valid_arguments() -> dict[str, Any]:
 
 SPECIAL = {
     "rank_scores": {"scores": torch.eye(3)},
-    "rank_by_rows": {"targets": Targets.paired(3)},
     "evaluate_listed": {"protocol": "cxc"},
 }
 
@@ -88,7 +86,7 @@ SPECIAL = {
 def calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     """Every public function with valid arguments."""
     public = [vars(module)[name] for module in (metrics, evaluation) for name in module.__all__]
-    for function in (*filter(inspect.isfunction, public), blocks.rank_by_tiles, blocks.rank_by_rows, SMALL.validate, SMALL.split_folds):
+    for function in (*filter(inspect.isfunction, public), SMALL.validate, SMALL.split_folds):
         valid = valid_arguments() | SPECIAL.get(function.__name__, {})
         yield function, {name: valid[name] for name in inspect.signature(function).parameters}
 
@@ -169,8 +167,8 @@ def test_ndcg_rejects_invalid_relevance() -> None:
     ],
 )
 def test_evaluation_rejects_invalid_score_results(broken: Any, sentence: str) -> None:
-    given = valid_arguments() | {"score": broken, "targets": Targets.paired(3), "max_tile": (3, 3), "memory": 2**20}
-    for function in (evaluation.evaluate, ranking_coherence, blocks.rank_by_tiles, blocks.rank_by_rows):
+    given = valid_arguments() | {"score": broken, "targets": Targets.paired(3), "memory": 2**20}
+    for function in (evaluation.evaluate, ranking_coherence):
         known = inspect.signature(function).parameters
         arguments = {name: given[name] for name in known if name in given}
         if function is ranking_coherence:

@@ -34,7 +34,7 @@ def test_source_files_have_a_docstring_and_at_most_800_lines():
     assert [name for name, text in texts.items() if not ast.get_docstring(ast.parse(text))] == []
 
 
-SHARED_MODULE_NAMES = {"__init__", "base", "catalog", "conversion", "model", "validation"}
+SHARED_MODULE_NAMES = {"__init__", "base", "catalog", "conversion", "model", "argument_checks"}
 """Names of modules with the same role in parallel packages."""
 
 

@@ -4,9 +4,8 @@ A score of V visual items with T texts may hold far more than V x T numbers. Att
 of numbers for each pair. The cost of a pair is declared (``score_cost``) or measured on blocks of a few items.
 
 Example:
-    >>> from visavis.memory_budget import budget_bytes
     >>> cost = ScoreCost(inference_bytes=8.0, training_bytes=24.0).to_block_cost(training=False)
-    >>> block_shape(1000, 5000, cost, budget_bytes("2MB", "cpu"))
+    >>> block_shape(1000, 5000, cost, 2_000_000)
     (50, 5000)
     >>> def cosine(visual, text):
     ...     return torch.nn.functional.normalize(visual, dim=-1) @ torch.nn.functional.normalize(text, dim=-1).T
@@ -19,8 +18,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import astuple, dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -28,12 +27,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from visavis.errors import ShapeError, SpecError, VisavisError
+from visavis.errors import ShapeError, VisavisError
 from visavis.memory_budget import format_bytes
-from visavis.types import Encoded
+from visavis.spec import PositiveFloat, validate_fields
+from visavis.types import Items, all_tensors, map_tensors
 
-Items = Tensor | Encoded
-"""Visual items or texts: one tensor of vectors, or encoded items."""
 Score = Callable[[Any, Any], Tensor]
 """``score(visual, text) -> [V, T]``, the signature of every matcher's score."""
 
@@ -79,16 +77,8 @@ class BlockCost:
         """
         return int(self.fixed_bytes + self.visual_bytes * num_visual + self.text_bytes * num_text + self.pair_bytes * num_visual * num_text)
 
-    def plus_pair_bytes(self, pair_bytes: float) -> BlockCost:
-        """Add the memory that the caller holds per pair.
-
-        Args:
-            pair_bytes: Additional bytes per pair.
-
-        Returns:
-            The larger cost.
-        """
-        return BlockCost(self.pair_bytes + pair_bytes, self.visual_bytes, self.text_bytes, self.fixed_bytes)
+    def __add__(self, other: BlockCost) -> BlockCost:
+        return BlockCost(*(own + added for own, added in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def transposed(self) -> BlockCost:
@@ -108,14 +98,11 @@ class ScoreCost:
         SpecError: If a value is not a positive number.
     """
 
-    inference_bytes: float
-    training_bytes: float
+    inference_bytes: PositiveFloat
+    training_bytes: PositiveFloat
 
     def __post_init__(self) -> None:
-        for name in ("inference_bytes", "training_bytes"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-                raise SpecError(f"ScoreCost.{name}: expected a number above 0, got {value!r}. Set the bytes of one pair.")
+        validate_fields(self)
 
     def to_block_cost(self, *, training: bool) -> BlockCost:
         """Convert to the cost of a block.
@@ -126,7 +113,7 @@ class ScoreCost:
         Returns:
             A cost of pairs alone.
         """
-        return BlockCost(float(self.training_bytes if training else self.inference_bytes))
+        return BlockCost(self.training_bytes if training else self.inference_bytes)
 
 
 def declared_cost(score: Score, visual: Items, text: Items) -> ScoreCost | None:
@@ -190,8 +177,9 @@ def block_shape(
         )
 
     def columns_that_fit(num_rows: int) -> int:
-        room = memory_bytes - cost.fixed_bytes - cost.visual_bytes * num_rows
-        return _count_that_fits(room, cost.text_bytes + cost.pair_bytes * num_rows)
+        return _count_that_fits(
+            memory_bytes - cost.fixed_bytes - cost.visual_bytes * num_rows, cost.text_bytes + cost.pair_bytes * num_rows
+        )
 
     min_rows = min(height, MIN_BLOCK_ROWS)
     num_rows = _count_that_fits(memory_bytes - cost.fixed_bytes - cost.text_bytes * width, cost.visual_bytes + cost.pair_bytes * width)
@@ -223,24 +211,6 @@ def chunk_slices(length: int, chunk_size: int) -> list[slice]:
         [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
     """
     return [slice(start, min(start + chunk_size, length)) for start in range(0, length, chunk_size)]
-
-
-def block_slices(rows: int, columns: int, shape: tuple[int, int]) -> list[tuple[slice, slice]]:
-    """Split a matrix into blocks, in row-major order.
-
-    Args:
-        rows: Rows of the matrix.
-        columns: Columns of the matrix.
-        shape: Maximum rows and columns of a block.
-
-    Returns:
-        Rows and columns of each block.
-
-    Example:
-        >>> block_slices(3, 5, (2, 5))
-        [(slice(0, 2, None), slice(0, 5, None)), (slice(2, 3, None), slice(0, 5, None))]
-    """
-    return [(row_slice, column_slice) for row_slice in chunk_slices(rows, shape[0]) for column_slice in chunk_slices(columns, shape[1])]
 
 
 def checked_scores(score: Score, visual: Items, text: Items) -> Tensor:
@@ -297,7 +267,7 @@ def score_in_blocks(score: Score, visual: Items, text: Items, shape: tuple[int, 
     Raises:
         ShapeError: If the score of a block has a wrong shape.
     """
-    slices = block_slices(len(visual), len(text), shape)
+    slices = list(product(chunk_slices(len(visual), shape[0]), chunk_slices(len(text), shape[1])))
     if len(slices) <= 1:
         return checked_scores(score, visual, text)
     scores: Tensor | None = None
@@ -344,9 +314,16 @@ def measure_score_cost(score: Score, visual: Items, text: Items, *, training: bo
         return BlockCost(0.0)
 
     def prepare(height: int, width: int) -> Callable[[], Any]:
-        return partial(_score_block, score, _leaves(_resize(visual, height), training), _leaves(_resize(text, width), training), training)
+        leaves = detached_leaves(_resize(visual, height)), detached_leaves(_resize(text, width))
 
-    with _preserve_state(score, visual):
+        def score_block() -> None:
+            scores = checked_scores(score, *leaves)
+            if inputs := graph_leaves(scores):
+                torch.autograd.grad(scores, inputs, torch.ones_like(scores), retain_graph=True, allow_unused=True)
+
+        return score_block
+
+    with _preserve_state(score, visual), torch.set_grad_enabled(training):
         return measure_block_cost(prepare, *PROBE_SHAPE)
 
 
@@ -364,12 +341,17 @@ def measure_block_cost(prepare: Callable[[int, int], Callable[[], Any]], height:
     Returns:
         The cost of a block.
     """
-    low_narrow, low_wide, high_narrow, high_wide = (_live_bytes(prepare(h, w)) for h in (height, 2 * height) for w in (width, 2 * width))
+    blocks = []
+    for rows, columns in product((height, 2 * height), (width, 2 * width)):
+        computation = prepare(rows, columns)
+        with _LiveBytes() as live:
+            computation()
+        blocks.append(live.after_each_step or [0])
     # The number of steps may depend on the items. Then only the largest block counts.
-    if len({len(steps) for steps in (low_narrow, low_wide, high_narrow, high_wide)}) > 1:
-        return BlockCost(max(high_wide) / (4 * height * width))
+    if len(set(map(len, blocks))) > 1:
+        return BlockCost(max(blocks[-1]) / (4 * height * width))
     pair = row = column = fixed = 0.0
-    for ll, lh, hl, hh in zip(low_narrow, low_wide, high_narrow, high_wide, strict=True):
+    for ll, lh, hl, hh in zip(*blocks, strict=True):
         per_pair = (hh - hl - lh + ll) / (height * width)
         per_row = (hl - ll) / height - per_pair * width
         per_column = (lh - ll) / width - per_pair * height
@@ -402,26 +384,16 @@ def _resize(items: Items, count: int) -> Items:
     return items[:count] if len(items) >= count else items[torch.arange(count) % len(items)]
 
 
-def _leaves(items: Items, training: bool) -> Items:
-    def leaf(part: Tensor) -> Tensor:
-        return part.detach().requires_grad_(training and part.is_floating_point())
+def detached_leaves(items: Items) -> Items:
+    """Detach items. With gradients enabled, they are leaves of a new graph.
 
-    return leaf(items) if isinstance(items, Tensor) else items.map(leaf)
+    Args:
+        items: A tensor or Encoded items.
 
-
-def _score_block(score: Score, visual: Items, text: Items, training: bool) -> Any:
-    """Run the forward pass of a block and, in training, the backward pass."""
-    with torch.set_grad_enabled(training):
-        scores = checked_scores(score, visual, text)
-        leaves = graph_leaves(scores) if training else []
-        return leaves and torch.autograd.grad(scores, leaves, torch.ones_like(scores), retain_graph=True, allow_unused=True)
-
-
-def _live_bytes(computation: Callable[[], Any]) -> list[int]:
-    """Return the bytes that are alive after each step of a computation."""
-    with _LiveBytes() as live:
-        computation()
-    return live.after_each_step or [0]
+    Returns:
+        The leaves.
+    """
+    return map_tensors(lambda part: part.detach().requires_grad_(part.is_floating_point() and torch.is_grad_enabled()), items)
 
 
 class _LiveBytes(TorchDispatchMode):
@@ -439,9 +411,8 @@ class _LiveBytes(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         inputs = {part.untyped_storage()._cdata for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)}
-        result = func(*args, **kwargs)
+        result = func(*args, **(kwargs or {}))
         for part in tree_leaves(result):
             if isinstance(part, Tensor):
                 self._count(part.untyped_storage(), inputs)
@@ -464,7 +435,7 @@ class _LiveBytes(TorchDispatchMode):
 @contextmanager
 def _preserve_state(score: Score, items: Items) -> Iterator[None]:
     """Restore random numbers, buffers (of a batch norm) and the cast cache of autocast afterwards."""
-    first = items if isinstance(items, Tensor) else next(iter(tree_leaves(items.vectors)))
+    first = all_tensors(items)[0]
     owner = getattr(score, "__self__", score)
     buffers = list(owner.buffers()) if isinstance(owner, nn.Module) else []
     before = [buffer.clone() for buffer in buffers]

@@ -24,18 +24,15 @@ from visavis.blocking import (
     MAX_TILE_SHAPE,
     PROBE_SHAPE,
     BlockCost,
-    Items,
     Score,
-    ScoreCost,
     block_cost_of,
     block_shape,
     chunk_slices,
-    declared_cost,
     measure_score_cost,
     score_in_blocks,
 )
 from visavis.memory_budget import MemoryLimit, budget_bytes
-from visavis.types import Direction, Encoded
+from visavis.types import Direction, Encoded, Items, all_tensors
 
 MAX_QUERY_ROWS = 256
 """Number of queries that are scored at once. More are not faster."""
@@ -59,18 +56,6 @@ class DeviceScore:
     @torch.inference_mode()
     def __call__(self, visual: Items, text: Items) -> Tensor:
         return self.score(visual.to(self.device), text.to(self.device)).cpu()
-
-    def score_cost(self, visual: Items, text: Items) -> ScoreCost | None:
-        """Return the declared cost of the score function.
-
-        Args:
-            visual: Visual items.
-            text: Texts.
-
-        Returns:
-            The cost, or None if it must be measured.
-        """
-        return declared_cost(self.score, visual, text)
 
 
 @dataclass(frozen=True)
@@ -276,7 +261,7 @@ def inference_block_cost(score: Score, visual: Items, text: Items) -> BlockCost:
         cost = block_cost_of(score.score, *(items.to(score.device) for items in samples), training=False)
     else:
         cost = block_cost_of(score, *samples, training=False)
-    return BlockCost(cost.pair_bytes, cost.visual_bytes + item_bytes(visual), cost.text_bytes + item_bytes(text), cost.fixed_bytes)
+    return cost + BlockCost(0.0, item_bytes(visual), item_bytes(text))
 
 
 def item_bytes(items: Items) -> int:
@@ -288,7 +273,7 @@ def item_bytes(items: Items) -> int:
     Returns:
         Bytes, 0 without items.
     """
-    return sum(part[0].numel() * part.element_size() for part in _parts(largest_items(items, 1))) if len(items) else 0
+    return sum(part[0].numel() * part.element_size() for part in all_tensors(largest_items(items, 1))) if len(items) else 0
 
 
 def largest_items(items: Items, count: int) -> Items:
@@ -331,15 +316,11 @@ def _shape(
     max_shape: tuple[int | None, int | None] = (None, None),
 ) -> tuple[int, int]:
     """Choose the shape of blocks that fit into memory and do not exceed ``MAX_BLOCK_BYTES``."""
-    cost, size = inference_block_cost(score, visual, text).plus_pair_bytes(caller_bytes_per_pair), (len(visual), len(text))
+    cost, size = inference_block_cost(score, visual, text) + BlockCost(caller_bytes_per_pair), (len(visual), len(text))
     max_shape = block_shape(*size, BlockCost(cost.pair_bytes), max(MAX_BLOCK_BYTES, math.ceil(cost.pair_bytes)), max_shape=max_shape)
     return block_shape(*size, cost, memory_bytes, max_shape=max_shape)
 
 
 def _bytes_for(score: Score, items: Items, memory: MemoryLimit) -> int:
-    device = score.device if isinstance(score, DeviceScore) else next((part.device for part in _parts(items[:1])), torch.device("cpu"))
+    device = score.device if isinstance(score, DeviceScore) else next((part.device for part in all_tensors(items[:1])), torch.device("cpu"))
     return budget_bytes(memory, device)
-
-
-def _parts(items: Items) -> list[Tensor]:
-    return [items] if isinstance(items, Tensor) else items.tensors

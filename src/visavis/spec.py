@@ -1,4 +1,4 @@
-"""Specs: parsing and formatting of frozen dataclasses, such as "Unified(margin=0.2)".
+"""Specs: parsing and checking of frozen dataclasses, such as "Unified(margin=0.2)".
 
 A spec is the call that makes a frozen dataclass, with literals only. It is parsed with ``ast`` and never evaluated.
 ``repr`` of such a value is its spec, so run folders, reports and command lines share one notation.
@@ -40,6 +40,8 @@ PositiveFloat = Annotated[float, Constraint(lambda number: number > 0, "a number
 NonNegativeFloat = Annotated[float, Constraint(lambda number: number >= 0, "a number >= 0")]
 UnitFloat = Annotated[float, Constraint(lambda number: 0 <= number <= 1, "a number from 0 to 1")]
 DropoutRate = Annotated[float, Constraint(lambda number: 0 <= number < 1, "a number >= 0 and < 1")]
+
+EXPECTED_KINDS: dict[type, str] = {int: "an integer", bool: "True or False", str: "a text in quotes"}
 
 
 def parse(text: str, catalog: Iterable[type[T]]) -> T:
@@ -91,9 +93,11 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
         raise SpecError(f"{text!r} has a value without a name. Write field=value.")
     values: dict[str, Any] = {}
     for keyword in call.keywords:
-        if (field := _field(keyword, text)) in values:
-            raise SpecError(f"{text!r} sets {field} twice. Keep one.")
-        values[field] = _literal(keyword.value, text)
+        if keyword.arg is None:
+            raise SpecError(f"{text!r} uses **. Write field=value.")
+        if keyword.arg in values:
+            raise SpecError(f"{text!r} sets {keyword.arg} twice. Keep one.")
+        values[keyword.arg] = _literal(keyword.value, text)
     return match[1], values
 
 
@@ -118,18 +122,6 @@ def build_object(kind: type[T], values: dict[str, Any]) -> T:
         if field.init and field.name not in values and field.default is MISSING and field.default_factory is MISSING:
             raise SpecError(f"{_title(kind)} needs a value for its field {field.name}.")
     return kind(**values)
-
-
-def format_spec(value: Any) -> str:
-    """Format a dataclass as a spec: its name and every field, in the order of declaration.
-
-    Args:
-        value: The dataclass instance.
-
-    Returns:
-        Text that `parse` accepts.
-    """
-    return f"{type(value).__name__}({', '.join(f'{field.name}={getattr(value, field.name)!r}' for field in fields(value))})"
 
 
 def validate_fields(value: Any) -> None:
@@ -224,7 +216,10 @@ def _coerce(given: Any, hint: Any) -> Any:
     if origin in (typing.Union, types.UnionType):
         if given is None and type(None) in get_args(hint):
             return None
-        return _coerce(given, next(kind for kind in get_args(hint) if kind is not type(None)))
+        try:
+            return _coerce(given, next(kind for kind in get_args(hint) if kind is not type(None)))
+        except TypeError as expected:
+            raise TypeError(f"{expected}, or None") from None
     if origin is tuple:
         if not isinstance(given, list | tuple):
             raise TypeError("a list of values")
@@ -237,24 +232,14 @@ def _coerce(given: Any, hint: Any) -> Any:
         if isinstance(given, bool) or not isinstance(given, int | float) or not -sys.float_info.max <= given <= sys.float_info.max:
             raise TypeError("a finite number")
         return float(given)
-    if hint is int and (isinstance(given, bool) or not isinstance(given, int)):
-        raise TypeError("an integer")
-    if hint is bool and not isinstance(given, bool):
-        raise TypeError("True or False")
-    if hint is str and not isinstance(given, str):
-        raise TypeError("a text in quotes")
+    if hint in EXPECTED_KINDS and (not isinstance(given, hint) or (hint is int and isinstance(given, bool))):
+        raise TypeError(EXPECTED_KINDS[hint])
     return given
 
 
 def _title(kind: type) -> str:
     """Name of a class in error messages. A Config is named after its owner."""
     return kind.__qualname__.rpartition("<locals>.")[2].removesuffix(".Config")
-
-
-def _field(keyword: ast.keyword, text: str) -> str:
-    if keyword.arg is None:
-        raise SpecError(f"{text!r} uses **. Write field=value.")
-    return keyword.arg
 
 
 def _literal(node: ast.expr, text: str) -> Any:

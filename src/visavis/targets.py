@@ -60,11 +60,6 @@ class Annotation:
     transposed_field: str = ""
     supplier: str = ""
 
-    @property
-    def transposed_name(self) -> str:
-        """Name of the field after the roles are exchanged."""
-        return self.transposed_field or self.name
-
 
 ANNOTATIONS = (
     Annotation("relevance", supplier="GradedSupervision"),
@@ -201,7 +196,7 @@ class Targets:
     def T(self) -> Targets:
         """The same targets with the roles of queries and candidates exchanged."""
         swapped = {"query_ids": self.candidate_ids, "candidate_ids": self.query_ids, "rows": self.columns, "columns": self.rows}
-        annotations = {each.transposed_name: _transpose(getattr(self, each.name), each) for each in ANNOTATIONS}
+        annotations = {each.transposed_field or each.name: _transpose(getattr(self, each.name), each) for each in ANNOTATIONS}
         relation = None if self.relation is None else self.relation.flip(1)
         return replace(self, relation=relation, **swapped, **annotations)  # type: ignore[arg-type]
 

@@ -131,6 +131,35 @@ class AttentionWeights:
     scores: Tensor
 
 
+Items = Tensor | Encoded
+"""Items of one side: one tensor of vectors, or encoded items."""
+
+
+def all_tensors(items: Items) -> list[Tensor]:
+    """List every tensor of the items, masks included, in a fixed order.
+
+    Args:
+        items: A tensor or Encoded items.
+
+    Returns:
+        The tensors.
+    """
+    return [items] if isinstance(items, Tensor) else items.tensors
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], items: Items) -> Items:
+    """Apply a function to every tensor of the items.
+
+    Args:
+        function: Maps a tensor to a tensor.
+        items: A tensor or Encoded items.
+
+    Returns:
+        The new items.
+    """
+    return function(items) if isinstance(items, Tensor) else items.map(function)
+
+
 def concatenate(blocks: Iterable[Encoded]) -> Encoded:
     """Join blocks of items. Shorter ``L`` axes are padded with zeros to the longest.
 

@@ -15,7 +15,7 @@ from ir_measures import Success, nDCG
 from visavis.data.dataset import Dataset, Image
 from visavis.errors import RefusedOverwrite, ShapeError
 from visavis.evaluation import Evaluation, Protocol, rank_scores
-from visavis.evaluation.evaluate_dataset import evaluate_dataset
+from visavis.evaluation.results import evaluate_dataset
 from visavis.experiments.bootstrap import bootstrap_images
 from visavis.experiments.results_table import (
     CAPTION_METRICS,

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch.nn.functional import normalize
 
 from visavis import Targets
 from visavis.objectives import CATALOG
 
-every_objective = pytest.mark.parametrize("kind", CATALOG, ids=lambda kind: kind.__name__)
+from ..sampling import for_each
+
+every_objective = for_each(kind=CATALOG)
 
 RELATIONS = {
     "pairs": (range(6), range(6)),
     "captions": ([3, 1, 2], [1, 1, 2, 2, 3, 3, 3]),
     "duplicates": ([1, 1, 2, 3], [1, 2, 2, 3, 1]),
 }
-every_relation = pytest.mark.parametrize("relation", RELATIONS)
 
 
 def cosines(num_queries: int, num_candidates: int | None = None) -> torch.Tensor:

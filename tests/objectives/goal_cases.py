@@ -11,8 +11,10 @@ from torch.nn.functional import normalize
 from visavis import Targets
 from visavis.objectives import Goal
 
+from ..sampling import for_each
+
 ALL = [goal for semantics in ("paper", "reference") for goal in Goal.all(semantics=semantics)]
-every_goal = pytest.mark.parametrize("goal", ALL, ids=lambda goal: f"{goal.semantics}-{goal.triplet}-{goal.pair}")
+every_goal = for_each(goal=ALL)
 every_pair_of_weights = pytest.mark.parametrize("goal", Goal.all(), ids=lambda goal: f"{goal.triplet}-{goal.pair}")
 
 RELATIONS = {
@@ -23,7 +25,7 @@ RELATIONS = {
     "overlapping": Targets.from_pairs([0, 0, 1, 1, 2], [0, 1, 1, 2, 0], 4, 5),
     "ignored": Targets.paired(5, ignore=torch.rand(5, 5, generator=torch.Generator().manual_seed(3)) > 0.7),
 }
-every_relation = pytest.mark.parametrize("relation", RELATIONS)
+every_relation = for_each(relation=RELATIONS)
 
 
 def sides(num_queries: int, num_candidates: int | None = None) -> list[torch.Tensor]:

@@ -10,9 +10,9 @@ from visavis.errors import MissingSupervision
 from visavis.objectives import AOQ, TripletHN
 
 from ..matching import mentions
+from ..sampling import for_each, pairwise
 
 RELATIONS = {"pairs": ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4]), "captions": ([7, 8, 7, 9], [8, 7, 7, 9, 8, 3]), "one": ([1], [1])}
-every_relation = pytest.mark.parametrize("relation", RELATIONS)
 
 
 def case(relation, columns=2, **annotations) -> tuple[torch.Tensor, Targets]:
@@ -34,15 +34,13 @@ def by_loops(objective, scores, targets) -> float:
     return total
 
 
-@every_relation
-@pytest.mark.parametrize("columns", [1, 2, 5])
-@pytest.mark.parametrize("objective", [AOQ(), AOQ(margin=0.5, offline_margin=0.1, alpha=0.7, beta=0.2)], ids=["defaults", "others"])
+@pairwise(objective=[AOQ(), AOQ(margin=0.5, offline_margin=0.1, alpha=0.7, beta=0.2)], columns=[1, 2, 5], relation=RELATIONS)
 def test_aoq_matches_loops(relation, columns, objective):
     scores, targets = case(relation, columns)
     assert objective(scores, targets).item() == pytest.approx(by_loops(objective, scores, targets), rel=1e-12, abs=1e-12)
 
 
-@every_relation
+@for_each(relation=RELATIONS)
 def test_aoq_with_constant_weight_equals_weighted_triplet_hn(relation):
     scores, targets = case(relation)
     objective = AOQ(offline_margin=-9, alpha=1e12, beta=1.5)

@@ -37,8 +37,7 @@ def test_objectives_are_finite_for_extreme_scores(kind, edge, dtype):
         assert gradient(kind(**fields), scores, targets).isfinite().all()
 
 
-@every_objective
-@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)])
+@pairwise(kind=CATALOG, shape=[(0, 3), (3, 0), (0, 0)])
 def test_objectives_are_zero_for_empty_batch(kind, shape):
     scores = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
     value = kind()(scores, targets_of(*(range(n) for n in shape)))
@@ -47,8 +46,7 @@ def test_objectives_are_zero_for_empty_batch(kind, shape):
     assert scores.grad.shape == shape
 
 
-@every_objective
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pairwise(kind=CATALOG, dtype=[torch.bfloat16, torch.float16])
 def test_objectives_promote_half_precision_once(kind, dtype):
     scores = cosines(8).to(dtype)
     targets = Targets(

@@ -14,6 +14,7 @@ from visavis.objectives import Goal
 from visavis.objectives.goal import _prescribe as prescribe
 
 from ..matching import mentions
+from ..sampling import for_each, pairwise
 from .goal_cases import (
     ALL,
     RELATIONS,
@@ -56,7 +57,7 @@ def test_goal_ignores_order_of_batch_positives(goal):
     assert_close(gradient(goal, scores, rounded), gradient(goal, scores, targets))
 
 
-@pytest.mark.parametrize("goal", [goal for goal in ALL if goal.pair.endswith("_ms")], ids=str)
+@for_each(goal=[goal for goal in ALL if goal.pair.endswith("_ms")])
 def test_goal_row_blocks_match_full_gradient(goal):
     left, right = sides(6)
     scores, targets = goal.prepare(left @ right.T, Targets.paired(6))
@@ -79,8 +80,7 @@ EDGES = {
 }
 
 
-@every_goal
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pairwise(goal=ALL, dtype=[torch.float64, torch.bfloat16, torch.float16])
 def test_goal_is_finite_for_extreme_scores(goal, dtype):
     for edge in EDGES.values():
         scores = edge.to(dtype)
@@ -184,9 +184,9 @@ def test_goal_needs_positive_scores_for_relative_weights_only():
         assert (prepared.positive_scores is not None) == goal.needs_positive_scores
 
 
-@pytest.mark.parametrize("field", ["tau", "alpha", "beta"])
+@for_each(field=["tau", "alpha", "beta"])
 def test_goal_rejects_slopes_of_zero(field):
-    with pytest.raises(SpecError, match=mentions("Goal", field, "0.0")):
+    with pytest.raises(SpecError, match=mentions("Goal", field, "a number > 0, got 0")):
         Goal(**{field: 0})
 
 

@@ -13,14 +13,13 @@ from visavis.errors import MissingSupervision
 from visavis.objectives import RSP, SSP, VLC, InfoNCE, MaxMargin, NTXent, Triplet, TripletHN, TripletTopK, Unified
 
 from ..matching import mentions
+from ..sampling import for_each, pairwise
 from .cases import assert_close, cosines, gradient
 
-every_with_margins = pytest.mark.parametrize(
-    "kind", [Triplet, TripletHN, TripletTopK, Unified, MaxMargin, SSP, RSP], ids=lambda kind: kind.__name__
-)
+WITH_MARGINS = (Triplet, TripletHN, TripletTopK, Unified, MaxMargin, SSP, RSP)
 
 
-every_gamma = pytest.mark.parametrize("gamma", [0.5, 10.0, 50.0, 1000.0])
+every_gamma = for_each(gamma=[0.5, 10.0, 50.0, 1000.0])
 
 
 @every_gamma
@@ -94,15 +93,14 @@ def test_weight_has_gradient():
     assert torch.autograd.gradcheck(lambda weight: Unified(gamma=5)(scores, Targets.paired(4, weight=weight)), weight)
 
 
-@every_with_margins
+@for_each(kind=WITH_MARGINS)
 def test_given_margins_replace_objective_margin(kind):
     scores, margins = cosines(6), torch.full((6,), 0.3, dtype=torch.float64)
     given_margins = Targets.paired(6, query_margin=margins, candidate_margin=margins)
     assert_close(kind(margin=0.9)(scores, given_margins), kind(margin=0.3)(scores, Targets.paired(6)))
 
 
-@every_with_margins
-@pytest.mark.parametrize("side", ["query_margin", "candidate_margin"])
+@pairwise(side=["query_margin", "candidate_margin"], kind=WITH_MARGINS)
 def test_margins_for_one_side_only_are_rejected(kind, side):
     with pytest.raises(MissingSupervision, match=mentions(kind.__name__, "one side only", "query_margin")):
         kind()(cosines(3), Targets.paired(3, **{side: torch.rand(3)}))

@@ -15,6 +15,7 @@ from visavis.objectives.graded_losses import _hinge_sums as hinge_sums
 from visavis.targets import Factors
 
 from ..matching import mentions
+from ..sampling import pairwise
 
 LEVELS = {
     1: {"margins": (0.2,), "thresholds": (), "betas": (1.0,)},
@@ -30,7 +31,6 @@ RELATIONS = {
     "one": ([1], [1]),
 }
 every_level = pytest.mark.parametrize("levels", LEVELS)
-every_relation = pytest.mark.parametrize("relation", RELATIONS)
 
 
 def case(relation, relevance=None, **annotations) -> tuple[torch.Tensor, Targets]:
@@ -95,11 +95,17 @@ def reference_by_loops(ladder, scores, targets) -> float:
     return total
 
 
-@every_level
-@pytest.mark.parametrize(
-    "fields",
-    [{}, {"pairs": 2}, {"pairs": 5}, {"pairs": 1000}, {"sampling": "sum"}, {"cumulative": True}, {"cumulative": True, "sampling": "sum"}],
-    ids=str,
+@pairwise(
+    levels=LEVELS,
+    fields=[
+        {},
+        {"pairs": 2},
+        {"pairs": 5},
+        {"pairs": 1000},
+        {"sampling": "sum"},
+        {"cumulative": True},
+        {"cumulative": True, "sampling": "sum"},
+    ],
 )
 def test_ladder_matches_loop_over_hinges(levels, fields):
     ladder = Ladder(**LEVELS[levels], **fields)
@@ -108,17 +114,14 @@ def test_ladder_matches_loop_over_hinges(levels, fields):
         assert ladder(scores, targets).item() == pytest.approx(by_loops(ladder, scores, targets), rel=1e-12, abs=1e-12), relation
 
 
-@every_level
-@pytest.mark.parametrize("fields", [{}, {"pairs": 3}, {"sampling": "sum"}], ids=str)
+@pairwise(levels=LEVELS, fields=[{}, {"pairs": 3}, {"sampling": "sum"}])
 def test_ladder_excludes_ignored_pairs_from_levels(levels, fields):
     ladder = Ladder(**LEVELS[levels], **fields)
     scores, targets = case("captions", ignore=torch.rand(4, 6) > 0.6)
     assert ladder(scores, targets).item() == pytest.approx(by_loops(ladder, scores, targets), rel=1e-12, abs=1e-12)
 
 
-@every_level
-@pytest.mark.parametrize("cumulative", [False, True])
-@pytest.mark.parametrize("size", [1, 2, 3, 24])
+@pairwise(levels=LEVELS, size=[1, 2, 3, 24], cumulative=[False, True])
 def test_ladder_reference_matches_released_rule(levels, cumulative, size):
     ladder = Ladder(**LEVELS[levels], cumulative=cumulative, semantics="reference")
     constants = [torch.full((size, size), value).double() for value in (0.0, 1.0)]
@@ -127,9 +130,7 @@ def test_ladder_reference_matches_released_rule(levels, cumulative, size):
         assert ladder(scores, targets).item() == pytest.approx(reference_by_loops(ladder, scores, targets), rel=1e-12, abs=1e-12)
 
 
-@every_relation
-@pytest.mark.parametrize("reduction", ["sum", "mean", "half_mean"])
-@pytest.mark.parametrize("semantics", ["paper", "reference"])
+@pairwise(relation=RELATIONS, reduction=["sum", "mean", "half_mean"], semantics=["paper", "reference"])
 def test_ladder_with_one_level_equals_triplet(relation, reduction, semantics):
     scores, targets = case(relation)
     ids = Targets(query_ids=targets.query_ids, candidate_ids=targets.candidate_ids)  # needs no relevance
@@ -142,8 +143,7 @@ def test_ladder_with_one_level_equals_triplet(relation, reduction, semantics):
         assert_close(gradient(every, scores, ids), gradient(Triplet(reduction=reduction), scores, ids))
 
 
-@every_relation
-@pytest.mark.parametrize("fields", [{}, {"cumulative": True}, {"semantics": "reference"}], ids=str)
+@pairwise(relation=RELATIONS, fields=[{}, {"cumulative": True}, {"semantics": "reference"}])
 def test_ladder_ignores_levels_of_weight_zero(relation, fields):
     scores, targets = case(relation)
     ladder = Ladder(margins=(0.2, 0.1, 0.1), thresholds=(0.6, 0.3), betas=(1, 0, 0), **fields)
@@ -219,8 +219,7 @@ def test_ladder_gradient_pushes_below_and_pulls_above():
         assert_close(actual, torch.tensor([right], dtype=torch.float64))
 
 
-@every_level
-@pytest.mark.parametrize("fields", [{"sampling": "sum"}, {"pairs": 3}, {"semantics": "reference"}, {"cumulative": True}], ids=str)
+@pairwise(levels=LEVELS, fields=[{"sampling": "sum"}, {"pairs": 3}, {"semantics": "reference"}, {"cumulative": True}])
 def test_ladder_gradient_matches_finite_differences(levels, fields):
     scores, targets = case("captions")
     ladder = Ladder(**LEVELS[levels], **fields)

@@ -10,9 +10,9 @@ from visavis.errors import MissingSupervision
 from visavis.objectives import NCR, MaxMargin, TripletHN
 
 from ..matching import mentions
+from ..sampling import for_each
 
 RELATIONS = {"pairs": ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4]), "captions": ([7, 8, 7, 9], [8, 7, 7, 9, 8, 3]), "one": ([1], [1])}
-every_relation = pytest.mark.parametrize("relation", RELATIONS)
 
 
 def case(relation, **annotations) -> tuple[torch.Tensor, Targets]:
@@ -42,7 +42,7 @@ def reference_by_loops(scores, margins, *, mean: bool) -> float:
     return total
 
 
-@every_relation
+@for_each(relation=RELATIONS)
 def test_ncr_with_constant_margin_equals_triplet_hn(relation):
     scores, plain = case(relation)
     expected = TripletHN(margin=0.3)(scores, plain)
@@ -50,13 +50,13 @@ def test_ncr_with_constant_margin_equals_triplet_hn(relation):
         assert_close(NCR()(scores, case(relation, **margins)[1]), expected)
 
 
-@every_relation
+@for_each(relation=RELATIONS)
 def test_ncr_with_anchor_margins_equals_adaptive_triplet_hn(relation):
     scores, targets = case(relation, **anchor_margins(relation))
     assert_close(NCR()(scores, targets), TripletHN()(scores, targets))
 
 
-@every_relation
+@for_each(relation=RELATIONS)
 def test_ncr_pair_margins_match_anchor_margins_per_direction(relation):
     annotations = anchor_margins(relation)
     scores, targets = case(relation, **annotations)
@@ -93,7 +93,7 @@ def test_ncr_selects_hardest_negative_with_its_margin():
     assert torch.autograd.grad(term.sum(), scores)[0].tolist() == [[-1, 0, 1]]
 
 
-@every_relation
+@for_each(relation=RELATIONS)
 def test_ncr_warmup_averages_negatives_and_pair(relation):
     scores, targets = case(relation)
     negatives = targets.negative.sum(-1)[targets.positive.nonzero()[:, 0]]

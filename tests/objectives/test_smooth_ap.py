@@ -12,6 +12,8 @@ from visavis.metrics import best_ranks, positive_ranks
 from visavis.metrics.ranking import average_precision
 from visavis.objectives import SmoothAP
 
+from ..sampling import for_each, pairwise
+
 RELATIONS = {
     "pairs": Targets.paired(6),
     "captions": Targets(query_ids=[3, 1, 2], candidate_ids=[1, 1, 2, 2, 3, 3, 3]),
@@ -20,7 +22,6 @@ RELATIONS = {
     "without partners": Targets(query_ids=[1, 2, 3], candidate_ids=[2, 4, 4, 2]),
     "ignored": Targets(query_ids=[1, 2], candidate_ids=[1, 1, 2, 2, 3], ignore=torch.tensor([[0, 0, 1, 0, 0], [1, 0, 0, 1, 0]])),
 }
-every_relation = pytest.mark.parametrize("relation", RELATIONS)
 
 
 def scores_for(targets: Targets) -> torch.Tensor:
@@ -49,8 +50,7 @@ def loss_by_hand(row: list[float], positives: list[int], candidates: list[int], 
     return 1 - precision / len(positives)
 
 
-@every_relation
-@pytest.mark.parametrize("tau", [0.01, 0.1, 1.0])
+@pairwise(tau=[0.01, 0.1, 1.0], relation=RELATIONS)
 def test_smooth_ap_terms_match_loops(relation, tau):
     targets = RELATIONS[relation]
     scores = scores_for(targets)
@@ -85,7 +85,7 @@ def test_smooth_ap_ties_cost_half_a_rank():
         assert SmoothAP().one_way(scores, targets).item() == pytest.approx(1 - 1 / (1 + negatives / 2))
 
 
-@every_relation
+@for_each(relation=RELATIONS)
 def test_smooth_ap_value_is_mean_of_direction_means(relation):
     targets = RELATIONS[relation]
     scores = scores_for(targets)

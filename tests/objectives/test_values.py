@@ -29,7 +29,7 @@ from visavis.objectives import (
 )
 from visavis.targets import Factors
 
-from ..sampling import pairwise
+from ..sampling import for_each, pairwise
 
 # Formula of one term, given the positive, at least one negative, and the margin of the anchor.
 TERMS = {
@@ -95,7 +95,7 @@ QUERY_TERMS = {
     SmoothAP(tau=0.1): smooth_ap,
     Sigmoid(scale=6.0, bias=-2.0): sigmoid,
 }
-every_objective = pytest.mark.parametrize("objective", [*TERMS, *QUERY_TERMS], ids=str)
+every_objective = for_each(objective=[*TERMS, *QUERY_TERMS])
 
 
 def terms_by_loops(objective, scores, positive, ignored, margins):
@@ -168,9 +168,7 @@ def test_values_match_loops_for_ignored_pairs(objective):
         assert objective(scores, Targets(**ids, ignore=annotation)).item() == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    "objective", [objective for objective in TERMS if hasattr(objective, "margin") and not isinstance(objective, Goal)], ids=str
-)
+@for_each(objective=[objective for objective in TERMS if hasattr(objective, "margin") and not isinstance(objective, Goal)])
 def test_values_use_margin_of_anchor(objective):
     i2t, t2i = torch.rand(3, dtype=torch.float64), torch.rand(5, dtype=torch.float64)
     targets = Targets(query_ids=[7, 7, 8], candidate_ids=[7, 8, 7, 8, 8], query_margin=i2t, candidate_margin=t2i)

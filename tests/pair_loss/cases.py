@@ -13,12 +13,12 @@ from visavis.pair_loss.plan import MAX_CACHED_TILE_BYTES, ExecutionPlan
 from visavis.types import Encoded
 
 from ..matching import mentions
+from ..sampling import for_each
 
-every_objective = pytest.mark.parametrize("kind", CATALOG, ids=lambda kind: kind.__name__)
+every_objective = for_each(kind=CATALOG)
 FAMILY = (Triplet(), TripletHN(), NTXent(), NTXent(denominator="negatives", reduction="mean"), VLC(), Unified())
-every_of_family = pytest.mark.parametrize("objective", FAMILY, ids=str)
+every_of_family = for_each(objective=FAMILY)
 REDUCTIONS = ("sum", "mean", "half_mean")
-every_reduction = pytest.mark.parametrize("reduction", REDUCTIONS)
 
 # Ids of images and texts: one to one, captions, ids repeated on both sides, ids on one side only.
 IDS = {
@@ -65,9 +65,9 @@ def assert_matches(loss: nn.Module, expected, inputs, *random_items, **arguments
 def force_plan(monkeypatch, path: str, rows: int = 2**20, tile: int = 1024) -> None:
     """Every PairLoss uses this path, in blocks of ``rows`` rows."""
 
-    def plan(objective, cost, targets, sizes, *_, **__):
+    def plan(inputs):
         return ExecutionPlan(
-            path, sizes.queries, (rows, rows), sizes.candidates, (min(rows, tile), tile), cached_tile_bytes=MAX_CACHED_TILE_BYTES
+            path, inputs.queries, (rows, rows), inputs.candidates, (min(rows, tile), tile), cached_tile_bytes=MAX_CACHED_TILE_BYTES
         )
 
     monkeypatch.setattr(planner, "choose_plan", plan)

@@ -13,7 +13,8 @@ from visavis.errors import SpecError
 from visavis.objectives import NTXent, Sigmoid, Unified
 from visavis.pair_loss import LearnedScale, cosine
 
-from .cases import IDS, WordScore, assert_close, assert_matches, every_reduction, force_plan, raises_error, random_embeddings, random_items
+from ..sampling import pairwise
+from .cases import IDS, REDUCTIONS, WordScore, assert_close, assert_matches, force_plan, raises_error, random_embeddings, random_items
 
 PATHS = ("dense", "cached", "row_blocks")
 
@@ -22,9 +23,7 @@ def learnable_scale_and_bias(scale: float = 6.0, bias: float = -3.0) -> list[nn.
     return [nn.Parameter(torch.tensor(value, dtype=torch.float64)) for value in (scale, bias)]
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("ids", IDS)
-@every_reduction
+@pairwise(path=PATHS, ids=IDS, reduction=REDUCTIONS)
 def test_bias_is_added_after_scale_and_learned(path, ids, reduction, monkeypatch):
     force_plan(monkeypatch, path, rows=2)
     query_ids, candidate_ids = map(torch.tensor, map(list, IDS[ids]))

@@ -10,11 +10,11 @@ from visavis.errors import MissingSupervision
 from visavis.objectives import Triplet, Unified
 from visavis.pair_loss import cosine
 
-from .cases import assert_close, every_of_family, raises_error, random_embeddings
+from ..sampling import pairwise
+from .cases import FAMILY, assert_close, every_of_family, raises_error, random_embeddings
 
 
-@every_of_family
-@pytest.mark.parametrize("sides", ["texts", "images", "texts and images"])
+@pairwise(sides=["texts", "images", "texts and images"], objective=FAMILY)
 def test_extra_candidates_are_never_queries(objective, sides):
     images, texts, more_images, more_texts = random_embeddings(3, 4, 2, 3)
     image_ids, text_ids, more_image_ids, more_text_ids = (torch.tensor(ids) for ids in ([1, 2, 3], [1, 1, 2, 3], [2, 9], [8, 3, 8]))

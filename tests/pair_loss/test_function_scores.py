@@ -10,26 +10,24 @@ from torch import nn
 
 from visavis import PairLoss, Targets
 from visavis.errors import MissingSupervision
-from visavis.objectives import NTXent, Triplet, TripletHN, Unified
+from visavis.objectives import CATALOG, NTXent, Triplet, TripletHN, Unified
 from visavis.pair_loss import cosine
 from visavis.types import Encoded
 
+from ..sampling import pairwise
 from .cases import (
     NEED_PAIRWISE_ANNOTATIONS,
+    REDUCTIONS,
     WordScore,
     assert_close,
     assert_matches,
-    every_objective,
-    every_reduction,
     random_embeddings,
     random_items,
     required_annotations,
 )
 
 
-@every_objective
-@every_reduction
-@pytest.mark.parametrize("extra", [False, True])
+@pairwise(kind=CATALOG, reduction=REDUCTIONS, extra=[False, True])
 def test_function_scores_blocks_match_full_matrix(kind, reduction, extra):
     score, images, texts, more = WordScore(), random_items(5, 3), random_items(6, 4), random_items(2, 7)
     annotations = {name: annotation for name, annotation in required_annotations(5, 6).items() if not extra or "offline" in name}

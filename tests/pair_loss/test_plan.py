@@ -13,12 +13,12 @@ from visavis.blocking import BlockCost, ScoreCost
 from visavis.errors import SpecError, VisavisError
 from visavis.objectives import AOQ, CATALOG, NCR, RSP, Goal, InfoNCE, NTXent, SmoothAP, Triplet, TripletHN, Unified
 from visavis.pair_loss import choose_plan
-from visavis.pair_loss.plan import ProblemSize
+from visavis.pair_loss.plan import PlanInputs
 from visavis.types import Encoded
 
 from ..matching import mentions
 from ..sampling import pairwise
-from .cases import assert_close, every_objective, required_annotations
+from .cases import assert_close, required_annotations
 
 CPU, CUDA, GIB = torch.device("cpu"), torch.device("cuda"), 2**30
 CHEAP = BlockCost(100.0)
@@ -29,10 +29,8 @@ def path(objective, number: int, *, cost=None, memory=8 * GIB, device=CPU, annot
     targets = Targets.paired(number, **(annotations or {}))
     if candidates:
         targets = Targets(query_ids=range(number), candidate_ids=range(candidates))
-    sizes = {name: choices.pop(name) for name in ("has_extra_candidates", "world_size") if name in choices}
-    rows, columns = targets.shape
-    given = ProblemSize((rows, columns), (columns, rows), 4 * 64 * (rows + columns), **sizes)
-    return choose_plan(objective, cost, (targets, targets.T), given, device, memory, **choices).path
+    inputs = PlanInputs(objective, (targets, targets.T), 4 * 64 * sum(targets.shape), device, memory, cost, **choices)
+    return choose_plan(inputs).path
 
 
 def test_plan_uses_tiles_for_summary_objectives():
@@ -60,12 +58,11 @@ def test_plan_counts_pairs_for_wide_objectives():
     targets = Targets(
         query_ids=range(250), candidate_ids=torch.arange(1250) // 5
     )  # 312,500 scores, 1,562,500 pairs of a positive and a candidate
-    sizes = ProblemSize((250, 1250), (1250, 250), 2**18)
-    wide, narrow = (choose_plan(objective, CHEAP, (targets, targets.T), sizes, CPU, 8 * GIB) for objective in (Triplet(), InfoNCE()))
-    assert wide.path == narrow.path == "dense"
+    for objective in (Triplet(), InfoNCE()):
+        assert choose_plan(PlanInputs(objective, (targets, targets.T), 2**18, CPU, 8 * GIB, CHEAP)).path == "dense"
     large = Targets(query_ids=range(1000), candidate_ids=torch.arange(3000) // 3)
-    sizes = ProblemSize((1000, 3000), (3000, 1000), 2**20)
-    paths = [choose_plan(objective, CHEAP, (large, large.T), sizes, CPU, 8 * GIB).path for objective in (SmoothAP(), InfoNCE())]
+    inputs = [PlanInputs(objective, (large, large.T), 2**20, CPU, 8 * GIB, CHEAP) for objective in (SmoothAP(), InfoNCE())]
+    paths = [choose_plan(each).path for each in inputs]
     assert paths == ["row_blocks", "dense"]
 
 
@@ -91,17 +88,16 @@ def test_plan_is_dense_for_small_score_function(objective):
 def test_plan_expected_memory_stays_within_budget(kind, cost, number, block_rows):
     targets = Targets.paired(number)
     item_bytes = 4 * 64 * 2 * number
-    sizes = ProblemSize((number, number), (number, number), item_bytes)
     last = math.inf
     for memory in (32 * GIB, GIB, 2**26, 2**24):
-        plan = choose_plan(kind(), cost, (targets, targets.T), sizes, CPU, memory, block_rows=block_rows)
+        plan = choose_plan(PlanInputs(kind(), (targets, targets.T), item_bytes, CPU, memory, cost, block_rows=block_rows))
         assert plan.expected_bytes + item_bytes <= memory
         assert min(*plan.block_rows, *plan.block_columns) >= 1
         assert block_rows is None or max(plan.block_rows) <= block_rows
         assert plan.expected_bytes <= last
         last = plan.expected_bytes
     with pytest.raises(VisavisError, match="larger memory"):
-        choose_plan(kind(), BlockCost(1e9), (targets, targets.T), sizes, CPU, 2**24)
+        choose_plan(PlanInputs(kind(), (targets, targets.T), item_bytes, CPU, 2**24, BlockCost(1e9)))
 
 
 def test_plan_describes_path_and_memory():
@@ -136,8 +132,7 @@ def random_items(number: int, length: int) -> Encoded:
     return Encoded(torch.randn(number, length, 6, dtype=torch.float64, requires_grad=True))
 
 
-@every_objective
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pairwise(kind=CATALOG, dropout=[0.0, 0.3])
 def test_plan_for_little_memory_matches_full_gradient(kind, dropout):
     score, images, texts = AttentionScore(dropout), random_items(40, 9), random_items(40, 7)
     targets = Targets.paired(40, **required_annotations(40, 40))

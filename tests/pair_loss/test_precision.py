@@ -11,14 +11,14 @@ from visavis.objectives import CATALOG, InfoNCE, Ladder, MultiSimilarity, Smooth
 from visavis.pair_loss import cosine
 
 from ..matching import mentions
+from ..sampling import pairwise
 from .cases import IDS, assert_close, assert_matches, every_objective, force_plan, random_embeddings, required_annotations
 
 COMPILED = TripletHN, InfoNCE, Unified, SmoothAP, Ladder, MultiSimilarity
 """One objective of each kind of arithmetic. Compiling the others is slow."""
 
 
-@every_objective
-@pytest.mark.parametrize("path", ["cached", "row_blocks"])
+@pairwise(path=["cached", "row_blocks"], kind=CATALOG)
 def test_row_blocks_under_autocast_match_full_matrix(kind, path, monkeypatch):
     force_plan(monkeypatch, path, rows=64)
     images, texts = (torch.randn(256, 32, requires_grad=True) for _ in range(2))
@@ -94,8 +94,7 @@ def test_pair_loss_compiles(kind):
 
 
 @pytest.mark.gpu
-@every_objective
-@pytest.mark.parametrize("rows", [None, 2])
+@pairwise(rows=[None, 2], kind=CATALOG)
 def test_pair_loss_on_gpu_matches_cpu(kind, rows):
     images, texts = random_embeddings(7, 6)
     annotations = {name: annotation.detach() for name, annotation in required_annotations(7, 6).items()}

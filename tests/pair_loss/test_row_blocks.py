@@ -66,8 +66,7 @@ RELATIONS = {
 }
 
 
-@every_objective
-@pytest.mark.parametrize("relation", RELATIONS)
+@pairwise(kind=CATALOG, relation=RELATIONS)
 def test_row_blocks_match_for_any_relation(kind, relation):
     for reduction in REDUCTIONS:
         targets, (images, texts) = RELATIONS[relation](), random_embeddings(5, 6)
@@ -142,8 +141,7 @@ def test_cached_cosines_match_full_matrix(kind, reduction, ids, rows, monkeypatc
         assert_matches(PairLoss(objective, scale=scale), expected, [images, texts, scale], images, texts, targets=targets)
 
 
-@every_objective
-@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)])
+@pairwise(kind=CATALOG, shape=[(0, 3), (3, 0), (0, 0)])
 def test_row_blocks_are_zero_for_empty_batch(kind, shape):
     images, texts = random_embeddings(*shape)
     targets = Targets(query_ids=torch.arange(shape[0]), candidate_ids=torch.arange(shape[1]), **required_annotations(*shape))

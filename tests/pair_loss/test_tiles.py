@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import torch
 
 from visavis import PairLoss, Targets
@@ -23,7 +22,6 @@ FORMS = (
     RSP(coefficients=(0.1, 0.5, -1.0)),
 )
 SUMMARIES = [objective for objective in FORMS if objective.summary(Targets.paired(1))]
-every_summary = pytest.mark.parametrize("objective", SUMMARIES, ids=str)
 
 
 def with_offline(query_ids, candidate_ids) -> Targets:
@@ -66,8 +64,7 @@ def test_tiles_do_not_underflow_for_large_gamma(dtype, sharpness, spread):
             assert_close(ours / scale, right / scale, rtol=1e-3, atol=1e-8 if dtype == torch.float64 else 3e-3 * max(1, sharpness / 1e3))
 
 
-@every_summary
-@pytest.mark.parametrize("rows", [2, 100])
+@pairwise(objective=SUMMARIES, rows=[2, 100])
 def test_tiles_are_finite_for_extreme_embeddings(objective, rows):
     targets = with_offline(range(5), range(5))
     for images, texts in ((torch.ones(5, 3), torch.ones(5, 3)), (torch.eye(5), -torch.eye(5)), (torch.zeros(5, 2), torch.eye(5)[:, :2])):
@@ -79,8 +76,7 @@ def test_tiles_are_finite_for_extreme_embeddings(objective, rows):
         assert_close(value, objective(cosine(images, texts), targets), rtol=1e-5, atol=1e-5)
 
 
-@every_summary
-@pytest.mark.parametrize("broken", range(6))
+@pairwise(objective=SUMMARIES, broken=range(6))
 def test_tiles_propagate_nan_negatives(objective, broken):
     images, texts = torch.randn(6, 5), torch.randn(6, 5)
     texts[broken, 2] = torch.nan

@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from visavis.blocking import Items, Score
+from visavis.blocking import Score
 from visavis.memory_budget import MemoryLimit
 from visavis.objectives import Objective
 from visavis.pair_loss import cosine
 from visavis.scoring import score_query_rows
 from visavis.targets import Targets
+from visavis.types import Items
 
 BYTES_PER_PAIR = 64.0
 """Bytes per pair while the weights of a block are computed. The objective of the catalog with the largest need takes about 50."""

@@ -17,8 +17,8 @@ from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.formats.karpathy import match_coco_ids
 from visavis.errors import DataError, SpecError, format_value, suggest_name
-from visavis.metrics.validation import Ties
-from visavis.spec import require_field, validate_fields
+from visavis.metrics.argument_checks import Ties
+from visavis.spec import PositiveInt, validate_fields
 from visavis.targets import Ids, Targets, to_id_tensor
 
 
@@ -38,16 +38,14 @@ class Protocol:
 
     name: str
     description: str
-    num_images: int | None = None
-    captions_per_image: int | None = None
-    folds: int = 1
+    num_images: PositiveInt | None = None
+    captions_per_image: PositiveInt | None = None
+    folds: PositiveInt = 1
     positives_file: str | None = None
     ties: Ties = "pessimistic"
 
     def __post_init__(self) -> None:
         validate_fields(self)
-        for name in ("num_images", "captions_per_image", "folds"):
-            require_field(getattr(self, name) is None or getattr(self, name) >= 1, self, name, "an integer >= 1")
 
     def validate(self, image_ids: Ids, text_ids: Ids) -> None:
         """Check that data match the protocol.
@@ -83,6 +81,8 @@ class Protocol:
             Positions of the images and of their texts in each fold.
         """
         image_ids, text_ids = to_id_tensor(image_ids, "image_ids"), to_id_tensor(text_ids, "text_ids")
+        if self.folds == 1:
+            return [(torch.arange(len(image_ids)), torch.arange(len(text_ids)))]
         images = torch.arange(len(image_ids)).chunk(self.folds)
         return [(fold, torch.isin(text_ids, image_ids[fold]).nonzero()[:, 0]) for fold in images]
 
@@ -175,6 +175,20 @@ def get_protocols(protocols: str | Protocol | Sequence[str | Protocol]) -> list[
         The protocols.
     """
     return [get_protocol(protocol) for protocol in ([protocols] if isinstance(protocols, str | Protocol) else protocols)]
+
+
+def select_captions(data: Dataset, protocols: Sequence[Protocol]) -> Dataset:
+    """Select the captions of a split that any of the protocols ranks: all images with the first captions of each.
+
+    Args:
+        data: A split.
+        protocols: The protocols.
+
+    Returns:
+        The split, with as many captions per image as the protocols need.
+    """
+    numbers = [protocol.captions_per_image for protocol in protocols if protocol.captions_per_image is not None]
+    return data.first_captions(max(numbers)) if len(numbers) == len(protocols) else data
 
 
 COCO_5K_FILE = "coco_5k_test_text/dataset_coco_5k_test.json"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +15,18 @@ from torch import Tensor
 from visavis import storage
 from visavis.blocking import Score
 from visavis.data.dataset import Dataset
-from visavis.errors import RunError, ShapeError, SpecError
-from visavis.evaluation.protocols import Protocol, get_protocol, read_listed_positives
+from visavis.errors import RunError, ShapeError, SpecError, format_value
+from visavis.evaluation.protocols import Protocol, get_protocol, read_listed_positives, select_captions
 from visavis.evaluation.published_row import PublishedRow
-from visavis.evaluation.tiled_ranking import RankedQueries, rank_by_rows, rank_by_tiles
-from visavis.evaluation.validation import (
-    validate_dataset_sizes,
-    validate_items,
-    validate_memory,
-    validate_score_function,
-    validate_score_matrix,
-)
-from visavis.graded.ranking_coherence import RankingCoherence
+from visavis.evaluation.tiled_ranking import rank_by_rows, rank_by_tiles
+from visavis.graded.ranking_coherence import RankingCoherence, ranking_coherence
 from visavis.memory_budget import MemoryLimit
 from visavis.metrics import ranking_metrics
+from visavis.metrics.argument_checks import Ties, validate_instance, validate_literal, validate_tensor
 from visavis.metrics.ranking import best_rank_column
-from visavis.metrics.validation import Ties, validate_instance, validate_literal
 from visavis.scoring import select_items
 from visavis.targets import Ids, to_id_tensor
-from visavis.types import Encoded
+from visavis.types import Encoded, EncodedBatches
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,20 +109,20 @@ class Evaluation:
         captions_per_image: Ratio of texts to images.
         ties: Tie rule.
         metrics: Metrics by key, recalls in percent.
-        image_ranks: Rank of the best positive of each image query, shape ``[V]``, starting at 1, in the order given. If the
-            protocol lists its queries: of those, in its order.
-        text_ranks: The same for texts, shape ``[T]``.
+        image_ranks: Rank of the best positive of each image query, starting at 1. The queries are all images in the order
+            given, shape ``[V]``, or those that the protocol lists, in its order.
+        text_ranks: The same for text queries.
         coherence: How well the whole ranking follows graded relevance, if it was given.
         other_protocols: The same items under further protocols.
         extra_metrics: Metric keys to print next to the usual ones.
         published: Row of a paper to compare with.
         pretrained: The same result for the pretrained model from which training started.
-        image_ids: Number of each image, shape ``[V]``.
-        text_ids: Number of the image of each text, shape ``[T]``.
-        top_texts: Best-scored text of each image, shape ``[V]``.
-        top_images: Best-scored image of each text, shape ``[T]``.
+        image_ids: Id of each image query, as given, or its position in the data set if the protocol lists its queries.
+        text_ids: Id of each text query, which is that of its image.
+        top_texts: Position of the best-scored text of each image query.
+        top_images: Position of the best-scored image of each text query.
         score_samples: Scores of all positives ("positive") and of the hardest negative of each query that has one
-            ("hardest_i2t", "hardest_t2i").
+            ("hardest_i2t", "hardest_t2i"). Empty if the protocol lists its positives.
     """
 
     protocol: str
@@ -230,32 +224,36 @@ def evaluate(
 
     Raises:
         SpecError: If the data do not match the protocol.
+        ShapeError: If lengths differ, or an image or text belongs to nothing.
+        DataError: If a score is NaN.
     """
-    visual, text, score = validate_items(visual, "visual"), validate_items(text, "text"), validate_score_function(score, "score")
+    protocol, ties = _validate_arguments(visual, text, score, protocol, ties)
     image_ids, text_ids = to_id_tensor(image_ids, "image_ids").cpu(), to_id_tensor(text_ids, "text_ids").cpu()
-    protocol, ties, memory = get_protocol(protocol), _validate_ties(ties), validate_memory(memory)
-    ties = ties or protocol.ties
     if protocol.positives_file:
         raise SpecError(f"protocol {protocol.name}: expected listed positives, got ids. Use evaluate_listed, or visavis evaluate RUN.")
     protocol.validate(image_ids, text_ids)
+    _check_ids(visual, text, image_ids, text_ids)
     image_ranks, text_ranks = (torch.empty(len(ids), dtype=torch.double if ties == "mean" else torch.long) for ids in (image_ids, text_ids))
     top_texts, top_images = torch.empty_like(image_ids), torch.empty_like(text_ids)
-    all_images, all_texts = torch.arange(len(image_ids)), torch.arange(len(text_ids))
-    fold_metrics, fold_scores = [], []
-    for images, texts in protocol.split_folds(image_ids, text_ids) if protocol.folds > 1 else [(slice(None), slice(None))]:
+    ranked = []
+    for images, texts in protocol.split_folds(image_ids, text_ids):
         fold = select_items(visual, images), select_items(text, texts)
         image_queries, text_queries = rank_by_tiles(*fold, score, image_ids[images], text_ids[texts], ties=ties, memory=memory)
         image_ranks[images] = best_rank_column(image_queries.positive_ranks, ties)
         text_ranks[texts] = best_rank_column(text_queries.positive_ranks, ties)
-        top_texts[images] = all_texts[texts][image_queries.top_candidates]
-        top_images[texts] = all_images[images][text_queries.top_candidates]
-        fold_metrics.append(ranking_metrics(image_queries.positive_ranks, text_queries.positive_ranks))
-        fold_scores.append(_score_samples(image_queries, text_queries))
-    samples = {name: torch.cat([fold[name] for fold in fold_scores]) for name in fold_scores[0]}
+        top_texts[images] = texts[image_queries.top_candidates]
+        top_images[texts] = images[text_queries.top_candidates]
+        ranked.append((image_queries, text_queries))
+    fold_metrics = [ranking_metrics(image_queries.positive_ranks, text_queries.positive_ranks) for image_queries, text_queries in ranked]
+    samples = {
+        "positive": torch.cat([image_queries.positive_scores.flatten() for image_queries, _ in ranked]),
+        "hardest_i2t": torch.cat([image_queries.hardest_negative_scores for image_queries, _ in ranked]),
+        "hardest_t2i": torch.cat([text_queries.hardest_negative_scores for _, text_queries in ranked]),
+    }
     return Evaluation(
         protocol=protocol.name,
-        num_images=len(fold[0]),
-        num_texts=len(fold[1]),
+        num_images=len(images),
+        num_texts=len(texts),
         captions_per_image=len(text_ids) / len(image_ids),
         ties=ties,
         metrics={name: float(np.mean([metrics[name] for metrics in fold_metrics])) for name in fold_metrics[0]},
@@ -269,16 +267,42 @@ def evaluate(
     )
 
 
-def _score_samples(image_queries: RankedQueries, text_queries: RankedQueries) -> dict[str, Tensor]:
-    return {
-        "positive": image_queries.positive_scores.flatten(),
-        "hardest_i2t": image_queries.hardest_negative_scores,
-        "hardest_t2i": text_queries.hardest_negative_scores,
-    }
+def _check_ids(visual: Encoded, text: Encoded, image_ids: Tensor, text_ids: Tensor) -> None:
+    """Check that there is one id per item, and that each image has a text and each text an image."""
+    for encoded, ids in ((visual, image_ids), (text, text_ids)):
+        if len(encoded) != len(ids):
+            raise ShapeError(f"ids: expected {len(encoded)}, one per encoded item, got {len(ids)}.")
+        if not len(ids):
+            raise ShapeError("images, texts: expected at least one of each, got none. There is nothing to rank.")
+    for kind, other, ids, other_ids in (("image", "text", image_ids, text_ids), ("text", "image", text_ids, image_ids)):
+        for item in (~torch.isin(ids, other_ids)).nonzero()[:1, 0].tolist():
+            raise ShapeError(f"{kind} {item}: expected at least one {other} with its id, got none. Leave it out, it cannot be ranked.")
 
 
-def _validate_ties(ties: Ties | None) -> Ties | None:
-    return None if ties is None else validate_literal(ties, Ties, "ties")
+def _validate_arguments(visual: Encoded, text: Encoded, score: Score, protocol: str | Protocol, ties: Ties | None) -> tuple[Protocol, Ties]:
+    """Check the items and the score function, and look up the protocol and its tie rule."""
+    for name, items in (("visual", visual), ("text", text)):
+        if not isinstance(items, EncodedBatches):
+            _validate_items(items, name)
+    try:
+        inspect.signature(score).bind(None, None)
+    except (TypeError, ValueError):
+        raise SpecError(
+            f"score: expected a function of visual and text items, such as the method score of a model, got {format_value(score)}."
+        ) from None
+    protocol = get_protocol(protocol)
+    return protocol, protocol.ties if ties is None else validate_literal(ties, Ties, "ties")
+
+
+def _validate_items(items: Any, name: str) -> None:
+    parts = items.vectors if isinstance(items, Encoded) else None
+    if isinstance(parts, Tensor):
+        parts = {"vectors": parts}
+    if not isinstance(parts, dict) or not parts or not all(isinstance(part, Tensor) and part.dim() for part in parts.values()):
+        raise ShapeError(f"{name}: expected Encoded(vectors) of tensors with one row per item, got {format_value(items)}.")
+    lengths = {part: len(tensor) for part, tensor in parts.items()}
+    if len(set(lengths.values())) > 1:
+        raise ShapeError(f"{name}: expected one row of each part per item, got parts of different lengths: {lengths}.")
 
 
 def evaluate_listed(
@@ -307,16 +331,17 @@ def evaluate_listed(
 
     Raises:
         SpecError: If the protocol lists no positives.
+        ShapeError: If there is not one encoded item per image and caption.
     """
-    visual, text, score = validate_items(visual, "visual"), validate_items(text, "text"), validate_score_function(score, "score")
+    protocol, ties = _validate_arguments(visual, text, score, protocol, ties)
     data = validate_instance(data, Dataset, "a data set of visavis.data.open_dataset", "data")
-    protocol, ties, memory = get_protocol(protocol), _validate_ties(ties), validate_memory(memory)
-    ties = ties or protocol.ties
     if not protocol.positives_file:
         raise SpecError(
             f"protocol {protocol.name}: expected a protocol with listed positives. Use evaluate with the ids of images and texts."
         )
-    validate_dataset_sizes(visual, text, data)
+    for name, encoded, items in (("visual", visual, data.images), ("text", text, data.captions)):
+        if len(encoded) != len(items):
+            raise ShapeError(f"{name}: expected {len(items)} items, one per image or caption of {data.name}, got {len(encoded)}.")
     protocol.validate(torch.arange(len(visual)), torch.from_numpy(data.image_of))
     listed_images, listed_texts = read_listed_positives(protocol, data)
     image_queries, text_queries = select_items(visual, listed_images.queries), select_items(text, listed_texts.queries)
@@ -356,7 +381,7 @@ def rank_scores(
     Raises:
         ShapeError: If the scores do not match the ids.
     """
-    scores = validate_score_matrix(scores, "scores")
+    scores = validate_tensor(scores, "scores", "images x texts")
     image_ids, text_ids = to_id_tensor(image_ids, "image_ids"), to_id_tensor(text_ids, "text_ids")
     if scores.shape != (len(image_ids), len(text_ids)):
         raise ShapeError(
@@ -368,3 +393,47 @@ def rank_scores(
 
     visual, text = (Encoded(torch.arange(length)) for length in scores.shape)
     return evaluate(visual, text, score, image_ids, text_ids, protocol=protocol, ties=ties)
+
+
+def evaluate_dataset(
+    visual: Encoded,
+    text: Encoded,
+    score: Score,
+    data: Dataset,
+    protocols: Sequence[Protocol],
+    *,
+    relevance: str = "",
+    semantics: str = "reference",
+    memory: MemoryLimit = None,
+) -> Evaluation:
+    """Evaluate encoded images and captions with `evaluate` or `evaluate_listed`, as each protocol requires.
+
+    Args:
+        visual: Encoded images of the data set, in its order.
+        text: Encoded captions of the data set, in its order.
+        score: Score function.
+        data: The data set.
+        protocols: The first is the result, the others are its ``other_protocols``.
+        relevance: Relevance estimator, for the coherence of the ranking with graded relevance. Empty: none.
+        semantics: Semantics of CS@K.
+        memory: Memory of a tile.
+
+    Returns:
+        The result.
+    """
+    results = []
+    for protocol in protocols:
+        selected = select_captions(data, [protocol])
+        captions = select_items(text, torch.from_numpy(np.flatnonzero(np.isin(data.caption_rows, selected.caption_rows))))
+        if protocol.positives_file:
+            result = evaluate_listed(visual, captions, score, selected, protocol=protocol, memory=memory)
+        else:
+            ids = torch.arange(len(selected.images)), torch.from_numpy(selected.image_of)
+            result = evaluate(visual, captions, score, *ids, protocol=protocol, memory=memory)
+        if relevance:
+            coherence = ranking_coherence(
+                visual, captions, score, selected, relevance, semantics=semantics, folds=protocol.folds, memory=memory
+            )
+            result = replace(result, coherence=coherence)
+        results.append(result)
+    return replace(results[0], other_protocols=tuple(results[1:]))

@@ -24,13 +24,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from visavis.blocking import Score, checked_scores
-from visavis.errors import DataError, ShapeError
-from visavis.evaluation.validation import validate_items, validate_memory, validate_score_function, validate_tile_shape
+from visavis.errors import DataError
 from visavis.memory_budget import MemoryLimit
+from visavis.metrics.argument_checks import Ties, raise_on_invalid_row
 from visavis.metrics.ranking import pad_by_query, positive_ranks, ranks_from_counts, tie_comparisons
-from visavis.metrics.validation import Ties, raise_on_invalid_row, validate_literal, validate_targets_argument
 from visavis.scoring import TwoStageScore, score_query_rows, select_items, tile_shape
-from visavis.targets import Targets, to_id_tensor
+from visavis.targets import Targets
 from visavis.types import Direction, Encoded
 
 COUNTING_BYTES_PER_PAIR = 16.0
@@ -96,7 +95,7 @@ def rank_by_tiles(
         text: Encoded texts.
         score: ``score(visual[rows], text[columns]) -> [rows, columns]``. A two-stage score orders the candidates of each direction
             differently, so it is computed by rows, once per direction.
-        image_ids: One id per image, shape ``[V]``. Equal ids belong together.
+        image_ids: One id per image, shape ``[V]``. Equal ids belong together. Each image has a text and each text an image.
         text_ids: One id per text, shape ``[T]``.
         ties: How candidates with the score of a positive count.
         memory: Memory of a tile. It never changes the result.
@@ -106,32 +105,23 @@ def rank_by_tiles(
         Ranks of the images as queries and of the texts as queries.
 
     Raises:
-        ShapeError: If lengths differ, or an image or text belongs to nothing.
         DataError: If a score is NaN.
     """
-    visual, text, score = validate_items(visual, "visual"), validate_items(text, "text"), validate_score_function(score, "score")
-    image_ids, text_ids = to_id_tensor(image_ids, "image_ids"), to_id_tensor(text_ids, "text_ids")
-    ties, memory = validate_literal(ties, Ties, "ties"), validate_memory(memory)
-    max_tile = validate_tile_shape(max_tile, "max_tile")
-    _check_sizes(visual, image_ids)
-    _check_sizes(text, text_ids)
     targets = Targets(query_ids=image_ids, candidate_ids=text_ids)
-    _check_partners(image_ids, text_ids)
     if isinstance(score, TwoStageScore):
         image_queries = rank_by_rows(visual, text, score, targets, "i2t", ties=ties, memory=memory)
         return image_queries, rank_by_rows(visual, text, score, targets.T, "t2i", ties=ties, memory=memory)
     max_tile = max_tile or tile_shape(score, visual, text, caller_bytes_per_pair=COUNTING_BYTES_PER_PAIR, memory=memory)
     images, texts = _split_side(visual, image_ids, max_tile[0]), _split_side(text, text_ids, max_tile[1])
-    pairs = _sort_pairs_by_tile(images, texts, targets)
-    tiles = _iter_tiles(images, texts, score, pairs, only_with_positives=True)
-    positive_scores = torch.cat([tile.positive_scores for tile in tiles])
-    image_counter = _RankCounter(pad_by_query(positive_scores, pairs.image, len(image_ids)), images, texts, ties)
-    text_counter = _RankCounter(pad_by_query(positive_scores, pairs.text, len(text_ids)), texts, images, ties)
-    for tile in _iter_tiles(images, texts, score, pairs):
+    tiles = _ScoreTiles(images, texts, score, targets)
+    positive_scores = torch.cat([tile.positive_scores for tile in tiles.score(only_with_positives=True)])
+    image_counter = _RankCounter(pad_by_query(positive_scores, tiles.pair_image, len(image_ids)), images, texts, ties)
+    text_counter = _RankCounter(pad_by_query(positive_scores, tiles.pair_text, len(text_ids)), texts, images, ties)
+    for tile in tiles.score():
         values = tile.positive_scores
-        image_counter.add(tile.scores, tile.row_tile, tile.column_tile, pairs.image[tile.pairs], tile.pair_columns, values)
-        text_counter.add(tile.scores.T, tile.column_tile, tile.row_tile, pairs.text[tile.pairs], tile.pair_rows, values)
-    return image_counter.result(torch.bincount(pairs.image)), text_counter.result(torch.bincount(pairs.text))
+        image_counter.add(tile.scores, tile.row_tile, tile.column_tile, tiles.pair_image[tile.pairs], tile.pair_columns, values)
+        text_counter.add(tile.scores.T, tile.column_tile, tile.row_tile, tiles.pair_text[tile.pairs], tile.pair_rows, values)
+    return image_counter.result(torch.bincount(tiles.pair_image)), text_counter.result(torch.bincount(tiles.pair_text))
 
 
 @torch.no_grad()
@@ -158,18 +148,7 @@ def rank_by_rows(
 
     Returns:
         Ranks of the queries.
-
-    Raises:
-        ShapeError: If the targets have another shape.
     """
-    visual, text, score = validate_items(visual, "visual"), validate_items(text, "text"), validate_score_function(score, "score")
-    targets, direction = validate_targets_argument(targets), validate_literal(direction, Direction, "direction")
-    ties, memory = validate_literal(ties, Ties, "ties"), validate_memory(memory)
-    queries, candidates = (visual, text) if direction == "i2t" else (text, visual)
-    if targets.shape != (len(queries), len(candidates)):
-        raise ShapeError(f"targets: expected shape {[len(queries), len(candidates)]}, queries x candidates, got {list(targets.shape)}.")
-    _check_sizes(queries, torch.arange(len(queries)))
-    _check_sizes(candidates, torch.arange(len(candidates)))
     ranks, positive_scores, top_candidates, hardest = [], [], [], []
     for rows, block in iter_score_rows(visual, text, score, direction, memory=memory):
         block_targets = targets[rows]
@@ -274,22 +253,6 @@ class _RankCounter:
         return RankedQueries(ranks, top_candidates, self.positive_scores, self.hardest)
 
 
-class _SortedPairs(NamedTuple):
-    """Positive pairs sorted by tile, and the bounds of each tile among them."""
-
-    image: Tensor
-    text: Tensor
-    bounds: list[int]
-
-
-def _sort_pairs_by_tile(images: _Side, texts: _Side, targets: Targets) -> _SortedPairs:
-    image, text = targets.positive_pairs([])
-    num_tiles = (len(images.cuts) - 1) * (len(texts.cuts) - 1)
-    tile = images.tile_of(image) * (len(texts.cuts) - 1) + texts.tile_of(text)
-    order = torch.argsort(tile, stable=True)
-    return _SortedPairs(image[order], text[order], torch.searchsorted(tile[order], torch.arange(num_tiles + 1)).tolist())
-
-
 class _ScoredTile(NamedTuple):
     """A tile of scores, its position in the grid, its positive pairs among all, and their rows and columns in the tile."""
 
@@ -305,24 +268,35 @@ class _ScoredTile(NamedTuple):
         return self.scores[self.pair_rows, self.pair_columns].cpu()
 
 
-def _iter_tiles(
-    images: _Side, texts: _Side, score: Score, pairs: _SortedPairs, *, only_with_positives: bool = False
-) -> Iterator[_ScoredTile]:
-    num_columns = len(texts.cuts) - 1
-    for row_tile in range(len(images.cuts) - 1):
-        visual = images.tile(row_tile)
-        for column_tile in range(num_columns):
-            start, stop = pairs.bounds[row_tile * num_columns + column_tile : row_tile * num_columns + column_tile + 2]
-            if only_with_positives and start == stop:
-                continue
-            block = checked_scores(score, visual, texts.tile(column_tile))
-            block = block if block.dtype == torch.float64 else block.float()
-            # The sum is rarely NaN, and then every score is finite or infinite: no single value has to be inspected.
-            if not only_with_positives and block.sum().isnan():
-                _raise_on_nan(block, images.items[images.cuts[row_tile] :], texts.items[texts.cuts[column_tile] :])
-            rows = images.index[pairs.image[start:stop]] - images.cuts[row_tile]
-            columns = texts.index[pairs.text[start:stop]] - texts.cuts[column_tile]
-            yield _ScoredTile(block, row_tile, column_tile, slice(start, stop), rows, columns)
+class _ScoreTiles:
+    """The tiles of the score matrix, and the positive pairs sorted by tile: ``pair_image [P]``, ``pair_text [P]``."""
+
+    def __init__(self, images: _Side, texts: _Side, score: Score, targets: Targets):
+        self.images, self.texts, self.score_function = images, texts, score
+        image, text = targets.positive_pairs([])
+        self.num_rows, self.num_columns = len(images.cuts) - 1, len(texts.cuts) - 1
+        tile, order = (images.tile_of(image) * self.num_columns + texts.tile_of(text)).sort(stable=True)
+        self.pair_image, self.pair_text = image[order], text[order]
+        self.bounds = torch.searchsorted(tile, torch.arange(self.num_rows * self.num_columns + 1)).tolist()
+
+    def score(self, *, only_with_positives: bool = False) -> Iterator[_ScoredTile]:
+        """Score all tiles, or only those with positive pairs, whose other scores are not checked."""
+        images, texts = self.images, self.texts
+        for row_tile in range(self.num_rows):
+            visual = images.tile(row_tile)
+            for column_tile in range(self.num_columns):
+                number = row_tile * self.num_columns + column_tile
+                pairs = slice(*self.bounds[number : number + 2])
+                if only_with_positives and pairs.start == pairs.stop:
+                    continue
+                block = checked_scores(self.score_function, visual, texts.tile(column_tile))
+                block = block if block.dtype == torch.float64 else block.float()
+                # Without a NaN in the sum there is none among the scores, so that they need not be inspected one by one.
+                if not only_with_positives and block.sum().isnan():
+                    _raise_on_nan(block, images.items[images.cuts[row_tile] :], texts.items[texts.cuts[column_tile] :])
+                rows = images.index[self.pair_image[pairs]] - images.cuts[row_tile]
+                columns = texts.index[self.pair_text[pairs]] - texts.cuts[column_tile]
+                yield _ScoredTile(block, row_tile, column_tile, pairs, rows, columns)
 
 
 def _raise_on_nan(block: Tensor, images: Tensor, texts: Tensor) -> None:
@@ -330,13 +304,6 @@ def _raise_on_nan(block: Tensor, images: Tensor, texts: Tensor) -> None:
         raise DataError(
             f"score of image {int(images[row])} and text {int(texts[column])}: expected a number, got NaN. Check the model and its features."
         )
-
-
-def _check_sizes(encoded: Encoded, ids: Tensor) -> None:
-    if len(encoded) != len(ids):
-        raise ShapeError(f"ids: expected {len(encoded)}, one per encoded item, got {len(ids)}.")
-    if not len(ids):
-        raise ShapeError("images, texts: expected at least one of each, got none. There is nothing to rank.")
 
 
 def _split_side(encoded: Encoded, ids: Tensor, tile: int) -> _Side:
@@ -369,9 +336,3 @@ def _content_keys(encoded: Encoded) -> list[bytes]:
     for items, piece in encoded.iter_blocks():
         piece.map(partial(read, items=items))
     return [digest.digest() for digest in digests]
-
-
-def _check_partners(image_ids: Tensor, text_ids: Tensor) -> None:
-    for kind, other, ids, other_ids in (("image", "text", image_ids, text_ids), ("text", "image", text_ids, image_ids)):
-        for item in (~torch.isin(ids, other_ids)).nonzero()[:1, 0].tolist():
-            raise ShapeError(f"{kind} {item}: expected at least one {other} with its id, got none. Leave it out, it cannot be ranked.")

@@ -21,7 +21,7 @@ from visavis.errors import ShapeError, SpecError, suggest_name
 from visavis.evaluation.results import QueryRanks
 from visavis.experiments.statistics import ROUNDING_TOLERANCE, SIGNIFICANCE_LEVEL, Interval
 from visavis.feedback.evaluate_feedback import JudgedQueryResult, feedback_metrics
-from visavis.metrics.recall import RECALLS, RSUM
+from visavis.metrics.catalog import RECALLS, RSUM
 from visavis.types import DIRECTIONS
 
 KS = (1, 5, 10)

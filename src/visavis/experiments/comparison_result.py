@@ -26,7 +26,7 @@ from visavis.experiments.results_table import (
 from visavis.experiments.statistics import PairedTest, differences_from, paired_tests
 from visavis.experiments.sweep import Sweep, find_sweep
 from visavis.feedback.evaluate_feedback import FeedbackTest
-from visavis.metrics.recall import RSUM
+from visavis.metrics.catalog import RSUM
 from visavis.runs.run_folder import RunFolder
 
 # The feedback metric that is described in words.

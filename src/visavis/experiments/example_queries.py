@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from visavis.data.dataset import Dataset
-from visavis.evaluation.evaluate_dataset import select_captions
-from visavis.evaluation.protocols import get_protocols
+from visavis.evaluation.protocols import get_protocols, select_captions
 from visavis.evaluation.results import read_query_ranks
 from visavis.experiments.comparison_result import Comparison
 from visavis.experiments.grid import Setting

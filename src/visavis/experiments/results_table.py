@@ -22,7 +22,8 @@ from visavis.evaluation import Evaluation
 from visavis.experiments.bootstrap import BootstrapEstimate, BootstrapSamples
 from visavis.experiments.statistics import MAX_MORE_SEEDS, PairedTest, format_number, t_interval
 from visavis.feedback.evaluate_feedback import FeedbackTest
-from visavis.metrics.recall import RECALLS, RSUM, random_recall
+from visavis.metrics.catalog import RECALLS, RSUM
+from visavis.metrics.recall import random_recall
 from visavis.types import DIRECTIONS
 
 CAPTION_METRICS = (*(metric.key(way) for way in DIRECTIONS for metric in RECALLS), RSUM.name)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from visavis.experiments.grid import Setting
 from visavis.experiments.jobs import RunOutcome
 from visavis.experiments.statistics import Interval, t_interval
-from visavis.metrics.recall import RSUM
+from visavis.metrics.catalog import RSUM
 from visavis.objectives import parse
 
 MIN_VALUES = 3

@@ -22,7 +22,7 @@ from visavis.graded.estimators.base import RelevanceEstimator
 from visavis.graded.estimators.catalog import CATALOG
 from visavis.memory_budget import MemoryLimit
 from visavis.metrics import GRADED, Metric
-from visavis.metrics.validation import INVALID_GAINS, raise_on_invalid_row, validate_count
+from visavis.metrics.argument_checks import INVALID_GAINS, raise_on_invalid_row, validate_count
 from visavis.scoring import score_query_rows, select_items
 from visavis.spec import parse
 from visavis.types import Direction, Encoded

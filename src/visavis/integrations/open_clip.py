@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from visavis.errors import SpecError, VisavisError
 from visavis.objectives import Objective
 from visavis.pair_loss import PairLoss
-from visavis.pair_loss.logits import is_valid_bias
-from visavis.pair_loss.scale import is_valid_scale
+from visavis.pair_loss.logits import is_valid_bias, is_valid_scale
 from visavis.targets import Ids
 
 

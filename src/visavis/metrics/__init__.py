@@ -1,12 +1,11 @@
-"""Metrics: pure functions of scores, ranks and targets. Each metric is declared once, in CATALOG.
+"""Metrics: pure functions of scores, ranks and targets. Each metric is declared once, in ``catalog``.
 
 A new metric is a `Metric` in one of the tuples of ``catalog``. Results, ``visavis catalog metrics`` and the reference then
-have it in both directions.
+have it: in both directions, or once if it combines them.
 """
 
-from visavis.metrics.catalog import CATALOG, COMBINED, GRADED, RANKING, direction_metrics, ranking_metrics
-from visavis.metrics.graded_metrics import COHERENT_SCORE, coherent_scores, ndcg, ndcg_at
-from visavis.metrics.metric import Metric
+from visavis.metrics.catalog import CATALOG, COHERENT_SCORE, COMBINED, GRADED, RANKING, Metric, ranking_metrics
+from visavis.metrics.graded_metrics import coherent_scores, ndcg, ndcg_at
 from visavis.metrics.ranking import (
     average_precision,
     average_precision_at,
@@ -30,7 +29,6 @@ __all__ = [
     "average_precision_at",
     "average_precision_at_r",
     "coherent_scores",
-    "direction_metrics",
     "map_at_k",
     "map_at_k_hits",
     "mean_rank",

@@ -13,9 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.errors import ShapeError
-from visavis.metrics.metric import Metric
-from visavis.metrics.validation import Semantics, Tau, validate_count, validate_gains, validate_literal, validate_relevance, validate_scores
+from visavis.metrics.argument_checks import Semantics, Tau, validate_count, validate_literal, validate_relevance, validate_scores
 
 
 def coherent_scores(scores: Tensor, relevance: Tensor, *, k: int, tau: Tau = "b", semantics: Semantics = "paper") -> Tensor:
@@ -49,10 +47,10 @@ def coherent_scores(scores: Tensor, relevance: Tensor, *, k: int, tau: Tau = "b"
         ``numpy.argsort(scores)[::-1][:K]``: of tied ones mostly the later. That sort is not stable, so the result depends on
         their order and on numpy.
     """
-    scores, relevance, k = validate_scores(scores), validate_relevance(relevance), validate_count(k, "k")
+    scores = validate_scores(scores)
+    relevance, k = validate_relevance(relevance, scores.shape), validate_count(k, "k")
     tau, semantics = validate_literal(tau, Tau, "tau"), validate_literal(semantics, Semantics, "semantics")
-    _check_same_shape(scores, relevance)
-    return _coherent_scores_at(scores, relevance, (k,), tau, semantics)[:, 0]
+    return coherent_scores_at(scores, relevance, (k,), tau, semantics)[:, 0]
 
 
 def ndcg_at(scores: Tensor, relevance: Tensor, *, k: int) -> Tensor:
@@ -86,25 +84,27 @@ def ndcg(scores: Tensor, relevance: Tensor) -> Tensor:
     Source:
         Järvelin and Kekäläinen, Cumulated gain-based evaluation of IR techniques (2002).
     """
-    scores, relevance = validate_scores(scores), validate_gains(relevance)
-    _check_same_shape(scores, relevance)
-    return _ndcg(scores, relevance)
-
-
-def _ndcg(scores: Tensor, relevance: Tensor) -> Tensor:
+    scores = validate_scores(scores)
+    relevance = validate_relevance(relevance, scores.shape, as_gains=True)
     ascending, order = relevance.double().sort(dim=1)
     by_score = ascending.gather(1, scores.gather(1, order).sort(dim=1, descending=True, stable=True).indices)
     discount = torch.arange(2, scores.shape[1] + 2, dtype=torch.float64, device=scores.device).log2()
     return ((by_score / discount).cumsum(1) / (ascending.flip(1) / discount).cumsum(1)).cpu()
 
 
-def _check_same_shape(scores: Tensor, relevance: Tensor) -> None:
-    if scores.shape != relevance.shape:
-        raise ShapeError(f"relevance: expected the shape of the scores, {list(scores.shape)}, got {list(relevance.shape)}.")
+def coherent_scores_at(scores: Tensor, relevance: Tensor, ks: tuple[int, ...], tau: Tau, semantics: Semantics) -> Tensor:
+    """Compute CS@K for several K, see `coherent_scores`. The arguments are not checked.
 
+    Args:
+        scores: Scores of shape ``[Q, C]``.
+        relevance: Graded relevance of shape ``[Q, C]``.
+        ks: Cutoffs.
+        tau: Variant of Kendall's tau.
+        semantics: How ties at the cutoff count. Ties within the top K may come in any order.
 
-def _coherent_scores_at(scores: Tensor, relevance: Tensor, ks: tuple[int, ...], tau: Tau, semantics: Semantics) -> Tensor:
-    """CS@K ``[Q, len(ks)]``. Ties within the top K may come in any order. ``_CUTOFF_TIE_RULES`` decides about ties at the cutoff."""
+    Returns:
+        CS@K of shape ``[Q, len(ks)]``.
+    """
     candidates = scores.shape[1]
     top, index = scores.topk(min(max(ks) + 1, candidates), dim=1)
     top_relevance = relevance.gather(1, index)
@@ -168,39 +168,3 @@ def _released_tau(scores: Tensor, relevance: Tensor, k: int, tau: Tau) -> Tensor
 
 
 _CUTOFF_TIE_RULES: dict[Semantics, Callable[[Tensor, Tensor, int, Tau], Tensor]] = {"paper": _expected_tau, "reference": _released_tau}
-
-
-def _ndcg_at(scores: Tensor, relevance: Tensor, ks: tuple[int, ...]) -> Tensor:
-    return _ndcg(scores, relevance)[:, torch.tensor(ks).clamp(max=scores.shape[1]) - 1]
-
-
-def _coherent_score(name: str, tau: Tau, semantics: Semantics, candidates: str) -> Metric:
-    return Metric(
-        name=name,
-        label="CS@K",
-        definition=f"coherent score: how far the order of the top K follows graded relevance, a mean over the {{query}}s for which it is "
-        f"defined. Candidates: {candidates}",
-        formula=f"mean(Kendall's tau-{tau}(scores, relevance) over the K best-scored)",
-        unit="correlation",
-        input="relevance",
-        function=lambda scores, relevance, ks: _coherent_scores_at(scores, relevance, ks, tau, semantics),
-    )
-
-
-def _discounted_gain(name: str, candidates: str) -> Metric:
-    return Metric(
-        name=name,
-        label="nDCG@K",
-        definition="discounted cumulative gain: the relevance in the top K, discounted by rank, over the highest possible, a mean over {query}s. Candidates: "
-        + candidates,
-        formula="mean(sum_{j <= K} r_j/log2(j + 1) / the same in the order of the relevance)",
-        unit="fraction",
-        input="relevance",
-        function=_ndcg_at,
-    )
-
-
-_FIRST, _ALL = "the first caption of each image, as the released code of the Ladder loss", "all captions, as the text of the Ladder loss"
-COHERENT_SCORE = _coherent_score("cs_at_K", "b", "reference", _FIRST)
-COHERENT_SCORE_PAPER = _coherent_score("cs_at_K_paper", "a", "paper", _ALL)
-NDCG, NDCG_PAPER = _discounted_gain("ndcg_at_K", _FIRST), _discounted_gain("ndcg_at_K_paper", _ALL)

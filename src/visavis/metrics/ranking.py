@@ -21,15 +21,14 @@ import torch
 from torch import Tensor
 
 from visavis.errors import ShapeError
-from visavis.metrics.metric import Metric
-from visavis.metrics.validation import (
+from visavis.metrics.argument_checks import (
     Normalize,
     Ties,
     validate_count,
+    validate_instance,
     validate_literal,
     validate_positive_ranks,
     validate_scores,
-    validate_targets_argument,
 )
 from visavis.targets import Targets
 
@@ -48,7 +47,8 @@ def positive_ranks(scores: Tensor, targets: Targets, *, ties: Ties = "pessimisti
     Raises:
         ShapeError: If the shapes differ or a query has no positive.
     """
-    scores, targets, ties = validate_scores(scores), validate_targets_argument(targets), validate_literal(ties, Ties, "ties")
+    scores, ties = validate_scores(scores), validate_literal(ties, Ties, "ties")
+    targets = validate_instance(targets, Targets, "a Targets such as Targets.paired(n) or Targets(query_ids=...)", "targets")
     if scores.shape != targets.shape:
         raise ShapeError(f"scores: expected shape {list(targets.shape)}, queries x candidates of the targets, got {list(scores.shape)}.")
     positive, negative = targets.positive, targets.negative
@@ -81,7 +81,7 @@ def best_ranks(scores: Tensor, targets: Targets, *, ties: Ties = "pessimistic") 
     return best_rank_column(positive_ranks(scores, targets, ties=ties), ties)
 
 
-def best_rank_column(positive_ranks: Tensor, ties: Ties = "pessimistic") -> Tensor:
+def best_rank_column(positive_ranks: Tensor, ties: Ties) -> Tensor:
     """Select the rank of the best positive.
 
     Args:
@@ -242,49 +242,3 @@ def tie_comparisons(ties: Ties) -> tuple[Callable[..., Tensor], ...]:
 
 def _precision(positive_ranks: Tensor) -> Tensor:
     return torch.arange(1, positive_ranks.shape[1] + 1, device=positive_ranks.device) / positive_ranks
-
-
-def _map(k: int) -> Metric:
-    return Metric(
-        name=f"map_at_{k}",
-        label=f"mAP@{k}",
-        definition=f"mean average precision in the top {k}, a fraction",
-        formula=f"mean(sum_{{rank_j <= {k}}} j/rank_j / min(R, {k}))",
-        unit="fraction",
-        input="ranks",
-        function=lambda ranks: map_at_k(ranks, k),
-    )
-
-
-def _map_hits(k: int) -> Metric:
-    return Metric(
-        name=f"map_at_{k}_hits",
-        label=f"mAP@{k} by hits",
-        definition=f"mAP@{k} as the COCOS code computes it: divided by the number of positives in the top {k}, a fraction",
-        formula=f"mean(sum_{{rank_j <= {k}}} j/rank_j / #{{rank_j <= {k}}})",
-        unit="fraction",
-        input="ranks",
-        function=lambda ranks: map_at_k_hits(ranks, k),
-    )
-
-
-MAPS = tuple(_map(k) for k in (5, 10))
-MAPS_BY_HITS = tuple(_map_hits(k) for k in (5, 10))
-R_PRECISION = Metric(
-    name="r_precision",
-    label="R-Precision",
-    definition="share of a {query}'s R correct {candidate}s in its top R, a fraction",
-    formula="mean(#{rank_j <= R} / R)",
-    unit="fraction",
-    input="ranks",
-    function=lambda ranks: float(r_precision(ranks).mean()),
-)
-MAP_AT_R = Metric(
-    name="map_at_r",
-    label="mAP@R",
-    definition="mean average precision in the top R, R the number of correct {candidate}s, a fraction",
-    formula="mean(sum_{rank_j <= R} j/rank_j / R)",
-    unit="fraction",
-    input="ranks",
-    function=lambda ranks: float(average_precision_at_r(ranks).mean()),
-)

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from visavis.metrics.metric import Metric
-from visavis.metrics.ranking import best_rank_column
-from visavis.metrics.validation import validate_best_ranks, validate_count
+from visavis.metrics.argument_checks import validate_best_ranks, validate_count
 
 
 def recall_at(ranks: Tensor, k: int) -> float:
@@ -119,88 +117,3 @@ def random_rsum(captions_per_image: Sequence[int]) -> tuple[float, float]:
             variance += count * (9 * first + 4 * (fifth - first) + (tenth - fifth) - expected**2)
         deviation += 100 * math.sqrt(variance) / total
     return mean, deviation
-
-
-def _recall(k: int) -> Metric:
-    return Metric(
-        name=f"r{k}",
-        label=f"R@{k}",
-        definition=f"percent of {{query}}s with a correct {{candidate}} in the top {k} (success@{k})",
-        formula=f"100 mean[rank <= {k}]",
-        unit="percent",
-        input="ranks",
-        function=lambda ranks: 100 * recall_at(best_rank_column(ranks, "mean"), k),
-    )
-
-
-def _recall_mean_ties(k: int) -> Metric:
-    return Metric(
-        name=f"r{k}_mean_ties",
-        label=f"R@{k} by mean ties",
-        definition=f'R@{k} as the code of CE and MMT counts mean ranks of ties (those of ties="mean"): a hit is '
-        + ("only a mean rank of 1" if k == 1 else f"any mean rank below {k + 1}, including {k + 0.5}")
-        + f". For integer ranks it equals R@{k}",
-        formula="100 mean[rank = 1]" if k == 1 else f"100 mean[rank < {k + 1}]",
-        unit="percent",
-        input="ranks",
-        function=lambda ranks: 100 * recall_at_mean_ties(best_rank_column(ranks, "mean"), k),
-    )
-
-
-RECALLS = tuple(_recall(k) for k in (1, 5, 10))
-MEAN_RECALL = Metric(
-    name="average_recall",
-    label="average recall",
-    definition="mean of R@1, R@5 and R@10, in percent",
-    formula="(R@1 + R@5 + R@10) / 3",
-    unit="percent",
-    input="ranks",
-    function=lambda ranks: sum(metric.function(ranks) for metric in RECALLS) / len(RECALLS),
-)
-MEAN_TIE_RECALLS = tuple(_recall_mean_ties(k) for k in (1, 5, 10))
-MEDIAN_RANK = Metric(
-    name="medr",
-    label="median rank",
-    definition="median rank of the best correct {candidate}",
-    formula="floor(median(rank - 1)) + 1",
-    unit="rank",
-    input="ranks",
-    function=lambda ranks: median_rank(best_rank_column(ranks, "mean")),
-    higher_is_better=False,
-)
-MEAN_RANK = Metric(
-    name="meanr",
-    label="mean rank",
-    definition="mean rank of the best correct {candidate}",
-    formula="mean(rank)",
-    unit="rank",
-    input="ranks",
-    function=lambda ranks: mean_rank(best_rank_column(ranks, "mean")),
-    higher_is_better=False,
-)
-
-_SIX = tuple(metric.key(direction) for direction in ("i2t", "t2i") for metric in RECALLS)
-
-
-def _sum(metrics: Mapping[str, float]) -> float:
-    return sum(metrics[key] for key in _SIX)
-
-
-RSUM = Metric(
-    name="rsum",
-    label="RSUM",
-    definition="sum of the six recalls, in percent (600 is perfect)",
-    formula=" + ".join(_SIX),
-    unit="percent",
-    input="metrics",
-    function=_sum,
-)
-AVERAGE_RECALL = Metric(
-    name="average_recall",
-    label="average recall",
-    definition="mean of the six recalls, in percent",
-    formula="rsum / 6",
-    unit="percent",
-    input="metrics",
-    function=lambda metrics: _sum(metrics) / len(_SIX),
-)

@@ -20,7 +20,7 @@ from visavis.blocking import ScoreCost
 from visavis.errors import RunError, ShapeError, VisavisError
 from visavis.models.encoders.pretrained_files import PretrainedPart, weights_loaded_from
 from visavis.models.layers import at_least_float32
-from visavis.pair_loss.scale import LearnedScale
+from visavis.pair_loss.logits import LearnedScale
 from visavis.spec import PositiveInt, validate_fields
 from visavis.targets import Targets
 from visavis.types import AttentionWeights, Encoded

@@ -8,8 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from visavis.objectives.base import Reduction, SummaryObjective
-from visavis.objectives.pairs import NEG_INF, HardestNegative, select_by_query
-from visavis.spec import require_field
+from visavis.objectives.pairs import NEG_INF, select_by_query
+from visavis.spec import PositiveFloat
 from visavis.targets import Targets, missing_annotation
 
 
@@ -52,16 +52,9 @@ class AOQ(SummaryObjective):
 
     margin: float = 0.2
     offline_margin: float = 0.0
-    alpha: float = 0.3
+    alpha: PositiveFloat = 0.3
     beta: float = 1.5
     reduction: Reduction = "sum"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_field(self.alpha > 0, self, "alpha", "a number > 0")
-
-    def summary(self, targets: Targets) -> HardestNegative:
-        return HardestNegative()
 
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
         if targets.query_offline_scores is None or not targets.query_offline_scores.shape[1]:

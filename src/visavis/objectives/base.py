@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from visavis.errors import ShapeError
-from visavis.objectives.pairs import NegativeSummary, find_positive_pairs
+from visavis.objectives.pairs import HardestNegative, NegativeSummary, find_positive_pairs
 from visavis.spec import validate_fields
 from visavis.targets import Targets
 
@@ -176,12 +176,12 @@ class Objective(ABC):
 class SummaryObjective(Objective):
     """An objective that needs a single number about the negatives of a query, at least with some targets.
 
-    ``summary`` returns this number and ``pair_terms`` computes the term of a positive pair from it. If the number does not suffice,
-    ``summary`` returns None and ``row_terms`` computes the terms from all scores.
+    ``summary`` returns this number, by default the hardest negative, and ``pair_terms`` computes the term of a positive pair from
+    it. If the number does not suffice, ``summary`` returns None and ``row_terms`` computes the terms from all scores.
     """
 
-    @abstractmethod
-    def summary(self, targets: Targets) -> NegativeSummary | None: ...
+    def summary(self, targets: Targets) -> NegativeSummary | None:
+        return HardestNegative()
 
     @abstractmethod
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from visavis.objectives.base import Objective, Reduction, SummaryObjective
 from visavis.objectives.pairs import NEG_INF, NegativeLogSumExp, find_positive_pairs, log1p_exp, select_by_query
-from visavis.spec import require_field
+from visavis.spec import PositiveFloat
 from visavis.targets import Targets
 
 
@@ -43,13 +43,9 @@ class NTXent(SummaryObjective):
         negative. Other positives of a query are left out of its denominator.
     """
 
-    tau: float = 0.1
+    tau: PositiveFloat = 0.1
     denominator: Literal["all", "negatives"] = "all"
     reduction: Reduction = "half_mean"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_field(self.tau > 0, self, "tau", "a number > 0")
 
     @property
     def gradient_scale(self) -> float:
@@ -58,7 +54,7 @@ class NTXent(SummaryObjective):
     def with_scale(self, scale: float) -> NTXent:
         return replace(self, tau=round(1 / scale, 6))
 
-    def summary(self, targets: Targets) -> NegativeLogSumExp:
+    def summary(self, targets: Targets) -> NegativeLogSumExp | None:
         return NegativeLogSumExp(1 / self.tau)
 
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
@@ -97,12 +93,8 @@ class InfoNCE(Objective):
         it makes the softmax over its positives uniform.
     """
 
-    tau: float = 0.07
+    tau: PositiveFloat = 0.07
     reduction: Reduction = "half_mean"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_field(self.tau > 0, self, "tau", "a number > 0")
 
     @property
     def gradient_scale(self) -> float:
@@ -146,18 +138,14 @@ class VLC(SummaryObjective):
         CLIP, whose scale is learned. See InfoNCE.
     """
 
-    gamma: float = 50.0
+    gamma: PositiveFloat = 50.0
     reduction: Reduction = "sum"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_field(self.gamma > 0, self, "gamma", "a number > 0")
 
     @property
     def gradient_scale(self) -> float:
         return self.gamma
 
-    def summary(self, targets: Targets) -> NegativeLogSumExp:
+    def summary(self, targets: Targets) -> NegativeLogSumExp | None:
         return NegativeLogSumExp(self.gamma)
 
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
@@ -198,13 +186,9 @@ class Sigmoid(Objective):
         over images, which are as many as texts. Here it is the mean of both directions' means.
     """
 
-    scale: float = 10.0
+    scale: PositiveFloat = 10.0
     bias: float = -10.0
     reduction: Reduction = "half_mean"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_field(self.scale > 0, self, "scale", "a number > 0")
 
     @property
     def gradient_scale(self) -> float:
@@ -257,12 +241,8 @@ class Unified(SummaryObjective):
     used_annotations: ClassVar[tuple[str, ...]] = ("weight", "query_margin")
 
     margin: float = 0.2
-    gamma: float = 50.0
+    gamma: PositiveFloat = 50.0
     reduction: Reduction = "sum"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_field(self.gamma > 0, self, "gamma", "a number > 0")
 
     def summary(self, targets: Targets) -> NegativeLogSumExp | None:
         return NegativeLogSumExp(self.gamma) if targets.weight is None else None

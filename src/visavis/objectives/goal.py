@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 
 from visavis.objectives.base import Reduction, SummaryObjective, add_positive_scores
 from visavis.objectives.pairs import NEG_INF, HardestNegative, PositivePairs, find_positive_pairs
-from visavis.spec import require_field
+from visavis.spec import PositiveFloat
 from visavis.targets import Targets
 
 
@@ -91,19 +91,14 @@ class Goal(SummaryObjective):
 
     triplet: Literal["con", "nca", "cir"] = "cir"
     pair: Literal["con", "lin", "sig", "lin_ms", "sig_ms"] = "sig_ms"
-    tau: float = 10.0
+    tau: PositiveFloat = 10.0
     margin: float = 0.2
-    alpha: float = 2.0
-    beta: float = 10.0
+    alpha: PositiveFloat = 2.0
+    beta: PositiveFloat = 10.0
     lam: float = 0.5
     epsilon: float = 0.1
     semantics: Literal["paper", "reference"] = "paper"
     reduction: Reduction = "sum"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("tau", "alpha", "beta"):
-            require_field(getattr(self, name) > 0, self, name, "a number > 0")
 
     @classmethod
     def all(cls, **fields: Any) -> tuple[Goal, ...]:

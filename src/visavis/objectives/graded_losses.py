@@ -10,9 +10,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from visavis.objectives.base import Objective, Reduction, SummaryObjective
-from visavis.objectives.pairs import NEG_INF, NegativeLogSumExp, PositivePairs, find_positive_pairs, log1p_exp
-from visavis.spec import require_field
+from visavis.objectives.base import Objective, Reduction
+from visavis.objectives.contrastive import VLC
+from visavis.objectives.pairs import NEG_INF, NegativeLogSumExp, PositivePairs, find_positive_pairs
+from visavis.spec import NonNegativeFloat, PositiveFloat, PositiveInt, require_field
 from visavis.targets import Targets
 
 
@@ -64,7 +65,7 @@ class Ladder(Objective):
     thresholds: tuple[float, ...] = (0.63,)
     betas: tuple[float, ...] = (1.0, 0.25)
     sampling: Literal["hard", "sum"] = "hard"
-    pairs: int = 1
+    pairs: PositiveInt = 1
     cumulative: bool = False
     semantics: Literal["paper", "reference"] = "paper"
     reduction: Reduction = "sum"
@@ -76,7 +77,6 @@ class Ladder(Objective):
         require_field(len(self.betas) == levels, self, "betas", f"as many as margins, {levels}")
         require_field(len(self.thresholds) == levels - 1, self, "thresholds", f"one fewer than margins, {levels - 1}")
         require_field(all(a > b for a, b in pairwise(self.thresholds)), self, "thresholds", "each below the one before")
-        require_field(self.pairs > 0, self, "pairs", "a number > 0")
         require_field(self.sampling == "hard" or self.pairs == 1, self, "pairs", "1 with sampling='sum', which takes all")
         if self.semantics == "reference":
             require_field(self.sampling == "hard", self, "sampling", "'hard' with semantics='reference'")
@@ -146,7 +146,7 @@ def _hinge_sums(below: Tensor, above: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradedVLC(SummaryObjective):
+class GradedVLC(VLC):
     r"""VLC plus a KL divergence that orders the negatives of a query by graded relevance.
 
     Args:
@@ -181,28 +181,14 @@ class GradedVLC(SummaryObjective):
 
     used_annotations: ClassVar[tuple[str, ...]] = ("relevance",)
 
-    gamma: float = 40.0
+    gamma: PositiveFloat = 40.0
     reduction: Reduction = "mean"
-    beta: float = 1.0
-    tau: float = 0.15
-    graded_gamma: float = 20.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_field(self.gamma > 0, self, "gamma", "a number > 0")
-        require_field(self.beta >= 0, self, "beta", "a number >= 0")
-        require_field(self.tau > 0, self, "tau", "a number > 0")
-        require_field(self.graded_gamma > 0, self, "graded_gamma", "a number > 0")
-
-    @property
-    def gradient_scale(self) -> float:
-        return self.gamma
+    beta: NonNegativeFloat = 1.0
+    tau: PositiveFloat = 0.15
+    graded_gamma: PositiveFloat = 20.0
 
     def summary(self, targets: Targets) -> NegativeLogSumExp | None:
-        return NegativeLogSumExp(self.gamma) if self.beta == 0 else None
-
-    def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
-        return log1p_exp(negatives - self.gamma * positive)
+        return super().summary(targets) if self.beta == 0 else None
 
     def row_terms(self, scores: Tensor, targets: Targets) -> Tensor:
         pairs = find_positive_pairs(scores, targets)

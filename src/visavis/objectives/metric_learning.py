@@ -11,7 +11,7 @@ from torch import Tensor
 
 from visavis.objectives.base import Objective, Reduction
 from visavis.objectives.pairs import NEG_INF, find_positive_pairs, log1p_exp
-from visavis.spec import require_field
+from visavis.spec import PositiveFloat
 from visavis.targets import Targets
 
 
@@ -46,15 +46,11 @@ class BinomialDeviance(Objective):
         Yi et al., who take the mean over each kind of pair.
     """
 
-    alpha: float = 2.0
-    beta: float = 10.0
+    alpha: PositiveFloat = 2.0
+    beta: PositiveFloat = 10.0
     lam: float = 0.5
     negatives: Literal["hardest", "all"] = "hardest"
     reduction: Reduction = "sum"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require_slopes(self)
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         pairs = find_positive_pairs(scores, targets)
@@ -96,15 +92,11 @@ class MultiSimilarity(Objective):
         The released code, which leaves out positives of 1 and takes the mean over queries.
     """
 
-    alpha: float = 2.0
-    beta: float = 50.0
+    alpha: PositiveFloat = 2.0
+    beta: PositiveFloat = 50.0
     lam: float = 0.5
     epsilon: float = 0.1
     reduction: Reduction = "sum"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require_slopes(self)
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         positive, negative = targets.positive, targets.negative
@@ -151,12 +143,8 @@ class Circle(Objective):
     integrable: ClassVar[bool] = False
 
     margin: float = 0.25
-    gamma: float = 64.0
+    gamma: PositiveFloat = 64.0
     reduction: Reduction = "sum"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_field(self.gamma > 0, self, "gamma", "a number > 0")
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         positive, seen = targets.positive, scores.detach()
@@ -165,8 +153,3 @@ class Circle(Objective):
         push = pushed.masked_fill(~targets.negative, NEG_INF).logsumexp(-1)
         pull = pulled.masked_fill(~positive, NEG_INF).logsumexp(-1)
         return log1p_exp(push + pull)[positive.any(-1)]
-
-
-def _require_slopes(objective: BinomialDeviance | MultiSimilarity) -> None:
-    for name in ("alpha", "beta"):
-        require_field(getattr(objective, name) > 0, objective, name, "a number > 0")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from visavis.objectives.base import Reduction, SummaryObjective
 from visavis.objectives.pairs import NEG_INF, HardestNegative, find_positive_pairs, log1p_exp, select_by_query
-from visavis.spec import require_field
+from visavis.spec import PositiveFloat
 from visavis.targets import Targets
 
 MAX_NORMALIZED_DISTANCE = 1 - 1e-5
@@ -63,9 +63,6 @@ class SSP(SummaryObjective):
     negative: tuple[float, ...] = (0.03, -0.4, 0.9)
     reduction: Reduction = "mean"
 
-    def summary(self, targets: Targets) -> HardestNegative:
-        return HardestNegative()
-
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
         margin = select_by_query(targets.query_margin_or(self.margin, "SSP"), query)
         idle = (negatives + margin <= positive) | (positive >= MAX_NORMALIZED_DISTANCE)
@@ -113,12 +110,8 @@ class RSP(SummaryObjective):
 
     coefficients: tuple[float, ...] = (0.0, 1.0)
     margin: float = 0.2
-    gamma: float | None = None
+    gamma: PositiveFloat | None = None
     reduction: Reduction = "sum"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_field(self.gamma is None or self.gamma > 0, self, "gamma", "a number > 0, or None")
 
     def summary(self, targets: Targets) -> HardestNegative | None:
         return HardestNegative() if self.gamma is None else None

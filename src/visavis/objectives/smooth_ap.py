@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from visavis.objectives.base import Objective, Reduction
-from visavis.spec import require_field
+from visavis.spec import PositiveFloat
 from visavis.targets import Targets
 
 
@@ -46,12 +46,8 @@ class SmoothAP(Objective):
 
     needs_pair_matrix: ClassVar[bool] = True
 
-    tau: float = 0.01
+    tau: PositiveFloat = 0.01
     reduction: Reduction = "half_mean"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_field(self.tau > 0, self, "tau", "a number > 0")
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         positive = targets.positive

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from visavis.objectives.base import Objective, Reduction, SummaryObjective
-from visavis.objectives.pairs import HardestNegative, find_positive_pairs, select_by_query
-from visavis.spec import require_field
+from visavis.objectives.pairs import find_positive_pairs, select_by_query
+from visavis.spec import PositiveInt
 from visavis.targets import Targets
 
 
@@ -88,9 +88,6 @@ class TripletHN(SummaryObjective):
     margin: float = 0.2
     reduction: Reduction = "sum"
 
-    def summary(self, targets: Targets) -> HardestNegative:
-        return HardestNegative()
-
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
         margin = select_by_query(targets.query_margin_or(self.margin, "TripletHN"), query)
         return (margin + negatives - positive).relu()
@@ -122,13 +119,9 @@ class TripletTopK(Objective):
 
     used_annotations: ClassVar[tuple[str, ...]] = ("query_margin",)
 
-    k: int = 8
+    k: PositiveInt = 8
     margin: float = 0.2
     reduction: Reduction = "sum"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_field(self.k > 0, self, "k", "a number > 0")
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         pairs = find_positive_pairs(scores, targets)

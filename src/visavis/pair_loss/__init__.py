@@ -1,9 +1,9 @@
 """PairLoss: any objective on embeddings of two encoders. The only package that handles memory and ranks of a loss."""
 
+from visavis.pair_loss.cosine_scores import cosine
 from visavis.pair_loss.encoded_items import encode_in_chunks
+from visavis.pair_loss.logits import LearnedScale
 from visavis.pair_loss.pair_loss import PairLoss
 from visavis.pair_loss.plan import ExecutionPlan, choose_plan
-from visavis.pair_loss.scale import LearnedScale
-from visavis.pair_loss.scores import cosine
 
 __all__ = ["ExecutionPlan", "LearnedScale", "PairLoss", "choose_plan", "cosine", "encode_in_chunks"]

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from visavis.errors import ShapeError
 from visavis.objectives.base import Objective
-from visavis.pair_loss.encoded_items import Items, all_tensors, concatenate_items, detach_items, float_tensors, truncate_embeddings
+from visavis.pair_loss.encoded_items import concatenate_items, float_tensors, truncate_embeddings
 from visavis.pair_loss.gradients import annotations_needing_grad
 from visavis.pair_loss.process_group import ProcessGroup
 from visavis.targets import ANNOTATIONS, CANDIDATE_ANNOTATIONS, PAIRWISE_ANNOTATIONS, Factors, Ids, Targets, to_id_tensor
+from visavis.types import Items, all_tensors, map_tensors
 
 
 def describe_batch(objective: Objective, dataset: str | None, images: Items, texts: Items, targets: Targets, targets_source: str) -> str:
@@ -116,7 +117,7 @@ def gather_extra_candidates(
     if len(local_ids) != len(local_items):
         count = "no ids" if ids is None else f"{len(local_ids)} ids"
         raise ShapeError(f"{name}: expected one id per item, got {len(local_items)} items and {count}.")
-    detached = detach_items(local_items)
+    detached = map_tensors(Tensor.detach, local_items)
     if all(group.is_equal_on_all_ranks(tensor) for tensor in (local_ids, *all_tensors(detached))):
         return ExtraCandidates(name, local_items, detached, local_ids, None)
     all_items, local_rows = group.all_gather_items(detached)
@@ -134,7 +135,7 @@ class CandidatePool:
 
     def __init__(self, items: Items, extra_candidates: ExtraCandidates | None, group: ProcessGroup) -> None:
         self.local_tensors, self.extra_candidates = float_tensors(items), extra_candidates
-        all_items, self.query_rows = group.all_gather_items(detach_items(items))
+        all_items, self.query_rows = group.all_gather_items(map_tensors(Tensor.detach, items))
         self.num_batch_items = len(all_items)
         self.items = all_items
         parts = [self.local_tensors]
@@ -267,19 +268,15 @@ def gather_targets(targets: Targets, group: ProcessGroup, *, ids_are_positions: 
         elif isinstance(value, Tensor):
             changes[name] = group.all_gather_rows(value)
     gathered = replace(targets, **changes)
-    _check_functions(gathered, group)
-    return gathered
-
-
-def _check_functions(targets: Targets, group: ProcessGroup) -> None:
-    """Reject functions that accept only positions of their own rank."""
+    # A function may accept only positions of its own rank.
     for name in PAIRWISE_ANNOTATIONS:
-        if callable(getattr(targets, name)) and group.any_rank(not _accepts_positions(targets, name)):
+        if callable(getattr(gathered, name)) and group.any_rank(not _accepts_positions(gathered, name)):
             raise ShapeError(
                 f"{name}: expected a function of positions on all ranks, got one that fails at positions of other ranks. Pass "
                 "Targets(rows=, columns=) with positions that are valid over all ranks, such as those in the data set, or Factors, or use "
                 "gather=False."
             )
+    return gathered
 
 
 def _accepts_positions(targets: Targets, name: str) -> bool:

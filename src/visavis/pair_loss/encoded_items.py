@@ -18,31 +18,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from visavis.errors import ShapeError, SpecError, format_value
-from visavis.types import Encoded, concatenate
+from visavis.types import Encoded, Items, all_tensors, concatenate
 
-Items = Tensor | Encoded
 SomeItems = TypeVar("SomeItems", Tensor, Encoded, Items)
-
-
-def all_tensors(items: Items) -> list[Tensor]:
-    """List every tensor of the items, masks included, in a fixed order.
-
-    Args:
-        items: A tensor or Encoded items.
-
-    Returns:
-        The tensors.
-    """
-    if isinstance(items, Tensor):
-        return [items]
-    tensors: list[Tensor] = []
-
-    def collect(part: Tensor) -> Tensor:
-        tensors.append(part)
-        return part
-
-    items.map(collect)
-    return tensors
 
 
 def float_tensors(items: Items) -> list[Tensor]:
@@ -55,51 +33,6 @@ def float_tensors(items: Items) -> list[Tensor]:
         The floating-point tensors.
     """
     return [part for part in all_tensors(items) if part.is_floating_point()]
-
-
-def replace_tensors(items: Items, new: list[Tensor]) -> Items:
-    """Make items of the same structure from other tensors.
-
-    Args:
-        items: The structure.
-        new: Tensors in the order of `all_tensors`.
-
-    Returns:
-        Items with the new tensors.
-    """
-    if isinstance(items, Tensor):
-        return new[0]
-    remaining = iter(new)
-    return items.map(lambda _: next(remaining))
-
-
-def detach_items(items: Items) -> Items:
-    """Detach all tensors from the graph.
-
-    Args:
-        items: A tensor or Encoded items.
-
-    Returns:
-        The detached items.
-    """
-    return items.detach() if isinstance(items, Tensor) else items.map(Tensor.detach)
-
-
-def detached_leaves(items: Items, rows: slice) -> Items:
-    """Detach some rows of the items. With gradients enabled, they are leaves of a new graph.
-
-    Args:
-        items: A tensor or Encoded items.
-        rows: Rows to select.
-
-    Returns:
-        The selected items.
-    """
-
-    def leaf(part: Tensor) -> Tensor:
-        return part[rows].detach().requires_grad_(part.is_floating_point() and torch.is_grad_enabled())
-
-    return leaf(items) if isinstance(items, Tensor) else items.map(leaf)
 
 
 def embedding_matrix(items: Items) -> Tensor:

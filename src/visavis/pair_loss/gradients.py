@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from visavis.errors import VisavisError
-from visavis.pair_loss.scores.base import InputGradients
+from visavis.pair_loss.block_scores import InputGradients
 from visavis.targets import ANNOTATIONS, Factors, Targets
 
 ANNOTATION_NAMES = tuple(annotation.name for annotation in ANNOTATIONS)
@@ -84,7 +84,7 @@ def replace_annotation_tensors(targets: Targets, new: dict[str, Tensor]) -> Targ
     return targets
 
 
-def detached_annotation_leaves(targets: Targets, names: list[str]) -> dict[str, Tensor]:
+def with_annotation_leaves(targets: Targets, names: list[str]) -> tuple[Targets, list[Tensor]]:
     """Detach annotation tensors and make them leaves of a new graph.
 
     Args:
@@ -92,22 +92,10 @@ def detached_annotation_leaves(targets: Targets, names: list[str]) -> dict[str, 
         names: Names of the tensors.
 
     Returns:
-        The leaves by name.
+        The targets with the leaves, and the leaves.
     """
-    return {name: get_annotation_tensor(targets, name).detach().requires_grad_() for name in names}
-
-
-def zero_annotation_grads(targets: Targets, names: list[str]) -> Targets:
-    """Make targets whose annotation tensors are gradient sums, still 0.
-
-    Args:
-        targets: The targets.
-        names: Names of the tensors.
-
-    Returns:
-        Targets of zeros. Slices and ``T`` of it are views of the same memory.
-    """
-    return replace_annotation_tensors(targets, {name: torch.zeros_like(get_annotation_tensor(targets, name)) for name in names})
+    leaves = {name: get_annotation_tensor(targets, name).detach().requires_grad_() for name in names}
+    return replace_annotation_tensors(targets, leaves), list(leaves.values())
 
 
 class ValueAndGradients(NamedTuple):

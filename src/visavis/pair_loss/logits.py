@@ -1,10 +1,8 @@
-"""Logits: scores times a scale, plus a bias, before an objective reads them.
+"""Scale and bias that turn scores into logits before an objective reads them. A scale can be learned by its logarithm.
 
->>> from visavis.objectives import Sigmoid
->>> split_scale_and_bias(Sigmoid(), 14.0, -8.0)
-(Sigmoid(scale=1.0, bias=0.0, reduction='half_mean'), 14.0, -8.0)
->>> Logits(2.0, -1.0).apply(torch.tensor([0.5, 1.0]))
-tensor([0., 1.])
+>>> scale = LearnedScale(20.0)
+>>> round(scale().item(), 4)
+20.0
 """
 
 from __future__ import annotations
@@ -13,13 +11,96 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from visavis.errors import SpecError
-from visavis.objectives.base import Objective, promote_half
-from visavis.pair_loss.scale import Scale, current_scale, is_valid_scale
 
 OptionalScalar = Tensor | float | None
+MAX_SCALE = 100.0
+"""Upper bound of a learned scale, as in CLIP."""
+
+
+class LearnedScale(nn.Module):
+    """A scale that is learned by its logarithm: ``scale = e^log``. An optimizer step changes it by a relative amount.
+
+    The parameter ``log`` is clamped to the bounds at each call. It is saved with the ``state_dict`` of the loss.
+
+    Args:
+        initial_scale: Scale before the first step, 1 / temperature, > 0 and at most 100.
+        min_scale: Lower bound.
+        max_scale: Upper bound.
+
+    Raises:
+        SpecError: If the initial scale is out of bounds.
+
+    Source:
+        Radford et al., CLIP (2021), section 2.5, which sets only the upper bound of 100.
+    """
+
+    def __init__(self, initial_scale: float, *, min_scale: float = 0.0, max_scale: float = MAX_SCALE) -> None:
+        super().__init__()
+        if not (is_valid_scale(initial_scale) and isinstance(initial_scale, int | float) and min_scale <= initial_scale <= max_scale):
+            lower = f">= {min_scale:g}" if min_scale > 0 else "> 0"
+            raise SpecError(f"initial_scale: expected a number {lower} and <= {max_scale:g}, got {initial_scale!r}. It is 1 / temperature.")
+        self.initial_scale, self.min_scale, self.max_scale = float(initial_scale), float(min_scale), float(max_scale)
+        self.log = nn.Parameter(torch.tensor(math.log(initial_scale)))
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Lower and upper bound."""
+        return self.min_scale, self.max_scale
+
+    def forward(self) -> Tensor:
+        """Clamp the parameter and return the current scale.
+
+        Returns:
+            A scalar.
+        """
+        self.log.data.clamp_(math.log(self.min_scale) if self.min_scale > 0 else None, math.log(self.max_scale))
+        return self.log.exp()
+
+    def extra_repr(self) -> str:
+        """Show the initial scale in ``repr``.
+
+        Returns:
+            The argument and its value.
+        """
+        return f"initial_scale={self.initial_scale:g}"
+
+
+Scale = float | Tensor | LearnedScale | None
+
+
+def is_valid_scale(scale: Any) -> bool:
+    """Return whether a value can scale scores: None, a number > 0, a floating-point tensor of one element, or a LearnedScale.
+
+    Args:
+        scale: The value.
+
+    Returns:
+        Whether it is valid.
+    """
+    if isinstance(scale, Tensor):
+        return scale.numel() == 1 and scale.is_floating_point()
+    known = scale is None or isinstance(scale, LearnedScale)
+    return known or (isinstance(scale, int | float) and not isinstance(scale, bool) and 0 < scale < float("inf"))
+
+
+def current_scale(scale: Scale) -> Tensor | float | None:
+    """Return the value that multiplies the scores. A parameter is first clamped to 0..`MAX_SCALE`.
+
+    Args:
+        scale: The scale of a loss.
+
+    Returns:
+        A scalar, or None without a scale.
+    """
+    if isinstance(scale, LearnedScale):
+        return scale()
+    if isinstance(scale, nn.Parameter):
+        # In place: outside a bound, a clamped copy would have no gradient that could bring the parameter back.
+        scale.data.clamp_(0, MAX_SCALE)
+    return scale
 
 
 class Logits(NamedTuple):
@@ -32,55 +113,6 @@ class Logits(NamedTuple):
 
     scale: OptionalScalar
     bias: OptionalScalar
-
-    def apply(self, scores: Tensor) -> Tensor:
-        """Scale and shift scores.
-
-        Args:
-            scores: Scores of any shape.
-
-        Returns:
-            Logits. Half precision is promoted to float32 before the bias is added.
-        """
-        scores = scores if self.scale is None else scores * self.scale
-        return scores if self.bias is None else promote_half(scores) + self.bias
-
-    @property
-    def trainable_bias(self) -> list[Tensor]:
-        """The bias if it needs a gradient, else nothing."""
-        return [self.bias] if isinstance(self.bias, Tensor) and self.bias.requires_grad and torch.is_grad_enabled() else []
-
-
-def split_scale_and_bias(objective: Objective, scale: Scale, bias: OptionalScalar) -> tuple[Objective, Scale, OptionalScalar]:
-    """Move the scale and the bias out of an objective, so that they can be applied to the scores before it.
-
-    Args:
-        objective: The objective.
-        scale: Scale of the scores, or None.
-        bias: Bias of the scores, or None.
-
-    Returns:
-        The objective without scale and bias, the scale and the bias.
-
-    Raises:
-        SpecError: If the objective has no scale or bias, or the value is invalid.
-    """
-    if bias is not None:
-        unbiased = objective.without_bias()
-        if unbiased is None:
-            raise SpecError(f"bias: expected None, got {bias!r}. {objective!r} has no bias. Pass a bias only with Sigmoid.")
-        if not is_valid_bias(bias):
-            raise SpecError(f"bias: expected a finite number or an nn.Parameter of one number, got {bias!r}{_dtype_note(bias)}.")
-        objective, scale = unbiased, objective.gradient_scale if scale is None else scale
-    unscaled = objective if scale is None else objective.without_scale()
-    if unscaled is None:
-        raise SpecError(
-            f"scale: expected None, got {scale!r}. {objective!r} has a fixed gamma or margin, which a scale would change. "
-            "Pass a scale only with NTXent, InfoNCE or Sigmoid."
-        )
-    if not is_valid_scale(scale):
-        raise SpecError(f"scale: expected a number > 0 or an nn.Parameter of one number, got {scale!r}{_dtype_note(scale)}.")
-    return unscaled, scale, bias
 
 
 def resolve_logits(defaults: tuple[Scale, OptionalScalar], overrides: tuple[OptionalScalar, OptionalScalar]) -> Logits:
@@ -118,7 +150,3 @@ def is_valid_bias(bias: Any) -> bool:
     if isinstance(bias, Tensor):
         return is_valid_scale(bias)
     return bias is None or (isinstance(bias, int | float) and not isinstance(bias, bool) and math.isfinite(bias))
-
-
-def _dtype_note(number: Any) -> str:
-    return f" of {number.dtype}" if isinstance(number, Tensor) and number.numel() == 1 else ""

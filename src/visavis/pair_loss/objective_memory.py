@@ -1,7 +1,7 @@
 """Memory of the loss terms of an objective, measured once per objective on small random blocks.
 
 >>> from visavis.objectives import TripletHN
->>> cost = measure_direction_cost(TripletHN(), Targets.paired(3), element_bytes=4)
+>>> cost = measure_objective_cost(TripletHN(), Targets.paired(3), element_bytes=4, both_directions=False)
 >>> cost.total_bytes(128, 4096) / (128 * 4096) < 20          # bytes per score, with the graph and the backward pass
 True
 """
@@ -26,32 +26,19 @@ AnnotationForms = tuple[tuple[str, str], ...]
 """Names of the given annotations, each with "factors" or "numbers"."""
 
 
-def measure_direction_cost(objective: Objective, targets: Targets, *, element_bytes: int) -> BlockCost:
-    """Measure the memory of the terms of one direction, forward and backward, without the scores.
+def measure_objective_cost(objective: Objective, targets: Targets, *, element_bytes: int, both_directions: bool) -> BlockCost:
+    """Measure the memory of the loss terms of one matrix of scores, forward and backward, without the scores.
 
     Args:
         objective: The objective.
         targets: Targets with the annotations to measure with.
         element_bytes: Bytes of a score.
+        both_directions: Whether to measure the whole loss. False: the terms of one direction.
 
     Returns:
         The cost of a block. Rows are queries, or positive pairs for an objective that needs the pair matrix.
     """
-    return _measure(objective, _annotation_forms(targets), element_bytes, both_directions=False)
-
-
-def measure_dense_cost(objective: Objective, targets: Targets, *, element_bytes: int) -> BlockCost:
-    """Measure the memory of the whole loss on one matrix, forward and backward, without the scores.
-
-    Args:
-        objective: The objective.
-        targets: Targets with the annotations to measure with.
-        element_bytes: Bytes of a score.
-
-    Returns:
-        The cost of a matrix.
-    """
-    return _measure(objective, _annotation_forms(targets), element_bytes, both_directions=True)
+    return _measure(objective, _annotation_forms(targets), element_bytes, both_directions=both_directions)
 
 
 def _annotation_forms(targets: Targets) -> AnnotationForms:

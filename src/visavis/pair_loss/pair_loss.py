@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from visavis.blocking import ScoreCost, checked_scores
+from visavis.blocking import Score, ScoreCost, checked_scores
 from visavis.errors import ShapeError, SpecError, format_value, warn
 from visavis.memory_budget import MemoryLimit
-from visavis.objectives.base import Objective, SummaryObjective, validate_targets
+from visavis.objectives.base import Objective, SummaryObjective, promote_half, validate_targets
+from visavis.pair_loss.block_scores import Scores, trainable
 from visavis.pair_loss.candidates import (
     CandidatePool,
     ExtraCandidates,
@@ -30,25 +31,23 @@ from visavis.pair_loss.candidates import (
     has_no_negatives,
     targets_from_ids,
 )
+from visavis.pair_loss.cosine_scores import CachedCosines, RecomputedCosines, cosine
 from visavis.pair_loss.encoded_items import (
-    Items,
-    all_tensors,
     concatenate_items,
     encode_in_chunks,
     smaller_dims,
     truncate_embeddings,
     validate_matryoshka_dims,
 )
+from visavis.pair_loss.function_scores import FunctionScores
 from visavis.pair_loss.gradients import ValueAndGradients, annotations_needing_grad, attach_gradients
-from visavis.pair_loss.logits import Logits, OptionalScalar, resolve_logits, split_scale_and_bias
+from visavis.pair_loss.logits import Logits, OptionalScalar, Scale, is_valid_bias, is_valid_scale, resolve_logits
 from visavis.pair_loss.plan import ExecutionPlan, Planner
 from visavis.pair_loss.process_group import ProcessGroup, select_process_group
 from visavis.pair_loss.row_blocks import run_row_blocks
-from visavis.pair_loss.scale import Scale
-from visavis.pair_loss.scores import CachedCosines, FunctionScores, RecomputedCosines, Score, Scores, cosine
 from visavis.pair_loss.tiles import run_tiles
 from visavis.targets import Ids, Targets
-from visavis.types import Encoded
+from visavis.types import Encoded, Items, all_tensors
 
 EncodeFunction = Callable[[Any], Items]
 BATCHES_BEFORE_WARNING = 2
@@ -62,14 +61,9 @@ class _Comparison(NamedTuple):
     texts: Items
     extra_images: ExtraCandidates | None
     extra_texts: ExtraCandidates | None
-    image_to_text: Targets
-    text_to_image: Targets
+    targets: tuple[Targets, Targets]
     logits: Logits
     group: ProcessGroup
-
-    @property
-    def targets(self) -> tuple[Targets, Targets]:
-        return self.image_to_text, self.text_to_image
 
     @property
     def has_extra_candidates(self) -> bool:
@@ -90,8 +84,8 @@ class PairLoss(nn.Module):
 
     Value and gradient are exact and the same for any block size. A score function is called again at each use of a block.
 
-    Gathering over ranks: a rank scores its queries against the candidates of all ranks, including extra candidates. A memory
-    bank that all ranks share counts once. Ids, and positions that functions read, must be valid over all ranks. Numbers of
+    Gathering over distributed processes (ranks): a rank scores its queries against the candidates of all ranks, including extra
+    candidates. A memory bank that all ranks share counts once. Ids, and positions that functions read, must be valid over all ranks. Numbers of
     items may differ between ranks and be 0. The value is the global loss on each rank. Gradients of items are scaled so that
     their mean over ranks, which DistributedDataParallel forms, is the global gradient. Gradients of scale, bias and score
     parameters are global already.
@@ -139,7 +133,7 @@ class PairLoss(nn.Module):
             )
         if block_rows is not None and (isinstance(block_rows, bool) or not isinstance(block_rows, int) or block_rows < 1):
             raise SpecError(f"block_rows: expected an integer >= 1, or None for an automatic choice, got {block_rows!r}.")
-        unscaled, scale, bias = split_scale_and_bias(objective, scale, bias)
+        unscaled, scale, bias = _split_scale_and_bias(objective, scale, bias)
         if not (gather is None or isinstance(gather, bool)):
             raise SpecError(f"gather: expected True, False, or None to gather where possible, got {gather!r}.")
         self.matryoshka_dims = validate_matryoshka_dims(matryoshka_dims)
@@ -195,7 +189,12 @@ class PairLoss(nn.Module):
         _validate_items(images=images, texts=texts, extra_images=extra_images, extra_texts=extra_texts)
         logits = resolve_logits((self.scale, self.bias), (scale, bias))
         targets, targets_source = self._resolve_targets(images, texts, image_ids, text_ids, targets)
-        group = self._select_group(images, texts, targets, targets_source)
+        group = select_process_group(
+            self.gather,
+            targets.query_ids.device,
+            training=self.training,
+            describe_batch=lambda: describe_batch(self.objective, self.dataset, images, texts, targets, targets_source),
+        )
         ids_are_positions = image_ids is None and are_local_positions([targets.query_ids, targets.candidate_ids], group)
         extra_image_pool = gather_extra_candidates("extra_images", extra_images, extra_image_ids, images, group)
         extra_text_pool = gather_extra_candidates("extra_texts", extra_texts, extra_text_ids, texts, group)
@@ -205,7 +204,7 @@ class PairLoss(nn.Module):
             )
             for direction, extra in ((targets, extra_text_pool), (targets.T, extra_image_pool))
         )
-        comparison = _Comparison(images, texts, extra_image_pool, extra_text_pool, image_to_text, text_to_image, logits, group)
+        comparison = _Comparison(images, texts, extra_image_pool, extra_text_pool, (image_to_text, text_to_image), logits, group)
         value = self._loss(comparison)
         for embedding_dim in smaller_dims(self.matryoshka_dims, images):
             value = value + self._loss(comparison.truncate(embedding_dim))
@@ -296,17 +295,8 @@ class PairLoss(nn.Module):
             source += f" at dimensions {self.matryoshka_dims}"
         return targets.to(all_tensors(images)[0].device), source
 
-    def _select_group(self, images: Items, texts: Items, targets: Targets, targets_source: str) -> ProcessGroup:
-        """Select the ranks to gather over."""
-        return select_process_group(
-            self.gather,
-            all_tensors(images)[0].device,
-            training=self.training,
-            describe_batch=lambda: describe_batch(self.objective, self.dataset, images, texts, targets, targets_source),
-        )
-
     def _loss(self, comparison: _Comparison) -> Tensor:
-        """Compute the loss by the planned path."""
+        """Compute the loss by the planned path. Under a compiler, one rank takes the dense path without a plan."""
         group = comparison.group
         if torch.compiler.is_compiling() and group.world_size == 1:
             return self._dense_loss(comparison)
@@ -324,17 +314,19 @@ class PairLoss(nn.Module):
         """Compute the loss on the graph of one score matrix, or of one per direction with extra candidates."""
         images, texts, logits = comparison.images, comparison.texts, comparison.logits
         if not comparison.has_extra_candidates:
-            return self.objective(self._scores(images, texts, logits), comparison.image_to_text)
+            return self.objective(self._scores(images, texts, logits), comparison.targets[0])
         all_images, all_texts = (
             items if extra is None else concatenate_items(items, extra.local_items, extra.name)
             for items, extra in ((images, comparison.extra_images), (texts, comparison.extra_texts))
         )
-        image_to_text = self.objective.prepare(self._scores(images, all_texts, logits), comparison.image_to_text)
-        text_to_image = self.objective.prepare(self._scores(all_images, texts, logits).T, comparison.text_to_image)
+        image_to_text = self.objective.prepare(self._scores(images, all_texts, logits), comparison.targets[0])
+        text_to_image = self.objective.prepare(self._scores(all_images, texts, logits).T, comparison.targets[1])
         return self.objective.reduce(self.objective.terms(*image_to_text), self.objective.terms(*text_to_image))
 
     def _scores(self, images: Items, texts: Items, logits: Logits) -> Tensor:
-        return logits.apply(checked_scores(self.score, images, texts))
+        scores = checked_scores(self.score, images, texts)
+        scores = scores if logits.scale is None else scores * logits.scale
+        return scores if logits.bias is None else promote_half(scores) + logits.bias
 
     def _blockwise_loss(self, comparison: _Comparison, plan: ExecutionPlan) -> Tensor:
         """Compute value and gradients in one forward pass over blocks, and attach them to the graph."""
@@ -342,7 +334,7 @@ class PairLoss(nn.Module):
         images = CandidatePool(comparison.images, comparison.extra_images, group)
         texts = CandidatePool(comparison.texts, comparison.extra_texts, group)
         scores = self._block_scores(images, texts, logits.scale, plan)
-        biases = logits.trainable_bias
+        biases = trainable(logits.bias)
         inputs = (scores.parameters, annotations_needing_grad(targets[0]), annotations_needing_grad(targets[1]), biases)
         needs_grad = torch.is_grad_enabled() and (any((*images.needs_grad, *texts.needs_grad)) or any(map(bool, inputs)))
         with torch.no_grad():
@@ -412,3 +404,27 @@ def _local_gradients(
         *((tensor, group.scale_for_ddp_mean(gradient)) for tensor, gradient in result.annotation_grads),
         *((tensor, group.all_reduce_sum(torch.as_tensor(result.bias_grad))) for tensor in biases),
     ]
+
+
+def _split_scale_and_bias(objective: Objective, scale: Scale, bias: OptionalScalar) -> tuple[Objective, Scale, OptionalScalar]:
+    """Move the scale and the bias out of an objective, so that they can be applied to the scores before it."""
+    if bias is not None:
+        unbiased = objective.without_bias()
+        if unbiased is None:
+            raise SpecError(f"bias: expected None, got {bias!r}. {objective!r} has no bias. Pass a bias only with Sigmoid.")
+        if not is_valid_bias(bias):
+            raise SpecError(f"bias: expected a finite number or an nn.Parameter of one number, got {bias!r}{_dtype_note(bias)}.")
+        objective, scale = unbiased, objective.gradient_scale if scale is None else scale
+    unscaled = objective if scale is None else objective.without_scale()
+    if unscaled is None:
+        raise SpecError(
+            f"scale: expected None, got {scale!r}. {objective!r} has a fixed gamma or margin, which a scale would change. "
+            "Pass a scale only with NTXent, InfoNCE or Sigmoid."
+        )
+    if not is_valid_scale(scale):
+        raise SpecError(f"scale: expected a number > 0 or an nn.Parameter of one number, got {scale!r}{_dtype_note(scale)}.")
+    return unscaled, scale, bias
+
+
+def _dtype_note(number: Any) -> str:
+    return f" of {number.dtype}" if isinstance(number, Tensor) and number.numel() == 1 else ""

@@ -2,8 +2,8 @@
 
 >>> from visavis.objectives import Unified
 >>> directions = Targets.paired(8192), Targets.paired(8192).T
->>> sizes = ProblemSize.from_embedding_dim(8192, 8192, 512)
->>> print(choose_plan(Unified(), None, directions, sizes, torch.device("cpu"), 2**30))
+>>> item_bytes = 4 * 512 * (8192 + 8192)
+>>> print(choose_plan(PlanInputs(Unified(), directions, item_bytes, torch.device("cpu"), memory_bytes=2**30)))
 tiles of 1024 x 1024 scores for both directions, up to 80.0 MiB of tiles cached. About 120.0 MiB next to items and gradients.
 """
 
@@ -15,17 +15,17 @@ from typing import Any, Literal
 
 import torch
 
-from visavis.blocking import MAX_BLOCK_BYTES, BlockCost, ScoreCost, block_cost_of, block_shape, chunk_slices
+from visavis.blocking import MAX_BLOCK_BYTES, BlockCost, Score, ScoreCost, block_cost_of, block_shape, chunk_slices
 from visavis.errors import SpecError, VisavisError
 from visavis.memory_budget import MemoryLimit, budget_bytes, format_bytes, parse_memory
-from visavis.objectives.base import Objective
+from visavis.objectives.base import Objective, validate_targets
 from visavis.objectives.pairs import NegativeLogSumExp, NegativeSummary
-from visavis.pair_loss.encoded_items import Items, all_tensors, float_tensors
+from visavis.pair_loss.encoded_items import float_tensors
 from visavis.pair_loss.gradients import annotations_needing_grad, has_annotations
-from visavis.pair_loss.objective_memory import measure_dense_cost, measure_direction_cost
-from visavis.pair_loss.scores import Score
+from visavis.pair_loss.objective_memory import measure_objective_cost
 from visavis.pair_loss.tiles import max_cached_band
 from visavis.targets import Targets
+from visavis.types import Items, all_tensors
 
 # Measured on CPU and GPU: up to this number of scores, the graph of one matrix is as fast as blocks of any score.
 MAX_DENSE_SCORES = 2**22
@@ -45,44 +45,104 @@ DEFAULT_TILE_SIDE = 8192
 # Tiles that wait for their gradient.
 MAX_CACHED_TILE_BYTES = 5 * 2**24
 
-ExecutionPath = Literal["dense", "cached", "row_blocks", "tiles"]
 IntPair = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class ProblemSize:
-    """Size of a comparison of images and texts.
+class PlanInputs:
+    """A comparison of images and texts, and the memory for its loss.
 
     Attributes:
-        queries: Number of images and of texts of this rank that are queries.
-        candidates: Number of texts that images are compared with, and of images that texts are compared with. They exceed the
-            queries of the other side with extra candidates or several ranks.
+        objective: The objective.
+        targets: Targets of the image-to-text and of the text-to-image direction. Their candidates exceed the queries of the other
+            direction with extra candidates or several ranks.
         item_bytes: Memory of all items in the precision of their gradients.
+        device: Device of the items.
+        memory_bytes: Memory for gradients of items and for blocks.
+        cost: Memory of blocks of images x texts of a score function. None: cosines.
         element_bytes: Memory of one score.
         has_extra_candidates: Whether some candidates are never queries.
         world_size: Number of ranks.
+        block_rows: Maximum number of queries per block.
+        needs_grad: Whether gradients are computed.
     """
 
-    queries: IntPair
-    candidates: IntPair
+    objective: Objective
+    targets: tuple[Targets, Targets]
     item_bytes: int
+    device: torch.device
+    memory_bytes: int
+    cost: BlockCost | None = None
     element_bytes: int = 4
     has_extra_candidates: bool = False
     world_size: int = 1
+    block_rows: int | None = None
+    needs_grad: bool = True
 
-    @classmethod
-    def from_embedding_dim(cls, num_images: int, num_texts: int, embedding_dim: int) -> ProblemSize:
-        """Make the size of a comparison of float32 embeddings on one rank.
+    @property
+    def queries(self) -> IntPair:
+        """Number of images and of texts of this rank that are queries."""
+        return self.targets[0].shape[0], self.targets[1].shape[0]
 
-        Args:
-            num_images: Number of images.
-            num_texts: Number of texts.
-            embedding_dim: Dimension of the embeddings.
+    @property
+    def candidates(self) -> IntPair:
+        """Number of texts that images are compared with, and of images that texts are compared with."""
+        return self.targets[0].shape[1], self.targets[1].shape[1]
 
-        Returns:
-            The size.
-        """
-        return cls((num_images, num_texts), (num_texts, num_images), 4 * embedding_dim * (num_images + num_texts))
+    @property
+    def summary(self) -> NegativeSummary | None:
+        """The number per query that suffices for the objective, if any."""
+        return self.objective.summary(self.targets[0])
+
+    @property
+    def num_scores(self) -> int:
+        """Number of scores of the image-to-text direction."""
+        return math.prod(self.targets[0].shape)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Memory of the gradients of the items. The backward pass needs it once more for their product with the upstream gradient."""
+        return self.item_bytes if self.needs_grad else 0
+
+    @property
+    def block_budget(self) -> int:
+        """Memory that is left next to the gradients of the items."""
+        return self.memory_bytes - self.gradient_bytes
+
+    @property
+    def unit_vector_bytes(self) -> int:
+        """Memory of the normalized embeddings."""
+        return self.item_bytes if self.cost is None else 0
+
+    @property
+    def is_dense_fast(self) -> bool:
+        """Whether one matrix is allowed and not slower than blocks."""
+        if self.world_size > 1 or self.block_rows is not None:
+            return False
+        num_scores = max(self._objective_scores(targets) for targets in self.targets)
+        if num_scores > MAX_DENSE_SCORES:
+            return False
+        is_large_on_cpu = num_scores > MAX_SMALL_DENSE_SCORES and self.device.type == "cpu"
+        are_blocks_faster = self.cost is None and not self.has_extra_candidates and (is_large_on_cpu or self.summary is not None)
+        return not are_blocks_faster or bool(annotations_needing_grad(self.targets[0]))
+
+    @property
+    def is_cache_small(self) -> bool:
+        """Whether all cosines can be cached."""
+        return self.num_scores <= MAX_CACHED_SCORES and 2 * self.matrix_bytes <= self.block_budget
+
+    @property
+    def matrix_bytes(self) -> int:
+        """Memory of cached cosines and their gradients: one matrix per direction if the weights of the directions differ."""
+        num_gradients = (1 if self.objective.reduction == "sum" else 2) if self.needs_grad else 0
+        return (1 + num_gradients) * self.num_scores * self.element_bytes
+
+    def _objective_scores(self, targets: Targets) -> int:
+        """Number of scores that the objective holds at once in one direction."""
+        pairs = 0
+        if self.objective.needs_pair_matrix:
+            pairs = int(targets.positive_counts(chunk_slices(targets.shape[0], MAX_DENSE_SCORES)).sum())
+        return max(targets.shape[0], pairs) * targets.shape[1]
 
 
 @dataclass(frozen=True)
@@ -93,14 +153,14 @@ class ExecutionPlan:
         path: "dense" for the graph of one matrix, "cached" for one direction after the other over cached cosines, "row_blocks"
             for the same with blocks that are scored when needed, "tiles" for tiles that serve both directions.
         num_queries: Number of images and of texts that are queries.
-        block_rows: Queries of a block, for each direction.
-        block_columns: Candidates that are scored with a graph at once, for each direction.
-        tile_shape: Rows and columns of a tile.
+        block_rows: Maximum number of queries of a block, for each direction.
+        block_columns: Maximum number of candidates that are scored with a graph at once, for each direction.
+        tile_shape: Maximum rows and columns of a tile.
         cached_tile_bytes: Memory for tiles that wait for their gradient.
         expected_bytes: Expected peak memory next to the items and their gradients.
     """
 
-    path: ExecutionPath
+    path: Literal["dense", "cached", "row_blocks", "tiles"]
     num_queries: IntPair
     block_rows: IntPair
     block_columns: IntPair
@@ -121,17 +181,7 @@ class ExecutionPlan:
         return f"{description}{cached}. About {format_bytes(self.expected_bytes)} next to items and gradients."
 
 
-def choose_plan(
-    objective: Objective,
-    cost: BlockCost | None,
-    targets: tuple[Targets, Targets],
-    sizes: ProblemSize,
-    device: torch.device,
-    memory_bytes: int,
-    *,
-    block_rows: int | None = None,
-    needs_grad: bool = True,
-) -> ExecutionPlan:
+def choose_plan(inputs: PlanInputs) -> ExecutionPlan:
     """Choose the plan of a loss. The result depends only on the arguments.
 
     The first path whose condition holds and that fits into the memory is chosen:
@@ -141,25 +191,20 @@ def choose_plan(
     ==========  =======================================================================================================
     dense       One rank, no ``block_rows``, at most 2^22 scores (pairs x candidates for an objective that needs the pair
                 matrix), and blocks are not faster. Blocks are faster for cosines without extra candidates and without
-                annotations that need a gradient: always for summary objectives, for others on a CPU from 2^18 scores on.
-    tiles       The objective needs one number per query with these targets, no extra candidates, and one rank or no
-                annotations.
-    cached      Cosines without extra candidates, one rank, no ``block_rows``, at most 2^24 scores.
+                annotations that need a gradient: always for summary objectives, for others on a CPU if the number of
+                scores is greater than 2^18.
+    tiles       The objective needs one number per query with these targets, no extra candidates, and one rank or targets
+                that hold only ids.
+    cached      Cosines without extra candidates, one rank, no ``block_rows``, at most 2^24 scores, in at most half of the
+                memory.
     row_blocks  Otherwise.
     ==========  =======================================================================================================
 
     Blocks have the fastest size (see the constants of this module), or as much less as the memory requires. Under a
-    compiler, PairLoss uses the dense path without a plan.
+    compiler, PairLoss uses the dense path on one rank without a plan.
 
     Args:
-        objective: The objective.
-        cost: Memory of blocks of images x texts of a score function. None: cosines.
-        targets: Targets of the image-to-text and of the text-to-image direction.
-        sizes: Size of the comparison.
-        device: Device of the items.
-        memory_bytes: Memory for gradients of items and for blocks.
-        block_rows: Maximum number of queries per block.
-        needs_grad: Whether gradients are computed.
+        inputs: The comparison and the memory.
 
     Returns:
         The plan.
@@ -167,149 +212,60 @@ def choose_plan(
     Raises:
         VisavisError: If even the smallest block does not fit into the memory.
     """
-    inputs = PlanInputs(objective, cost, targets, sizes, device, memory_bytes, block_rows, needs_grad)
+    on_one_rank, without_extra = inputs.world_size == 1, not inputs.has_extra_candidates
     if inputs.is_dense_fast and (plan := _plan_dense(inputs)).expected_bytes <= inputs.block_budget:
         return plan
-    if inputs.summary is not None and not sizes.has_extra_candidates and (sizes.world_size == 1 or not has_annotations(targets[0])):
+    if inputs.summary is not None and without_extra and (on_one_rank or not has_annotations(inputs.targets[0])):
         return _plan_tiles(inputs)
-    can_cache = cost is None and not sizes.has_extra_candidates and sizes.world_size == 1 and block_rows is None
+    can_cache = inputs.cost is None and without_extra and on_one_rank and inputs.block_rows is None
     if can_cache and inputs.is_cache_small and (plan := _plan_rows(inputs, "cached")).expected_bytes <= inputs.block_budget:
         return plan
     return _plan_rows(inputs, "row_blocks")
 
 
-@dataclass(frozen=True)
-class PlanInputs:
-    """Arguments of `choose_plan` and the quantities that all paths share.
-
-    Attributes:
-        objective: The objective.
-        cost: Memory of blocks of a score function. None: cosines.
-        targets: Targets of both directions.
-        sizes: Size of the comparison.
-        device: Device of the items.
-        memory_bytes: Memory for gradients of items and for blocks.
-        block_rows: Maximum number of queries per block.
-        needs_grad: Whether gradients are computed.
-    """
-
-    objective: Objective
-    cost: BlockCost | None
-    targets: tuple[Targets, Targets]
-    sizes: ProblemSize
-    device: torch.device
-    memory_bytes: int
-    block_rows: int | None
-    needs_grad: bool
-
-    @property
-    def summary(self) -> NegativeSummary | None:
-        """The number per query that suffices for the objective, if any."""
-        return self.objective.summary(self.targets[0])
-
-    @property
-    def num_scores(self) -> int:
-        """Number of scores of the image-to-text direction."""
-        return math.prod(self.targets[0].shape)
-
-    @property
-    def gradient_bytes(self) -> int:
-        """Memory of the gradients of the items. The backward pass needs it once more for their product with the upstream gradient."""
-        return self.sizes.item_bytes if self.needs_grad else 0
-
-    @property
-    def block_budget(self) -> int:
-        """Memory that is left next to the gradients of the items."""
-        return self.memory_bytes - self.gradient_bytes
-
-    @property
-    def unit_vector_bytes(self) -> int:
-        """Memory of the normalized embeddings."""
-        return self.sizes.item_bytes if self.cost is None else 0
-
-    @property
-    def is_dense_fast(self) -> bool:
-        """Whether one matrix is allowed and not slower than blocks."""
-        if self.sizes.world_size > 1 or self.block_rows is not None:
-            return False
-        num_scores = max(self._objective_scores(targets) for targets in self.targets)
-        if num_scores > MAX_DENSE_SCORES:
-            return False
-        is_large_on_cpu = num_scores > MAX_SMALL_DENSE_SCORES and self.device.type == "cpu"
-        are_blocks_faster = self.cost is None and not self.sizes.has_extra_candidates and (is_large_on_cpu or self.summary is not None)
-        return not are_blocks_faster or bool(annotations_needing_grad(self.targets[0]))
-
-    @property
-    def is_cache_small(self) -> bool:
-        """Whether all cosines can be cached."""
-        return self.num_scores <= MAX_CACHED_SCORES and 2 * self.matrix_bytes <= self.block_budget
-
-    @property
-    def matrix_bytes(self) -> int:
-        """Memory of cached cosines and their gradients: one matrix per direction if the weights of the directions differ."""
-        num_gradients = (1 if self.objective.reduction == "sum" else 2) if self.needs_grad else 0
-        return (1 + num_gradients) * self.num_scores * self.sizes.element_bytes
-
-    def cap_block_budget(self, budget: int, minimum: int) -> int:
-        """Limit the memory of a block of a score function to what gains speed.
-
-        Args:
-            budget: Available memory.
-            minimum: Memory of a single pair.
-
-        Returns:
-            Memory that a block may use.
-        """
-        return budget if self.cost is None else min(budget, max(MAX_BLOCK_BYTES, minimum))
-
-    def _objective_scores(self, targets: Targets) -> int:
-        """Number of scores that the objective holds at once in one direction."""
-        pairs = 0
-        if self.objective.needs_pair_matrix:
-            pairs = int(targets.positive_counts(chunk_slices(targets.shape[0], MAX_DENSE_SCORES)).sum())
-        return max(targets.shape[0], pairs) * targets.shape[1]
+def _cap_block_budget(inputs: PlanInputs, budget: int, minimum: int) -> int:
+    """The memory for a block of a score function: no more than gains speed, and enough for the minimum."""
+    return budget if inputs.cost is None else min(budget, max(MAX_BLOCK_BYTES, minimum))
 
 
 def _plan_dense(inputs: PlanInputs) -> ExecutionPlan:
-    sizes = inputs.sizes
-    (images, texts), (all_texts, all_images) = sizes.queries, sizes.candidates
-    loss_cost = measure_dense_cost(inputs.objective, inputs.targets[0], element_bytes=sizes.element_bytes)
-    score_cost = inputs.cost or BlockCost(2.0 * sizes.element_bytes, fixed_bytes=4.0 * inputs.unit_vector_bytes)
+    (images, texts), (all_texts, all_images) = inputs.queries, inputs.candidates
+    loss_cost = measure_objective_cost(inputs.objective, inputs.targets[0], element_bytes=inputs.element_bytes, both_directions=True)
+    score_cost = inputs.cost or BlockCost(2.0 * inputs.element_bytes, fixed_bytes=4.0 * inputs.unit_vector_bytes)
     expected_bytes = score_cost.total_bytes(images, all_texts) + loss_cost.total_bytes(images, all_texts)
-    if sizes.has_extra_candidates:
+    if inputs.has_extra_candidates:
         expected_bytes += score_cost.total_bytes(all_images, texts)
     return ExecutionPlan("dense", (images, texts), (images, texts), (all_texts, all_images), expected_bytes=expected_bytes)
 
 
 def _plan_tiles(inputs: PlanInputs) -> ExecutionPlan:
-    sizes = inputs.sizes
-    height, width = sizes.queries[0], sizes.candidates[0]
+    height, width = inputs.targets[0].shape
     side = TILE_SIDE_BY_DEVICE.get(inputs.device.type, DEFAULT_TILE_SIDE)
     max_shape = min(inputs.block_rows or side, side), side
     mask_bytes = 0.0 if inputs.targets[0].is_defined_by_ids else 3.0
     # The scores, and their exponentials or the rows that exceed the previous maximum.
-    value_cost = BlockCost(2.0 * sizes.element_bytes + mask_bytes)
-    cost = value_cost if inputs.cost is None else inputs.cost.plus_pair_bytes(value_cost.pair_bytes)
+    value_cost = BlockCost(2.0 * inputs.element_bytes + mask_bytes)
+    cost = value_cost if inputs.cost is None else inputs.cost + value_cost
     budget = inputs.block_budget - inputs.unit_vector_bytes
-    tile_budget = inputs.cap_block_budget(budget, cost.total_bytes(1, 1))
+    tile_budget = _cap_block_budget(inputs, budget, cost.total_bytes(1, 1))
     tile = block_shape(height, width, cost, tile_budget, max_shape=max_shape)
     tile_bytes, cached_bytes = cost.total_bytes(min(tile[0], height), min(tile[1], width)), 0
     if isinstance(inputs.summary, NegativeLogSumExp) and inputs.cost is None and inputs.needs_grad:
         cached_bytes = int(min(MAX_CACHED_TILE_BYTES, max(budget - tile_bytes, 0)))
     scores_whole_rows = inputs.cost is None or inputs.cost.total_bytes(tile[0], width) <= tile_budget
-    peak_bytes = inputs.unit_vector_bytes + tile_bytes + _peak_cache_bytes(sizes, tile, cached_bytes)
+    peak_bytes = inputs.unit_vector_bytes + tile_bytes + _peak_cache_bytes(inputs, tile, cached_bytes)
     columns = (width, height) if scores_whole_rows else (tile[1], tile[1])
     expected_bytes = max(peak_bytes, inputs.gradient_bytes)
-    return ExecutionPlan("tiles", sizes.queries, (tile[0], tile[0]), columns, tile, cached_bytes, expected_bytes)
+    return ExecutionPlan("tiles", inputs.queries, (tile[0], tile[0]), columns, tile, cached_bytes, expected_bytes)
 
 
-def _peak_cache_bytes(sizes: ProblemSize, tile: IntPair, cache_bytes: int) -> int:
+def _peak_cache_bytes(inputs: PlanInputs, tile: IntPair, cache_bytes: int) -> int:
     """Peak memory of cached tiles. Simulates the caching of `TileGrid`."""
-    height, width = sizes.queries[0], sizes.candidates[0]
-    if sizes.world_size > 1:
-        return min(cache_bytes, height * width * sizes.element_bytes)
+    height, width = inputs.targets[0].shape
+    if inputs.world_size > 1:
+        return min(cache_bytes, height * width * inputs.element_bytes)
     num_steps = max(min(-(-height // tile[0]), -(-width // tile[1])), 1)
-    cell_bytes = height * width / num_steps**2 * sizes.element_bytes
+    cell_bytes = height * width / num_steps**2 * inputs.element_bytes
     band, num_cached, peak = int(max_cached_band(cache_bytes, cell_bytes)), 0, 0
     completed_in = [0] * num_steps
     for step in range(num_steps):
@@ -323,20 +279,20 @@ def _peak_cache_bytes(sizes: ProblemSize, tile: IntPair, cache_bytes: int) -> in
 
 
 def _plan_rows(inputs: PlanInputs, path: Literal["cached", "row_blocks"]) -> ExecutionPlan:
-    sizes, is_cached = inputs.sizes, path == "cached"
-    score_bytes = sizes.element_bytes * (1 if inputs.cost is None else 2)
-    terms = measure_direction_cost(inputs.objective, inputs.targets[0], element_bytes=sizes.element_bytes).plus_pair_bytes(score_bytes)
+    is_cached = path == "cached"
+    score_bytes = inputs.element_bytes * (1 if inputs.cost is None else 2)
+    term_cost = measure_objective_cost(inputs.objective, inputs.targets[0], element_bytes=inputs.element_bytes, both_directions=False)
+    terms = term_cost + BlockCost(score_bytes)
     # With a sum reduction both directions share one gradient buffer, otherwise each has its own.
     fork_bytes = 0 if is_cached or inputs.objective.reduction == "sum" else inputs.gradient_bytes
     fixed_bytes = (inputs.matrix_bytes if is_cached else inputs.unit_vector_bytes) + fork_bytes
     max_scores = MAX_CACHED_ROW_BLOCK_SCORES if is_cached else MAX_ROW_BLOCK_SCORES
-    zero = BlockCost(0.0)
-    score_costs = (zero, zero) if inputs.cost is None else (inputs.cost, inputs.cost.transposed)
+    image_cost = inputs.cost or BlockCost(0.0)
     rows, columns, block_bytes = [], [], 0
-    for queries, candidates, score_cost in zip(sizes.queries, sizes.candidates, score_costs, strict=True):
+    for queries, candidates, score_cost in zip(inputs.queries, inputs.candidates, (image_cost, image_cost.transposed), strict=True):
         max_rows = inputs.block_rows or max(MIN_FAST_BLOCK_ROWS, max_scores // max(candidates, 1))
         minimum = terms.total_bytes(1, candidates) + score_cost.total_bytes(1, 1)
-        budget = inputs.cap_block_budget(inputs.block_budget - fixed_bytes, minimum)
+        budget = _cap_block_budget(inputs, inputs.block_budget - fixed_bytes, minimum)
         height, width = _fit_rows(queries, candidates, max_rows, terms, score_cost, budget)
         rows.append(height)
         columns.append(width)
@@ -344,7 +300,7 @@ def _plan_rows(inputs: PlanInputs, path: Literal["cached", "row_blocks"]) -> Exe
         block_bytes = max(block_bytes, terms.total_bytes(height, candidates) + score_cost.total_bytes(height, width))
     peak_bytes = fixed_bytes + (max(block_bytes, inputs.unit_vector_bytes) if is_cached else block_bytes)
     expected_bytes = max(peak_bytes, inputs.gradient_bytes)
-    return ExecutionPlan(path, sizes.queries, (rows[0], rows[1]), (columns[0], columns[1]), expected_bytes=expected_bytes)
+    return ExecutionPlan(path, inputs.queries, (rows[0], rows[1]), (columns[0], columns[1]), expected_bytes=expected_bytes)
 
 
 def _fit_rows(queries: int, candidates: int, max_rows: int, terms: BlockCost, score: BlockCost, budget: float) -> IntPair:
@@ -352,12 +308,7 @@ def _fit_rows(queries: int, candidates: int, max_rows: int, terms: BlockCost, sc
 
     ``terms`` is held for all candidates of a block, ``score`` for those that are scored at once.
     """
-    both = BlockCost(
-        terms.pair_bytes + score.pair_bytes,
-        terms.visual_bytes + score.visual_bytes,
-        terms.text_bytes + score.text_bytes,
-        terms.fixed_bytes + score.fixed_bytes,
-    )
+    both = terms + score
     height = max(min(max_rows, queries), 1)
     if both.total_bytes(height, candidates) <= budget:
         return max_rows, max(candidates, 1)
@@ -392,8 +343,8 @@ class Planner:
     def __init__(
         self, objective: Objective, score: Score | None, block_rows: int | None, memory: MemoryLimit, score_cost: ScoreCost | None
     ) -> None:
-        self.objective, self.score, self.block_rows, self.score_cost = objective, score, block_rows, score_cost
-        self.memory, self.has_memory_limit = memory, parse_memory(memory) is not None
+        parse_memory(memory)
+        self.objective, self.score, self.block_rows, self.memory, self.score_cost = objective, score, block_rows, memory, score_cost
         self.budgets: dict[torch.device, int] = {}
         self.cost_by_form: dict[tuple[Any, ...], BlockCost] = {}
 
@@ -413,19 +364,23 @@ class Planner:
         Returns:
             The plan.
         """
-        needs_grad = torch.is_grad_enabled()
-        candidates = targets[0].shape[1], targets[1].shape[1]
-        local_bytes = _float_bytes(images) + _float_bytes(texts)
-        sizes = ProblemSize(
-            queries=(len(images), len(texts)),
-            candidates=candidates,
-            item_bytes=local_bytes * sum(candidates) // max(len(images) + len(texts), 1),
+        needs_grad, device = torch.is_grad_enabled(), targets[0].query_ids.device
+        num_candidates, num_items = sum(each.shape[1] for each in targets), max(len(images) + len(texts), 1)
+        item_bytes = (_float_bytes(images) + _float_bytes(texts)) * num_candidates // num_items
+        inputs = PlanInputs(
+            self.objective,
+            targets,
+            item_bytes,
+            device,
+            self._memory_bytes(device, item_bytes),
+            cost=None if self.score is None else self._measure_cost(self.score, images, texts, needs_grad=needs_grad, training=training),
             element_bytes=max([4, *(part.dtype.itemsize for part in (*float_tensors(images), *float_tensors(texts)))]),
             has_extra_candidates=has_extra_candidates,
             world_size=world_size,
+            block_rows=self.block_rows,
+            needs_grad=needs_grad,
         )
-        cost = None if self.score is None else self._measure_cost(self.score, images, texts, needs_grad=needs_grad, training=training)
-        return self._choose(cost, targets, sizes, all_tensors(images)[0].device, needs_grad=needs_grad)
+        return choose_plan(inputs)
 
     def plan_sizes(
         self,
@@ -456,29 +411,30 @@ class Planner:
         if targets is None:
             image_of = torch.arange(num_texts) * max(num_images, 1) // max(num_texts, 1)
             targets = Targets(query_ids=torch.arange(num_images), candidate_ids=image_of)
-        sizes, cost = ProblemSize.from_embedding_dim(num_images, num_texts, embedding_dim), None
+        validate_targets(targets, torch.Size(num_items))
+        cost, item_bytes = None, 4 * embedding_dim * (num_images + num_texts)
         if self.score is not None and images is not None and texts is not None:
             cost = self._measure_cost(self.score, images, texts, needs_grad=True, training=True)
-            side_bytes = (
+            item_bytes = sum(
                 _float_bytes(items) * count // max(len(items), 1) for items, count in zip((images, texts), num_items, strict=True)
             )
-            sizes = ProblemSize(num_items, (num_texts, num_images), sum(side_bytes))
         elif self.score is not None:
             if self.score_cost is None:
                 raise SpecError(
                     "score_cost: expected the cost of the score function, got none. Set PairLoss(score_cost=...), or pass images= and texts=."
                 )
             cost = self.score_cost.to_block_cost(training=True)
-        return self._choose(cost, (targets, targets.T), sizes, device, needs_grad=True)
+        memory_bytes = self._memory_bytes(device, item_bytes)
+        return choose_plan(
+            PlanInputs(self.objective, (targets, targets.T), item_bytes, device, memory_bytes, cost, block_rows=self.block_rows)
+        )
 
-    def _choose(
-        self, cost: BlockCost | None, targets: tuple[Targets, Targets], sizes: ProblemSize, device: torch.device, *, needs_grad: bool
-    ) -> ExecutionPlan:
+    def _memory_bytes(self, device: torch.device, item_bytes: int) -> int:
+        """Memory for gradients of items and for blocks."""
         if device not in self.budgets:
             self.budgets[device] = budget_bytes(self.memory, device)
-        # Without a limit the budget is a share of the free memory for blocks only, whatever the items need.
-        memory_bytes = self.budgets[device] + (0 if self.has_memory_limit else 4 * sizes.item_bytes)
-        return choose_plan(self.objective, cost, targets, sizes, device, memory_bytes, block_rows=self.block_rows, needs_grad=needs_grad)
+        # Without a limit the budget is a share of the free memory for blocks only: what items and gradients need is added.
+        return self.budgets[device] + (4 * item_bytes if self.memory is None else 0)
 
     def _measure_cost(self, score: Score, images: Items, texts: Items, *, needs_grad: bool, training: bool) -> BlockCost:
         """Cost of a block of the score function, declared or measured once for each shape of items."""

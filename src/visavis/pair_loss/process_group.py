@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, distributed
 
 from visavis.errors import VisavisError, warn
-from visavis.pair_loss.encoded_items import Items, all_tensors, replace_tensors
-from visavis.types import concatenate
+from visavis.types import Items, all_tensors, concatenate, map_tensors
 
 
 class ProcessGroup:
@@ -166,7 +165,9 @@ class ProcessGroup:
         if self.world_size == 1:
             return items, slice(0, len(items))
         by_part = [self.all_gather(part) for part in all_tensors(items)]
-        by_rank = [replace_tensors(items, [part[rank] for part in by_part]) for rank in range(self.world_size)]
+        # `map_tensors` visits the tensors in the order of `all_tensors`.
+        parts_by_rank = [iter([part[rank] for part in by_part]) for rank in range(self.world_size)]
+        by_rank = [map_tensors(lambda _, parts=parts: next(parts), items) for parts in parts_by_rank]  # type: ignore[misc]
         start = sum(len(other) for other in by_rank[: self.rank])
         local_rows = slice(start, start + len(items))
         return (torch.cat(by_rank) if isinstance(items, Tensor) else concatenate(by_rank)), local_rows  # type: ignore[arg-type]

@@ -1,7 +1,8 @@
 """Row-block pass: the loss of both directions for any objective, without the full score matrix.
 
 The pass scores a block of queries against all candidates, computes the loss terms of the block, and propagates their
-gradient to the embeddings before it scores the next block. Peak memory is the embeddings, their gradients and one block.
+gradient to the embeddings before it scores the next block. Peak memory is the embeddings, their gradients and one block. With
+CachedCosines, the matrix of all scores and that of their gradients are kept too.
 """
 
 from __future__ import annotations
@@ -14,16 +15,15 @@ from torch import Tensor
 
 from visavis.blocking import chunk_slices
 from visavis.objectives.base import Objective
+from visavis.pair_loss.block_scores import Scores
 from visavis.pair_loss.gradients import (
     ValueAndGradients,
     annotations_needing_grad,
-    detached_annotation_leaves,
     get_annotation_tensor,
     replace_annotation_tensors,
-    zero_annotation_grads,
+    with_annotation_leaves,
 )
 from visavis.pair_loss.process_group import ProcessGroup
-from visavis.pair_loss.scores import Scores
 from visavis.targets import Targets
 
 
@@ -121,26 +121,26 @@ def _direction_loss(
         # A block of these objectives has one row per positive pair instead of one per query.
         blocks = _split_rows_by_weight(num_queries, max_rows, targets.positive_counts(blocks).clamp(min=1))
     names = list(annotations_needing_grad(targets)) if needs_grad else []
-    annotation_sums = zero_annotation_grads(targets, names)
+    # Slices of these targets are views of the sums.
+    annotation_sums = replace_annotation_tensors(targets, {name: torch.zeros_like(get_annotation_tensor(targets, name)) for name in names})
     totals, num_terms = [torch.zeros((), dtype=scores.dtype, device=targets.query_ids.device)], 0
     bias_grad = torch.zeros_like(totals[0])
     for rows in blocks:
         block = scores.block(rows, with_grad=needs_grad)
         leaf = (block.scores if bias is None else block.scores + bias).requires_grad_(needs_grad)
         with torch.set_grad_enabled(needs_grad):
-            block_targets = targets[rows]
-            annotations = detached_annotation_leaves(block_targets, names)
-            terms = objective.terms(*objective.prepare(leaf, replace_annotation_tensors(block_targets, annotations)))
+            block_targets, annotations = with_annotation_leaves(targets[rows], names)
+            terms = objective.terms(*objective.prepare(leaf, block_targets))
             total = terms.sum()
         totals.append(total.detach())
         num_terms += len(terms)
         if total.requires_grad:
-            score_grads, *annotation_grads = torch.autograd.grad(total, [leaf, *annotations.values()], allow_unused=True)
+            score_grads, *annotation_grads = torch.autograd.grad(total, [leaf, *annotations], allow_unused=True)
             if score_grads is not None:
                 block.accumulate_grad(score_grads)
                 if bias is not None:
                     bias_grad += score_grads.sum()
-            for name, gradient in zip(annotations, annotation_grads, strict=True):
+            for name, gradient in zip(names, annotation_grads, strict=True):
                 if gradient is not None:
                     get_annotation_tensor(annotation_sums[rows], name).add_(gradient)
             del score_grads, annotation_grads

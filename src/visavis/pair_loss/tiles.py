@@ -17,15 +17,14 @@ from torch import Tensor
 from visavis.blocking import chunk_slices
 from visavis.objectives.base import SummaryObjective
 from visavis.objectives.pairs import NEG_INF, NegativeLogSumExp
+from visavis.pair_loss.block_scores import ScoreBlock, Scores
 from visavis.pair_loss.gradients import (
     ValueAndGradients,
     annotations_needing_grad,
-    detached_annotation_leaves,
     get_annotation_tensor,
-    replace_annotation_tensors,
+    with_annotation_leaves,
 )
 from visavis.pair_loss.process_group import ProcessGroup
-from visavis.pair_loss.scores import ScoreBlock, Scores
 from visavis.targets import Targets
 
 
@@ -306,8 +305,7 @@ class _SummaryLoss:
             pairs = ((queries >= complete.start) & (queries < complete.stop)).nonzero()[:, 0]
             with torch.set_grad_enabled(self.needs_grad):
                 inputs = [summaries[complete].requires_grad_(self.needs_grad), self.positive[pairs].requires_grad_(self.needs_grad)]
-                annotations = detached_annotation_leaves(self.tiles.targets, self.names)
-                targets = replace_annotation_tensors(self.tiles.targets, annotations)
+                targets, annotations = with_annotation_leaves(self.tiles.targets, self.names)
                 query = queries[pairs]
                 negatives = inputs[0][query - complete.start]
                 terms = self.objective.pair_terms(negatives, inputs[1], query, targets.T if is_transposed else targets)
@@ -315,7 +313,7 @@ class _SummaryLoss:
             # Not in place: the dtype of the annotations may be wider than that of the scores.
             self.value = self.value + value.detach()
             if value.requires_grad:
-                grads = torch.autograd.grad(value, [*inputs, *annotations.values()], allow_unused=True, materialize_grads=True)
+                grads = torch.autograd.grad(value, [*inputs, *annotations], allow_unused=True, materialize_grads=True)
                 summary_grads[complete] = grads[0]
                 self.positive_grads[pairs] += grads[1]
                 for (_, total), gradient in zip(self.annotation_grads, grads[2:], strict=True):

@@ -20,8 +20,8 @@ from visavis.data.features.standardization import Standardization
 from visavis.data.loader import AnyFeatures, BatchSchedule, ConcatSource, ItemSource, Loader, StoredFeatures, TokenizedCaptions
 from visavis.errors import DataError, RecipeError, RunError, VisavisError, suggest_name
 from visavis.evaluation import Evaluation
-from visavis.evaluation.evaluate_dataset import evaluate_dataset, select_captions
-from visavis.evaluation.protocols import Protocol, get_protocols
+from visavis.evaluation.protocols import Protocol, get_protocols, select_captions
+from visavis.evaluation.results import evaluate_dataset
 from visavis.feedback.training_pairs import FeedbackPairs, FeedbackSplit, read_feedback_pairs
 from visavis.models import CATALOG, Matcher
 from visavis.models.base import evaluation_mode, get_vectors

@@ -18,7 +18,7 @@ from visavis.experiments.comparison_result import Comparison
 from visavis.experiments.example_queries import example_queries
 from visavis.experiments.statistics import PairedTest, format_number
 from visavis.experiments.sweep import Sweep
-from visavis.metrics.recall import RSUM
+from visavis.metrics.catalog import RSUM
 from visavis.progress import NoProgress, Progress
 from visavis.reports.html_report import ThemedImage, Thumbnails, render_report
 from visavis.reports.plotting import (

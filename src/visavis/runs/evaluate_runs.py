@@ -13,8 +13,8 @@ import numpy as np
 from visavis.data.dataset import Dataset
 from visavis.errors import RunError, format_value
 from visavis.evaluation import Evaluation
-from visavis.evaluation.evaluate_dataset import evaluate_dataset, select_captions
-from visavis.evaluation.protocols import get_protocols
+from visavis.evaluation.protocols import get_protocols, select_captions
+from visavis.evaluation.results import evaluate_dataset
 from visavis.memory_budget import MemoryLimit
 from visavis.models.base import Matcher, evaluation_mode
 from visavis.models.inference import device_of, device_score

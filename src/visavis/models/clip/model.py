@@ -24,7 +24,7 @@ from visavis.models.encoders.pretrained_loading import (
     refuse_adapter,
 )
 from visavis.models.processor import Processor
-from visavis.pair_loss.scale import LearnedScale
+from visavis.pair_loss.logits import LearnedScale
 from visavis.spec import DropoutRate, NonNegativeInt, PositiveFloat, require_field
 from visavis.types import Encoded
 

@@ -17,7 +17,7 @@ from visavis.models.encoders.frozen_encoders import open_visual_encoder, region_
 from visavis.models.encoders.pretrained_files import saved_part_folder
 from visavis.models.encoders.text_backbone import TEXT_BACKBONE_FOLDER, TextBackbone
 from visavis.models.image_text.cross_attention import EPSILON
-from visavis.pair_loss.scale import LearnedScale
+from visavis.pair_loss.logits import LearnedScale
 from visavis.spec import NonNegativeInt, PositiveFloat, PositiveInt
 from visavis.targets import Targets
 from visavis.types import AttentionWeights, Encoded

@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from visavis.errors import ShapeError
-from visavis.pair_loss.encoded_items import Items, embedding_matrix
-from visavis.pair_loss.scores.base import InputGradients, NeedsGrad, ScoreBlock, Scores, trainable_scale
+from visavis.pair_loss.block_scores import InputGradients, NeedsGrad, ScoreBlock, Scores, trainable
+from visavis.pair_loss.encoded_items import embedding_matrix
+from visavis.types import Items
 
 MIN_NORM = 1e-12
 """Lower bound of a norm, as in ``torch.nn.functional.normalize``."""
@@ -125,7 +126,7 @@ class CosineScores(Scores):
             UnitVectors(side, self.dtype, matmul_dtype, needs_grad=parts[0])
             for side, parts in zip((visual, textual), needs_grad, strict=True)
         ]
-        self.parameters = trainable_scale(scale)
+        self.parameters = trainable(scale)
         self.scale = None if scale is None else float(scale.detach() if isinstance(scale, Tensor) else scale)
         self.scale_gradient = torch.zeros((), dtype=self.dtype, device=visual.device) if self.parameters else None
 
@@ -134,12 +135,8 @@ class CosineScores(Scores):
         """Number of images and of texts."""
         return len(self.unit_vectors[0].unit_rows), len(self.unit_vectors[1].unit_rows)
 
-    def input_gradients(self) -> InputGradients:
-        """Convert the gradients of the normalized vectors to those of the embeddings.
-
-        Returns:
-            The gradients.
-        """
+    def gradients(self) -> InputGradients:
+        """Convert the gradients of the normalized vectors to those of the embeddings."""
         visual, textual = (side.input_gradient() for side in self.unit_vectors)
         return InputGradients([visual], [textual], [self.scale_gradient] if self.parameters else [])
 
@@ -169,9 +166,6 @@ class RecomputedCosines(CosineScores):
     def __init__(self, images: Items, texts: Items, scale: Tensor | float | None, needs_grad: NeedsGrad):
         super().__init__(images, texts, scale, needs_grad)
         self.buffer_by_dtype: dict[torch.dtype, Tensor] = {}
-
-    def gradients(self) -> InputGradients:
-        return self.input_gradients()
 
     def fork(self) -> Self:
         scale_gradient = None if self.scale_gradient is None else torch.zeros_like(self.scale_gradient)
@@ -262,7 +256,7 @@ class CachedCosines(CosineScores):
             visual.gradient = self.apply_scale(visual.gradient)
         if textual.needs_grad:
             textual.gradient = torch.mm(total.T, self.apply_scale(visual.matmul_rows)).to(self.dtype)
-        return self.input_gradients()
+        return super().gradients()
 
     def fork(self) -> Self:
         return self._changed(score_grads=torch.zeros_like(self.score_grads))

@@ -1,4 +1,4 @@
-"""Validation of the arguments of metrics. Each public metric calls these functions once, on entry.
+"""Checks of the arguments of metrics. Each public metric calls these functions once, on entry.
 
 >>> validate_literal("c", Tau, "tau")
 Traceback (most recent call last):
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from visavis.errors import DataError, ShapeError, SpecError, format_value
 from visavis.spec import validate_int
-from visavis.targets import Targets
 
 Ties = Literal["pessimistic", "mean", "optimistic"]
 Normalize = Literal["min_r_k", "hits"]
@@ -50,12 +49,11 @@ def validate_tensor(value: Any, name: str, axes: str) -> Tensor:
     return value if value.is_floating_point() else value.long()
 
 
-def validate_scores(value: Any, name: str = "scores") -> Tensor:
+def validate_scores(value: Any) -> Tensor:
     """Check scores ``[Q, C]`` of at least one candidate, without NaN.
 
     Args:
         value: The argument.
-        name: Its name.
 
     Returns:
         The scores.
@@ -63,40 +61,33 @@ def validate_scores(value: Any, name: str = "scores") -> Tensor:
     Raises:
         ShapeError: If the shape is wrong or candidates are missing.
     """
-    scores = validate_tensor(value, name, "queries x candidates")
+    scores = validate_tensor(value, "scores", "queries x candidates")
     if not scores.shape[1]:
-        raise ShapeError(f"{name}: expected at least one candidate, got shape {list(scores.shape)}.")
+        raise ShapeError(f"scores: expected at least one candidate, got shape {list(scores.shape)}.")
     raise_on_invalid_row(scores.isnan(), "scores of query {}: expected numbers, got NaN. Check the model and its features.")
     return scores
 
 
-def validate_relevance(value: Any, name: str = "relevance") -> Tensor:
+def validate_relevance(value: Any, shape: torch.Size, *, as_gains: bool = False) -> Tensor:
     """Check relevance values ``[Q, C]``, without NaN.
 
     Args:
         value: The argument.
-        name: Its name.
+        shape: Shape of the scores.
+        as_gains: Whether the values are summed, so that they must be finite and >= 0.
 
     Returns:
         The relevance values.
+
+    Raises:
+        ShapeError: If the shape is not that of the scores.
     """
-    relevance = validate_tensor(value, name, "queries x candidates")
+    relevance = validate_tensor(value, "relevance", "queries x candidates")
     raise_on_invalid_row(relevance.isnan(), "relevance of query {}: expected numbers, got NaN. Check the relevance estimator.")
-    return relevance
-
-
-def validate_gains(value: Any, name: str = "relevance") -> Tensor:
-    """Check relevance values ``[Q, C]`` that can be summed: finite and >= 0.
-
-    Args:
-        value: The argument.
-        name: Its name.
-
-    Returns:
-        The relevance values.
-    """
-    relevance = validate_relevance(value, name)
-    raise_on_invalid_row((relevance < 0) | relevance.isinf(), INVALID_GAINS.format("query {}"))
+    if as_gains:
+        raise_on_invalid_row((relevance < 0) | relevance.isinf(), INVALID_GAINS.format("query {}"))
+    if relevance.shape != shape:
+        raise ShapeError(f"relevance: expected the shape of the scores, {list(shape)}, got {list(relevance.shape)}.")
     return relevance
 
 
@@ -140,12 +131,11 @@ def validate_positive_ranks(value: Any, name: str = "positive_ranks") -> Tensor:
     return ranks
 
 
-def validate_best_ranks(value: Any, name: str = "ranks") -> Tensor:
+def validate_best_ranks(value: Any) -> Tensor:
     """Check ranks ``[Q]`` of at least one query: finite and >= 1.
 
     Args:
         value: The argument.
-        name: Its name.
 
     Returns:
         The ranks.
@@ -154,11 +144,11 @@ def validate_best_ranks(value: Any, name: str = "ranks") -> Tensor:
         ShapeError: If queries are missing.
         DataError: If a rank is invalid.
     """
-    ranks = validate_tensor(value, name, "queries")
+    ranks = validate_tensor(value, "ranks", "queries")
     if not len(ranks):
-        raise ShapeError(f"{name}: expected at least one query, got shape [0].")
+        raise ShapeError("ranks: expected at least one query, got shape [0].")
     for query in (~((ranks >= 1) & ranks.isfinite())).nonzero()[:1, 0].tolist():
-        raise DataError(f"{name} of query {query}: expected a rank >= 1, got {ranks[query].item()}. Compute them with best_ranks.")
+        raise DataError(f"ranks of query {query}: expected a rank >= 1, got {ranks[query].item()}. Compute them with best_ranks.")
     return ranks
 
 
@@ -200,19 +190,6 @@ def validate_instance(value: Any, kind: type, expected: str, name: str) -> Any:
     if not isinstance(value, kind):
         raise SpecError(f"{name}: expected {expected}, got {format_value(value)}.")
     return value
-
-
-def validate_targets_argument(value: Any, name: str = "targets") -> Targets:
-    """Check that a value is a Targets.
-
-    Args:
-        value: The argument.
-        name: Its name.
-
-    Returns:
-        The targets.
-    """
-    return validate_instance(value, Targets, "a Targets such as Targets.paired(n) or Targets(query_ids=...)", name)
 
 
 def validate_count(value: Any, name: str) -> int:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from visavis.blocking import Score, checked_scores, graph_leaves
+from visavis.blocking import Score, checked_scores, detached_leaves, graph_leaves
 from visavis.objectives.base import promote_half
-from visavis.pair_loss.encoded_items import Items, all_tensors, detached_leaves, float_tensors
-from visavis.pair_loss.scores.base import InputGradients, NeedsGrad, ScoreBlock, Scores, trainable_scale
+from visavis.pair_loss.block_scores import InputGradients, NeedsGrad, ScoreBlock, Scores, trainable
+from visavis.pair_loss.encoded_items import float_tensors
+from visavis.types import Items, all_tensors
 
 
 class FunctionScores(Scores):
@@ -33,16 +35,15 @@ class FunctionScores(Scores):
         self, score: Score, images: Items, texts: Items, scale: Tensor | float | None, needs_grad: NeedsGrad, block_columns: tuple[int, int]
     ):
         self.score, self.images, self.texts, self.scale, self.block_columns = score, images, texts, scale, block_columns
-        self.parameters = [*trainable_scale(scale), *_score_parameters(score, images, texts)]
+        self.parameters = [*trainable(scale), *_score_parameters(score, images, texts)]
         image_sums, text_sums = (
             [torch.zeros_like(part) if needed else None for part, needed in zip(float_tensors(items), parts, strict=True)]
             for items, parts in zip((images, texts), needs_grad, strict=True)
         )
         self.gradient_sums = InputGradients(image_sums, text_sums, [torch.zeros_like(parameter) for parameter in self.parameters])
         self.rng_states: dict[tuple[bool, int, int], Any] = {}
-        self.dtype = torch.float32
-        for part in (*float_tensors(images), *float_tensors(texts)):
-            self.dtype = torch.promote_types(self.dtype, part.dtype)
+        dtypes = (part.dtype for part in (*float_tensors(images), *float_tensors(texts)))
+        self.dtype = reduce(torch.promote_types, dtypes, torch.float32)
 
     @property
     def num_items(self) -> tuple[int, int]:
@@ -67,7 +68,7 @@ class FunctionScores(Scores):
         image_rows, text_rows = (columns, rows) if self.is_transposed else (rows, columns)
         needs_grad = any(total is not None for totals in self.gradient_sums for total in totals)
         with self._same_random_numbers(image_rows, text_rows), torch.set_grad_enabled(needs_grad):
-            images, texts = detached_leaves(self.images, image_rows), detached_leaves(self.texts, text_rows)
+            images, texts = detached_leaves(self.images[image_rows]), detached_leaves(self.texts[text_rows])
             scores = checked_scores(self.score, images, texts)
             scores = scores if self.scale is None else scores * self.scale
             scores = promote_half(scores.T if self.is_transposed else scores)

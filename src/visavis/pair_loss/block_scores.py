@@ -211,16 +211,16 @@ class Scores(ABC):
         return changed
 
 
-def trainable_scale(scale: Tensor | float | None) -> list[Tensor]:
-    """Return the scale if it needs a gradient.
+def trainable(scalar: Tensor | float | None) -> list[Tensor]:
+    """Return the scale or bias of scores if it needs a gradient.
 
     Args:
-        scale: Scale of the scores.
+        scalar: Scale or bias of the scores.
 
     Returns:
-        The scale in a list, or an empty list.
+        The tensor in a list, or an empty list.
     """
-    return [scale] if isinstance(scale, Tensor) and scale.requires_grad and torch.is_grad_enabled() else []
+    return [scalar] if isinstance(scalar, Tensor) and scalar.requires_grad and torch.is_grad_enabled() else []
 
 
 def _pairs_by_block(query: Tensor, blocks: Sequence[slice]) -> Iterator[tuple[slice, Tensor]]:
