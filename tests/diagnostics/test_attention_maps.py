@@ -77,8 +77,9 @@ def test_attention_explains_score(kind):
     elif kind.startswith("VSEInfinity"):
         torch.testing.assert_close(attention.scores.sum(), score[0, 0])
     elif kind == "BFAN":
-        products = matcher.similarity(*encoded)
-        torch.testing.assert_close(attention.scores.mean() + matcher._score_direction(products.T)[0, 0], score[0, 0])
+        by_regions = matcher.similarity(*encoded).T
+        of_regions = by_regions.mean(by_regions.attended_cosines(matcher.attention_weights(by_regions)))
+        torch.testing.assert_close(attention.scores.mean() + of_regions[0, 0], score[0, 0])
 
 
 def test_attention_finds_region_of_word():

@@ -127,7 +127,7 @@ def test_visual_encoders_match_transformers(folders, name):
     model = type(model).from_pretrained(folders / name).eval()
     encoder = open_visual_encoder(str(folders / name))
     some = sample_images(CPU_IMAGE_BATCH_SIZE + 2)
-    pixels = encoder.preprocess(some)
+    pixels = encoder.preprocess(some).vectors
     assert pixels.shape == (6, 3, 32, 32)
     pooled = encoder.encode(some).vectors
     grid = open_visual_encoder(str(folders / name), "regions").encode(some).vectors
@@ -153,7 +153,7 @@ def test_pooler_without_weights_is_removed(folders, tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
     encoder = open_visual_encoder(str(tmp_path))
     with torch.no_grad():
-        first = model.vit(encoder.preprocess(sample_images())).last_hidden_state[:, 0]
+        first = model.vit(encoder.preprocess(sample_images()).vectors).last_hidden_state[:, 0]
     assert torch.allclose(encoder.encode(sample_images()).vectors, first, atol=1e-5)
 
 

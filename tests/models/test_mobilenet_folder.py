@@ -56,7 +56,7 @@ def test_mobilenet_folder_matches_folded_weights(tool, data_folder, tmp_path):
     folder = tool.convert(data_folder / "backbone", tmp_path / "mobilenet")
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (224, 224, 3), dtype=np.uint8))
     encoder = open_visual_encoder(str(folder), "regions")
-    pixels = encoder.preprocess([image])
+    pixels = encoder.preprocess([image]).vectors
     assert torch.allclose(pixels[0], torch.from_numpy(np.array(image)).permute(2, 0, 1) / 127.5 - 1, atol=1e-6)
     expected = written_out(storage.read_tensors(data_folder / "backbone" / tool.WEIGHTS), pixels)
     assert torch.allclose(encoder.encode([image]).vectors, expected.flatten(2).transpose(1, 2), atol=1e-4)

@@ -91,7 +91,8 @@ def test_convert_xvlm_maps_every_weight(prefix, bert, tmp_path):
     given = published(bert=prefix)
     torch.save({"model": given, "config": {"k_test": 128}} if prefix else given, tmp_path / "xvlm.pth")
     converted = visavis.convert(tmp_path / "xvlm.pth", tmp_path / "out", text_encoder=str(bert))
-    assert (converted.fusion_layers, converted.embedding_dim, converted.temperature) == (2, 6, 0.0625)
+    model = converted.to_recipe_sections()["model"]
+    assert (model["fusion_layers"], model["embedding_dim"], model["temperature"]) == (2, 6, 0.0625)
     visual, text = (load_pretrained_model(tmp_path / "out" / part) for part in ("visual", "text"))
     rest = load_file(tmp_path / "out" / "fusion.safetensors")
     config = visual.config

@@ -217,8 +217,8 @@ def convert(
         DataError: If the checkpoint cannot be read or has unknown weights.
         VisavisError: If an option is not for this kind of checkpoint.
     """
-    from visavis.models.checkpoint_conversion import read_checkpoint
     from visavis.models.clip.conversion import convert_open_clip, is_open_clip
+    from visavis.models.encoders.pretrained_loading import read_checkpoint
     from visavis.models.xvlm.conversion import convert_xvlm
 
     file = Path(checkpoint)

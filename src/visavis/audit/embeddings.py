@@ -116,7 +116,7 @@ def _pool(items: Encoded) -> Tensor:
 
 def _has_encoder(data_module: DataModule, embedding_dim: int) -> bool:
     """Return whether the image encoder is available and has the dimension of the stored features."""
-    from visavis.models.encoders.frozen_encoders import blank_image
+    from visavis.models.encoders.preprocessing import blank_image
 
     settings = data_module.recipe.visual
     if not settings.encoder or settings.granularity == "frames":

@@ -1,11 +1,9 @@
 """Matching models, by the names that recipes use."""
 
-from visavis.models.base import GlobalMatcher, Matcher, MatcherConfig
+from visavis.models.base import Matcher
 from visavis.models.clip.model import CLIP
-from visavis.models.image_text.bfan import BFAN
 from visavis.models.image_text.heads import Heads
-from visavis.models.image_text.max_sim import MaxSim
-from visavis.models.image_text.scan import SCAN
+from visavis.models.image_text.region_word_matchers import BFAN, SCAN, MaxSim
 from visavis.models.image_text.sgraf import SGRAF
 from visavis.models.image_text.vse_infinity import VSEInfinity
 from visavis.models.image_text.vse_plus_plus import VSEPlusPlus
@@ -18,21 +16,4 @@ CATALOG: dict[str, type[Matcher]] = {
     kind.name: kind for kind in (Heads, VSEPlusPlus, VSEInfinity, VSRN, SCAN, BFAN, SGRAF, MaxSim, CLIP, XVLM, CE, MMT)
 }
 
-__all__ = [
-    "BFAN",
-    "CATALOG",
-    "CE",
-    "CLIP",
-    "GlobalMatcher",
-    "Heads",
-    "MMT",
-    "Matcher",
-    "MatcherConfig",
-    "MaxSim",
-    "SCAN",
-    "SGRAF",
-    "VSEInfinity",
-    "VSEPlusPlus",
-    "VSRN",
-    "XVLM",
-]
+__all__ = ["CATALOG", "Matcher"]

@@ -6,7 +6,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -150,15 +150,15 @@ class Matcher(nn.Module, ABC):
         """
         return None
 
-    @abstractmethod
     def parts(self) -> Mapping[str, Sequence[nn.Module | nn.Parameter]]:
         """Return the modules of the model by part. Recipes use these names for learning rates and trainable parts.
 
-        Usual names are "visual", "text", and "backbone" for a trained image encoder.
+        Usual names are "visual", "text", and "backbone" for a trained image encoder. By default, each child module is a part of its own.
 
         Returns:
             Modules and parameters of each part. Every parameter belongs to one part.
         """
+        return {name: [child] for name, child in self.named_children()}
 
     def parameters_by_part(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
         """Collect the parameters of each part.
@@ -332,6 +332,46 @@ def get_vectors(encoded: Encoded) -> Tensor:
     return encoded.vectors
 
 
+def get_mask(encoded: Encoded) -> Tensor | None:
+    """Return the mask of items without named parts.
+
+    Args:
+        encoded: Encoded items.
+
+    Returns:
+        Mask, shape ``[N, L]``. None if all positions are valid.
+    """
+    assert not isinstance(encoded.mask, dict)
+    return encoded.mask
+
+
+def valid_mask(encoded: Encoded) -> Tensor:
+    """Return the mask of items without named parts, also if all positions are valid.
+
+    Args:
+        encoded: Encoded items.
+
+    Returns:
+        Mask, shape ``[N, L]``.
+    """
+    mask, vectors = get_mask(encoded), get_vectors(encoded)
+    return torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device) if mask is None else mask
+
+
+def get_part(encoded: Encoded, name: str) -> Encoded:
+    """Select a named part with its mask.
+
+    Args:
+        encoded: Encoded items.
+        name: Name of the part.
+
+    Returns:
+        The vectors and the mask of this part.
+    """
+    assert isinstance(encoded.vectors, dict) and isinstance(encoded.mask, dict)
+    return Encoded(encoded.vectors[name], encoded.mask[name])
+
+
 def encode_unit_rows(rows: Tensor) -> Encoded:
     """Normalize rows to length 1, in float32 at least.
 
@@ -381,11 +421,8 @@ def load_matcher(kind: type[Matcher], config: MatcherConfig, folder: Path) -> Ma
         RunError: If the model cannot be built, or naming the first tensor that does not match.
     """
     # Parts with pretrained weights (PretrainedPart) read their config from `folder` while they are constructed in this block.
-    # A model without such an encoder is first built without memory and compared with the file, so that damaged sizes in the
-    # config allocate nothing.
-    pretrained = bool(getattr(config, "backbone", ""))
     try:
-        with weights_loaded_from(folder), nullcontext() if pretrained else torch.device("meta"):
+        with weights_loaded_from(folder):
             matcher = kind(config)
     except VisavisError:
         raise
@@ -394,9 +431,5 @@ def load_matcher(kind: type[Matcher], config: MatcherConfig, folder: Path) -> Ma
             f"{folder / 'config.json'}: expected the architecture of a {kind.name}, got one that cannot be built ({str(error).splitlines()[0]}). "
             "Restore a complete copy."
         ) from None
-    tensors = storage.read_tensors(folder / "model.safetensors", matcher.state_dict(), error=RunError)
-    if not pretrained:
-        with weights_loaded_from(folder):
-            matcher = kind(config)
-    matcher.load_state_dict(tensors)
+    matcher.load_state_dict(storage.read_tensors(folder / "model.safetensors", matcher.state_dict(), error=RunError))
     return matcher

@@ -65,17 +65,6 @@ def at_least_float32(values: Tensor) -> Tensor:
     return values if values.dtype.itemsize >= 4 else values.float()
 
 
-def freeze_batch_norm_statistics(module: nn.Module) -> None:
-    """Set the batch norms of a module to evaluation mode, so that training keeps their statistics.
-
-    Args:
-        module: The module.
-    """
-    for part in module.modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm):
-            part.eval()
-
-
 class ResidualMLP(nn.Module):
     """``Linear(x) + MLP(x)`` on every region or word. The MLP has one hidden layer of half the dimensions, batch norm and ReLU.
 

@@ -6,31 +6,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import AfterValidator
 from torch import Tensor
 
 from visavis.data.features.standardization import Standardization
-from visavis.data.vocabulary import END, PAD, START, UNKNOWN, Vocabulary, tokenize
+from visavis.data.vocabulary import Vocabulary, tokenize
 from visavis.errors import RunError, VisavisError
 from visavis.models.base import Matcher
-from visavis.models.encoders.frozen_encoders import EncoderSpec, FrameEncoder, TextEncoder, VisualEncoder, open_preprocessing
+from visavis.models.encoders.frozen_encoders import EncoderSpec, FrozenEncoder, TextEncoder, VisualEncoder, open_preprocessing
 from visavis.models.encoders.pretrained_files import model_folder
 from visavis.models.encoders.text_backbone import TEXT_BACKBONE_FOLDER, PretrainedTokenizer
 from visavis.types import Encoded
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-
-def _check_vocabulary(words: list[str] | None) -> list[str] | None:
-    if words and not ({PAD, START, END, UNKNOWN} <= set(words) and len(set(words)) == len(words)):
-        raise ValueError(
-            f"vocabulary: expected different words with {PAD}, {START}, {END} and {UNKNOWN}, got a list without them or with a duplicate"
-        )
-    return words
 
 
 @dataclass(frozen=True)
@@ -53,7 +44,7 @@ class SavedModelConfig:
     architecture: dict[str, Any]
     visual: EncoderSpec | None
     text: EncoderSpec | None
-    vocabulary: Annotated[list[str] | None, AfterValidator(_check_vocabulary)]
+    vocabulary: list[str] | None
     tokenizer: str | None = None
     standardization: Standardization | None = None
     stored_text_features: bool = False
@@ -97,22 +88,15 @@ class Processor:
 
         Returns:
             The processor.
-
-        Raises:
-            RunError: If the config does not define how texts are read.
         """
-        if config.text is None and not config.vocabulary and config.tokenizer is None and not config.stored_text_features:
-            raise RunError("expected a text encoder, a vocabulary or a tokenizer, got none of them. Restore a complete copy.")
         words = Vocabulary(tuple(config.vocabulary)) if config.vocabulary else None
         backbone_folder = folder / VisualEncoder.part_name
         visual_folder = backbone_folder if (backbone_folder / "config.json").is_file() else None
+        tokenizer_folder = folder / TEXT_BACKBONE_FOLDER if config.architecture.get("text_backbone") else visual_folder
+        parts = (config.visual, config.text, words, config.tokenizer, config.standardization)
         return cls(
-            config.visual,
-            config.text,
-            words,
-            config.tokenizer,
-            config.standardization,
-            tokenizer_folder=folder / TEXT_BACKBONE_FOLDER if config.architecture.get("text_backbone") else visual_folder,
+            *parts,
+            tokenizer_folder=tokenizer_folder,
             stored_text_features=config.stored_text_features,
             visual_encoder_folder=visual_folder,
         )
@@ -137,9 +121,9 @@ class Processor:
         return encoders | {"vocabulary": words} | optional
 
     @cached_property
-    def visual_encoder(self) -> VisualEncoder | FrameEncoder:
+    def visual_encoder(self) -> FrozenEncoder:
         """The opened image encoder."""
-        return self.visual_spec.open()  # type: ignore[return-value]
+        return self.visual_spec.open()
 
     @cached_property
     def text_encoder(self) -> TextEncoder:
@@ -165,20 +149,19 @@ class Processor:
         """Converts random crops of images to the encoder's pixels, without further cropping."""
         return open_preprocessing(self.visual_spec, self.visual_encoder_folder, already_cropped=True)
 
-    def process_images(self, images: Sequence[Image], granularity: str, device: torch.device | str = "cpu") -> Encoded:
-        """Convert images to the input of a matcher.
+    def process_images(self, images: Sequence[Image | Sequence[Image]], granularity: str, device: torch.device | str = "cpu") -> Encoded:
+        """Convert images, or clips of a model with ``frames_per_second``, to the input of a matcher.
 
         Args:
-            images: The images.
+            images: The images, or the frames of each clip.
             granularity: Visual granularity of the matcher.
             device: Device of a frozen encoder.
 
         Returns:
-            Pixels or features.
+            Pixels or features. Those of clips are frames in the place of regions, ``[N, F, D]`` with a mask.
         """
         if granularity == "pixels":
-            return Encoded(self.preprocess(images))
-        assert isinstance(self.visual_encoder, VisualEncoder)
+            return Encoded(self.preprocess(images))  # type: ignore[arg-type]
         features = self.visual_encoder.to(device).encode(images)
         features = features.map(lambda part: part.mean(1)) if self.visual_spec.crops > 1 else features
         return features if self.standardization is None else self.standardization(features)
@@ -187,20 +170,6 @@ class Processor:
     def frames_per_second(self) -> float:
         """Frames per second that the model reads of a clip. 0 for a model that reads only images."""
         return self.visual.frames_per_second if self.visual else 0.0
-
-    def process_clips(self, clips: Sequence[Sequence[Image]], device: torch.device | str = "cpu") -> Encoded:
-        """Convert clips to the input of a matcher of regions, with frames in the place of regions.
-
-        Args:
-            clips: Frames of each clip.
-            device: Device of the frozen encoder.
-
-        Returns:
-            Features, shape ``[N, F, D]``, with a mask.
-        """
-        assert isinstance(self.visual_encoder, FrameEncoder)
-        features = self.visual_encoder.to(device).encode(clips)
-        return features if self.standardization is None else self.standardization(features)
 
     def process_texts(self, texts: Sequence[str], device: torch.device | str = "cpu") -> Encoded:
         """Convert texts to the input of a matcher.
@@ -248,11 +217,8 @@ class Processor:
         if self.vocabulary is not None:
             return [None, *tokenize(text), None]
         pretrained = self.pretrained_tokenizer
-        tokenizer, max_length = (
-            (pretrained.tokenizer, pretrained.max_length)
-            if pretrained
-            else (self.text_encoder.tokenizer, self.text_encoder.pooling.max_length)
-        )
+        tokenizer = (pretrained or self.text_encoder).tokenizer
+        max_length = pretrained.max_length if pretrained else self.text_encoder.pooling.max_length
         token_ids = tokenizer(text, truncation=True, max_length=max_length)["input_ids"]
         special = tokenizer.get_special_tokens_mask(token_ids, already_has_special_tokens=True)
         return [None if is_special else word for word, is_special in zip(tokenizer.convert_ids_to_tokens(token_ids), special, strict=True)]

@@ -145,16 +145,6 @@ class Retriever:
             processor, architecture = Processor.from_saved_config(config, folder), build_object(kind.Config, config.architecture)
         except VisavisError as error:
             raise RunError(f"{folder / 'config.json'}: expected a model of this version, got another ({error})") from None
-        if processor.vocabulary is not None and len(processor.vocabulary) != architecture.text_input_dim:
-            raise RunError(
-                f"{folder / 'config.json'} is damaged: expected a vocabulary of {architecture.text_input_dim:,} words (text_input_dim), got "
-                f"{len(processor.vocabulary):,}. Restore a complete copy."
-            )
-        if processor.standardization is not None and len(processor.standardization.mean) != architecture.visual_input_dim:
-            raise RunError(
-                f"{folder / 'config.json'} is damaged: expected a standardization of {architecture.visual_input_dim:,} dimensions "
-                f"(visual_input_dim), got {len(processor.standardization.mean):,}. Restore a complete copy."
-            )
         verify_config_hash(folder / "config.json")
         model = load_matcher(kind, architecture, folder)
         model.matryoshka_dims = config.matryoshka_dims
@@ -235,16 +225,11 @@ class Retriever:
         """
         if isinstance(images, str | Path):
             raise ShapeError(f"images: expected a list of images or videos, got one path. Pass [{str(images)!r}].")
-        granularity, device, rate = (
-            self.matcher.config.visual_granularity,
-            device_of(self.matcher),
-            self.processor.visual_spec.frames_per_second,
-        )
+        rate = self.processor.visual_spec.frames_per_second
 
         def read(index: np.ndarray) -> Encoded:
-            if rate:
-                return self.processor.process_clips([_open_clip(images[i], rate) for i in index], device)
-            return self.processor.process_images([_open_image(images[i]) for i in index], granularity, device)
+            opened = [_open_clip(images[i], rate) if rate else _open_image(images[i]) for i in index]
+            return self.processor.process_images(opened, self.matcher.config.visual_granularity, self.device)
 
         batches = consecutive_batches(_checked_count(images), min(VIDEO_BATCH_SIZE, self.batch_size) if rate else self.batch_size)
         return encode_items(self.matcher, "visual", read, batches, on_batch=on_progress)
@@ -268,14 +253,13 @@ class Retriever:
         for number, text in enumerate(texts):
             if not isinstance(text, str) or LONE_SURROGATE.search(text):
                 raise DataError(f"text {number}: expected valid Unicode text, got {text!r}. Remove other types and lone surrogates.")
-        device, by_length = device_of(self.matcher), np.argsort([len(text) for text in texts], kind="stable")
-        return encode_items(
-            self.matcher,
-            "text",
-            lambda index: self.processor.process_texts([texts[i] for i in index], device),
-            [by_length[batch] for batch in consecutive_batches(_checked_count(texts), self.batch_size)],
-            on_batch=on_progress,
-        )
+        by_length = np.argsort([len(text) for text in texts], kind="stable")
+        batches = [by_length[batch] for batch in consecutive_batches(_checked_count(texts), self.batch_size)]
+
+        def read(index: np.ndarray) -> Encoded:
+            return self.processor.process_texts([texts[i] for i in index], self.device)
+
+        return encode_items(self.matcher, "text", read, batches, on_batch=on_progress)
 
     def to_unit_rows(self, encoded: Encoded) -> Tensor:
         """Return the unit vectors of encoded items, shortened to ``embedding_dim``.

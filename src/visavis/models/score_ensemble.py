@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,8 +38,7 @@ class ScoreEnsemble(Matcher):
         return join_member_encodings([member.encode_text(items) for member in self.members])  # type: ignore[operator]
 
     def score(self, visual: Encoded, text: Encoded) -> Tensor:
-        scores = [member.score(_member_items(visual, index), _member_items(text, index)) for index, member in enumerate(self.members)]  # type: ignore[operator]
-        return torch.stack(scores).mean(0)
+        return torch.stack([member.score(*items) for member, *items in self._members(visual, text)]).mean(0)
 
     @property
     def rerank_top_k(self) -> int:
@@ -46,13 +46,18 @@ class ScoreEnsemble(Matcher):
         return max(member.rerank_top_k for member in self.members)  # type: ignore[type-var, return-value]
 
     def first_stage_items(self, items: Encoded) -> Encoded:
-        return join_member_encodings([member.first_stage_items(_member_items(items, index)) for index, member in enumerate(self.members)])  # type: ignore[operator]
+        return join_member_encodings([member.first_stage_items(own) for member, own in self._members(items)])
 
     def second_stage_scores(self, visual: Encoded, text: Encoded) -> Tensor:
-        pairs = [
-            (member.second_stage_scores if member.rerank_top_k else member.score_pairs, index) for index, member in enumerate(self.members)
+        scores = [
+            (member.second_stage_scores if member.rerank_top_k else member.score_pairs)(*items)
+            for member, *items in self._members(visual, text)
         ]
-        return torch.stack([score(_member_items(visual, index), _member_items(text, index)) for score, index in pairs]).mean(0)  # type: ignore[operator]
+        return torch.stack(scores).mean(0)
+
+    def _members(self, *sides: Encoded) -> Iterator[tuple[Any, ...]]:
+        """Yield each member with its own encodings."""
+        yield from ((member, *(_member_items(items, index) for items in sides)) for index, member in enumerate(self.members))
 
     def parts(self) -> dict[str, list[nn.Module]]:
         return {str(index): [member] for index, member in enumerate(self.members)}

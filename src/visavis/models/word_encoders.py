@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from visavis.models.base import MatcherConfig, get_vectors
+from visavis.models.base import MatcherConfig, get_mask, get_vectors, valid_mask
 from visavis.models.encoders.text_backbone import TextBackbone, WordNoise
 from visavis.models.layers import max_pool, mean_pool, xavier_linear
 from visavis.spec import PositiveInt, UnitFloat, require_field
@@ -51,9 +51,8 @@ class GRUWordEncoder(nn.Module):
         Returns:
             States, shape ``[N, L, hidden_dim]``. They are meaningless beyond the end of a text.
         """
-        assert isinstance(items.vectors, Tensor) and not isinstance(items.mask, dict)
-        words = self.dropout(self.embedding(items.vectors))
-        lengths = torch.full((len(words),), words.shape[1], device=words.device) if items.mask is None else items.mask.sum(1)
+        words = self.dropout(self.embedding(get_vectors(items)))
+        lengths = valid_mask(items).sum(1)
         by_length = lengths.argsort(stable=True)
         states = [self._states(words[group], lengths[group]) for group in by_length.split(GRU_BATCH_SIZE)]
         padded = torch.cat([pad(part, (0, 0, 0, words.shape[1] - part.shape[1])) for part in states])
@@ -133,12 +132,12 @@ class TextCNN(nn.Module):
         Returns:
             Vectors, shape ``[N, 3 num_filters]``.
         """
-        assert isinstance(items.vectors, Tensor) and not isinstance(items.mask, dict)
-        words = self.dropout(self.embedding(items.vectors))
-        words = (words if items.mask is None else words * items.mask[..., None]).transpose(1, 2)
+        mask = get_mask(items)
+        words = self.dropout(self.embedding(get_vectors(items)))
+        words = (words if mask is None else words * mask[..., None]).transpose(1, 2)
         windows = [pad(words, ((size - 1) // 2, size // 2)) for size in self.kernel_sizes]
         outputs = torch.cat([convolution(window) for convolution, window in zip(self.convolutions, windows, strict=True)], 1)
-        return max_pool(outputs.transpose(1, 2), items.mask).relu()
+        return max_pool(outputs.transpose(1, 2), mask).relu()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +185,7 @@ class LinearWordEncoder(nn.Linear):
 
 
 def build_word_encoder(config: WordMatcherConfig, output_dim: int, *, bidirectional: bool, dropout: float) -> tuple[nn.Module, nn.Module]:
-    """Build the encoder of words.
+    """Build the encoder of tokens, or a linear layer on word vectors.
 
     Args:
         config: The architecture.
@@ -197,9 +196,10 @@ def build_word_encoder(config: WordMatcherConfig, output_dim: int, *, bidirectio
     Returns:
         The text backbone (an identity if there is none), and the module that maps its output to words ``[N, L, output_dim]``.
     """
-    if not config.text_backbone:
-        return nn.Identity(), GRUWordEncoder(
-            config.text_input_dim, config.word_dim, output_dim, bidirectional=bidirectional, dropout=dropout
-        )
-    backbone = TextBackbone(config.text_backbone, config.word_noise)
-    return backbone, xavier_linear(backbone.hidden_dim, output_dim, LinearWordEncoder)
+    if config.text_granularity == "words":
+        return nn.Identity(), xavier_linear(config.text_input_dim, output_dim, LinearWordEncoder)
+    if config.text_backbone:
+        backbone = TextBackbone(config.text_backbone, config.word_noise)
+        return backbone, xavier_linear(backbone.hidden_dim, output_dim, LinearWordEncoder)
+    sizes = config.text_input_dim, config.word_dim, output_dim
+    return nn.Identity(), GRUWordEncoder(*sizes, bidirectional=bidirectional, dropout=dropout)

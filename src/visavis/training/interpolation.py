@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from visavis.models.base import Matcher
-from visavis.models.clip.lora import LORA_A_MARK
+from visavis.models.clip.model import LORA_A_MARK
 from visavis.recipes.data_module import DataModule
 
 Weights = Mapping[str, Tensor]

@@ -14,10 +14,17 @@ from torch import Tensor
 
 from visavis import storage
 from visavis.errors import DataError
-from visavis.models.checkpoint_conversion import CheckpointConversion, check_weight_names, open_text_source
+from visavis.models.checkpoint_conversion import (
+    IMAGE_PREPROCESSING,
+    CheckpointConversion,
+    WeightNames,
+    open_text_source,
+    rename_weights,
+    weight_and_bias,
+)
 from visavis.models.clip.model import open_dual_encoder
-from visavis.models.encoders.preprocessing import CLIP_MEAN, CLIP_STD
 from visavis.models.encoders.pretrained_files import copy_config_files
+from visavis.models.encoders.pretrained_loading import check_weight_names, check_weight_shapes
 from visavis.spec import PositiveInt
 
 OPEN_CLIP_CONFIG = "open_clip_config.json"
@@ -89,19 +96,6 @@ class _Model:
     quick_gelu: bool = False
 
 
-@dataclass(frozen=True)
-class CLIPConversion(CheckpointConversion):
-    """Result of a conversion: a folder of transformers that can be used like any CLIP model.
-
-    Args:
-        folder: The folder.
-    """
-
-    def to_recipe_sections(self) -> dict[str, Any]:
-        encoder = {"encoder": str(self.folder)}
-        return {"name": self.folder.name, "extends": "clip/small-data", "visual": encoder, "text": encoder}
-
-
 def is_open_clip(tensors: Iterable[str]) -> bool:
     """Check whether weights are those of open_clip, by their names.
 
@@ -118,8 +112,8 @@ def is_open_clip(tensors: Iterable[str]) -> bool:
 
 def convert_open_clip(
     tensors: Mapping[str, Tensor], checkpoint: Path, out: str | Path, *, config: str = "", text: str = ""
-) -> CLIPConversion:
-    """Write the weights of a CLIP with transformer encoders into a new folder of ``transformers``.
+) -> CheckpointConversion:
+    """Write the weights of a CLIP with transformer encoders into a new folder of ``transformers``, to be used like any CLIP model.
 
     Args:
         tensors: Weights by name.
@@ -137,16 +131,12 @@ def convert_open_clip(
     """
     tensors = {name.removeprefix("text."): tensor for name, tensor in tensors.items()}
     model, preprocessing = _read_config(config, checkpoint)
-    check_weight_names(
-        tensors,
-        names := dict(_weight_names(model)),
-        IGNORED_WEIGHTS,
-        checkpoint,
-        "a CLIP of open_clip with the vision transformer of its configuration",
-    )
+    names = dict(_weight_names(model))
+    expected = "a CLIP of open_clip with the vision transformer of its configuration"
+    check_weight_names(tensors, names, IGNORED_WEIGHTS, checkpoint, expected)
     text_folder, tokenizer = open_text_source(text or DEFAULT_TOKENIZER, checkpoint, "needs the tokenizer of CLIP")
     _check_sizes(tensors, model, len(tokenizer), checkpoint)
-    converted = dict(_rename_weights(tensors, names))
+    converted = rename_weights(tensors | {name: tensors[name].T for name in TRANSPOSED_WEIGHTS}, names)
     if Path(out).exists():
         storage.prepare_empty_folder(out, will_be_replaced=True)
     with storage.atomic_folder(out) as folder:
@@ -156,7 +146,8 @@ def convert_open_clip(
         storage.write_json(folder / "preprocessor_config.json", _preprocessor_config(preprocessing, model.vision_cfg.image_size))
         storage.write_tensors(folder / "model.safetensors", converted, for_transformers=True)
         open_dual_encoder(str(folder))
-    return CLIPConversion(Path(out))
+    encoder = {"encoder": str(Path(out))}
+    return CheckpointConversion(Path(out), {"name": Path(out).name, "extends": "clip/small-data", "visual": encoder, "text": encoder})
 
 
 def _read_config(name: str, checkpoint: Path) -> tuple[_Model, dict[str, Any]]:
@@ -176,15 +167,12 @@ def _read_config(name: str, checkpoint: Path) -> tuple[_Model, dict[str, Any]]:
 
 
 def _find_config_file(config: str, checkpoint: Path) -> Path:
-    if config and Path(config).is_file():
-        return Path(config)
-    default = checkpoint.parent / OPEN_CLIP_CONFIG
-    if not config and default.is_file():
-        return default
     installed = importlib.util.find_spec("open_clip")
-    named = None if installed is None or not installed.origin else Path(installed.origin).parent / "model_configs" / f"{config}.json"
-    if config and named is not None and named.is_file():
-        return named
+    candidates = [Path(config) if config else checkpoint.parent / OPEN_CLIP_CONFIG]
+    if config and installed is not None and installed.origin:
+        candidates.append(Path(installed.origin).parent / "model_configs" / f"{config}.json")
+    if (file := next(filter(Path.is_file, candidates), None)) is not None:
+        return file
     problem = f"got {config!r}, which is not a file" if config else f"got none, and no {OPEN_CLIP_CONFIG} next to {checkpoint}"
     raise DataError(
         f"config: expected a configuration file of open_clip, {problem}. Weights alone do not define the number of attention heads. "
@@ -192,21 +180,16 @@ def _find_config_file(config: str, checkpoint: Path) -> Path:
     )
 
 
-def _weight_names(model: _Model) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _weight_names(model: _Model) -> Iterator[WeightNames]:
     """Yield every weight of a complete checkpoint by its name in open_clip, with its names in transformers (three for a split weight)."""
-    for name, target in EMBEDDING_NAMES.items():
-        yield name, (target,)
-    ends = ("weight", "bias")
-    for name, target in NORM_NAMES.items():
-        yield from ((f"{name}.{end}", (f"{target}.{end}",)) for end in ends)
+    yield from ((name, (target,)) for name, target in EMBEDDING_NAMES.items())
+    yield from weight_and_bias(NORM_NAMES.items())
     for (side, encoder), depth in zip(ENCODER_NAMES.items(), (model.text_cfg.layers, model.vision_cfg.layers), strict=True):
         for layer in range(depth):
-            source, layer_name = f"{side}transformer.resblocks.{layer}.", f"{encoder}.encoder.layers.{layer}."
-            for name, target in BLOCK_NAMES.items():
-                yield from ((f"{source}{name}.{end}", (f"{layer_name}{target}.{end}",)) for end in ends)
-            yield from (
-                (f"{source}attn.in_proj_{end}", tuple(f"{layer_name}self_attn.{name}_proj.{end}" for name in "qkv")) for end in ends
-            )
+            source, target = f"{side}transformer.resblocks.{layer}.", f"{encoder}.encoder.layers.{layer}."
+            yield from weight_and_bias(BLOCK_NAMES.items(), source, target)
+            for end in ("weight", "bias"):
+                yield f"{source}attn.in_proj_{end}", tuple(f"{target}self_attn.{name}_proj.{end}" for name in "qkv")
 
 
 def _check_sizes(tensors: Mapping[str, Tensor], model: _Model, words: int, checkpoint: Path) -> None:
@@ -219,24 +202,12 @@ def _check_sizes(tensors: Mapping[str, Tensor], model: _Model, words: int, check
         "text_projection": (text.width, model.embed_dim),
         "token_embedding.weight": (words, text.width),
     }
-    for name, shape in expected.items():
-        if (actual := tuple(tensors[name].shape)) != shape:
-            raise DataError(
-                f"{checkpoint}: expected {name} of shape {list(shape)} by its configuration and tokenizer, got {list(actual)}. "
-                "Pass the configuration and tokenizer that it was trained with."
-            )
+    check_weight_shapes(tensors, expected, checkpoint, "Pass the configuration and tokenizer that it was trained with.")
     for part, heads in ((vision, vision.width / vision.head_width), (text, text.heads)):
         if heads != int(heads) or part.width % heads:
             raise DataError(
                 f"{checkpoint}: expected a width that is divisible by {heads:g} heads, got {part.width}. Pass the configuration of this model."
             )
-
-
-def _rename_weights(tensors: Mapping[str, Tensor], names: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, Tensor]]:
-    for name, targets in names.items():
-        tensor = tensors[name].float()
-        tensor = tensor.T if name in TRANSPOSED_WEIGHTS else tensor
-        yield from zip(targets, tensor.chunk(len(targets)) if len(targets) > 1 else [tensor], strict=True)
 
 
 def _build_config(model: _Model, converted: Mapping[str, Tensor], tokenizer: Any) -> dict[str, Any]:
@@ -271,15 +242,12 @@ def _preprocessor_config(preprocessing: Mapping[str, Any], side: int) -> dict[st
     if mode not in ("shortest", "squash"):
         raise DataError(f"resize_mode: expected shortest or squash, got {mode!r}. Convert a model with one of these modes.")
     square = {"height": side, "width": side}
-    return {
+    given = {f"image_{name}": list(preprocessing[name]) for name in ("mean", "std") if preprocessing.get(name)}
+    return IMAGE_PREPROCESSING | {
         "image_processor_type": "CLIPImageProcessor",
-        "do_resize": True,
         "size": {"shortest_edge": side} if mode == "shortest" else square,
         "resample": 2 if preprocessing.get("interpolation") == "bilinear" else 3,
         "do_center_crop": mode == "shortest",
         "crop_size": square,
-        "do_rescale": True,
-        "do_normalize": True,
-        "image_mean": list(preprocessing.get("mean") or CLIP_MEAN),
-        "image_std": list(preprocessing.get("std") or CLIP_STD),
+        **given,
     }

@@ -1,8 +1,9 @@
-"""CLIP and SigLIP, dual encoders of ``transformers``, pretrained or fine-tuned."""
+"""CLIP and SigLIP, dual encoders of ``transformers``, pretrained or fine-tuned, also with low-rank adapters (LoRA) of ``peft``."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,11 +12,17 @@ import torch
 from torch import nn
 
 from visavis import storage
-from visavis.errors import DataError, RunError, VisavisError
+from visavis.errors import DataError, MissingExtra, RunError, SpecError, VisavisError, suggest_name
 from visavis.models.base import SCALE_PART, GlobalMatcher, Matcher, MatcherConfig, encode_unit_rows, get_vectors
-from visavis.models.clip.lora import add_adapters, merge_adapters
-from visavis.models.encoders.frozen_encoders import EncoderSpec, VisualEncoder, blank_image
-from visavis.models.encoders.pretrained_files import copy_config_files, model_folder, saved_part_folder, weights_checksum
+from visavis.models.encoders.frozen_encoders import EncoderSpec, VisualEncoder
+from visavis.models.encoders.preprocessing import blank_image
+from visavis.models.encoders.pretrained_files import (
+    copy_config_files,
+    local_model_folder,
+    model_folder,
+    saved_part_folder,
+    weights_checksum,
+)
 from visavis.models.encoders.pretrained_loading import (
     build_empty_model,
     check_encoding,
@@ -32,13 +39,10 @@ DUAL_ENCODER_TYPES = ("clip", "siglip")
 """Supported values of ``model_type`` in ``config.json``."""
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 """Pattern of a name of the hub."""
+LORA_A_MARK = ".lora_A."
+"""Part of the name of every matrix A of an update B A. A starts at random, B at 0."""
 TEMPERATURE_FILE = "temperature.safetensors"
 """File with the temperature (and bias) of the pretraining, next to config, preprocessing and tokenizer."""
-
-
-@dataclass(frozen=True)
-class _Config:
-    model_type: str | None = None
 
 
 class CLIP(GlobalMatcher):
@@ -218,9 +222,9 @@ def find_dual_encoder(name: str | Path) -> str | None:
     Raises:
         DataError: If the hub does not provide the model, or if the folder is an adapter.
     """
-    for folder in (Path(name), storage.cache_folder() / "backbones" / name):
-        if (folder / "config.json").is_file():
-            return str(folder.resolve()) if storage.read_json(folder / "config.json", _Config).model_type in DUAL_ENCODER_TYPES else None
+    if (folder := local_model_folder(str(name))) is not None:
+        kind = storage.read_json(folder / "config.json", dict[str, Any]).get("model_type")
+        return str(folder.resolve()) if kind in DUAL_ENCODER_TYPES else None
     refuse_adapter(Path(name))
     if Path(name).exists() or not HUB_NAME.fullmatch(str(name)) or Path(name).parent.exists():
         return None
@@ -248,3 +252,68 @@ def open_dual_encoder(name: str) -> tuple[CLIP, Processor]:
     check_encoding(lambda: get_vectors(matcher.encode_visual(processor.process_images([blank_image()], "pixels"))), folder, "an image")
     check_encoding(lambda: get_vectors(matcher.encode_text(processor.process_texts(["a dog"]))), folder, "a text")
     return matcher, processor
+
+
+def add_adapters(model: nn.Module, rank: int, alpha: float, dropout: float, layers: Sequence[str]) -> None:
+    """Add a trainable update ``(alpha / rank) B A``, initially 0, to the weight of every linear layer whose name ends in one of ``layers``.
+
+    A is ``[rank, inputs]`` and starts uniform. B is ``[outputs, rank]`` and starts at 0. All other weights of the model become buffers that are
+    not saved, so that nothing can train them and a state dict holds the adapters alone.
+
+    Args:
+        model: The model, changed in place.
+        rank: Rank of the updates.
+        alpha: Numerator of their factor.
+        dropout: Dropout of the input of A.
+        layers: Endings of layer names.
+
+    Raises:
+        SpecError: If the model has no such layer.
+        MissingExtra: If peft is not installed.
+
+    Source:
+        Hu et al., LoRA (2022).
+    """
+    try:
+        import peft
+    except ImportError:
+        raise MissingExtra("peft", "lora", "a model with low-rank adapters") from None
+    # torch's own attention reads the weights of its layers itself, so that adapters on them would have no effect.
+    inside = {id(part) for module in model.modules() if isinstance(module, nn.MultiheadAttention) for part in module.modules()}
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and id(module) not in inside]
+    known = {name.rpartition(".")[2] for name in linear}
+    for layer in layers:
+        if layer not in known:
+            raise SpecError(
+                f"lora_layers: expected endings of linear layers of {type(model).__name__}, got {layer!r}. {suggest_name(layer, known)}"
+            )
+    targets = [name for name in linear if name.rpartition(".")[2] in layers]
+    settings: dict[str, Any] = {"r": rank, "lora_alpha": alpha, "lora_dropout": dropout, "target_modules": targets}
+    peft.inject_adapter_in_model(peft.LoraConfig(**settings), model)
+    for module in model.modules():
+        _freeze(module)
+
+
+@torch.no_grad()
+def merge_adapters(adapted: nn.Module, base: nn.Module) -> None:
+    """Add the updates of a model's adapters to the weights of the same model without adapters.
+
+    Args:
+        adapted: Model with adapters.
+        base: Model without adapters, changed in place.
+    """
+    for name, module in adapted.named_modules():
+        if hasattr(module, "get_delta_weight"):
+            weight = base.get_submodule(name).weight
+            weight += module.get_delta_weight("default").to(weight.device)
+
+
+def _freeze(module: nn.Module) -> None:
+    """Turn parameters of a module, except those of adapters, and its buffers into buffers that are not saved."""
+    buffers: dict[str, Any] = dict(module.named_buffers(recurse=False))
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        if not parameter.requires_grad:
+            delattr(module, name)
+            buffers[name] = parameter.data
+    for name, value in buffers.items():
+        module.register_buffer(name, value, persistent=False)

@@ -172,31 +172,22 @@ class PublishedBackbone:
     Attributes:
         build: Builds the encoder with random weights.
         files: Names of the file, the usual name first. All have the same training.
-        url: Address of the first file.
         classifier_prefix: Prefix of the classification layer's weights, which are ignored.
     """
 
     build: Callable[[], nn.Module]
     files: tuple[str, ...]
-    url: str
     classifier_prefix: str = "fc."
 
 
-_TORCHVISION = "https://download.pytorch.org/models"
+WEIGHTS_URL = "https://download.pytorch.org/models"
+"""Address of the published files."""
 PUBLISHED_BACKBONES = {
-    "resnet50": PublishedBackbone(
-        lambda: ResNet((3, 4, 6, 3)), ("resnet50-0676ba61.pth", "resnet50-19c8e357.pth"), f"{_TORCHVISION}/resnet50-0676ba61.pth"
-    ),
-    "resnet152": PublishedBackbone(
-        lambda: ResNet((3, 8, 36, 3)),
-        ("resnet152-394f9c45.pth", "resnet152-b121ed2d.pth"),
-        f"{_TORCHVISION}/resnet152-394f9c45.pth",
-    ),
-    "vgg19": PublishedBackbone(VGG19, ("vgg19-dcbb9e9d.pth",), f"{_TORCHVISION}/vgg19-dcbb9e9d.pth", "classifier.6."),
+    "resnet50": PublishedBackbone(lambda: ResNet((3, 4, 6, 3)), ("resnet50-0676ba61.pth", "resnet50-19c8e357.pth")),
+    "resnet152": PublishedBackbone(lambda: ResNet((3, 8, 36, 3)), ("resnet152-394f9c45.pth", "resnet152-b121ed2d.pth")),
+    "vgg19": PublishedBackbone(VGG19, ("vgg19-dcbb9e9d.pth",), "classifier.6."),
     "resnext101-32x8d-wsl": PublishedBackbone(
-        lambda: ResNet((3, 4, 23, 3), groups=32, width_per_group=8),
-        ("ig_resnext101_32x8-c38310e5.pth",),
-        f"{_TORCHVISION}/ig_resnext101_32x8-c38310e5.pth",
+        lambda: ResNet((3, 4, 23, 3), groups=32, width_per_group=8), ("ig_resnext101_32x8-c38310e5.pth",)
     ),
 }
 """Published encoders by their names in recipes: torchvision's first weights (V1) of ImageNet, and weights learned from hashtags (WSL)."""
@@ -239,13 +230,11 @@ def published_weights_file(name: str) -> Path:
         DataError: If the file does not exist.
     """
     candidates = _weights_paths(name)
-    for path in candidates:
-        if path.is_file():
-            return path
+    if (existing := next((path for path in candidates if path.is_file()), None)) is not None:
+        return existing
     entry = published_backbone_name(name) or name
-    raise DataError(
-        f"{candidates[0]}: expected the weights of {entry}, got no file. Download {PUBLISHED_BACKBONES[entry].url} to this path."
-    )
+    url = f"{WEIGHTS_URL}/{PUBLISHED_BACKBONES[entry].files[0]}"
+    raise DataError(f"{candidates[0]}: expected the weights of {entry}, got no file. Download {url} to this path.")
 
 
 def is_downloaded(name: str) -> bool:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,12 @@ from visavis.models.encoders.cnn_backbones import SMALL_CNN
 from visavis.models.encoders.frozen_encoders import (
     CPU_IMAGE_BATCH_SIZE,
     EncoderSpec,
-    FrameEncoder,
+    FrozenEncoder,
     TextEncoder,
-    VisualEncoder,
     current_preprocessing_config,
 )
 from visavis.models.encoders.pretrained_files import weights_checksum, weights_fingerprint
+from visavis.types import Encoded
 
 OnProgress = Callable[[int, int, float], None]
 """Callback with the number of finished items, of all items, and items per second since the start."""
@@ -78,7 +79,7 @@ def feature_store_folder(dataset: Dataset, spec: EncoderSpec) -> Path:
 
 def cache_features(
     dataset: Dataset,
-    encoder: EncoderSpec | VisualEncoder | TextEncoder | FrameEncoder,
+    encoder: EncoderSpec | FrozenEncoder,
     folder: str | Path | None = None,
     *,
     batch_size: int | None = None,
@@ -135,12 +136,7 @@ def _open_finished(folder: Path) -> FeatureStore | None:
 
 
 def _compute(
-    dataset: Dataset,
-    encoder: VisualEncoder | TextEncoder | FrameEncoder,
-    folder: Path,
-    batch_size: int | None,
-    bfloat16: bool | None,
-    on_progress: OnProgress | None,
+    dataset: Dataset, encoder: FrozenEncoder, folder: Path, batch_size: int | None, bfloat16: bool | None, on_progress: OnProgress | None
 ) -> FeatureStore:
     """Compute and write the missing part of a store."""
     spec = encoder.spec
@@ -150,12 +146,13 @@ def _compute(
     keys, lengths = _sorted_keys(dataset, encoder)
     images = {image.name: image for image in dataset.images}
 
-    def prepare(batch: list[str]) -> Any:
-        if isinstance(encoder, TextEncoder):
-            return encoder.preprocess(batch)
-        if isinstance(encoder, FrameEncoder):
-            return encoder.preprocess([images[name].frames(spec.frames_per_second) for name in batch])
-        return encoder.preprocess([images[name].open() for name in batch])
+    def read(key: str) -> Any:
+        if spec.side == "text":
+            return key
+        return images[key].frames(spec.frames_per_second) if spec.granularity == "frames" else images[key].open()
+
+    def prepare(batch: list[str]) -> Encoded:
+        return encoder.preprocess([read(key) for key in batch])
 
     with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
         first = encoder(prepare(keys[:1]).to(device))
@@ -186,34 +183,28 @@ def _compute(
     return writer.finish()
 
 
-def _choose_bfloat16(folder: Path, encoder: VisualEncoder | TextEncoder | FrameEncoder, device: torch.device) -> bool:
+def _choose_bfloat16(folder: Path, encoder: FrozenEncoder, device: torch.device) -> bool:
     """Choose the precision of products: that of an existing store, else bfloat16 for texts on processors with native support."""
     with suppress(VisavisError):
         return read_description(folder).precision == "bfloat16"
     return encoder.spec.side == "text" and has_native_bfloat16(device)
 
 
-def _sorted_keys(dataset: Dataset, encoder: VisualEncoder | TextEncoder | FrameEncoder) -> tuple[list[str], np.ndarray | None]:
+def _sorted_keys(dataset: Dataset, encoder: FrozenEncoder) -> tuple[list[str], np.ndarray | None]:
     """Return the key of each row in the order of computation: images as listed, different captions from short to long."""
-    if isinstance(encoder, FrameEncoder):
-        lengths = np.array([image.num_frames(encoder.spec.frames_per_second) for image in dataset.images])
-        return [image.name for image in dataset.images], lengths
-    if isinstance(encoder, VisualEncoder):
-        return [image.name for image in dataset.images], None
+    if not isinstance(encoder, TextEncoder):
+        rate = encoder.spec.frames_per_second
+        return [image.name for image in dataset.images], np.array([image.num_frames(rate) for image in dataset.images]) if rate else None
     texts = sorted(set(dataset.captions))
     lengths = encoder.count_tokens(texts)
     order = np.argsort(lengths, kind="stable")
     return [texts[i] for i in order], lengths[order]
 
 
-def _prefetch(prepare: Callable[[list[str]], Any], batches: Iterable[list[str]]) -> Iterator[Any]:
+def _prefetch(prepare: Callable[[list[str]], Encoded], batches: Iterable[list[str]]) -> Iterator[Encoded]:
     """Prepare each batch in a background thread while the previous one is computed."""
     with ThreadPoolExecutor(1) as thread:
-        waiting = None
-        for batch in batches:
-            upcoming = thread.submit(prepare, batch)
-            if waiting is not None:
-                yield waiting.result()
-            waiting = upcoming
-        if waiting is not None:
-            yield waiting.result()
+        submitted = (thread.submit(prepare, batch) for batch in batches)
+        # ``pairwise`` submits the next batch before it yields the current one.
+        for current, _ in pairwise(chain(submitted, [None])):
+            yield current.result()  # type: ignore[union-attr]

@@ -13,8 +13,10 @@ The name of an encoder is, in this order:
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,15 +28,8 @@ from torch.nn.utils.rnn import pad_sequence
 from visavis.data.features.store import Granularity, Modality
 from visavis.errors import SpecError
 from visavis.models.encoders.cnn_backbones import SMALL_CNN, SmallCNN, published_backbone_name
-from visavis.models.encoders.preprocessing import Preprocessing
-from visavis.models.encoders.pretrained_files import (
-    PretrainedPart,
-    local_model_folder,
-    model_folder,
-    saved_part_folder,
-    saved_weight_names,
-    weights_are_loaded_later,
-)
+from visavis.models.encoders.preprocessing import Preprocessing, blank_image
+from visavis.models.encoders.pretrained_files import PretrainedPart, has_saved_weights, local_model_folder, model_folder, saved_part_folder
 from visavis.models.encoders.pretrained_loading import (
     IMAGENET_PREPROCESSING,
     build_empty_model,
@@ -44,47 +39,11 @@ from visavis.models.encoders.pretrained_loading import (
     open_published_backbone,
 )
 from visavis.models.encoders.sentence_encoders import SentencePooling
+from visavis.synthetic.scene_encoder import SceneEncoder, SceneEncoderOutputAdapter
 from visavis.types import Encoded, concatenate
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-
-def forward_visual(model: nn.Module, pixels: Tensor) -> Any:
-    """Run an image model and fill its ``pooler_output``: projected (CLIP), pooled, or the state of the first token.
-
-    Args:
-        model: The image model.
-        pixels: Pixels, shape ``[N, 3, H, W]``.
-
-    Returns:
-        Output of the model.
-    """
-    if hasattr(model, "get_image_features"):
-        return model.get_image_features(pixel_values=pixels)  # type: ignore[operator]
-    output = model(pixel_values=pixels)
-    if output.pooler_output is None:
-        output.pooler_output = output.last_hidden_state[:, 0]
-    return output
-
-
-def region_features(states: Tensor, pixels: Tensor, model: nn.Module) -> Tensor:
-    """Return the regions of an image model, without special tokens.
-
-    Args:
-        states: Feature map ``[N, D, h, w]``, or tokens ``[N, L, D]``.
-        pixels: Pixels, shape ``[N, 3, H, W]``.
-        model: The image model.
-
-    Returns:
-        Regions, shape ``[N, R, D]``.
-    """
-    if states.dim() == 4:
-        return states.flatten(2).transpose(1, 2)
-    config: Any = getattr(model, "config", None)
-    patch = getattr(getattr(config, "vision_config", config), "patch_size", None)
-    regions = (pixels.shape[-2] // patch) * (pixels.shape[-1] // patch) if isinstance(patch, int) else states.shape[1]
-    return states[:, -min(regions, states.shape[1]) :]
 
 
 CPU_IMAGE_BATCH_SIZE = 4
@@ -143,7 +102,7 @@ class EncoderSpec:
                 "crops, image_size: expected 1 and 0 for the encoder scenes, which reads whole images of its own size. Remove both settings."
             )
 
-    def open(self) -> VisualEncoder | TextEncoder | FrameEncoder:
+    def open(self) -> FrozenEncoder:
         """Open the encoder in evaluation mode, on the CPU.
 
         Returns:
@@ -157,11 +116,54 @@ class EncoderSpec:
         return _open_visual(self) if self.side == "visual" else open_text_encoder(self.name, self.granularity)
 
 
-Preprocess = Preprocessing | Callable[[list["Image"]], Tensor]
-"""Converts images to pixels."""
+class FrozenEncoder(nn.Module):
+    """Base class of encoders of images, clips and texts."""
+
+    spec: EncoderSpec
+    """Specification of the encoder."""
+
+    @abstractmethod
+    def preprocess(self, items: Sequence[Any]) -> Encoded:
+        """Convert items to the input of the encoder.
+
+        Args:
+            items: Images, clips as lists of frames, or texts.
+
+        Returns:
+            Pixels of images ``[N, 3, H, W]`` (``[N, 10, 3, H, W]`` for ten crops), pixels of clips ``[N, F, 3, H, W]`` with a mask
+            ``[N, F]``, or token ids ``[N, L]`` with a mask.
+        """
+
+    @abstractmethod
+    def forward(self, items: Encoded) -> Encoded:
+        """Encode preprocessed items.
+
+        Args:
+            items: Output of ``preprocess``.
+
+        Returns:
+            Features in float32, as the granularity of ``spec`` describes them.
+        """
+
+    @property
+    @abstractmethod
+    def preprocessing_config(self) -> dict[str, Any]:
+        """Settings of the preprocessing, as stored with features."""
+
+    @torch.no_grad()
+    def encode(self, items: Sequence[Any]) -> Encoded:
+        """Encode items without a gradient.
+
+        Args:
+            items: Images, clips as lists of frames, or texts.
+
+        Returns:
+            Features in float32.
+        """
+        return self(self.preprocess(items).to(next(self.parameters()).device))
 
 
-class VisualEncoder(PretrainedPart):
+class VisualEncoder(FrozenEncoder, PretrainedPart):
     """Encoder of images to one vector each, or to regions.
 
     Args:
@@ -173,70 +175,57 @@ class VisualEncoder(PretrainedPart):
 
     part_name = "backbone"
 
-    def __init__(self, spec: EncoderSpec, model: nn.Module, preprocessing: Preprocess, folder: Path | None = None):
+    def __init__(self, spec: EncoderSpec, model: nn.Module, preprocessing: Preprocessing, folder: Path | None = None):
         super().__init__()
         self.spec, self.model, self.preprocessing, self.folder = spec, model, preprocessing, folder
 
-    def preprocess(self, images: Sequence[Image]) -> Tensor:
-        """Convert images to pixels.
-
-        Args:
-            images: The images.
-
-        Returns:
-            Pixels, shape ``[N, 3, H, W]``, or ``[N, 10, 3, H, W]`` for ten crops.
-        """
-        if isinstance(self.preprocessing, Preprocessing):
-            return torch.stack([self.preprocessing(image, self.spec.crops, random_crops=self.spec.random_crops) for image in images])
-        return self.preprocessing(list(images))
+    def preprocess(self, items: Sequence[Image]) -> Encoded:
+        return Encoded(_to_pixels(self.preprocessing, self.spec, items))
 
     @property
     def embedding_dim(self) -> int:
         """Dimensions of one vector, or of one region."""
         return self.encode([blank_image()]).vectors.shape[-1]  # type: ignore[union-attr]
 
-    def forward(self, pixels: Tensor) -> Encoded:
-        """Encode pixels.
-
-        Args:
-            pixels: Output of ``preprocess``.
-
-        Returns:
-            Features in float32.
-        """
+    def forward(self, items: Encoded) -> Encoded:
+        pixels = items.vectors
+        assert isinstance(pixels, Tensor)
         if pixels.device.type == "cpu" and len(pixels) > CPU_IMAGE_BATCH_SIZE and not (self.training or torch.is_grad_enabled()):
-            return concatenate(self(batch) for batch in pixels.split(CPU_IMAGE_BATCH_SIZE))
+            return concatenate(self(Encoded(batch)) for batch in pixels.split(CPU_IMAGE_BATCH_SIZE))
         # Several times faster for convolutions on CPUs.
         flat = pixels.flatten(0, -4).contiguous(memory_format=torch.channels_last)
-        output = forward_visual(self.model, flat)
-        vectors = (
-            region_features(output.last_hidden_state, pixels, self.model)
-            if self.spec.granularity == "regions"
-            else output.pooler_output.flatten(1)
-        )
+        # CLIP projects its pooled output.
+        output = getattr(self.model, "get_image_features", self.model)(pixel_values=flat)
+        if self.spec.granularity == "regions":
+            vectors = self.regions(output.last_hidden_state, pixels)
+        else:
+            pooled = output.pooler_output
+            vectors = output.last_hidden_state[:, 0] if pooled is None else pooled.flatten(1)
         return Encoded(vectors.float().unflatten(0, pixels.shape[:-3]))
 
-    @torch.no_grad()
-    def encode(self, images: Sequence[Image]) -> Encoded:
-        """Encode images without a gradient.
+    def regions(self, states: Tensor, pixels: Tensor) -> Tensor:
+        """Return the regions of the image model, without special tokens.
 
         Args:
-            images: The images.
+            states: Feature map ``[N, D, h, w]``, or tokens ``[N, L, D]``.
+            pixels: Pixels, shape ``[N, 3, H, W]``.
 
         Returns:
-            Features in float32.
+            Regions, shape ``[N, R, D]``.
         """
-        return self(self.preprocess(images).to(_device(self.model)))
+        if states.dim() == 4:
+            return states.flatten(2).transpose(1, 2)
+        config: Any = getattr(self.model, "config", None)
+        patch = getattr(getattr(config, "vision_config", config), "patch_size", None)
+        regions = (pixels.shape[-2] // patch) * (pixels.shape[-1] // patch) if isinstance(patch, int) else states.shape[1]
+        return states[:, -min(regions, states.shape[1]) :]
 
     @property
     def preprocessing_config(self) -> dict[str, Any]:
-        """Settings of the preprocessing, as stored with features."""
-        if not isinstance(self.preprocessing, Preprocessing):
-            return {"custom": self.spec.name}
         return _preprocessing_config(self.preprocessing, self.spec)
 
 
-class FrameEncoder(nn.Module):
+class FrameEncoder(FrozenEncoder):
     """Encoder of clips, frame by frame.
 
     Args:
@@ -248,64 +237,25 @@ class FrameEncoder(nn.Module):
         super().__init__()
         self.spec, self.pictures = spec, image_encoder  # language: quoted
 
-    def preprocess(self, clips: Sequence[Sequence[Image]]) -> Encoded:
-        """Convert clips to pixels.
-
-        Args:
-            clips: Frames of each clip.
-
-        Returns:
-            Pixels, shape ``[N, F, 3, H, W]``, with a mask ``[N, F]``.
-        """
-        pixels = [self.pictures.preprocess(clip) for clip in clips]
+    def preprocess(self, items: Sequence[Sequence[Image]]) -> Encoded:
+        pixels = [_to_pixels(self.pictures.preprocessing, self.spec, clip) for clip in items]
         masks = [torch.ones(len(clip), dtype=torch.bool) for clip in pixels]
         return Encoded(pad_sequence(pixels, batch_first=True), pad_sequence(masks, batch_first=True))
 
-    @property
-    def embedding_dim(self) -> int:
-        """Dimensions of one vector."""
-        return self.pictures.embedding_dim
-
-    def forward(self, clips: Encoded) -> Encoded:
-        """Encode pixels.
-
-        Args:
-            clips: Output of ``preprocess``.
-
-        Returns:
-            Features in float32, shape ``[N, F, D]``, with a mask ``[N, F]``.
-        """
-        pixels, mask = clips.vectors, clips.mask
-        assert isinstance(pixels, Tensor)
-        assert isinstance(mask, Tensor)
-        frames = torch.cat([self._pooled(part) for part in pixels[mask].split(FRAME_BATCH_SIZE)])
+    def forward(self, items: Encoded) -> Encoded:
+        pixels, mask = items.vectors, items.mask
+        assert isinstance(pixels, Tensor) and isinstance(mask, Tensor)
+        frames = torch.cat([self.pictures(Encoded(part)).vectors for part in pixels[mask].split(FRAME_BATCH_SIZE)])
         vectors = frames.new_zeros(*mask.shape, frames.shape[1])
         vectors[mask] = frames
         return Encoded(vectors, mask)
 
-    def _pooled(self, pixels: Tensor) -> Tensor:
-        pooled: Tensor = self.pictures(pixels).vectors
-        return pooled
-
-    @torch.no_grad()
-    def encode(self, clips: Sequence[Sequence[Image]]) -> Encoded:
-        """Encode clips without a gradient.
-
-        Args:
-            clips: Frames of each clip.
-
-        Returns:
-            Features in float32.
-        """
-        return self(self.preprocess(clips).to(_device(self)))
-
     @property
     def preprocessing_config(self) -> dict[str, Any]:
-        """Settings of the preprocessing, as stored with features."""
-        return self.pictures.preprocessing_config | {"frames_per_second": self.spec.frames_per_second}
+        return _preprocessing_config(self.pictures.preprocessing, self.spec)
 
 
-class TextEncoder(nn.Module):
+class TextEncoder(FrozenEncoder):
     """Encoder of texts to one vector each, or to one vector per word piece, including the first and last token of a text.
 
     Args:
@@ -330,28 +280,12 @@ class TextEncoder(nn.Module):
         """
         return np.array([len(ids) for ids in self._tokens(texts)["input_ids"]], dtype=np.int64)
 
-    def preprocess(self, texts: Sequence[str]) -> Encoded:
-        """Tokenize texts.
-
-        Args:
-            texts: The texts.
-
-        Returns:
-            Token ids, shape ``[N, L]``, with a mask.
-        """
-        tokens = self._tokens(texts, padding=True, return_tensors="pt")
+    def preprocess(self, items: Sequence[str]) -> Encoded:
+        tokens = self._tokens(items, padding=True, return_tensors="pt")
         return Encoded(tokens["input_ids"], tokens["attention_mask"].bool())
 
-    def forward(self, tokens: Encoded) -> Encoded:
-        """Encode tokens.
-
-        Args:
-            tokens: Output of ``preprocess``.
-
-        Returns:
-            Features in float32.
-        """
-        ids, mask = tokens.vectors, tokens.mask
+    def forward(self, items: Encoded) -> Encoded:
+        ids, mask = items.vectors, items.mask
         projected = hasattr(self.model, "get_text_features")
         output = (self.model.get_text_features if projected else self.model)(input_ids=ids, attention_mask=mask.long())  # type: ignore[operator, union-attr]
         words = output.last_hidden_state.float()
@@ -359,21 +293,8 @@ class TextEncoder(nn.Module):
             return Encoded(words * mask[..., None], mask)  # type: ignore[index]
         return Encoded(output.pooler_output.float() if projected else self.pooling(words, mask))  # type: ignore[arg-type]
 
-    @torch.no_grad()
-    def encode(self, texts: Sequence[str]) -> Encoded:
-        """Encode texts without a gradient.
-
-        Args:
-            texts: The texts.
-
-        Returns:
-            Features in float32.
-        """
-        return self(self.preprocess(texts).to(_device(self.model)))
-
     @property
     def preprocessing_config(self) -> dict[str, Any]:
-        """Settings of the pooling, as stored with features."""
         return asdict(self.pooling)
 
     def _tokens(self, texts: Sequence[str], **options: Any) -> Any:
@@ -396,14 +317,8 @@ def open_preprocessing(
     Raises:
         DataError: If no such model is found.
     """
-    if spec.name == "scenes":
-        from visavis.synthetic.scene_encoder import SceneEncoder
-
-        return SceneEncoder.preprocess
     preprocessing = _preprocessing(spec, folder)
-    if already_cropped:
-        preprocessing = preprocessing.for_crops
-    return lambda images: torch.stack([preprocessing(image, spec.crops, random_crops=spec.random_crops) for image in images])
+    return partial(_to_pixels, preprocessing.for_crops if already_cropped else preprocessing, spec)
 
 
 def current_preprocessing_config(spec: EncoderSpec) -> dict[str, Any] | None:
@@ -417,47 +332,55 @@ def current_preprocessing_config(spec: EncoderSpec) -> dict[str, Any] | None:
     """
     if spec.side == "text" or (folder := local_model_folder(spec.name)) is None:
         return None
-    config = _preprocessing_config(_preprocessing(spec, folder), spec)
-    return config | {"frames_per_second": spec.frames_per_second} if spec.granularity == "frames" else config
+    return _preprocessing_config(_preprocessing(spec, folder), spec)
 
 
 def _preprocessing_config(preprocessing: Preprocessing, spec: EncoderSpec) -> dict[str, Any]:
-    return asdict(preprocessing) | ({"random_crops": True} if spec.random_crops else {})
+    config = {"custom": spec.name} if spec.name == "scenes" else asdict(preprocessing)
+    config |= {"random_crops": True} if spec.random_crops else {}
+    return config | {"frames_per_second": spec.frames_per_second} if spec.granularity == "frames" else config
 
 
-def visible_part(spec: EncoderSpec, image: Image, zoom: int = 2) -> Image:
+def _to_pixels(preprocessing: Preprocessing, spec: EncoderSpec, images: Sequence[Image]) -> Tensor:
+    return torch.stack([preprocessing(image, spec.crops, random_crops=spec.random_crops) for image in images])
+
+
+def visible_part(spec: EncoderSpec, image: Image) -> Image:
     """Return the part of an image that an encoder with one crop reads.
 
     Args:
         spec: Specification.
         image: The image.
-        zoom: Factor of the size that the encoder reads.
 
     Returns:
-        The visible part.
+        The visible part, larger than the encoder reads it.
 
     Raises:
         DataError: If no such model is found.
     """
-    return image.resize((384, 384)) if spec.name == "scenes" else _preprocessing(spec).visible_part(image, zoom)
+    return image.resize((384, 384)) if spec.name == "scenes" else _preprocessing(spec).visible_part(image, 2)
+
+
+OWN_PREPROCESSING = {
+    "scenes": Preprocessing(resize=(SceneEncoder.image_size,) * 2, crop=None, resample=3, scale=1.0),
+    SMALL_CNN: SmallCNN.preprocessing,
+}
+"""Preprocessing of the encoders that visavis defines."""
 
 
 def _preprocessing(spec: EncoderSpec, folder: Path | None = None) -> Preprocessing:
-    if spec.name == SMALL_CNN:
-        preprocessing = SmallCNN.preprocessing
-    else:
+    if (preprocessing := OWN_PREPROCESSING.get(spec.name)) is None:
         published = published_backbone_name(spec.name)
         preprocessing = IMAGENET_PREPROCESSING if published else Preprocessing.read(folder or model_folder(spec.name))
     return replace(preprocessing, resize=(spec.image_size, spec.image_size), crop=None) if spec.image_size else preprocessing
 
 
-def open_visual_encoder(name: str, granularity: Granularity = "pooled", *, crops: int = 1) -> VisualEncoder:
+def open_visual_encoder(name: str, granularity: Granularity = "pooled") -> VisualEncoder:
     """Open an image encoder.
 
     Args:
         name: Name of the encoder.
         granularity: Output of the encoder.
-        crops: 1 or 10.
 
     Returns:
         The encoder, in evaluation mode.
@@ -466,29 +389,25 @@ def open_visual_encoder(name: str, granularity: Granularity = "pooled", *, crops
         DataError: If no such model is found.
         MissingExtra: If transformers is needed and not installed.
     """
-    return _open_visual(EncoderSpec("visual", name, granularity, crops))
+    return _open_visual(EncoderSpec("visual", name, granularity))
 
 
 def _open_visual(spec: EncoderSpec) -> VisualEncoder:
-    name = spec.name
-    if name == "scenes":
-        from visavis.synthetic.scene_encoder import SceneEncoder, SceneEncoderOutputAdapter
-
-        scenes = SceneEncoder.load()
-        return VisualEncoder(spec, SceneEncoderOutputAdapter(scenes), scenes.preprocess).eval()
-    if name == SMALL_CNN:
-        return VisualEncoder(spec, SmallCNN(), _preprocessing(spec)).eval()
-    if published_backbone_name(name):
-        return VisualEncoder(spec, open_published_backbone(name, with_weights=not weights_are_loaded_later()), _preprocessing(spec)).eval()
-    saved = saved_part_folder(VisualEncoder.part_name, required=False)
-    folder = saved or model_folder(name)
-    model = (
-        load_pretrained_model(folder)
-        if saved is None
-        else build_empty_model(folder, saved_weight_names(f"{VisualEncoder.part_name}.model"))
-    )
-    encoder = VisualEncoder(spec, model.to(memory_format=torch.channels_last), _preprocessing(spec, folder), folder).eval()
-    if saved is None:
+    saved = folder = None
+    if spec.name == "scenes":
+        model: nn.Module = SceneEncoderOutputAdapter(SceneEncoder.load())
+    elif spec.name == SMALL_CNN:
+        model = SmallCNN()
+    elif published_backbone_name(spec.name):
+        model = open_published_backbone(spec.name)
+    else:
+        saved = saved_part_folder(VisualEncoder.part_name, required=False)
+        folder = saved or model_folder(spec.name)
+        with_pooler = saved is not None and has_saved_weights(f"{VisualEncoder.part_name}.model.pooler.")
+        model = load_pretrained_model(folder) if saved is None else build_empty_model(folder, with_pooler=with_pooler)
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    encoder = VisualEncoder(spec, model, _preprocessing(spec, folder), folder).eval()
+    if folder is not None and saved is None:
         check_encoding(lambda: encoder.encode([blank_image()]).vectors, folder, "an image")
     return encoder
 
@@ -512,18 +431,3 @@ def open_text_encoder(name: str, granularity: Granularity = "pooled") -> TextEnc
     encoder = TextEncoder(spec, load_pretrained_model(folder), tokenizer, SentencePooling.read(folder, max_length)).eval()
     check_encoding(lambda: encoder.encode(["a dog"]).vectors, folder, "a text")
     return encoder
-
-
-def blank_image() -> Image:
-    """Create an image to test an encoder with.
-
-    Returns:
-        A black image of 224 x 224 pixels.
-    """
-    from PIL.Image import new
-
-    return new("RGB", (224, 224))
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device

@@ -163,7 +163,7 @@ class Preprocessing:
             The paper samples them again at each use.
         """
         if crops == 1:
-            image = self._resized(image, 1.0)
+            image = self._resized(image)
             return self._pixels(image) if self.crop is None else self._window(image, self.crop, 0.5, 0.5)
         crop = self.crop or _square(self.resize) or (min(image.size),) * 2
         if random_crops:
@@ -173,12 +173,12 @@ class Preprocessing:
             offsets = torch.stack([torch.randint(pixels + 1, (crops,), generator=generator) for pixels in margin], 1)
             positions = ((offsets + 0.5) / torch.tensor(margin).clamp(min=1)).tolist()
             return torch.stack([self._window(image, crop, down, right) for down, right in positions])
-        image = self._resized(image, TEN_CROP_MARGIN, crop)
+        image = self._resized(image, crop)
         positions = [(0.5, 0.5), (0, 0), (0, 1), (1, 0), (1, 1)]
         views = torch.stack([self._window(image, crop, down, right) for down, right in positions])
         return torch.cat([views, views.flip(-1)])
 
-    def visible_part(self, image: Image, zoom: int = 1) -> Image:
+    def visible_part(self, image: Image, zoom: int) -> Image:
         """Return the part of an image that an encoder reads, as an image.
 
         Args:
@@ -196,16 +196,13 @@ class Preprocessing:
         plain = Preprocessing(zoomed(self.resize), zoomed(self.crop), self.resample, scale=1.0)
         return fromarray(plain(image).permute(1, 2, 0).numpy().astype(np.uint8))
 
-    def _resized(self, image: Image, margin: float, crop: tuple[int, int] | None = None) -> Image:
-        width, height = image.size
-        if crop is not None:
-            smallest = round(margin * max(crop))
-            shorter = max(smallest, min(self.resize) if self.resize else smallest)
-            size = _shorter_edge(width, height, shorter)
-        elif self.resize is None:
+    def _resized(self, image: Image, ten_crops_of: tuple[int, int] | None = None) -> Image:
+        resize = self.resize
+        if ten_crops_of is not None:
+            resize = (max(round(TEN_CROP_MARGIN * max(ten_crops_of)), min(resize or (0,))),)
+        if resize is None:
             return image
-        else:
-            size = _shorter_edge(width, height, self.resize[0]) if len(self.resize) == 1 else (self.resize[1], self.resize[0])
+        size = _shorter_edge(*image.size, resize[0]) if len(resize) == 1 else (resize[1], resize[0])
         size, part = _bounded(size, image.size)
         return image if size == image.size else image.resize(size, self.resample, box=part)
 
@@ -254,6 +251,17 @@ def _bounded(size: tuple[int, int], image_size: tuple[int, int]) -> tuple[tuple[
     box = (bounded[0] / size[0] * image_size[0], bounded[1] / size[1] * image_size[1])
     left, top = ((edge - part) / 2 for edge, part in zip(image_size, box, strict=True))
     return (bounded[0], bounded[1]), (left, top, left + box[0], top + box[1])
+
+
+def blank_image() -> Image:
+    """Create an image to test an encoder with.
+
+    Returns:
+        A black image of 224 x 224 pixels.
+    """
+    from PIL.Image import new
+
+    return new("RGB", (224, 224))
 
 
 PixelFunction = Callable[[Sequence["Image"]], Tensor]

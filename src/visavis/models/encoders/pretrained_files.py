@@ -212,19 +212,18 @@ def saved_part_folder(part: str, *, required: bool = True) -> Path | None:
     return None
 
 
-def saved_weight_names(part: str) -> list[str]:
-    """List the names of the weights of a part that are loaded later.
+def has_saved_weights(prefix: str) -> bool:
+    """Report whether weights whose names start with a prefix are loaded later.
 
     Args:
-        part: Name of the part.
+        prefix: Start of their names.
 
     Returns:
-        Names without the prefix of the part.
+        Whether there are any.
     """
     folder = _MODEL_FOLDER.get()
     assert folder is not None
-    names = storage.tensor_names(folder / "model.safetensors", error=RunError)
-    return [name.removeprefix(f"{part}.") for name in names if name.startswith(f"{part}.")]
+    return any(name.startswith(prefix) for name in storage.tensor_names(folder / "model.safetensors", error=RunError))
 
 
 def copy_config_files(folder: Path, target: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +18,13 @@ from visavis import storage
 from visavis.errors import DataError, VisavisError
 from visavis.models.encoders.cnn_backbones import PUBLISHED_BACKBONES, PublishedBackbone, published_backbone_name, published_weights_file
 from visavis.models.encoders.preprocessing import Preprocessing
-from visavis.models.encoders.pretrained_files import BIN_WEIGHTS_PATTERN, import_transformers, quiet_transformers
+from visavis.models.encoders.pretrained_files import BIN_WEIGHTS_PATTERN, import_transformers, quiet_transformers, weights_are_loaded_later
 
 _LOCAL = {"trust_remote_code": False, "local_files_only": True}
 _COMPLETE = "Download a complete copy"
 _REFUSED = "Such code is never run. Use a model type that transformers contains"
+STATE_DICT_KEYS = ("model", "state_dict")
+"""Keys of a checkpoint under which the weights may be stored."""
 _SAMPLE_SIZE = 100
 """Number of words of its own vocabulary with which a tokenizer is tested."""
 
@@ -89,12 +91,12 @@ def load_pretrained_model(
     return model.eval()
 
 
-def build_empty_model(folder: Path, weight_names: Sequence[str] = ()) -> Any:
+def build_empty_model(folder: Path, *, with_pooler: bool = False) -> Any:
     """Build the model of a folder's config without its weights, which are loaded later.
 
     Args:
         folder: Folder with the config.
-        weight_names: Names of these weights. A pooler that is not among them is removed.
+        with_pooler: Whether these weights include those of a pooler. Otherwise a pooler with weights is removed.
 
     Returns:
         The model.
@@ -105,7 +107,7 @@ def build_empty_model(folder: Path, weight_names: Sequence[str] = ()) -> Any:
     with _transformers_for(folder, "has no config that transformers can read") as transformers:
         model = transformers.AutoModel.from_config(load_pretrained_config(folder), dtype=torch.float32, trust_remote_code=False).eval()
     pooler = getattr(model, "pooler", None)
-    if pooler is not None and list(pooler.parameters()) and not any(name.startswith("pooler.") for name in weight_names):
+    if pooler is not None and list(pooler.parameters()) and not with_pooler:
         model.pooler = None
     return model
 
@@ -169,6 +171,74 @@ def read_torch_tensors(file: Path) -> Any:
                 f"{file}: expected a checkpoint of tensors and plain values, got a damaged file or one with other objects, which could run "
                 "code. Download a complete copy of the published file."
             ) from None
+
+
+def read_checkpoint(file: Path) -> dict[str, Tensor]:
+    """Read the weights of a checkpoint.
+
+    Args:
+        file: A safetensors file, or a file of ``torch.save``.
+
+    Returns:
+        Weights by their published names, without prefixes of wrappers.
+
+    Raises:
+        DataError: If the file does not hold weights by name.
+    """
+    content: Any = storage.read_tensors(file) if file.suffix == ".safetensors" else read_torch_tensors(file)
+    wrapped = isinstance(content, Mapping) and next((name for name in STATE_DICT_KEYS if isinstance(content.get(name), Mapping)), None)
+    tensors = content[wrapped] if wrapped else content
+    valid = isinstance(tensors, Mapping) and all(isinstance(name, str) and isinstance(part, Tensor) for name, part in tensors.items())
+    if not valid or not tensors:
+        raise DataError(
+            f"{file}: expected the state_dict of a model, or a dict that holds one as model or state_dict, got other content. "
+            "Pass a checkpoint of weights."
+        )
+    return {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
+
+
+def check_weight_names(
+    tensors: Mapping[str, Tensor], names: Collection[str], ignored: re.Pattern[str], checkpoint: Path, expected: str
+) -> None:
+    """Check the names of weights, and that the weights are finite.
+
+    Args:
+        tensors: Weights of the checkpoint.
+        names: Expected names.
+        ignored: Names that are not needed.
+        checkpoint: File of the checkpoint.
+        expected: Description of the expected model.
+
+    Raises:
+        DataError: If weights are missing, unknown or not finite.
+    """
+    unknown = sorted(name for name in tensors if name not in names and not ignored.fullmatch(name))
+    missing = sorted(name for name in names if name not in tensors)
+    for problem, weights in (("missing", missing), ("unknown", unknown)):
+        if weights:
+            more = f" and {len(weights) - 3:,} more" if len(weights) > 3 else ""
+            raise DataError(
+                f"{checkpoint}: expected {expected}, got {problem} weights {', '.join(weights[:3])}{more}. Pass a checkpoint of this model."
+            )
+    if invalid := next((name for name in names if not tensors[name].isfinite().all()), None):
+        raise DataError(f"{checkpoint} is damaged: expected finite weights, got others in {invalid}. Download it again.")
+
+
+def check_weight_shapes(tensors: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]], checkpoint: Path, advice: str) -> None:
+    """Check the shapes of weights.
+
+    Args:
+        tensors: Weights of the checkpoint.
+        shapes: Expected shapes by name.
+        checkpoint: File of the checkpoint.
+        advice: End of the error message.
+
+    Raises:
+        DataError: Naming the first weight with another shape.
+    """
+    for name, shape in shapes.items():
+        if (actual := list(tensors[name].shape)) != list(shape):
+            raise DataError(f"{checkpoint}: expected {name} of shape {list(shape)}, got {actual}. {advice}")
 
 
 def sample_vocabulary(tokenizer: Any) -> list[str]:
@@ -301,16 +371,13 @@ def _reason(error: Exception) -> str:
 
 IMAGENET_PREPROCESSING = Preprocessing(resize=(256,), crop=(224, 224), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 """Preprocessing of all published encoders: the middle 224 pixels of an image with a shorter edge of 256."""
-BATCH_COUNTER_SUFFIX = "num_batches_tracked"
-"""Weights of a batch norm that older files lack and that are not needed."""
 
 
-def open_published_backbone(name: str, *, with_weights: bool = True) -> nn.Module:
-    """Open a published image encoder in evaluation mode.
+def open_published_backbone(name: str) -> nn.Module:
+    """Open a published image encoder in evaluation mode. Its weights are random where others are loaded later.
 
     Args:
         name: Name in the catalog, or path of the file.
-        with_weights: Whether to load the weights. Otherwise they are random.
 
     Returns:
         The encoder.
@@ -319,36 +386,20 @@ def open_published_backbone(name: str, *, with_weights: bool = True) -> nn.Modul
         DataError: If the file does not hold the weights of this encoder.
     """
     backbone = PUBLISHED_BACKBONES[published_backbone_name(name) or name]
-    model = backbone.build() if not with_weights else _load_weights(backbone, published_weights_file(name))
+    model = backbone.build() if weights_are_loaded_later() else _load_weights(backbone, published_weights_file(name))
     return model.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def _load_weights(backbone: PublishedBackbone, file: Path) -> nn.Module:
-    tensors = _read_weights(file)
     with torch.device("meta"):
         model = backbone.build()
     expected = model.state_dict()
-    weights = {key: tensor for key, tensor in tensors.items() if not key.startswith(backbone.classifier_prefix)}
-    for key in sorted({*expected, *weights}):
-        if key not in weights and key.endswith(BATCH_COUNTER_SUFFIX):
-            weights[key] = torch.zeros((), dtype=torch.long)
-        elif key not in weights or key not in expected:
-            raise DataError(
-                f"{file}: expected the weights of {backbone.files[0]}, got {'none for' if key in expected else 'also'} {key}. Download it again."
-            )
-        elif weights[key].shape != expected[key].shape:
-            raise DataError(
-                f"{file}: expected {key} of shape {list(expected[key].shape)}, got {list(weights[key].shape)}. Download {backbone.files[0]}."
-            )
-        elif not weights[key].isfinite().all():
-            raise DataError(f"{file} is damaged: expected finite weights, got others in {key}. Download it again.")
-    model.load_state_dict({key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in weights.items()}, assign=True)
+    # Older files lack the counters of batch norms, which are not needed.
+    counters = {name: torch.zeros((), dtype=torch.long) for name in expected if name.endswith("num_batches_tracked")}
+    tensors = counters | read_checkpoint(file)
+    ignored = re.compile(f"{re.escape(backbone.classifier_prefix)}.*")
+    check_weight_names(tensors, expected, ignored, file, f"the weights of {backbone.files[0]}")
+    check_weight_shapes(tensors, {name: part.shape for name, part in expected.items()}, file, f"Download {backbone.files[0]}.")
+    weights = {name: tensors[name].float() if tensors[name].is_floating_point() else tensors[name] for name in expected}
+    model.load_state_dict(weights, assign=True)
     return model.requires_grad_()
-
-
-def _read_weights(file: Path) -> dict[str, Tensor]:
-    """Read the tensors of a file by name."""
-    content = read_torch_tensors(file)
-    if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
-        raise DataError(f"{file}: expected weights by name, got other content. Download the published file.")
-    return content

@@ -146,16 +146,20 @@ class TextBackbone(PretrainedPart):
         saved = saved_part_folder(TEXT_BACKBONE_FOLDER)
         self.folder = saved or model_folder(name)
         self.noise, self.model = noise or WordNoise(), _text_model(self.folder, saved is not None)
-        tokenizer, _ = load_pretrained_tokenizer(self.folder)
+        tokenizer, max_length = load_pretrained_tokenizer(self.folder)
         if self.noise.masked and tokenizer.mask_token_id is None:
             raise DataError(
                 f"{self.folder}: expected a mask token for model.word_mask_rate, got a tokenizer without one. Set model.word_mask_rate to 0."
             )
         self.mask_token = tokenizer.mask_token_id
         self.register_buffer("continues", _continues(tokenizer), persistent=False)
-        self.register_buffer("kept", _special_tokens(tokenizer), persistent=False)
+        # Tokens that start, end or pad a text.
+        special = {*tokenizer("")["input_ids"], tokenizer.pad_token_id}
+        kept = torch.tensor([index in special for index in range(len(tokenizer))], device="cpu")
+        self.register_buffer("kept", kept, persistent=False)
         if saved is None:
-            check_encoding(lambda: self.eval()(_sample(tokenizer)).vectors, self.folder, "a text")
+            sample = PretrainedTokenizer(tokenizer, max_length, fixed_length=False).encode(["a dog", "dogs"])
+            check_encoding(lambda: self.eval()(sample).vectors, self.folder, "a text")
 
     @property
     def hidden_dim(self) -> int:
@@ -211,14 +215,3 @@ def _continues(tokenizer: Any) -> Tensor:
     else:
         continues = [False] * len(tokens)
     return torch.tensor(continues, device="cpu")
-
-
-def _special_tokens(tokenizer: Any) -> Tensor:
-    """Return whether each token starts, ends or pads a text, ``[V]``."""
-    special = {*tokenizer("")["input_ids"], tokenizer.pad_token_id}
-    return torch.tensor([index in special for index in range(len(tokenizer))], device="cpu")
-
-
-def _sample(tokenizer: Any) -> Encoded:
-    tokens = tokenizer(["a dog", "dogs"], padding=True, return_tensors="pt")
-    return Encoded(tokens["input_ids"], tokens["attention_mask"].bool())

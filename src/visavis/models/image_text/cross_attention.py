@@ -9,19 +9,19 @@ Axes: A items whose C fragments are attended to (the context), B items whose Q f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import normalize
 from torch.utils._pytree import tree_leaves
 
-from visavis.models.base import Matcher, get_vectors
+from visavis.models.base import Matcher, get_vectors, valid_mask
 from visavis.models.layers import at_least_float32, xavier_linear
-from visavis.models.word_encoders import LinearWordEncoder, WordMatcherConfig, build_word_encoder
+from visavis.models.word_encoders import WordMatcherConfig, build_word_encoder
 from visavis.spec import DropoutRate, PositiveInt
 from visavis.types import AttentionWeights, Encoded, Parts
 
@@ -51,32 +51,22 @@ class RegionWordSimilarity:
     transposed: bool = False
 
     @classmethod
-    def of_all_pairs(cls, visual: Encoded, text: Encoded) -> RegionWordSimilarity:
-        """Compute the products of every image with every text. Words attend over regions.
+    def compute(cls, visual: Encoded, text: Encoded, *, paired: bool = False) -> RegionWordSimilarity:
+        """Compute the products of regions with words. Words attend over regions.
 
         Args:
             visual: Encoded regions.
             text: Encoded words.
+            paired: Only of image i with text i, for as many images as texts.
 
         Returns:
             The products.
         """
         regions, words = get_vectors(visual), get_vectors(text)
+        if paired:
+            return cls((regions @ words.transpose(1, 2))[:, :, None], visual, text, paired)
         values = regions.flatten(0, 1) @ words.flatten(0, 1).T
         return cls(values.view(*regions.shape[:2], *words.shape[:2]), visual, text)
-
-    @classmethod
-    def of_matched_pairs(cls, visual: Encoded, text: Encoded) -> RegionWordSimilarity:
-        """Compute the products of image i with text i. Words attend over regions.
-
-        Args:
-            visual: Encoded regions.
-            text: As many encoded texts.
-
-        Returns:
-            The products.
-        """
-        return cls((get_vectors(visual) @ get_vectors(text).transpose(1, 2))[:, :, None], visual, text, paired=True)
 
     @property
     def T(self) -> RegionWordSimilarity:
@@ -183,48 +173,12 @@ def l2_normalize(values: Tensor) -> Tensor:
     return values / (values.norm(dim=-1, keepdim=True) + EPSILON)
 
 
-def valid_mask(items: Encoded) -> Tensor:
-    """Return the mask of valid fragments.
-
-    Args:
-        items: Encoded items.
-
-    Returns:
-        Mask, shape ``[N, L]``.
-    """
-    if items.mask is None:
-        return torch.ones(get_vectors(items).shape[:2], dtype=torch.bool, device=get_vectors(items).device)
-    assert isinstance(items.mask, Tensor)
-    return items.mask
-
-
 MAX_LENGTH_RATIO = 4 / 3
 """Maximum ratio of the longest and the shortest text of a group."""
 MIN_GROUP_LENGTH = 6
 """Texts up to this length belong to one group."""
 MIN_TEXTS = 16
 """Fewer texts are scored without groups. The cost of a block is measured on that few, and must be the cost of the longest text."""
-
-
-def score_by_length(score: Callable[[Encoded, Encoded], Tensor], visual: Encoded, text: Encoded) -> Tensor:
-    """Score texts in groups of similar length, each no longer than its longest text.
-
-    Args:
-        score: The score of a group.
-        visual: Encoded images.
-        text: Encoded texts. All parts with a mask have the same mask.
-
-    Returns:
-        Scores, shape ``[V, T]``.
-    """
-    mask = next(iter(tree_leaves(text.mask)))
-    if mask is None or len(text) < MIN_TEXTS:
-        return score(visual, text)
-    positions = torch.arange(1, mask.shape[1] + 1, device=mask.device)
-    lengths, order = (mask * positions).amax(1).clamp(min=1).sort()
-    ends = lengths.tolist()
-    blocks = [score(visual, truncate_items(text[order[group]], ends[group.stop - 1])) for group in length_groups(ends)]
-    return torch.cat(blocks, 1)[:, order.argsort()]
 
 
 def length_groups(lengths: Sequence[int]) -> list[slice]:
@@ -301,14 +255,7 @@ class RegionWordMatcher(Matcher):
     def __init__(self, config: Config):
         super().__init__(config)
         self.visual = xavier_linear(config.visual_input_dim, config.embedding_dim)
-        self.text_backbone, self.text = (
-            build_word_encoder(config, config.embedding_dim, bidirectional=True, dropout=config.dropout)
-            if config.text_granularity == "tokens"
-            else (nn.Identity(), xavier_linear(config.text_input_dim, config.embedding_dim, LinearWordEncoder))
-        )
-
-    def parts(self) -> dict[str, list[nn.Module]]:
-        return {"visual": [self.visual], "text": [self.text], "text_backbone": [self.text_backbone]}
+        self.text_backbone, self.text = build_word_encoder(config, config.embedding_dim, bidirectional=True, dropout=config.dropout)
 
     def attention_weights(self, products: RegionWordSimilarity) -> Tensor:
         """Compute the attention of each word over regions.
@@ -326,43 +273,18 @@ class RegionWordMatcher(Matcher):
         weights = self.attention_weights(products)
         return AttentionWeights(weights[0, :, 0].T, products.attended_cosines(weights)[0, 0])
 
-    def similarity(self, visual: Encoded, text: Encoded) -> RegionWordSimilarity:
+    def similarity(self, visual: Encoded, text: Encoded, *, paired: bool = False) -> RegionWordSimilarity:
         """Compute the products of regions with words.
 
         Args:
             visual: Encoded images.
             text: Encoded texts.
+            paired: Only of image i with text i.
 
         Returns:
-            The products. Words attend over the regions of every image.
+            The products. Words attend over regions.
         """
-        return RegionWordSimilarity.of_all_pairs(visual, text)
-
-    def score(self, visual: Encoded, text: Encoded) -> Tensor:
-        return score_by_length(self.score_block, visual, text)
-
-    def score_block(self, visual: Encoded, text: Encoded) -> Tensor:
-        """Score texts that are all padded to the longest.
-
-        Args:
-            visual: Encoded images.
-            text: Encoded texts.
-
-        Returns:
-            Scores, shape ``[V, T]``.
-        """
-        raise NotImplementedError
-
-    def encode_visual(self, items: Encoded) -> Encoded:
-        return _unit_fragments(self.visual(get_vectors(items)), items)
-
-    def encode_text(self, items: Encoded) -> Encoded:
-        items = self.text_backbone(items)
-        return _unit_fragments(self.text(items), items)
-
-
-class SimilarityMatcher(RegionWordMatcher):
-    """Base class of matchers whose score follows from the products of regions with words."""
+        return RegionWordSimilarity.compute(visual, text, paired=paired)
 
     def score_from_similarity(self, products: RegionWordSimilarity) -> Tensor:
         """Compute scores from products.
@@ -375,11 +297,39 @@ class SimilarityMatcher(RegionWordMatcher):
         """
         raise NotImplementedError
 
-    def score_block(self, visual: Encoded, text: Encoded) -> Tensor:
-        return self.score_from_similarity(RegionWordSimilarity.of_all_pairs(visual, text))
+    def score_block(self, visual: Encoded, text: Encoded, *, paired: bool = False) -> Tensor:
+        """Score texts that are all padded to the longest.
+
+        Args:
+            visual: Encoded images.
+            text: Encoded texts.
+            paired: Only image i with text i.
+
+        Returns:
+            Scores, shape ``[V, T]``, or of pairs ``[N, 1]``.
+        """
+        return self.score_from_similarity(self.similarity(visual, text, paired=paired))
+
+    def score(self, visual: Encoded, text: Encoded) -> Tensor:
+        """Score texts in groups of similar length, each no longer than its longest text. All parts with a mask have the same mask."""
+        mask = next(iter(tree_leaves(text.mask)))
+        if mask is None or len(text) < MIN_TEXTS:
+            return self.score_block(visual, text)
+        positions = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+        lengths, order = (mask * positions).amax(1).clamp(min=1).sort()
+        ends = lengths.tolist()
+        blocks = [self.score_block(visual, truncate_items(text[order[group]], ends[group.stop - 1])) for group in length_groups(ends)]
+        return torch.cat(blocks, 1)[:, order.argsort()]
 
     def score_pairs(self, visual: Encoded, text: Encoded) -> Tensor:
-        return self.score_from_similarity(RegionWordSimilarity.of_matched_pairs(visual, text))[:, 0]
+        return self.score_block(visual, text, paired=True)[:, 0]
+
+    def encode_visual(self, items: Encoded) -> Encoded:
+        return _unit_fragments(self.visual(get_vectors(items)), items)
+
+    def encode_text(self, items: Encoded) -> Encoded:
+        items = self.text_backbone(items)
+        return _unit_fragments(self.text(items), items)
 
 
 def _unit_fragments(fragments: Tensor, items: Encoded) -> Encoded:

@@ -65,29 +65,19 @@ class Heads(GlobalMatcher):
 
     def __init__(self, config: Config):
         super().__init__(config)
-        if config.visual_granularity == "pixels":
-            self.backbone = open_visual_encoder(config.backbone, config.backbone_granularity)
+        pixels = config.visual_granularity == "pixels"
+        self.backbone = open_visual_encoder(config.backbone, config.backbone_granularity) if pixels else nn.Identity()
         output_dim = config.visual_input_dim if config.bilinear else config.embedding_dim
         layers = {key: getattr(config, key) for key in ("hidden_layers", "hidden_dim", "dropout", "input_dropout")}
         self.visual = nn.Identity() if config.bilinear else build_mlp(config.visual_input_dim, output_dim, **layers)
-        self.text = (
-            build_mlp(config.text_input_dim, output_dim, **layers)
-            if config.text_granularity == "pooled"
-            else self._build_text_cnn(output_dim)
-        )
-
-    def _build_text_cnn(self, output_dim: int) -> nn.Module:
-        config, dropout = self.config, self.config.word_dropout
-        words = TextCNN(config.text_input_dim, config.word_dim, config.num_filters, dropout=dropout)
-        return nn.Sequential(words, nn.Dropout(dropout), nn.Linear(words.output_dim, output_dim))
-
-    def parts(self) -> dict[str, list[nn.Module]]:
-        parts: dict[str, list[nn.Module]] = {"visual": [self.visual], "text": [self.text]}
-        return parts | {"backbone": [self.backbone]} if self.config.visual_granularity == "pixels" else parts
+        if config.text_granularity == "pooled":
+            self.text = build_mlp(config.text_input_dim, output_dim, **layers)
+        else:
+            words = TextCNN(config.text_input_dim, config.word_dim, config.num_filters, dropout=config.word_dropout)
+            self.text = nn.Sequential(words, nn.Dropout(config.word_dropout), nn.Linear(words.output_dim, output_dim))
 
     def encode_visual(self, items: Encoded) -> Encoded:
-        items = self.backbone(get_vectors(items)) if self.config.visual_granularity == "pixels" else items
-        return encode_unit_rows(self.visual(get_vectors(items)))
+        return encode_unit_rows(self.visual(get_vectors(self.backbone(items))))
 
     def encode_text(self, items: Encoded) -> Encoded:
         return encode_unit_rows(self.text(get_vectors(items) if self.config.text_granularity == "pooled" else items))

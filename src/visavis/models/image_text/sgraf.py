@@ -9,15 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from visavis.errors import ShapeError
-from visavis.models.base import get_vectors
-from visavis.models.image_text.cross_attention import (
-    EPSILON,
-    RegionWordMatcher,
-    RegionWordSimilarity,
-    attention_weights,
-    l2_normalize,
-    valid_mask,
-)
+from visavis.models.base import get_part, get_vectors, valid_mask
+from visavis.models.image_text.cross_attention import EPSILON, RegionWordMatcher, RegionWordSimilarity, attention_weights, l2_normalize
 from visavis.models.layers import xavier_linear
 from visavis.spec import DropoutRate, NonNegativeInt, PositiveFloat, PositiveInt
 from visavis.types import Encoded
@@ -106,45 +99,26 @@ class SGRAF(RegionWordMatcher):
                 f"SGRAF: expected {self.config.num_regions} regions per image, got {get_vectors(items).shape[1]}. "
                 "Set model.num_regions. 0 allows any number."
             )
-        return self.add_global_vectors(super().encode_visual(items), self.visual_global)
+        return _with_global_vectors(super().encode_visual(items), self.visual_global)
 
     def encode_text(self, items: Encoded) -> Encoded:
-        return self.add_global_vectors(super().encode_text(items), self.text_global)
-
-    def add_global_vectors(self, fragments: Encoded, pool: nn.Module) -> Encoded:
-        """Join fragments with the global vector of each item.
-
-        Args:
-            fragments: Encoded fragments, shape ``[N, L, D]``.
-            pool: Pools fragments to global vectors.
-
-        Returns:
-            The parts "fragments" ``[N, L, D]`` and "whole" ``[N, D]``.
-        """
-        whole = pool(get_vectors(fragments), valid_mask(fragments))
-        return Encoded({"fragments": get_vectors(fragments), "whole": whole}, {"fragments": valid_mask(fragments)})
+        return _with_global_vectors(super().encode_text(items), self.text_global)
 
     def attention_weights(self, products: RegionWordSimilarity) -> Tensor:
         return attention_weights(products, self.config.inverse_temperature)
 
-    def similarity(self, visual: Encoded, text: Encoded) -> RegionWordSimilarity:
-        return RegionWordSimilarity.of_all_pairs(_parts(visual)[0], _parts(text)[0])
+    def similarity(self, visual: Encoded, text: Encoded, *, paired: bool = False) -> RegionWordSimilarity:
+        return super().similarity(get_part(visual, "fragments"), get_part(text, "fragments"), paired=paired)
 
-    def score_block(self, visual: Encoded, text: Encoded) -> Tensor:
-        (images, image), (texts, caption) = _parts(visual), _parts(text)
-        return self._scores(RegionWordSimilarity.of_all_pairs(images, texts), image[:, None], caption[None])
-
-    def score_pairs(self, visual: Encoded, text: Encoded) -> Tensor:
-        (images, image), (texts, caption) = _parts(visual), _parts(text)
-        return self._scores(RegionWordSimilarity.of_matched_pairs(images, texts), image[:, None], caption[:, None])[:, 0]
-
-    def _scores(self, products: RegionWordSimilarity, image: Tensor, caption: Tensor) -> Tensor:
-        """Return scores ``[V, T]``, or of pairs ``[N, 1]``."""
+    def score_block(self, visual: Encoded, text: Encoded, *, paired: bool = False) -> Tensor:
+        products = self.similarity(visual, text, paired=paired)
+        image, caption = (get_vectors(side.named_part("whole")) for side in (visual, text))
         weights = self.attention_weights(products)
         regions, words = get_vectors(products.context), get_vectors(products.query)
+        words, caption = (words[:, None], caption[:, None]) if paired else (words[None], caption[None])
         attended = l2_normalize((weights.flatten(2).transpose(1, 2) @ regions).unflatten(1, weights.shape[2:]))
-        local = l2_normalize(self.local_similarity((attended - (words[:, None] if products.paired else words[None])).square()))
-        whole = l2_normalize(self.global_similarity((image - caption).square()))
+        local = l2_normalize(self.local_similarity((attended - words).square()))
+        whole = l2_normalize(self.global_similarity((image[:, None] - caption).square()))
         nodes = torch.cat([whole[:, :, None], local], 2)
         mask = torch.cat([torch.ones_like(products.query_mask[:, 0, :, :1]), products.query_mask[:, 0]], -1).expand(nodes.shape[:3])
         return self.last(self.nodes(nodes, mask)).squeeze(-1).sigmoid()
@@ -261,8 +235,7 @@ class AttentionFiltration(nn.Module):
         return l2_normalize((weights[..., None, :] @ nodes).squeeze(-2))
 
 
-def _parts(items: Encoded) -> tuple[Encoded, Tensor]:
-    """Return the fragments and the global vectors."""
-    assert isinstance(items.vectors, dict)
-    assert isinstance(items.mask, dict)
-    return Encoded(items.vectors["fragments"], items.mask["fragments"]), items.vectors["whole"]
+def _with_global_vectors(fragments: Encoded, pool: nn.Module) -> Encoded:
+    """Return the parts "fragments" ``[N, L, D]`` and "whole" ``[N, D]``, which ``pool`` computes."""
+    mask = valid_mask(fragments)
+    return Encoded({"fragments": get_vectors(fragments), "whole": pool(get_vectors(fragments), mask)}, {"fragments": mask})

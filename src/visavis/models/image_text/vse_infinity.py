@@ -8,10 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from visavis.models.base import GlobalMatcher, encode_unit_rows, get_vectors
+from visavis.models.base import GlobalMatcher, encode_unit_rows, get_mask, get_vectors, valid_mask
 from visavis.models.encoders.frozen_encoders import open_visual_encoder
 from visavis.models.image_text.cross_attention import EPSILON
-from visavis.models.layers import GeneralizedPooling, ResidualMLP, build_mlp, freeze_batch_norm_statistics, mean_pool, xavier_linear
+from visavis.models.layers import GeneralizedPooling, ResidualMLP, build_mlp, mean_pool, xavier_linear
 from visavis.models.word_encoders import WordMatcherConfig, build_word_encoder
 from visavis.spec import DropoutRate, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat
 from visavis.types import AttentionWeights, Encoded
@@ -83,8 +83,8 @@ class VSEInfinity(GlobalMatcher):
     def __init__(self, config: Config):
         super().__init__(config)
         self.region_dropout, self.word_dropout = nn.Dropout(config.region_dropout), nn.Dropout(config.word_dropout)
-        if pixels := config.visual_granularity == "pixels":
-            self.backbone = open_visual_encoder(config.backbone, config.backbone_granularity)
+        pixels = config.visual_granularity == "pixels"
+        self.backbone = open_visual_encoder(config.backbone, config.backbone_granularity) if pixels else nn.Identity()
         self.visual = (
             xavier_linear(config.visual_input_dim, config.embedding_dim)
             if pixels and not config.hidden_dim
@@ -109,14 +109,8 @@ class VSEInfinity(GlobalMatcher):
         config = self.config
         if not config.hidden_dim:
             return nn.Dropout(config.pooled_dropout)
-        return build_mlp(
-            inputs,
-            config.embedding_dim,
-            hidden_layers=1,
-            hidden_dim=config.hidden_dim,
-            dropout=config.dropout,
-            input_dropout=config.pooled_dropout,
-        )
+        rates = {"dropout": config.dropout, "input_dropout": config.pooled_dropout}
+        return build_mlp(inputs, config.embedding_dim, hidden_layers=1, hidden_dim=config.hidden_dim, **rates)
 
     def train(self, mode: bool = True) -> VSEInfinity:
         """Set the mode of the modules. The batch norms of the image encoder stay in evaluation mode.
@@ -128,21 +122,21 @@ class VSEInfinity(GlobalMatcher):
             The matcher itself.
         """
         super().train(mode)
-        if self.config.visual_granularity == "pixels":
-            freeze_batch_norm_statistics(self.backbone)
+        for module in self.backbone.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
         return self
 
     def parts(self) -> dict[str, list[nn.Module]]:
-        backbone: dict[str, list[nn.Module]] = {"backbone": [self.backbone]} if self.config.visual_granularity == "pixels" else {}
         visual = [self.visual, *([self.visual_pool] if isinstance(self.visual_pool, nn.Module) else []), self.visual_head]
-        return {"visual": visual, "text": [self.text, self.text_pool, self.text_head], "text_backbone": [self.text_backbone], **backbone}
+        text = [self.text, self.text_pool, self.text_head]
+        return {"backbone": [self.backbone], "visual": visual, "text_backbone": [self.text_backbone], "text": text}
 
     def attention(self, visual: Encoded, text: Encoded) -> AttentionWeights | None:
         """Compute the contribution of each pair of region and word to the score. With layers after the pooling, it is not a sum over pairs: None."""
         if self.config.hidden_dim:
             return None
-        visual = self.backbone(get_vectors(visual)) if self.config.visual_granularity == "pixels" else visual
-        regions = self.visual(get_vectors(visual))
+        regions = self.visual(get_vectors(self.backbone(visual)))
         text = self.text_backbone(text)
         words = self.text(text) if self.config.text_granularity == "tokens" else self.text(get_vectors(text))
         of_regions = (
@@ -155,10 +149,10 @@ class VSEInfinity(GlobalMatcher):
         return AttentionWeights(positive / positive.sum(1, keepdim=True).clamp(min=EPSILON), parts.sum(1))
 
     def encode_visual(self, items: Encoded) -> Encoded:
-        pixels = self.config.visual_granularity == "pixels"
-        items = self.backbone(get_vectors(items)) if pixels else items
+        items = self.backbone(items)
         regions = self.visual(self.region_dropout(get_vectors(items)))
-        return encode_unit_rows(self.visual_head(self.visual_pool(regions, self._keep_mask(items, from_image=pixels))))
+        kept = self._keep_mask(items, from_image=self.config.visual_granularity == "pixels")
+        return encode_unit_rows(self.visual_head(self.visual_pool(regions, kept)))
 
     def encode_text(self, items: Encoded) -> Encoded:
         items = self.text_backbone(items)
@@ -168,11 +162,9 @@ class VSEInfinity(GlobalMatcher):
 
     def _keep_mask(self, items: Encoded, *, from_image: bool = False) -> Tensor | None:
         """Return the mask of positions that are kept. In training, positions are dropped at random, but never all of an item."""
-        assert items.mask is None or isinstance(items.mask, Tensor)
         if not self.training or not self.config.size_augmentation:
-            return items.mask
-        vectors = get_vectors(items)
-        valid = torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device) if items.mask is None else items.mask
+            return get_mask(items)
+        valid = valid_mask(items)
         # The position of an item with the largest random number is always kept.
         noise = torch.rand(valid.shape, device=valid.device).masked_fill(~valid, 0.0)
         drop_rate: float | Tensor = self.config.size_augmentation

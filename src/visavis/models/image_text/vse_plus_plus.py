@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import nn
 
-from visavis.models.base import GlobalMatcher, encode_unit_rows, get_vectors
+from visavis.models.base import GlobalMatcher, encode_unit_rows, get_mask, get_vectors
 from visavis.models.encoders.frozen_encoders import open_visual_encoder
 from visavis.models.layers import max_pool, mean_pool, xavier_linear
 from visavis.models.word_encoders import WordMatcherConfig, build_word_encoder, pool_words
@@ -72,26 +72,20 @@ class VSEPlusPlus(GlobalMatcher):
 
     def __init__(self, config: Config):
         super().__init__(config)
-        if config.visual_granularity == "pixels":
-            self.backbone = open_visual_encoder(config.backbone, config.backbone_granularity)
+        pixels = config.visual_granularity == "pixels"
+        self.backbone = open_visual_encoder(config.backbone, config.backbone_granularity) if pixels else nn.Identity()
         self.visual = xavier_linear(config.visual_input_dim, config.embedding_dim)
         self.text_backbone, self.text = build_word_encoder(
             config, config.embedding_dim, bidirectional=config.bidirectional, dropout=config.dropout
         )
 
-    def parts(self) -> dict[str, list[nn.Module]]:
-        parts: dict[str, list[nn.Module]] = {"visual": [self.visual], "text": [self.text], "text_backbone": [self.text_backbone]}
-        return parts | {"backbone": [self.backbone]} if self.config.visual_granularity == "pixels" else parts
-
     def encode_visual(self, items: Encoded) -> Encoded:
-        items = self.backbone(get_vectors(items)) if self.config.visual_granularity == "pixels" else items
-        assert not isinstance(items.mask, dict)
+        items = self.backbone(items)
         mapped = self.visual(get_vectors(items))
         if mapped.dim() == 3:
-            mapped = (max_pool if self.config.region_pool == "max" else mean_pool)(mapped, items.mask)
+            mapped = (max_pool if self.config.region_pool == "max" else mean_pool)(mapped, get_mask(items))
         return encode_unit_rows(mapped)
 
     def encode_text(self, items: Encoded) -> Encoded:
         items = self.text_backbone(items)
-        assert not isinstance(items.mask, dict)
-        return encode_unit_rows(pool_words(self.text(items), items.mask, self.config.word_pool))
+        return encode_unit_rows(pool_words(self.text(items), get_mask(items), self.config.word_pool))

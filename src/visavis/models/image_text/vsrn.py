@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from visavis.models.base import GlobalMatcher, encode_unit_rows, get_vectors
-from visavis.models.image_text.cross_attention import valid_mask
+from visavis.models.base import GlobalMatcher, encode_unit_rows, get_mask, get_part, get_vectors, valid_mask
 from visavis.models.layers import xavier_linear
 from visavis.models.word_encoders import WordMatcherConfig, build_word_encoder, pool_words
 from visavis.spec import DropoutRate, NonNegativeFloat, NonNegativeInt, PositiveInt
@@ -142,31 +141,29 @@ class VSRN(GlobalMatcher):
         return parts if self.decoder is None else parts | {DECODER_PART: [self.decoder]}
 
     def encode_visual(self, items: Encoded) -> Encoded:
-        assert items.mask is None or isinstance(items.mask, Tensor)
         regions = self.visual(get_vectors(items))
         if self.config.normalize_over == "features":
             regions = normalize(regions, dim=-1)
         elif self.config.normalize_projected:
             regions = normalize(regions * valid_mask(items)[..., None], dim=1)
         for convolution in self.reasoning:
-            regions = convolution(regions, items.mask)
+            regions = convolution(regions, get_mask(items))
         if self.config.normalize_over == "regions":
             regions = normalize(regions, dim=1)
         states = self.fusion(regions)[0]
-        image = encode_unit_rows(self.norm(pool_words(states, items.mask, "last")))
+        image = encode_unit_rows(self.norm(pool_words(states, get_mask(items), "last")))
         return self._add_decoder_input(image, Encoded(regions, items.mask))
 
     def encode_text(self, items: Encoded) -> Encoded:
         words = self.text_backbone(items)
-        assert words.mask is None or isinstance(words.mask, Tensor)
-        return self._add_decoder_input(encode_unit_rows(pool_words(self.text(words), words.mask, "last")), items)
+        return self._add_decoder_input(encode_unit_rows(pool_words(self.text(words), get_mask(words), "last")), items)
 
     def auxiliary_loss(self, visual: Encoded, text: Encoded, targets: Targets) -> Tensor | None:
         """Compute the weighted loss of the decoder. A text is generated from the first image that it belongs to."""
         if self.decoder is None:
             return None
         image_of_text = targets.positive.long().argmax(0)
-        loss: Tensor = self.decoder(_decoder_input(visual[image_of_text]), _decoder_input(text))
+        loss: Tensor = self.decoder(get_part(visual[image_of_text], DECODER_PART), get_part(text, DECODER_PART))
         return self.config.caption_loss_weight * loss
 
     def _add_decoder_input(self, embedding: Encoded, decoded: Encoded) -> Encoded:
@@ -174,12 +171,6 @@ class VSRN(GlobalMatcher):
         if self.decoder is None or not self.training:
             return embedding
         return Encoded({"embedding": get_vectors(embedding), DECODER_PART: get_vectors(decoded)}, {DECODER_PART: valid_mask(decoded)})
-
-
-def _decoder_input(items: Encoded) -> Encoded:
-    """Return the input of the decoder of items that were encoded in training."""
-    assert isinstance(items.vectors, dict) and isinstance(items.mask, dict)
-    return Encoded(items.vectors[DECODER_PART], items.mask[DECODER_PART])
 
 
 class GraphConvolution(nn.Module):

@@ -67,14 +67,10 @@ class CollaborativeExpertEncoder(nn.Module):
 
     def __init__(self, config: CE.Config):
         super().__init__()
-        self.clusters = nn.ModuleDict(
-            {
-                str(i): NetVLAD(width, config.netvlad_clusters[name])
-                for i, (name, width) in enumerate(config.experts.items())
-                if name in config.netvlad_clusters
-            }
-        )
-        widths = [width * config.netvlad_clusters.get(name, 1) for name, width in config.experts.items()]
+        clusters = config.netvlad_clusters
+        numbered = enumerate(config.experts.items())
+        self.clusters = nn.ModuleDict({str(i): NetVLAD(width, clusters[name]) for i, (name, width) in numbered if name in clusters})
+        widths = [width * clusters.get(name, 1) for name, width in config.experts.items()]
         self.projections = nn.ModuleList(nn.Linear(width, config.embedding_dim) for width in widths)
         self.gating = CollaborativeGating(len(widths), config.embedding_dim)
 
@@ -87,11 +83,10 @@ class CollaborativeExpertEncoder(nn.Module):
         Returns:
             Unit vectors, shape ``[N, E, embedding_dim]``, 0 where an expert is missing.
         """
-        projected = [normalize(project(self._pooled(i, experts[i])), dim=-1) for i, project in enumerate(self.projections)]
+        pooled = [
+            self.clusters[str(i)](expert.features, expert.mask) if str(i) in self.clusters else expert.pool(mean_pool)
+            for i, expert in enumerate(experts)
+        ]
+        projected = [normalize(project(vectors), dim=-1) for project, vectors in zip(self.projections, pooled, strict=True)]
         gated: Tensor = self.gating(torch.stack(projected, 1), torch.stack([expert.present for expert in experts], 1))
         return gated
-
-    def _pooled(self, i: int, expert: ExpertFeatures) -> Tensor:
-        if (clusters := str(i)) in self.clusters:
-            return self.clusters[clusters](expert.features, expert.mask)
-        return expert.pool(mean_pool)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from visavis.blocking import ScoreCost
-from visavis.models.base import Matcher, get_vectors
+from visavis.models.base import Matcher, get_mask, get_part, get_vectors, valid_mask
 from visavis.models.encoders.text_backbone import TextBackbone
 from visavis.models.layers import MaskedBatchNorm, at_least_float32
 from visavis.models.word_encoders import GRUWordEncoder, WordMatcherConfig, pool_words
@@ -142,7 +142,7 @@ class NetVLAD(nn.Module):
         Returns:
             Vectors, shape ``[N, num_clusters D]``, 0 without valid vectors.
         """
-        present = torch.ones(items.shape[:2], dtype=torch.bool, device=items.device) if mask is None else mask
+        present = valid_mask(Encoded(items, mask))
         shares = self.norm(self.assign(items), present).softmax(-1) * present[..., None]
         sums = shares.transpose(1, 2) @ items.masked_fill(~present[..., None], 0.0)
         residuals = sums - shares.sum(1)[..., None] * self.centers
@@ -154,25 +154,12 @@ class ExpertFeatures:
     """Features of one expert.
 
     Attributes:
-        features: Features, shape ``[N, L, D]``.
+        features: Features, shape ``[N, L, D]``, 0 at padding.
         mask: Valid features, shape ``[N, L]``.
     """
 
     features: Tensor
     mask: Tensor
-
-    @classmethod
-    def masked(cls, features: Tensor, mask: Tensor) -> ExpertFeatures:
-        """Set padding to 0.
-
-        Args:
-            features: Features, shape ``[N, L, D]``.
-            mask: Valid features, shape ``[N, L]``.
-
-        Returns:
-            The features.
-        """
-        return cls(features.masked_fill(~mask[..., None], 0.0), mask)
 
     @cached_property
     def present(self) -> Tensor:
@@ -254,14 +241,12 @@ class ExpertMatcher(Matcher):
             self.text_backbone = backbone = TextBackbone(config.text_backbone, config.word_noise)
             input_dim = backbone.hidden_dim
         elif config.text_granularity == "tokens":
-            input_dim = config.hidden_dim
-            self.words = GRUWordEncoder(
-                config.text_input_dim, config.word_dim, input_dim, bidirectional=config.bidirectional, dropout=config.dropout
-            )
-        self.word_clusters = (
-            NetVLAD(input_dim, config.text_clusters) if config.word_pool == "vlad" and config.text_granularity != "pooled" else None
-        )
-        input_dim = input_dim if self.word_clusters is None else self.word_clusters.output_dim
+            sizes = input_dim, config.word_dim, config.hidden_dim
+            self.words, input_dim = GRUWordEncoder(*sizes, bidirectional=config.bidirectional, dropout=config.dropout), config.hidden_dim
+        self.word_clusters = None
+        if config.word_pool == "vlad" and config.text_granularity != "pooled":
+            self.word_clusters = NetVLAD(input_dim, config.text_clusters)
+            input_dim = self.word_clusters.output_dim
         self.text_gates = nn.ModuleList(GatedEmbedding(input_dim, config.embedding_dim) for _ in config.experts)
         self.mixture = nn.Linear(input_dim, len(config.experts))
 
@@ -271,9 +256,8 @@ class ExpertMatcher(Matcher):
 
     def encode_visual(self, items: Encoded) -> Encoded:
         """Encode videos as ``v_e`` ``[V, E, embedding_dim]``, 0 where the expert is missing, with the weights ``p_e``."""
-        assert isinstance(items.vectors, dict)
-        assert isinstance(items.mask, dict)
-        experts = [ExpertFeatures.masked(items.vectors[name], items.mask[name]) for name in self.config.experts]
+        parts = [get_part(items, name) for name in self.config.experts]
+        experts = [ExpertFeatures(get_vectors(part).masked_fill(~valid_mask(part)[..., None], 0.0), valid_mask(part)) for part in parts]
         embeddings = at_least_float32(self.visual(experts))
         return Encoded(embeddings, weights=torch.stack([expert.present for expert in experts], 1).to(embeddings.dtype))
 
@@ -286,8 +270,7 @@ class ExpertMatcher(Matcher):
     def _text(self, items: Encoded) -> Tensor:
         """Return one vector per text ``[N, D]``."""
         items = self.text_backbone(items)
-        words, mask = get_vectors(items) if self.words is None else self.words(items), items.mask
-        assert not isinstance(mask, dict)
+        words, mask = get_vectors(items) if self.words is None else self.words(items), get_mask(items)
         if self.config.text_granularity == "pooled":
             return words
         return pool_words(words, mask, self.config.word_pool) if self.word_clusters is None else self.word_clusters(words, mask)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +14,34 @@ from torch.nn.functional import interpolate
 
 from visavis import storage
 from visavis.errors import DataError
-from visavis.models.checkpoint_conversion import CheckpointConversion, check_weight_names, open_text_source
+from visavis.models.checkpoint_conversion import (
+    IMAGE_PREPROCESSING,
+    CheckpointConversion,
+    WeightNames,
+    open_text_source,
+    rename_weights,
+    weight_and_bias,
+)
 from visavis.models.encoders.frozen_encoders import EncoderSpec
-from visavis.models.encoders.preprocessing import CLIP_MEAN, CLIP_STD
 from visavis.models.encoders.pretrained_files import copy_config_files
-from visavis.models.encoders.pretrained_loading import load_pretrained_config, load_pretrained_model
+from visavis.models.encoders.pretrained_loading import check_weight_names, load_pretrained_config, load_pretrained_model
 from visavis.models.encoders.text_backbone import PretrainedTokenizer
 from visavis.models.processor import Processor
 from visavis.models.xvlm.model import XVLM
 
-WeightTargets = tuple[tuple[str, str], ...]
-"""Part of the converted checkpoint and name in it. Several for a tensor that is split into equal parts."""
-
+VISUAL_FOLDER, TEXT_FOLDER, FUSION_FILE, MODEL_FOLDER = "visual", "text", "fusion.safetensors", "model"
+"""What a converted checkpoint consists of: two folders of transformers, a file that ``XVLM`` begins with, and the whole as it is."""
+_TEXT_LAYER, _SWIN_BLOCK = (
+    re.compile(pattern) for pattern in (r"text_encoder\.encoder\.layer\.(\d+)\.", r"vision_encoder\.layers\.(\d+)\.blocks\.(\d+)\.")
+)
+POSITION_BIAS_TABLE = "relative_position_bias_table"
+"""Name of the position biases of a Swin block."""
 IGNORED_WEIGHTS = re.compile(r".*\.(relative_position_index|attn_mask|position_ids)|text_encoder\.cls\..*|bbox_head\..*|temp")
 """Buffers, the pretraining heads for masked words and boxes, and the temperature of the pretraining loss."""
-WEIGHT_AND_BIAS = ("weight", "bias")
-"""Parameters of a linear layer or layer norm."""
 PROJECTION_NAMES = {"vision_proj": "visual", "text_proj": "text", "itm_head.0": "match.0", "itm_head.1": "match.1", "itm_head.3": "match.3"}
 """Names of projections and of the matching head, published and here."""
+SWIN_NAMES = {"patch_embed.proj": "embeddings.patch_embeddings.projection", "patch_embed.norm": "embeddings.norm", "norm": "layernorm"}
+"""Names of the parts of a Swin around its blocks, published and in transformers."""
 SWIN_BLOCK_NAMES = {
     "norm1": "layernorm_before",
     "attn.proj": "attention.output.dense",
@@ -52,127 +62,59 @@ BERT_EMBEDDING_NAMES = (
 """Weights of the embeddings of BERT."""
 
 
-def weight_name_map(checkpoint_names: Iterable[str], text_layers: int) -> dict[str, WeightTargets]:
-    """Map every weight of a complete checkpoint of Swin and BERT to its targets.
+def weight_name_map(checkpoint_names: Iterable[str], text_layers: int) -> dict[str, tuple[str, ...]]:
+    """Map every weight of a complete checkpoint of Swin and BERT to its part of the converted checkpoint and its names in it.
 
     Args:
         checkpoint_names: Names in a checkpoint, which define the number of stages, blocks and fusion layers.
         text_layers: Number of BERT layers.
 
     Returns:
-        Targets by published name.
+        Parts and new names by published name. Several for a tensor that is split into equal parts.
 
     Example:
         >>> weight_name_map(["vision_encoder.layers.0.blocks.0.norm1.bias"], 1)["vision_encoder.norm.bias"]
-        (('visual', 'layernorm.bias'),)
+        ('visual/layernorm.bias',)
     """
-    checkpoint_names = set(checkpoint_names)
-    blocks = {
-        tuple(map(int, match.groups()))
-        for name in checkpoint_names
-        if (match := re.match(r"vision_encoder\.layers\.(\d+)\.blocks\.(\d+)\.", name))
-    }
+    checkpoint_names = list(checkpoint_names)
+    blocks = {tuple(map(int, match.groups())) for name in checkpoint_names if (match := _SWIN_BLOCK.match(name))}
     depths = [1 + max(block for stage, block in blocks if stage == current) for current in sorted({stage for stage, _ in blocks})]
-    fused_layers = {
-        int(match[1]) for name in checkpoint_names if (match := re.match(r"text_encoder\.encoder\.layer\.(\d+)\.crossattention\.", name))
-    }
+    fused_layers = [int(match[1]) for name in checkpoint_names if (match := _TEXT_LAYER.match(name)) and ".crossattention." in name]
     text_only_layers = min(fused_layers, default=text_layers // 2)
-    return dict(
-        [
-            *_visual_names(depths),
-            *_text_names(text_layers, text_only_layers),
-            *_weight_and_bias(PROJECTION_NAMES.items(), "", "", FUSION_FILE),
-        ]
-    )
+    projections = weight_and_bias(PROJECTION_NAMES.items(), target=f"{FUSION_FILE}/")
+    return dict([*_visual_names(depths), *_text_names(text_layers, text_only_layers), *projections])
 
 
-def _visual_names(depths: list[int]) -> Iterator[tuple[str, WeightTargets]]:
-    outside = {"patch_embed.proj": "embeddings.patch_embeddings.projection", "patch_embed.norm": "embeddings.norm", "norm": "layernorm"}
-    yield from _weight_and_bias(outside.items(), "vision_encoder.", "", "visual")
+def _visual_names(depths: list[int]) -> Iterator[WeightNames]:
+    yield from weight_and_bias(SWIN_NAMES.items(), "vision_encoder.", f"{VISUAL_FOLDER}/")
     for stage, depth in enumerate(depths):
         for block in range(depth):
-            source, target = f"vision_encoder.layers.{stage}.blocks.{block}.", f"encoder.layers.{stage}.blocks.{block}."
-            yield from _weight_and_bias(SWIN_BLOCK_NAMES.items(), source, target, "visual")
-            for end in WEIGHT_AND_BIAS:
-                yield (
-                    f"{source}attn.qkv.{end}",
-                    tuple(("visual", f"{target}attention.self.{name}.{end}") for name in ("query", "key", "value")),
-                )
-            table = "relative_position_bias_table"
-            yield f"{source}attn.{table}", (("visual", f"{target}attention.self.{table}"),)
+            source, target = f"vision_encoder.layers.{stage}.blocks.{block}.", f"{VISUAL_FOLDER}/encoder.layers.{stage}.blocks.{block}."
+            yield from weight_and_bias(SWIN_BLOCK_NAMES.items(), source, target)
+            for end in ("weight", "bias"):
+                yield f"{source}attn.qkv.{end}", tuple(f"{target}attention.self.{name}.{end}" for name in ("query", "key", "value"))
+            yield f"{source}attn.{POSITION_BIAS_TABLE}", (f"{target}attention.self.{POSITION_BIAS_TABLE}",)
         if stage + 1 < len(depths):
             for name in ("reduction.weight", "norm.weight", "norm.bias"):
-                yield f"vision_encoder.layers.{stage}.downsample.{name}", (("visual", f"encoder.layers.{stage}.downsample.{name}"),)
+                downsample = f"layers.{stage}.downsample.{name}"
+                yield f"vision_encoder.{downsample}", (f"{VISUAL_FOLDER}/encoder.{downsample}",)
 
 
-def _text_names(layers: int, text_only_layers: int) -> Iterator[tuple[str, WeightTargets]]:
-    for name in BERT_EMBEDDING_NAMES:
-        yield f"text_encoder.embeddings.{name}", (("text", f"embeddings.{name}"),)
-    parts = [*(f"attention.{part}" for part in BERT_ATTENTION_NAMES), "intermediate.dense", "output.dense", "output.LayerNorm"]
+def _text_names(layers: int, text_only_layers: int) -> Iterator[WeightNames]:
+    yield from ((f"text_encoder.embeddings.{name}", (f"{TEXT_FOLDER}/embeddings.{name}",)) for name in BERT_EMBEDDING_NAMES)
+    attention, cross_attention = ([f"{kind}.{part}" for part in BERT_ATTENTION_NAMES] for kind in ("attention", "crossattention"))
+    parts = [*attention, "intermediate.dense", "output.dense", "output.LayerNorm"]
     for layer in range(layers):
-        source = f"text_encoder.encoder.layer.{layer}."
-        yield from _weight_and_bias(zip(parts, parts, strict=True), source, f"encoder.layer.{layer}.", "text")
-        if layer >= text_only_layers:
-            cross_attention = [f"crossattention.{part}" for part in BERT_ATTENTION_NAMES]
-            yield from _weight_and_bias(
-                zip(cross_attention, cross_attention, strict=True), source, f"fusion.layer.{layer - text_only_layers}.", FUSION_FILE
-            )
-
-
-def _weight_and_bias(names: Iterable[tuple[str, str]], source: str, target: str, part: str) -> Iterator[tuple[str, WeightTargets]]:
-    """Yield weight and bias of modules, by their published names and ours."""
-    for published, name in names:
-        for end in WEIGHT_AND_BIAS:
-            yield f"{source}{published}.{end}", ((part, f"{target}{name}.{end}"),)
-
-
-VISUAL_FOLDER, TEXT_FOLDER, FUSION_FILE, MODEL_FOLDER = "visual", "text", "fusion.safetensors", "model"
-"""What a converted checkpoint consists of: two folders of transformers, a file that ``XVLM`` begins with, and the whole as it is."""
-_TEXT_LAYER = re.compile(r"text_encoder\.encoder\.layer\.(\d+)\.")
-POSITION_BIAS_TABLE = "relative_position_bias_table"
-"""Name of the position biases of a Swin block."""
-IMAGE_PREPROCESSING = {
-    "do_resize": True,
-    "resample": 3,
-    "do_rescale": True,
-    "do_normalize": True,
-    "image_mean": list(CLIP_MEAN),
-    "image_std": list(CLIP_STD),
-}
-"""Preprocessing of the released code, without the image size."""
-
-
-@dataclass(frozen=True)
-class XVLMConversion(CheckpointConversion):
-    """Result of a conversion.
-
-    Attributes:
-        fusion_layers: Number of fusion layers.
-        embedding_dim: Dimensions of the embeddings.
-        temperature: Temperature of the loss.
-    """
-
-    fusion_layers: int
-    embedding_dim: int
-    temperature: float
-
-    def to_recipe_sections(self) -> dict[str, Any]:
-        model = {
-            "kind": "XVLM",
-            "pretrained": str(self.folder / FUSION_FILE),
-            "fusion_layers": self.fusion_layers,
-            "embedding_dim": self.embedding_dim,
-        }
-        return {
-            "visual": {"encoder": str(self.folder / VISUAL_FOLDER), "granularity": "pixels"},
-            "text": {"encoder": str(self.folder / TEXT_FOLDER), "granularity": "tokens"},
-            "model": model | {"temperature": self.temperature},
-        }
+        source, fused = f"text_encoder.encoder.layer.{layer}.", layer - text_only_layers
+        yield from weight_and_bias(zip(parts, parts, strict=True), source, f"{TEXT_FOLDER}/encoder.layer.{layer}.")
+        if fused >= 0:
+            names = zip(cross_attention, cross_attention, strict=True)
+            yield from weight_and_bias(names, source, f"{FUSION_FILE}/fusion.layer.{fused}.")
 
 
 def convert_xvlm(
     tensors: Mapping[str, Tensor], checkpoint: Path, out: str | Path, *, text: str = "", image_size: int | None = None
-) -> XVLMConversion:
+) -> CheckpointConversion:
     """Write the weights of a published X-VLM of Swin and BERT, pretrained or fine-tuned, into a new folder.
 
     Args:
@@ -192,16 +134,13 @@ def convert_xvlm(
     Differs from:
         The released code interpolates position biases from a grid that is denser at its center.
     """
+    tensors = {re.sub(r"^text_encoder\.bert\.", "text_encoder.", name): tensor for name, tensor in tensors.items()}
     layers = 1 + max((int(match[1]) for name in tensors if (match := _TEXT_LAYER.match(name))), default=-1)
     names = weight_name_map(tensors, layers)
     check_weight_names(tensors, names, IGNORED_WEIGHTS, checkpoint, "an X-VLM of Swin and BERT")
     text = text or "bert-base-uncased"
     text_folder, _ = open_text_source(text, checkpoint, "needs the config and tokenizer of the BERT that it was trained from")
     sizes = load_pretrained_config(text_folder)
-    converted: dict[str, dict[str, Tensor]] = {VISUAL_FOLDER: {}, TEXT_FOLDER: {}, FUSION_FILE: {}}
-    for published, targets in names.items():
-        for (part, name), tensor in zip(targets, tensors[published].chunk(len(targets)), strict=True):
-            converted[part][name] = tensor.float()
     shape = tensors["text_encoder.embeddings.word_embeddings.weight"].shape
     if (layers, *shape) != (sizes.num_hidden_layers, sizes.vocab_size, sizes.hidden_size):
         raise DataError(
@@ -210,15 +149,14 @@ def convert_xvlm(
         )
     original_size = _image_size(tensors, image_size, checkpoint)
     size = image_size or original_size
-    converted[VISUAL_FOLDER] = {
-        name: _resize_bias_table(tensor, original_size, size, checkpoint) if name.endswith(POSITION_BIAS_TABLE) else tensor
-        for name, tensor in converted[VISUAL_FOLDER].items()
-    }
+    converted: dict[str, dict[str, Tensor]] = {VISUAL_FOLDER: {}, TEXT_FOLDER: {}, FUSION_FILE: {}}
+    for target, tensor in rename_weights(tensors, names).items():
+        part, name = target.split("/")
+        is_table = name.endswith(POSITION_BIAS_TABLE)
+        converted[part][name] = _resize_bias_table(tensor, original_size, size, checkpoint) if is_table else tensor
     if Path(out).exists():
         storage.prepare_empty_folder(out, will_be_replaced=True)
     with storage.atomic_folder(out) as folder:
-        for part in (VISUAL_FOLDER, TEXT_FOLDER):
-            (folder / part).mkdir()
         storage.write_json(folder / VISUAL_FOLDER / "config.json", _swin_config(converted[VISUAL_FOLDER], size))
         storage.write_json(
             folder / VISUAL_FOLDER / "preprocessor_config.json", IMAGE_PREPROCESSING | {"size": {"height": size, "width": size}}
@@ -229,27 +167,31 @@ def convert_xvlm(
             load_pretrained_model(folder / part)
         storage.write_tensors(folder / FUSION_FILE, converted[FUSION_FILE])
         fusion_layers = sum(name.endswith("crossattention.self.query.weight") for name in names)
-        temperature = tensors["temp"].item() if "temp" in tensors else 0.07
-        conversion = XVLMConversion(Path(out), fusion_layers, len(tensors["vision_proj.weight"]), round(temperature, 6))
-        _write_model(folder, conversion)
-    return conversion
+        embedding_dim, temperature = len(tensors["vision_proj.weight"]), tensors["temp"].item() if "temp" in tensors else 0.07
+        fields = {"fusion_layers": fusion_layers, "embedding_dim": embedding_dim, "temperature": round(temperature, 6)}
+        _write_model(folder, Path(out).resolve(), fields)
+    return CheckpointConversion(
+        Path(out),
+        {
+            "visual": {"encoder": str(Path(out) / VISUAL_FOLDER), "granularity": "pixels"},
+            "text": {"encoder": str(Path(out) / TEXT_FOLDER), "granularity": "tokens"},
+            "model": {"kind": "XVLM", "pretrained": str(Path(out) / FUSION_FILE), **fields},
+        },
+    )
 
 
-def _write_model(folder: Path, conversion: XVLMConversion) -> None:
+def _write_model(folder: Path, final_folder: Path, fields: dict[str, Any]) -> None:
     """Write the complete model. Its encoders refer to the final folder."""
-    tokenizer, hidden_dim = PretrainedTokenizer.open(folder / TEXT_FOLDER), load_pretrained_config(folder / VISUAL_FOLDER).hidden_size
     config = XVLM.Config(
         backbone=str(folder / VISUAL_FOLDER),
         text_backbone=str(folder / TEXT_FOLDER),
         pretrained=str(folder / FUSION_FILE),
-        visual_input_dim=hidden_dim,
-        text_input_dim=len(tokenizer),
-        fusion_layers=conversion.fusion_layers,
-        embedding_dim=conversion.embedding_dim,
-        temperature=conversion.temperature,
+        visual_input_dim=load_pretrained_config(folder / VISUAL_FOLDER).hidden_size,
+        text_input_dim=len(PretrainedTokenizer.open(folder / TEXT_FOLDER)),
+        **fields,
     )
     matcher = XVLM(config)
-    visual, text = (str(conversion.folder.resolve() / part) for part in (VISUAL_FOLDER, TEXT_FOLDER))
+    visual, text = (str(final_folder / part) for part in (VISUAL_FOLDER, TEXT_FOLDER))
     matcher.config = replace(config, backbone=visual, text_backbone=text, pretrained="")
     Processor(EncoderSpec("visual", visual, "regions"), None, None, text).save(matcher, folder / MODEL_FOLDER)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -12,8 +11,8 @@ from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attentio
 
 from visavis import storage
 from visavis.errors import DataError
-from visavis.models.base import SCALE_PART, GlobalMatcher, MatcherConfig, encode_unit_rows, get_vectors
-from visavis.models.encoders.frozen_encoders import open_visual_encoder, region_features
+from visavis.models.base import SCALE_PART, GlobalMatcher, MatcherConfig, encode_unit_rows, get_mask, get_part, get_vectors, valid_mask
+from visavis.models.encoders.frozen_encoders import open_visual_encoder
 from visavis.models.encoders.pretrained_files import saved_part_folder
 from visavis.models.encoders.text_backbone import TEXT_BACKBONE_FOLDER, TextBackbone
 from visavis.models.image_text.cross_attention import EPSILON
@@ -199,7 +198,13 @@ class XVLM(GlobalMatcher):
         super().__init__(config)
         self.backbone = open_visual_encoder(config.backbone, "regions")
         self.text_backbone = TextBackbone(config.text_backbone)
-        bert, layers = self.text_backbone.model.config, self._text_layers()
+        bert = self.text_backbone.model.config
+        if bert.model_type != "bert":
+            raise DataError(
+                f"{config.text_backbone}: expected a model of kind bert, whose upper layers become the cross-modal encoder, "
+                f"got {bert.model_type}. Set another text encoder."
+            )
+        layers = self.text_backbone.model.encoder.layer
         text_only = len(layers) - config.fusion_layers
         if text_only < 1:
             raise DataError(
@@ -216,27 +221,12 @@ class XVLM(GlobalMatcher):
         )
         min_scale, max_scale = SCALE_BOUNDS
         if config.pretrained and saved_part_folder(TEXT_BACKBONE_FOLDER) is None:
-            self._load_pretrained_parts(Path(config.pretrained))
+            expected = {
+                name: part for name, part in self.state_dict().items() if name.startswith(PRETRAINED_PREFIXES) or ".crossattention." in name
+            }
+            self.load_state_dict(storage.read_tensors(config.pretrained, expected), strict=False)
         start = min(max(1 / config.temperature, min_scale), max_scale)
         self.learned_scale = LearnedScale(start, min_scale=min_scale, max_scale=max_scale) if config.scale == "learned" else None
-
-    def _load_pretrained_parts(self, file: Path) -> None:
-        """Load the weights of a converted checkpoint besides its two encoders. Raises DataError for other files."""
-        expected = {
-            name: part for name, part in self.state_dict().items() if name.startswith(PRETRAINED_PREFIXES) or ".crossattention." in name
-        }
-        self.load_state_dict(storage.read_tensors(file, expected), strict=False)
-
-    def _text_layers(self) -> nn.ModuleList:
-        """Return the layers of the text encoder. Raises DataError if it is not a BERT."""
-        kind = self.text_backbone.model.config.model_type
-        if kind != "bert":
-            raise DataError(
-                f"{self.config.text_backbone}: expected a model of kind bert, whose upper layers become the cross-modal encoder, got {kind}. "
-                "Set another text encoder."
-            )
-        layers: nn.ModuleList = self.text_backbone.model.encoder.layer
-        return layers
 
     @property
     def scale(self) -> LearnedScale | None:
@@ -260,7 +250,7 @@ class XVLM(GlobalMatcher):
         """Encode pixels as "embedding" ``[N, D]`` and "states" ``[N, 1 + R, E]`` of the whole image and of its regions."""
         pixels = get_vectors(items)
         states = self.backbone.model(pixel_values=pixels).last_hidden_state.float()
-        regions = region_features(states, pixels, self.backbone.model)
+        regions = self.backbone.regions(states, pixels)
         whole = states[:, :1] if states.dim() == 3 and states.shape[1] > regions.shape[1] else regions.mean(1, keepdim=True)
         return Encoded({"embedding": get_vectors(encode_unit_rows(self.visual(whole[:, 0]))), "states": torch.cat([whole, regions], 1)})
 
@@ -268,8 +258,9 @@ class XVLM(GlobalMatcher):
         """Encode tokens as "embedding" ``[N, D]`` and "states" of the words ``[N, W, E]`` with their mask."""
         words = self.text_backbone(items)
         states = get_vectors(words).float()
-        assert isinstance(words.mask, Tensor)
-        return Encoded({"embedding": get_vectors(encode_unit_rows(self.text(states[:, 0]))), "states": states}, {"states": words.mask})
+        return Encoded(
+            {"embedding": get_vectors(encode_unit_rows(self.text(states[:, 0]))), "states": states}, {"states": valid_mask(words)}
+        )
 
     def second_stage_scores(self, visual: Encoded, text: Encoded) -> Tensor:
         """Compute the log-odds that image i and text i match, ``[N]``."""
@@ -334,8 +325,8 @@ class XVLM(GlobalMatcher):
         return AttentionWeights(positive / positive.sum(1, keepdim=True).clamp(min=EPSILON), parts.sum(1))
 
     def _logits(self, visual: Encoded, text: Encoded, attention_maps: list[Tensor] | None = None) -> Tensor:
-        assert isinstance(visual.vectors, dict) and isinstance(text.vectors, dict) and isinstance(text.mask, dict)
-        fused = self.fusion(text.vectors["states"], text.mask["states"], visual.vectors["states"], attention_maps)
+        words, image = get_part(text, "states"), get_vectors(visual.named_part("states"))
+        fused = self.fusion(get_vectors(words), get_mask(words), image, attention_maps)
         logits: Tensor = self.match(fused[:, 0])
         return logits
 
