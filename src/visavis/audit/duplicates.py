@@ -10,11 +10,12 @@ import io
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from PIL import Image as Pillow
+from PIL.Image import Image as PILImage
 from torch import Tensor
 from torch.nn.functional import interpolate, normalize
 
@@ -27,9 +28,6 @@ from visavis.data.formats.listing import split_priority
 from visavis.data.perceptual_hash import MAX_HAMMING_DISTANCE, dhash
 from visavis.progress import Progress
 from visavis.scoring import max_query_rows
-
-if TYPE_CHECKING:
-    from PIL.Image import Image as PILImage
 
 THUMBNAIL_SIZE, COARSE_SIZE = 48, 8
 NUM_READERS, IMAGES_PER_BATCH = 4, 64
@@ -49,28 +47,6 @@ _FIX_WITHIN = "Merge copies into one image with all of their captions. Otherwise
 _FIX_SIMILAR = "Check some of them. Images of the same moment are negatives of one another, and across splits they make metrics too high."
 
 
-def nearest_neighbors(vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Find the nearest other rows of each row by dot product, in blocks of rows.
-
-    Args:
-        vectors: The rows, shape ``[N, D]``.
-        k: Number of neighbors.
-
-    Returns:
-        Dot products and row indices of the neighbors, the nearest first, each of shape ``[N, min(k, N - 1)]``.
-    """
-    k = min(k, len(vectors) - 1)
-    values, indices = list[Tensor](), list[Tensor]()
-    for rows in chunk_slices(len(vectors), max_query_rows(len(vectors), 16.0)):
-        scores = vectors[rows] @ vectors.T
-        positions = torch.arange(len(scores))
-        scores[positions, rows.start + positions] = -torch.inf
-        best = scores.topk(k, dim=1)
-        values.append(best.values)
-        indices.append(best.indices)
-    return torch.cat(values), torch.cat(indices)
-
-
 def pairs_above_threshold(vectors: Tensor, threshold: float, k: int) -> np.ndarray:
     """Find pairs of rows with a large dot product among the nearest neighbors of each row.
 
@@ -82,11 +58,15 @@ def pairs_above_threshold(vectors: Tensor, threshold: float, k: int) -> np.ndarr
     Returns:
         The pairs, shape ``[P, 2]``, the smaller index first.
     """
-    if len(vectors) < 2:
-        return np.empty((0, 2), np.int64)
-    values, indices = nearest_neighbors(vectors, k)
-    rows, columns = (values >= threshold).nonzero(as_tuple=True)
-    return unique_pairs(np.stack([rows.numpy(), indices[rows, columns].numpy()], 1))
+    pairs = [np.empty((0, 2), np.int64)]
+    for rows in chunk_slices(len(vectors), max_query_rows(len(vectors), 16.0)):
+        scores = vectors[rows] @ vectors.T
+        positions = torch.arange(len(scores))
+        scores[positions, rows.start + positions] = -torch.inf
+        nearest = scores.topk(min(k, len(vectors) - 1), dim=1)
+        query, place = (nearest.values >= threshold).nonzero(as_tuple=True)
+        pairs.append(torch.stack([rows.start + query, nearest.indices[query, place]], 1).numpy())
+    return unique_pairs(np.concatenate(pairs))
 
 
 def unique_pairs(pairs: np.ndarray) -> np.ndarray:
