@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ from visavis.experiments.results_table import (
     ResultRow,
     ResultTable,
     csv_table,
-    describe_bootstrap,
-    describe_paired_test,
     indistinguishable_rows,
     latex_table,
 )
@@ -41,7 +38,7 @@ class Comparison:
         folder: Folder of the comparison.
         name: Name of the recipe.
         settings: Settings with at least one successful run, in the given order.
-        outcomes: Outcomes of all runs, by setting and seed.
+        outcomes: Outcomes of all runs, sorted by setting and seed.
         feedback: Judged text queries that every successful run was evaluated on.
     """
 
@@ -50,38 +47,6 @@ class Comparison:
     settings: tuple[Setting, ...]
     outcomes: tuple[RunOutcome, ...]
     feedback: FeedbackTest | None = None
-
-    @classmethod
-    def from_outcomes(
-        cls, folder: Path, name: str, settings: Sequence[Setting], outcomes: Sequence[RunOutcome], feedback: FeedbackTest | None = None
-    ) -> Comparison:
-        """Build the result from the outcomes of runs.
-
-        Args:
-            folder: Folder of the comparison.
-            name: Name of the recipe.
-            settings: All settings.
-            outcomes: Outcomes of all runs, in any order.
-            feedback: Judged text queries.
-
-        Returns:
-            The comparison.
-
-        Raises:
-            RunError: If no run succeeded.
-        """
-        succeeded = {one.setting for one in outcomes if not one.failure}
-        if not succeeded:
-            reason = f"got {len(outcomes)} failures. The first: {outcomes[0].failure}" if outcomes else "got no runs."
-            raise RunError(f"{folder}: expected a successful run, {reason}")
-        order = [setting.name for setting in settings]
-        return cls(
-            folder,
-            name,
-            tuple(setting for setting in settings if setting.name in succeeded),
-            tuple(sorted(outcomes, key=lambda one: (order.index(one.setting), one.seed))),
-            feedback,
-        )
 
     def runs(self, setting: Setting) -> list[RunOutcome]:
         """Return the successful runs of a setting.
@@ -193,15 +158,14 @@ class Comparison:
         best, seeds = self.best.name, len(self.runs(self.best))
         seeds_text = "one seed" if seeds == 1 else f"{seeds} seeds"
         sentences = [f"Best on validation: {best}, mean RSUM {self.validation(self.best):.1f} over {seeds_text}."]
-        sentences += [describe_paired_test(test, "test RSUM") for test in self.differences_from_best.values()]
+        sentences += [test.describe("test RSUM") for test in self.differences_from_best.values()]
         if self.differences_from_best:
             nearest = next(iter(self.differences_from_best))
             pair = f"{best} minus {nearest}."
-            sentences.append(f"{pair} {describe_bootstrap(self.image_bootstrap.difference(best, nearest), 'test RSUM')}")
+            sentences.append(f"{pair} {self.image_bootstrap.difference(best, nearest).describe('test RSUM')}")
             if self.feedback is not None:
-                sentences.append(describe_paired_test(self.feedback_differences_from_best(FEEDBACK_METRIC)[nearest], FEEDBACK_LABEL))
-                estimate = self.query_bootstrap.difference(best, nearest, FEEDBACK_METRIC)
-                sentences.append(f"{pair} {describe_bootstrap(estimate, FEEDBACK_LABEL)}")
+                sentences.append(self.feedback_differences_from_best(FEEDBACK_METRIC)[nearest].describe(FEEDBACK_LABEL))
+                sentences.append(f"{pair} {self.query_bootstrap.difference(best, nearest, FEEDBACK_METRIC).describe(FEEDBACK_LABEL)}")
         return sentences + [f"{one.setting}, seed {one.seed} failed: {one.failure}" for one in self.failures]
 
     def markdown(self) -> str:
@@ -247,7 +211,7 @@ class Comparison:
             "best": self.best.name,
             "table": self.table.to_json(),
             "differences_from_best": [
-                test.to_json() | {"image_bootstrap": self.image_bootstrap.difference(test.a, test.b).to_json()}
+                test.to_json() | {"image_bootstrap": asdict(self.image_bootstrap.difference(test.a, test.b))}
                 for test in self.differences_from_best.values()
             ],
             "rsum_tests": [test.to_json() for test in self.rsum_tests],
@@ -277,7 +241,7 @@ class Comparison:
             "skipped": dict(self.feedback.pairs.skipped),
             "differences_from_best": {
                 metric: [
-                    test.to_json() | {"query_bootstrap": self.query_bootstrap.difference(test.a, test.b, metric).to_json()}
+                    test.to_json() | {"query_bootstrap": asdict(self.query_bootstrap.difference(test.a, test.b, metric))}
                     for test in self.feedback_differences_from_best(metric).values()
                 ]
                 for metric in self.feedback.labels
