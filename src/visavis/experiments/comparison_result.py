@@ -349,14 +349,11 @@ def _facts(content: Any, name: str = "") -> dict[str, Any]:
         inner = {str(place): value for place, value in enumerate(content)}
     elif name.endswith(".objective"):
         objective = parse(content)
-        return {name: type(objective).__name__} | {f"{name}.{key}": _plain(value) for key, value in vars(objective).items()}
+        parameters = {f"{name}.{key}": value if _is_number(value) else repr(value) for key, value in vars(objective).items()}
+        return {name: type(objective).__name__} | parameters
     else:
         return {name: content}
     return {key: value for part, one in inner.items() for key, value in _facts(one, f"{name}.{part}".lstrip(".")).items()}
-
-
-def _plain(value: Any) -> Any:
-    return value if _is_number(value) else repr(value)
 
 
 def _is_number(value: Any) -> bool:

@@ -340,10 +340,13 @@ def latex_table(table: ResultTable, indistinguishable: Mapping[str, Collection[s
         rf"\cmidrule(lr){{{end - len(group.labels) + 2}-{end + 1}}}" for group, end in zip(table.columns, ends, strict=True) if group.title
     )
     names = " & ".join(label for group in table.columns for label in group.labels.values())
+    legend = ""
+    if any(indistinguishable.values()):
+        legend = r" $\dagger$: not distinguishable from the best of its column over these seeds (paired $t$-tests with Holm's correction)."
     lines = [
         r"\begin{table}",
         r"  \centering",
-        rf"  \caption{{{escape_latex(table.caption())}{_legend(indistinguishable)}}}",
+        rf"  \caption{{{escape_latex(table.caption())}{legend}}}",
         r"  \label{tab:comparison}",
         rf"  \begin{{tabular}}{{l{'r' * len(table.metrics)}}}",
         r"    \toprule",
@@ -425,9 +428,3 @@ def _cell(table: ResultTable, row: ResultRow, metric: str, alike: Mapping[str, C
     bold = rf"\mathbf{{{mean}}}" if best else mean
     spread = "" if std is None else rf" \pm {std:.1f}"
     return f"${bold}{dagger}{spread}$"
-
-
-def _legend(alike: Mapping[str, Collection[str]]) -> str:
-    if not any(alike.values()):
-        return ""
-    return r" $\dagger$: not distinguishable from the best of its column over these seeds (paired $t$-tests with Holm's correction)."
