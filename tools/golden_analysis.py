@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.diagnostics import (
+from visavis.diagnostics.contributing_samples import (
     ContributingSamples,
     contributing_by_direction,
     count_contributing,
+    released_smooth_ap_counts,
     smooth_ap_counts,
-    tangent_norms_of_slopes,
 )
-from visavis.diagnostics.contributing_samples import released_smooth_ap_counts
+from visavis.diagnostics.pair_gradients import tangent_norms_of_slopes
 from visavis.objectives import VLC, NTXent, Objective, Triplet, TripletHN, Unified
 from visavis.targets import Targets
 

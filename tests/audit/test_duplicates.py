@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 import visavis
-from visavis.audit.duplicates import ImageThumbnails, make_copies, nearest_neighbors, pairs_above_threshold
+from visavis.audit.duplicates import ImageThumbnails, make_copies, pairs_above_threshold
 from visavis.audit.image_alignment import aligned_correlation
 from visavis.synthetic import write_synthetic_scenes
 
@@ -63,12 +63,13 @@ def test_alignment_of_flat_images_is_low():
     assert aligned_correlation(flat, noise).item() < 0.5
 
 
-def test_nearest_neighbors_equal_those_of_full_matrix():
+def test_pairs_above_threshold_equal_those_of_full_matrix():
     vectors = torch.nn.functional.normalize(torch.randn(300, 8), dim=1)
     scores = vectors @ vectors.T - 2 * torch.eye(300)
-    values, indices = nearest_neighbors(vectors, 3)
-    torch.testing.assert_close(values, scores.topk(3).values)
-    assert torch.equal(indices[:, 0], scores.argmax(1))
+    nearest = scores.topk(3).indices.tolist()
+    found = {tuple(pair) for pair in pairs_above_threshold(vectors, -2.0, 3).tolist()}
+    assert found == {(min(i, j), max(i, j)) for i, neighbors in enumerate(nearest) for j in neighbors}
+    assert len(pairs_above_threshold(vectors[:1], -2.0, 3)) == 0
     found = {tuple(pair) for pair in pairs_above_threshold(vectors, 0.9, 299).tolist()}
     assert found == {(i, j) for i, j in (scores >= 0.9).nonzero().tolist() if i < j}
 

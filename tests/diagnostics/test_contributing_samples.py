@@ -9,15 +9,16 @@ import torch
 from tests.diagnostics.closed_forms import closed_weights
 
 from visavis import Targets
-from visavis.diagnostics import (
+from visavis.diagnostics.contributing_samples import (
     contributing_by_direction,
     contributing_by_epsilon,
     contributing_samples,
     count_contributing,
     effective_number,
+    released_smooth_ap_counts,
+    released_triplet_counts,
     smooth_ap_counts,
 )
-from visavis.diagnostics.contributing_samples import released_smooth_ap_counts, released_triplet_counts
 from visavis.objectives import CATALOG, NTXent, Triplet, TripletHN, Unified
 
 SIZES = [1, 2, 3, 5, 24, 64]

@@ -13,7 +13,7 @@ import torch
 import visavis
 from visavis import Targets
 from visavis.diagnostics import contributing_samples
-from visavis.diagnostics.contributing_samples import rule_of
+from visavis.diagnostics.contributing_samples import released_targets
 from visavis.diagnostics.contribution_analysis import (
     BATCH_SIZE,
     batch_measures,
@@ -129,9 +129,9 @@ def test_diagnosis_includes_released_counts(run):
     result = visavis.diagnose(run, objective=["Triplet()"], max_batches=1)
     paper, released = (count for count in result.counts if count.objective.startswith("Triplet("))
     assert (paper.semantics, released.semantics) == ("paper", "reference")
-    assert rule_of(TripletHN()) is None
-    assert rule_of(Triplet()).released_targets(4, 20) is None
-    assert rule_of(SmoothAP()).released_targets(4, 20).candidate_ids.tolist() == [image for image in range(4) for _ in range(5)]
+    assert released_targets(TripletHN(), 4, 4) is None
+    assert released_targets(Triplet(), 4, 20) is None
+    assert released_targets(SmoothAP(), 4, 20).candidate_ids.tolist() == [image for image in range(4) for _ in range(5)]
 
 
 def test_batch_measures_without_moved_queries():

@@ -108,7 +108,7 @@ def test_profile_report_holds_plots_and_values(tmp_path):
     assert "http" not in page
     assert f"<td>{found.profiles[0].rotation.norm[0]:.3f}</td>" in page
     with pytest.raises(RefusedOverwrite):
-        visavis.anatomy("Goal()", out=out)
+        visavis.anatomy("Triplet()", out=out)
 
 
 def test_profile_rejects_missing_objective_without_folder(tmp_path):

@@ -7,12 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.diagnostics.closed_forms import closed_weights
-from torch.nn.functional import normalize
 
 from visavis import Targets
-from visavis.diagnostics import pair_weights, weights_by_blocks
+from visavis.diagnostics import pair_weights
 from visavis.errors import ShapeError, SpecError
-from visavis.objectives import CATALOG, VLC, NTXent, Objective, Triplet, TripletHN, Unified
+from visavis.objectives import VLC, NTXent, Objective, Triplet, TripletHN, Unified
 
 PRINTED = [Triplet(), TripletHN(), NTXent(), NTXent(tau=0.02), NTXent(denominator="negatives"), Unified(), Unified(gamma=1), VLC(gamma=7)]
 printed = pytest.mark.parametrize("objective", PRINTED, ids=repr)
@@ -77,23 +76,6 @@ def test_pair_weights_have_unit_of_paper():
     torch.testing.assert_close(pair_weights(vlc, scores, pairs) * vlc.gradient_scale, slopes)
 
 
-@pytest.mark.parametrize("kind", CATALOG, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize(("memory", "most"), [(1200, 1), (4000, 3), ("1MB", 7)])
-def test_weights_by_blocks_equal_full_matrix(kind, memory, most):
-    """Of any objective, with all that one may read."""
-    images, texts = (normalize(torch.randn(n, 4, dtype=torch.float64), dim=1) for n in (7, 9))
-    facts = {name: torch.rand(7, 9, dtype=torch.float64) for name in ("relevance", "weight", "pair_margin")}
-    facts |= {f"{side}_margin": torch.rand(n, dtype=torch.float64) for side, n in (("query", 7), ("candidate", 9))}
-    facts |= {f"{side}_offline_scores": torch.rand(n, 2, dtype=torch.float64) for side, n in (("query", 7), ("candidate", 9))}
-    targets = Targets(query_ids=[0, 1, 2, 3, 4, 5, 0], candidate_ids=[0, 1, 2, 3, 4, 5, 0, 2, 8], **facts)
-    whole = pair_weights(kind(), images @ texts.T, targets)
-    assert whole.abs().sum() > 0
-    rows, blocks = zip(*weights_by_blocks(kind(), images, texts, targets, memory=memory), strict=True)
-    assert max(map(len, blocks)) == most
-    assert [part.stop - part.start for part in rows] == [len(block) for block in blocks]
-    torch.testing.assert_close(torch.cat(blocks), whole, rtol=1e-10, atol=1e-13)
-
-
 class OfOthers(Objective):
     """An objective that reads the scores of all positives, as GOAL does."""
 
@@ -103,13 +85,11 @@ class OfOthers(Objective):
         return scores[targets.positive] * targets.positive_scores.sum()
 
 
-def test_weights_by_blocks_use_all_positive_scores():
-    images, texts = (normalize(torch.randn(5, 4, dtype=torch.float64), dim=1) for _ in range(2))
-    pairs = Targets.paired(5)
-    blocks = [block for _, block in weights_by_blocks(OfOthers(), images, texts, pairs, memory=1500)]
-    expected = torch.eye(5, dtype=torch.float64) * (images * texts).sum()
-    torch.testing.assert_close(torch.cat(blocks), expected)
-    torch.testing.assert_close(pair_weights(OfOthers(), images @ texts.T, pairs), expected)
+def test_pair_weights_use_all_positive_scores():
+    scores = torch.randn(5, 5, dtype=torch.float64)
+    torch.testing.assert_close(
+        pair_weights(OfOthers(), scores, Targets.paired(5)), torch.eye(5, dtype=torch.float64) * scores.diagonal().sum()
+    )
 
 
 def test_pair_weights_do_not_change_scores():

@@ -8,7 +8,7 @@ from tests.diagnostics.closed_forms import closed_weights
 from torch.nn.functional import normalize
 
 from visavis import Targets
-from visavis.diagnostics import tangent_norms, tangent_norms_of_slopes
+from visavis.diagnostics.pair_gradients import tangent_norms, tangent_norms_of_slopes
 from visavis.objectives import CATALOG, VLC, TripletHN, Unified
 
 ANATOMIZED = [TripletHN(), TripletHN(margin=0.7), Unified(gamma=1), Unified(gamma=50), VLC(gamma=1), VLC(gamma=20)]

@@ -22,7 +22,6 @@ data = { path = "SCENES" }
 [training]
 batch_size = 16
 metric_batches = 1
-checkpoint_s = 0
 
 [[phases]]
 epochs = 1

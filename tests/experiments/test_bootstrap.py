@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 
@@ -14,7 +13,6 @@ from visavis.errors import RunError, ShapeError, SpecError
 from visavis.evaluation import rank_scores
 from visavis.evaluation.results import QueryRanks, read_query_ranks, write_query_ranks
 from visavis.experiments.bootstrap import BOOTSTRAP_METRICS, KS, bootstrap_images
-from visavis.experiments.results_table import describe_bootstrap
 
 CAPTION_COUNTS = [5, 1, 2, 5, 3] * 8
 """Number of captions of each image."""
@@ -179,13 +177,15 @@ def test_describe_bootstrap_reports_sign_stability():
     bootstrap = bootstrap_images(
         {name: {0: ranks_from_hits(row_hits, row_hits[:, None])} for name, row_hits in rows.items()}, num_samples=500
     )
-    assert describe_bootstrap(bootstrap.difference("a", "b", "i2t_r1"), "R@1").startswith(
-        "Other test images would not reverse the sign: +20.0 R@1 (95 % interval 1"
+    assert (
+        bootstrap.difference("a", "b", "i2t_r1")
+        .describe("R@1")
+        .startswith("Other test images would not reverse the sign: +20.0 R@1 (95 % interval 1")
     )
-    assert describe_bootstrap(bootstrap.difference("a", "b", "i2t_r1"), "R@1").endswith(" over 100 test images).")
-    assert describe_bootstrap(bootstrap.difference("a", "c", "i2t_r1"), "R@1").startswith("Other test images could reverse the sign: ")
-    assert describe_bootstrap(bootstrap.difference("a", "a"), "RSUM") == "Every sample of the 100 test images gives the same: 0 RSUM."
-    assert json.loads(json.dumps(bootstrap.difference("a", "b").to_json()))["num_samples"] == 500
+    assert bootstrap.difference("a", "b", "i2t_r1").describe("R@1").endswith(" over 100 test images).")
+    assert bootstrap.difference("a", "c", "i2t_r1").describe("R@1").startswith("Other test images could reverse the sign: ")
+    assert bootstrap.difference("a", "a").describe("RSUM") == "Every sample of the 100 test images gives the same: 0 RSUM."
+    assert bootstrap.difference("a", "b").num_samples == 500
     few = bootstrap_images({name: {0: ranks_from_hits(rows[name][50:65], rows[name][50:65, None])} for name in ("a", "b")}, num_samples=50)
-    text = describe_bootstrap(few.difference("a", "b", "i2t_r1"), "R@1")
+    text = few.difference("a", "b", "i2t_r1").describe("R@1")
     assert text == "+66.7 R@1 over 15 test images. At least 20 are needed for an interval."

@@ -118,7 +118,7 @@ WORKER_KILLED = "workers: a process was killed"
 @pytest.mark.parametrize(
     ("engine", "target", "number", "code", "message"),
     [
-        ("local", "comparison", signal.SIGKILL, -9, ""),
+        pytest.param("local", "comparison", signal.SIGKILL, -9, "", marks=pytest.mark.long),
         ("local", "comparison", signal.SIGINT, 130, "visavis compare --resume {out}"),
         pytest.param("local", "worker", signal.SIGKILL, 1, WORKER_KILLED, marks=pytest.mark.long),
         pytest.param("ray", "comparison", signal.SIGKILL, -9, "", marks=pytest.mark.long),
@@ -131,7 +131,15 @@ def test_compare_resumes_after_signals_without_losing_runs(plain, recipe, tmp_pa
         pytest.importorskip("ray")
     out = tmp_path / "ended"
     options = {"--seeds": 2, "--workers": 2, "--engine": engine, "--out": out}
-    command = [sys.executable, "-m", "visavis", "compare", str(recipe), *(str(part) for option in options.items() for part in option)]
+    command = [
+        sys.executable,
+        "-m",
+        "visavis",
+        "compare",
+        str(recipe),
+        "training.checkpoint_s=0",
+        *(str(part) for option in options.items() for part in option),
+    ]
     process = subprocess.Popen(
         [*command, *(part for spec in OBJECTIVES for part in ("--objective", spec))], stderr=subprocess.PIPE, text=True
     )

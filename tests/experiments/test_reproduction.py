@@ -63,15 +63,15 @@ def test_reproduction_rank_agreement_and_std_by_hand(tmp_path):
     other, *rows = rows[:5]
     by_rank = sorted(rows, key=lambda row: row.values["i2t_r1"][0])
     runs = {
-        row.id: (row, [RunOutcome(row.row, seed, tmp_path / f"{row.row}-{seed}", 1.0, {"i2t_r1": rank + 2.0 * seed}) for seed in (1, 2)])
+        row.id: [RunOutcome(row.row, seed, tmp_path / f"{row.row}-{seed}", 1.0, {"i2t_r1": rank + 2.0 * seed}) for seed in (1, 2)]
         for rank, row in enumerate(by_rank)
     }
-    made = Reproduction.from_outcomes(tmp_path, "cocos/1", "", runs)
+    made = Reproduction(tmp_path, "cocos/1", "", runs)
     [order] = made.rank_agreements
     assert (order.key, order.rows, order.rho, order.p) == ("i2t_r1", 4, pytest.approx(1.0), pytest.approx(2 / 24)), (
         "two of 24 orders are as extreme"
     )
-    again = Reproduction.from_outcomes(tmp_path, "cocos/1", "", runs | {other.id: (other, runs[rows[0].id][1])})
+    again = Reproduction(tmp_path, "cocos/1", "", runs | {other.id: runs[rows[0].id]})
     assert again.rank_agreements == made.rank_agreements, "rows that share runs count once"
     [value] = [one for one in made.values if one.row is by_rank[0] and one.key == "i2t_r1"]
     assert (value.reached, value.reached_std) == (3.0, 1.0), "COCOS prints the population standard deviation"

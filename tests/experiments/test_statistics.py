@@ -10,7 +10,6 @@ import pytest
 from scipy import stats
 
 from visavis.errors import DataError, SpecError
-from visavis.experiments.results_table import describe_paired_test
 from visavis.experiments.statistics import (
     PairedTest,
     differences_from,
@@ -167,7 +166,7 @@ def test_paired_tests_exclude_rows_with_one_common_seed():
     pairs = paired_tests(rows)
     assert [(pair.verdict == "not tested", pair.tests) for pair in pairs] == [(False, 1), (True, 1), (True, 1)]
     assert (pairs[1].difference, pairs[1].interval, pairs[1].p, pairs[1].more_seeds) == (-6, None, None, None)
-    assert describe_paired_test(pairs[1], "RSUM") == "a and c share one seed: −6.00 RSUM. No test is possible. Train more seeds of both."
+    assert pairs[1].describe("RSUM") == "a and c share one seed: −6.00 RSUM. No test is possible. Train more seeds of both."
     assert t_interval([480.0]) is None
 
 
@@ -180,7 +179,7 @@ def test_paired_t_test_uses_sign_test_for_constant_differences(seeds, p, verdict
     pair = paired_t_test(row(values + 0.1 + 0.2), row(values))
     assert (pair.p, pair.interval, pair.std, pair.verdict) == (p, None, 0.0, verdict)
     assert pair.more_seeds == (0 if verdict == "higher" else None)
-    assert describe_paired_test(pair, "R@1") == (
+    assert pair.describe("R@1") == (
         f"a against b is +0.300 R@1 in each of {seeds} seeds, so only its sign is tested (p = {p:.{3 if p < 0.1 else 2}f})"
         + (": a is higher." if verdict == "higher" else ".")
     )
@@ -189,7 +188,7 @@ def test_paired_t_test_uses_sign_test_for_constant_differences(seeds, p, verdict
 def test_paired_t_test_of_equal_values():
     pair = paired_t_test(row([0.1 + 0.2] * 5), row([0.3] * 5))
     assert (pair.difference, pair.p, pair.verdict, pair.more_seeds) == (0, 1, "not distinguishable", None)
-    assert describe_paired_test(pair, "R@10") == "a and b have the same R@10 in each of 5 seeds."
+    assert pair.describe("R@10") == "a and b have the same R@10 in each of 5 seeds."
     assert t_interval([100.0] * 5) is None
 
 
@@ -204,7 +203,7 @@ def test_statistics_reject_non_finite_values(wrong):
 def test_paired_tests_skip_rows_without_common_seeds():
     [pair] = paired_tests({"Unified": {0: 5.0, 1: 6.0}, "VLC": {2: 1.0}})
     assert (pair.seeds, pair.difference, pair.verdict, pair.more_seeds) == ((), 4.5, "not tested", None)
-    assert describe_paired_test(pair, "RSUM") == "Unified and VLC share no seed: +4.50 RSUM. No test is possible. Train more seeds of both."
+    assert pair.describe("RSUM") == "Unified and VLC share no seed: +4.50 RSUM. No test is possible. Train more seeds of both."
     with pytest.raises(DataError, match=r"^Unified, VLC: expected a seed in common, got none\. Run both with the same seeds\.$"):
         paired_t_test({0: 1.0}, {1: 1.0}, names=("Unified", "VLC"))
 
@@ -253,7 +252,7 @@ ALIKE = "A and B are not distinguishable in RSUM over 5 seeds:"
     ],
 )
 def test_describe_paired_test_reports_every_value(pair, message):
-    assert describe_paired_test(pair, "RSUM") == message
+    assert pair.describe("RSUM") == message
 
 
 def test_paired_test_to_json():

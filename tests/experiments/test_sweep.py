@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from visavis.experiments.comparison_result import find_sweep
 from visavis.experiments.grid import build_settings
 from visavis.experiments.jobs import RunOutcome
 from visavis.experiments.statistics import t_interval
-from visavis.experiments.sweep import find_sweep
 from visavis.recipes.files import read_recipe
 from visavis.reports.comparison_report import plot_sweep
 

@@ -10,12 +10,13 @@ import torch
 
 from visavis.errors import RunError
 from visavis.evaluation import Evaluation, rank_scores
-from visavis.experiments.results_table import CAPTION_METRICS, MeasurementConditions, ResultTable
+from visavis.experiments.bootstrap import BOOTSTRAP_METRICS
+from visavis.experiments.results_table import MeasurementConditions, ResultTable
 
 
 def result(*recalls: float, num_images: int = 500) -> Evaluation:
     """Evaluation of six recalls, three per direction, and their sum."""
-    metrics = dict(zip(CAPTION_METRICS, [*recalls, sum(recalls)], strict=True))
+    metrics = dict(zip(BOOTSTRAP_METRICS, [*recalls, sum(recalls)], strict=True))
     nothing = np.empty(0)
     return Evaluation("plain", num_images, 5 * num_images, 5.0, "pessimistic", metrics, nothing, nothing)
 
@@ -52,7 +53,7 @@ def test_chance_equals_its_formula():
     assert conditions.chance("i2t_r1") == pytest.approx(100 * 5 / 2500)
     none = math.prod((2495 - i) / (2500 - i) for i in range(10))
     assert conditions.chance("i2t_r10") == pytest.approx(100 * (1 - none))
-    assert conditions.chance("rsum") == pytest.approx(sum(conditions.chance(name) for name in CAPTION_METRICS[:-1]))
+    assert conditions.chance("rsum") == pytest.approx(sum(conditions.chance(name) for name in BOOTSTRAP_METRICS[:-1]))
 
 
 def test_chance_equals_mean_of_random_scores(generator):

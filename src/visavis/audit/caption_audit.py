@@ -7,14 +7,13 @@ inspection, not errors.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.audit.issue import Issue, format_count
+from visavis.audit.audit_part import Issue, format_count
 from visavis.audit.noise_estimate import NoiseEstimate, mismatch_log_odds
 from visavis.blocking import chunk_slices
 from visavis.data.dataset import Dataset
@@ -30,7 +29,6 @@ MIN_OTHER_IMAGES = 5
 # Captions that each caption is compared with, sampled at random. All pairs would take hours for millions of captions.
 MAX_COMPARED_CAPTIONS = 100_000
 SERIOUS_GENERIC_RATIO = 0.01
-MIN_OUTLIER_PRECISION = 0.5
 
 _FIX_GENERIC = (
     "Describe what distinguishes these images, or add the other images as positives: training counts them as negatives of the caption."
@@ -40,44 +38,29 @@ _FIX_OUTLIERS = (
 )
 
 
-@dataclass(frozen=True)
-class SiblingAgreement:
-    """Agreement of each caption with the other captions of an image. NaN if there are too few of them.
+def sibling_agreement(vectors: Tensor, image_of: Tensor, assigned: Tensor) -> Tensor:
+    """Compute the agreement of captions with the other captions of an assigned image.
 
-    Attributes:
-        agreement: Mean cosine of the caption with the other captions, shape ``[C]``.
-        sibling_agreement: Mean cosine of the other captions with one another, shape ``[C]``.
+    A caption that is assigned to another image than its own replaces the last caption of that image.
+
+    Args:
+        vectors: Unit vectors of the captions, shape ``[C, D]``.
+        image_of: The image of each caption, shape ``[C]``.
+        assigned: The image whose captions each caption is compared with, shape ``[C]``.
+
+    Returns:
+        Mean cosine of each caption with the other captions, and mean cosine of these with one another, shape ``[C, 2]``. NaN if there
+        are too few of them.
     """
-
-    agreement: Tensor
-    sibling_agreement: Tensor
-
-    @classmethod
-    def from_vectors(cls, vectors: Tensor, image_of: Tensor, assigned: Tensor) -> SiblingAgreement:
-        """Compute the agreement of captions with the captions of an assigned image.
-
-        A caption that is assigned to another image than its own replaces the last caption of that image.
-
-        Args:
-            vectors: Unit vectors of the captions, shape ``[C, D]``.
-            image_of: The image of each caption, shape ``[C]``.
-            assigned: The image whose captions each caption is compared with, shape ``[C]``.
-
-        Returns:
-            The agreement of each caption.
-        """
-        num_images = int(torch.cat([image_of, assigned]).max()) + 1
-        total = vectors.new_zeros(num_images, vectors.shape[1]).index_add_(0, image_of, vectors)
-        excluded, count = _excluded_captions(image_of, assigned, num_images)
-        others = total[assigned] - torch.where((excluded >= 0)[:, None], vectors[excluded], 0.0)
-        agreement = (others * vectors).sum(1) / count
-        # |sum of n unit vectors|^2 = n + sum of the cosines of all n(n - 1) ordered pairs.
-        sibling_agreement = (others.square().sum(1) - count) / (count * (count - 1))
-        return cls(agreement.where(count > 0, torch.nan), sibling_agreement.where(count > 1, torch.nan))
+    others, count = _sum_siblings(vectors, image_of, assigned)
+    agreement = (others * vectors).sum(1) / count
+    # |sum of n unit vectors|^2 = n + sum of the cosines of all n(n - 1) ordered pairs.
+    of_siblings = (others.square().sum(1) - count) / (count * (count - 1))
+    return torch.stack([agreement.where(count > 0, torch.nan), of_siblings.where(count > 1, torch.nan)], 1)
 
 
 def sibling_mean(values: Tensor, image_of: Tensor, assigned: Tensor) -> Tensor:
-    """Average a value over the other captions of an image, as in ``SiblingAgreement.from_vectors``.
+    """Average a value over the other captions of an image, as in ``sibling_agreement``.
 
     Args:
         values: A value of each caption, shape ``[C]``.
@@ -87,20 +70,20 @@ def sibling_mean(values: Tensor, image_of: Tensor, assigned: Tensor) -> Tensor:
     Returns:
         The means, shape ``[C]``. NaN if the image has only one caption.
     """
+    rest, count = _sum_siblings(values[:, None], image_of, assigned)
+    return (rest[:, 0] / count).where(count > 0, torch.nan)
+
+
+def _sum_siblings(values: Tensor, image_of: Tensor, assigned: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sum of values ``[C, D]`` over the siblings of each caption in its assigned image, and the number of siblings ``[C]``."""
     num_images = int(torch.cat([image_of, assigned]).max()) + 1
-    total = values.new_zeros(num_images).index_add_(0, image_of, values)
-    excluded, count = _excluded_captions(image_of, assigned, num_images)
-    rest = total[assigned] - torch.where(excluded >= 0, values[excluded], 0.0)
-    return (rest / count).where(count > 0, torch.nan)
-
-
-def _excluded_captions(image_of: Tensor, assigned: Tensor, num_images: int) -> tuple[Tensor, Tensor]:
-    """Return which caption of the assigned image is not a sibling (-1: none), and the number of siblings."""
+    total = values.new_zeros(num_images, values.shape[1]).index_add_(0, image_of, values)
     last = np.full(num_images, -1)
     last[image_of.numpy()] = np.arange(len(image_of))  # of several assignments to one index, numpy keeps the last
+    # The caption of the assigned image that is not a sibling, -1 for none.
     excluded = torch.where(image_of == assigned, torch.arange(len(image_of)), torch.from_numpy(last)[assigned])
-    counts = torch.bincount(image_of, minlength=num_images)
-    return excluded, (counts[assigned] - (excluded >= 0).long()).float()
+    count = torch.bincount(image_of, minlength=num_images)[assigned] - (excluded >= 0).long()
+    return total[assigned] - torch.where((excluded >= 0)[:, None], values[excluded], 0.0), count.float()
 
 
 def sample_other_images(image_of: np.ndarray, copy_groups: np.ndarray, seed: int) -> np.ndarray:
@@ -195,14 +178,6 @@ class CaptionAudit:
     outlier_ratio: float
     max_outlier_ratio: float
 
-    def to_json(self) -> dict[str, Any]:
-        """Convert to JSON data.
-
-        Returns:
-            All fields by name.
-        """
-        return asdict(self)
-
     def issues(self) -> list[Issue]:
         """Report generic captions and outliers as issues.
 
@@ -245,7 +220,7 @@ def audit_captions(data: Dataset, vectors: Tensor, encoder: str, copy_groups: np
     near_cosine = _near_cosine(vectors, image_of)
     num_other_images, examples = _count_similar_images(data, vectors, copy_groups, near_cosine, seed)
     num_exact_copies = _count_exact_copies(data, copy_groups[data.image_of])
-    outliers, estimate = _find_outliers(data, vectors, image_of, copy_groups, seed)
+    outliers, outlier_ratio, max_outlier_ratio = _find_outliers(data, vectors, image_of, copy_groups, seed)
     return CaptionAudit(
         encoder=encoder,
         near_cosine=near_cosine,
@@ -254,8 +229,8 @@ def audit_captions(data: Dataset, vectors: Tensor, encoder: str, copy_groups: np
         generic=_list_generic(data, num_other_images, num_exact_copies, examples),
         num_generic=int((num_other_images >= MIN_OTHER_IMAGES).sum()),
         outliers=outliers,
-        outlier_ratio=estimate.noise_ratio if estimate else 0.0,
-        max_outlier_ratio=estimate.max_noise_ratio if estimate else 0.0,
+        outlier_ratio=outlier_ratio,
+        max_outlier_ratio=max_outlier_ratio,
     )
 
 
@@ -314,15 +289,14 @@ def _list_generic(
 
 def _find_outliers(
     data: Dataset, vectors: Tensor, image_of: Tensor, copy_groups: np.ndarray, seed: int
-) -> tuple[tuple[OutlierCaption, ...], NoiseEstimate | None]:
-    """List captions unlike the other captions of their image. None: no image has three captions."""
+) -> tuple[tuple[OutlierCaption, ...], float, float]:
+    """List captions unlike the other captions of their image, with their estimated share and its upper bound."""
     other = torch.from_numpy(sample_other_images(data.image_of, copy_groups, seed))
-    agreements = (SiblingAgreement.from_vectors(vectors, image_of, assigned) for assigned in (image_of, other))
-    matched, mismatched = (torch.stack([one.agreement, one.sibling_agreement], 1).numpy() for one in agreements)
+    matched, mismatched = (sibling_agreement(vectors, image_of, assigned).numpy() for assigned in (image_of, other))
     # With a single sibling it is unknown which of the two captions is the outlier.
     is_known, is_known_mismatched = (np.isfinite(columns[:, 1]) for columns in (matched, mismatched))
     if not is_known.any() or not is_known_mismatched.any():
-        return (), None
+        return (), 0.0, 0.0
     captions = np.flatnonzero(is_known)
     scores, wrong = mismatch_log_odds(matched[is_known], mismatched[is_known_mismatched])
     # A wrong caption lowers the agreement of its siblings, too: only the caption with the lowest agreement of an image counts.
@@ -330,10 +304,8 @@ def _find_outliers(
     np.minimum.at(lowest, data.image_of[captions], matched[captions, 0])
     scores[matched[captions, 0] > lowest[data.image_of[captions]]] = -np.inf
     estimate = NoiseEstimate.from_scores(scores, wrong)
-    order = np.argsort(-scores, kind="stable")
-    precise = np.flatnonzero((estimate.precision[order] >= MIN_OUTLIER_PRECISION) & np.isfinite(scores[order]))
-    listed = order[: precise[-1] + 1] if len(precise) else order[:0]
-    return tuple(_outlier(data, int(captions[row]), *map(float, matched[captions[row]])) for row in listed), estimate
+    outliers = tuple(_outlier(data, int(captions[row]), *map(float, matched[captions[row]])) for row in estimate.listed)
+    return outliers, estimate.noise_ratio, estimate.max_noise_ratio
 
 
 def _outlier(data: Dataset, caption: int, agreement: float, sibling_agreement: float) -> OutlierCaption:

@@ -7,29 +7,27 @@ agree as well as most of these copies agree with their originals. This also give
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 from PIL import Image as Pillow
+from PIL.Image import Image as PILImage
 from torch import Tensor
 from torch.nn.functional import interpolate, normalize
 
-from visavis.audit.disk_cache import cache_path, cached_tensors
+from visavis.audit.audit_part import Issue, cache_path, cached_tensors, format_count
+from visavis.audit.embeddings import ImageVectors
 from visavis.audit.image_alignment import aligned_correlation
-from visavis.audit.issue import Issue, format_count
 from visavis.blocking import chunk_slices
-from visavis.data.dataset import Dataset, Image
+from visavis.data.dataset import Dataset
 from visavis.data.formats.listing import split_priority
 from visavis.data.perceptual_hash import MAX_HAMMING_DISTANCE, dhash
 from visavis.progress import Progress
 from visavis.scoring import max_query_rows
-
-if TYPE_CHECKING:
-    from PIL.Image import Image as PILImage
 
 THUMBNAIL_SIZE, COARSE_SIZE = 48, 8
 NUM_READERS, IMAGES_PER_BATCH = 4, 64
@@ -49,28 +47,6 @@ _FIX_WITHIN = "Merge copies into one image with all of their captions. Otherwise
 _FIX_SIMILAR = "Check some of them. Images of the same moment are negatives of one another, and across splits they make metrics too high."
 
 
-def nearest_neighbors(vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Find the nearest other rows of each row by dot product, in blocks of rows.
-
-    Args:
-        vectors: The rows, shape ``[N, D]``.
-        k: Number of neighbors.
-
-    Returns:
-        Dot products and row indices of the neighbors, the nearest first, each of shape ``[N, min(k, N - 1)]``.
-    """
-    k = min(k, len(vectors) - 1)
-    values, indices = list[Tensor](), list[Tensor]()
-    for rows in chunk_slices(len(vectors), max_query_rows(len(vectors), 16.0)):
-        scores = vectors[rows] @ vectors.T
-        positions = torch.arange(len(scores))
-        scores[positions, rows.start + positions] = -torch.inf
-        best = scores.topk(k, dim=1)
-        values.append(best.values)
-        indices.append(best.indices)
-    return torch.cat(values), torch.cat(indices)
-
-
 def pairs_above_threshold(vectors: Tensor, threshold: float, k: int) -> np.ndarray:
     """Find pairs of rows with a large dot product among the nearest neighbors of each row.
 
@@ -82,11 +58,15 @@ def pairs_above_threshold(vectors: Tensor, threshold: float, k: int) -> np.ndarr
     Returns:
         The pairs, shape ``[P, 2]``, the smaller index first.
     """
-    if len(vectors) < 2:
-        return np.empty((0, 2), np.int64)
-    values, indices = nearest_neighbors(vectors, k)
-    rows, columns = (values >= threshold).nonzero(as_tuple=True)
-    return unique_pairs(np.stack([rows.numpy(), indices[rows, columns].numpy()], 1))
+    pairs = [np.empty((0, 2), np.int64)]
+    for rows in chunk_slices(len(vectors), max_query_rows(len(vectors), 16.0)):
+        scores = vectors[rows] @ vectors.T
+        positions = torch.arange(len(scores))
+        scores[positions, rows.start + positions] = -torch.inf
+        nearest = scores.topk(min(k, len(vectors) - 1), dim=1)
+        query, place = (nearest.values >= threshold).nonzero(as_tuple=True)
+        pairs.append(torch.stack([rows.start + query, nearest.indices[query, place]], 1).numpy())
+    return unique_pairs(np.concatenate(pairs))
 
 
 def unique_pairs(pairs: np.ndarray) -> np.ndarray:
@@ -174,9 +154,12 @@ def read_thumbnails(data: Dataset, progress: Progress) -> ImageThumbnails:
 
     def read() -> dict[str, Tensor]:
         rows = list[tuple[Tensor, Tensor]]()
-        for row in _map_in_threads(data.images, lambda image: _thumbnail(image.preview())):
-            rows.append(row)
-            progress.update("reading images", len(rows), len(data.images), 0.0)
+        with ThreadPoolExecutor(NUM_READERS) as pool:
+            # At most one batch ahead, so that few decoded images are in memory.
+            for start in range(0, len(data.images), IMAGES_PER_BATCH):
+                for row in pool.map(lambda image: _thumbnail(image.preview()), data.images[start : start + IMAGES_PER_BATCH]):
+                    rows.append(row)
+                    progress.update("reading images", len(rows), len(data.images), 0.0)
         thumbnails, hashes = (torch.stack(column) for column in zip(*rows, strict=True))
         return {"thumbnails": thumbnails, "hashes": hashes}
 
@@ -219,13 +202,6 @@ def _thumbnail(image: PILImage) -> tuple[Tensor, Tensor]:
     pixels = np.asarray(image.resize((THUMBNAIL_SIZE, THUMBNAIL_SIZE), Pillow.Resampling.BICUBIC, reducing_gap=3.0))
     bits = np.unpackbits(np.frombuffer(bytes.fromhex(dhash(image)), np.uint8)).astype(np.int8) * 2 - 1
     return torch.from_numpy(pixels.copy()).permute(2, 0, 1).contiguous(), torch.from_numpy(bits)
-
-
-def _map_in_threads(images: Sequence[Image], read: Callable[[Image], tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Map images in order, at most one batch ahead, so that few decoded images are in memory."""
-    with ThreadPoolExecutor(NUM_READERS) as pool:
-        for start in range(0, len(images), IMAGES_PER_BATCH):
-            yield from pool.map(read, images[start : start + IMAGES_PER_BATCH])
 
 
 @dataclass(frozen=True)
@@ -297,14 +273,6 @@ class Duplicates:
     sizes: dict[str, int]
     thresholds: CopyThresholds | None
 
-    def to_json(self) -> dict[str, Any]:
-        """Convert to JSON data.
-
-        Returns:
-            All fields by name.
-        """
-        return asdict(self)
-
     def copy_groups(self, data: Dataset) -> np.ndarray:
         """Return the group of each image, equal for copies of one image.
 
@@ -347,20 +315,13 @@ class Duplicates:
         return issues
 
 
-def find_duplicates(
-    data: Dataset,
-    thumbnails: ImageThumbnails | None,
-    features: Tensor | None,
-    encode: Callable[[Sequence[PILImage]], Tensor] | None,
-    seed: int = 0,
-) -> Duplicates:
+def find_duplicates(data: Dataset, thumbnails: ImageThumbnails | None, vectors: ImageVectors | None, seed: int = 0) -> Duplicates:
     """Find near-duplicates of a data set.
 
     Args:
         data: The data set.
         thumbnails: Thumbnails of its images. None if it has no pixels, and then nothing is found.
-        features: Unit vectors of its images, shape ``[N, D]``. None without an encoder.
-        encode: Encodes other images in the same way. Without it, similar images are not searched.
+        vectors: Vectors of its images. None without features. Similar images are searched only if the encoder is available, too.
         seed: Random seed.
 
     Returns:
@@ -370,7 +331,7 @@ def find_duplicates(
     sizes = {split: splits.count(split) for split in data.splits}
     if thumbnails is None:
         return Duplicates((), 0, 0, {}, {}, sizes, None)
-    thresholds = learn_thresholds(data, thumbnails, features, encode, seed)
+    thresholds, features = learn_thresholds(data, thumbnails, vectors, seed), None if vectors is None else vectors.features
     # Perceptual hashes of -1 and 1: the dot product of 256 bits falls by 2 for each different bit.
     by_hash = pairs_above_threshold(thumbnails.hashes.float(), 256.0 - 2 * MAX_HAMMING_DISTANCE, NUM_NEIGHBORS)
     by_color = pairs_above_threshold(thumbnails.coarse_vectors, thresholds.coarse, NUM_NEIGHBORS)
@@ -386,11 +347,20 @@ def find_duplicates(
         is_copy &= (cosines >= thresholds.min_cosine).numpy()
     by_features_set = set(map(tuple, by_features.tolist()))
     is_similar = ~is_copy & np.array([pair in by_features_set for pair in map(tuple, candidates.tolist())], dtype=bool)
-    pairs = [
-        _pair(data, thumbnails, features, int(a), int(b), "copy" if is_copy[row] else "similar", float(correlation[row]))
-        for row, (a, b) in enumerate(candidates)
-        if is_copy[row] or is_similar[row]
-    ]
+    pairs = []
+    for row in np.flatnonzero(is_copy | is_similar):
+        # The image of the split with the higher priority comes first.
+        a, b = sorted(candidates[row].tolist(), key=lambda image: split_priority(data.images[image].split))
+        pair = DuplicatePair(
+            first=data.images[a].name,
+            second=data.images[b].name,
+            splits=(data.images[a].split, data.images[b].split),
+            kind="copy" if is_copy[row] else "similar",
+            correlation=float(correlation[row]),
+            hamming_distance=int((thumbnails.hashes[a] != thumbnails.hashes[b]).sum()),
+            cosine=None if features is None else float(features[a] @ features[b]),
+        )
+        pairs.append(pair)
     pairs.sort(key=lambda pair: (pair.kind != "copy", pair.splits[0] == pair.splits[1], -(pair.correlation or 0)))
     copies = candidates[is_copy]
     groups = connected_groups(copies, len(data.images))[np.unique(copies)]
@@ -405,20 +375,13 @@ def find_duplicates(
     )
 
 
-def learn_thresholds(
-    data: Dataset,
-    thumbnails: ImageThumbnails,
-    features: Tensor | None,
-    encode: Callable[[Sequence[PILImage]], Tensor] | None,
-    seed: int = 0,
-) -> CopyThresholds:
+def learn_thresholds(data: Dataset, thumbnails: ImageThumbnails, vectors: ImageVectors | None, seed: int = 0) -> CopyThresholds:
     """Learn thresholds from copies of some of the images.
 
     Args:
         data: The data set.
         thumbnails: Thumbnails of its images.
-        features: Unit vectors of its images, shape ``[N, D]``. None without an encoder.
-        encode: Encodes other images in the same way. None without an encoder.
+        vectors: Vectors of its images. None without features.
         seed: Random seed.
 
     Returns:
@@ -431,31 +394,16 @@ def learn_thresholds(
     copies = ImageThumbnails.from_images(images)
     correlation = aligned_correlation(copies.thumbnails, thumbnails.thumbnails[origin]).numpy()
     coarse = (copies.coarse_vectors * thumbnails.coarse_vectors[origin]).sum(1).numpy()
-    cosines = None if features is None or encode is None else (encode(images) * features[origin]).sum(1).numpy()
-    median, min_cosine = (None, None) if cosines is None else map(float, np.quantile(cosines, [0.5, 1 - MIN_COPY_RECALL]))
     min_correlation = max(float(np.quantile(correlation, 1 - MIN_COPY_RECALL)), MIN_CORRELATION)
     min_coarse = float(np.quantile(coarse, 0.01))
     neighbors = (copies.coarse_vectors @ thumbnails.coarse_vectors.T).topk(min(NUM_NEIGHBORS, len(thumbnails)), 1).indices.numpy()
     is_found = (correlation >= min_correlation) & (coarse >= min_coarse) & (neighbors == origin[:, None]).any(1)
-    is_found &= True if cosines is None else cosines >= min_cosine
+    median = min_cosine = None
+    if vectors is not None and vectors.encode is not None:
+        cosines = (vectors.encode(images) * vectors.features[origin]).sum(1).numpy()
+        median, min_cosine = map(float, np.quantile(cosines, [0.5, 1 - MIN_COPY_RECALL]))
+        is_found &= cosines >= min_cosine
     return CopyThresholds(min_correlation, min_coarse, median, min_cosine, float(is_found.mean()))
-
-
-def _pair(
-    data: Dataset,
-    thumbnails: ImageThumbnails,
-    features: Tensor | None,
-    a: int,
-    b: int,
-    kind: Literal["copy", "similar"],
-    correlation: float,
-) -> DuplicatePair:
-    if split_priority(data.images[b].split) < split_priority(data.images[a].split):
-        a, b = b, a
-    first, second = data.images[a], data.images[b]
-    hamming_distance = int((thumbnails.hashes[a] != thumbnails.hashes[b]).sum())
-    cosine = None if features is None else float(features[a] @ features[b])
-    return DuplicatePair(first.name, second.name, (first.split, second.split), kind, correlation, hamming_distance, cosine)
 
 
 def _count_in_train(data: Dataset, pairs: np.ndarray) -> dict[str, int]:

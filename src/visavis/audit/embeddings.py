@@ -5,25 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from PIL.Image import Image as PILImage
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from visavis.data.dataset import Dataset
-from visavis.data.loader import StoredFeatures
+from visavis.data.loader import ItemSource, StoredFeatures
 from visavis.data.vocabulary import tokenize
 from visavis.errors import VisavisError
+from visavis.models.encoders.preprocessing import blank_image
 from visavis.models.inference import consecutive_batches
 from visavis.recipes.data_module import DataModule
 from visavis.types import Encoded
-
-if TYPE_CHECKING:
-    from PIL.Image import Image as PILImage
-
-    from visavis.data.loader import ItemSource
 
 ITEMS_PER_BATCH, IMAGES_PER_BATCH, PROJECTION_DIM = 256, 16, 512
 
@@ -58,7 +54,7 @@ def image_vectors(data_module: DataModule, data: Dataset) -> ImageVectors | None
     mean, granularity = rows.mean(0), data_module.recipe.visual.granularity
 
     def encode(images: Sequence[PILImage]) -> Tensor:
-        batches = [images[start : start + IMAGES_PER_BATCH] for start in range(0, len(images), IMAGES_PER_BATCH)]
+        batches = (images[start : start + IMAGES_PER_BATCH] for start in range(0, len(images), IMAGES_PER_BATCH))
         return normalize(torch.cat([_pool(data_module.processor.process_images(batch, granularity)) for batch in batches]) - mean, dim=1)
 
     return ImageVectors(normalize(rows - mean, dim=1), encode if _has_encoder(data_module, len(mean)) else None)
@@ -116,8 +112,6 @@ def _pool(items: Encoded) -> Tensor:
 
 def _has_encoder(data_module: DataModule, embedding_dim: int) -> bool:
     """Return whether the image encoder is available and has the dimension of the stored features."""
-    from visavis.models.encoders.preprocessing import blank_image
-
     settings = data_module.recipe.visual
     if not settings.encoder or settings.granularity == "frames":
         return False

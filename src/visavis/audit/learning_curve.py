@@ -12,14 +12,13 @@ Source: J. Hestness et al., "Deep Learning Scaling is Predictable, Empirically" 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from visavis.audit.disk_cache import cache_path, cached_value
-from visavis.audit.issue import Issue
-from visavis.audit.model_fit import ModelFit
+from visavis.audit.audit_part import Issue, cache_path, cached_value
+from visavis.audit.model_fit import fit_model
 from visavis.data.dataset import Dataset
 from visavis.models import Matcher
 from visavis.progress import Progress
@@ -31,7 +30,8 @@ FRACTIONS = (0.125, 0.25, 0.5, 1.0)
 # A part of the data is trained on for as many steps as the whole, but for at most this factor of the epochs. The curve shows the best
 # of several evaluations, so that neither a too short nor a too long training is mistaken for too little data.
 MAX_EPOCH_FACTOR, NUM_EVALUATIONS = 4.0, 4
-IMAGES, CAPTIONS = "images", "captions per image"
+
+Verdict = Literal["more", "little", "unclear"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Extrapolation:
     low: float
     high: float
     exponent: float
-    verdict: Literal["more", "little", "unclear"]
+    verdict: Verdict
 
     def __str__(self) -> str:
         verdict = {"more": "", "little": ", almost nothing", "unclear": ", inconclusive"}[self.verdict]
@@ -87,8 +87,7 @@ def extrapolate(sizes: np.ndarray, values: np.ndarray, seed: int = 0) -> Extrapo
     gain = float(gains[0, best])
     low = min(float(np.quantile(lowest, (1 - CONFIDENCE) / 2)), gain)
     high = max(float(np.quantile(highest, (1 + CONFIDENCE) / 2)), gain)
-    is_little = high < 0.01 * abs(means[-1])
-    verdict: Literal["more", "little", "unclear"] = "little" if is_little else "more" if low > 0 else "unclear"
+    verdict: Verdict = "little" if high < 0.01 * abs(means[-1]) else "more" if low > 0 else "unclear"
     return Extrapolation(int(2 * distinct[-1]), gain, low, high, float(EXPONENTS[best]), verdict)
 
 
@@ -152,14 +151,6 @@ class LearningCurve:
     axes: tuple[CurveAxis, ...]
     validation: int
 
-    def to_json(self) -> dict[str, Any]:
-        """Convert to JSON data.
-
-        Returns:
-            All fields by name.
-        """
-        return asdict(self)
-
     def issues(self) -> list[Issue]:
         """Report the curve as one issue that is not serious.
 
@@ -168,26 +159,21 @@ class LearningCurve:
         """
         points = sum(len(axis.points) for axis in self.axes)
         description = f"validation RSUM ({self.validation:,} images) of {points} models by size of their training data."
-        return [Issue("learning curve", points, description, self.fix, tuple(map(str, self.axes)), serious=False)]
-
-    @property
-    def fix(self) -> str:
-        """Which kind of data to collect."""
         gains = {axis.unit: e.gain for axis in self.axes if (e := axis.extrapolation) is not None and e.verdict == "more"}
-        if not gains:
-            return "More data of the same kind has no certain benefit. Try another encoder or recipe first, or use more seeds."
-        best = max(gains, key=gains.__getitem__)
-        return f"Collect more {best}: twice as many are expected to add {gains[best]:+.1f} RSUM."
+        fix = "More data of the same kind has no certain benefit. Try another encoder or recipe first, or use more seeds."
+        if gains:
+            best = max(gains, key=gains.__getitem__)
+            fix = f"Collect more {best}: twice as many are expected to add {gains[best]:+.1f} RSUM."
+        return [Issue("learning curve", points, description, fix, tuple(map(str, self.axes)), serious=False)]
 
 
-def measure_learning_curve(data_module: DataModule, data: Dataset, identity: Any, seeds: int, progress: Progress) -> LearningCurve:
+def measure_learning_curve(data_module: DataModule, identity: Any, seeds: int, progress: Progress) -> LearningCurve:
     """Train models on parts of the training split and evaluate them on the validation split.
 
     Each model is cached, so that an interrupted call resumes.
 
     Args:
-        data_module: The recipe with its features.
-        data: The data set.
+        data_module: The recipe with its data and features.
         identity: JSON data that identifies the recipe, the data and the features in the cache.
         seeds: Number of models per size.
         progress: Receives the number of trained models.
@@ -195,14 +181,13 @@ def measure_learning_curve(data_module: DataModule, data: Dataset, identity: Any
     Returns:
         The curve.
     """
-    train, validation = data.split("train"), data_module.validation
-    image_counts = [round(fraction * len(train.images)) for fraction in FRACTIONS]
+    train, validation = data_module.data.split("train"), data_module.validation
     # For each size: the size, its fraction of the data, and the arguments of `Dataset.subsample`.
-    axes = {IMAGES: [(count, fraction, (count, 0)) for count, fraction in zip(image_counts, FRACTIONS, strict=True)]}
+    axes = {"images": [(count := round(fraction * len(train.images)), fraction, (count, 0)) for fraction in FRACTIONS]}
     max_captions = min(map(len, train.captions_of))
     if max_captions > 1:
         caption_counts = sorted({1, 2, -(-max_captions // 2), max_captions})
-        axes[CAPTIONS] = [(count, count / max_captions, (0, count)) for count in caption_counts]
+        axes["captions per image"] = [(count, count / max_captions, (0, count)) for count in caption_counts]
     total, done, curves = seeds * sum(map(len, axes.values())), 0, list[CurveAxis]()
     for unit, sizes in axes.items():
         points = []
@@ -226,14 +211,12 @@ def _validation_rsum(
     def compute() -> list[float]:
         values = list[float]()
 
-        def on_evaluation(matcher: Matcher) -> None:
-            values.append(data_module.evaluate(matcher, validation).metrics["rsum"])
-
-        def on_step(done: int, total: int) -> None:
+        def on_step(matcher: Matcher, done: int, total: int) -> None:
             progress.update(f"model of {len(part.images):,} images", done, total, 0.0)
+            if done * NUM_EVALUATIONS // total > (done - 1) * NUM_EVALUATIONS // total:
+                values.append(data_module.evaluate(matcher, validation).metrics["rsum"])
 
-        epoch_factor = min(1 / fraction, MAX_EPOCH_FACTOR)
-        ModelFit(data_module, seed, epoch_factor, NUM_EVALUATIONS, on_evaluation, on_step).run(part, validation)
+        fit_model(data_module, part, validation, seed, on_step, epoch_factor=min(1 / fraction, MAX_EPOCH_FACTOR))
         return values
 
     key = (identity, part.image_rows.tolist(), part.caption_rows.tolist(), seed, fraction, NUM_EVALUATIONS, MAX_EPOCH_FACTOR)

@@ -7,7 +7,7 @@ pairs look like.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from visavis import objectives
-from visavis.audit.caption_audit import SiblingAgreement, sample_other_images, sibling_mean
-from visavis.audit.disk_cache import cache_path, cached_tensors
-from visavis.audit.issue import Issue
-from visavis.audit.model_fit import ModelFit
+from visavis.audit.audit_part import Issue, cache_path, cached_tensors
+from visavis.audit.caption_audit import sample_other_images, sibling_agreement, sibling_mean
+from visavis.audit.model_fit import fit_model
 from visavis.audit.noise_estimate import NoiseEstimate, mismatch_log_odds
 from visavis.blocking import chunk_slices
 from visavis.data.dataset import Dataset
@@ -36,158 +35,10 @@ from visavis.targets import Targets
 
 # Images that are ranked against one another. A limit makes ranks of small and large data sets comparable.
 MAX_IMAGES = 1000
-# Pairs are listed as long as at least this share of the list is expected to be mislabeled.
-MIN_LIST_PRECISION = 0.5
 # A lower share of mislabeled pairs has little effect on a training.
 SERIOUS_NOISE_RATIO = 0.01
 
 _FIX = "Check the first ones and fix or remove wrong pairs. If there are too many to check, train with NoisySupervision()."
-
-
-@dataclass(frozen=True)
-class HeldOutPairs:
-    """Features of all pairs, by models that were not trained on them.
-
-    The eight features are: log of the objective's weight of the pair, its score standardized over the texts of the image and over the images of
-    the text, logs of its relative ranks in both directions, agreement of the siblings with the caption and with one another, and the mean
-    standardized score of the siblings.
-
-    Attributes:
-        features: Features of each caption with its own image, shape ``[C, 8]``.
-        mismatched_features: The same with a random other image, shape ``[C, 8]``.
-        weight: Weight with which the objective pulls the pair together, shape ``[C]``.
-        rank: Rank of the image among the candidates, from 1, shape ``[C]``.
-        candidates: Number of candidates, shape ``[C]``.
-        best_image: Index of the best-scored image, shape ``[C]``.
-    """
-
-    features: np.ndarray
-    mismatched_features: np.ndarray
-    weight: np.ndarray
-    rank: np.ndarray
-    candidates: np.ndarray
-    best_image: np.ndarray
-
-
-def score_held_out_pairs(
-    data_module: DataModule,
-    data: Dataset,
-    text_vectors: Tensor,
-    copy_groups: np.ndarray,
-    identity: Any,
-    folds: int,
-    seed: int,
-    progress: Progress,
-) -> HeldOutPairs:
-    """Train one model per fold on the other folds, and compute the features of all pairs.
-
-    Each fold is cached, so that an interrupted call resumes.
-
-    Args:
-        data_module: The recipe with its features.
-        data: The data set.
-        text_vectors: Unit vectors of the captions, shape ``[C, D]``.
-        copy_groups: Group of each image, equal for copies, shape ``[N]``.
-        identity: JSON data that identifies the recipe, the data and the features in the cache.
-        folds: Number of folds.
-        seed: Random seed.
-        progress: Receives the steps of each training.
-
-    Returns:
-        The features in the order of the captions.
-    """
-    random = np.random.default_rng([seed, len(data.images)])
-    fold_of = random.permutation(copy_groups.max() + 1)[copy_groups] % folds
-    parts = list[dict[str, Tensor]]()
-    for fold in range(folds):
-
-        def compute(fold: int = fold) -> dict[str, Tensor]:
-            def on_step(done: int, total: int) -> None:
-                progress.update(f"fold {fold + 1} of {folds}", done, total, 0.0)
-
-            held_out = np.flatnonzero(fold_of == fold)
-            matcher = ModelFit(data_module, seed, on_step=on_step).run(data.take(np.flatnonzero(fold_of != fold)), data.take(held_out))
-            objective = at_learned_scale(objectives.parse(data_module.recipe.phases[-1].objective), matcher)
-            shuffled = np.random.default_rng([seed, 1]).permutation(held_out)
-            chunks = map(np.sort, np.array_split(shuffled, -(-len(held_out) // MAX_IMAGES)))
-            with evaluation_mode(matcher):
-                rows = [
-                    _pair_features(data_module, matcher, objective, data.take(chunk), text_vectors, copy_groups, seed) for chunk in chunks
-                ]
-            return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
-
-        parts.append(cached_tensors(cache_path("fold", identity, folds, fold, seed, fold_of.tolist()), compute))
-    joined = {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
-    order = np.argsort(joined.pop("caption"))
-    return HeldOutPairs(**{name: column[order] for name, column in joined.items()})
-
-
-def _pair_features(
-    data_module: DataModule,
-    matcher: Matcher,
-    objective: Objective,
-    part: Dataset,
-    text_vectors: Tensor,
-    copy_groups: np.ndarray,
-    seed: int,
-) -> dict[str, Tensor]:
-    """Return the columns of ``HeldOutPairs`` for all captions of a part, whose images are ranked against one another."""
-    visual, text = data_module.encode(matcher, part)
-    scores = score_all_pairs(matcher, visual, text, data_module.recipe.memory or None).clone()  # a normal tensor: weights need its gradient
-    image_of = torch.from_numpy(part.image_of)
-    other = torch.from_numpy(sample_other_images(part.image_of, copy_groups[part.image_rows], seed))
-    vectors = text_vectors[torch.from_numpy(part.caption_rows)]
-    features, weight, rank = _feature_columns(objective, scores, image_of, image_of, vectors)
-    mismatched_features, _, _ = _feature_columns(objective, scores, other, image_of, vectors)
-    return {
-        "caption": torch.from_numpy(part.caption_rows),
-        "features": features,
-        "mismatched_features": mismatched_features,
-        "weight": weight,
-        "rank": rank,
-        "candidates": torch.full((len(image_of),), len(scores)),
-        "best_image": torch.from_numpy(part.image_rows)[scores.argmax(0)],
-    }
-
-
-def _feature_columns(
-    objective: Objective, scores: Tensor, assigned: Tensor, image_of: Tensor, vectors: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return features ``[C, 8]``, weights ``[C]`` and ranks ``[C]`` of each caption with its assigned image."""
-    captions = torch.arange(len(assigned))
-    weight = _pulling_weights(objective, scores, Targets(query_ids=torch.arange(len(scores)), candidate_ids=assigned), assigned)
-    by_text = (scores - scores.mean(0)) / scores.std(0).clamp(min=1e-6)
-    by_image = (scores - scores.mean(1, keepdim=True)) / scores.std(1, keepdim=True).clamp(min=1e-6)
-    pair = scores[assigned, captions]
-    image_rank = 1 + (scores > pair).sum(0)
-    text_rank = torch.cat([1 + (scores[assigned[part]] > pair[part, None]).sum(1) for part in chunk_slices(len(assigned), 1024)])
-    siblings = SiblingAgreement.from_vectors(vectors, image_of, assigned)
-    columns = [
-        (1e-3 + weight).log(),
-        by_image[assigned, captions],
-        by_text[assigned, captions],
-        (image_rank / len(scores)).log(),
-        (text_rank / scores.shape[1]).log(),
-        siblings.agreement,
-        siblings.sibling_agreement,
-        sibling_mean(by_text[image_of, captions], image_of, assigned),
-    ]
-    return torch.stack(columns, 1).float(), weight.float(), image_rank
-
-
-def _pulling_weights(objective: Objective, scores: Tensor, targets: Targets, assigned: Tensor) -> Tensor:
-    """Return the weight with which the objective pulls each caption to its assigned image, both directions added."""
-    captions, total = torch.arange(len(assigned)), torch.zeros(len(assigned))
-    scores, targets = objective.prepare(scores, targets)
-    for rows in chunk_slices(len(scores), max_query_rows(scores.shape[1], BYTES_PER_PAIR)):
-        block = -pair_weights(objective, scores[rows], targets[rows])
-        inside = (assigned >= rows.start) & (assigned < rows.start + len(block))
-        total[inside] += block[assigned[inside] - rows.start, captions[inside]]
-    transposed = targets.T
-    for rows in chunk_slices(len(assigned), max_query_rows(len(scores), BYTES_PER_PAIR)):
-        block = -pair_weights(objective, scores.T[rows], transposed[rows])
-        total[rows] += block[torch.arange(len(block)), assigned[rows]]
-    return total.clamp(min=0)
 
 
 @dataclass(frozen=True)
@@ -241,14 +92,6 @@ class MislabeledPairs:
     objective: str
     folds: int
 
-    def to_json(self) -> dict[str, Any]:
-        """Convert to JSON data.
-
-        Returns:
-            All fields by name.
-        """
-        return asdict(self)
-
     def issues(self) -> list[Issue]:
         """Report the suspects as one issue.
 
@@ -266,30 +109,142 @@ class MislabeledPairs:
         return [Issue("likely mislabeled pairs", len(self.suspects), description, _FIX, tuple(map(str, self.suspects)), serious)]
 
 
-def find_mislabeled_pairs(data: Dataset, held_out: HeldOutPairs, objective: str, folds: int) -> MislabeledPairs:
+def find_mislabeled_pairs(
+    data_module: DataModule, text_vectors: Tensor, copy_groups: np.ndarray, identity: Any, folds: int, progress: Progress
+) -> MislabeledPairs:
     """List the pairs that look more like known mismatches than like the data.
 
     Args:
-        data: The data set.
-        held_out: Features of all pairs.
-        objective: Objective of the models, for the report.
-        folds: Number of folds, for the report.
+        data_module: The recipe with its data and features.
+        text_vectors: Unit vectors of the captions, shape ``[C, D]``.
+        copy_groups: Group of each image, equal for copies, shape ``[N]``.
+        identity: JSON data that identifies the recipe, the data and the features in the cache.
+        folds: Number of folds.
+        progress: Receives the steps of each training.
 
     Returns:
         The likely mislabeled pairs.
     """
-    scores, wrong = mismatch_log_odds(held_out.features, held_out.mismatched_features)
+    data = data_module.data
+    pairs = _score_held_out_pairs(data_module, text_vectors, copy_groups, identity, folds, progress)
+    scores, wrong = mismatch_log_odds(pairs["features"], pairs["mismatched_features"])
     estimate = NoiseEstimate.from_scores(scores, wrong)
-    order = np.argsort(-scores, kind="stable")
-    precise = np.flatnonzero(estimate.precision[order] >= MIN_LIST_PRECISION)
-    listed = order[: int(precise[-1]) + 1] if len(precise) else order[:0]
-    suspects = tuple(_suspect(data, held_out, int(caption), float(estimate.precision[caption])) for caption in listed)
-    recall = float(estimate.recall[listed[-1]]) if len(listed) else 0.0
-    return MislabeledPairs(suspects, len(data.captions), estimate.noise_ratio, estimate.max_noise_ratio, recall, objective, folds)
+    suspects = []
+    for caption in estimate.listed:
+        image = data.images[data.image_of[caption]]
+        suspect = SuspectPair(
+            image=image.name,
+            split=image.split,
+            caption=data.captions[caption],
+            weight=float(pairs["weight"][caption]),
+            rank=int(pairs["rank"][caption]),
+            candidates=int(pairs["candidates"][caption]),
+            best_image=data.images[pairs["best_image"][caption]].name,
+            precision=float(estimate.precision[caption]),
+        )
+        suspects.append(suspect)
+    recall = float(estimate.recall[estimate.listed[-1]]) if suspects else 0.0
+    objective = data_module.recipe.phases[-1].objective
+    return MislabeledPairs(tuple(suspects), len(data.captions), estimate.noise_ratio, estimate.max_noise_ratio, recall, objective, folds)
 
 
-def _suspect(data: Dataset, held_out: HeldOutPairs, caption: int, precision: float) -> SuspectPair:
-    image = data.images[data.image_of[caption]]
-    best_image = data.images[held_out.best_image[caption]].name
-    weight, rank, candidates = float(held_out.weight[caption]), int(held_out.rank[caption]), int(held_out.candidates[caption])
-    return SuspectPair(image.name, image.split, data.captions[caption], weight, rank, candidates, best_image, precision)
+def _score_held_out_pairs(
+    data_module: DataModule, text_vectors: Tensor, copy_groups: np.ndarray, identity: Any, folds: int, progress: Progress
+) -> dict[str, np.ndarray]:
+    """Train one model per fold on the other folds, and return the columns of ``_pair_features`` in the order of the captions.
+
+    Each fold is cached, so that an interrupted call resumes.
+    """
+    data, seed = data_module.data, data_module.recipe.seed
+    random = np.random.default_rng([seed, len(data.images)])
+    fold_of = random.permutation(copy_groups.max() + 1)[copy_groups] % folds
+    parts = list[dict[str, Tensor]]()
+    for fold in range(folds):
+
+        def compute(fold: int = fold) -> dict[str, Tensor]:
+            def on_step(_: Matcher, done: int, total: int) -> None:
+                progress.update(f"fold {fold + 1} of {folds}", done, total, 0.0)
+
+            held_out = np.flatnonzero(fold_of == fold)
+            matcher = fit_model(data_module, data.take(np.flatnonzero(fold_of != fold)), data.take(held_out), seed, on_step)
+            objective = at_learned_scale(objectives.parse(data_module.recipe.phases[-1].objective), matcher)
+            shuffled = np.random.default_rng([seed, 1]).permutation(held_out)
+            chunks = map(np.sort, np.array_split(shuffled, -(-len(held_out) // MAX_IMAGES)))
+            with evaluation_mode(matcher):
+                rows = [_pair_features(data_module, matcher, objective, data.take(chunk), text_vectors, copy_groups) for chunk in chunks]
+            return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+
+        parts.append(cached_tensors(cache_path("fold", identity, folds, fold, seed, fold_of.tolist()), compute))
+    joined = {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
+    order = np.argsort(joined["caption"])
+    return {name: column[order] for name, column in joined.items()}
+
+
+def _pair_features(
+    data_module: DataModule, matcher: Matcher, objective: Objective, part: Dataset, text_vectors: Tensor, copy_groups: np.ndarray
+) -> dict[str, Tensor]:
+    """Return features of all captions of a part, whose images are ranked against one another.
+
+    The columns are the index of each caption, its features with its own image and with a random other image ``[C, 8]``, the weight with
+    which the objective pulls the pair together, the rank of the image among the candidates (from 1), the number of candidates, and the
+    index of the best-scored image.
+    """
+    visual, text = data_module.encode(matcher, part)
+    scores = score_all_pairs(matcher, visual, text, data_module.recipe.memory or None).clone()  # a normal tensor: weights need its gradient
+    image_of = torch.from_numpy(part.image_of)
+    other = torch.from_numpy(sample_other_images(part.image_of, copy_groups[part.image_rows], data_module.recipe.seed))
+    vectors = text_vectors[torch.from_numpy(part.caption_rows)]
+    features, weight, rank = _feature_columns(objective, scores, image_of, image_of, vectors)
+    mismatched_features, _, _ = _feature_columns(objective, scores, other, image_of, vectors)
+    return {
+        "caption": torch.from_numpy(part.caption_rows),
+        "features": features,
+        "mismatched_features": mismatched_features,
+        "weight": weight,
+        "rank": rank,
+        "candidates": torch.full((len(image_of),), len(scores)),
+        "best_image": torch.from_numpy(part.image_rows)[scores.argmax(0)],
+    }
+
+
+def _feature_columns(
+    objective: Objective, scores: Tensor, assigned: Tensor, image_of: Tensor, vectors: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return features ``[C, 8]``, weights ``[C]`` and ranks ``[C]`` of each caption with its assigned image.
+
+    The eight features are: log of the objective's weight of the pair, its score standardized over the texts of the image and over the images of
+    the text, logs of its relative ranks in both directions, agreement of the siblings with the caption and with one another, and the mean
+    standardized score of the siblings.
+    """
+    captions = torch.arange(len(assigned))
+    weight = _pulling_weights(objective, scores, Targets(query_ids=torch.arange(len(scores)), candidate_ids=assigned), assigned)
+    by_text = (scores - scores.mean(0)) / scores.std(0).clamp(min=1e-6)
+    by_image = (scores - scores.mean(1, keepdim=True)) / scores.std(1, keepdim=True).clamp(min=1e-6)
+    pair = scores[assigned, captions]
+    image_rank = 1 + (scores > pair).sum(0)
+    text_rank = torch.cat([1 + (scores[assigned[part]] > pair[part, None]).sum(1) for part in chunk_slices(len(assigned), 1024)])
+    columns = [
+        (1e-3 + weight).log(),
+        by_image[assigned, captions],
+        by_text[assigned, captions],
+        (image_rank / len(scores)).log(),
+        (text_rank / scores.shape[1]).log(),
+        *sibling_agreement(vectors, image_of, assigned).T,
+        sibling_mean(by_text[image_of, captions], image_of, assigned),
+    ]
+    return torch.stack(columns, 1).float(), weight.float(), image_rank
+
+
+def _pulling_weights(objective: Objective, scores: Tensor, targets: Targets, assigned: Tensor) -> Tensor:
+    """Return the weight with which the objective pulls each caption to its assigned image, both directions added."""
+    captions, total = torch.arange(len(assigned)), torch.zeros(len(assigned))
+    scores, targets = objective.prepare(scores, targets)
+    for rows in chunk_slices(len(scores), max_query_rows(scores.shape[1], BYTES_PER_PAIR)):
+        block = -pair_weights(objective, scores[rows], targets[rows])
+        inside = (assigned >= rows.start) & (assigned < rows.start + len(block))
+        total[inside] += block[assigned[inside] - rows.start, captions[inside]]
+    transposed = targets.T
+    for rows in chunk_slices(len(assigned), max_query_rows(len(scores), BYTES_PER_PAIR)):
+        block = -pair_weights(objective, scores.T[rows], transposed[rows])
+        total[rows] += block[torch.arange(len(block)), assigned[rows]]
+    return total.clamp(min=0)

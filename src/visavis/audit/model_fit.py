@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -18,67 +18,52 @@ from visavis.training.optimizer import loss_warmup_factor, lr_factor, make_optim
 from visavis.training.phase_setup import compute_loss, phase_loss, training_context
 
 
-@dataclass(frozen=True)
-class ModelFit:
-    """Settings of a training on a part of a data set.
+def fit_model(
+    data_module: DataModule,
+    train: Dataset,
+    held_out: Dataset,
+    seed: int,
+    on_step: Callable[[Matcher, int, int], None],
+    epoch_factor: float = 1.0,
+) -> Matcher:
+    """Train a model on a part of a data set.
 
-    Attributes:
+    Args:
         data_module: The recipe with its features.
+        train: Data to train on.
+        held_out: Data for supervisions that validate.
         seed: Seed of initial weights, batches and dropout.
+        on_step: Called with the model, and the number of finished steps and of all steps.
         epoch_factor: Factor on the recipe's number of epochs.
-        num_evaluations: Number of calls of ``on_evaluation``, at evenly spaced steps. The last step is one of them.
-        on_evaluation: Called with the model.
-        on_step: Called with the number of finished steps and of all steps.
+
+    Returns:
+        The model after the last step of all phases, in evaluation mode.
     """
-
-    data_module: DataModule
-    seed: int
-    epoch_factor: float = 1.0
-    num_evaluations: int = 1
-    on_evaluation: Callable[[Matcher], None] | None = None
-    on_step: Callable[[int, int], None] | None = None
-
-    def run(self, train: Dataset, held_out: Dataset) -> Matcher:
-        """Train a model.
-
-        Args:
-            train: Data to train on.
-            held_out: Data for supervisions that validate.
-
-        Returns:
-            The model after the last step of all phases, in evaluation mode.
-        """
-        recipe = self.data_module.recipe.model_copy(update={"seed": self.seed})
-        data_module = replace(self.data_module, recipe=recipe)
-        device = choose_device(recipe.training.device, "training.device")
-        matcher = build_matcher(data_module, self.seed).to(device)
-        loader, validation = (data_module.loader(_as_training_split(part)) for part in (train, held_out))
-        epochs, steps = [max(1, round(phase.epochs * self.epoch_factor)) for phase in recipe.phases], loader.num_batches(1)
-        done, total = 0, steps * sum(epochs)
-        for number, phase in enumerate(recipe.phases):
-            loss, optimizer = phase_loss(matcher, phase, recipe.memory or None), make_optimizer(matcher, phase)
-            supervisor = spec.parse(phase.supervision, supervision.CATALOG)
-            supervisor.begin_phase(training_context(recipe, phase, matcher, optimizer, loader, validation), {})
-            for step, batch in enumerate(_batches(loader, supervisor, 1 + sum(epochs[:number]), epochs[number])):
-                # Each step has its own seed, so that dropout does not depend on how often the model was evaluated.
-                torch.manual_seed(derive_seed(self.seed, done))
-                train_mode(matcher)
-                on_device = batch.to(device)
-                with bfloat16_autocast(device, recipe.training.autocast):
-                    value = compute_loss(matcher, loss, supervisor, on_device)
-                (value * loss_warmup_factor(phase.loss_warmup_epochs, step, steps)).backward()
-                set_lr(optimizer, lr_factor(phase.schedule, step, steps, epochs[number]))
-                optimizer_step(optimizer, recipe.training.clip_norm)
-                supervisor.observe(on_device, value.item())
-                done += 1
-                self._report(matcher, done, total)
-        return matcher.eval()
-
-    def _report(self, matcher: Matcher, done: int, total: int) -> None:
-        if self.on_step is not None:
-            self.on_step(done, total)
-        if self.on_evaluation is not None and done * self.num_evaluations // total > (done - 1) * self.num_evaluations // total:
-            self.on_evaluation(matcher)
+    recipe = data_module.recipe.model_copy(update={"seed": seed})
+    data_module = replace(data_module, recipe=recipe)
+    device = choose_device(recipe.training.device, "training.device")
+    matcher = build_matcher(data_module, seed).to(device)
+    loader, validation = (data_module.loader(_as_training_split(part)) for part in (train, held_out))
+    epochs, steps = [max(1, round(phase.epochs * epoch_factor)) for phase in recipe.phases], loader.num_batches(1)
+    done = 0
+    for number, phase in enumerate(recipe.phases):
+        loss, optimizer = phase_loss(matcher, phase, recipe.memory or None), make_optimizer(matcher, phase)
+        supervisor = spec.parse(phase.supervision, supervision.CATALOG)
+        supervisor.begin_phase(training_context(recipe, phase, matcher, optimizer, loader, validation), {})
+        for step, batch in enumerate(_batches(loader, supervisor, 1 + sum(epochs[:number]), epochs[number])):
+            # Each step has its own seed, so that dropout does not depend on how often the model was evaluated.
+            torch.manual_seed(derive_seed(seed, done))
+            train_mode(matcher)
+            on_device = batch.to(device)
+            with bfloat16_autocast(device, recipe.training.autocast):
+                value = compute_loss(matcher, loss, supervisor, on_device)
+            (value * loss_warmup_factor(phase.loss_warmup_epochs, step, steps)).backward()
+            set_lr(optimizer, lr_factor(phase.schedule, step, steps, epochs[number]))
+            optimizer_step(optimizer, recipe.training.clip_norm)
+            supervisor.observe(on_device, value.item())
+            done += 1
+            on_step(matcher, done, steps * sum(epochs))
+    return matcher.eval()
 
 
 def _as_training_split(data: Dataset) -> Dataset:

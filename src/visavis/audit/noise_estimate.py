@@ -17,6 +17,8 @@ import numpy as np
 NUM_TAILS = 20
 # A threshold is used only if at least this share of the known wrong items reaches it.
 MIN_TAIL = 0.05
+# Items are listed as long as at least this share of the list is expected to be wrong.
+MIN_LIST_PRECISION = 0.5
 
 
 @dataclass(frozen=True)
@@ -28,19 +30,21 @@ class NoiseEstimate:
         max_noise_ratio: Upper bound of this share with 95 % confidence.
         precision: For each item, the expected share of wrong items among all items that look at least as wrong, shape ``[N]``.
         recall: For each item, the share of known wrong items that look at least as wrong, shape ``[N]``.
+        listed: Indices of the items that are likely wrong, the most suspicious first.
     """
 
     noise_ratio: float
     max_noise_ratio: float
     precision: np.ndarray
     recall: np.ndarray
+    listed: np.ndarray
 
     @classmethod
     def from_scores(cls, scores: np.ndarray, wrong: np.ndarray) -> NoiseEstimate:
         """Estimate the noise from scores.
 
         Args:
-            scores: Scores of the data, shape ``[N]``. Higher looks more wrong.
+            scores: Scores of the data, shape ``[N]``. Higher looks more wrong. An item with -inf is never listed.
             wrong: Scores of known wrong items, shape ``[M]``.
 
         Returns:
@@ -56,15 +60,13 @@ class NoiseEstimate:
         best = int(np.argmin(np.where(usable, upper, np.inf)))
         noise_ratio = float(min(above[best] / len(scores) / recall[best], 1.0)) if usable[best] else 0.0
         precision = np.minimum(noise_ratio * recall * len(scores) / np.maximum(above, 1), 1.0)
-        return cls(noise_ratio, float(min(upper[best], 1.0)), _monotone_precision(precision, scores), recall)
-
-
-def _monotone_precision(precision: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """Return the best precision of all lists that are at least as long. Estimates of very short lists are too noisy."""
-    longest_first = np.argsort(scores, kind="stable")
-    monotone = np.empty_like(precision)
-    monotone[longest_first] = np.maximum.accumulate(precision[longest_first])
-    return monotone
+        # The best precision of all lists that are at least as long: estimates of very short lists are too noisy.
+        longest_first = np.argsort(scores, kind="stable")
+        precision[longest_first] = np.maximum.accumulate(precision[longest_first])
+        order = np.argsort(-scores, kind="stable")
+        precise = np.flatnonzero((precision[order] >= MIN_LIST_PRECISION) & np.isfinite(scores[order]))
+        listed = order[: precise[-1] + 1] if len(precise) else order[:0]
+        return cls(noise_ratio, float(min(upper[best], 1.0)), precision, recall, listed)
 
 
 def _count_at_least(values: np.ndarray, limits: np.ndarray) -> np.ndarray:

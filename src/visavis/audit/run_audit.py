@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from visavis.audit.audit_part import Issue, cache_path, cached_value
 from visavis.audit.caption_audit import CaptionAudit, audit_captions
-from visavis.audit.disk_cache import cache_path, cached_value
 from visavis.audit.duplicates import Duplicates, find_duplicates, read_thumbnails
 from visavis.audit.embeddings import caption_vectors, image_vectors
-from visavis.audit.issue import Issue
 from visavis.audit.learning_curve import LearningCurve, measure_learning_curve
-from visavis.audit.mislabeled_pairs import MislabeledPairs, find_mislabeled_pairs, score_held_out_pairs
+from visavis.audit.mislabeled_pairs import MislabeledPairs, find_mislabeled_pairs
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.features.store import FeatureStore
@@ -30,7 +29,13 @@ from visavis.recipes.default_recipe import choose_recipe
 from visavis.recipes.features import PRECOMP
 from visavis.recipes.files import read_recipe
 
-AUDIT_PARTS = ("duplicates", "captions", "mislabeled", "learning_curve")
+# Parts of an audit, and the attribute of `Audit` that holds the result.
+AUDIT_PARTS = {
+    "duplicates": "duplicates",
+    "captions": "caption_audit",
+    "mislabeled": "mislabeled_pairs",
+    "learning_curve": "learning_curve",
+}
 # Images of a fold or a validation split, below which ranks mean little.
 MIN_IMAGES = 50
 
@@ -68,7 +73,7 @@ class Audit:
     @property
     def issues(self) -> tuple[Issue, ...]:
         """All issues, serious ones first."""
-        parts = (self.duplicates, self.caption_audit, self.mislabeled_pairs, self.learning_curve)
+        parts = [getattr(self, name) for name in AUDIT_PARTS.values()]
         issues = [issue for part in parts if part is not None for issue in part.issues()]
         return tuple(sorted(issues, key=lambda issue: not issue.serious))
 
@@ -83,19 +88,14 @@ class Audit:
         Returns:
             All fields by name, with ``ok`` and the kinds of serious issues.
         """
-        values = {name: getattr(self, name) for name in ("path", "data", "images", "captions", "reason", "ok", "seconds")}
-        parts = {name: getattr(self, name) for name in ("duplicates", "caption_audit", "mislabeled_pairs", "learning_curve")}
-        return {
-            **values,
-            "serious_issues": [issue.kind for issue in self.issues if issue.serious],
-            **{name: part and part.to_json() for name, part in parts.items()},
-            "skipped": list(self.skipped),
-        }
+        values = asdict(self) | {"ok": self.ok, "serious_issues": [issue.kind for issue in self.issues if issue.serious]}
+        first = ("path", "data", "images", "captions", "reason", "ok", "seconds", "serious_issues")
+        return {name: values[name] for name in (*first, *AUDIT_PARTS.values(), "skipped")}
 
 
 @dataclass
 class _Auditor:
-    """The parts of an audit with their shared inputs. can_train: whether the recipe's features make a training take seconds."""
+    """The parts of an audit by name, with their shared inputs. can_train: whether the recipe's features make a training take seconds."""
 
     data_module: DataModule
     can_train: bool
@@ -106,10 +106,6 @@ class _Auditor:
     @property
     def data(self) -> Dataset:
         return self.data_module.data
-
-    @property
-    def seed(self) -> int:
-        return self.data_module.recipe.seed
 
     @cached_property
     def identity(self) -> Any:
@@ -125,40 +121,44 @@ class _Auditor:
     def caption_vectors(self) -> Any:
         return caption_vectors(self.data_module, self.data)
 
+    @property
+    def has_pixels(self) -> bool:
+        return all(image.location is not None for image in self.data.images)
+
     @cached_property
     def duplicates(self) -> Duplicates:
-        def compute() -> Any:
-            has_pixels = all(image.location is not None for image in self.data.images)
-            vectors = image_vectors(self.data_module, self.data)
-            thumbnails = read_thumbnails(self.data, self.progress) if has_pixels else None
-            features, encode = (None, None) if vectors is None else (vectors.features, vectors.encode)
-            return find_duplicates(self.data, thumbnails, features, encode, self.seed).to_json()
+        seed = self.data_module.recipe.seed
 
-        duplicates: Duplicates = cached_value(cache_path("duplicates", self.identity, self.seed), Duplicates, compute)
+        def compute() -> Any:
+            vectors = image_vectors(self.data_module, self.data)
+            thumbnails = read_thumbnails(self.data, self.progress) if self.has_pixels else None
+            return asdict(find_duplicates(self.data, thumbnails, vectors, seed))
+
+        duplicates: Duplicates = cached_value(cache_path("duplicates", self.identity, seed), Duplicates, compute)
         return duplicates
 
     @cached_property
     def copy_groups(self) -> np.ndarray:
         return self.duplicates.copy_groups(self.data)
 
+    @cached_property
     def captions(self) -> CaptionAudit:
         vectors, encoder = self.caption_vectors
         self.progress.message(f"comparing {len(self.data.captions):,} captions ({encoder})")
-        return audit_captions(self.data, vectors, encoder, self.copy_groups, self.seed)
+        return audit_captions(self.data, vectors, encoder, self.copy_groups, self.data_module.recipe.seed)
 
+    @cached_property
     def mislabeled(self) -> MislabeledPairs:
         vectors, _ = self.caption_vectors
-        held_out = score_held_out_pairs(
-            self.data_module, self.data, vectors, self.copy_groups, self.identity, self.folds, self.seed, self.progress
-        )
-        return find_mislabeled_pairs(self.data, held_out, self.data_module.recipe.phases[-1].objective, self.folds)
+        return find_mislabeled_pairs(self.data_module, vectors, self.copy_groups, self.identity, self.folds, self.progress)
 
+    @cached_property
     def learning_curve(self) -> LearningCurve:
-        return measure_learning_curve(self.data_module, self.data, self.identity, self.seeds, self.progress)
+        return measure_learning_curve(self.data_module, self.identity, self.seeds, self.progress)
 
     def reason_to_skip(self, part: str) -> str:
         """Return why a part is not possible, or an empty text."""
-        if part == "duplicates" and any(image.location is None for image in self.data.images):
+        if part == "duplicates" and not self.has_pixels:
             return f"duplicates: {self.data.name} has images without pixels. Add the image files to find copies."
         if part not in ("mislabeled", "learning_curve"):
             return ""
@@ -222,23 +222,14 @@ def audit(
     auditor = _Auditor(open_data_module(chosen, progress), can_train, folds, seeds, progress)
     requested = [part for part in AUDIT_PARTS if part in (parts or AUDIT_PARTS)]
     skipped = {part: why for part in requested if (why := auditor.reason_to_skip(part))}
-    compute: dict[str, Callable[[], Any]] = {
-        "duplicates": lambda: auditor.duplicates,
-        "captions": auditor.captions,
-        "mislabeled": auditor.mislabeled,
-        "learning_curve": auditor.learning_curve,
-    }
-    results = {part: compute[part]() for part in requested if part not in skipped}
+    results = {AUDIT_PARTS[part]: getattr(auditor, part) for part in requested if part not in skipped}
     return Audit(
         path=str(path),
         data=auditor.data.name,
         images=len(auditor.data.images),
         captions=len(auditor.data.captions),
         reason=reason,
-        duplicates=results.get("duplicates"),
-        caption_audit=results.get("captions"),
-        mislabeled_pairs=results.get("mislabeled"),
-        learning_curve=results.get("learning_curve"),
+        **{name: results.get(name) for name in AUDIT_PARTS.values()},
         skipped=tuple(skipped.values()),
         seconds=time.perf_counter() - started,
     )

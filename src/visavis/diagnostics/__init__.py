@@ -12,28 +12,7 @@ Example:
     1
 """
 
-from visavis.diagnostics.contributing_samples import (
-    ContributingSamples,
-    contributing_by_direction,
-    contributing_by_epsilon,
-    contributing_samples,
-    count_contributing,
-    effective_number,
-    smooth_ap_counts,
-)
-from visavis.diagnostics.pair_gradients import TangentNorms, pair_weights, tangent_norms, tangent_norms_of_slopes, weights_by_blocks
+from visavis.diagnostics.contributing_samples import ContributingSamples, contributing_samples
+from visavis.diagnostics.pair_gradients import TangentNorms, pair_weights, tangent_norms
 
-__all__ = [
-    "ContributingSamples",
-    "TangentNorms",
-    "contributing_by_direction",
-    "contributing_by_epsilon",
-    "contributing_samples",
-    "count_contributing",
-    "effective_number",
-    "pair_weights",
-    "smooth_ap_counts",
-    "tangent_norms",
-    "tangent_norms_of_slopes",
-    "weights_by_blocks",
-]
+__all__ = ["ContributingSamples", "TangentNorms", "contributing_samples", "pair_weights", "tangent_norms"]

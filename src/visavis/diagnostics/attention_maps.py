@@ -7,10 +7,11 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from PIL.Image import Image
 
 from visavis import storage
 from visavis.data.images import decode_image
@@ -21,9 +22,6 @@ from visavis.models.retriever import Retriever
 from visavis.progress import Progress
 from visavis.runs.open_run import check_single_run, open_run, read_run_recipe
 from visavis.types import Encoded
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 
 @dataclass(frozen=True, eq=False)

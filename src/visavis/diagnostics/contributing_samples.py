@@ -3,14 +3,14 @@
 Source: Bleeker and de Rijke, "Do Lessons from Metric Learning Generalize to Image-Caption Retrieval?" (COCOS, 2022), section 4. Here for any
 objective, from the weights of its pairs. A count depends on the epsilon from which a weight counts. The effective number of negatives does not.
 
-COCOS, or its released code, counts some objectives by rules of their own: `COUNTING_RULES`. All others are counted by the weights of their pairs.
+COCOS, or its released code, counts Triplet and SmoothAP by rules of their own. All others are counted by the weights of their pairs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,73 +20,43 @@ from visavis.objectives import Objective, SmoothAP, Triplet
 from visavis.objectives.pairs import NEG_INF, find_positive_pairs
 from visavis.targets import Targets
 
-RELEASED_CAPTIONS_PER_IMAGE = 5
-"""Captions per image in the released code of COCOS, where it is a constant."""
+RELEASED_CAPTIONS_PER_IMAGE: dict[type[Objective], int] = {Triplet: 1, SmoothAP: 5}
+"""Captions per image in the released code of COCOS, where it is a constant, for the objectives that it counts by a rule of their own."""
 
 Semantics = Literal["paper", "reference"]
 """Counts as defined in the COCOS paper, or as in its released code."""
 
-CountFunction = Callable[[Any, Tensor, Targets, float], dict[str, Tensor]]
-"""Takes the objective, scores ``[V, T]``, targets and epsilon, and returns counts by direction. A missing direction is counted by weights."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class CountingRule:
-    """How the samples of one kind of objective are counted.
-
-    Attributes:
-        objective: Class of the objective.
-        paper: Count as COCOS defines it. None: by the weights of pairs.
-        released: Count as in the released code of COCOS.
-        captions_per_image: Captions per image in that code, which identifies positives by position: caption j belongs to image
-            j // captions_per_image.
-    """
-
-    objective: type[Objective]
-    paper: CountFunction | None = None
-    released: CountFunction
-    captions_per_image: int
-
-    def released_targets(self, images: int, texts: int) -> Targets | None:
-        """Build the targets of a batch as in the released code.
-
-        Args:
-            images: Number of images.
-            texts: Number of texts.
-
-        Returns:
-            The targets. None for a batch that the released code cannot process.
-        """
-        if texts != self.captions_per_image * images:
-            return None
-        ids = torch.arange(images)
-        return Targets(query_ids=ids, candidate_ids=ids.repeat_interleave(self.captions_per_image))
-
-
-def rule_of(objective: Objective) -> CountingRule | None:
-    """Find the counting rule of an objective.
+def released_targets(objective: Objective, images: int, texts: int) -> Targets | None:
+    """Build the targets of a batch as in the released code of COCOS, which identifies positives by position.
 
     Args:
         objective: The objective.
+        images: Number of images.
+        texts: Number of texts. Caption j belongs to image j // (captions per image).
 
     Returns:
-        The rule. None for an objective that is counted by the weights of its pairs.
+        The targets. None for an objective without an own count in that code, or for a batch that the code cannot process.
     """
-    return next((rule for rule in COUNTING_RULES if rule.objective is type(objective)), None)
+    captions_per_image = RELEASED_CAPTIONS_PER_IMAGE.get(type(objective))
+    if captions_per_image is None or texts != captions_per_image * images:
+        return None
+    ids = torch.arange(images)
+    return Targets(query_ids=ids, candidate_ids=ids.repeat_interleave(captions_per_image))
 
 
-def _triplet_released(objective: Triplet, scores: Tensor, targets: Targets, _epsilon: float) -> dict[str, Tensor]:
-    return released_triplet_counts(scores, targets, margin=objective.margin)
-
-
-def _smooth_ap(objective: SmoothAP, scores: Tensor, targets: Targets, epsilon: float) -> dict[str, Tensor]:
-    directions = {"i2t": (scores, targets), "t2i": (scores.T, targets.T)}
-    return {direction: smooth_ap_counts(*inputs, tau=objective.tau, epsilon=epsilon) for direction, inputs in directions.items()}
-
-
-def _smooth_ap_released(objective: SmoothAP, scores: Tensor, targets: Targets, epsilon: float) -> dict[str, Tensor]:
-    counts = smooth_ap_counts(scores, targets, tau=objective.tau, epsilon=epsilon)
-    return {"i2t": counts, "t2i": released_smooth_ap_counts(scores.T, tau=objective.tau, epsilon=epsilon)}
+def _counts_by_rule(objective: Objective, scores: Tensor, targets: Targets, epsilon: float, *, semantics: Semantics) -> dict[str, Tensor]:
+    """Counts by direction of objectives that COCOS, or its released code, counts by a rule of their own. Empty: by the weights of pairs."""
+    if type(objective) is Triplet and semantics == "reference":
+        return released_triplet_counts(scores, targets, margin=objective.margin)
+    if type(objective) is not SmoothAP:
+        return {}
+    tau = objective.tau
+    if semantics == "reference":
+        t2i = released_smooth_ap_counts(scores.T, tau=tau, epsilon=epsilon)
+    else:
+        t2i = smooth_ap_counts(scores.T, targets.T, tau=tau, epsilon=epsilon)
+    return {"i2t": smooth_ap_counts(scores, targets, tau=tau, epsilon=epsilon), "t2i": t2i}
 
 
 def smooth_ap_counts(scores: Tensor, targets: Targets, *, tau: float = 0.01, epsilon: float = 0.01, with_slope: bool = False) -> Tensor:
@@ -131,8 +101,9 @@ def released_smooth_ap_counts(scores: Tensor, *, tau: float = 0.01, epsilon: flo
         Count of each text, shape ``[T]``.
     """
     texts, images = scores.shape
-    candidate = torch.arange(min(RELEASED_CAPTIONS_PER_IMAGE * texts, images), device=scores.device)
-    query = candidate // RELEASED_CAPTIONS_PER_IMAGE
+    captions_per_image = RELEASED_CAPTIONS_PER_IMAGE[SmoothAP]
+    candidate = torch.arange(min(captions_per_image * texts, images), device=scores.device)
+    query = candidate // captions_per_image
     counts = _count_triplets(scores[query], candidate, tau, epsilon)
     return scores.new_zeros(texts).index_add_(0, query, counts.to(scores))
 
@@ -165,13 +136,6 @@ def _count_triplets(scores: Tensor, positive: Tensor, tau: float, epsilon: float
     step = (gap / tau).sigmoid()
     rank = 1 + step.sum(1, keepdim=True)
     return (step * (1 - step) / rank**2 > epsilon).sum(1)
-
-
-COUNTING_RULES: tuple[CountingRule, ...] = (
-    CountingRule(objective=Triplet, released=_triplet_released, captions_per_image=1),
-    CountingRule(objective=SmoothAP, paper=_smooth_ap, released=_smooth_ap_released, captions_per_image=RELEASED_CAPTIONS_PER_IMAGE),
-)
-"""Objectives that COCOS, or its released code, counts by a rule of their own."""
 
 
 @dataclass(frozen=True)
@@ -287,7 +251,7 @@ def contributing_by_direction(
     """Count the contributing samples of both directions.
 
     Args:
-        objective: The objective. One with a rule in `COUNTING_RULES` is counted by it.
+        objective: The objective. SmoothAP, and Triplet in the released code, are counted by a rule of their own.
         scores: Scores, shape ``[V, T]``.
         targets: Targets of the image-to-text direction.
         epsilon: Weight from which a sample counts.
@@ -317,11 +281,9 @@ def contributing_by_epsilon(
     """
     directions = {"i2t": (scores, targets), "t2i": (scores.T, targets.T)}
     weights = {direction: pair_weights(objective, *inputs) for direction, inputs in directions.items()}
-    rule = rule_of(objective)
-    count_by_rule = rule and (rule.released if semantics == "reference" else rule.paper)
     results = []
     for epsilon in epsilons:
-        counts = count_by_rule(objective, scores, targets, epsilon) if count_by_rule else {}
+        counts = _counts_by_rule(objective, scores, targets, epsilon, semantics=semantics)
         samples = {
             direction: count_contributing(weights[direction], inputs[1], epsilon=epsilon) for direction, inputs in directions.items()
         }

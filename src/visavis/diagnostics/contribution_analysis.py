@@ -19,7 +19,7 @@ from torch import Tensor
 
 from visavis import objectives, spec, supervision
 from visavis.data.loader import Loader
-from visavis.diagnostics.contributing_samples import ContributingSamples, Semantics, contributing_by_epsilon, rule_of
+from visavis.diagnostics.contributing_samples import ContributingSamples, Semantics, contributing_by_epsilon, released_targets
 from visavis.errors import RunError, VisavisError
 from visavis.evaluation.published_row import PublishedRow
 from visavis.memory_budget import MemoryLimit
@@ -92,7 +92,10 @@ def load_checkpoint(run: Path, checkpoint: str, data_module: DataModule, matcher
     files, recipe = RunFolder(run), data_module.recipe
     if checkpoint == "best":
         phase, step = phase_of_best_model(run, recipe)
-        return RunCheckpoint(phase, step, _supervision_state(Checkpoint.latest(files.checkpoints), phase, recipe))
+        last = Checkpoint.latest(files.checkpoints)
+        # The state belongs to the phase of the checkpoint, which may be another one.
+        state = last.supervision if last is not None and recipe.phases[last.state.phase :][:1] == (phase,) else {}
+        return RunCheckpoint(phase, step, state)
     if checkpoint == "start":
         matcher.load_state_dict(initial_matcher(data_module, load_start_model(recipe)).state_dict())
         RunRecord.read(files.environment).check_initial_weights(matcher, run)
@@ -135,13 +138,6 @@ def phase_of_best_model(run: Path, recipe: Recipe) -> tuple[Phase, int]:
     return recipe.phases[best["phase"]], best["step"]
 
 
-def _supervision_state(checkpoint: Checkpoint | None, phase: Phase, recipe: Recipe) -> dict[str, Tensor]:
-    """The saved supervision state of a phase. Empty if the checkpoint is in another phase."""
-    if checkpoint is None or recipe.phases[checkpoint.state.phase :][:1] != (phase,):
-        return {}
-    return checkpoint.supervision
-
-
 @dataclass(frozen=True)
 class ContributionCount:
     """Contributing samples of one objective over all batches, at one epsilon.
@@ -165,9 +161,9 @@ class ContributionCount:
 
     def to_json(self) -> dict[str, Any]:
         """Return a flat JSON object. NaN becomes null."""
-        means = {f"{key}_mean": _null_if_nan(value) for key, value in self.mean.items()}
-        stds = {f"{key}_std": _null_if_nan(value) for key, value in self.std.items()}
-        return {"objective": self.objective, "semantics": self.semantics, "epsilon": self.epsilon, **means, **stds}
+        values = {f"{key}_mean": value for key, value in self.mean.items()} | {f"{key}_std": value for key, value in self.std.items()}
+        measures = {key: None if math.isnan(value) else value for key, value in values.items()}
+        return {"objective": self.objective, "semantics": self.semantics, "epsilon": self.epsilon, **measures}
 
 
 @dataclass(frozen=True)
@@ -294,9 +290,7 @@ _Measures = dict[tuple[Objective, Semantics, float], list[dict[str, float]]]
 
 def _count_batch(measures: _Measures, objective: Objective, scores: Tensor, targets: Targets, epsilons: Sequence[float]) -> None:
     """Add the measures of one batch, also as the released code of COCOS counts it if that differs."""
-    targets_by_semantics: dict[Semantics, Targets | None] = {"paper": targets}
-    if (rule := rule_of(objective)) is not None:
-        targets_by_semantics["reference"] = rule.released_targets(*scores.shape)
+    targets_by_semantics: dict[Semantics, Targets | None] = {"paper": targets, "reference": released_targets(objective, *scores.shape)}
     for semantics, batch_targets in targets_by_semantics.items():
         if batch_targets is not None:
             samples = contributing_by_epsilon(objective, scores, batch_targets, epsilons, semantics=semantics)
@@ -403,7 +397,3 @@ def _summarize(objective: Objective, semantics: Semantics, epsilon: float, rows:
     mean = {key: float(values.mean()) if len(values) else math.nan for key, values in columns.items()}
     std = {key: float(values.std()) if len(values) else math.nan for key, values in columns.items()}
     return ContributionCount(repr(objective), semantics, epsilon, mean, std)
-
-
-def _null_if_nan(value: float) -> float | None:
-    return None if math.isnan(value) else value

@@ -8,19 +8,13 @@ Source: Unified loss, section 3.3.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from visavis.blocking import Score
-from visavis.memory_budget import MemoryLimit
 from visavis.objectives import Objective
-from visavis.pair_loss import cosine
-from visavis.scoring import score_query_rows
 from visavis.targets import Targets
-from visavis.types import Items
 
 BYTES_PER_PAIR = 64.0
 """Bytes per pair while the weights of a block are computed. The objective of the catalog with the largest need takes about 50."""
@@ -46,33 +40,6 @@ def pair_weights(objective: Objective, scores: Tensor, targets: Targets) -> Tens
         leaf = scores.detach().requires_grad_()
         (slopes,) = torch.autograd.grad(objective.terms(leaf, targets).sum(), leaf)
     return slopes / objective.gradient_scale
-
-
-def weights_by_blocks(
-    objective: Objective, queries: Items, candidates: Items, targets: Targets, *, score: Score = cosine, memory: MemoryLimit = None
-) -> Iterator[tuple[slice, Tensor]]:
-    """Compute `pair_weights` for embeddings in blocks of queries.
-
-    Args:
-        objective: The objective.
-        queries: Encoded queries.
-        candidates: Encoded candidates.
-        targets: Targets of the direction.
-        score: Score function, ``(queries, candidates) -> [Q, C]``.
-        memory: Memory for a block, in bytes or as "2GiB". Default: a share of the free memory.
-
-    Yields:
-        Rows of a block and their weights, shape ``[rows, C]``.
-    """
-
-    def blocks() -> Iterator[tuple[slice, Tensor]]:
-        return score_query_rows(score, queries, candidates, "i2t", caller_bytes_per_pair=BYTES_PER_PAIR, memory=memory)
-
-    if objective.needs_positive_scores and targets.positive_scores is None:
-        positives = [scores[targets[rows].positive] for rows, scores in blocks()]
-        targets = replace(targets, positive_scores=torch.cat(positives))
-    for rows, scores in blocks():
-        yield rows, pair_weights(objective, scores, targets[rows])
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,15 @@ queries are resampled in the same way, each with its pairs (``bootstrap_queries`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from visavis.errors import ShapeError, SpecError, suggest_name
 from visavis.evaluation.results import QueryRanks
-from visavis.experiments.statistics import ROUNDING_TOLERANCE, SIGNIFICANCE_LEVEL, Interval
+from visavis.experiments.statistics import CONFIDENCE, ROUNDING_TOLERANCE, Interval, format_number
 from visavis.feedback.evaluate_feedback import JudgedQueryResult, feedback_metrics
 from visavis.metrics.catalog import RECALLS, RSUM
 from visavis.types import DIRECTIONS
@@ -29,6 +29,8 @@ BOOTSTRAP_METRICS = (*(metric.key(way) for way in DIRECTIONS for metric in RECAL
 """Metrics that are resampled, in this order."""
 NUM_SAMPLES = 2000
 SAMPLES_PER_BATCH = 250
+MIN_UNITS = 20
+"""Test images or judged text queries, below which bootstrap intervals are too short."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +54,7 @@ class BootstrapEstimate:
     num_samples: int
 
     @classmethod
-    def from_samples(
-        cls, value: float, drawn: np.ndarray, of: str, units: int, confidence: float = 1 - SIGNIFICANCE_LEVEL
-    ) -> BootstrapEstimate:
+    def from_samples(cls, value: float, drawn: np.ndarray, of: str, units: int) -> BootstrapEstimate:
         """Summarize bootstrap samples.
 
         Args:
@@ -62,12 +62,11 @@ class BootstrapEstimate:
             drawn: Value of each sample, NaN where it is undefined.
             of: What is resampled.
             units: Number of resampled units.
-            confidence: Confidence level of the interval.
 
         Returns:
             The estimate.
         """
-        tail, drawn = (1 - confidence) / 2, drawn[np.isfinite(drawn)]
+        tail, drawn = (1 - CONFIDENCE) / 2, drawn[np.isfinite(drawn)]
         varies = bool(np.ptp(drawn) > ROUNDING_TOLERANCE * 100)
         low, high = np.quantile(drawn, (tail, 1 - tail)).tolist()
         return cls(
@@ -79,13 +78,22 @@ class BootstrapEstimate:
             num_samples=len(drawn),
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the estimate as a JSON object.
+    def describe(self, metric: str) -> str:
+        """Describe an estimate of a difference in a sentence.
+
+        Args:
+            metric: Label of the metric.
 
         Returns:
-            All fields.
+            The sentence.
         """
-        return asdict(self)
+        difference = f"{format_number(self.value, signed=True)} {metric}"
+        if self.interval is None:
+            return f"Every sample of the {self.num_units:,} {self.unit} gives the same: {difference}."
+        if self.num_units < MIN_UNITS:
+            return f"{difference} over {self.num_units} {self.unit}. At least {MIN_UNITS} are needed for an interval."
+        reverse = "could" if 0 in self.interval else "would not"
+        return f"Other {self.unit} {reverse} reverse the sign: {difference} (95 % interval {self.interval} over {self.num_units:,} {self.unit})."
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +112,7 @@ class BootstrapSamples:
     samples: Mapping[str, Mapping[int, np.ndarray]]
     unit: str
     num_units: int
-    metrics: Sequence[str] = BOOTSTRAP_METRICS
+    metrics: Sequence[str]
 
     def value(self, row: str, metric: str = "rsum") -> BootstrapEstimate:
         """Estimate the mean of a row over its seeds.
@@ -116,8 +124,7 @@ class BootstrapSamples:
         Returns:
             The estimate.
         """
-        seeds = self._of(row).keys()
-        return BootstrapEstimate.from_samples(*self._mean(row, seeds, metric), self.unit, self.num_units)
+        return BootstrapEstimate.from_samples(*self._mean(row, self._seeds(row), metric), self.unit, self.num_units)
 
     def difference(self, a: str, b: str, metric: str = "rsum") -> BootstrapEstimate:
         """Estimate the difference of two rows.
@@ -130,17 +137,16 @@ class BootstrapSamples:
         Returns:
             Difference of the means over the common seeds, or over each row's own seeds if none are common.
         """
-        of_a, of_b = self._of(a).keys(), self._of(b).keys()
-        common = of_a & of_b
-        (value, drawn), (other, others) = (self._mean(row, common or seeds, metric) for row, seeds in ((a, of_a), (b, of_b)))
+        common = self._seeds(a) & self._seeds(b)
+        (value, drawn), (other, others) = (self._mean(row, common or self._seeds(row), metric) for row in (a, b))
         return BootstrapEstimate.from_samples(value - other, drawn - others, self.unit, self.num_units)
 
-    def _of(self, row: str) -> Mapping[int, np.ndarray]:
+    def _seeds(self, row: str) -> set[int]:
         if row not in self.measured:
             raise SpecError(f"{row} is not a row of the comparison: {suggest_name(row, self.measured)}")
-        return self.measured[row]
+        return set(self.measured[row])
 
-    def _mean(self, row: str, seeds: Any, metric: str) -> tuple[float, np.ndarray]:
+    def _mean(self, row: str, seeds: set[int], metric: str) -> tuple[float, np.ndarray]:
         if metric not in self.metrics:
             raise SpecError(f"{metric} is not resampled over {self.unit}: {suggest_name(metric, self.metrics)}")
         place = self.metrics.index(metric)
@@ -185,9 +191,7 @@ def bootstrap_images(rows: Mapping[str, Mapping[int, QueryRanks]], *, num_sample
         shares = _shares(times, hits, np.repeat(numbers, len(KS), axis=1))
         return np.concatenate([shares, shares.sum(-1, keepdims=True)], -1)
 
-    drawn = np.concatenate([metrics(times) for times in _draw(len(images), num_samples, seed)])
-    names = [(name, of_seed) for name, of_seed, _ in runs]
-    return BootstrapSamples(_by_row(names, metrics(np.ones((1, len(images))))[0]), _by_row(names, drawn), "test images", len(images))
+    return _resample(rows, metrics, "test images", len(images), BOOTSTRAP_METRICS, num_samples, seed)
 
 
 def bootstrap_queries(
@@ -203,32 +207,36 @@ def bootstrap_queries(
     Returns:
         Metrics of all runs, as measured and on each sample. A sample without a pair has no pairwise accuracy.
     """
-    runs = [(name, of_seed, answers) for name, by_seed in rows.items() for of_seed, answers in by_seed.items()]
-    first, names = runs[0][2], [(name, of_seed) for name, of_seed, _ in runs]
-    numbers = np.array([[1.0, 1.0, 1.0, answer.num_pairs] for answer in first])  # [S, 4]
+    runs = [answers for by_seed in rows.values() for answers in by_seed.values()]
+    numbers = np.array([[1.0, 1.0, 1.0, answer.num_pairs] for answer in runs[0]])  # [S, 4]
     hits = np.array(
-        [[[answer.rank <= k for answer in answers] for k in KS] + [[answer.num_ordered for answer in answers]] for *_, answers in runs]
+        [[[answer.rank <= k for answer in answers] for k in KS] + [[answer.num_ordered for answer in answers]] for answers in runs]
     )
-    drawn = np.concatenate([_shares(times, hits, numbers) for times in _draw(len(first), num_samples, seed)])
-    whole = _shares(np.ones((1, len(first))), hits, numbers)[0]
-    return BootstrapSamples(_by_row(names, whole), _by_row(names, drawn), "judged queries", len(first), tuple(feedback_metrics(first)))
+    names = tuple(feedback_metrics(runs[0]))
+    return _resample(rows, lambda times: _shares(times, hits, numbers), "judged queries", len(runs[0]), names, num_samples, seed)
 
 
-def _by_row(names: Sequence[tuple[str, int]], values: np.ndarray) -> dict[str, dict[int, np.ndarray]]:
-    """Values ``[..., runs, M]`` by row and seed."""
-    by_row: dict[str, dict[int, np.ndarray]] = {}
-    for index, (name, seed) in enumerate(names):
-        by_row.setdefault(name, {})[seed] = values[..., index, :]
-    return by_row
+def _resample(
+    rows: Mapping[str, Mapping[int, Any]],
+    metrics: Callable[[np.ndarray], np.ndarray],
+    unit: str,
+    num_units: int,
+    names: Sequence[str],
+    num_samples: int,
+    seed: int,
+) -> BootstrapSamples:
+    """Compute metrics ``[D, runs, M]`` of samples from how often each contains each unit ``[D, N]``, in batches of samples."""
+    random, samples = np.random.default_rng(seed), []
+    for start in range(0, num_samples, SAMPLES_PER_BATCH):
+        batch = min(SAMPLES_PER_BATCH, num_samples - start)
+        places = random.integers(0, num_units, (batch, num_units)) + num_units * np.arange(batch)[:, None]
+        samples.append(metrics(np.bincount(places.ravel(), minlength=batch * num_units).reshape(batch, num_units).astype(float)))
 
+    def by_row(values: np.ndarray) -> dict[str, dict[int, np.ndarray]]:
+        runs = iter(np.moveaxis(values, -2, 0))
+        return {name: {of_seed: next(runs) for of_seed in by_seed} for name, by_seed in rows.items()}
 
-def _draw(images: int, draws: int, seed: int) -> Iterator[np.ndarray]:
-    """How often each image is sampled, ``[D, N]``, one batch of samples after the other."""
-    random = np.random.default_rng(seed)
-    for start in range(0, draws, SAMPLES_PER_BATCH):
-        at_once = min(SAMPLES_PER_BATCH, draws - start)
-        places = random.integers(0, images, (at_once, images)) + images * np.arange(at_once)[:, None]
-        yield np.bincount(places.ravel(), minlength=at_once * images).reshape(at_once, images).astype(float)
+    return BootstrapSamples(by_row(metrics(np.ones((1, num_units)))[0]), by_row(np.concatenate(samples)), unit, num_units, names)
 
 
 def _shares(times: np.ndarray, hits: np.ndarray, numbers: np.ndarray) -> np.ndarray:

@@ -1,36 +1,77 @@
-"""Result of a comparison: the setting that validation selects, its test results, and their certainty."""
+"""Result of a comparison: the setting that validation selects, its test results, their certainty, and the sweep of one number."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from visavis.errors import RunError
 from visavis.evaluation.results import read_query_ranks
 from visavis.experiments.bootstrap import BootstrapSamples, bootstrap_images, bootstrap_queries
 from visavis.experiments.grid import Setting
 from visavis.experiments.jobs import RunOutcome
-from visavis.experiments.results_table import (
-    ResultRow,
-    ResultTable,
-    csv_table,
-    describe_bootstrap,
-    describe_paired_test,
-    indistinguishable_rows,
-    latex_table,
-)
-from visavis.experiments.statistics import PairedTest, differences_from, paired_tests
-from visavis.experiments.sweep import Sweep, find_sweep
+from visavis.experiments.results_table import ResultRow, ResultTable, csv_table, indistinguishable_rows, latex_table
+from visavis.experiments.statistics import Interval, PairedTest, differences_from, paired_tests, t_interval
 from visavis.feedback.evaluate_feedback import FeedbackTest
 from visavis.metrics.catalog import RSUM
+from visavis.objectives import parse
 from visavis.runs.run_folder import RunFolder
 
 # The feedback metric that is described in words.
 FEEDBACK_METRIC, FEEDBACK_LABEL = "judged_r10", "feedback R@10"
+MIN_VALUES = 3
+"""Minimum number of values of a curve."""
+Column: TypeAlias = tuple[Any, ...]
+"""Value of each setting for one key."""
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """One value of the swept number.
+
+    Attributes:
+        value: The value.
+        mean: Mean RSUM over seeds.
+        interval: 95 % t interval of RSUM. None if the seeds show no spread.
+        seeds: Number of seeds.
+    """
+
+    value: float
+    mean: float
+    interval: Interval | None
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """RSUM as a function of one number, as in figure 5 of the Unified paper.
+
+    The number is a recipe key, such as ``phases.0.optimizer.lr`` of a grid, or a parameter of the objective or model, such as ``margin`` of
+    ``Unified(margin=0.1)``, ``Unified(margin=0.2)``, ... With several objectives, each has its own curve.
+
+    Attributes:
+        name: Name of the number.
+        curves: Points on validation and on test, by what else differs between settings. The key is "" if nothing does.
+    """
+
+    name: str
+    curves: Mapping[str, tuple[tuple[SweepPoint, ...], tuple[SweepPoint, ...]]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the sweep as a JSON object.
+
+        Returns:
+            The name, and the points of each curve.
+        """
+        curves = [
+            {"name": name, "validation": [asdict(one) for one in validation], "test": [asdict(one) for one in test]}
+            for name, (validation, test) in self.curves.items()
+        ]
+        return {"name": self.name, "curves": curves}
 
 
 @dataclass(frozen=True)
@@ -41,7 +82,7 @@ class Comparison:
         folder: Folder of the comparison.
         name: Name of the recipe.
         settings: Settings with at least one successful run, in the given order.
-        outcomes: Outcomes of all runs, by setting and seed.
+        outcomes: Outcomes of all runs, sorted by setting and seed.
         feedback: Judged text queries that every successful run was evaluated on.
     """
 
@@ -50,38 +91,6 @@ class Comparison:
     settings: tuple[Setting, ...]
     outcomes: tuple[RunOutcome, ...]
     feedback: FeedbackTest | None = None
-
-    @classmethod
-    def from_outcomes(
-        cls, folder: Path, name: str, settings: Sequence[Setting], outcomes: Sequence[RunOutcome], feedback: FeedbackTest | None = None
-    ) -> Comparison:
-        """Build the result from the outcomes of runs.
-
-        Args:
-            folder: Folder of the comparison.
-            name: Name of the recipe.
-            settings: All settings.
-            outcomes: Outcomes of all runs, in any order.
-            feedback: Judged text queries.
-
-        Returns:
-            The comparison.
-
-        Raises:
-            RunError: If no run succeeded.
-        """
-        succeeded = {one.setting for one in outcomes if not one.failure}
-        if not succeeded:
-            reason = f"got {len(outcomes)} failures. The first: {outcomes[0].failure}" if outcomes else "got no runs."
-            raise RunError(f"{folder}: expected a successful run, {reason}")
-        order = [setting.name for setting in settings]
-        return cls(
-            folder,
-            name,
-            tuple(setting for setting in settings if setting.name in succeeded),
-            tuple(sorted(outcomes, key=lambda one: (order.index(one.setting), one.seed))),
-            feedback,
-        )
 
     def runs(self, setting: Setting) -> list[RunOutcome]:
         """Return the successful runs of a setting.
@@ -193,15 +202,14 @@ class Comparison:
         best, seeds = self.best.name, len(self.runs(self.best))
         seeds_text = "one seed" if seeds == 1 else f"{seeds} seeds"
         sentences = [f"Best on validation: {best}, mean RSUM {self.validation(self.best):.1f} over {seeds_text}."]
-        sentences += [describe_paired_test(test, "test RSUM") for test in self.differences_from_best.values()]
+        sentences += [test.describe("test RSUM") for test in self.differences_from_best.values()]
         if self.differences_from_best:
             nearest = next(iter(self.differences_from_best))
             pair = f"{best} minus {nearest}."
-            sentences.append(f"{pair} {describe_bootstrap(self.image_bootstrap.difference(best, nearest), 'test RSUM')}")
+            sentences.append(f"{pair} {self.image_bootstrap.difference(best, nearest).describe('test RSUM')}")
             if self.feedback is not None:
-                sentences.append(describe_paired_test(self.feedback_differences_from_best(FEEDBACK_METRIC)[nearest], FEEDBACK_LABEL))
-                estimate = self.query_bootstrap.difference(best, nearest, FEEDBACK_METRIC)
-                sentences.append(f"{pair} {describe_bootstrap(estimate, FEEDBACK_LABEL)}")
+                sentences.append(self.feedback_differences_from_best(FEEDBACK_METRIC)[nearest].describe(FEEDBACK_LABEL))
+                sentences.append(f"{pair} {self.query_bootstrap.difference(best, nearest, FEEDBACK_METRIC).describe(FEEDBACK_LABEL)}")
         return sentences + [f"{one.setting}, seed {one.seed} failed: {one.failure}" for one in self.failures]
 
     def markdown(self) -> str:
@@ -247,7 +255,7 @@ class Comparison:
             "best": self.best.name,
             "table": self.table.to_json(),
             "differences_from_best": [
-                test.to_json() | {"image_bootstrap": self.image_bootstrap.difference(test.a, test.b).to_json()}
+                test.to_json() | {"image_bootstrap": asdict(self.image_bootstrap.difference(test.a, test.b))}
                 for test in self.differences_from_best.values()
             ],
             "rsum_tests": [test.to_json() for test in self.rsum_tests],
@@ -277,7 +285,7 @@ class Comparison:
             "skipped": dict(self.feedback.pairs.skipped),
             "differences_from_best": {
                 metric: [
-                    test.to_json() | {"query_bootstrap": self.query_bootstrap.difference(test.a, test.b, metric).to_json()}
+                    test.to_json() | {"query_bootstrap": asdict(self.query_bootstrap.difference(test.a, test.b, metric))}
                     for test in self.feedback_differences_from_best(metric).values()
                 ]
                 for metric in self.feedback.labels
@@ -287,3 +295,66 @@ class Comparison:
     def _selection_key(self, setting: Setting) -> tuple[int, float]:
         # Successive halving drops settings: those with fewer seeds come after all others.
         return len(self.runs(setting)), self.validation(setting)
+
+
+def find_sweep(runs: Sequence[tuple[Setting, Sequence[RunOutcome]]]) -> Sweep | None:
+    """Find the one number in which settings differ.
+
+    Args:
+        runs: Settings, each with its runs.
+
+    Returns:
+        The sweep, or None if no number, or several numbers, vary with at least three values.
+    """
+    facts = [_facts(setting.recipe_values) for setting, _ in runs]
+    columns = {key: tuple(row.get(key) for row in facts) for key in sorted({key for row in facts for key in row})}
+    differing = {
+        column: key for key, column in reversed(columns.items()) if len(set(column)) > 1
+    }  # keys that always vary together count as one
+    swept = {column: _groups(runs, column, differing) for column in differing if all(map(_is_number, column))}
+    found = [column for column, groups in swept.items() if groups]
+    if len(found) != 1:
+        return None
+    key, groups = differing[found[0]], swept[found[0]]
+    curves = {}
+    for label, points in groups.items():
+        by_value = sorted(points.items(), key=lambda point: point[0])
+        validation, test = _curve(by_value, lambda one: one.validation_rsum), _curve(by_value, lambda one: one.measured_metrics[RSUM.name])
+        curves[label if len(groups) > 1 else ""] = validation, test
+    return Sweep(key.partition(".objective.")[2] or key, curves)
+
+
+def _groups(
+    runs: Sequence[tuple[Setting, Sequence[RunOutcome]]], column: Column, differing: Mapping[Column, str]
+) -> dict[str, dict[float, Sequence[RunOutcome]]]:
+    """Runs by value, grouped by what else differs. Empty if a group has too few values for a curve."""
+    others = [(key.rpartition(".")[2], other) for other, key in differing.items() if other != column]
+    groups: dict[str, dict[float, Sequence[RunOutcome]]] = {}
+    for place, (value, (_, of_setting)) in enumerate(zip(column, runs, strict=True)):
+        alike = ", ".join(f"{key}={other[place]}" for key, other in others if other[place] is not None)
+        groups.setdefault(alike, {})[value] = of_setting
+    return groups if all(len(points) >= MIN_VALUES for points in groups.values()) else {}
+
+
+def _curve(by_value: Sequence[tuple[float, Sequence[RunOutcome]]], rsum: Callable[[RunOutcome], float]) -> tuple[SweepPoint, ...]:
+    rows = [(value, [rsum(one) for one in runs]) for value, runs in by_value]
+    return tuple(SweepPoint(value, statistics.fmean(row), t_interval(row), len(row)) for value, row in rows)
+
+
+def _facts(content: Any, name: str = "") -> dict[str, Any]:
+    """Values of a recipe by dotted key, with the parameters of objectives."""
+    if isinstance(content, Mapping):
+        inner = {str(key): value for key, value in content.items()}
+    elif isinstance(content, list | tuple):
+        inner = {str(place): value for place, value in enumerate(content)}
+    elif name.endswith(".objective"):
+        objective = parse(content)
+        parameters = {f"{name}.{key}": value if _is_number(value) else repr(value) for key, value in vars(objective).items()}
+        return {name: type(objective).__name__} | parameters
+    else:
+        return {name: content}
+    return {key: value for part, one in inner.items() for key, value in _facts(one, f"{name}.{part}".lstrip(".")).items()}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -81,7 +81,9 @@ def example_queries(comparison: Comparison, num_queries: int = 4) -> ExampleQuer
         return None
     mean = np.mean(ranks, axis=0)
     drawn = np.random.default_rng(0).permutation(len(test.captions))[:num_queries]
-    hardest = _of_different_images(np.argsort(-mean, kind="stable"), test, num_queries)
+    # The hardest captions of different images.
+    by_rank = np.argsort(-mean, kind="stable")
+    hardest = by_rank[np.sort(np.unique(test.image_of[by_rank], return_index=True)[1])[:num_queries]]
     chosen = torch.from_numpy(np.concatenate([drawn, hardest]))
     scores = score_all_pairs(matcher, visual, select_items(text, chosen), recipe.memory or None)
     found = [_answered(test, int(caption), column, mean) for caption, column in zip(chosen, scores.T, strict=True)]
@@ -117,12 +119,6 @@ def _encoded(run: Path) -> tuple[Recipe, Dataset, tuple[Encoded, Encoded], Match
     data_module, matcher = open_run(run, recipe, NoProgress())
     test = select_captions(data_module.data.split(recipe.evaluation.test), get_protocols(recipe.evaluation.protocols))
     return recipe, test, data_module.encode(matcher, test), matcher
-
-
-def _of_different_images(captions: np.ndarray, data: Dataset, number: int) -> np.ndarray:
-    """The first captions, one per image."""
-    _, first = np.unique(data.image_of[captions], return_index=True)
-    return captions[np.sort(first)[:number]]
 
 
 def _answered(data: Dataset, caption: int, scores: torch.Tensor, ranks: Sequence[float]) -> ExampleQuery:

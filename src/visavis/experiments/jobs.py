@@ -27,7 +27,7 @@ from visavis.experiments.results_table import MeasurementConditions
 from visavis.feedback.evaluate_feedback import FeedbackTest, JudgedQueryResult, feedback_metrics
 from visavis.models.inference import device_of, score_all_pairs
 from visavis.models.retriever import Retriever
-from visavis.models.score_ensemble import ScoreEnsemble, join_member_encodings
+from visavis.models.score_ensemble import ScoreEnsemble
 from visavis.progress import NoProgress, Progress
 from visavis.recipes.recipe import build_recipe
 from visavis.runs.open_run import open_peer_network, open_run, read_run_recipe
@@ -39,6 +39,8 @@ from visavis.training.training_run import TrainingResult
 
 Engine = Literal["local", "ray"]
 POLL_SECONDS = 0.3
+OUTCOME_FILE = "outcome.json"
+"""File of a finished run in its folder."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def read_outcome(job: Job) -> RunOutcome | None:
     Returns:
         The outcome. None if the job is not finished, or its file is corrupted.
     """
-    outcome: RunOutcome | None = storage.read_checksummed_json(_outcome_file(job.folder), RunOutcome)
+    outcome: RunOutcome | None = storage.read_checksummed_json(job.folder / OUTCOME_FILE, RunOutcome)
     return outcome and replace(outcome, folder=job.folder)  # the folder may have moved
 
 
@@ -172,7 +174,7 @@ def run_job(job: Job, progress: Progress) -> RunOutcome:
     except VisavisError as error:
         return RunOutcome(job.setting, job.seed, job.folder, failure=str(error))
     outcome = RunOutcome.from_result(job, result)
-    storage.write_checksummed_json(_outcome_file(job.folder), outcome.to_json())
+    storage.write_checksummed_json(job.folder / OUTCOME_FILE, outcome.to_json())
     return outcome
 
 
@@ -212,14 +214,10 @@ def evaluate_run_on_feedback(folder: Path, test: FeedbackTest) -> list[JudgedQue
     split = data_module.data.split(recipe.evaluation.test).first_captions(1)
     if tuple(image.name for image in split.images) != test.images:
         raise RunError(f"{folder}: expected the {len(test.images):,} test images of the feedback, got others. Compare on one data set.")
-    networks = [matcher, open_peer_network(folder, matcher)] if recipe.evaluation.average_networks else [matcher]
-    encoded = [
-        (data_module.encode(network, split)[0], Retriever(network, data_module.processor).encode_text([*test.labeled_queries]))
-        for network in networks
-    ]
-    scorer = ScoreEnsemble(networks).to(device_of(matcher)) if len(networks) > 1 else matcher
-    visual, text = map(join_member_encodings, zip(*encoded, strict=True)) if len(networks) > 1 else encoded[0]
-    scores = score_all_pairs(scorer.eval(), visual, text, recipe.memory or None).T
+    if recipe.evaluation.average_networks:
+        matcher = ScoreEnsemble([matcher, open_peer_network(folder, matcher)]).to(device_of(matcher))
+    text = Retriever(matcher, data_module.processor).encode_text([*test.labeled_queries])
+    scores = score_all_pairs(matcher.eval(), data_module.encode(matcher, split)[0], text, recipe.memory or None).T
     labels = test.labeled_queries.values()
     return [JudgedQueryResult.from_scores(row.numpy(), *judgments) for row, judgments in zip(scores, labels, strict=True)]
 
@@ -242,7 +240,7 @@ def with_feedback_answers(outcome: RunOutcome, test: FeedbackTest) -> RunOutcome
     check_models_exist([outcome])
     answers = FeedbackAnswers(test.pairs.fingerprint, tuple(evaluate_run_on_feedback(outcome.folder, test)))
     outcome = replace(outcome, feedback=answers)
-    storage.write_checksummed_json(_outcome_file(outcome.folder), outcome.to_json())
+    storage.write_checksummed_json(outcome.folder / OUTCOME_FILE, outcome.to_json())
     return outcome
 
 
@@ -337,10 +335,6 @@ def _train(job: Job, progress: Progress) -> TrainingResult:
     folder.remove()
     storage.remove_partial_files(job.folder)
     return start_training(build_recipe(job.recipe_values, {}, job.setting), job.folder, progress)
-
-
-def _outcome_file(folder: Path) -> Path:
-    return folder / "outcome.json"
 
 
 def _available_cores() -> int:

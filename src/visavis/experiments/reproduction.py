@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +65,7 @@ class ReproducedValue:
         Returns:
             The fields and the difference.
         """
-        return {
-            "row": self.row.id,
-            "key": self.key,
-            "published": self.published,
-            "published_std": self.published_std,
-            "reached": self.reached,
-            "reached_std": self.reached_std,
-            "difference": self.difference,
-        }
+        return vars(self) | {"row": self.row.id, "difference": self.difference}
 
 
 @dataclass(frozen=True)
@@ -91,14 +84,6 @@ class RankAgreement:
     rho: float
     p: float
 
-    def to_json(self) -> dict[str, Any]:
-        """Convert to plain values.
-
-        Returns:
-            The fields.
-        """
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Reproduction:
@@ -109,38 +94,18 @@ class Reproduction:
         table: Id of the table.
         base: Description of the recipe that replaces those of the rows. "": their own.
         outcomes: Outcomes by row id, by seed.
-        published: Published rows by id.
     """
 
     folder: Path
     table: str
     base: str
     outcomes: Mapping[str, Sequence[RunOutcome]]
-    published: Mapping[str, PublishedRow]
 
-    @classmethod
-    def from_outcomes(
-        cls, folder: Path, table: str, base: str, runs: Mapping[str, tuple[PublishedRow, Sequence[RunOutcome]]]
-    ) -> Reproduction:
-        """Build the result from the outcomes of runs.
-
-        Args:
-            folder: Folder of the experiment.
-            table: Id of the table.
-            base: Description of the recipe that replaces those of the rows.
-            runs: Published row and outcomes by row id.
-
-        Returns:
-            The reproduction.
-
-        Raises:
-            RunError: If no run succeeded.
-        """
-        failures = [one.failure for _, outcomes in runs.values() for one in outcomes]
-        if all(failures):
-            raise RunError(f"{folder}: expected a successful run, got {len(failures)} failures. The first: {failures[0]}")
-        outcomes = {row_id: outcomes for row_id, (_, outcomes) in runs.items()}
-        return cls(folder, table, base, outcomes, {row_id: row for row_id, (row, _) in runs.items()})
+    @cached_property
+    def published(self) -> dict[str, PublishedRow]:
+        """Published rows by id."""
+        rows = published_results()
+        return {row_id: rows[row_id] for row_id in self.outcomes}
 
     @property
     def substitution(self) -> str:
@@ -241,7 +206,7 @@ class Reproduction:
             "base": self.base,
             "substitution": self.substitution,
             "values": [value.to_json() for value in self.values],
-            "rank_agreements": [agreement.to_json() for agreement in self.rank_agreements],
+            "rank_agreements": [asdict(agreement) for agreement in self.rank_agreements],
             "runs": {row_id: [one.to_json() for one in runs] for row_id, runs in self.outcomes.items()},
         }
 
@@ -338,7 +303,12 @@ def start_reproduction(
     if not trained:
         raise RecipeError(f"{table}: expected a row that can be trained, got none: {rows[0].not_trainable}.")
     base_recipe = read_recipe(base, overrides) if base else None
-    settings = _on_base(trained, base_recipe) if base_recipe else _as_published(trained, overrides)
+    if base_recipe:
+        settings = _on_base(trained, base_recipe)
+    else:
+        settings = {
+            row.id: Setting(row.row, recipe_values=with_absolute_paths(read_recipe(row.id, overrides)).to_dict()) for row in trained
+        }
     number = validate_int(PAPER_SEEDS.get(rows[0].paper, 1) if seeds is None else seeds, "seeds", 1)
     unique = {setting.name: setting for setting in settings.values()}
     plan = ExperimentPlan(table, tuple(unique.values()), number)
@@ -401,11 +371,6 @@ def select_rows(table: str, patterns: Sequence[str] = ()) -> list[PublishedRow]:
     return [row for row in rows if not patterns or any(fnmatch(row.row, pattern) for pattern in patterns)]
 
 
-def _as_published(rows: Iterable[PublishedRow], overrides: dict[str, Any]) -> dict[str, Setting]:
-    """Settings of the rows' own recipes."""
-    return {row.id: Setting(row.row, recipe_values=with_absolute_paths(read_recipe(row.id, overrides)).to_dict()) for row in rows}
-
-
 def _describe_base(base: Recipe, overrides: dict[str, Any]) -> str:
     about = f" ({base.about.rstrip('.')})" if base.about else ""
     changed = "".join(f", {key}={value}" for key, value in overrides.items())
@@ -432,9 +397,8 @@ def _on_base(rows: Iterable[PublishedRow], base: Recipe) -> dict[str, Setting]:
 def _run(folder: Path, plan: ExperimentPlan, reproduction: ReproductionPlan, workers: Workers, progress: Progress) -> Reproduction:
     """Train the missing runs, and write the results."""
     outcomes = train_runs(folder, plan, workers, progress)
-    rows = published_results()
-    runs = {row_id: (rows[row_id], [one for one in outcomes if one.setting == name]) for row_id, name in reproduction.rows.items()}
-    result = Reproduction.from_outcomes(folder, reproduction.table, reproduction.base, runs)
+    runs = {row_id: [one for one in outcomes if one.setting == name] for row_id, name in reproduction.rows.items()}
+    result = Reproduction(folder, reproduction.table, reproduction.base, runs)
     storage.write_json(folder / "reproduction.json", result.to_json())
     storage.write_text(folder / "reproduction.md", result.markdown())
     return result

@@ -1,10 +1,4 @@
-"""Result tables of runs that differ only in their seeds, under one protocol, as text, Markdown, CSV, LaTeX and JSON.
-
->>> from visavis.experiments.statistics import paired_tests
->>> rows = {"Unified": {0: 80.1, 1: 79.2, 2: 80.4}, "Triplet": {0: 75.2, 1: 74.6, 2: 75.8}}
->>> describe_paired_test(paired_tests(rows)[0], "R@1")
-'Unified is higher than Triplet in R@1 over 3 seeds: +4.70 (95 % interval 4.27 to 5.13, p < 0.001).'
-"""
+"""Result tables of runs that differ only in their seeds, under one protocol, as text, Markdown, CSV, LaTeX and JSON."""
 
 from __future__ import annotations
 
@@ -19,14 +13,12 @@ from typing import Any
 
 from visavis.errors import RunError
 from visavis.evaluation import Evaluation
-from visavis.experiments.bootstrap import BootstrapEstimate, BootstrapSamples
-from visavis.experiments.statistics import MAX_MORE_SEEDS, PairedTest, format_number, t_interval
+from visavis.experiments.bootstrap import BOOTSTRAP_METRICS, BootstrapSamples
+from visavis.experiments.statistics import Interval, PairedTest, t_interval
 from visavis.feedback.evaluate_feedback import FeedbackTest
 from visavis.metrics.catalog import RECALLS, RSUM
 from visavis.metrics.recall import random_recall
 from visavis.types import DIRECTIONS
-
-CAPTION_METRICS = (*(metric.key(way) for way in DIRECTIONS for metric in RECALLS), RSUM.name)
 
 
 @dataclass(frozen=True)
@@ -92,7 +84,7 @@ class MeasurementConditions:
             The value, in percent.
         """
         if metric == "rsum":
-            return sum(self.chance(name) for name in CAPTION_METRICS if name != "rsum")
+            return sum(self.chance(name) for name in BOOTSTRAP_METRICS if name != "rsum")
         direction, k = metric.split("_r")
         candidates, positives = (self.num_texts, round(self.captions_per_image)) if direction == "i2t" else (self.num_images, 1)
         return 100 * random_recall(candidates, positives, int(k))
@@ -212,7 +204,7 @@ class ResultTable:
         Returns:
             The value, in percent.
         """
-        if self.feedback is not None and metric not in CAPTION_METRICS:
+        if self.feedback is not None and metric not in BOOTSTRAP_METRICS:
             return self.feedback.random_baseline(metric)
         return self.conditions.chance(metric)
 
@@ -315,6 +307,7 @@ CSV_COLUMNS = (
     "reference", "difference", "difference_low", "difference_high", "p", "adjusted_p", "tests", "verdict", "more_seeds",
     "images_low", "images_high",
 )  # fmt: skip
+_TEST_COLUMNS = ("difference", "p", "adjusted_p", "tests", "verdict", "more_seeds")
 
 _SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}"}
 
@@ -331,13 +324,12 @@ def indistinguishable_rows(against_best: Mapping[str, PairedTest]) -> list[str]:
     return [name for name, test in against_best.items() if test.verdict in ("not distinguishable", "not tested")]
 
 
-def latex_table(table: ResultTable, indistinguishable: Mapping[str, Collection[str]] | None = None, label: str = "tab:comparison") -> str:
+def latex_table(table: ResultTable, indistinguishable: Mapping[str, Collection[str]] | None = None) -> str:
     r"""Format a LaTeX table with the best means of each column in bold. It needs ``\usepackage{booktabs}``.
 
     Args:
         table: Table.
         indistinguishable: By metric, names of rows that are not distinguishable from the best. They get a dagger.
-        label: Label for ``\ref``.
 
     Returns:
         LaTeX.
@@ -349,11 +341,14 @@ def latex_table(table: ResultTable, indistinguishable: Mapping[str, Collection[s
         rf"\cmidrule(lr){{{end - len(group.labels) + 2}-{end + 1}}}" for group, end in zip(table.columns, ends, strict=True) if group.title
     )
     names = " & ".join(label for group in table.columns for label in group.labels.values())
+    legend = ""
+    if any(indistinguishable.values()):
+        legend = r" $\dagger$: not distinguishable from the best of its column over these seeds (paired $t$-tests with Holm's correction)."
     lines = [
         r"\begin{table}",
         r"  \centering",
-        rf"  \caption{{{escape_latex(table.caption())}{_legend(indistinguishable)}}}",
-        rf"  \label{{{label}}}",
+        rf"  \caption{{{escape_latex(table.caption())}{legend}}}",
+        r"  \label{tab:comparison}",
         rf"  \begin{{tabular}}{{l{'r' * len(table.metrics)}}}",
         r"    \toprule",
         rf"    & {heads} \\",
@@ -392,17 +387,22 @@ def csv_table(
     for row in table.rows:
         for metric in table.metrics:
             pair = pairs.get(metric, {}).get(row.name)
-            interval = t_interval(run[metric] for run in row.metrics)
-            values = {
-                "row": row.name,
-                "metric": metric,
-                "runs": len(row.metrics),
-                "mean": row.mean(metric),
-                "std": row.std(metric),
-                **({"low": interval.low, "high": interval.high} if interval else {}),
-            }
-            writer.writerow(values | (_test_columns(pair, metric, bootstraps) if pair else {}))
+            values = {"row": row.name, "metric": metric, "runs": len(row.metrics), "mean": row.mean(metric), "std": row.std(metric)}
+            values |= _bounds("", t_interval(run[metric] for run in row.metrics))
+            if pair is not None:
+                values |= {
+                    "reference": pair.b,
+                    **{name: getattr(pair, name) for name in _TEST_COLUMNS},
+                    **_bounds("difference_", pair.interval),
+                }
+                if resampled := next((samples for samples in bootstraps if metric in samples.metrics), None):
+                    values |= _bounds("images_", resampled.difference(pair.a, pair.b, metric).interval)
+            writer.writerow(values)
     return text.getvalue()
+
+
+def _bounds(prefix: str, interval: Interval | None) -> dict[str, float]:
+    return {} if interval is None else {f"{prefix}low": interval.low, f"{prefix}high": interval.high}
 
 
 def escape_latex(text: str) -> str:
@@ -422,22 +422,6 @@ def escape_latex(text: str) -> str:
     return text.replace("±", r"$\pm$").replace("−", "$-$").replace("γ", r"$\gamma$").replace("τ", r"$\tau$")
 
 
-def _test_columns(pair: PairedTest, metric: str, bootstraps: Sequence[BootstrapSamples]) -> dict[str, object]:
-    estimate = next((samples.difference(pair.a, pair.b, metric) for samples in bootstraps if metric in samples.metrics), None)
-    images = estimate and estimate.interval
-    return {
-        "reference": pair.b,
-        "difference": pair.difference,
-        "p": pair.p,
-        "adjusted_p": pair.adjusted_p,
-        "tests": pair.tests,
-        "verdict": pair.verdict,
-        "more_seeds": pair.more_seeds,
-        **({"difference_low": pair.interval.low, "difference_high": pair.interval.high} if pair.interval else {}),
-        **({"images_low": images.low, "images_high": images.high} if images else {}),
-    }
-
-
 def _cell(table: ResultTable, row: ResultRow, metric: str, alike: Mapping[str, Collection[str]]) -> str:
     mean, std = f"{row.mean(metric):.1f}", row.std(metric)
     best = table.is_best(row, metric)
@@ -445,70 +429,3 @@ def _cell(table: ResultTable, row: ResultRow, metric: str, alike: Mapping[str, C
     bold = rf"\mathbf{{{mean}}}" if best else mean
     spread = "" if std is None else rf" \pm {std:.1f}"
     return f"${bold}{dagger}{spread}$"
-
-
-def _legend(alike: Mapping[str, Collection[str]]) -> str:
-    if not any(alike.values()):
-        return ""
-    return r" $\dagger$: not distinguishable from the best of its column over these seeds (paired $t$-tests with Holm's correction)."
-
-
-MIN_UNITS = 20  # test images or judged text queries: with fewer, bootstrap intervals are too short
-
-
-def describe_paired_test(pair: PairedTest, metric: str) -> str:
-    """Describe a paired test over seeds in a sentence.
-
-    Args:
-        pair: Paired test.
-        metric: Label of the metric.
-
-    Returns:
-        The sentence.
-    """
-    names, difference, seeds = f"{pair.a} and {pair.b}", format_number(pair.difference, signed=True), len(pair.seeds)
-    if pair.p is None:
-        return f"{names} share {'one' if seeds else 'no'} seed: {difference} {metric}. No test is possible. Train more seeds of both."
-    if pair.std == 0:
-        if not pair.difference:
-            return f"{names} have the same {metric} in each of {seeds} seeds."
-        same = f"is {difference} {metric} in each of {seeds} seeds, so only its sign is tested ({_p(pair)})"
-        settled = "" if pair.verdict == "not distinguishable" else f": {pair.a} is {pair.verdict}"
-        return f"{pair.a} against {pair.b} {same}{settled}."
-    numbers = f"(95 % interval {pair.interval}, {_p(pair)})"
-    if pair.verdict == "not distinguishable":
-        return f"{names} are not distinguishable in {metric} over {seeds} seeds: {difference} {numbers}. {_more(pair)}."
-    return f"{pair.a} is {pair.verdict} than {pair.b} in {metric} over {seeds} seeds: {difference} {numbers}."
-
-
-def describe_bootstrap(estimate: BootstrapEstimate, metric: str) -> str:
-    """Describe a bootstrap estimate of a difference in a sentence.
-
-    Args:
-        estimate: Estimate over test images or judged text queries, for fixed models.
-        metric: Label of the metric.
-
-    Returns:
-        The sentence.
-    """
-    difference = f"{format_number(estimate.value, signed=True)} {metric}"
-    if estimate.interval is None:
-        return f"Every sample of the {estimate.num_units:,} {estimate.unit} gives the same: {difference}."
-    if estimate.num_units < MIN_UNITS:
-        return f"{difference} over {estimate.num_units} {estimate.unit}. At least {MIN_UNITS} are needed for an interval."
-    what = f"{difference} (95 % interval {estimate.interval} over {estimate.num_units:,} {estimate.unit})"
-    if 0 in estimate.interval:
-        return f"Other {estimate.unit} could reverse the sign: {what}."
-    return f"Other {estimate.unit} would not reverse the sign: {what}."
-
-
-def _more(pair: PairedTest) -> str:
-    if pair.more_seeds is None:
-        return f"More than {MAX_MORE_SEEDS} more seeds are needed for a difference of this size"
-    return f"About {pair.more_seeds} more seed{'s' * (pair.more_seeds > 1)} would settle a difference of this size"
-
-
-def _p(pair: PairedTest) -> str:
-    assert pair.adjusted_p is not None
-    p = "p < 0.001" if pair.adjusted_p < 0.001 else f"p = {pair.adjusted_p:.{3 if pair.adjusted_p < 0.1 else 2}f}"
-    return p if pair.tests == 1 else f"{p} after Holm's correction for {pair.tests} tests"

@@ -13,11 +13,10 @@ from __future__ import annotations
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from visavis import storage
 from visavis.errors import RecipeError, RunError, VisavisError
@@ -35,6 +34,7 @@ from visavis.training.stop_signals import Stopped
 
 Round = list[tuple[Setting, int]]
 """Settings and seeds to train."""
+PLAN_FILE, FEEDBACK_FILE = "plan.json", "feedback.jsonl"
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -166,7 +166,7 @@ class ExperimentPlan:
     seeds: int
     successive_halving: bool = False
 
-    def recipe_values(self, setting: Setting, seed: int) -> dict[str, Any]:
+    def recipe(self, setting: Setting, seed: int) -> Recipe:
         """Build the recipe of one run.
 
         Args:
@@ -174,11 +174,11 @@ class ExperimentPlan:
             seed: Seed.
 
         Returns:
-            Its plain values.
+            The recipe.
         """
         # One thread by default, so that results do not depend on the number of runs at the same time.
         threads = setting.recipe_values["training"]["threads"] or 1
-        return build_recipe(setting.recipe_values, {"seed": seed, "training.threads": threads}, setting.name).to_dict()
+        return build_recipe(setting.recipe_values, {"seed": seed, "training.threads": threads}, setting.name)
 
 
 def plan_comparison(recipe: Recipe, choices: Choices, seeds: int, *, successive_halving: bool) -> ExperimentPlan:
@@ -229,7 +229,7 @@ def start_comparison(
     test = None if feedback is None else _read_feedback_test(plan, feedback, progress)
     with new_experiment_folder(plan, out, "compare", progress) as folder:
         if feedback is not None:
-            storage.write_bytes(_feedback_file(folder), storage.read_bytes(feedback))
+            storage.write_bytes(folder / FEEDBACK_FILE, storage.read_bytes(feedback))
         return _run(folder, plan, workers, progress, test, budget_s)
 
 
@@ -255,8 +255,8 @@ def resume_comparison(
     """
     plan = read_plan(folder, seeds, successive_halving=budget_s is not None, command="compare")
     cache_setting_features(plan, progress)
-    file, test = feedback or _feedback_file(folder), None
-    if file.exists() or feedback is not None:
+    file, test = feedback or folder / FEEDBACK_FILE, None
+    if feedback is not None or file.exists():
         test = _read_feedback_test(plan, file, progress)
         finished = [read_outcome(job) for job in _jobs(folder, plan).values()]
         check_models_exist(outcome for outcome in finished if outcome is not None and not outcome.has_answers_for(test))
@@ -279,7 +279,7 @@ def new_experiment_folder(plan: ExperimentPlan, out: Path | None, stem: str, pro
     """
     cache_setting_features(plan, progress)
     with storage.create_output_folder(out, Path("runs") / stem) as folder:
-        storage.write_json(_plan_file(folder), asdict(plan))
+        storage.write_json(folder / PLAN_FILE, asdict(plan))
         yield folder
 
 
@@ -298,14 +298,14 @@ def read_plan(folder: Path, seeds: int | None, *, successive_halving: bool, comm
     Raises:
         RunError: If there is no plan, or if it has more seeds.
     """
-    if not _plan_file(folder).exists():
-        raise RunError(f"{folder}: expected {_plan_file(folder).name} in it, found none. Pass a folder of visavis {command}.")
-    plan: ExperimentPlan = storage.read_json(_plan_file(folder), ExperimentPlan, error=RunError)
+    if not (folder / PLAN_FILE).exists():
+        raise RunError(f"{folder}: expected {PLAN_FILE} in it, found none. Pass a folder of visavis {command}.")
+    plan: ExperimentPlan = storage.read_json(folder / PLAN_FILE, ExperimentPlan, error=RunError)
     if seeds is not None and seeds < plan.seeds:
         raise RunError(f"seeds: expected at least {plan.seeds}, the seeds of {folder}, got {seeds}. Pass --seeds {plan.seeds} or more.")
     updated = replace(plan, seeds=seeds or plan.seeds, successive_halving=plan.successive_halving or successive_halving)
     if updated != plan:
-        storage.write_json(_plan_file(folder), asdict(updated))
+        storage.write_json(folder / PLAN_FILE, asdict(updated))
     return updated
 
 
@@ -323,17 +323,17 @@ def train_runs(folder: Path, plan: ExperimentPlan, workers: Workers, progress: P
         The outcomes of all finished runs.
 
     Raises:
+        RunError: If no run succeeded.
         Stopped: After a signal, when everything is saved.
     """
     jobs = _jobs(folder, plan)
     done = {key: outcome for key, job in jobs.items() if (outcome := read_outcome(job)) is not None}
     budget = TimeBudget(budget_s)
     threads = max(job.recipe_values["training"]["threads"] for job in jobs.values())
+    rounds: Iterable[Round] = [all_runs(plan.settings, plan.seeds)]
     if plan.successive_halving:
-        rounds: Iterator[Round] = halving_rounds(plan.settings, plan.seeds, lambda: list(done.values()))
-    else:
-        rounds = iter([all_runs(plan.settings, plan.seeds)])
-    with storage.folder_lock(_plan_file(folder), wait=False):
+        rounds = halving_rounds(plan.settings, plan.seeds, lambda: list(done.values()))
+    with storage.folder_lock(folder / PLAN_FILE, wait=False):
         try:
             with workers.start(threads, progress) as run_jobs:
                 for runs in rounds:
@@ -346,7 +346,11 @@ def train_runs(folder: Path, plan: ExperimentPlan, workers: Workers, progress: P
                         break
         except Stopped as stopped:
             raise Stopped(str(folder), stopped.signal) from None
-    return list(done.values())
+    outcomes = list(done.values())
+    if all(one.failure for one in outcomes):
+        reason = f"got {len(outcomes)} failures. The first: {outcomes[0].failure}" if outcomes else "got no runs."
+        raise RunError(f"{folder}: expected a successful run, {reason}")
+    return outcomes
 
 
 def cache_setting_features(plan: ExperimentPlan, progress: Progress) -> None:
@@ -362,12 +366,12 @@ def cache_setting_features(plan: ExperimentPlan, progress: Progress) -> None:
     """
     cached = set[str]()
     for setting in plan.settings:
-        values = plan.recipe_values(setting, 1)
-        inputs = repr([values[section] for section in ("data", "visual", "text", "model", "evaluation")])
+        recipe = plan.recipe(setting, 1)
+        inputs = repr([recipe.data, recipe.visual, recipe.text, recipe.model, recipe.evaluation])
         if inputs in cached:
             continue
         cached.add(inputs)
-        data_module, _ = prepare_training(build_recipe(values, {}, setting.name), progress)
+        data_module, _ = prepare_training(recipe, progress)
         if (name := data_module.recipe.evaluation.test) not in data_module.data.splits:
             raise RecipeError(
                 f"evaluation.test: {data_module.data.name} has no split {name}, which a comparison measures on. Set evaluation.test=NAME."
@@ -383,7 +387,14 @@ def _run(
         for number, outcome in enumerate(outcomes):
             progress.update("judged text queries", number, len(outcomes), 0)
             outcomes[number] = with_feedback_answers(outcome, test)
-    comparison = Comparison.from_outcomes(folder, plan.name, plan.settings, outcomes, test)
+    succeeded, order = {one.setting for one in outcomes if not one.failure}, [setting.name for setting in plan.settings]
+    comparison = Comparison(
+        folder,
+        plan.name,
+        tuple(setting for setting in plan.settings if setting.name in succeeded),
+        tuple(sorted(outcomes, key=lambda one: (order.index(one.setting), one.seed))),
+        test,
+    )
     storage.write_json(folder / "comparison.json", comparison.to_json())
     for name, text in (("table.md", comparison.markdown()), ("table.csv", comparison.csv()), ("table.tex", comparison.latex())):
         storage.write_text(folder / name, text)
@@ -404,10 +415,9 @@ def _run_jobs(
 def _jobs(folder: Path, plan: ExperimentPlan) -> dict[tuple[str, int], Job]:
     """Jobs by setting and seed."""
     jobs = {}
-    for seed in range(1, plan.seeds + 1):
-        for number, setting in enumerate(plan.settings, 1):
-            path = (folder / "runs" / f"{number:02d}-{setting.slug}-seed-{seed}").absolute()
-            jobs[setting.name, seed] = Job(setting.name, seed, plan.recipe_values(setting, seed), path)
+    for setting, seed in all_runs(plan.settings, plan.seeds):
+        path = (folder / "runs" / f"{plan.settings.index(setting) + 1:02d}-{setting.slug}-seed-{seed}").absolute()
+        jobs[setting.name, seed] = Job(setting.name, seed, plan.recipe(setting, seed).to_dict(), path)
     return jobs
 
 
@@ -419,8 +429,7 @@ def _read_feedback_test(plan: ExperimentPlan, file: Path, progress: Progress) ->
                 f"{setting.name}: text.features: expected a text encoder, because feedback has text queries that are not captions, got stored "
                 "features. Set text.encoder, or compare without --feedback."
             )
-    setting = plan.settings[0]
-    recipe = build_recipe(plan.recipe_values(setting, 1), {}, setting.name)
+    recipe = plan.recipe(plan.settings[0], 1)
     data = open_data(recipe, progress, skip_bad=recipe.data.skip_bad)
     test = FeedbackTest.read(file, data, recipe.evaluation.test, progress)
     progress.message(f"{file}: {test}")
@@ -429,16 +438,8 @@ def _read_feedback_test(plan: ExperimentPlan, file: Path, progress: Progress) ->
 
 def _copy_feedback(folder: Path, feedback: bytes, progress: Progress) -> None:
     """Copy a feedback file into the folder, and report if it replaces another one."""
-    file = _feedback_file(folder)
+    file = folder / FEEDBACK_FILE
     if file.exists() and (before := storage.read_bytes(file)) != feedback:
         lines = f"{len(before.splitlines()):,} lines before, {len(feedback.splitlines()):,} now"
         progress.message(f"{file}: replaced by the given feedback ({lines}).")
     storage.write_bytes(file, feedback)
-
-
-def _plan_file(folder: Path) -> Path:
-    return folder / "plan.json"
-
-
-def _feedback_file(folder: Path) -> Path:
-    return folder / "feedback.jsonl"

@@ -11,8 +11,8 @@ afterwards (``differences_from``). A reference is a row that was named before an
 
 >>> ours, theirs = {0: 493.0, 1: 491.5, 2: 494.1, 3: 492.2}, {0: 489.9, 1: 488.6, 2: 490.4, 3: 489.5}
 >>> [pair] = paired_tests({"Unified": ours, "TripletHN": theirs})
->>> round(pair.difference, 2), str(pair.interval), pair.verdict
-(3.1, '2.41 to 3.79', 'higher')
+>>> pair.describe("RSUM")
+'Unified is higher than TripletHN in RSUM over 4 seeds: +3.10 (95 % interval 2.41 to 3.79, p < 0.001).'
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
+from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
@@ -29,6 +30,8 @@ from visavis.errors import DataError, SpecError, suggest_name
 
 SIGNIFICANCE_LEVEL = 0.05
 """Share of comparisons of equal rows in which some difference may be reported."""
+CONFIDENCE = 1 - SIGNIFICANCE_LEVEL
+"""Confidence level of intervals."""
 POWER = 0.8
 """Probability of finding a real difference."""
 MAX_MORE_SEEDS = 100
@@ -114,6 +117,36 @@ class PairedTest:
         """
         return replace(self, a=self.b, b=self.a, difference=-self.difference, interval=None if self.interval is None else -self.interval)
 
+    def describe(self, metric: str) -> str:
+        """Describe the test in a sentence.
+
+        Args:
+            metric: Label of the metric.
+
+        Returns:
+            The sentence.
+        """
+        names, difference, seeds = f"{self.a} and {self.b}", format_number(self.difference, signed=True), len(self.seeds)
+        if self.adjusted_p is None:
+            return f"{names} share {'one' if seeds else 'no'} seed: {difference} {metric}. No test is possible. Train more seeds of both."
+        p = "p < 0.001" if self.adjusted_p < 0.001 else f"p = {self.adjusted_p:.{3 if self.adjusted_p < 0.1 else 2}f}"
+        if self.tests > 1:
+            p += f" after Holm's correction for {self.tests} tests"
+        if self.std == 0:
+            if not self.difference:
+                return f"{names} have the same {metric} in each of {seeds} seeds."
+            settled = "" if self.verdict == "not distinguishable" else f": {self.a} is {self.verdict}"
+            return (
+                f"{self.a} against {self.b} is {difference} {metric} in each of {seeds} seeds, so only its sign is tested ({p}){settled}."
+            )
+        numbers = f"{difference} (95 % interval {self.interval}, {p})."
+        if self.verdict != "not distinguishable":
+            return f"{self.a} is {self.verdict} than {self.b} in {metric} over {seeds} seeds: {numbers}"
+        needed = f"More than {MAX_MORE_SEEDS} more seeds are needed for"
+        if self.more_seeds is not None:
+            needed = f"About {self.more_seeds} more seed{'s' * (self.more_seeds > 1)} would settle"
+        return f"{names} are not distinguishable in {metric} over {seeds} seeds: {numbers} {needed} a difference of this size."
+
     def to_json(self) -> dict[str, Any]:
         """Return the test as a JSON object.
 
@@ -123,7 +156,7 @@ class PairedTest:
         return asdict(self) | {"verdict": self.verdict, "more_seeds": self.more_seeds}
 
 
-def t_interval(values: Iterable[float], confidence: float = 1 - SIGNIFICANCE_LEVEL) -> Interval | None:
+def t_interval(values: Iterable[float], confidence: float = CONFIDENCE) -> Interval | None:
     """Compute the t interval of a mean over seeds: mean ± t s / sqrt(n).
 
     Args:
@@ -142,8 +175,8 @@ def t_interval(values: Iterable[float], confidence: float = 1 - SIGNIFICANCE_LEV
     deviation = _deviation(values)
     if not deviation:
         return None
-    half = float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * deviation / math.sqrt(len(values))
-    return Interval(_mean(values) - half, _mean(values) + half)
+    mean, half = fmean(values), float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * deviation / math.sqrt(len(values))
+    return Interval(mean - half, mean + half)
 
 
 def paired_t_test(a: Mapping[int, float], b: Mapping[int, float], *, names: tuple[str, str] = ("a", "b")) -> PairedTest:
@@ -168,7 +201,7 @@ def paired_t_test(a: Mapping[int, float], b: Mapping[int, float], *, names: tupl
     if not seeds:
         raise DataError(f"{names[0]}, {names[1]}: expected a seed in common, got none. Run both with the same seeds.")
     differences = [a[seed] - b[seed] for seed in seeds]
-    mean, deviation = _mean(differences), _deviation(differences, [row[seed] for row in (a, b) for seed in seeds])
+    mean, deviation = fmean(differences), _deviation(differences, [row[seed] for row in (a, b) for seed in seeds])
     if deviation is None:
         p = None
     elif deviation:
@@ -199,10 +232,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
         >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
         [0.03, 0.06, 0.06]
     """
-    order = np.argsort(p_values, kind="stable")
-    stepped = np.maximum.accumulate(np.sort(p_values) * np.arange(len(p_values), 0, -1)).clip(max=1)
-    adjusted = np.empty(len(p_values))
-    adjusted[order] = stepped
+    order, adjusted = np.argsort(p_values, kind="stable"), np.empty(len(p_values))
+    adjusted[order] = np.maximum.accumulate(np.sort(p_values) * np.arange(len(p_values), 0, -1)).clip(max=1)
     return adjusted.tolist()
 
 
@@ -300,7 +331,7 @@ def _pair(a: str, b: str, row: Mapping[int, float], other: Mapping[int, float]) 
         return paired_t_test(row, other, names=(a, b))
     for name, values in ((a, row), (b, other)):
         _check(name, values)
-    difference = _mean([*row.values()]) - _mean([*other.values()])
+    difference = fmean(row.values()) - fmean(other.values())
     return PairedTest(a=a, b=b, seeds=(), difference=difference, std=None, interval=None, p=None, adjusted_p=None)
 
 
@@ -317,14 +348,11 @@ def _finite(value: float, what: str) -> float:
     return value
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
 def _deviation(values: Sequence[float], of: Sequence[float] = ()) -> float | None:
     """Sample standard deviation. None for one value, 0 if values differ by rounding only. ``of``: values they were computed from."""
     if len(values) < 2:
         return None
     if max(values) - min(values) <= ROUNDING_TOLERANCE * max(map(abs, [*values, *of])):
         return 0.0
-    return math.sqrt(math.fsum((value - _mean(values)) ** 2 for value in values) / (len(values) - 1))
+    mean = fmean(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))

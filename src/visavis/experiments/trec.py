@@ -20,11 +20,12 @@ from urllib.parse import quote
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from visavis import storage
 from visavis.blocking import Score
 from visavis.data.dataset import Dataset
-from visavis.errors import RefusedOverwrite, ShapeError
+from visavis.errors import RefusedOverwrite
 from visavis.evaluation.protocols import Protocol, read_listed_positives
 from visavis.evaluation.tiled_ranking import iter_score_rows
 from visavis.memory_budget import MemoryLimit
@@ -46,8 +47,8 @@ class TrecRankings:
         order: Candidates, best first, shape ``[Q, K]``. −1 where there are no more.
         scores: Strictly falling float32 scores, shape ``[Q, K]``.
         relevant: Query, relevant candidate and relevance (an integer >= 1) of each pair, shape ``[P, 3]``.
-        queries: Names of the queries.
-        candidates: Names of the candidates.
+        queries: Names of the queries, without white space.
+        candidates: Names of the candidates, without white space.
     """
 
     order: np.ndarray
@@ -55,35 +56,6 @@ class TrecRankings:
     relevant: np.ndarray
     queries: tuple[str, ...]
     candidates: tuple[str, ...]
-
-    @classmethod
-    def from_scores(
-        cls, scores: Tensor, relevance: Tensor, queries: Sequence[str], candidates: Sequence[str], top: int = MAX_CANDIDATES
-    ) -> TrecRankings:
-        """Rank candidates by a score matrix.
-
-        Args:
-            scores: Scores, shape ``[Q, C]``.
-            relevance: Relevance as integers >= 0, shape ``[Q, C]``.
-            queries: Names of the queries.
-            candidates: Names of the candidates.
-            top: Number of candidates per query.
-
-        Returns:
-            The rankings.
-
-        Raises:
-            ShapeError: If shapes and names do not fit together.
-        """
-        if not scores.shape == relevance.shape == (len(queries), len(candidates)):
-            raise ShapeError(
-                f"scores, relevance, names: expected one shape, queries x candidates, got {list(scores.shape)}, "
-                f"{list(relevance.shape)} and {[len(queries), len(candidates)]}."
-            )
-        found = relevance.nonzero()
-        relevant = torch.cat([found, relevance[found[:, 0], found[:, 1], None].long()], 1)
-        order, values = top_candidates(scores, relevance, top)
-        return cls(order.numpy(), values.numpy(), relevant.numpy(), escape_names(queries), escape_names(candidates))
 
     def run_lines(self, tag: str) -> Iterator[str]:
         """Yield the lines of a run file.
@@ -139,11 +111,8 @@ def top_candidates(scores: Tensor, relevance: Tensor, top: int = MAX_CANDIDATES)
 
 def _sorted(scores: Tensor, candidates: Tensor, relevance: Tensor) -> tuple[Tensor, Tensor]:
     """Scores and candidates ``[Q, C]`` in descending order. Of equal scores the less relevant, then the earlier candidate comes first."""
-    parts = [candidates, relevance, scores]
-    for key in range(3):
-        place = parts[key].argsort(dim=1, descending=key == 2, stable=True)
-        parts = [part.gather(1, place) for part in parts]
-    return parts[2], parts[0]
+    place = torch.from_numpy(np.lexsort((candidates.numpy(), relevance.numpy(), -scores.numpy())))
+    return scores.gather(1, place), candidates.gather(1, place)
 
 
 def trec_rankings(
@@ -170,81 +139,56 @@ def trec_rankings(
     Returns:
         Rankings by direction.
     """
-    images = [image.name for image in data.images]
-    captions = [""] * len(data.captions)
-    for image, own in zip(images, data.captions_of, strict=True):
-        for place, caption in enumerate(own.tolist()):
-            captions[caption] = f"{image}#{place}"
-    sides = (visual, images), (text, captions)
-    return {
-        way: _joined([_one_way(sides, score, *part, way, top, memory) for part in parts], *(sides if way == "i2t" else sides[::-1]))
-        for way, parts in _parts(data, protocol).items()
-    }
+    captions = np.empty(len(data.captions), object)
+    for image, own in zip(data.images, data.captions_of, strict=True):
+        captions[own] = [f"{image.name}#{place}" for place in range(len(own))]
+    image_names, caption_names = escape_names([image.name for image in data.images]), escape_names(captions.tolist())
+    names = {"i2t": (image_names, caption_names), "t2i": (caption_names, image_names)}
+    rankings: dict[Direction, TrecRankings] = {}
+    for direction, parts in _ranked_parts(data, protocol).items():
+        orders, values, relevant, ranked = [], [], [], list[int]()
+        for queries, candidates, targets in parts:
+            rows, columns = (queries, candidates) if direction == "i2t" else (candidates, queries)
+            blocks = iter_score_rows(select_items(visual, rows), select_items(text, columns), score, direction, memory=memory)
+            for block_rows, block in blocks:
+                positive = targets[block_rows].positive
+                order, scores = top_candidates(block, positive.byte(), top)
+                query, candidate = positive.nonzero(as_tuple=True)
+                orders.append(candidates[order])
+                values.append(scores)
+                relevant.append(torch.stack([query + len(ranked), candidates[candidate], torch.ones_like(query)], 1))
+                ranked += queries[block_rows].tolist()
+        rankings[direction] = TrecRankings(
+            _stack(orders, -1),
+            _stack(values, -torch.inf),
+            torch.cat(relevant).numpy(),
+            tuple(names[direction][0][query] for query in ranked),
+            names[direction][1],
+        )
+    return rankings
 
 
-RankedPart = tuple[Tensor, Tensor, Targets]
-"""Positions of queries and of candidates in the data, and their targets."""
-NamedItems = tuple[Encoded, list[str]]
-
-
-def _parts(data: Dataset, protocol: Protocol) -> dict[Direction, list[RankedPart]]:
-    """Queries, candidates and targets that are ranked together: all, each fold, or the listed positives."""
-    ids = torch.arange(len(data.images)), torch.from_numpy(data.image_of)
-    protocol.validate(*ids)
+def _ranked_parts(data: Dataset, protocol: Protocol) -> dict[Direction, list[tuple[Tensor, Tensor, Targets]]]:
+    """What is ranked together: positions of queries and of candidates, and their targets. All, each fold, or the listed positives."""
+    image_ids, text_ids = torch.arange(len(data.images)), torch.from_numpy(data.image_of)
+    protocol.validate(image_ids, text_ids)
     if protocol.positives_file:
         of_images, of_texts = read_listed_positives(protocol, data)
-        everything = tuple(torch.arange(len(side)) for side in ids)
         return {
-            "i2t": [(of_images.queries, everything[1], of_images.targets)],
-            "t2i": [(of_texts.queries, everything[0], of_texts.targets)],
+            "i2t": [(of_images.queries, torch.arange(len(text_ids)), of_images.targets)],
+            "t2i": [(of_texts.queries, image_ids, of_texts.targets)],
         }
-    folds = protocol.split_folds(*ids)
-    return {
-        "i2t": [(rows, columns, Targets(query_ids=ids[0][rows], candidate_ids=ids[1][columns])) for rows, columns in folds],
-        "t2i": [(columns, rows, Targets(query_ids=ids[1][columns], candidate_ids=ids[0][rows])) for rows, columns in folds],
-    }
+    folds = [
+        (images, texts, Targets(query_ids=image_ids[images], candidate_ids=text_ids[texts]))
+        for images, texts in protocol.split_folds(image_ids, text_ids)
+    ]
+    return {"i2t": folds, "t2i": [(texts, images, targets.T) for images, texts, targets in folds]}
 
 
-def _one_way(
-    sides: tuple[NamedItems, NamedItems],
-    score: Score,
-    queries: Tensor,
-    candidates: Tensor,
-    targets: Targets,
-    way: Direction,
-    top: int,
-    memory: MemoryLimit,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, Tensor]:
-    """Order, scores and relevant pairs by position in the data, and the queries."""
-    picked = (queries, candidates) if way == "i2t" else (candidates, queries)
-    visual, text = (select_items(side[0], rows) for side, rows in zip(sides, picked, strict=True))
-    orders, values, relevant = [], [], []
-    for rows, block in iter_score_rows(visual, text, score, way, memory=memory):
-        positive = targets[rows].positive
-        order, scores = top_candidates(block, positive.byte(), top)
-        query, candidate = positive.nonzero(as_tuple=True)
-        orders.append(candidates[order])
-        values.append(scores)
-        relevant.append(torch.stack([query + rows.start, candidates[candidate], torch.ones_like(query)], 1))
-    return torch.cat(orders).numpy(), torch.cat(values).numpy(), torch.cat(relevant).numpy(), queries
-
-
-def _joined(parts: list[tuple[np.ndarray, np.ndarray, np.ndarray, Tensor]], asked: NamedItems, answering: NamedItems) -> TrecRankings:
-    """The folds of one direction as one ranking."""
-    before = np.cumsum([0, *(len(order) for order, *_ in parts)])
-    width = max(order.shape[1] for order, *_ in parts)
-
-    def stacked(place: int, filled: float) -> np.ndarray:
-        rows = [part[place] for part in parts]
-        return np.concatenate([np.pad(row, ((0, 0), (0, width - row.shape[1])), constant_values=filled) for row in rows])
-
-    return TrecRankings(
-        stacked(0, -1),
-        stacked(1, -np.inf),
-        np.concatenate([relevant + np.array([start, 0, 0]) for (*_, relevant, _), start in zip(parts, before[:-1], strict=True)]),
-        escape_names([asked[1][query] for *_, queries in parts for query in queries.tolist()]),
-        escape_names(answering[1]),
-    )
+def _stack(blocks: list[Tensor], missing: float) -> np.ndarray:
+    """Blocks of rows as one array, also if folds have different numbers of candidates."""
+    num_columns = max(block.shape[1] for block in blocks)
+    return torch.cat([pad(block, (0, num_columns - block.shape[1]), value=missing) for block in blocks]).numpy()
 
 
 def write_trec(folder: str | Path, tag: str, lists: dict[Direction, TrecRankings]) -> list[Path]:

@@ -14,10 +14,9 @@ from visavis.diagnostics.contribution_analysis import ContributionCount, diagnos
 from visavis.environment import shell_command
 from visavis.errors import VisavisError
 from visavis.experiments.bootstrap import BootstrapEstimate
-from visavis.experiments.comparison_result import Comparison
+from visavis.experiments.comparison_result import Comparison, Sweep
 from visavis.experiments.example_queries import example_queries
 from visavis.experiments.statistics import PairedTest, format_number
-from visavis.experiments.sweep import Sweep
 from visavis.metrics.catalog import RSUM
 from visavis.progress import NoProgress, Progress
 from visavis.reports.html_report import ThemedImage, Thumbnails, render_report

@@ -8,7 +8,7 @@ because nobody checks the image.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,11 +103,9 @@ def replace_word(caption: str, words: tuple[str, ...], excluded: set[str], rng: 
         >>> replace_word("a red ball", ("red", "blue"), {"a", "red", "ball"}, np.random.default_rng(0))
         'a blue ball'
     """
-    matches = _find_words(caption, words)
-    others = [word for word in words if word not in excluded and matches and _article(word) == _article(matches[0][0])]
-    if len(matches) != 1 or not others:
-        return ""
-    return caption[: matches[0].start()] + others[int(rng.integers(len(others)))] + caption[matches[0].end() :]
+    match = _find_single(caption, words)
+    others = [word for word in words if match and word not in excluded and _article(word) == _article(match[0])]
+    return _replace(match, others[int(rng.integers(len(others)))]) if match and others else ""
 
 
 def swap_colors(caption: str) -> str:
@@ -124,13 +122,11 @@ def swap_colors(caption: str) -> str:
         'a blue ball on a red box'
     """
     matches = _find_words(caption, COLORS)
-    followers = [re.match(r" ([a-z]+)", caption[match.end() :]) for match in matches]
-    apart = all(match is not None and match[1] not in (*COLORS, "and", "or") for match in followers)
-    if len(matches) != 2 or matches[0][0] == matches[1][0] or not apart or followers[0][1] == followers[1][1]:  # type: ignore[index]
+    followers = {word[1] for color in matches if (word := re.match(r" ([a-z]+)", caption[color.end() :]))}
+    if len(matches) != 2 or len(followers) != 2 or followers & {*COLORS, "and", "or"}:
         return ""
-    if _article(matches[0][0]) != _article(matches[1][0]):
-        return ""
-    return _swap(caption, *matches)
+    first, second = (match[0] for match in matches)
+    return _swap(caption, *matches) if first != second and _article(first) == _article(second) else ""
 
 
 def swap_roles(caption: str) -> str:
@@ -168,10 +164,8 @@ def replace_relation(caption: str) -> str:
         >>> replace_relation("a dog under the table")
         'a dog over the table'
     """
-    matches = _find_words(caption, sorted(OPPOSITES, key=len, reverse=True))
-    if len(matches) != 1:
-        return ""
-    return caption[: matches[0].start()] + OPPOSITES[matches[0][0]] + caption[matches[0].end() :]
+    match = _find_single(caption, sorted(OPPOSITES, key=len, reverse=True))
+    return _replace(match, OPPOSITES[match[0]]) if match else ""
 
 
 def negate(caption: str) -> str:
@@ -187,10 +181,8 @@ def negate(caption: str) -> str:
         >>> negate("a dog is running")
         'a dog is not running'
     """
-    matches = _find_words(caption, ("is", "are"))
-    if len(matches) != 1 or {"not", "no"} & set(tokenize(caption)):
-        return ""
-    return f"{caption[: matches[0].end()]} not{caption[matches[0].end() :]}"
+    match = _find_single(caption, ("is", "are"))
+    return _replace(match, f"{match[0]} not") if match and {"not", "no"}.isdisjoint(tokenize(caption)) else ""
 
 
 def add_typo(caption: str, rng: np.random.Generator) -> str:
@@ -223,8 +215,17 @@ EDITS: dict[str, Callable[[str, set[str], np.random.Generator], str]] = {
 """Edits that make a caption false, by name. An edit returns an empty text if it is not possible."""
 
 
-def _find_words(text: str, words: tuple[str, ...] | list[str]) -> list[re.Match[str]]:
+def _find_words(text: str, words: Sequence[str]) -> list[re.Match[str]]:
     return list(re.finditer(rf"(?<![\w-])(?:{'|'.join(words)})(?![\w-])", text))
+
+
+def _find_single(text: str, words: Sequence[str]) -> re.Match[str] | None:
+    matches = _find_words(text, words)
+    return matches[0] if len(matches) == 1 else None
+
+
+def _replace(match: re.Match[str], text: str) -> str:
+    return match.string[: match.start()] + text + match.string[match.end() :]
 
 
 def _article(word: str) -> str:

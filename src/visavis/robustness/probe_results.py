@@ -162,16 +162,8 @@ class ProbeReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
-        return {
-            "run": str(self.run),
-            "model": self.model,
-            "data": self.data,
-            "images": self.images,
-            "source": self.source,
-            "results": [result.to_json() for result in self.results],
-            "recall_changes": [change.to_json() for change in self.recall_changes],
-            "skipped": list(self.skipped),
-        }
+        results, changes = ([part.to_json() for part in parts] for parts in (self.results, self.recall_changes))
+        return vars(self) | {"run": str(self.run), "results": results, "recall_changes": changes}
 
 
 def results_by_kind(pairs: Sequence[MinimalPair], true: np.ndarray, edited: np.ndarray) -> tuple[ProbeResult, ...]:
@@ -204,12 +196,9 @@ def recall_changes(edit: str, before: Evaluation, after: Evaluation) -> tuple[Re
     Returns:
         Changes for both directions and all cutoffs.
     """
-    directions = (
-        ("i2t", before.image_ranks, after.image_ranks, before.image_ids),
-        ("t2i", before.text_ranks, after.text_ranks, before.text_ids),
-    )
-    changes = []
-    for direction, ranks_before, ranks_after, images in directions:
-        assert images is not None
-        changes += [RecallChange.from_ranks(edit, direction, k, ranks_before, ranks_after, images) for k in KS]
-    return tuple(changes)
+    ranks, ranks_after = before.query_ranks, after.query_ranks
+    directions = {
+        "i2t": (ranks.image_ranks, ranks_after.image_ranks, ranks.image_ids),
+        "t2i": (ranks.text_ranks, ranks_after.text_ranks, ranks.text_ids),
+    }
+    return tuple(RecallChange.from_ranks(edit, direction, k, *queries) for direction, queries in directions.items() for k in KS)

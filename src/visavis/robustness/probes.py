@@ -6,10 +6,12 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from PIL import Image as Pillow
+from PIL.Image import Image
+from PIL.ImageFilter import GaussianBlur
 from torch import Tensor
 
 from visavis.data.dataset import Dataset
@@ -27,12 +29,9 @@ from visavis.robustness.probe_results import ProbeReport, ProbeResult, RecallCha
 from visavis.runs.open_run import open_run, read_run_recipe
 from visavis.spec import validate_int
 from visavis.synthetic import ClipAnnotations, SceneGraphs
-from visavis.synthetic.lexicon import STYLES, Style
+from visavis.synthetic.lexicon import STYLES
 from visavis.synthetic.minimal_pairs import make_scene_pairs
 from visavis.types import Encoded, concatenate
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 BLUR_RADIUS = 0.02
 """Standard deviation of the blur, as a share of the shorter side."""
@@ -45,8 +44,6 @@ IMAGE_BATCH_SIZE = 64
 
 
 def _blur(image: Image) -> Image:
-    from PIL.ImageFilter import GaussianBlur
-
     return image.filter(GaussianBlur(BLUR_RADIUS * min(image.size)))
 
 
@@ -57,18 +54,17 @@ def _crop(image: Image) -> Image:
 
 
 def _compress(image: Image) -> Image:
-    from PIL.Image import open as open_image
-
     raw = io.BytesIO()
     image.convert("RGB").save(raw, "jpeg", quality=JPEG_QUALITY)
-    return open_image(raw).convert("RGB")
+    return Pillow.open(raw).convert("RGB")
 
 
-def _remove_color(image: Image) -> Image:
-    return image.convert("L").convert("RGB")
-
-
-IMAGE_EDITS: dict[str, Callable[[Image], Image]] = {"blurred": _blur, "cropped": _crop, "JPEG": _compress, "gray": _remove_color}
+IMAGE_EDITS: dict[str, Callable[[Image], Image]] = {
+    "blurred": _blur,
+    "cropped": _crop,
+    "JPEG": _compress,
+    "gray": lambda image: image.convert("L").convert("RGB"),
+}
 """Edits that keep images recognizable, by name."""
 
 
@@ -212,16 +208,11 @@ def _probe_edits(inputs: _ProbeInputs, *, stored_features: bool) -> tuple[tuple[
 
 
 def _scene_pairs(graphs: SceneGraphs, data: Dataset) -> list[MinimalPair]:
-    """Minimal pairs of each scene, in the style of the captions of the data set."""
-    style = _caption_style(data)
+    """Minimal pairs of each scene, in the style whose shape names are the most frequent in the captions of the data set."""
+    captions = " ".join(data.captions).lower()
+    style = max(STYLES.values(), key=lambda style: sum(captions.count(name) for names in style.shapes.values() for name in set(names)))
     return [
         MinimalPair(pair.kind, image, pair.true.text, pair.edited.text)
         for image, row in enumerate(data.image_rows)
         for pair in make_scene_pairs(graphs.scenes[row], np.random.default_rng(int(row)), style)
     ]
-
-
-def _caption_style(data: Dataset) -> Style:
-    """The style whose shape names are the most frequent in the captions."""
-    captions = " ".join(data.captions).lower()
-    return max(STYLES.values(), key=lambda style: sum(captions.count(name) for names in style.shapes.values() for name in set(names)))
