@@ -127,18 +127,13 @@ def _requirements() -> list[tuple[str, str | None]]:
 
 
 def _extras() -> list[EnvironmentCheck]:
-    packages: dict[str, list[str]] = {}
-    for package, extra in _requirements():
-        if extra in EXTRA_USES:
-            packages.setdefault(extra, []).append(package)
-    return [_extra(extra, names) for extra, names in packages.items()]
-
-
-def _extra(extra: str, names: list[str]) -> EnvironmentCheck:
-    versions = {name: installed_version(name) for name in names}
-    packages = ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())
-    fix = "" if all(versions.values()) else f"pip install 'visavis[{extra}]'"
-    return EnvironmentCheck(f"extra {extra}", f"{packages} ({EXTRA_USES[extra]})", fix=fix)
+    checks, requirements = [], _requirements()
+    for extra, use in sorted(EXTRA_USES.items()):
+        versions = {name: installed_version(name) for name, needed_by in requirements if needed_by == extra}
+        packages = ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())
+        fix = "" if all(versions.values()) else f"pip install 'visavis[{extra}]'"
+        checks.append(EnvironmentCheck(f"extra {extra}", f"{packages} ({use})", fix=fix))
+    return checks
 
 
 def _torchvision() -> EnvironmentCheck:
@@ -146,15 +141,10 @@ def _torchvision() -> EnvironmentCheck:
     version = installed_version("torchvision")
     if version is None:
         return EnvironmentCheck("torchvision", "not installed (not needed)")
-    importing = subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True, check=False)
-    if importing.returncode == 0:
+    if subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True, check=False).returncode == 0:
         return EnvironmentCheck("torchvision", f"{version} (not needed)")
-    return EnvironmentCheck(
-        "torchvision",
-        f"{version}, installed but not importable: it breaks timm, open_clip and others on import",
-        ok=False,
-        fix="pip uninstall torchvision, or install the build for this version of torch",
-    )
+    problem = f"{version}, installed but not importable: it breaks timm, open_clip and others on import"
+    return EnvironmentCheck("torchvision", problem, False, "pip uninstall torchvision, or install the build for this version of torch")
 
 
 def _threads() -> EnvironmentCheck:
@@ -163,7 +153,8 @@ def _threads() -> EnvironmentCheck:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = torch.get_num_threads()
     value = f"torch uses {threads} of {cores} cores, OMP_NUM_THREADS is {os.environ.get('OMP_NUM_THREADS', 'not set')}"
-    return EnvironmentCheck("threads", value, threads <= cores, "" if threads <= cores else f"export OMP_NUM_THREADS={cores}")
+    fix = "" if threads <= cores else f"export OMP_NUM_THREADS={cores}"
+    return EnvironmentCheck("threads", value, not fix, fix)
 
 
 def _cpu() -> EnvironmentCheck:
@@ -179,12 +170,9 @@ def _cpu() -> EnvironmentCheck:
 def _cuda() -> EnvironmentCheck:
     import torch
 
-    if torch.cuda.is_available():
-        devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-        return EnvironmentCheck("cuda", ", ".join(f"{device.name} ({device.total_memory / _GIB:.0f} GiB)" for device in devices))
-    return EnvironmentCheck(
-        "cuda", f"torch is built for CUDA {torch.version.cuda}, no device available" if torch.version.cuda else "none (not needed)"
-    )
+    devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    missing = f"torch is built for CUDA {torch.version.cuda}, no device available" if torch.version.cuda else "none (not needed)"
+    return EnvironmentCheck("cuda", ", ".join(f"{device.name} ({device.total_memory / _GIB:.0f} GiB)" for device in devices) or missing)
 
 
 def _memory() -> EnvironmentCheck:
@@ -193,10 +181,8 @@ def _memory() -> EnvironmentCheck:
     free = available_memory()
     if free is None:
         return EnvironmentCheck("memory", "unknown")
-    enough = free >= 2 * _GIB
-    return EnvironmentCheck(
-        "memory", f"{free / _GIB:.1f} GiB free", enough, "" if enough else "close other programs: training needs about 2 GiB"
-    )
+    fix = "" if free >= 2 * _GIB else "close other programs: training needs about 2 GiB"
+    return EnvironmentCheck("memory", f"{free / _GIB:.1f} GiB free", not fix, fix)
 
 
 def _data() -> EnvironmentCheck:
@@ -218,16 +204,12 @@ def _cache() -> EnvironmentCheck:
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free = shutil.disk_usage(existing).free
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    value = f"{folder}: {size / _GIB:.2f} GiB used, {free / _GIB:.0f} GiB free on the disk"
+    value, fix = f"{folder}: {size / _GIB:.2f} GiB used, {free / _GIB:.0f} GiB free on the disk", ""
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        return EnvironmentCheck(
-            "VISAVIS_CACHE", f"{folder} is not writable", ok=False, fix="export VISAVIS_CACHE=FOLDER with a writable folder"
-        )
-    if free < _GIB:
-        return EnvironmentCheck(
-            "VISAVIS_CACHE", value, ok=False, fix=f"free disk space, or export VISAVIS_CACHE=FOLDER on another disk than that of {existing}"
-        )
-    return EnvironmentCheck("VISAVIS_CACHE", value)
+        value, fix = f"{folder} is not writable", "export VISAVIS_CACHE=FOLDER with a writable folder"
+    elif free < _GIB:
+        fix = f"free disk space, or export VISAVIS_CACHE=FOLDER on another disk than that of {existing}"
+    return EnvironmentCheck("VISAVIS_CACHE", value, not fix, fix)
 
 
 def _hub() -> EnvironmentCheck:

@@ -16,7 +16,7 @@ from visavis.errors import RecipeError, VisavisError
 from visavis.evaluation.published_row import PublishedRow, find_metric
 from visavis.recipes.files import paper_tables, read_recipe
 from visavis.recipes.published_tables import published_results
-from visavis.training.ensemble import member_recipes
+from visavis.training.start_training import member_recipes
 
 from .toy import one_step, overrides, toy
 

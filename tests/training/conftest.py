@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -36,13 +37,13 @@ metric_batches = 1
 threads = 1
 
 [[phases]]
-epochs = 2
+epochs = 1
 objective = "Triplet()"
 optimizer = { name = "AdamW", lr = 0.01, weight_decay = 1e-4 }
 schedule = { kind = "cosine", warmup = 0.1 }
 
 [[phases]]
-epochs = 3
+epochs = 2
 objective = "Unified(gamma=20)"
 trainable = ["text"]
 optimizer = { lr = 0.02, lr_multipliers = { text = 0.5 } }
@@ -185,13 +186,20 @@ class StopAt(NoProgress):
             signal.raise_signal(signal.SIGINT)
 
 
-@pytest.fixture
-def stopped(recipe, scenes, stop_at, tmp_path) -> Path:
+@pytest.fixture(scope="session")
+def stopped_run(recipe, scenes, tmp_path_factory) -> Path:
     """A run that was stopped after a few steps, with two checkpoints."""
+    run = tmp_path_factory.mktemp("stopped") / "run"
     with pytest.raises(Stopped):
-        visavis.train(recipe, data=scenes, out=tmp_path / "run", progress=stop_at(6))
-    assert len(list((tmp_path / "run" / "checkpoint").iterdir())) == 2
-    return tmp_path / "run"
+        visavis.train(recipe, data=scenes, out=run, progress=StopAt(6))
+    assert len(list((run / "checkpoint").iterdir())) == 2
+    return run
+
+
+@pytest.fixture
+def stopped(stopped_run, tmp_path) -> Path:
+    """A copy of the stopped run, which a test may damage and resume."""
+    return Path(shutil.copytree(stopped_run, tmp_path / "run"))
 
 
 @pytest.fixture

@@ -89,9 +89,9 @@ def only_one(run: Path) -> Path:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"epoch": 99}, r"epoch, batch: expected below 2 and at most 11, got epoch 99 and batch \d+"),
+        ({"epoch": 99}, r"epoch, batch: expected below 1 and at most 11, got epoch 99 and batch \d+"),
         ({"phase": 2}, "phase: expected 0 to 1, got 2"),
-        ({"batch": 12}, "expected below 2 and at most 11, got epoch 0 and batch 12"),
+        ({"batch": 12}, "expected below 1 and at most 11, got epoch 0 and batch 12"),
         ({"phase_step": 0}, "phase step 0: expected the step of the folder name"),
         ({"step": 40}, "step 40, phase step"),
         ({"epoch": -1}, r"state\.json: epoch is -1: input should be greater than or equal to 0"),

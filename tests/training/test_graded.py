@@ -65,9 +65,9 @@ def cbow(vectors):
 @pytest.mark.parametrize(
     ("supervision", "plan"),
     [
-        (SHARE, {"training.batch_size": 32}),
+        (SHARE, {"training.batch_size": 32, "phases.1.epochs": 1}),
         (SHARE, {"training.captions_per_image": 2}),
-        (SHARE.replace("quantile", "relevance"), {"training.batch_size": 32}),
+        (SHARE.replace("quantile", "relevance"), {"training.batch_size": 32, "phases.1.epochs": 1}),
     ],
     ids=["pairs", "several captions", "relevance"],
 )

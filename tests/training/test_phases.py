@@ -25,6 +25,7 @@ from visavis.spec import build_object
 from visavis.training.checkpoint import Checkpoint, TrainerState
 from visavis.training.monitoring.validation_metrics import validation_metrics
 from visavis.training.optimizer import lr_factor, make_optimizer, optimizer_tensors, restore_optimizer, set_lr
+from visavis.training.stop_signals import Stopped
 from visavis.training.trainer import Trainer
 
 
@@ -155,7 +156,7 @@ def test_phase_starts_with_best_or_last_weights(trainer):
         for parameter in run.matcher.parameters():
             nn.init.constant_(parameter, 0.5)
         run.best = {name: torch.full_like(tensor, 0.25) for name, tensor in run.best.items()}
-        run._next_phase()
+        run._finish_phase()
         assert run.state.phase == 1
         assert all((parameter == expected).all() for parameter in run.matcher.parameters())
 
@@ -197,7 +198,7 @@ TWO_STEPS = [
 ]  # fmt: skip
 
 
-def test_two_phase_vsepp_resumes_in_either_phase(few_scenes, training, outcome, tmp_path):
+def test_two_phase_vsepp_resumes_in_either_phase(few_scenes, stop_at, outcome, tmp_path):
     """Stopped in both phases, the run ends as the uninterrupted one, augmentation included."""
     whole, run = tmp_path / "whole", tmp_path / "run"
     weights = {}
@@ -217,10 +218,11 @@ def test_two_phase_vsepp_resumes_in_either_phase(few_scenes, training, outcome, 
     assert any("convolutions" in name for name in changed)
     assert any("attention" in name for name in changed)
 
-    process = training(run, "vse++-two-step-scenes", *TWO_STEPS, "--data", few_scenes, "--out", run)
-    assert process.kill(lambda process: process.step >= 2)
-    process = training(run, "--resume", run)
-    assert process.kill(lambda process: process.step >= 5)
+    with pytest.raises(Stopped):
+        visavis.train("vse++-two-step-scenes", data=few_scenes, out=run, overrides=TWO_STEPS, progress=stop_at(2))
+    assert Checkpoint.latest(run / "checkpoint").state.phase == 0
+    with pytest.raises(Stopped):
+        visavis.train(resume=run, progress=stop_at(3))
     assert Checkpoint.latest(run / "checkpoint").state.phase == 1
     visavis.train(resume=run)
     assert outcome(run) == outcome(whole)

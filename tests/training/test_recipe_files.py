@@ -90,22 +90,21 @@ def test_reported_recipe_names_keep_their_meaning():
     assert {name: digest(read_recipe(name)) for name in SHIPPED} == SHIPPED
 
 
-@pytest.mark.parametrize("name", shipped_recipe_names())
-def test_included_recipe_is_complete_and_named(name):
-    recipe = read_recipe(name)
-    assert recipe.name == name
-    assert recipe.about
-    assert recipe.model["kind"] in CATALOG
-    assert build_recipe(recipe.to_dict(), {}, name) == recipe, "what run.toml keeps is the whole recipe"
-    file, row = shipped_recipe_names()[name]
-    assert read_recipe(file if row is None else f"{file}/{row}") == recipe
+def test_included_recipes_are_complete_and_named():
+    for name, (file, row) in shipped_recipe_names().items():
+        recipe = read_recipe(name)
+        assert recipe.name == name
+        assert recipe.about, name
+        assert recipe.model["kind"] in CATALOG, name
+        assert build_recipe(recipe.to_dict(), {}, name) == recipe, f"{name}: run.toml holds the whole recipe"
+        assert read_recipe(file if row is None else f"{file}/{row}") == recipe
 
 
-@pytest.mark.parametrize("name", shipped_files())
-def test_included_recipe_file_has_name_and_description(name):
-    content = read_recipe_file(name).content
-    assert content["name"] == name
-    assert content["about"]
+def test_included_recipe_files_have_name_and_description():
+    for name in shipped_files():
+        content = read_recipe_file(name).content
+        assert content["name"] == name
+        assert content["about"], name
 
 
 def test_extending_recipe_changes_only_given_keys(base, resolved):

@@ -18,9 +18,9 @@ from visavis.progress import NoProgress
 from visavis.recipes.files import read_recipe
 from visavis.runs.open_run import read_run_recipe
 from visavis.runs.run_folder import RunFolder
-from visavis.supervision import CATALOG, PairSupervision, Supervision, soft_margin
+from visavis.supervision import CATALOG, PairSupervision, Supervision
 from visavis.supervision.learned_weights import WeightNetwork
-from visavis.supervision.noisy_correspondence import clean_probability, predicted_correspondence
+from visavis.supervision.noisy_correspondence import clean_probability, predicted_correspondence, soft_margin
 from visavis.targets import Targets
 from visavis.training.checkpoint import Checkpoint
 from visavis.training.trainer import Trainer
@@ -107,7 +107,7 @@ def supervision_of(run):
 
 @pytest.mark.parametrize("name", ["AOQ", "NCR", "weights"])
 def test_supervised_run_resumes_exactly(name, recipes, scenes, outcome, in_pieces, tmp_path):
-    plan = {"training.batch_size": 16} if name == "weights" else {}
+    plan = {"AOQ": {}, "NCR": {"training.batches_per_epoch": 4}, "weights": {"training.batch_size": 16}}[name]
     visavis.train(recipes / f"{name}.toml", data=scenes, out=tmp_path / "whole", overrides=plan)
     assert in_pieces(recipes / f"{name}.toml", tmp_path / "pieces", data=scenes, overrides=plan) > 4
     assert outcome(tmp_path / "pieces") == outcome(tmp_path / "whole")
@@ -123,7 +123,7 @@ def test_unused_supervision_is_reported(recipes, scenes, tmp_path):
 
     def messages_of(objective):
         Listener.messages.clear()
-        overrides = {"phases.1.objective": objective, "phases.1.initial_weights": "last"}
+        overrides = {"phases.1.objective": objective, "phases.1.initial_weights": "last", "training.batches_per_epoch": 1}
         visavis.train(recipes / "AOQ.toml", data=scenes, out=tmp_path / objective, overrides=overrides, progress=Listener())
         return [sentence for sentence in Listener.messages if "does not use the annotations" in sentence]
 

@@ -48,8 +48,8 @@ def train(
     Raises:
         DataError: If the data cannot be read.
         RecipeError: If the recipe has an unknown key or an invalid value.
-        RefusedOverwrite: If the run folder is not empty.
-        RunError: If other options are given with ``resume``.
+        RefusedOverwrite: If ``out`` is a file or a folder with other content.
+        RunError: If ``out`` is a run already, or if other options are given with ``resume``.
         Stopped: After Ctrl-C, once everything is saved.
 
     Example:

@@ -56,7 +56,7 @@ def fit_model(
             train_mode(matcher)
             on_device = batch.to(device)
             with bfloat16_autocast(device, recipe.training.autocast):
-                value = compute_loss(matcher, loss, supervisor, on_device)
+                value = compute_loss(matcher, loss, supervisor.targets, on_device)
             (value * loss_warmup_factor(phase.loss_warmup_epochs, step, steps)).backward()
             set_lr(optimizer, lr_factor(phase.schedule, step, steps, epochs[number]))
             optimizer_step(optimizer, recipe.training.clip_norm)

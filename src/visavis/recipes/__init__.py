@@ -1,1 +1,1 @@
-"""Recipes: settings, files with inheritance and variants, published tables, and the data that a recipe names."""
+"""Recipes: settings, files with inheritance and variants, published tables, and the data module and the model of a recipe."""

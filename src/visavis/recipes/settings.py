@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from visavis import graded, metrics, objectives, spec, supervision
 from visavis.errors import suggest_name
 from visavis.models.encoders.cnn_backbones import SMALL_CNN
 
 Multiplier = Annotated[float, Field(gt=0)]
+# Texts of objects, which are replaced by their full form with every field.
+ObjectiveSpec = Annotated[str, AfterValidator(lambda text: repr(objectives.parse(text)))]
+SupervisionSpec = Annotated[str, AfterValidator(lambda text: repr(spec.parse(text, supervision.CATALOG)))]
+RelevanceSpec = Annotated[str, AfterValidator(lambda text: text and repr(spec.parse(text, graded.CATALOG)))]
 
 
 class RecipeSection(BaseModel):
@@ -185,24 +189,14 @@ class Phase(RecipeSection):
     """
 
     epochs: int = Field(gt=0)
-    objective: str
-    supervision: str = "PairSupervision(by='ids')"
+    objective: ObjectiveSpec
+    supervision: SupervisionSpec = "PairSupervision(by='ids')"
     trainable: tuple[str, ...] = Field((), strict=False)
     optimizer: OptimizerSettings = OptimizerSettings()
     schedule: ScheduleSettings = ScheduleSettings()
     initial_weights: Literal["last", "best"] = "last"
     keep_optimizer: bool = False
     loss_warmup_epochs: float = Field(0.0, ge=0)
-
-    @field_validator("objective")
-    @classmethod
-    def _check_objective(cls, text: str) -> str:
-        return repr(objectives.parse(text))
-
-    @field_validator("supervision")
-    @classmethod
-    def _check_supervision(cls, text: str) -> str:
-        return repr(spec.parse(text, supervision.CATALOG))
 
 
 class TrainingSettings(RecipeSection):
@@ -265,7 +259,7 @@ class EvaluationSettings(RecipeSection):
     validation: str = "val"
     test: str = "test"
     validation_images: int = Field(0, ge=0)
-    relevance: str = ""
+    relevance: RelevanceSpec = ""
     extra_metrics: tuple[str, ...] = Field((), strict=False)
     average_networks: bool = False
     forgetting: str = ""
@@ -293,11 +287,6 @@ class EvaluationSettings(RecipeSection):
             if key not in known:
                 raise ValueError(f"evaluation.extra_metrics: {key!r} is not a metric: {suggest_name(key, known)}")
         return keys
-
-    @field_validator("relevance")
-    @classmethod
-    def _check_relevance(cls, text: str) -> str:
-        return text and repr(spec.parse(text, graded.CATALOG))
 
 
 class InterpolationSettings(RecipeSection):

@@ -78,8 +78,8 @@ def common_value(recipes: Mapping[Path, Recipe], key: str, override: Any) -> Any
         return override
     trained = {folder: recipe for folder, recipe in recipes.items() if recipe.phases} or recipes
     values = {folder: reduce(getattr, key.split("."), recipe) for folder, recipe in trained.items()}
-    (first, value), *others = values.items()
-    for folder, other in others:
+    first, value = next(iter(values.items()))
+    for folder, other in values.items():
         if other != value:
             raise RunError(
                 f"{key}: expected one value for all runs, got {value!r} in {first} and {other!r} in {folder}. "
@@ -99,8 +99,8 @@ def check_same_captions(splits: Mapping[Path, Dataset]) -> None:
     Raises:
         RunError: If the splits differ.
     """
-    (first, expected), *others = splits.items()
-    for folder, split in others:
+    first, expected = next(iter(splits.items()))
+    for folder, split in splits.items():
         if split.captions != expected.captions or not np.array_equal(split.image_of, expected.image_of):
             raise RunError(
                 f"{folder}: expected the same images and captions as {first}, got {_difference(split, expected)}. Name runs on the same "
@@ -163,16 +163,10 @@ def evaluate_runs(
 
     scorer = networks[0] if len(networks) == 1 else ScoreEnsemble(networks).to(device_of(networks[0]))
     visual, text = encoded[0] if len(encoded) == 1 else map(join_member_encodings, zip(*encoded, strict=True))
+    ranked, limit = next(iter(splits.values())), next(iter(recipes.values())).memory or None
     with evaluation_mode(scorer):
         result = evaluate_dataset(
-            visual,
-            text,
-            device_score(scorer),
-            next(iter(splits.values())),
-            protocols,
-            relevance=relevance,
-            semantics=semantics,
-            memory=next(iter(recipes.values())).memory or None,
+            visual, text, device_score(scorer), ranked, protocols, relevance=relevance, semantics=semantics, memory=limit
         )
     if not is_own_test or len(folders) > 1:
         return result

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,22 @@ from visavis.recipes.data_module import DataModule, open_data_module
 from visavis.recipes.features import PRECOMP, check_feature_dims
 from visavis.recipes.recipe import Recipe, build_recipe
 from visavis.recipes.settings import TextSettings, VisualSettings
-from visavis.runs.record import RunRecord
+from visavis.runs.record import RunRecord, flatten_recipe
 from visavis.runs.run_folder import RunFolder
+
+
+def _is_encoder_path(name: str) -> bool:
+    return name.endswith(".pth") or os.path.isfile(os.path.join(name, "config.json"))
+
+
+# Keys of recipes that may hold a path, and the check that distinguishes a path from a name.
+PATH_KEYS: dict[str, Callable[[str], bool]] = {
+    **dict.fromkeys(("start_from", "data.path", "data.feedback", "evaluation.forgetting"), os.path.exists),
+    **dict.fromkeys(("visual.encoder", "text.encoder"), _is_encoder_path),
+    "visual.features": lambda name: name != PRECOMP and os.path.exists(name),
+    "text.features": os.path.isdir,
+    "model.pretrained": os.path.isfile,
+}
 
 
 def read_run_recipe(folder: Path, data: str | None = None, memory: MemoryLimit = None) -> Recipe:
@@ -201,30 +216,9 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
     Returns:
         The recipe with absolute paths. Names of models and of data sets stay as they are.
     """
-
-    def absolute(name: str, is_path: bool) -> str:
-        return str(Path(name).resolve()) if name and is_path else name
-
-    def encoder(name: str) -> str:
-        return absolute(name, (Path(name) / "config.json").is_file() or name.endswith(".pth"))
-
-    data, visual, text, evaluation = recipe.data, recipe.visual, recipe.text, recipe.evaluation
-    features = absolute(visual.features, visual.features != PRECOMP and Path(visual.features).exists())
-    paths = {"path": absolute(data.path, Path(data.path).exists()), "feedback": absolute(data.feedback, Path(data.feedback).exists())}
-    return recipe.model_copy(
-        update={
-            "start_from": absolute(recipe.start_from, Path(recipe.start_from).exists()),
-            "data": data.model_copy(update=paths),
-            "visual": visual.model_copy(update={"features": features, "encoder": encoder(visual.encoder)}),
-            "text": text.model_copy(
-                update={"encoder": encoder(text.encoder), "features": absolute(text.features, Path(text.features).is_dir())}
-            ),
-            "model": {key: absolute(value, Path(value).is_file()) if key == "pretrained" else value for key, value in recipe.model.items()},
-            "evaluation": evaluation.model_copy(
-                update={"forgetting": absolute(evaluation.forgetting, Path(evaluation.forgetting).exists())}
-            ),
-        }
-    )
+    values = flatten_recipe(recipe.to_dict())
+    paths = {key: str(Path(values[key]).resolve()) for key, is_path in PATH_KEYS.items() if values.get(key) and is_path(values[key])}
+    return build_recipe(recipe.to_dict(), paths, recipe.name)
 
 
 def set_threads(recipe: Recipe) -> None:

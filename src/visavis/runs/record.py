@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,23 @@ def fingerprint_inputs(
     return {name: read(name, locations) for name, locations in files.items() if locations and name in selected} | {
         name: ContentFingerprint(1, content, content) for name, content in hashes.items() if name in selected
     }
+
+
+def flatten_recipe(value: Any, key: str = "") -> dict[str, Any]:
+    """Collect the values of a recipe by dotted key. A list is one value, except that of the phases.
+
+    Args:
+        value: Plain values of the recipe, or one value in it.
+        key: Dotted key of ``value``.
+
+    Returns:
+        Values by dotted key.
+    """
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        value = {str(number): item for number, item in enumerate(value)}
+    if not isinstance(value, dict) or not value:
+        return {key: value}
+    return {path: leaf for name, item in value.items() for path, leaf in flatten_recipe(item, f"{key}.{name}" if key else name).items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +198,7 @@ class RunRecord:
         Raises:
             RunError: If a key changed. The message names the first one.
         """
-        recorded, current = dict(_flatten(self.recipe)), dict(_flatten(recipe.to_dict()))
+        recorded, current = flatten_recipe(self.recipe), flatten_recipe(recipe.to_dict())
         for key in dict.fromkeys((*recorded, *current)):
             if recorded.get(key) != current.get(key) and key not in CHANGEABLE_KEYS:
                 raise RunError(
@@ -275,17 +292,6 @@ def _numbered(files: Iterable[Path]) -> dict[str, ByteRange]:
 
 def _cuda_device() -> str | None:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
-
-
-def _flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys of a recipe with their values. A list is one value, except that of the phases."""
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        value = {str(number): item for number, item in enumerate(value)}
-    if not isinstance(value, dict) or not value:
-        yield key, value
-        return
-    for name, item in value.items():
-        yield from _flatten(item, f"{key}.{name}" if key else name)
 
 
 def _describe(value: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired
 
@@ -59,65 +58,38 @@ class LogRow(TypedDict):
     similarity: NotRequired[dict[str, float]]
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """Paths of the files of one run.
 
+    Args:
+        path: Folder of the run.
+
     Attributes:
         path: Folder of the run.
+        lock: Path whose lock a training process holds.
+        recipe: Resolved recipe, as TOML. It makes the folder a run.
+        ensemble: Recipe of an ensemble, as TOML. It makes the folder an ensemble, with a run in a subfolder for each member.
+        environment: Record of the inputs and of the environment.
+        log: Log, one line of JSON per validation.
+        model: Folder of the best model so far.
+        peer: Folder of the second network, as it was at the best validation of the first.
+        checkpoints: Folder of the checkpoints.
+        result: Result of a finished training.
+        ranks: Ranks of all test queries, by protocol.
     """
 
-    path: Path
-
-    @property
-    def lock(self) -> Path:
-        """Path whose lock a training process holds."""
-        return self.path / "run"
-
-    @property
-    def recipe(self) -> Path:
-        """Resolved recipe, as TOML. It makes the folder a run."""
-        return self.path / "run.toml"
-
-    @property
-    def ensemble(self) -> Path:
-        """Recipe of an ensemble, as TOML. It makes the folder an ensemble, with a run in a subfolder for each member."""
-        return self.path / "ensemble.toml"
-
-    @property
-    def environment(self) -> Path:
-        """Record of the inputs and of the environment."""
-        return self.path / "environment.json"
-
-    @property
-    def log(self) -> Path:
-        """Log, one line of JSON per validation."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def model(self) -> Path:
-        """Folder of the best model so far."""
-        return self.path / "model"
-
-    @property
-    def peer(self) -> Path:
-        """Folder of the second network, as it was at the best validation of the first."""
-        return self.path / "peer"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
-        return self.path / "checkpoint"
-
-    @property
-    def result(self) -> Path:
-        """Result of a finished training."""
-        return self.path / "result.json"
-
-    @property
-    def ranks(self) -> Path:
-        """Ranks of all test queries, by protocol."""
-        return self.path / "ranks.safetensors"
+    def __init__(self, path: Path):
+        self.path = path
+        self.lock = path / "run"
+        self.recipe = path / "run.toml"
+        self.ensemble = path / "ensemble.toml"
+        self.environment = path / "environment.json"
+        self.log = path / "metrics.jsonl"
+        self.model = path / "model"
+        self.peer = path / "peer"
+        self.checkpoints = path / "checkpoint"
+        self.result = path / "result.json"
+        self.ranks = path / "ranks.safetensors"
 
     def remove(self) -> None:
         """Remove everything that a training writes, and nothing else."""

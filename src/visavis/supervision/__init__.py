@@ -1,10 +1,10 @@
 """Supervision: builds the targets of each batch, from pairs, feedback, graded relevance, offline negatives or learned weights."""
 
-from visavis.supervision.base import PairSupervision, PeerModel, Supervision, TrainingContext
+from visavis.supervision.base import PairSupervision, Supervision, TrainingContext
 from visavis.supervision.graded_relevance import GradedSupervision
 from visavis.supervision.human_feedback import FeedbackSupervision
 from visavis.supervision.learned_weights import LearnedWeights
-from visavis.supervision.noisy_correspondence import NoisySupervision, soft_margin
+from visavis.supervision.noisy_correspondence import NoisySupervision
 from visavis.supervision.offline_negatives import OfflineNegativeSupervision
 
 CATALOG: tuple[type[Supervision], ...] = (
@@ -25,8 +25,6 @@ __all__ = [
     "NoisySupervision",
     "OfflineNegativeSupervision",
     "PairSupervision",
-    "PeerModel",
     "Supervision",
     "TrainingContext",
-    "soft_margin",
 ]

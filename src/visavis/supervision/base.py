@@ -21,7 +21,6 @@ from visavis.data.loader import Batch, Loader
 from visavis.memory_budget import MemoryLimit
 from visavis.models.base import Matcher
 from visavis.objectives import Objective
-from visavis.pair_loss import PairLoss
 from visavis.spec import validate_fields
 from visavis.targets import ANNOTATIONS, Annotation, Targets
 from visavis.types import Encoded
@@ -32,17 +31,16 @@ class PeerModel(Protocol):
 
     Attributes:
         matcher: The network.
-        loss: Loss of the phase for this network.
     """
 
     matcher: Matcher
-    loss: PairLoss
 
-    def train_step(self, value: Callable[[], Tensor]) -> None:
+    def train_step(self, batch: Batch, compute_targets: Callable[[Encoded, Encoded, Batch], Targets]) -> None:
         """Accumulate the gradient of a batch, and take a step whenever the first network does.
 
         Args:
-            value: Computes the loss of the batch.
+            batch: The batch.
+            compute_targets: Builds the targets of this network, as ``Supervision.targets`` does those of the first.
         """
 
     def state_dict(self) -> dict[str, Tensor]:

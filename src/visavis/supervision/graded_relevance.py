@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +15,7 @@ from visavis.data.loader import Batch
 from visavis.graded.estimators.base import CaptionAggregation
 from visavis.graded.estimators.catalog import CATALOG
 from visavis.spec import parse, validate_fields
-from visavis.supervision.base import Supervision, TrainingContext
+from visavis.supervision.base import PairSupervision, Supervision, TrainingContext
 from visavis.targets import Targets
 from visavis.types import Encoded
 
@@ -48,7 +48,7 @@ class GradedSupervision(Supervision):
 
     def files(self, data: Dataset) -> list[Path]:
         """List the files of the estimator. See `Supervision.files`."""
-        return parse(self.relevance, CATALOG).files(data)
+        return self._estimator.files(data)
 
     def begin_phase(self, context: TrainingContext, state: dict[str, Tensor]) -> None:
         """Prepare the estimator for both splits. See `Supervision.begin_phase`."""
@@ -82,9 +82,7 @@ class GradedSupervision(Supervision):
                 block = torch.searchsorted(self._negative_relevance, block) / len(self._negative_relevance)
             return block.to(rows.device)
 
-        if self.by == "position":
-            return Targets.paired(len(captions), relevance=relevance, **numbers)
-        return Targets(query_ids=batch.image_ids, candidate_ids=batch.text_ids, relevance=relevance, **numbers)
+        return replace(PairSupervision(by=self.by).targets(visual, text, batch), relevance=relevance, **numbers)
 
     def _sample_negatives(self) -> Tensor:
         """The relevance of random negative training pairs, in ascending order."""

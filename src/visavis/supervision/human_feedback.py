@@ -34,6 +34,8 @@ class FeedbackSupervision(Supervision):
     """
 
     pairs_only: ClassVar[bool] = True
+    # How positives are defined, for the report of a training.
+    by: ClassVar[str] = "ids and feedback"
 
     unlabeled: Literal["ignore", "negative"] = "ignore"
     slack: float = 0.5
@@ -41,11 +43,6 @@ class FeedbackSupervision(Supervision):
     def __post_init__(self) -> None:
         validate_fields(self)
         require_field(self.slack >= 0, self, "slack", "a number of at least 0")
-
-    @property
-    def by(self) -> str:
-        """How positives are identified."""
-        return "ids and feedback"
 
     def check(self, train: Loader, validation: Loader) -> None:
         """Check that the training has feedback. See `Supervision.check`."""

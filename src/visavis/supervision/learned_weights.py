@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -81,7 +80,8 @@ class LearnedWeights(Supervision):
         number = batch.index // self.every % validation.num_batches(batch.epoch)
         validation_batch = next(iter(validation.epoch(batch.epoch, start=number, training=False))).to(self._context.device)
         parameters = {name: part.detach().requires_grad_() for name, part in matcher.named_parameters() if part.requires_grad}
-        with evaluation_mode(matcher), _twice_differentiable():
+        # The fastest attention and recurrent layers have no second derivatives.
+        with evaluation_mode(matcher), sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
             weighted_loss = self._loss(batch, parameters, weighted=True)
             slopes = torch.autograd.grad(weighted_loss, list(parameters.values()), create_graph=True, materialize_grads=True)
             stepped = {name: part - self.virtual_lr * slope for (name, part), slope in zip(parameters.items(), slopes, strict=True)}
@@ -136,13 +136,6 @@ class WeightNetwork(nn.Module):
         features = torch.stack([scores, scores - others.amax(1, keepdim=True), scores - others.amax(0, keepdim=True)], -1)
         weights = torch.sigmoid(self.layers(features)).squeeze(-1) * positive
         return torch.where(positive, weights * positive.sum() / weights.sum(), 1.0)
-
-
-@contextmanager
-def _twice_differentiable() -> Iterator[None]:
-    """Use implementations of attention and recurrent layers that have second derivatives. The fastest ones do not."""
-    with sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
-        yield
 
 
 class _MatcherModule(nn.Module):

@@ -131,15 +131,7 @@ class NoisySupervision(Supervision):
     def observe(self, batch: Batch, loss: float) -> None:
         """Train the second network on the same batch, with the labels from the division of the first. See `Supervision.observe`."""
         torch.manual_seed(derive_seed(self._context.seed, batch.epoch, batch.index, SECOND_NETWORK))
-        matcher, loss_of = self._second.matcher, self._second.loss
-
-        def value() -> Tensor:
-            items = matcher.encode_visual(batch.visual), matcher.encode_text(batch.text)
-            targets = self._margin_targets(batch, SECOND_NETWORK)
-            pair_loss = loss_of(*map(matcher.first_stage_items, items), targets=targets)
-            return pair_loss if (auxiliary := matcher.auxiliary_loss(*items, targets)) is None else pair_loss + auxiliary
-
-        self._second.train_step(value)
+        self._second.train_step(batch, lambda _visual, _text, batch: self._margin_targets(batch, SECOND_NETWORK))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the labels and the state of the second network."""
@@ -151,13 +143,8 @@ class NoisySupervision(Supervision):
         labels = self._labels[network, batch.captions] if self._context.is_training_batch(batch) else torch.ones(len(batch.captions))
         margins = soft_margin(labels, self.margin, self.growth).to(batch.image_ids.device)
         image_margins = Factors(margins[:, None], torch.ones_like(margins)[:, None])
-        return Targets(
-            query_ids=batch.image_ids,
-            candidate_ids=batch.text_ids,
-            query_margin=margins,
-            candidate_margin=margins,
-            pair_margin=image_margins,
-        )
+        ids = {"query_ids": batch.image_ids, "candidate_ids": batch.text_ids}
+        return Targets(**ids, query_margin=margins, candidate_margin=margins, pair_margin=image_margins)
 
     def _divide(self) -> None:
         """Compute the clean probability of every pair by each network, and the labels for the other network."""

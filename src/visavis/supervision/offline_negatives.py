@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from visavis.blocking import Score, score_in_blocks
+from visavis.blocking import score_in_blocks
 from visavis.data.loader import Batch, Loader, derive_seed
 from visavis.errors import RecipeError
-from visavis.memory_budget import MemoryLimit, parse_memory
-from visavis.models.base import evaluation_mode
+from visavis.memory_budget import parse_memory
+from visavis.models.base import evaluation_mode, get_vectors
 from visavis.models.inference import batches_by_length, consecutive_batches, encode_items
 from visavis.models.layers import mean_pool
 from visavis.scoring import largest_items, score_query_rows, tile_shape
@@ -27,9 +26,6 @@ ENCODING_BATCH_SIZE = 512
 """Number of items that are encoded together."""
 BYTES_PER_PAIR = 16.0
 """Bytes per pair during the search for negatives: scores, masked scores and positive pairs."""
-
-SelectCandidates = Callable[[slice, Tensor], Tensor]
-"""``select(queries, scores [R, C]) -> [R, P]``: the candidates that are selected for each query by the cheap score."""
 
 
 def mean_pooled(visual: Encoded, text: Encoded) -> tuple[Tensor, Tensor]:
@@ -58,26 +54,8 @@ def mean_pooled(visual: Encoded, text: Encoded) -> tuple[Tensor, Tensor]:
     return _part_means(visual, common), _part_means(text, common)
 
 
-def _score_preselected(
-    score: Score, visual: Encoded, text: Encoded, direction: Direction, select: SelectCandidates, memory: MemoryLimit
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The candidates of each query ``[P]`` that are selected by the cosine of pooled items, and their ``score`` ``[P]``."""
-    size = parse_memory(memory)
-    # Cosines and scores take half of the memory each.
-    half = None if size is None else size // 2
-    images, texts = map(Encoded, mean_pooled(visual, text))
-    shape = None
-    for rows, cosines in score_query_rows(_cosine, images, texts, direction, caller_bytes_per_pair=BYTES_PER_PAIR, memory=half):
-        for query, selected in zip(range(rows.start, rows.stop), select(rows, cosines), strict=True):
-            row = slice(query, query + 1)
-            pair = (visual[row], text[selected]) if direction == "i2t" else (visual[selected], text[row])
-            shape = shape or tile_shape(score, *map(largest_items, (visual, text), map(len, pair)), caller_bytes_per_pair=0.0, memory=half)
-            yield selected, score_in_blocks(score, *pair, shape).flatten()
-
-
 def _cosine(visual: Encoded, text: Encoded) -> Tensor:
-    assert isinstance(visual.vectors, Tensor) and isinstance(text.vectors, Tensor)
-    return visual.vectors @ text.vectors.T
+    return get_vectors(visual) @ get_vectors(text).T
 
 
 def _named_parts(items: Encoded) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -164,15 +142,13 @@ class OfflineNegativeSupervision(Supervision):
         near_images, far_images = sample(image_lists, batch.captions), sample(image_lists, own_captions)
         distant_images, negative_images = self._visual(loader, far_images), self._visual(loader, near_images)
         negative_texts, distant_texts = self._text(loader, near_texts), self._text(loader, far_texts)
+        query_scores = [matcher.score_pairs(visual, negative_texts), matcher.score_pairs(distant_images, negative_texts)]
+        candidate_scores = [matcher.score_pairs(negative_images, text), matcher.score_pairs(negative_images, distant_texts)]
         return Targets(
             query_ids=batch.image_ids,
             candidate_ids=batch.text_ids,
-            query_offline_scores=torch.stack(
-                [matcher.score_pairs(visual, negative_texts), matcher.score_pairs(distant_images, negative_texts)], 1
-            ),
-            candidate_offline_scores=torch.stack(
-                [matcher.score_pairs(negative_images, text), matcher.score_pairs(negative_images, distant_texts)], 1
-            ),
+            query_offline_scores=torch.stack(query_scores, 1),
+            candidate_offline_scores=torch.stack(candidate_scores, 1),
         )
 
     def _visual(self, loader: Loader, items: np.ndarray) -> Encoded:
@@ -192,10 +168,7 @@ class OfflineNegativeSupervision(Supervision):
         with evaluation_mode(matcher):
             text_images = torch.from_numpy(data.image_of).to(device)
             images = torch.arange(len(data.images), device=device)
-            return (
-                self._hardest(visual, text, "i2t", images, text_images),
-                self._hardest(visual, text, "t2i", text_images, images),
-            )
+            return self._hardest(visual, text, "i2t", images, text_images), self._hardest(visual, text, "t2i", text_images, images)
 
     def _hardest(self, visual: Encoded, text: Encoded, direction: Direction, query_images: Tensor, candidate_images: Tensor) -> Tensor:
         """The hardest negatives of each query ``[Q, size]``. Items of the same image belong together."""
@@ -210,7 +183,16 @@ class OfflineNegativeSupervision(Supervision):
         if matcher.score_is_cosine or not 0 < self.preselect < num_negatives:
             blocks = score_query_rows(matcher.score, visual, text, direction, caller_bytes_per_pair=BYTES_PER_PAIR, memory=memory)
             return torch.cat([top_negatives(rows, scores, self.size).int().cpu() for rows, scores in blocks])
-        preselected = _score_preselected(
-            matcher.score, visual, text, direction, lambda rows, cosines: top_negatives(rows, cosines, self.preselect), memory
-        )
-        return torch.stack([items[scores.topk(self.size).indices].int().cpu() for items, scores in preselected])
+        # Cosines of pooled items and scores of the preselected ones take half of the memory each.
+        size, shape, hardest = parse_memory(memory), None, list[Tensor]()
+        half = None if size is None else size // 2
+        images, texts = map(Encoded, mean_pooled(visual, text))
+        for rows, cosines in score_query_rows(_cosine, images, texts, direction, caller_bytes_per_pair=BYTES_PER_PAIR, memory=half):
+            for query, selected in zip(range(rows.start, rows.stop), top_negatives(rows, cosines, self.preselect), strict=True):
+                row = slice(query, query + 1)
+                pair = (visual[row], text[selected]) if direction == "i2t" else (visual[selected], text[row])
+                largest = map(largest_items, (visual, text), map(len, pair))
+                shape = shape or tile_shape(matcher.score, *largest, caller_bytes_per_pair=0.0, memory=half)
+                scores = score_in_blocks(matcher.score, *pair, shape).flatten()
+                hardest.append(selected[scores.topk(self.size).indices].int().cpu())
+        return torch.stack(hardest)

@@ -120,12 +120,8 @@ class Checkpoint:
                 raise RunError(f"{folder / name}: corrupted (hash mismatch).")
         reference = {"weights": expected, "best_weights": expected}
         tensors = {name: storage.read_tensors(folder / f"{name}.safetensors", reference.get(name), error=RunError) for name in TENSOR_FILES}
-        return cls(
-            storage.read_json(folder / STATE, TrainerState, error=RunError),
-            log=storage.read_json_lines(folder / LOG, LogRow, error=RunError),
-            folder=folder,
-            **tensors,
-        )
+        state = storage.read_json(folder / STATE, TrainerState, error=RunError)
+        return cls(state, **tensors, log=storage.read_json_lines(folder / LOG, LogRow, error=RunError), folder=folder)
 
     @classmethod
     def latest(
@@ -157,10 +153,10 @@ class Checkpoint:
                     check(checkpoint)
             except RunError as error:
                 errors.append(error)
-                continue
-            for reason in errors:
-                (progress or NoProgress()).message(f"{reason} Falling back to checkpoint {path.name}.")
-            return checkpoint
+            else:
+                for reason in errors:
+                    (progress or NoProgress()).message(f"{reason} Falling back to checkpoint {path.name}.")
+                return checkpoint
         if errors:
             raise errors[0]
         return None

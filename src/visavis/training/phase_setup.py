@@ -19,8 +19,10 @@ from visavis.models.device import bfloat16_autocast
 from visavis.pair_loss import PairLoss
 from visavis.recipes.recipe import Recipe
 from visavis.recipes.settings import Phase
-from visavis.supervision import Supervision, TrainingContext
+from visavis.supervision import TrainingContext
+from visavis.targets import Targets
 from visavis.training.optimizer import make_optimizer, optimizer_step, optimizer_tensors, restore_optimizer, train_mode
+from visavis.types import Encoded
 
 
 def phase_loss(matcher: Matcher, phase: Phase, memory: MemoryLimit = None) -> PairLoss:
@@ -47,20 +49,20 @@ def phase_loss(matcher: Matcher, phase: Phase, memory: MemoryLimit = None) -> Pa
     return PairLoss(objective, score=score, scale=matcher.scale, memory=memory, matryoshka_dims=matcher.matryoshka_dims)
 
 
-def compute_loss(matcher: Matcher, loss: PairLoss, supervision: Supervision, batch: Batch) -> Tensor:
+def compute_loss(matcher: Matcher, loss: PairLoss, compute_targets: Callable[[Encoded, Encoded, Batch], Targets], batch: Batch) -> Tensor:
     """Compute the training loss of one batch.
 
     Args:
         matcher: Model in training mode.
         loss: Loss of the phase.
-        supervision: Source of the targets.
+        compute_targets: Builds the targets of the encoded batch, such as ``Supervision.targets``.
         batch: Batch on the device of the model.
 
     Returns:
         The loss, a scalar, with the auxiliary loss of the model if it has one.
     """
     visual, text = matcher.encode_visual(batch.visual), matcher.encode_text(batch.text)
-    targets = supervision.targets(visual, text, batch)
+    targets = compute_targets(visual, text, batch)
     value = loss(matcher.first_stage_items(visual), matcher.first_stage_items(text), targets=targets)
     auxiliary = matcher.auxiliary_loss(visual, text, targets)
     return value if auxiliary is None else value + auxiliary
@@ -72,11 +74,11 @@ class StepControl:
 
     Attributes:
         loss_scale: Factor of the loss.
-        steps_optimizer: Whether the optimizer steps after this batch.
+        is_optimizer_step: Whether the optimizer steps after this batch.
     """
 
     loss_scale: float = 1.0
-    steps_optimizer: bool = True
+    is_optimizer_step: bool = True
 
 
 def training_context(
@@ -141,17 +143,18 @@ class PeerNetwork:
         self.optimizer = make_optimizer(self.matcher, phase)
         self.main_optimizer, self.training, self.step_control = main_optimizer, recipe.training, step_control
 
-    def train_step(self, compute_loss: Callable[[], Tensor]) -> None:
+    def train_step(self, batch: Batch, compute_targets: Callable[[Encoded, Encoded, Batch], Targets]) -> None:
         """Backpropagate a batch, and step if the first network steps, at its current learning rates.
 
         Args:
-            compute_loss: Computes the loss of this network, a scalar.
+            batch: Batch on the device of the networks.
+            compute_targets: Builds the targets of this network.
         """
         train_mode(self.matcher)
         with bfloat16_autocast(self.device, self.training.autocast):
-            loss = compute_loss()
+            loss = compute_loss(self.matcher, self.loss, compute_targets, batch)
         (loss * self.step_control.loss_scale).backward()
-        if not self.step_control.steps_optimizer:
+        if not self.step_control.is_optimizer_step:
             return
         for group, first in zip(self.optimizer.param_groups, self.main_optimizer.param_groups, strict=True):
             group["lr"] = first["lr"]

@@ -1,14 +1,20 @@
-"""Entry points of training: start or resume a run, or every member of an ensemble."""
+"""Entry points of training: start or resume one run, or an ensemble of members that are evaluated by the mean of their scores."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from visavis import storage
 from visavis.progress import Progress
-from visavis.recipes.recipe import Recipe
-from visavis.runs.open_run import read_ensemble_recipe
-from visavis.training.ensemble import resume_ensemble, start_ensemble
-from visavis.training.training_run import TrainingResult, resume_run, start_run
+from visavis.recipes.features import check_data_exists
+from visavis.recipes.files import merge_values
+from visavis.recipes.published_tables import check_published_id
+from visavis.recipes.recipe import Recipe, build_recipe, normalize_values
+from visavis.runs.evaluate_runs import evaluate_runs
+from visavis.runs.open_run import read_ensemble_recipe, with_absolute_paths
+from visavis.runs.run_folder import RunFolder
+from visavis.training.stop_signals import Stopped
+from visavis.training.training_run import TrainingResult, check_supervisions, resume_run, start_run
 
 
 def start_training(recipe: Recipe, out: str | Path | None, progress: Progress) -> TrainingResult:
@@ -25,10 +31,11 @@ def start_training(recipe: Recipe, out: str | Path | None, progress: Progress) -
     Raises:
         RecipeError: If the recipe cannot be trained.
         DataError: If the data set cannot be read.
-        RunError: If ``out`` holds a run already.
+        RunError: If ``out`` is a run already.
+        RefusedOverwrite: If ``out`` is another folder with content, or a file.
         Stopped: After a signal, when everything is saved.
     """
-    return start_ensemble(recipe, out, progress) if recipe.members else start_run(recipe, out, progress)
+    return _start_ensemble(recipe, out, progress) if recipe.members else start_run(recipe, out, progress)
 
 
 def resume_training(folder: Path, progress: Progress) -> TrainingResult:
@@ -46,4 +53,69 @@ def resume_training(folder: Path, progress: Progress) -> TrainingResult:
         Stopped: After a signal, when everything is saved.
     """
     recipe = read_ensemble_recipe(folder)
-    return resume_run(folder, progress) if recipe is None else resume_ensemble(recipe, folder, progress)
+    return resume_run(folder, progress) if recipe is None else _resume_ensemble(recipe, folder, progress)
+
+
+def member_recipes(recipe: Recipe) -> dict[str, Recipe]:
+    """Build the recipe of each member of an ensemble.
+
+    Args:
+        recipe: Recipe with ``members``.
+
+    Returns:
+        The recipes by member name. They carry no id of a published table row.
+
+    Raises:
+        RecipeError: If the changes of a member do not make a valid recipe.
+    """
+    shared = {key: value for key, value in recipe.to_dict().items() if key not in ("members", "published")}
+    recipes = {}
+    for name, changes in recipe.members.items():
+        source = f"{recipe.published or recipe.name}, member {name}"
+        content = merge_values(shared, normalize_values(changes), source) | {"name": f"{recipe.name}-{name}"}
+        recipes[name] = build_recipe(content, {}, source)
+    return recipes
+
+
+def _start_ensemble(recipe: Recipe, out: str | Path | None, progress: Progress) -> TrainingResult:
+    """Train the members one after the other, in subfolders of a new folder."""
+    check_published_id(recipe.published)
+    for member in member_recipes(recipe).values():
+        check_supervisions(member)
+    check_data_exists(recipe)
+    with storage.create_output_folder(out, Path("runs") / recipe.name) as folder:
+        storage.write_toml(RunFolder(folder).ensemble, recipe.to_dict())
+        try:
+            return _resume_ensemble(recipe, folder, progress)
+        finally:
+            if not any(RunFolder(folder / name).recipe.exists() for name in recipe.members):
+                RunFolder(folder).ensemble.unlink()
+
+
+def _resume_ensemble(recipe: Recipe, folder: Path, progress: Progress) -> TrainingResult:
+    """Train or resume each member in its subfolder, then evaluate them together."""
+    members: list[TrainingResult] = []
+    for name, member in member_recipes(recipe).items():
+        try:
+            if RunFolder(folder / name).recipe.exists():
+                members.append(resume_run(folder / name, progress))
+            else:
+                members.append(start_run(with_absolute_paths(member), folder / name, progress))
+        except Stopped as stopped:
+            raise Stopped(str(folder), stopped.signal) from None
+    settings, has_test = recipe.evaluation, all(member.test is not None for member in members)
+    validation = evaluate_runs([folder], "plain", settings.validation, None, progress, max_images=settings.validation_images)
+    result = TrainingResult(
+        run=folder,
+        objective=" and ".join(dict.fromkeys(member.objective for member in members)),
+        positives_by=" and ".join(dict.fromkeys(member.positives_by for member in members)),
+        best_step=max(member.best_step for member in members),
+        validation_rsum=validation.metrics["rsum"],
+        validation_images=validation.num_images,
+        test=evaluate_runs([folder], None, settings.test, None, progress) if has_test else None,
+        seconds=sum(member.seconds for member in members),
+        cache_seconds=sum(member.cache_seconds for member in members),
+        members=tuple(members),
+    )
+    result.write()
+    return result

@@ -71,8 +71,7 @@ class Trainer:
         for phase in recipe.phases:
             spec.parse(phase.supervision, supervision.CATALOG).check(self.train, self.val)
         self.state, self.step_control, self.log = TrainerState(), StepControl(), list[dict[str, Any]]()
-        self.best = self._weights()
-        self.last_checkpoint, self.stop = time.monotonic(), StopRequest()
+        self.best, self.last_checkpoint, self.stop = self._weights(), time.monotonic(), StopRequest()
 
     def start(self) -> None:
         """Start at the first phase, with an empty log."""
@@ -102,7 +101,7 @@ class Trainer:
         return True
 
     def run(self) -> TrainerState:
-        """Train to the end.
+        """Validate the untrained model, then train to the end. A resumed run continues where it stopped.
 
         Returns:
             The final state.
@@ -121,7 +120,7 @@ class Trainer:
 
     def _epoch(self) -> None:
         """Train the rest of the current epoch, validate, and advance to the next epoch or phase."""
-        state, phase = self.state, self.phase
+        state, every = self.state, self.recipe.training.evaluate_every
         steps = self.train.num_batches(self._epoch_number)
         if state.batch == 0:
             self.supervision.begin_epoch(self._epoch_number)
@@ -130,20 +129,19 @@ class Trainer:
             self._step(batch.to(self.device), steps)
             state.batch, state.seconds = batch.index + 1, state.seconds + time.perf_counter() - started
             self._report_step(steps)
-            every = self.recipe.training.evaluate_every
             if every and state.step % every == 0 and state.batch < steps and self._validate():
-                self._next_phase()
+                self._finish_phase()
                 return
             # Between optimizer steps there are gradients, which a checkpoint does not hold.
-            if self._optimizer_steps_after(batch.index, steps):
+            if self.step_control.is_optimizer_step:
                 if self.stop.signal is not None:
                     self._checkpoint()
                     raise Stopped(str(self.folder.path), self.stop.signal)
                 self._checkpoint_if_due()
             started = time.perf_counter()
         state.epoch, state.batch = state.epoch + 1, 0
-        if self._validate() or state.epoch == phase.epochs:
-            self._next_phase()
+        if self._validate() or state.epoch == self.phase.epochs:
+            self._finish_phase()
         else:
             self._checkpoint_if_due()
 
@@ -153,7 +151,7 @@ class Trainer:
         torch.manual_seed(derive_seed(self.recipe.seed, state.step))
         train_mode(self.matcher)
         with bfloat16_autocast(self.device, training.autocast):
-            loss = compute_loss(self.matcher, self.loss, self.supervision, batch)
+            loss = compute_loss(self.matcher, self.loss, self.supervision.targets, batch)
         value = loss.item()
         if not math.isfinite(value):
             raise RunError(
@@ -161,20 +159,17 @@ class Trainer:
                 "features for NaN. The last checkpoint is intact."
             )
         group_start = batch.index // training.accumulation_steps * training.accumulation_steps
-        group_size = min(training.accumulation_steps, steps - group_start)  # the last group of an epoch may be smaller
-        self.step_control.loss_scale = loss_warmup_factor(self.phase.loss_warmup_epochs, state.phase_step, steps) / group_size
-        self.step_control.steps_optimizer = self._optimizer_steps_after(batch.index, steps)
-        (loss * self.step_control.loss_scale).backward()
-        if self.step_control.steps_optimizer:
+        group_end = min(group_start + training.accumulation_steps, steps)  # the last group of an epoch may be smaller
+        control = self.step_control
+        control.loss_scale = loss_warmup_factor(self.phase.loss_warmup_epochs, state.phase_step, steps) / (group_end - group_start)
+        control.is_optimizer_step = batch.index + 1 == group_end
+        (loss * control.loss_scale).backward()
+        if control.is_optimizer_step:
             set_lr(self.optimizer, lr_factor(self.phase.schedule, state.phase_step, steps, self.phase.epochs))
             optimizer_step(self.optimizer, training.clip_norm)
         self.supervision.observe(batch, value)
         state.step, state.phase_step, state.pairs = state.step + 1, state.phase_step + 1, state.pairs + len(batch.captions)
         state.loss_sum, state.loss_steps = state.loss_sum + value, state.loss_steps + 1
-
-    def _optimizer_steps_after(self, batch: int, steps: int) -> bool:
-        """Whether a batch is the last of its accumulation group."""
-        return (batch + 1) % self.recipe.training.accumulation_steps == 0 or batch + 1 == steps
 
     def _validate(self) -> bool:
         """Append a row to the log and save the best model. Returns whether patience ends the phase."""
@@ -192,16 +187,14 @@ class Trainer:
             self._save_best()
         else:
             state.validations_without_improvement += 1
-        return bool(self.recipe.training.patience) and state.validations_without_improvement >= self.recipe.training.patience
+        return 0 < self.recipe.training.patience <= state.validations_without_improvement
 
     def _log_row(self) -> dict[str, Any]:
         """Measure the model on the validation split and on a few batches of both splits."""
         state, started = self.state, time.perf_counter()
-        validation = self.data_module.validation
-        result = self.data_module.evaluate(self.matcher, validation)
-        (train, health), (val, _) = (
-            validation_metrics(self.matcher, self.loss, self.supervision, loader, self.recipe) for loader in (self.train, self.val)
-        )
+        result = self.data_module.evaluate(self.matcher, self.val.data)
+        train, health = validation_metrics(self.matcher, self.loss, self.supervision, self.train, self.recipe)
+        val, _ = validation_metrics(self.matcher, self.loss, self.supervision, self.val, self.recipe)
         # The second stage of a two-stage model scores in another unit, so its similarities are not logged.
         similarity = {} if self.matcher.rerank_top_k else {"similarity": summarize([result.score_samples])}
         return {
@@ -213,7 +206,7 @@ class Trainer:
             "train": train,
             "val": val,
             **similarity,
-            "health": health | hubness(result, validation),
+            "health": health | hubness(result, self.val.data),
             **result.to_json(),
             "time": {
                 "training_s": round(state.seconds, 3),
@@ -243,8 +236,8 @@ class Trainer:
         context = training_context(self.recipe, self.phase, self.matcher, self.optimizer, self.train, self.val, self.step_control)
         self.supervision.begin_phase(context, state)
 
-    def _next_phase(self) -> None:
-        """Begin the next phase, or finish after the last one, and write a checkpoint."""
+    def _finish_phase(self) -> None:
+        """Begin the next phase, or end the training after the last one, and write a checkpoint."""
         state = self.state
         if state.phase + 1 == len(self.recipe.phases):
             state.done = True
@@ -279,9 +272,8 @@ class Trainer:
                 f"{folder}: step {state.step}, phase step {state.phase_step}: expected the step of the folder name, of epoch {state.epoch} "
                 f"and of batch {state.batch}."
             )
-        check_optimizer_state(
-            make_optimizer(self.matcher, phase), checkpoint.optimizer, state.phase_step, f"{folder}/optimizer.safetensors"
-        )
+        optimizer = make_optimizer(self.matcher, phase)
+        check_optimizer_state(optimizer, checkpoint.optimizer, state.phase_step, f"{folder}/optimizer.safetensors")
 
     def _weights(self) -> dict[str, Tensor]:
         return {name: tensor.detach().cpu().clone() for name, tensor in self.matcher.state_dict().items()}
@@ -298,9 +290,8 @@ class Trainer:
         self.last_checkpoint = time.monotonic()
 
     def _report_step(self, steps: int) -> None:
-        state, phases = self.state, self.recipe.phases
+        state, phases, seconds = self.state, self.recipe.phases, max(self.state.seconds, 1e-9)
         steps_left = steps * (sum(phase.epochs for phase in phases[state.phase :]) - state.epoch) - state.batch
-        seconds = max(state.seconds, 1e-9)
         self.progress.training_step(
             TrainingStep(
                 phase=state.phase,

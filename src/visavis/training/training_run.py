@@ -1,11 +1,21 @@
-"""One training run from its recipe to its result, in named stages that ``start_run`` and ``resume_run`` share."""
+"""One training run from its recipe to its result.
+
+``start_run`` and ``resume_run`` go through the same stages:
+
+1. Check the recipe (``check_recipe``). A resumed run compares it with its record.
+2. Open the data, compute features and build the model (``prepare_training``). A new run also checks every phase.
+3. Record the inputs and the environment. A resumed run compares them with its record.
+4. Train (``Trainer``), from the last checkpoint if there is one.
+5. Interpolate the weights, if the recipe asks for it.
+6. Evaluate the best model on the test split and, if the recipe asks for it, on another data set.
+7. Write the result, which marks a finished run.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +33,6 @@ from visavis.progress import Progress
 from visavis.recipes.data_module import DataModule, prepare_training
 from visavis.recipes.published_tables import check_published_id, with_published
 from visavis.recipes.recipe import Recipe, with_feedback
-from visavis.recipes.settings import Phase
 from visavis.runs.open_run import open_peer_network, read_run_recipe, set_threads
 from visavis.runs.record import RunRecord
 from visavis.runs.run_folder import RunFolder
@@ -42,7 +51,8 @@ class TrainingResult:
     Attributes:
         run: Folder of the run.
         objective: Objective of the last phase.
-        positives_by: How positives are defined: "ids", "position", or the rule of a supervision.
+        positives_by: Definition of positives in each phase: "ids", "position", "ids and feedback" of FeedbackSupervision, or
+            "its own rule" of a supervision without a choice. Different phases are joined by "then", members by "and".
         best_step: Step with the best validation RSUM.
         validation_rsum: Validation RSUM of the final model, in percent.
         validation_images: Images that each validation ranks, with all their captions.
@@ -79,6 +89,12 @@ class TrainingResult:
         members = {"members": [member.to_json() for member in self.members]} if self.members else {}
         return {"run": str(self.run), **values, **({} if self.test is None else self.test.to_json()), **nested, **members}
 
+    def write(self) -> None:
+        """Write the ranks of the test queries and the result into the folder."""
+        if self.test is not None:
+            write_query_ranks(RunFolder(self.run).ranks, self.test.query_ranks_by_protocol)
+        storage.write_json(RunFolder(self.run).result, self.to_json())  # last: it marks a finished run
+
 
 def start_run(recipe: Recipe, out: str | Path | None, progress: Progress) -> TrainingResult:
     """Train a recipe of one model in a new folder.
@@ -96,7 +112,8 @@ def start_run(recipe: Recipe, out: str | Path | None, progress: Progress) -> Tra
 
     Raises:
         RecipeError: If the recipe cannot be trained.
-        RunError: If ``out`` holds a run already.
+        RunError: If ``out`` is a run already.
+        RefusedOverwrite: If ``out`` is another folder with content, or a file.
         Stopped: After a signal, when everything is saved.
     """
     recipe = check_recipe(recipe)
@@ -106,11 +123,20 @@ def start_run(recipe: Recipe, out: str | Path | None, progress: Progress) -> Tra
         folder = RunFolder(path)
         set_threads(recipe)
         started = time.perf_counter()
-        data_module, matcher = prepare_run(recipe, progress)
+        data_module, matcher = prepare_and_check_phases(recipe, progress)
         cache_seconds = time.perf_counter() - started
         record = RunRecord.from_training(data_module, matcher, progress)
-        with create_run(folder, record, recipe):
-            return train_and_evaluate(data_module, matcher, folder, cache_seconds, progress)
+        with storage.folder_lock(folder.lock, wait=False):
+            _check_no_run(path)  # again: another process may have been faster
+            try:
+                storage.write_json(folder.environment, asdict(record))
+                storage.write_toml(folder.recipe, recipe.to_dict())  # last: it makes the folder a run
+                return train_and_evaluate(data_module, matcher, folder, cache_seconds, progress)
+            except VisavisError as error:
+                can_resume = complete_checkpoints(folder.checkpoints) or (isinstance(error, StorageError) and folder.recipe.exists())
+                if not can_resume:
+                    folder.remove()
+                raise
 
 
 def resume_run(path: Path, progress: Progress) -> TrainingResult:
@@ -160,7 +186,10 @@ def train_and_evaluate(
     recipe = data_module.recipe
     trainer = Trainer(data_module, matcher, folder, progress)
     initial_weights = trainer.best  # a resumed trainer replaces it: read it first
-    _report_start(trainer, progress)
+    progress.message(
+        f"{folder.path}: {recipe.phases[0].objective}, positives by {_positives_by(recipe)}, "
+        f"{len(trainer.train.data.captions):,} training captions, epochs: {sum(phase.epochs for phase in recipe.phases)}"
+    )
     if not trainer.resume():
         trainer.start()
     state = trainer.run()
@@ -190,9 +219,7 @@ def train_and_evaluate(
         interpolation=interpolation,
         forgetting=forgetting,
     )
-    if test is not None:
-        write_query_ranks(folder.ranks, test.query_ranks_by_protocol)
-    storage.write_json(folder.result, result.to_json())  # last: it marks a finished run
+    result.write()
     return result
 
 
@@ -236,7 +263,7 @@ def check_supervisions(recipe: Recipe) -> None:
             raise MissingSupervision(f"phases.{number}: {error}") from None
 
 
-def prepare_run(recipe: Recipe, progress: Progress) -> tuple[DataModule, Matcher]:
+def prepare_and_check_phases(recipe: Recipe, progress: Progress) -> tuple[DataModule, Matcher]:
     """Open the data, compute features, build the model, and check every phase before the first step.
 
     Args:
@@ -255,34 +282,13 @@ def prepare_run(recipe: Recipe, progress: Progress) -> tuple[DataModule, Matcher
     for number, phase in enumerate(recipe.phases):
         make_optimizer(matcher, phase)
         phase_loss(matcher, phase)
-        if warning := unused_annotations_warning(number, phase):
-            progress.message(warning)
+        source, objective = spec.parse(phase.supervision, supervision.CATALOG), objectives.parse(phase.objective)
+        if unused := source.unused_annotations(objective):
+            progress.message(
+                f"phases.{number}: {type(objective).__name__} does not use the annotations of {type(source).__name__} "
+                f"({', '.join(unused)}). It is trained on pairs alone."
+            )
     return data_module, matcher
-
-
-@contextmanager
-def create_run(folder: RunFolder, record: RunRecord, recipe: Recipe) -> Iterator[None]:
-    """Lock a folder, write the record and the recipe, and clean up after a failure without a checkpoint.
-
-    Args:
-        folder: Folder of the new run.
-        record: Record of the inputs and of the environment.
-        recipe: Recipe of the run.
-
-    Raises:
-        RunError: If another process created a run in the folder.
-    """
-    with storage.folder_lock(folder.lock, wait=False):
-        _check_no_run(folder.path)
-        try:
-            storage.write_json(folder.environment, asdict(record))
-            storage.write_toml(folder.recipe, recipe.to_dict())  # last: it makes the folder a run
-            yield
-        except VisavisError as error:
-            can_resume = complete_checkpoints(folder.checkpoints) or (isinstance(error, StorageError) and folder.recipe.exists())
-            if not can_resume:
-                folder.remove()
-            raise
 
 
 def evaluate_test(data_module: DataModule, matcher: Matcher, folder: RunFolder) -> Evaluation | None:
@@ -322,38 +328,10 @@ def chance_warning(rsum: float, captions_per_image: Sequence[int]) -> str:
     )
 
 
-def unused_annotations_warning(phase_number: int, phase: Phase) -> str:
-    """Warn about a supervision whose annotations the objective does not use.
-
-    Args:
-        phase_number: Position of the phase, from 0.
-        phase: Phase of a recipe.
-
-    Returns:
-        The warning, or "".
-    """
-    source, objective = spec.parse(phase.supervision, supervision.CATALOG), objectives.parse(phase.objective)
-    if not (unused := source.unused_annotations(objective)):
-        return ""
-    return (
-        f"phases.{phase_number}: {type(objective).__name__} does not use the annotations of {type(source).__name__} "
-        f"({', '.join(unused)}). It is trained on pairs alone."
-    )
-
-
 def _check_no_run(path: Path) -> None:
     # os.path.exists is also False for a name that is too long. The error then comes from creating the folder.
     if os.path.exists(RunFolder(path).recipe):
         raise RunError(f"{path}: expected a new folder, got an existing run. Resume it with --resume {path}, or name another folder.")
-
-
-def _report_start(trainer: Trainer, progress: Progress) -> None:
-    recipe, captions = trainer.recipe, len(trainer.train.data.captions)
-    epochs = sum(phase.epochs for phase in recipe.phases)
-    progress.message(
-        f"{trainer.folder.path}: {recipe.phases[0].objective}, positives by {_positives_by(recipe)}, "
-        f"{captions:,} training captions, epochs: {epochs}"
-    )
 
 
 def _positives_by(recipe: Recipe) -> str:

@@ -32,9 +32,8 @@ def find_alerts(row: LogValues, log: Sequence[LogValues] = ()) -> dict[str, str]
     Returns:
         Messages by the name of the alert.
     """
-    if not row["step"]:
-        return {}
-    return {name: message for name, check in ALERTS.items() if (message := check(row, log))}
+    alerts = {name: check(row, log) for name, check in ALERTS.items()} if row["step"] else {}
+    return {name: f"{name.capitalize()} at step {row['step']}: {problem}" for name, problem in alerts.items() if problem}
 
 
 def new_alerts(alerts: dict[str, str], log: Iterable[LogValues]) -> list[str]:
@@ -57,9 +56,9 @@ def _collapse(row: LogValues, _: Sequence[LogValues] = ()) -> str:
     if min(health["image_effective_rank"], health["text_effective_rank"]) >= COLLAPSED_RANK or health["loss"] < bound:
         return ""
     return (
-        f"Collapse at step {row['step']}: the effective rank of a batch is {health['image_effective_rank']:.2f} for images and "
-        f"{health['text_effective_rank']:.2f} for texts, and its loss {health['loss']:.4g} is not below {health['collapsed_loss']:.4g}, "
-        f"the value of {row['objective']} for identical embeddings. "
+        f"the effective rank of a batch is {health['image_effective_rank']:.2f} for images and {health['text_effective_rank']:.2f} for "
+        f"texts, and its loss {health['loss']:.4g} is not below {health['collapsed_loss']:.4g}, the value of {row['objective']} for "
+        "identical embeddings. "
         "Lower the learning rate, add warmup, or start with an objective that uses more than the hardest negative."
     )
 
@@ -69,8 +68,8 @@ def _dead_gradients(row: LogValues, _: Sequence[LogValues]) -> str:
     if max(shares) >= MIN_GRADIENT_SHARE:
         return ""
     return (
-        f"Dead gradients at step {row['step']}: {shares[0]:.1%} of the images and {shares[1]:.1%} of the texts of training batches receive "
-        f"a gradient from {row['objective']}. Use larger batches or a larger margin."
+        f"{shares[0]:.1%} of the images and {shares[1]:.1%} of the texts of training batches receive a gradient from {row['objective']}. "
+        "Use larger batches or a larger margin."
     )
 
 
@@ -82,8 +81,7 @@ def _dominant_item(row: LogValues, _: Sequence[LogValues] = ()) -> str:
         return ""
     queries, candidate = _SIDES[direction]
     return (
-        f"Dominant item at step {row['step']}: {share:.0%} of the validation {queries} rank the same {candidate} first, "
-        f"{health[f'{direction}_top_item']!r}. "
+        f"{share:.0%} of the validation {queries} rank the same {candidate} first, {health[f'{direction}_top_item']!r}. "
         "Check this item, lower the learning rate, or start with an objective that uses more than the hardest negative."
     )
 
@@ -95,7 +93,7 @@ def _hubs(row: LogValues, log: Sequence[LogValues]) -> str:
     if not hubs or not any(map(_list_hubs, previous)) or _dominant_item(row) or _collapse(row):
         return ""
     return (
-        f"Hubs at step {row['step']}: {' and '.join(hubs)}, the 1 % that the validation retrieves most often. "
+        f"{' and '.join(hubs)}, the 1 % that the validation retrieves most often. "
         "Use larger batches, or an objective that uses all negatives in both directions, such as Unified or VLC."
     )
 
@@ -114,8 +112,8 @@ def _false_negatives(row: LogValues, _: Sequence[LogValues]) -> str:
     if health["false_negative_share"] < MAX_FALSE_NEGATIVE_SHARE:
         return ""
     return (
-        f"False negatives at step {row['step']}: {health['false_negative_share']:.0%} of the gradient by which {row['objective']} separates "
-        f"training pairs falls on pairs that match by {health['false_negative_evidence']}. "
+        f"{health['false_negative_share']:.0%} of the gradient by which {row['objective']} separates training pairs falls on pairs that "
+        f"match by {health['false_negative_evidence']}. "
         "Define positives by ids, use GradedSupervision, or merge the duplicates that visavis data audit lists."
     )
 
@@ -129,8 +127,8 @@ def _temperature(row: LogValues, log: Sequence[LogValues]) -> str:
     for bound in health["scale_bounds"]:
         if bound and abs(health["scale"] - bound) <= SCALE_BOUND_TOLERANCE * bound < abs(start - bound):
             return (
-                f"Temperature at step {row['step']}: the learned scale moved from {start:.4g} to {health['scale']:.4g}, its bound is "
-                f"{bound:g}. The loss sharpens or flattens the scores instead of ordering them. "
+                f"the learned scale moved from {start:.4g} to {health['scale']:.4g}, its bound is {bound:g}. "
+                "The loss sharpens or flattens the scores instead of ordering them. "
                 "Lower the learning rate of the part scale (optimizer.lr_multipliers), or fix the scale (model.scale)."
             )
     return ""
@@ -145,8 +143,8 @@ def _overfitting(row: LogValues, log: Sequence[LogValues]) -> str:
     if len(recent) < OVERFITTING_VALIDATIONS or not dropped or loss >= best_loss or _collapse(row) or _dominant_item(row):
         return ""
     return (
-        f"Overfitting at step {row['step']}: validation RSUM fell from {best['rsum']:.1f} at step {best['step']} to {row['rsum']:.1f}, while "
-        f"the training loss fell from {best_loss:.4g} to {loss:.4g}. The model of step {best['step']} is kept. "
+        f"validation RSUM fell from {best['rsum']:.1f} at step {best['step']} to {row['rsum']:.1f}, while the training loss fell from "
+        f"{best_loss:.4g} to {loss:.4g}. The model of step {best['step']} is kept. "
         "Set training.patience, regularize (dropout, weight_decay), or add pairs."
     )
 

@@ -61,8 +61,8 @@ def score_gradients(objective: Objective, scores: Tensor, targets: Targets) -> I
     Yields:
         The direction, the derivatives, shape ``[Q, C]``, and the targets of the direction.
     """
-    directions: tuple[tuple[Direction, Tensor, Targets], ...] = (("i2t", scores, targets), ("t2i", scores.T, targets.T))
-    for direction, block, block_targets in directions:
+    blocks: dict[Direction, tuple[Tensor, Targets]] = {"i2t": (scores, targets), "t2i": (scores.T, targets.T)}
+    for direction, (block, block_targets) in blocks.items():
         with torch.enable_grad():
             leaf = block.detach().float().requires_grad_()
             (gradient,) = torch.autograd.grad(objective.terms(*objective.prepare(leaf, block_targets)).sum(), leaf)
@@ -99,14 +99,11 @@ def summarize(batches: Iterable[dict[str, Tensor]]) -> dict[str, float]:
     for batch in batches:
         for name, values in batch.items():
             columns.setdefault(name, []).append(values.double().reshape(-1).cpu())
-    summary = {}
+    summary: dict[str, float] = {}
     for name, parts in columns.items():
         values = torch.cat(parts)
-        if name == "loss" or name.startswith("gradient"):
-            summary[name] = values.mean().item() if len(values) else 0.0
-        else:
-            summary[f"{name}_mean"] = values.mean().item() if len(values) else 0.0
-            summary[f"{name}_std"] = values.std(unbiased=False).item() if len(values) else 0.0
+        mean, std = (values.mean().item(), values.std(unbiased=False).item()) if len(values) else (0.0, 0.0)
+        summary |= {name: mean} if name == "loss" or name.startswith("gradient") else {f"{name}_mean": mean, f"{name}_std": std}
     return summary
 
 
@@ -144,10 +141,8 @@ def effective_rank(items: Encoded) -> float:
         (3.0, 1.0)
     """
     parts = items.vectors.values() if isinstance(items.vectors, dict) else [items.vectors]
-    rows = torch.cat(
-        [part[:MAX_RANK_ITEMS].double().flatten(1, -2).mean(1) if part.dim() > 2 else part[:MAX_RANK_ITEMS].double() for part in parts], 1
-    )
-    unit = normalize(rows.cpu(), dim=1)
+    first = [part[:MAX_RANK_ITEMS].double() for part in parts]
+    unit = normalize(torch.cat([part.flatten(1, -2).mean(1) if part.dim() > 2 else part for part in first], 1).cpu(), dim=1)
     eigenvalues = torch.linalg.eigvalsh(unit @ unit.T / len(unit)).clamp(min=0)
     return round(torch.special.entr(eigenvalues).sum().exp().item(), 6)
 
@@ -200,7 +195,8 @@ def false_negative_share(objective: Objective, scores: Tensor, targets: Targets,
     total = wrong = 0.0
     for direction, gradient, block_targets in score_gradients(objective, scores, targets):
         push = gradient.clamp(min=0) * block_targets.negative
-        total, wrong = total + push.sum().item(), wrong + (push * (matches if direction == "i2t" else matches.T)).sum().item()
+        total += push.sum().item()
+        wrong += (push * (matches if direction == "i2t" else matches.T)).sum().item()
     return {"false_negative_share": wrong / total if total else 0.0, "false_negative_evidence": " or ".join(evidence)}
 
 
@@ -266,16 +262,10 @@ def validation_metrics(
 def _same_words(batch: Batch) -> Tensor:
     """Whether an image of a batch has, anywhere in the data, a caption of the same words, shape ``[V, T]``."""
     data = batch.loader.data
-    same = torch.zeros(len(batch.images), len(batch.captions), dtype=torch.bool)
-    columns: dict[tuple[str, ...], list[int]] = {}
-    for column, caption in enumerate(batch.captions):
-        if caption >= len(data.captions):  # a text query of the feedback that is not a caption
-            continue
-        columns.setdefault(tuple(tokenize(data.captions[caption])), []).append(column)
-    for row, image in enumerate(batch.images):
-        for caption in data.captions_of[image]:
-            same[row, columns.get(tuple(tokenize(data.captions[caption])), [])] = True
-    return same
+    # A number after those of the captions is a text query of the feedback.
+    words = [" ".join(tokenize(data.captions[caption])) if caption < len(data.captions) else None for caption in batch.captions]
+    words_of_images = [{" ".join(tokenize(data.captions[caption])) for caption in data.captions_of[image]} for image in batch.images]
+    return torch.tensor([[text in own for text in words] for own in words_of_images])
 
 
 def _occurrence(direction: str, top: np.ndarray, candidates: Sequence[str]) -> dict[str, Any]:
