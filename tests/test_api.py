@@ -13,7 +13,7 @@ from PIL import Image
 
 import visavis
 from visavis import api, cli
-from visavis.api.docstrings import docstring_arguments, docstring_summary
+from visavis.api.catalog_entries import docstring_arguments, docstring_summary
 from visavis.cli.commands import COMMANDS
 from visavis.data import open_dataset
 from visavis.errors import RecipeError, RunError, SpecError, VisavisError

@@ -35,6 +35,7 @@ def index(
 ) -> IndexReport:
     """Index a folder of images and videos, or update an index: only new and changed files are encoded.
 
+    A file is unchanged if its size, modification time and metadata are the same. A file with the same content keeps its vectors.
     If the validation data of the run are available, the match probability is calibrated.
 
     Args:
@@ -113,7 +114,7 @@ def search(
         before: Modification time before which files must lie. Default: any.
         metadata: Metadata value of items to search, such as split=test. Default: any.
         group_duplicates: Group near-duplicates and moments of one video into one result.
-        rerank: Run that re-ranks the first fifty results, such as SCAN. Default: none.
+        rerank: Run that re-ranks the first 50 results, or --top if larger, such as SCAN. Default: none.
         model: New location of the model of an index. Default: the recorded one.
         top: Number of results.
         memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of the free memory.

@@ -60,7 +60,7 @@ def print_line(text: str) -> None:
         text: Plain text.
     """
     try:
-        typer.echo(escape_control_characters(text))
+        print(escape_control_characters(text), flush=True)
     except BrokenPipeError:
         exit_quietly()
 
