@@ -146,8 +146,9 @@ def _class_entry(kind: type, *sections: str) -> CatalogEntry:
 
 
 def _defaults(kind: Any) -> str:
-    optional = (field for field in fields(kind) if field.default is not MISSING or field.default_factory is not MISSING)
-    return ", ".join(f"{field.name}={field.default!r}" for field in optional)
+    defaults = {field.name: field.default for field in fields(kind) if field.default is not MISSING}
+    defaults |= {field.name: field.default_factory() for field in fields(kind) if field.default_factory is not MISSING}
+    return ", ".join(f"{name}={value!r}" for name, value in defaults.items())
 
 
 INLINE_SECTIONS = ("Formula:", "dL/ds", "Advice:", "Source:", "Special cases:", "Memory:", "Differs from:")

@@ -222,14 +222,11 @@ def build_query(
     """
     from visavis.retrieval.index_search import EXCLUDED_WEIGHT, SearchQuery
 
-    images = [image] if isinstance(image, str | Path) else image
-    keys = to_list(like)
+    images = [(1.0, file) for file in ([image] if isinstance(image, str | Path) else image)]
+    keys = [(1.0, key) for key in to_list(like)]
     texts = [(1.0, text)] if text.strip() or not (images or keys) else []
-    return SearchQuery(
-        texts=(*texts, *((EXCLUDED_WEIGHT, excluded) for excluded in to_list(without))),
-        images=tuple((1.0, file) for file in images),
-        like=tuple((1.0, key) for key in keys),
-    )
+    texts += [(EXCLUDED_WEIGHT, excluded) for excluded in to_list(without)]
+    return SearchQuery(tuple(texts), tuple(images), tuple(keys))
 
 
 def build_filter(
@@ -295,5 +292,6 @@ def serve(
     """
     from visavis.server.uvicorn_server import run_service
 
-    indexes = [index] if isinstance(index, str | Path) else list(index)
-    run_service(indexes, host=host, port=port, token=token, feedback=feedback, open_browser=open_browser, progress=progress or NoProgress())
+    run_service(
+        to_paths(index), host=host, port=port, token=token, feedback=feedback, open_browser=open_browser, progress=progress or NoProgress()
+    )

@@ -164,11 +164,13 @@ def _callback(name: str, command: Command) -> Callable[..., None]:
         if key != "progress"
     ]
     if command.has_result:
-        signature += [_flag("json", "--json", "Print one JSON object instead of text.")]
+        json_option = typer.Option("--json", help="Print one JSON object instead of text.")
+        signature += [_keyword("json", Annotated[bool, json_option], False)]
     if command.has_all:
-        signature += [_flag("print_all", "--all", "Print every finding, not only the first of each kind.")]
+        all_option = typer.Option("--all", help="Print every finding, not only the first of each kind.")
+        signature += [_keyword("print_all", Annotated[bool, all_option], False)]
     if name in GROUPS:
-        signature += [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+        signature += [_keyword("context", typer.Context)]
 
     def run(**values: Any) -> None:
         context = values.pop("context", None)
@@ -219,18 +221,11 @@ def _typer_parameter(parameter: inspect.Parameter, text: str, *, is_argument: bo
         info = typer.Option(*names, metavar=metavar, help=text, envvar=ENVIRONMENT_VARIABLES.get(name))
     if not required and default is None:
         kind = kind | None
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        annotation=Annotated[kind, info],
-        default=inspect.Parameter.empty if required else default,
-    )
+    return _keyword(name, Annotated[kind, info], inspect.Parameter.empty if required else default)
 
 
-def _flag(name: str, option: str, text: str) -> inspect.Parameter:
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[bool, typer.Option(option, help=text)], default=False
-    )
+def _keyword(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
 def _is_repeatable(parameter: inspect.Parameter) -> bool:

@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
-import typer
-
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -50,7 +48,7 @@ def print_error(text: str) -> None:
         text: Message. Newlines are escaped.
     """
     with contextlib.suppress(OSError):
-        typer.echo(escape_control_characters(text).replace("\n", "\\n"), err=True)
+        print(escape_control_characters(text).replace("\n", "\\n"), file=sys.stderr, flush=True)
 
 
 def print_line(text: str) -> None:
