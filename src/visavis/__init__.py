@@ -5,20 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from visavis import api
+from visavis import api, errors
 from visavis.api import *  # noqa: F403 - the functions of api.__all__
-from visavis.errors import (
-    DataError,
-    MissingExtra,
-    MissingSupervision,
-    RecipeError,
-    RefusedOverwrite,
-    RunError,
-    ShapeError,
-    SpecError,
-    StorageError,
-    VisavisError,
-)
+from visavis.errors import *  # noqa: F403 - the errors of errors.__all__
 
 if TYPE_CHECKING:
     from visavis.models.retriever import Retriever
@@ -28,25 +17,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-__all__ = [
-    "DataError",
-    "Factors",
-    "LearnedScale",
-    "MissingExtra",
-    "MissingSupervision",
-    "PairLoss",
-    "RecipeError",
-    "RefusedOverwrite",
-    "Retriever",
-    "RunError",
-    "ShapeError",
-    "SpecError",
-    "StorageError",
-    "Targets",
-    "VisavisError",
-    "__version__",
-    "parse",
-]
+__all__ = ["Factors", "LearnedScale", "PairLoss", "Retriever", "Targets", "__version__", "parse"]
+__all__ += errors.__all__
 __all__ += api.__all__
 
 _MODULES = {

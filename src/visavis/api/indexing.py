@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from visavis.memory_budget import MemoryLimit
     from visavis.retrieval.index_builder import IndexReport
     from visavis.retrieval.index_search import SearchQuery, SearchResults
-    from visavis.retrieval.items import ItemFilter
 
 
 def index(
@@ -126,11 +126,12 @@ def search(
     Raises:
         DataError: If a time cannot be parsed.
         RunError: If the folder is neither a run nor an index.
-        VisavisError: If an option is only for an index, or the query is empty.
+        VisavisError: If an option is only for an index, the kind is unknown, or the query is empty.
     """
     from visavis.retrieval.image_search import search_images, warn_unknown_words
     from visavis.retrieval.index_folder import Index, is_index
     from visavis.retrieval.index_search import attach_images, search_index
+    from visavis.retrieval.items import ItemFilter
 
     runs, progress = to_paths(run), progress or NoProgress()
     if not any(is_index(folder) for folder in runs):
@@ -145,16 +146,18 @@ def search(
     from visavis.models.retriever import Retriever
 
     opened = Index.open(runs[0], model=model, memory=memory)
-    try:
+    with closing(opened.store):
         search_query = build_query(query, image, like, without)
         for _, text in search_query.texts:
             if text.strip():
                 warn_unknown_words(opened.model, text, progress)
+        if kind not in (None, "image", "video", "moment"):
+            raise VisavisError(f"kind: expected image, video or moment, got {kind!r}.")
         candidates = search_index(
             opened,
             search_query,
             top,
-            build_filter(path, kind, after, before, metadata or {}),
+            ItemFilter(path, kind, _parse_time(after), _parse_time(before), dict(metadata or {})),
             group_duplicates=group_duplicates,
             rerank=None if rerank is None else Retriever.load(rerank, memory=memory),
         )
@@ -162,8 +165,6 @@ def search(
         if missing := [hit.item.path for hit in results if hit.image is None]:
             progress.message(f"{opened.root}: {', '.join(missing)} not found. Update the index with visavis index.")
         return results
-    finally:
-        opened.store.close()
 
 
 def classify(
@@ -227,32 +228,6 @@ def build_query(
     texts = [(1.0, text)] if text.strip() or not (images or keys) else []
     texts += [(EXCLUDED_WEIGHT, excluded) for excluded in to_list(without)]
     return SearchQuery(tuple(texts), tuple(images), tuple(keys))
-
-
-def build_filter(
-    path: str, kind: Literal["image", "video", "moment"] | None, after: str | None, before: str | None, metadata: Mapping[str, str]
-) -> ItemFilter:
-    """Build the filter of a search.
-
-    Args:
-        path: Pattern of paths.
-        kind: Kind of items.
-        after: Earliest modification time, in ISO format.
-        before: Modification time before which files lie, in ISO format.
-        metadata: Values that items must have.
-
-    Returns:
-        The filter.
-
-    Raises:
-        DataError: If a time cannot be parsed.
-        VisavisError: If the kind is unknown.
-    """
-    from visavis.retrieval.items import ItemFilter
-
-    if kind not in (None, "image", "video", "moment"):
-        raise VisavisError(f"kind: expected image, video or moment, got {kind!r}.")
-    return ItemFilter(path=path, kind=kind, after=_parse_time(after), before=_parse_time(before), metadata=dict(metadata))
 
 
 def _parse_time(text: str | None) -> int | None:

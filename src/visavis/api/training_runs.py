@@ -218,9 +218,11 @@ def compare(
         RunError: If options are given that a resumed comparison keeps.
         Stopped: After Ctrl-C, once everything is saved.
     """
+    from visavis.experiments.example_queries import write_trec_files
     from visavis.experiments.jobs import Workers
     from visavis.experiments.run_comparison import parse_budget, plan_comparison, resume_comparison, start_comparison
     from visavis.recipes.files import read_recipe
+    from visavis.reports.comparison_report import write_comparison_report
 
     progress, pool = progress or NoProgress(), Workers(engine, workers)
     budget_s, feedback = None if budget is None else parse_budget(budget), optional_path(feedback)
@@ -240,21 +242,13 @@ def compare(
             successive_halving=budget is not None,
         )
         comparison = start_comparison(plan, optional_path(out), pool, progress, feedback=feedback, budget_s=budget_s)
-    _write_reports(comparison, progress, trec=trec)
-    return comparison
-
-
-def _write_reports(comparison: Comparison, progress: Progress, *, trec: bool) -> None:
-    """Write the TREC files and the HTML report, or a message without the packages of a report."""
-    from visavis.experiments.example_queries import write_trec_files
-    from visavis.reports.comparison_report import write_comparison_report
-
     if trec:
         write_trec_files(comparison, progress)
     try:
         write_comparison_report(comparison, progress)
     except MissingExtra as missing:
         progress.message(str(missing))
+    return comparison
 
 
 def reproduce(

@@ -34,8 +34,7 @@ class Command(NamedTuple):
 
     Attributes:
         printer: Module of ``visavis.cli`` and its function that prints the result. Default: the progress messages are enough.
-        json_key: Key of a result that is a list.
-        to_json: Converts a result and the arguments to JSON. Default: ``result.to_json()``.
+        to_json: Converts a result and the arguments to JSON.
         options: Positional parameters of the function that are options of the command.
         has_all: Whether the printer has an argument for the option --all.
         has_failed: Returns whether the exit code is 1.
@@ -44,8 +43,7 @@ class Command(NamedTuple):
     """
 
     printer: str = ""
-    json_key: str = ""
-    to_json: Callable[[Any, Values], Values] | None = None
+    to_json: Callable[[Any, Values], Values] = lambda result, _: result.to_json()
     options: tuple[str, ...] = ()
     has_all: bool = False
     has_failed: Callable[[Any], bool] = lambda _: False
@@ -61,16 +59,15 @@ def _demo_to_json(folder: Path, _: Values) -> Values:
 
 
 def _stores_to_json(stores: list[FeatureStore], _: Values) -> Values:
-    properties = (
-        {
-            "folder": str(store.folder),
-            "rows": len(store),
-            "embedding_dim": store.embedding_dim,
-            "granularity": store.description.granularity,
-        }
-        for store in stores
-    )
-    return {"stores": list(properties)}
+    def properties(store: FeatureStore) -> Values:
+        granularity = store.description.granularity
+        return {"folder": str(store.folder), "rows": len(store), "embedding_dim": store.embedding_dim, "granularity": granularity}
+
+    return {"stores": [properties(store) for store in stores]}
+
+
+def _entries_to_json(key: str) -> Callable[[Any, Values], Values]:
+    return lambda entries, _: {key: [entry.to_json() for entry in entries]}
 
 
 COMMANDS = {
@@ -98,9 +95,9 @@ COMMANDS = {
     "explain": Command("diagnostic_tables:print_explanation"),
     "anatomy": Command("diagnostic_tables:print_objective_profiles"),
     "coherence": Command("experiment_tables:print_coherence"),
-    "agreement": Command("experiment_tables:print_agreement", json_key="agreement"),
-    "relevance": Command("experiment_tables:print_estimator_evaluation", json_key="estimators", options=("estimator",)),
-    "relevance_thresholds": Command("experiment_tables:print_distributions", json_key="estimators"),
+    "agreement": Command("experiment_tables:print_agreement", to_json=_entries_to_json("agreement")),
+    "relevance": Command("experiment_tables:print_estimator_evaluation", to_json=_entries_to_json("estimators"), options=("estimator",)),
+    "relevance_thresholds": Command("experiment_tables:print_distributions", to_json=_entries_to_json("estimators")),
     "relevance_fit": Command("experiment_tables:print_fitted", options=("out",)),
     "index": Command("search_tables:print_index_report"),
     "search": Command(
@@ -188,7 +185,7 @@ def _callback(name: str, command: Command) -> Callable[..., None]:
                 values["progress"] = stack.enter_context(bars) if command.has_result else bars
             result = getattr(api, name)(**values)
         if as_json:
-            print_json(_to_json(command, result, values))
+            print_json(command.to_json(result, values))
         elif command.printer:
             print_result = resolve_name(f"visavis.cli.{command.printer}")
             print_result(result, **({"print_all": print_all} if command.has_all else {}))
@@ -271,14 +268,6 @@ def _split_pair(option: str, text: str) -> tuple[str, str]:
     if not separator:
         raise VisavisError(f"--{option}: expected NAME=VALUE such as split=test, got {text!r}.")
     return name, value
-
-
-def _to_json(command: Command, result: Any, values: Values) -> Values:
-    if command.to_json is not None:
-        return command.to_json(result, values)
-    if command.json_key:
-        return {command.json_key: [entry.to_json() for entry in result]}
-    return result.to_json()
 
 
 @contextmanager

@@ -42,7 +42,6 @@ LEARNING_RATES = (3.75e-4, 7.5e-4, 1.5e-3, 3e-3, 6e-3, 1.2e-2, 2.4e-2, 4.8e-2)
 TUNING_SEEDS = (1, 2, 3)
 TUNING_SCENE_SEED = 1
 """Seed of the scenes on which the learning rates were selected. The demo draws other scenes."""
-TUNING_NUM_VAL = 500
 
 
 def describe_learning_rates(rates: Mapping[str, float]) -> str:
