@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from visavis.cli.output.search_tables import print_compression
+from visavis.cli.search_tables import print_compression
 from visavis.data.vocabulary import tokenize
 from visavis.models.base import get_vectors
 from visavis.progress import NoProgress

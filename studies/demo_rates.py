@@ -2,7 +2,7 @@
 
     python studies/demo_rates.py [--out runs/demo-rates]
 
-All objectives get the same budget: the rates, seeds and scenes of ``visavis.demonstration.rates``, the batches and epochs of the demo.
+All objectives get the same budget: the rates, seeds and scenes of ``visavis.demonstration.demo_run``, the batches and epochs of the demo.
 The scenes differ from those of the demo, so the demo's table compares objectives on scenes that are new to all of them. Prints the
 validation RSUM of each, mean and standard deviation over seeds. The best mean of each row is in bold. Its rate is that of the objective
 in the recipe ``demo-objectives``. Takes about 20 minutes on one core.
@@ -17,9 +17,11 @@ from pathlib import Path
 
 import visavis
 from visavis import storage
-from visavis.demonstration.demo_run import LEARNING_RATES, TUNING_NUM_VAL, TUNING_SCENE_SEED, TUNING_SEEDS, DemoSettings
+from visavis.demonstration.demo_run import LEARNING_RATES, TUNING_SCENE_SEED, TUNING_SEEDS, DemoSettings
 from visavis.errors import VisavisError
 from visavis.synthetic import write_synthetic_scenes
+
+NUM_VAL = 500
 
 
 def main() -> None:
@@ -27,7 +29,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     out = storage.create_numbered_folder("runs/demo-rates") if options.out is None else storage.prepare_empty_folder(options.out)
-    write_synthetic_scenes(out / "scenes", num_train=DemoSettings().num_train, num_val=TUNING_NUM_VAL, num_test=0, seed=TUNING_SCENE_SEED)
+    write_synthetic_scenes(out / "scenes", num_train=DemoSettings().num_train, num_val=NUM_VAL, num_test=0, seed=TUNING_SCENE_SEED)
     reached: dict[str, dict[float, list[float]]] = {}
     for recipe in DemoSettings().recipes:
         reached[recipe] = {lr: [validation_rsum(recipe, lr, seed, out) for seed in TUNING_SEEDS] for lr in LEARNING_RATES}

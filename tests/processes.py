@@ -13,7 +13,9 @@ from pathlib import Path
 from torch import multiprocessing
 
 FORKED = get_context("forkserver")
-FORKED.set_forkserver_preload(["torch", "torch._dynamo", "visavis.cli.output", "visavis.training.start_training", "visavis.experiments"])
+FORKED.set_forkserver_preload(
+    ["torch", "torch._dynamo", "visavis.cli.run_tables", "visavis.training.start_training", "visavis.experiments"]
+)
 
 
 def in_processes(work: Callable[..., None], arguments: tuple[object, ...], *, nprocs: int) -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 
 import visavis
 from visavis import api, cli
-from visavis.api.docstrings import docstring_arguments, docstring_summary
+from visavis.api.catalog_entries import docstring_arguments, docstring_summary
 from visavis.cli.commands import COMMANDS
 from visavis.data import open_dataset
 from visavis.errors import RecipeError, RunError, SpecError, VisavisError
@@ -61,8 +61,13 @@ def recipe(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def trained(recipe, scenes, tmp_path_factory):
-    return visavis.train(recipe, data=scenes, out=tmp_path_factory.mktemp("runs") / "run")
+def progress():
+    return RecordedProgress()
+
+
+@pytest.fixture(scope="module")
+def trained(recipe, scenes, progress, tmp_path_factory):
+    return visavis.train(recipe, data=scenes, out=tmp_path_factory.mktemp("runs") / "run", progress=progress)
 
 
 def weights(run):
@@ -157,18 +162,15 @@ def test_train_depends_on_the_seed_alone(trained, recipe, scenes, tmp_path):
     assert weights(other.run) != weights(trained.run)
 
 
-def test_train_takes_overrides_as_dict_or_texts(recipe, scenes, tmp_path):
-    one = visavis.train(recipe, data=scenes, out=tmp_path / "a", overrides={"objective": "VLC(gamma=10)", "epochs": 1})
-    two = visavis.train(recipe, data=scenes, out=tmp_path / "b", overrides=["objective=VLC(gamma=10)", "epochs=1"])
+def test_train_takes_overrides_and_numbers_default_run_folders(recipe, scenes, tmp_path, monkeypatch):
+    """Overrides are a dict or texts."""
+    monkeypatch.chdir(tmp_path)
+    one = visavis.train(recipe, data=scenes, overrides={"objective": "VLC(gamma=10)", "epochs": 1})
+    two = visavis.train(recipe, data=scenes, overrides=["objective=VLC(gamma=10)", "epochs=1"])
+    assert [str(one.run), str(two.run)] == ["runs/tiny-1", "runs/tiny-2"]
     assert one.objective == two.objective
     assert one.objective.startswith("VLC(gamma=10.0")
     assert weights(one.run) == weights(two.run)
-
-
-def test_train_numbers_default_run_folders(recipe, scenes, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folders = [visavis.train(recipe, data=scenes, overrides={"epochs": 1}).run for _ in range(2)]
-    assert [str(folder) for folder in folders] == ["runs/tiny-1", "runs/tiny-2"]
 
 
 def test_evaluate_reproduces_the_test_metrics_of_train(trained):
@@ -180,9 +182,7 @@ def test_evaluate_reproduces_the_test_metrics_of_train(trained):
     assert validation.num_images == 5
 
 
-def test_train_reports_every_step(recipe, scenes, tmp_path):
-    progress = RecordedProgress()
-    visavis.train(recipe, data=scenes, out=tmp_path / "run", progress=progress)
+def test_train_reports_every_step(trained, progress):
     assert [(step.epoch, step.step) for step in progress.steps] == [(epoch, step) for epoch in range(2) for step in range(1, 6)]
     assert {(step.phase, step.phases, step.epochs, step.steps) for step in progress.steps} == {(0, 1, 2, 5)}
     assert progress.steps[-1].seconds_left == 0

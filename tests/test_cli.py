@@ -19,7 +19,7 @@ from PIL import Image
 import visavis
 from visavis import cli
 from visavis.api import graded_runs
-from visavis.cli.output import console
+from visavis.cli import console
 from visavis.cli.terminal import ENDING_SIGNALS
 from visavis.data import open_dataset
 from visavis.progress import TrainingStep

@@ -5,54 +5,21 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from visavis import api, errors
+from visavis.api import *  # noqa: F403 - the functions of api.__all__
+from visavis.errors import *  # noqa: F403 - the errors of errors.__all__
+
+if TYPE_CHECKING:
+    from visavis.models.retriever import Retriever
+    from visavis.objectives import parse
+    from visavis.pair_loss import LearnedScale, PairLoss
+    from visavis.targets import Factors, Targets
+
 __version__ = "0.2.0"
 
-__all__ = [
-    "DataError",
-    "Factors",
-    "LearnedScale",
-    "MissingExtra",
-    "MissingSupervision",
-    "PairLoss",
-    "RecipeError",
-    "RefusedOverwrite",
-    "Retriever",
-    "RunError",
-    "ShapeError",
-    "SpecError",
-    "StorageError",
-    "Targets",
-    "VisavisError",
-    "__version__",
-    "agreement",
-    "anatomy",
-    "catalog",
-    "classify",
-    "coherence",
-    "compare",
-    "convert",
-    "data_audit",
-    "data_check",
-    "data_convert",
-    "data_scenes",
-    "demo",
-    "diagnose",
-    "doctor",
-    "evaluate",
-    "explain",
-    "features",
-    "index",
-    "load",
-    "parse",
-    "probe",
-    "relevance",
-    "relevance_fit",
-    "relevance_thresholds",
-    "reproduce",
-    "search",
-    "serve",
-    "train",
-]
+__all__ = ["Factors", "LearnedScale", "PairLoss", "Retriever", "Targets", "__version__", "parse"]
+__all__ += errors.__all__
+__all__ += api.__all__
 
 _MODULES = {
     "Factors": "visavis.targets",
@@ -62,62 +29,13 @@ _MODULES = {
     "Targets": "visavis.targets",
     "parse": "visavis.objectives",
 }
-"""Modules of the public names outside ``visavis.api`` and ``visavis.errors``."""
-
-if TYPE_CHECKING:
-    from visavis.api import (
-        agreement,
-        anatomy,
-        catalog,
-        classify,
-        coherence,
-        compare,
-        convert,
-        data_audit,
-        data_check,
-        data_convert,
-        data_scenes,
-        demo,
-        diagnose,
-        doctor,
-        evaluate,
-        explain,
-        features,
-        index,
-        load,
-        probe,
-        relevance,
-        relevance_fit,
-        relevance_thresholds,
-        reproduce,
-        search,
-        serve,
-        train,
-    )
-    from visavis.errors import (
-        DataError,
-        MissingExtra,
-        MissingSupervision,
-        RecipeError,
-        RefusedOverwrite,
-        RunError,
-        ShapeError,
-        SpecError,
-        StorageError,
-        VisavisError,
-    )
-    from visavis.models.retriever import Retriever
-    from visavis.objectives import parse
-    from visavis.pair_loss import LearnedScale, PairLoss
-    from visavis.targets import Factors, Targets
+"""Modules of the public names that are imported on first use, so that ``visavis --help`` does not import torch."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use, so that ``visavis --help`` does not import torch."""
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module 'visavis' has no attribute {name!r}")
-    module = _MODULES.get(name) or ("visavis.api" if name.islower() else "visavis.errors")
-    return getattr(importlib.import_module(module), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

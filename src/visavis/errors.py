@@ -19,6 +19,20 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
+__all__ = [
+    "DataError",
+    "MissingExtra",
+    "MissingSupervision",
+    "RecipeError",
+    "RefusedOverwrite",
+    "RunError",
+    "ShapeError",
+    "SpecError",
+    "StorageError",
+    "VisavisError",
+]
+"""Errors that the package visavis exports."""
+
 
 class VisavisError(ValueError):
     """Base class of all errors that a user can cause."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -118,7 +119,7 @@ def test_demo_reports_its_folder_when_stopped(tmp_path, monkeypatch):
     progress = RecordedProgress()
     monkeypatch.setattr(demo_run._Demo, "_cache", stop)
     with pytest.raises(KeyboardInterrupt):
-        run_demo(tmp_path / "new", progress, SMALL)
+        run_demo(tmp_path / "new", progress, replace(SMALL, num_train=2, num_val=2, num_test=2))
     assert progress.messages[-1].startswith("Stopped before the report was written")
     assert {path.name for path in (tmp_path / "new").iterdir()} == {"scenes"}
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import visavis
-from visavis.cli.output import print_diagnosis
+from visavis.cli.diagnostic_tables import print_diagnosis
 from visavis.diagnostics.contribution_analysis import ContributionAnalysis
 from visavis.errors import RecipeError
 from visavis.evaluation.published_row import PublishedRow

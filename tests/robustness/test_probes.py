@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import visavis
 from visavis import cli
-from visavis.cli.output import print_probes
+from visavis.cli.diagnostic_tables import print_probes
 from visavis.data.dataset import Dataset
 from visavis.data.dataset import Image as Item
 from visavis.data.vocabulary import tokenize

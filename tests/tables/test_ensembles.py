@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import visavis
-from visavis.cli.output import print_trained
+from visavis.cli.run_tables import print_trained
 from visavis.errors import MissingSupervision, RecipeError, RunError
 from visavis.training import training_run as begin
 from visavis.training.stop_signals import Stopped

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import visavis
-from visavis.cli.output import print_evaluation, print_trained
+from visavis.cli.run_tables import print_evaluation, print_trained
 from visavis.evaluation.protocols import Protocol
 from visavis.recipes.data_module import DataModule, prepare_training
 from visavis.training.training_run import TrainingResult

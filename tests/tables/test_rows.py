@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import visavis
-from visavis.cli.output import print_trained
+from visavis.cli.run_tables import print_trained
 from visavis.errors import RecipeError, VisavisError
 from visavis.evaluation.published_row import PublishedRow, find_metric
 from visavis.recipes.files import paper_tables, read_recipe

@@ -8,10 +8,9 @@ Example:
 
 from visavis.api.datasets import catalog, convert, data_audit, data_check, data_convert, data_scenes, demo, doctor, features
 from visavis.api.diagnosing import anatomy, diagnose, explain, probe
-from visavis.api.experimenting import compare, reproduce
 from visavis.api.grading import agreement, coherence, relevance, relevance_fit, relevance_thresholds
 from visavis.api.indexing import classify, index, search, serve
-from visavis.api.training_runs import evaluate, load, train
+from visavis.api.training_runs import compare, evaluate, load, reproduce, train
 
 __all__ = [
     "demo",

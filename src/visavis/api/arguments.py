@@ -93,12 +93,12 @@ def resolve_recipe(
     from visavis.recipes.default_recipe import choose_recipe
 
     settings = parse_overrides(overrides)
-    for option, value in (("data", data), ("feedback", optional_path(feedback))):
-        key = "data.path" if option == "data" else "data.feedback"
-        if value is not None and key in settings:
+    for option, key, value in (("data", "data.path", data), ("feedback", "data.feedback", feedback)):
+        if value is None:
+            continue
+        if key in settings:
             raise RecipeError(f"{key} is set twice: --{option} {value} and {key}={settings[key]}. Pass only one of them.")
-        if value is not None:
-            settings[key] = str(value)
+        settings[key] = str(value)
     if skip_bad:
         settings["data.skip_bad"] = True
     if recipe is not None:

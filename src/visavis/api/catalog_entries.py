@@ -1,12 +1,13 @@
-"""Entries of the catalogs: the source of ``visavis catalog`` and of the reference pages."""
+"""Entries of the catalogs, and the parts of docstrings that they show: the source of ``visavis catalog`` and of the reference pages."""
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, fields
 from typing import Any
 
-from visavis.api.docstrings import docstring_section, docstring_summary
 from visavis.errors import VisavisError, suggest_name
 
 CatalogEntry = dict[str, Any]
@@ -17,17 +18,7 @@ def objectives() -> list[CatalogEntry]:
     """Return every objective with its formula, source and defaults."""
     from visavis.objectives import CATALOG
 
-    return [
-        {
-            "name": kind.__name__,
-            "summary": docstring_summary(kind),
-            "formula": docstring_section(kind, "Formula:"),
-            "advice": docstring_section(kind, "Advice:"),
-            "source": docstring_section(kind, "Source:"),
-            "defaults": repr(kind()),
-        }
-        for kind in CATALOG
-    ]
+    return [_class_entry(kind, "Formula:", "Advice:", "Source:") | {"defaults": repr(kind())} for kind in CATALOG]
 
 
 def models() -> list[CatalogEntry]:
@@ -78,30 +69,14 @@ def supervisions() -> list[CatalogEntry]:
     """Return every supervision with its source and defaults."""
     from visavis.supervision import CATALOG
 
-    return [
-        {
-            "name": kind.__name__,
-            "summary": docstring_summary(kind),
-            "source": docstring_section(kind, "Source:"),
-            "defaults": repr(kind()),
-        }
-        for kind in CATALOG
-    ]
+    return [_class_entry(kind, "Source:") | {"defaults": repr(kind())} for kind in CATALOG]
 
 
 def relevance_estimators() -> list[CatalogEntry]:
     """Return every relevance estimator with its source and defaults."""
     from visavis.graded import CATALOG
 
-    return [
-        {
-            "name": kind.__name__,
-            "summary": docstring_summary(kind),
-            "source": docstring_section(kind, "Source:"),
-            "defaults": _defaults(kind),
-        }
-        for kind in CATALOG
-    ]
+    return [_class_entry(kind, "Source:") | {"defaults": _defaults(kind)} for kind in CATALOG]
 
 
 def recipes() -> list[CatalogEntry]:
@@ -164,9 +139,78 @@ CATALOGS: dict[str, Callable[[], list[CatalogEntry]]] = {
 """Kinds of the catalog, in the order in which they are printed."""
 
 
+def _class_entry(kind: type, *sections: str) -> CatalogEntry:
+    """Name, summary and sections of the docstring of a class."""
+    texts = {label.lower().rstrip(":"): docstring_section(kind, label) for label in sections}
+    return {"name": kind.__name__, "summary": docstring_summary(kind)} | texts
+
+
 def _defaults(kind: Any) -> str:
-    return ", ".join(f"{field.name}={field.default!r}" for field in fields(kind) if not _is_required(field))
+    defaults = {field.name: field.default for field in fields(kind) if field.default is not MISSING}
+    defaults |= {field.name: field.default_factory() for field in fields(kind) if field.default_factory is not MISSING}
+    return ", ".join(f"{name}={value!r}" for name, value in defaults.items())
 
 
-def _is_required(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
+INLINE_SECTIONS = ("Formula:", "dL/ds", "Advice:", "Source:", "Special cases:", "Memory:", "Differs from:")
+"""Labels that may begin a section in the middle of a paragraph."""
+
+
+def docstring_summary(thing: Any) -> str:
+    """Return the first paragraph of a docstring on one line.
+
+    Args:
+        thing: Function or class.
+
+    Returns:
+        The summary, empty without a docstring.
+    """
+    return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
+
+
+def docstring_section(thing: Any, label: str) -> str:
+    """Return one section of a docstring on one line.
+
+    Args:
+        thing: Function or class.
+        label: First words of the section, such as ``"Source:"``.
+
+    Returns:
+        Text of the section without the label, empty without such a section.
+    """
+    return " ".join(" ".join(_section_lines(thing, label)).split())
+
+
+def docstring_arguments(function: Any) -> dict[str, str]:
+    """Return the entries of the ``Args`` section.
+
+    Args:
+        function: Function with a Google-style docstring.
+
+    Returns:
+        Description of each parameter on one line, without literal backticks.
+    """
+    entries: dict[str, str] = {}
+    name = ""
+    for line in _section_lines(function, "Args:"):
+        if entry := re.match(r" {4}(\w+): +(.*)", line):
+            name, entries[entry[1]] = entry[1], entry[2]
+        elif name:
+            entries[name] = f"{entries[name]} {line.strip()}".strip()
+    return {name: text.replace("``", "") for name, text in entries.items()}
+
+
+def _section_lines(thing: Any, label: str) -> list[str]:
+    """Lines of a section: those indented below its label, or those up to a blank line or another label."""
+    section: list[str] = []
+    inside = indented = False
+    for line in (inspect.getdoc(thing) or "").splitlines():
+        if line.startswith(label):
+            inside, line = True, line.removeprefix(label)
+            indented = not line.strip()
+        elif indented:
+            inside = inside and (not line.strip() or line.startswith(" "))
+        elif not line.strip() or line.startswith(INLINE_SECTIONS):
+            inside = False
+        if inside:
+            section.append(line)
+    return section

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -181,21 +182,14 @@ def features(
     dataset = open_dataset(
         path, skip_bad=skip_bad, decode_images=bool(visual), frames_per_second=frames_per_second, decode_all_frames=skip_bad
     )
-    encoders = [EncoderSpec("visual", visual, granularity, crops, frames_per_second)] if visual else []
-    encoders += [EncoderSpec("text", text, text_granularity)] if text else []
-
-    def cache(encoder: EncoderSpec) -> FeatureStore:
-        task = "images" if encoder.side == "visual" else "captions"
-        return cache_features(
-            dataset,
-            encoder,
-            Path(out) / encoder.side if out else None,
-            on_progress=lambda done, total, per_second: progress.update(task, done, total, per_second),
-        )
-
     for skipped in dataset.skipped:
         progress.message(f"left out: {skipped}")
-    return [cache(encoder) for encoder in encoders]
+    encoders = {"images": EncoderSpec("visual", visual, granularity, crops, frames_per_second)} if visual else {}
+    encoders |= {"captions": EncoderSpec("text", text, text_granularity)} if text else {}
+    return [
+        cache_features(dataset, encoder, Path(out) / encoder.side if out else None, on_progress=partial(progress.update, task))
+        for task, encoder in encoders.items()
+    ]
 
 
 def convert(

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import torch
 
-from visavis import storage, supervision
+from visavis import supervision
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import find_source
-from visavis.errors import RunError, VisavisError, format_value
-from visavis.graded.estimators.base import CaptionAggregation, RelevanceEstimator
+from visavis.errors import RunError
+from visavis.graded.estimators.base import RelevanceEstimator
 from visavis.graded.estimators.catalog import CATALOG
 from visavis.graded.human_agreement import HumanAgreement, find_human_judgments, measure_agreement, relevance_of_pairs
-from visavis.graded.list_statistics import Ranker, RelevanceBands
-from visavis.graded.ranked_lists import RankedListComparison, compare_rankings
+from visavis.graded.list_statistics import Ranker
 from visavis.memory_budget import MemoryLimit
 from visavis.models.inference import score_indexed_pairs
 from visavis.progress import Progress
 from visavis.recipes.recipe import Recipe
 from visavis.runs.open_run import open_run, read_run_recipe
-from visavis.spec import parse, validate_seed
+from visavis.spec import parse
 
 
 @torch.inference_mode()
@@ -69,96 +67,51 @@ def measure_run_agreement(folders: Sequence[Path], data: str | None, relevance: 
     return [agreement for each in judgments for agreement in measure_agreement(each, scores[each.kind])]
 
 
-def compare_ranked_lists(
-    runs: Sequence[Path],
-    relevance: str,
-    *,
-    caption_aggregation: CaptionAggregation,
-    queries: int | Sequence[str],
-    top: int,
-    irrelevant_share: float,
-    split: str | None,
-    data: str | None,
-    seed: int,
-    out: str | Path | None,
-    memory: MemoryLimit,
-    progress: Progress,
-) -> RankedListComparison:
-    """Rank one split with the best model of every run, and measure how coherent the lists are.
+def open_rankers(
+    runs: Sequence[Path], split: str | None, data: str | None, memory: MemoryLimit, progress: Progress
+) -> tuple[list[Ranker], Dataset, list[Recipe]]:
+    """Open the best model of every run as a ranker of one split.
 
     Args:
         runs: Run folders, or pretrained CLIP or SigLIP models.
-        relevance: Spec of the relevance estimator, such as ``"CBoW()"``.
-        caption_aggregation: How the captions of an image are combined.
-        queries: Number of images, and of captions, to show. Or captions and names of images.
-        top: Length of the lists.
-        irrelevant_share: Share of all candidates below which a candidate counts as irrelevant.
         split: Split to rank. Default: the test split of the first run.
         data: Data set to rank instead of the runs' own.
-        seed: Seed of the sampled queries and of the random baseline.
-        out: New folder of the report. Default: ``runs/coherence-<n>``.
         memory: Memory for blocks of scores. Default: the recipe's.
         progress: Receives the progress.
 
     Returns:
-        Statistics of each run and of a random order, and the lists of the chosen queries.
+        A ranker for each run, the split, and the recipes of the runs.
 
     Raises:
-        DataError: If the estimator gives the same relevance to all pairs.
         RunError: If the runs rank different images or captions.
-        SpecError: If the estimator or ``irrelevant_share`` is invalid.
-        VisavisError: If ``top``, ``caption_aggregation`` or a query is invalid.
     """
-    if top < 1:
-        raise VisavisError(f"top: expected an integer >= 1, got {top}. Set the length of the lists.")
-    validate_seed(seed)
-    if caption_aggregation not in get_args(CaptionAggregation):
-        expected = " or ".join(map(repr, get_args(CaptionAggregation)))
-        raise VisavisError(f"caption_aggregation: expected {expected}, got {format_value(caption_aggregation)}.")
-    with storage.create_output_folder(out, "runs/coherence") as folder:
-        bands, estimator = RelevanceBands(irrelevant_share), parse(relevance, CATALOG)
-        recipes = [read_run_recipe(run, data, memory) for run in runs]
-        split = split or recipes[0].evaluation.test
-        names = _names(runs)
-        opened = [_open(run, name, recipe, split, progress) for run, name, recipe in zip(runs, names, recipes, strict=True)]
-        ranked_data = opened[0][1]
-        for run, (_, other) in zip(runs, opened, strict=True):
-            if other.fingerprint != ranked_data.fingerprint:
-                raise RunError(
-                    f"{run}: expected split {split} of {ranked_data.name}, which {runs[0]} ranks, got another split {split} of {other.name}. "
-                    "Compare runs that rank the same images and captions, or pass --data."
-                )
-        return compare_rankings(
-            [ranker for ranker, _ in opened],
-            ranked_data,
-            estimator,
-            folder=folder,
-            caption_aggregation=caption_aggregation,
-            bands=bands,
-            queries=queries,
-            top=top,
-            seed=seed,
-            trained_on_estimator=[name for name, recipe in zip(names, recipes, strict=True) if _trained_on(recipe, estimator)],
-            memory=recipes[0].memory or None,
-            progress=progress,
-        )
-
-
-def _open(run: Path, name: str, recipe: Recipe, split: str, progress: Progress) -> tuple[Ranker, Dataset]:
-    data_module, matcher = open_run(run, recipe, progress)
-    data = data_module.data.split(split)
-    trained_with = recipe.phases[-1].objective if recipe.phases else "zero-shot"
-    return Ranker.from_model(name, trained_with, matcher, *data_module.encode(matcher, data)), data
-
-
-def _names(runs: Sequence[Path]) -> list[str]:
-    """The names of the folders, or their paths if two have the same name."""
+    recipes = [read_run_recipe(run, data, memory) for run in runs]
+    split = split or recipes[0].evaluation.test
     names = [run.resolve().name for run in runs]
-    return names if len(set(names)) == len(names) else [str(run) for run in runs]
+    if len(set(names)) < len(names):
+        names = [str(run) for run in runs]
+    rankers, datasets = [], []
+    for run, name, recipe in zip(runs, names, recipes, strict=True):
+        data_module, matcher = open_run(run, recipe, progress)
+        datasets.append(data_module.data.split(split))
+        trained_with = recipe.phases[-1].objective if recipe.phases else "zero-shot"
+        rankers.append(Ranker.from_model(name, trained_with, matcher, *data_module.encode(matcher, datasets[-1])))
+    for run, dataset in zip(runs, datasets, strict=True):
+        if dataset.fingerprint != datasets[0].fingerprint:
+            raise RunError(
+                f"{run}: expected split {split} of {datasets[0].name}, which {runs[0]} ranks, got another split {split} of {dataset.name}. "
+                "Compare runs that rank the same images and captions, or pass --data."
+            )
+    return rankers, datasets[0], recipes
 
 
-def _trained_on(recipe: Recipe, estimator: RelevanceEstimator) -> bool:
-    """Whether a phase of the training used this estimator."""
+def trained_on(recipe: Recipe, estimator: RelevanceEstimator) -> bool:
+    """Return whether a phase of the training used an estimator.
+
+    Args:
+        recipe: Recipe of the training.
+        estimator: Estimator of the relevance.
+    """
     supervisions = (parse(phase.supervision, supervision.CATALOG) for phase in recipe.phases)
     specs = [each.relevance for each in supervisions if isinstance(each, supervision.GradedSupervision)]
     return estimator in (parse(text, CATALOG) for text in specs)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from visavis.api.arguments import optional_text, to_list, to_paths
+from visavis.errors import VisavisError, format_value
 from visavis.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
@@ -86,28 +87,45 @@ def coherence(
         DataError: If the relevance is constant.
         MissingExtra: If the packages of the extra ``report`` are not installed.
         RunError: If the runs rank different data.
+        SpecError: If the estimator or the seed is invalid.
+        VisavisError: If ``top``, ``caption_aggregation``, ``irrelevant_share`` or a query is invalid.
     """
-    from visavis.api.graded_runs import compare_ranked_lists
+    from visavis import storage
+    from visavis.api.graded_runs import open_rankers, trained_on
+    from visavis.graded import CATALOG, CaptionAggregation
+    from visavis.graded.list_statistics import RelevanceBands
+    from visavis.graded.ranked_lists import compare_rankings
     from visavis.reports.coherence_report import write_coherence_report
     from visavis.reports.plotting import require_report_packages
+    from visavis.spec import parse, validate_seed
 
     require_report_packages()
+    if top < 1:
+        raise VisavisError(f"top: expected an integer >= 1, got {top}. Set the length of the lists.")
+    validate_seed(seed)
+    if caption_aggregation not in get_args(CaptionAggregation):
+        expected = " or ".join(map(repr, get_args(CaptionAggregation)))
+        raise VisavisError(f"caption_aggregation: expected {expected}, got {format_value(caption_aggregation)}.")
     if isinstance(queries, str):
         queries = int(queries) if queries.isdecimal() else [queries]
-    comparison = compare_ranked_lists(
-        to_paths(runs),
-        relevance,
-        caption_aggregation=caption_aggregation,
-        queries=queries,
-        top=top,
-        irrelevant_share=irrelevant_share,
-        split=split,
-        data=optional_text(data),
-        seed=seed,
-        out=out,
-        memory=memory,
-        progress=progress or NoProgress(),
-    )
+    progress = progress or NoProgress()
+    with storage.create_output_folder(out, "runs/coherence") as folder:
+        bands, estimator = RelevanceBands(irrelevant_share), parse(relevance, CATALOG)
+        rankers, ranked_data, recipes = open_rankers(to_paths(runs), split, optional_text(data), memory, progress)
+        comparison = compare_rankings(
+            rankers,
+            ranked_data,
+            estimator,
+            folder=folder,
+            caption_aggregation=caption_aggregation,
+            bands=bands,
+            queries=queries,
+            top=top,
+            seed=seed,
+            trained_on_estimator=[ranker.name for ranker, recipe in zip(rankers, recipes, strict=True) if trained_on(recipe, estimator)],
+            memory=recipes[0].memory or None,
+            progress=progress,
+        )
     write_coherence_report(comparison)
     return comparison
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from visavis.memory_budget import MemoryLimit
     from visavis.retrieval.index_builder import IndexReport
     from visavis.retrieval.index_search import SearchQuery, SearchResults
-    from visavis.retrieval.items import ItemFilter
 
 
 def index(
@@ -35,6 +35,7 @@ def index(
 ) -> IndexReport:
     """Index a folder of images and videos, or update an index: only new and changed files are encoded.
 
+    A file is unchanged if its size, modification time and metadata are the same. A file with the same content keeps its vectors.
     If the validation data of the run are available, the match probability is calibrated.
 
     Args:
@@ -113,7 +114,7 @@ def search(
         before: Modification time before which files must lie. Default: any.
         metadata: Metadata value of items to search, such as split=test. Default: any.
         group_duplicates: Group near-duplicates and moments of one video into one result.
-        rerank: Run that re-ranks the first fifty results, such as SCAN. Default: none.
+        rerank: Run that re-ranks the first 50 results, or --top if larger, such as SCAN. Default: none.
         model: New location of the model of an index. Default: the recorded one.
         top: Number of results.
         memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of the free memory.
@@ -125,11 +126,12 @@ def search(
     Raises:
         DataError: If a time cannot be parsed.
         RunError: If the folder is neither a run nor an index.
-        VisavisError: If an option is only for an index, or the query is empty.
+        VisavisError: If an option is only for an index, the kind is unknown, or the query is empty.
     """
     from visavis.retrieval.image_search import search_images, warn_unknown_words
     from visavis.retrieval.index_folder import Index, is_index
     from visavis.retrieval.index_search import attach_images, search_index
+    from visavis.retrieval.items import ItemFilter
 
     runs, progress = to_paths(run), progress or NoProgress()
     if not any(is_index(folder) for folder in runs):
@@ -144,16 +146,18 @@ def search(
     from visavis.models.retriever import Retriever
 
     opened = Index.open(runs[0], model=model, memory=memory)
-    try:
+    with closing(opened.store):
         search_query = build_query(query, image, like, without)
         for _, text in search_query.texts:
             if text.strip():
                 warn_unknown_words(opened.model, text, progress)
+        if kind not in (None, "image", "video", "moment"):
+            raise VisavisError(f"kind: expected image, video or moment, got {kind!r}.")
         candidates = search_index(
             opened,
             search_query,
             top,
-            build_filter(path, kind, after, before, metadata or {}),
+            ItemFilter(path, kind, _parse_time(after), _parse_time(before), dict(metadata or {})),
             group_duplicates=group_duplicates,
             rerank=None if rerank is None else Retriever.load(rerank, memory=memory),
         )
@@ -161,8 +165,6 @@ def search(
         if missing := [hit.item.path for hit in results if hit.image is None]:
             progress.message(f"{opened.root}: {', '.join(missing)} not found. Update the index with visavis index.")
         return results
-    finally:
-        opened.store.close()
 
 
 def classify(
@@ -221,40 +223,11 @@ def build_query(
     """
     from visavis.retrieval.index_search import EXCLUDED_WEIGHT, SearchQuery
 
-    images = [image] if isinstance(image, str | Path) else image
-    keys = to_list(like)
+    images = [(1.0, file) for file in ([image] if isinstance(image, str | Path) else image)]
+    keys = [(1.0, key) for key in to_list(like)]
     texts = [(1.0, text)] if text.strip() or not (images or keys) else []
-    return SearchQuery(
-        texts=(*texts, *((EXCLUDED_WEIGHT, excluded) for excluded in to_list(without))),
-        images=tuple((1.0, file) for file in images),
-        like=tuple((1.0, key) for key in keys),
-    )
-
-
-def build_filter(
-    path: str, kind: Literal["image", "video", "moment"] | None, after: str | None, before: str | None, metadata: Mapping[str, str]
-) -> ItemFilter:
-    """Build the filter of a search.
-
-    Args:
-        path: Pattern of paths.
-        kind: Kind of items.
-        after: Earliest modification time, in ISO format.
-        before: Modification time before which files lie, in ISO format.
-        metadata: Values that items must have.
-
-    Returns:
-        The filter.
-
-    Raises:
-        DataError: If a time cannot be parsed.
-        VisavisError: If the kind is unknown.
-    """
-    from visavis.retrieval.items import ItemFilter
-
-    if kind not in (None, "image", "video", "moment"):
-        raise VisavisError(f"kind: expected image, video or moment, got {kind!r}.")
-    return ItemFilter(path=path, kind=kind, after=_parse_time(after), before=_parse_time(before), metadata=dict(metadata))
+    texts += [(EXCLUDED_WEIGHT, excluded) for excluded in to_list(without)]
+    return SearchQuery(tuple(texts), tuple(images), tuple(keys))
 
 
 def _parse_time(text: str | None) -> int | None:
@@ -294,5 +267,6 @@ def serve(
     """
     from visavis.server.uvicorn_server import run_service
 
-    indexes = [index] if isinstance(index, str | Path) else list(index)
-    run_service(indexes, host=host, port=port, token=token, feedback=feedback, open_browser=open_browser, progress=progress or NoProgress())
+    run_service(
+        to_paths(index), host=host, port=port, token=token, feedback=feedback, open_browser=open_browser, progress=progress or NoProgress()
+    )

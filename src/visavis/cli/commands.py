@@ -11,15 +11,20 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
 from visavis import api
-from visavis.api.docstrings import docstring_arguments, docstring_summary
+from visavis.api.catalog_entries import docstring_arguments, docstring_summary
 from visavis.cli.terminal import print_error, print_json
 from visavis.errors import VisavisError
+
+if TYPE_CHECKING:
+    from visavis.data.features.store import FeatureStore
 
 Values = dict[str, Any]
 
@@ -28,9 +33,8 @@ class Command(NamedTuple):
     """Properties of a command that do not follow from its API function.
 
     Attributes:
-        printer: Function of ``visavis.cli.output`` that prints the result. Default: the progress messages are enough.
-        json_key: Key of a result that is a list.
-        to_json: Converts a result and the arguments to JSON. Default: ``result.to_json()``.
+        printer: Module of ``visavis.cli`` and its function that prints the result. Default: the progress messages are enough.
+        to_json: Converts a result and the arguments to JSON.
         options: Positional parameters of the function that are options of the command.
         has_all: Whether the printer has an argument for the option --all.
         has_failed: Returns whether the exit code is 1.
@@ -39,8 +43,7 @@ class Command(NamedTuple):
     """
 
     printer: str = ""
-    json_key: str = ""
-    to_json: Callable[[Any, Values], Values] | None = None
+    to_json: Callable[[Any, Values], Values] = lambda result, _: result.to_json()
     options: tuple[str, ...] = ()
     has_all: bool = False
     has_failed: Callable[[Any], bool] = lambda _: False
@@ -55,50 +58,60 @@ def _demo_to_json(folder: Path, _: Values) -> Values:
     return {"folder": str(folder), "report": str(folder / "report.html"), **table}
 
 
-def _stores_to_json(stores: list[Any], _: Values) -> Values:
-    from visavis.cli.output.dataset_tables import feature_store_summary
+def _stores_to_json(stores: list[FeatureStore], _: Values) -> Values:
+    def properties(store: FeatureStore) -> Values:
+        granularity = store.description.granularity
+        return {"folder": str(store.folder), "rows": len(store), "embedding_dim": store.embedding_dim, "granularity": granularity}
 
-    return {"stores": [feature_store_summary(store) for store in stores]}
+    return {"stores": [properties(store) for store in stores]}
+
+
+def _entries_to_json(key: str) -> Callable[[Any, Values], Values]:
+    return lambda entries, _: {key: [entry.to_json() for entry in entries]}
 
 
 COMMANDS = {
     "demo": Command(to_json=_demo_to_json),
     "doctor": Command(
-        "print_environment",
+        "dataset_tables:print_environment",
         to_json=lambda checks, _: {check.name: {"value": check.value, "ok": check.ok, "fix": check.fix} for check in checks},
         has_failed=lambda checks: not all(check.ok for check in checks),
     ),
-    "catalog": Command("print_catalog", to_json=lambda entries, _: entries),
-    "data_check": Command("print_check", has_all=True, has_failed=lambda report: not report.ok),
-    "data_audit": Command("print_audit", has_all=True),
-    "data_convert": Command("print_converted", options=("out",)),
-    "data_scenes": Command("print_scenes", to_json=lambda folder, _: {"folder": str(folder)}),
-    "features": Command("print_feature_stores", to_json=_stores_to_json),
-    "convert": Command("print_converted_model", to_json=lambda converted, _: converted.to_recipe_sections(), options=("out",)),
-    "train": Command("print_trained", resumable=True),
-    "evaluate": Command("print_evaluation"),
-    "compare": Command("print_comparison", resumable=True),
-    "reproduce": Command("print_reproduction", resumable=True),
-    "diagnose": Command("print_diagnosis"),
-    "probe": Command("print_probes"),
-    "explain": Command("print_explanation"),
-    "anatomy": Command("print_objective_profiles"),
-    "coherence": Command("print_coherence"),
-    "agreement": Command("print_agreement", json_key="agreement"),
-    "relevance": Command("print_estimator_evaluation", json_key="estimators", options=("estimator",)),
-    "relevance_thresholds": Command("print_distributions", json_key="estimators"),
-    "relevance_fit": Command("print_fitted", options=("out",)),
-    "index": Command("print_index_report"),
-    "search": Command("print_results", to_json=lambda results, values: {"query": values.get("query", ""), **results.to_json()}),
+    "catalog": Command("dataset_tables:print_catalog", to_json=lambda entries, _: entries),
+    "data_check": Command("dataset_tables:print_check", has_all=True, has_failed=lambda report: not report.ok),
+    "data_audit": Command("dataset_tables:print_audit", has_all=True),
+    "data_convert": Command("dataset_tables:print_converted", options=("out",)),
+    "data_scenes": Command("dataset_tables:print_scenes", to_json=lambda folder, _: {"folder": str(folder)}),
+    "features": Command("dataset_tables:print_feature_stores", to_json=_stores_to_json),
+    "convert": Command(
+        "dataset_tables:print_converted_model", to_json=lambda converted, _: converted.to_recipe_sections(), options=("out",)
+    ),
+    "train": Command("run_tables:print_trained", resumable=True),
+    "evaluate": Command("run_tables:print_evaluation"),
+    "compare": Command("experiment_tables:print_comparison", resumable=True),
+    "reproduce": Command("experiment_tables:print_reproduction", resumable=True),
+    "diagnose": Command("diagnostic_tables:print_diagnosis"),
+    "probe": Command("diagnostic_tables:print_probes"),
+    "explain": Command("diagnostic_tables:print_explanation"),
+    "anatomy": Command("diagnostic_tables:print_objective_profiles"),
+    "coherence": Command("experiment_tables:print_coherence"),
+    "agreement": Command("experiment_tables:print_agreement", to_json=_entries_to_json("agreement")),
+    "relevance": Command("experiment_tables:print_estimator_evaluation", to_json=_entries_to_json("estimators"), options=("estimator",)),
+    "relevance_thresholds": Command("experiment_tables:print_distributions", to_json=_entries_to_json("estimators")),
+    "relevance_fit": Command("experiment_tables:print_fitted", options=("out",)),
+    "index": Command("search_tables:print_index_report"),
+    "search": Command(
+        "search_tables:print_results", to_json=lambda results, values: {"query": values.get("query", ""), **results.to_json()}
+    ),
     "classify": Command(
-        "print_ranked_texts",
+        "search_tables:print_ranked_texts",
         to_json=lambda texts, values: {"image": values["image"], "texts": [{"text": text, "score": score} for text, score in texts]},
     ),
     "serve": Command(has_result=False),
 }
 """The commands by the name of their API function, in the order of the help. ``data_check`` is the command ``data check``."""
 
-GROUPS = {"data": "Check, audit, convert and create data sets.", "relevance": ""}
+GROUPS: dict[str, str | None] = {"data": "Check, audit, convert and create data sets.", "relevance": None}
 """Help of the groups of commands. The group ``relevance`` is a command as well."""
 
 ENVIRONMENT_VARIABLES = {"token": "VISAVIS_TOKEN"}
@@ -121,19 +134,16 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    groups = {}
+    groups = {"": app}
     for name, text in GROUPS.items():
         is_command = name in COMMANDS
-        help_text = docstring_summary(getattr(api, name)) if is_command else text
-        groups[name] = typer.Typer(help=help_text, no_args_is_help=not is_command, invoke_without_command=is_command, rich_markup_mode=None)
+        groups[name] = typer.Typer(help=text, no_args_is_help=not is_command, invoke_without_command=is_command, rich_markup_mode=None)
     for name, command in COMMANDS.items():
-        group, _, word = name.partition("_")
-        if name in GROUPS:
-            groups[name].callback(help=docstring_summary(getattr(api, name)))(_callback(name, command))
-        else:
-            (groups[group] if word else app).command(word or name, help=docstring_summary(getattr(api, name)))(_callback(name, command))
-    for name, sub_app in groups.items():
-        app.add_typer(sub_app, name=name)
+        group, _, word = name.rpartition("_")
+        decorate = groups[name].callback if name in GROUPS else partial(groups[group].command, word)
+        decorate(help=docstring_summary(getattr(api, name)))(_callback(name, command))
+    for name in GROUPS:
+        app.add_typer(groups[name], name=name)
     return app
 
 
@@ -151,11 +161,13 @@ def _callback(name: str, command: Command) -> Callable[..., None]:
         if key != "progress"
     ]
     if command.has_result:
-        signature += [_flag("json", "--json", "Print one JSON object instead of text.")]
+        json_option = typer.Option("--json", help="Print one JSON object instead of text.")
+        signature += [_keyword("json", Annotated[bool, json_option], False)]
     if command.has_all:
-        signature += [_flag("print_all", "--all", "Print every finding, not only the first of each kind.")]
+        all_option = typer.Option("--all", help="Print every finding, not only the first of each kind.")
+        signature += [_keyword("print_all", Annotated[bool, all_option], False)]
     if name in GROUPS:
-        signature += [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+        signature += [_keyword("context", typer.Context)]
 
     def run(**values: Any) -> None:
         context = values.pop("context", None)
@@ -167,17 +179,16 @@ def _callback(name: str, command: Command) -> Callable[..., None]:
             if command.resumable:
                 stack.enter_context(_resume_hint(name))
             if "progress" in parameters:
-                from visavis.cli.output import ProgressBars
+                from visavis.cli.console import ProgressBars
 
                 bars = ProgressBars()
                 values["progress"] = stack.enter_context(bars) if command.has_result else bars
             result = getattr(api, name)(**values)
         if as_json:
-            print_json(_to_json(command, result, values))
+            print_json(command.to_json(result, values))
         elif command.printer:
-            from visavis.cli import output
-
-            getattr(output, command.printer)(result, **({"print_all": print_all} if command.has_all else {}))
+            print_result = resolve_name(f"visavis.cli.{command.printer}")
+            print_result(result, **({"print_all": print_all} if command.has_all else {}))
         if command.has_failed(result):
             raise typer.Exit(1)
 
@@ -207,18 +218,11 @@ def _typer_parameter(parameter: inspect.Parameter, text: str, *, is_argument: bo
         info = typer.Option(*names, metavar=metavar, help=text, envvar=ENVIRONMENT_VARIABLES.get(name))
     if not required and default is None:
         kind = kind | None
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        annotation=Annotated[kind, info],
-        default=inspect.Parameter.empty if required else default,
-    )
+    return _keyword(name, Annotated[kind, info], inspect.Parameter.empty if required else default)
 
 
-def _flag(name: str, option: str, text: str) -> inspect.Parameter:
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[bool, typer.Option(option, help=text)], default=False
-    )
+def _keyword(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
 def _is_repeatable(parameter: inspect.Parameter) -> bool:
@@ -236,8 +240,8 @@ def _cli_type(annotation: str) -> Any:
 
 
 def _help(text: str) -> str:
-    """The first sentence of a description, and its default, without the marks of code."""
-    first, *others = re.split(r"(?<=\.) (?=[A-Z])", text.replace("``", ""))
+    """The first sentence of a description, and its default."""
+    first, *others = re.split(r"(?<=\.) (?=[A-Z])", text)
     return " ".join([first, *(sentence for sentence in others if sentence.startswith("Default"))])
 
 
@@ -264,14 +268,6 @@ def _split_pair(option: str, text: str) -> tuple[str, str]:
     if not separator:
         raise VisavisError(f"--{option}: expected NAME=VALUE such as split=test, got {text!r}.")
     return name, value
-
-
-def _to_json(command: Command, result: Any, values: Values) -> Values:
-    if command.to_json is not None:
-        return command.to_json(result, values)
-    if command.json_key:
-        return {command.json_key: [entry.to_json() for entry in result]}
-    return result.to_json()
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import math
 import os
 import re
 import signal
@@ -14,8 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
-
-import typer
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -50,7 +47,7 @@ def print_error(text: str) -> None:
         text: Message. Newlines are escaped.
     """
     with contextlib.suppress(OSError):
-        typer.echo(escape_control_characters(text).replace("\n", "\\n"), err=True)
+        print(escape_control_characters(text).replace("\n", "\\n"), file=sys.stderr, flush=True)
 
 
 def print_line(text: str) -> None:
@@ -60,7 +57,7 @@ def print_line(text: str) -> None:
         text: Plain text.
     """
     try:
-        typer.echo(escape_control_characters(text))
+        print(escape_control_characters(text), flush=True)
     except BrokenPipeError:
         exit_quietly()
 
@@ -72,7 +69,8 @@ def print_json(content: dict[str, Any]) -> None:
         content: JSON object.
     """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    text = json.dumps(_finite(content), ensure_ascii=not encoding.lower().startswith("utf"), allow_nan=False)
+    finite = json.loads(json.dumps(content), parse_constant=lambda _: None)
+    text = json.dumps(finite, ensure_ascii=not encoding.lower().startswith("utf"), allow_nan=False)
     print_line(re.sub(r"[\x7f-\x9f\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
@@ -80,14 +78,6 @@ def exit_quietly() -> NoReturn:
     """Exit without a message, as a command whose reader has left (``| head``)."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(128 + getattr(signal, "SIGPIPE", 13))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 ENDING_SIGNALS = tuple(signal.Signals[name] for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))

@@ -6,27 +6,32 @@ durations), ``scenes/`` (a data set) and a run folder for each training.
 
 from __future__ import annotations
 
+import shlex
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from visavis import storage
 from visavis.data import open_dataset
-from visavis.demonstration.demo_report import DemoResults, write_demo_report
-from visavis.demonstration.scene_search import SceneSearch
-from visavis.environment import shell_command
+from visavis.demonstration.scene_search import SceneSearch, SceneSearchResult, plot_retrievals
+from visavis.environment import package_versions, shell_command
 from visavis.experiments.results_table import ResultTable
 from visavis.models.encoders.feature_extraction import cache_features
 from visavis.models.encoders.frozen_encoders import EncoderSpec
 from visavis.objectives import parse
-from visavis.progress import Progress, TrainingStep
+from visavis.progress import NoProgress, Progress, TrainingStep
 from visavis.recipes.files import read_recipe
-from visavis.reports.plotting import require_report_packages
+from visavis.reports.html_report import ThemedImage, jpeg_uri, render_report
+from visavis.reports.plotting import TrainingCurve, plot_training_curves, require_report_packages
 from visavis.runs.open_run import with_absolute_paths
+from visavis.runs.run_folder import RunFolder
 from visavis.synthetic import CaptionFacts, write_synthetic_scenes
 from visavis.training.start_training import start_training
 from visavis.training.stop_signals import Stopped
@@ -37,7 +42,6 @@ LEARNING_RATES = (3.75e-4, 7.5e-4, 1.5e-3, 3e-3, 6e-3, 1.2e-2, 2.4e-2, 4.8e-2)
 TUNING_SEEDS = (1, 2, 3)
 TUNING_SCENE_SEED = 1
 """Seed of the scenes on which the learning rates were selected. The demo draws other scenes."""
-TUNING_NUM_VAL = 500
 
 
 def describe_learning_rates(rates: Mapping[str, float]) -> str:
@@ -85,11 +89,6 @@ class DemoSettings:
     scene_seed: int = 2026
     overrides: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def num_scenes(self) -> int:
-        """Number of scenes of all splits."""
-        return self.num_train + self.num_val + self.num_test
-
 
 def run_demo(out: str | Path | None, progress: Progress, settings: DemoSettings | None = None) -> Path:
     """Run the demo.
@@ -132,7 +131,8 @@ class _Demo:
 
     def run(self) -> None:
         settings = self.settings
-        with self._stage("drawing", f"drawing {settings.num_scenes:,} scenes and writing five captions for each"):
+        num_scenes = settings.num_train + settings.num_val + settings.num_test
+        with self._stage("drawing", f"drawing {num_scenes:,} scenes and writing five captions for each"):
             self._draw()
         with self._stage("features", "encoding the images with the shipped encoder, once for all runs"):
             self._cache()
@@ -206,16 +206,127 @@ def _objective_name(recipe: str) -> str:
     return type(parse(read_recipe(recipe).phases[-1].objective)).__name__
 
 
-class _BarsOnly:
+class _BarsOnly(NoProgress):
     """Progress that forwards bars but not the messages of single runs: the demo prints one line for each run."""
 
     def __init__(self, progress: Progress):
         self.progress = progress
-
-    def message(self, text: str) -> None: ...
 
     def update(self, task: str, done: int, total: int, items_per_second: float) -> None:
         self.progress.update(task, done, total, items_per_second)
 
     def training_step(self, step: TrainingStep) -> None:
         self.progress.training_step(step)
+
+
+OBJECTIVE_NOTES = {
+    "TripletHN": "pushes only the hardest negative of a batch",
+    "VLC": "pushes all negatives, harder ones more: a softmax",
+    "Unified": "a softmax over the negatives with the margin of a triplet loss",
+}
+
+
+@dataclass(frozen=True)
+class DemoResults:
+    """Results of a finished demo.
+
+    Attributes:
+        scenes: Folder of the synthetic scenes.
+        runs: Runs by the name of their objective.
+        best: Run with the highest validation RSUM.
+        table: Comparison of the objectives.
+        captions: Images that the best run retrieved for random test captions.
+        searches: Images that the best run retrieved for text queries.
+        seconds: Duration of each stage.
+    """
+
+    scenes: Path
+    runs: Mapping[str, Sequence[TrainingResult]]
+    best: TrainingResult
+    table: ResultTable
+    captions: Sequence[SceneSearchResult]
+    searches: Sequence[SceneSearchResult]
+    seconds: Mapping[str, float]
+
+
+def write_demo_report(results: DemoResults, folder: Path) -> None:
+    """Write the tables, plots and the report of a demo. ``report.html`` is written last.
+
+    Args:
+        results: Results of the demo.
+        folder: Folder of the demo.
+    """
+    storage.write_text(folder / "table.md", results.table.markdown())
+    storage.write_json(folder / "table.json", results.table.to_json())
+    summary = {
+        "best_run": results.best.run.name,
+        "runs": {name: [run.run.name for run in runs] for name, runs in results.runs.items()},
+        "searches": {search.query: search.num_relevant for search in results.searches},
+        "seconds": dict(results.seconds),
+        "threads": torch.get_num_threads(),
+        "versions": package_versions(),
+    }
+    storage.write_json(folder / "demo.json", summary)
+    logs = [TrainingCurve(name, RunFolder(run.run).read_log()) for name, runs in results.runs.items() for run in runs]
+    retrieval = ThemedImage.draw(partial(plot_retrievals, results.captions), folder / "retrieval.png")
+    curves = ThemedImage.draw(partial(plot_training_curves, logs), folder / "curves.png")
+    page = render_report(
+        "demo",
+        results=results,
+        conditions=results.table.conditions,
+        num_seeds=len(next(iter(results.runs.values()))),
+        facts=_facts(results),
+        objective_notes=OBJECTIVE_NOTES,
+        order=", then ".join(f"{row.name} {row.mean('rsum'):.1f}" for row in sorted(results.table.rows, key=lambda row: -row.mean("rsum"))),
+        spread=_spread(results.table),
+        retrieval=retrieval,
+        retrieval_alt=_retrieval_alt(results.captions),
+        searches=results.searches,
+        scene_uri=lambda scene: jpeg_uri(scene.render, quality=88),
+        curves=curves,
+        commands=_commands(results),
+        stages=", ".join(f"{name} {seconds:.0f} s" for name, seconds in results.seconds.items()),
+        run_names=", ".join(run.run.name for runs in results.runs.values() for run in runs),
+    )
+    storage.write_text(folder / "report.html", page)
+
+
+def _facts(results: DemoResults) -> list[tuple[str, str]]:
+    row, best = results.table.best("t2i_r1"), results.table.best()
+    recall, chance = row.mean("t2i_r1"), results.table.conditions.chance("t2i_r1")
+    threads = torch.get_num_threads()
+    return [
+        (f"{recall:.0f} %", f"of captions with their image at rank 1 ({row.name})"),
+        (f"{recall / chance:.0f} ×", f"the recall of a random order, {chance:.1f} %"),
+        (f"{best.mean('rsum'):.0f}", f"of 600: best RSUM ({best.name})"),
+        (f"{sum(results.seconds.values()):.0f} s", f"for all stages, with {threads} CPU thread{'s' if threads > 1 else ''}"),
+    ]
+
+
+def _spread(table: ResultTable) -> str:
+    """How far the order of the rows can be trusted."""
+    spread = sorted((std, row.name) for row in table.rows if (std := row.std("rsum")) is not None)
+    if not spread:
+        return "One seed does not show whether a difference is due to chance."
+    (lowest, stable), (highest, unstable) = spread[0], spread[-1]
+    return f"The standard deviation over seeds is {lowest:.1f} ({stable}) to {highest:.1f} ({unstable}). More seeds are needed for a test."
+
+
+def _retrieval_alt(results: Sequence[SceneSearchResult]) -> str:
+    rows = []
+    for result in results:
+        rank = next((rank for rank, scene in enumerate(result.scenes, 1) if scene.is_source), None)
+        rows.append(f"“{result.query}”: its image {f'at rank {rank}' if rank else 'is not among them'}")
+    return f"Captions with the top {len(results[0].scenes)} images. {'; '.join(rows)}."
+
+
+def _commands(results: DemoResults) -> list[tuple[str, str]]:
+    """Commands to copy, for the folder in which the demo was started."""
+    run, scenes, visavis = shlex.quote(str(results.best.run)), shlex.quote(str(results.scenes)), shell_command()
+    return [
+        ("Search the images with your own text query:", f"{visavis} search {run} 'two stars in the snow'"),
+        ("Print all metrics of a run:", f"{visavis} evaluate {run}"),
+        ("Train another objective on the same scenes:", f"{visavis} train demo --data {scenes} objective='NTXent(tau=0.05)'"),
+        ("List the objectives:", f"{visavis} catalog objectives"),
+        ("Check your own images: a folder with captions.csv (filename,caption).", f"{visavis} data check your-folder"),
+    ]

@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 
 from visavis.errors import VisavisError
 from visavis.reports.plotting import LIGHT_THEME
 
 if TYPE_CHECKING:
-    from PIL.Image import Image as PillowImage
-    from PIL.ImageDraw import ImageDraw
-    from PIL.ImageFont import FreeTypeFont, ImageFont
-
     from visavis.diagnostics.attention_maps import AttentionMap
 
 TILE, GAP, MARGIN = 208, 18, 28
@@ -60,8 +57,6 @@ def draw_attention(explanation: AttentionMap, image_format: str = "png") -> byte
     Returns:
         Bytes of the file.
     """
-    from PIL import Image, ImageDraw
-
     tiles = [_draw_tile(explanation, row) for row in range(len(explanation.words[:MAX_WORDS]))]
     columns = min(COLUMNS, len(tiles) + 1)
     rows = math.ceil((len(tiles) + 1) / columns)
@@ -76,8 +71,10 @@ def draw_attention(explanation: AttentionMap, image_format: str = "png") -> byte
         note = f"the first {MAX_WORDS} of {len(explanation.words):,} words. {note}"
     _write(pen, (MARGIN, MARGIN + TITLE + 4), note, SMALL, LIGHT_THEME.lines[1], sheet.width - 2 * MARGIN)
     corners = [(MARGIN + index % columns * step[0], top + index // columns * step[1]) for index in range(len(tiles) + 1)]
-    whole_image = _fit_image(explanation, height)
-    if whole_image is not None:
+    if explanation.visible_image is not None:
+        whole_image = _resize_to_tile(explanation.visible_image)
+        # thumbnail never enlarges
+        whole_image.thumbnail((TILE, height))
         sheet.paste(whole_image, corners[0])
     _write(pen, (corners[0][0], corners[0][1] + height + 6), "the image", SMALL, LIGHT_THEME.foreground, TILE)
     for row, (tile, (left, tile_top)) in enumerate(zip(tiles, corners[1:], strict=True)):
@@ -88,10 +85,8 @@ def draw_attention(explanation: AttentionMap, image_format: str = "png") -> byte
     return raw.getvalue()
 
 
-def _draw_tile(explanation: AttentionMap, row: int) -> PillowImage:
+def _draw_tile(explanation: AttentionMap, row: int) -> Image.Image:
     """The image for one word: in color where the word attends, gray and dark elsewhere."""
-    from PIL import Image, ImageDraw
-
     weights = explanation.weights[row]
     if explanation.grid is None or explanation.visible_image is None:
         return _draw_bars(weights)
@@ -114,10 +109,8 @@ def _draw_tile(explanation: AttentionMap, row: int) -> PillowImage:
     return tile
 
 
-def _draw_bars(weights: np.ndarray) -> PillowImage:
+def _draw_bars(weights: np.ndarray) -> Image.Image:
     """Weights of regions whose positions are not known, one bar each, in their order."""
-    from PIL import Image, ImageDraw
-
     tile = Image.new("RGB", (TILE, TILE // 2), "#f2f4f8")
     pen = ImageDraw.Draw(tile)
     width, top = TILE / len(weights), weights.max()
@@ -129,42 +122,39 @@ def _draw_bars(weights: np.ndarray) -> PillowImage:
     return tile
 
 
-def _fit_image(explanation: AttentionMap, height: int) -> PillowImage | None:
-    if explanation.visible_image is None:
-        return None
-    image = _resize_to_tile(explanation.visible_image)
-    if image.height > height:
-        image.thumbnail((TILE, height))
-    return image
-
-
-def _resize_to_tile(image: PillowImage) -> PillowImage:
+def _resize_to_tile(image: Image.Image) -> Image.Image:
     return image.convert("RGB").resize((TILE, max(1, round(TILE * image.height / image.width))))
 
 
-def _draw_caption(pen: ImageDraw, corner: tuple[int, int], explanation: AttentionMap, row: int) -> None:
+def _draw_caption(pen: ImageDraw.ImageDraw, corner: tuple[int, int], explanation: AttentionMap, row: int) -> None:
     """The word, its score as a number and a bar, and the maximum weight."""
     left, top = corner
     _write(pen, (left, top), explanation.words[row], WORD, LIGHT_THEME.foreground, TILE - 62)
     score, weight = float(explanation.scores[row]), float(explanation.weights[row].max())
-    pen.text((left + TILE, top + 3), f"{score:+.2f}".replace("-", "−"), fill=LIGHT_THEME.foreground, font=_font(SMALL + 2), anchor="ra")
+    pen.text(
+        (left + TILE, top + 3),
+        f"{score:+.2f}".replace("-", "−"),
+        fill=LIGHT_THEME.foreground,
+        font=ImageFont.load_default(SMALL + 2),
+        anchor="ra",
+    )
     scale = max(float(np.abs(explanation.scores).max()), 1e-6)
     color = LIGHT_THEME.positive if score > 0 else LIGHT_THEME.lines[0]
     pen.rectangle((left, top + 26, left + TILE, top + 30), fill=LIGHT_THEME.grid)
     pen.rectangle((left, top + 26, left + TILE * abs(score) / scale, top + 30), fill=color)
-    pen.text((left + TILE, top + 33), f"best region {100 * weight:.0f} %", fill=LIGHT_THEME.lines[1], font=_font(SMALL - 1), anchor="ra")
+    pen.text(
+        (left + TILE, top + 33),
+        f"best region {100 * weight:.0f} %",
+        fill=LIGHT_THEME.lines[1],
+        font=ImageFont.load_default(SMALL - 1),
+        anchor="ra",
+    )
 
 
-def _write(pen: ImageDraw, corner: tuple[int, int], text: str, size: int, color: str, width: int) -> None:
+def _write(pen: ImageDraw.ImageDraw, corner: tuple[int, int], text: str, size: int, color: str, width: int) -> None:
     """Write a line of text, truncated at the given width."""
-    font = _font(size)
+    font = ImageFont.load_default(size)
     if pen.textlength(text, font) > width:
         length = bisect(range(len(text)), float(width), key=lambda end: pen.textlength(f"{text[:end]}…", font))
         text = f"{text[: max(length - 1, 0)]}…"
     pen.text(corner, text, fill=color, font=font)
-
-
-def _font(size: int) -> FreeTypeFont | ImageFont:
-    from PIL.ImageFont import load_default
-
-    return load_default(size)

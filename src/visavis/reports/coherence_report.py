@@ -49,9 +49,8 @@ def write_coherence_report(comparison: RankedListComparison) -> None:
     """
     folder, thumbnails = comparison.folder, Thumbnails(comparison.data)
     names = [ranker.name for ranker in comparison.rankers]
-    scores = ThemedImage.draw(partial(plot_coherence_scores, names, comparison.statistics))
+    scores = ThemedImage.draw(partial(plot_coherence_scores, names, comparison.statistics), folder / "scores.png")
     storage.write_json(folder / "coherence.json", comparison.to_json())
-    storage.write_bytes(folder / "scores.png", scores.light)
     if caption_queries := [query for query in comparison.queries if query.direction == "t2i"]:
         storage.write_bytes(folder / "lists.png", plot_ranked_lists(caption_queries, comparison.data, thumbnails))
     storage.write_text(folder / "report.html", render_coherence(comparison, scores, thumbnails))
@@ -165,7 +164,7 @@ def plot_coherence_scores(
         axes.set_xticks(cutoffs, [f"{k:,}" if k in cutoffs[::2] else "" for k in cutoffs], minor=False)
         axes.set_xticks([], minor=True)
         if number == 0:
-            axes.legend(loc="best", **legend_style(theme) | {"handlelength": 2.0})
+            axes.legend(loc="best", **legend_style(theme, 2.0))
     return figure_to_png(figure)
 
 

@@ -21,6 +21,7 @@ from visavis.metrics.catalog import RSUM
 from visavis.progress import NoProgress, Progress
 from visavis.reports.html_report import ThemedImage, Thumbnails, render_report
 from visavis.reports.plotting import (
+    DASH_PATTERN,
     LIGHT_THEME,
     PlotTheme,
     TrainingCurve,
@@ -71,9 +72,9 @@ def write_comparison_report(comparison: Comparison, progress: Progress) -> None:
     ]
     tests = comparison.differences_from_best.values()
     differences = [(test, comparison.image_bootstrap.difference(test.a, test.b)) for test in tests]
-    curves = _write_plot(folder / "curves.png", partial(plot_training_curves, logs))
-    differences_image = _write_plot(folder / "differences.png", partial(plot_differences, differences)) if differences else None
-    sweep_image = _write_plot(folder / "sweep.png", partial(plot_sweep, sweep)) if sweep else None
+    curves = ThemedImage.draw(partial(plot_training_curves, logs), folder / "curves.png")
+    differences_image = ThemedImage.draw(partial(plot_differences, differences), folder / "differences.png") if differences else None
+    sweep_image = ThemedImage.draw(partial(plot_sweep, sweep), folder / "sweep.png") if sweep else None
     diagnoses = _measure_settings(
         comparison, "gradients", "diagnosed", progress, lambda run: diagnose_run(run, [], DIAGNOSED_BATCHES, NoProgress())
     )
@@ -93,25 +94,16 @@ def write_comparison_report(comparison: Comparison, progress: Progress) -> None:
         feedback_pairs=_feedback_rows(comparison),
         sweep_image=sweep_image,
         sweep_alt=_sweep_alt(sweep) if sweep else "",
-        diagnoses=[[name, *_count_cells(diagnosis.counts[0])] for name, diagnosis in diagnoses.items()],
-        diagnosed_batches=next((diagnosis.batches for diagnosis in diagnoses.values()), 0),
+        diagnoses=diagnoses,
+        count_rows=[[name, *_count_cells(diagnosis.counts[0])] for name, diagnosis in diagnoses.items()],
         measures=list(REPORTED_MEASURES.values()),
-        probes=_probe_rows(probes),
-        probed_names=list(probes),
-        probed_images=next((report.images for report in probes.values()), 0),
-        probe_source=next((report.source for report in probes.values()), ""),
+        probes=probes,
+        probe_rows=_probe_rows(probes),
         examples=examples,
         thumbnails=Thumbnails(examples.data) if examples else None,
         commands=_commands(comparison),
     )
     storage.write_text(folder / "report.html", page)
-
-
-def _write_plot(file: Path, plot: Callable[[PlotTheme], bytes]) -> ThemedImage:
-    """Draw a plot with both themes and write that for light pages."""
-    image = ThemedImage.draw(plot)
-    storage.write_bytes(file, image.light)
-    return image
 
 
 def _measure_settings(
@@ -217,7 +209,7 @@ def plot_differences(pairs: Sequence[tuple[PairedTest, BootstrapEstimate]], them
         _plot_interval(axes, estimate.interval, y - 0.14, theme.lines[0], 1.2)
         axes.plot([test.difference], [y + 0.12], "o", color=theme.lines[1], markersize=6)
         axes.plot([estimate.value], [y - 0.14], "o", color=theme.lines[0], markersize=3.5)
-    axes.axvline(0, color=theme.foreground, linewidth=0.9, linestyle=(0, (2, 1.4)))
+    axes.axvline(0, color=theme.foreground, linewidth=0.9, linestyle=DASH_PATTERN)
     axes.set_yticks(range(len(pairs)), [test.b.replace("$", r"\$") for test, _ in reversed(pairs)])
     axes.set_ylim(-0.6, len(pairs) - 0.4)
     style_axes(axes, "test RSUM of the best minus that of each other", theme, "95 % intervals: thick over seeds, thin over test images")
@@ -265,7 +257,7 @@ def plot_sweep(sweep: Sweep, theme: PlotTheme = LIGHT_THEME) -> bytes:
                 line.set_transform(shifted)
     _set_value_axis(axes, sorted({point.value for validation, _ in sweep.curves.values() for point in validation}))
     style_axes(axes, "RSUM", theme, sweep.name)
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, **legend_style(theme) | {"handlelength": 2.6})
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, **legend_style(theme, 2.6))
     figure.tight_layout()
     return figure_to_png(figure)
 

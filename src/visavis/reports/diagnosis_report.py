@@ -89,7 +89,7 @@ def plot_epsilon(diagnosis: ContributionAnalysis, theme: PlotTheme = LIGHT_THEME
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
         if panel == 0:
-            axes.legend(**legend_style(theme) | {"handlelength": 2.0})
+            axes.legend(**legend_style(theme, 2.0))
     return figure_to_png(figure)
 
 

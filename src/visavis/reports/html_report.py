@@ -7,10 +7,12 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL import ImageOps
 
+from visavis import storage
 from visavis.data.dataset import Dataset
 from visavis.environment import package_versions, shell_command
 from visavis.reports.plotting import DARK_THEME, LIGHT_THEME, PlotTheme, require_report_packages
@@ -33,26 +35,20 @@ class ThemedImage:
     dark: bytes
 
     @classmethod
-    def draw(cls, plot: Callable[[PlotTheme], bytes]) -> ThemedImage:
+    def draw(cls, plot: Callable[[PlotTheme], bytes], file: Path | None = None) -> ThemedImage:
         """Draw a plot with both themes.
 
         Args:
             plot: Returns the PNG for a theme.
+            file: File for the light image. Default: none.
 
         Returns:
             The image in both themes.
         """
-        return cls(plot(LIGHT_THEME), plot(DARK_THEME))
-
-    @property
-    def light_uri(self) -> str:
-        """Data URI of the light image."""
-        return data_uri(self.light)
-
-    @property
-    def dark_uri(self) -> str:
-        """Data URI of the dark image."""
-        return data_uri(self.dark)
+        image = cls(plot(LIGHT_THEME), plot(DARK_THEME))
+        if file is not None:
+            storage.write_bytes(file, image.light)
+        return image
 
 
 @cache
@@ -97,19 +93,16 @@ def data_uri(content: bytes, image_format: str = "png") -> str:
     return f"data:image/{image_format};base64,{base64.b64encode(content).decode()}"
 
 
-def encode_jpeg(image: Image, quality: int = 80) -> bytes:
-    """Encode an image as JPEG.
+def jpeg_uri(image: Image, quality: int = 80) -> str:
+    """Return an image as the data URI of a JPEG.
 
     Args:
         image: RGB image.
         quality: Quality of the encoder.
-
-    Returns:
-        Bytes of the file.
     """
     raw = io.BytesIO()
     image.save(raw, "jpeg", quality=quality, optimize=True)
-    return raw.getvalue()
+    return data_uri(raw.getvalue(), "jpeg")
 
 
 THUMBNAIL_SIDE = 128
@@ -146,4 +139,4 @@ class Thumbnails:
             index: Index of the image.
         """
         image = self.image(index)
-        return None if image is None else data_uri(encode_jpeg(image), "jpeg")
+        return None if image is None else jpeg_uri(image)

@@ -8,7 +8,10 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
+
+from PIL import Image
 
 from visavis.errors import MissingExtra
 
@@ -37,6 +40,8 @@ class PlotTheme:
     lines: tuple[str, ...]
 
 
+DASH_PATTERN = (0, (2, 1.4))
+"""Style of dashed lines."""
 LEGEND_CHARS = 120
 """Characters that fit into one line of a legend."""
 LIGHT_THEME = PlotTheme("#ffffff", "#1d2330", "#c9cfd9", "#158a4e", ("#d1662b", "#2b6cd1", "#0f8f7f", "#9a4fc4", "#8a6d1a"))
@@ -87,15 +92,11 @@ def plot_training_curves(curves: Sequence[TrainingCurve], theme: PlotTheme = LIG
     legend_height = 0.53 + 0.2 * math.ceil(len(names) / columns)
     figure = new_figure(8.6, legend_height + 2.37, theme)
     bottom, height = legend_height / figure.get_figheight(), 1.98 / figure.get_figheight()
-    panels: list[Any] = [figure.add_axes((left, bottom, 0.262, height)) for left in (0.06, 0.392, 0.724)]
-    titles = ("loss, untrained = 1", "RSUM", "similarity")
-    colors = dict(zip(names, theme.lines * len(names), strict=False))
-    for panel, title in zip(panels, titles, strict=True):
+    loss, rsum, similarity = panels = [figure.add_axes((left, bottom, 0.262, height)) for left in (0.06, 0.392, 0.724)]
+    for panel, title in zip(panels, ("loss, untrained = 1", "RSUM", "similarity"), strict=True):
         style_axes(panel, title, theme)
-    loss, rsum, similarity = panels
-    for name in names:
+    for name, color in zip(names, cycle(theme.lines), strict=False):
         runs = [curve.records for curve in curves if curve.name == name]
-        color = colors[name]
         _lines(loss, runs, lambda row, first: row["val"]["loss"] / first["val"]["loss"], color, "-", name)
         _lines(rsum, runs, lambda row, _: row["rsum"], color, "-", name)
         _lines(similarity, runs, lambda row, _: row["similarity"]["positive_mean"], color, "-")
@@ -104,11 +105,11 @@ def plot_training_curves(curves: Sequence[TrainingCurve], theme: PlotTheme = LIG
             runs,
             lambda row, _: (row["similarity"]["hardest_i2t_mean"] + row["similarity"]["hardest_t2i_mean"]) / 2,
             color,
-            (0, (2, 1.4)),
+            DASH_PATTERN,
         )
     loss.set_ylim(bottom=0)
     similarity.plot([], [], color=theme.foreground, label="positive pairs")
-    similarity.plot([], [], color=theme.foreground, linestyle=(0, (2, 1.4)), label="hardest negatives")
+    similarity.plot([], [], color=theme.foreground, linestyle=DASH_PATTERN, label="hardest negatives")
     lowest, highest = similarity.get_ylim()
     similarity.set_ylim(lowest, highest + 0.28 * (highest - lowest))
     similarity.legend(loc="upper left", **legend_style(theme))
@@ -132,7 +133,7 @@ def plot_relevance_distributions(rows: Sequence[RelevanceDistribution], theme: P
         axes.bar([(i + 0.5) / bins for i in range(bins)], row.histogram, 1 / bins, color=theme.lines[number % len(theme.lines)])
         for value in row.quantiles:
             axes.axvline(value, color=theme.foreground, linewidth=0.9)
-        axes.axvline(0.63, color=theme.foreground, linewidth=0.9, linestyle=(0, (2, 1.4)))
+        axes.axvline(0.63, color=theme.foreground, linewidth=0.9, linestyle=DASH_PATTERN)
         style_axes(axes, row.estimator if first_share < 0.1 else f"{row.estimator}   (axis cut: {first_share:.0%} are below 0.01)", theme)
         top = 1.1 * max(row.histogram if first_share < 0.1 else row.histogram[1:])
         axes.set(xlim=(0, 1), ylim=(0, top or 1), yticks=[], xlabel="relevance of a random pair" if number == len(rows) - 1 else "")
@@ -150,13 +151,15 @@ def _lines(axes: Any, runs: Sequence[Sequence[Mapping[str, Any]]], value: Any, c
     axes.plot(common, mean, color=color, linestyle=style, linewidth=2.0, label=label)
 
 
-def legend_style(theme: PlotTheme) -> dict[str, Any]:
+def legend_style(theme: PlotTheme, handle_length: float = 1.8, font_size: float = 8.5) -> dict[str, Any]:
     """Return the style of legends.
 
     Args:
         theme: Colors.
+        handle_length: Length of the line next to a label, in units of the font size.
+        font_size: Size in points.
     """
-    return {"fontsize": 8.5, "frameon": False, "labelcolor": theme.foreground, "handlelength": 1.8}
+    return {"fontsize": font_size, "frameon": False, "labelcolor": theme.foreground, "handlelength": handle_length}
 
 
 def style_axes(axes: Any, title: str, theme: PlotTheme, x_label: str = "step") -> None:
@@ -221,8 +224,6 @@ def figure_to_png(figure: Figure, colors: int | None = None) -> bytes:
     Returns:
         Bytes of the file.
     """
-    from PIL import Image
-
     raw = io.BytesIO()
     figure.savefig(raw, format="png", metadata={"Software": None})
     if colors is None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,32 +23,14 @@ from visavis.diagnostics.objective_profile import (
 )
 from visavis.environment import shell_command
 from visavis.reports.html_report import ThemedImage, render_report
-from visavis.reports.plotting import LIGHT_THEME, PlotTheme, figure_to_png, new_figure, style_axes
+from visavis.reports.plotting import DASH_PATTERN, LIGHT_THEME, PlotTheme, figure_to_png, legend_style, new_figure, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-DASH_PATTERN = (0, (2, 1.4))
 LINE_STYLES = ("-", (0, (4, 1.4)), (0, (1, 1.2)))
 """Line styles of the fixed similarities."""
-
-
-@dataclass(frozen=True)
-class ProfileSection:
-    """Section of the report about one objective.
-
-    Attributes:
-        name: Spec of the objective.
-        image: Plot of the profile.
-        norms: Tangent norm of each vector, as text.
-        rows: Table of the rotation of each vector.
-    """
-
-    name: str
-    image: ThemedImage
-    norms: list[str]
-    rows: list[list[str]]
 
 
 def write_profile_report(result: ObjectiveProfiles) -> None:
@@ -61,42 +42,33 @@ def write_profile_report(result: ObjectiveProfiles) -> None:
     Raises:
         MissingExtra: If the packages of the extra ``report`` are not installed.
     """
-    images = [ThemedImage.draw(partial(plot_objective_profile, profile)) for profile in result.profiles]
-    for number, (profile, image) in enumerate(zip(result.profiles, images, strict=True), 1):
-        storage.write_bytes(result.folder / f"{number}-{type(profile.objective).__name__}.png", image.light)
+    names = [type(profile.objective).__name__ for profile in result.profiles]
+    images = [
+        ThemedImage.draw(partial(plot_objective_profile, profile), result.folder / f"{number}-{name}.png")
+        for number, (name, profile) in enumerate(zip(names, result.profiles, strict=True), 1)
+    ]
     storage.write_json(result.folder / "profiles.json", result.to_json())
-    storage.write_text(result.folder / "report.html", render_profiles(result, images))
-
-
-def render_profiles(result: ObjectiveProfiles, images: list[ThemedImage]) -> str:
-    """Render the report.
-
-    Args:
-        result: Profiles.
-        images: Plot of each objective.
-
-    Returns:
-        The HTML page.
-    """
-    return render_report(
+    page = render_report(
         "profiles",
         profiles=[_section(profile, image) for profile, image in zip(result.profiles, images, strict=True)],
-        names=list(dict.fromkeys(type(profile.objective).__name__ for profile in result.profiles)),
+        names=list(dict.fromkeys(names)),
         step_length=f"{STEP_LENGTH:g}",
         positive_angle=f"{-INITIAL_ANGLES[1]:g}",
         negative_angles=", ".join(f"{angle:g}" for angle in INITIAL_ANGLES[2:]),
         command=f"{shell_command()} anatomy {' '.join(shlex.quote(profile.name) for profile in result.profiles)}",
     )
+    storage.write_text(result.folder / "report.html", page)
 
 
-def _section(profile: ObjectiveProfile, image: ThemedImage) -> ProfileSection:
+def _section(profile: ObjectiveProfile, image: ThemedImage) -> dict[str, Any]:
+    """Name, plot, tangent norms and table of one objective."""
     rotation, query_after = profile.rotation, profile.rotation.angle_after[0].item()
     vectors = list(zip(VECTOR_NAMES, rotation.angle.tolist(), rotation.norm.tolist(), rotation.angle_after.tolist(), strict=True))
     rows = [
         [name, f"{angle:.1f}°", f"{norm:.3f}", f"{after - angle:+.1f}°", f"{after - query_after:.1f}°"]
         for name, angle, norm, after in vectors
     ]
-    return ProfileSection(profile.name, image, [f"{name} {norm:.2f}" for name, _, norm, _ in vectors], rows)
+    return {"name": profile.name, "image": image, "norms": [f"{name} {norm:.2f}" for name, _, norm, _ in vectors], "rows": rows}
 
 
 def plot_objective_profile(profile: ObjectiveProfile, theme: PlotTheme = LIGHT_THEME) -> bytes:
@@ -160,7 +132,7 @@ def _plot_weights(axes: Axes, similarity: np.ndarray, weights: np.ndarray, names
     style_axes(axes, f"weight of the {varied}", theme, f"similarity of the {varied}")
     bottom, top = min(0.0, axes.get_ylim()[0]), axes.get_ylim()[1]
     axes.set(xlim=(-1, 1), xticks=(-1, 0, 1), ylim=(bottom, top + 0.34 * (top - bottom)))
-    axes.legend(loc="upper right" if varied == "positive" else "upper left", **_legend(theme, 2.2))
+    axes.legend(loc="upper right" if varied == "positive" else "upper left", **legend_style(theme, 2.2, font_size=8))
 
 
 def _plot_circle(axes: Axes, rotation: Rotation, theme: PlotTheme) -> None:
@@ -183,7 +155,7 @@ def _plot_circle(axes: Axes, rotation: Rotation, theme: PlotTheme) -> None:
     for label, color in labels:
         axes.plot([], [], color=color, linewidth=2, label=label)
     axes.plot([], [], color=theme.foreground, linestyle=DASH_PATTERN, linewidth=1, label="after the step")
-    axes.legend(loc="lower right", **_legend(theme, 1.8))
+    axes.legend(loc="lower right", **legend_style(theme, 1.8, font_size=8))
     style_axes(axes, "  rotation by a step", theme, "")
     axes.set(xlim=(-1.0, 1.16), ylim=(-0.02, 1.16), aspect="equal", xticks=(), yticks=())
     axes.grid(visible=False)
@@ -198,11 +170,7 @@ def _plot_norms(axes: Axes, rotation: Rotation, theme: PlotTheme) -> None:
         axes.plot(NEGATIVE_ANGLES, norms, color=theme.lines[number], linestyle=style, linewidth=1.8, label=label)
     style_axes(axes, "tangent norms", theme, "angle from the query to the hardest negative (°)")
     axes.set(xlim=(NEGATIVE_ANGLES[0], NEGATIVE_ANGLES[-1]), ylim=(0, 1.3 * axes.get_ylim()[1]))
-    axes.legend(loc="upper left", ncols=2, **_legend(theme, 2.0))
-
-
-def _legend(theme: PlotTheme, handle_length: float) -> dict[str, object]:
-    return {"fontsize": 8, "frameon": False, "labelcolor": theme.foreground, "handlelength": handle_length}
+    axes.legend(loc="upper left", ncols=2, **legend_style(theme, 2.0, font_size=8))
 
 
 def _point_on_circle(angle: float) -> tuple[float, float]:

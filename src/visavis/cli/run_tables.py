@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from visavis.cli.output.console import standard_output
-from visavis.cli.output.search_tables import print_feedback_evaluation
+from visavis.cli.console import print_markup, print_table
+from visavis.cli.search_tables import print_feedback_evaluation
+from visavis.cli.terminal import print_line
 from visavis.types import DIRECTIONS
 
 if TYPE_CHECKING:
     from visavis.evaluation import Evaluation
-    from visavis.evaluation.published_row import PublishedRow
     from visavis.feedback.evaluate_feedback import FeedbackEvaluation
     from visavis.graded.ranking_coherence import RankingCoherence
     from visavis.training.training_run import TrainingResult
@@ -27,20 +25,17 @@ def print_trained(trained: TrainingResult) -> None:
     Args:
         trained: Finished run.
     """
-    console = standard_output()
     if trained.test is not None:
         print_evaluation(trained.test)
-    console.print(
-        f"{escape(trained.objective)}, positives by {trained.positives_by}: "
+    print_line(
+        f"{trained.objective}, positives by {trained.positives_by}: "
         f"best validation RSUM {trained.validation_rsum:.1f} ({trained.validation_images:,} images against all their captions), "
-        f"step {trained.best_step:,}; training {trained.seconds:.0f} s, data and features {trained.cache_seconds:.0f} s.",
-        soft_wrap=True,
+        f"step {trained.best_step:,}; training {trained.seconds:.0f} s, data and features {trained.cache_seconds:.0f} s."
     )
     for member in trained.members:
-        line = f"{member.run.name}: best validation RSUM {member.validation_rsum:.1f}, step {member.best_step:,}"
-        line += "" if member.test is None else f"; test RSUM {member.test.metrics['rsum']:.1f}"
-        console.print(escape(line), soft_wrap=True)
-    console.print(f"Run folder: {escape(str(trained.run))}", soft_wrap=True)
+        test = "" if member.test is None else f"; test RSUM {member.test.metrics['rsum']:.1f}"
+        print_line(f"{member.run.name}: best validation RSUM {member.validation_rsum:.1f}, step {member.best_step:,}{test}")
+    print_line(f"Run folder: {trained.run}")
 
 
 def print_evaluation(result: Evaluation | FeedbackEvaluation) -> None:
@@ -59,57 +54,48 @@ def print_evaluation(result: Evaluation | FeedbackEvaluation) -> None:
     if result.published is not None:
         print_differences(result)
     if result.pretrained is not None:
-        standard_output().print("Pretrained model:")
+        print_line("Pretrained model:")
         print_evaluation(result.pretrained)
 
 
 def _print_protocol(result: Evaluation) -> None:
     metrics = result.metrics
-    table = Table(box=None, pad_edge=False)
-    for column in ("", "R@1", "R@5", "R@10", "median rank", "mean rank"):
-        table.add_column(column, justify="left" if not column else "right")
+    rows = []
     for direction, title in DIRECTIONS.items():
         recalls = (f"{metrics[f'{direction}_r{k}']:.1f}" for k in (1, 5, 10))
-        table.add_row(title, *recalls, f"{metrics[f'{direction}_medr']:.0f}", f"{metrics[f'{direction}_meanr']:.1f}")
-    console = standard_output()
-    console.print(table)
-    console.print(
+        rows.append([title, *recalls, f"{metrics[f'{direction}_medr']:.0f}", f"{metrics[f'{direction}_meanr']:.1f}"])
+    print_table(("", "R@1", "R@5", "R@10", "median rank", "mean rank"), rows)
+    print_line(
         f"RSUM {metrics['rsum']:.1f}, average recall {metrics['average_recall']:.1f}  (protocol {result.protocol}: {result.num_images:,} images, "
-        f"{result.num_texts:,} texts, {result.captions_per_image:g} captions per image, ties {result.ties})",
-        soft_wrap=True,
+        f"{result.num_texts:,} texts, {result.captions_per_image:g} captions per image, ties {result.ties})"
     )
     if result.extra_metrics:
-        extra = (f"{_metric_title(key)} {_format_metric(key, metrics[key])}" for key in result.extra_metrics)
-        console.print(", ".join(extra), soft_wrap=True)
+        print_line(", ".join(f"{_metric_title(key)} {_format_metric(key, metrics[key])}" for key in result.extra_metrics))
     queries = len(result.image_ranks), len(result.text_ranks)
     if queries[0] < result.num_images or queries[1] < result.num_texts:
-        console.print(
+        print_line(
             f"R-Precision {metrics['i2t_r_precision']:.3f} and {metrics['t2i_r_precision']:.3f}, mAP@R {metrics['i2t_map_at_r']:.3f} and "
-            f"{metrics['t2i_map_at_r']:.3f}, over {queries[0]:,} images and {queries[1]:,} texts with listed positives",
-            soft_wrap=True,
+            f"{metrics['t2i_map_at_r']:.3f}, over {queries[0]:,} images and {queries[1]:,} texts with listed positives"
         )
     if result.coherence is not None:
-        _print_coherence(console, result.coherence)
+        _print_coherence(result.coherence)
 
 
-def _print_coherence(console: Console, result: RankingCoherence) -> None:
+def _print_coherence(result: RankingCoherence) -> None:
     from visavis.metrics import GRADED
 
     measures = [(metric, k) for metric in GRADED[result.semantics] for k in result.ks]
-    table = Table(box=None, pad_edge=False)
-    for column in ("", *(metric.label.replace("K", str(k)) for metric, k in measures)):
-        table.add_column(column, justify="left" if not column else "right")
+    rows = []
     for direction, title in DIRECTIONS.items():
         for name, means in ((title, result.metrics), ("  random scores", result.random_baseline)):
             values = [means[metric.key(direction, k)] for metric, k in measures]
-            table.add_row(name, *("undefined" if value is None else f"{value:.3f}" for value in values))
-    console.print(table)
+            rows.append([name, *("undefined" if value is None else f"{value:.3f}" for value in values)])
+    print_table(["", *(metric.label.replace("K", str(k)) for metric, k in measures)], rows)
     tau, captions = ("tau-b", "the first caption of each image") if result.semantics == "reference" else ("tau-a", "all captions")
     undefined = ", ".join(f"{name} {count:,}" for name, count in result.undefined.items() if count) or "none"
-    console.print(
-        f"Relevance by {escape(result.relevance)}. CS is {tau} over the top K of {captions}: {result.candidates[0]:,} texts, "
-        f"{result.candidates[1]:,} images, the upper limit of K. Queries left out as undefined (constant in the top K): {undefined}.",
-        soft_wrap=True,
+    print_line(
+        f"Relevance by {result.relevance}. CS is {tau} over the top K of {captions}: {result.candidates[0]:,} texts, "
+        f"{result.candidates[1]:,} images, the upper limit of K. Queries left out as undefined (constant in the top K): {undefined}."
     )
 
 
@@ -119,32 +105,27 @@ def print_differences(result: Evaluation) -> None:
     Args:
         result: Evaluation with published results.
     """
-    row, reached, console = result.published, result.under_published_protocol, standard_output()
+    row, reached = result.published, result.under_published_protocol
     assert row is not None
-    table = Table(box=None, pad_edge=False)
-    for column in ("", "published", "reached", "difference"):
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    rows = []
     for metric in row.differences(reached.all_metrics):
         cells = ["-", "-"]
         if metric.reached is not None and metric.difference is not None:
-            sign = "+" if metric.difference >= 0 else ""
-            cells = [_format_metric(metric.key, metric.reached), f"{sign}{_format_metric(metric.key, metric.difference)}"]
-        table.add_row(_metric_title(metric.key), _format_mean(metric.key, metric.published, metric.std), *cells)
-    console.print()
-    console.print(table)
-    console.print(f"Published: {escape(row.id)}{', cited there' if row.cited else ''}: {escape(row.source)}.", soft_wrap=True)
+            cells = [_format_metric(metric.key, metric.reached), _format_metric(metric.key, metric.difference, sign="+")]
+        rows.append([_metric_title(metric.key), _format_mean(metric.key, metric.published, metric.std), *cells])
+    print_line("")
+    print_table(("", "published", "reached", "difference"), rows)
+    print_line(f"Published: {row.id}{', cited there' if row.cited else ''}: {row.source}.")
     if row.protocol != reached.protocol:
-        console.print(f"Protocols differ: published {row.protocol}, reached {reached.protocol}, with other candidates.", soft_wrap=True)
-    _print_remarks(console, row)
-
-
-def _print_remarks(console: Console, row: PublishedRow) -> None:
-    if row.unreported:
-        console.print(f"Not published: {escape(row.unreported)}.", soft_wrap=True)
-    if row.misprint:
-        console.print(f"Misprint in the paper: {escape(row.misprint)}.", soft_wrap=True)
-    if row.code_difference:
-        console.print(f"Published as counted by the released code: {escape(row.code_difference)}.", soft_wrap=True)
+        print_line(f"Protocols differ: published {row.protocol}, reached {reached.protocol}, with other candidates.")
+    remarks = {
+        "Not published": row.unreported,
+        "Misprint in the paper": row.misprint,
+        "Published as counted by the released code": row.code_difference,
+    }
+    for title, remark in remarks.items():
+        if remark:
+            print_line(f"{title}: {remark}.")
 
 
 def print_published_rows(rows: list[dict[str, Any]]) -> None:
@@ -154,13 +135,12 @@ def print_published_rows(rows: list[dict[str, Any]]) -> None:
         rows: Entries of the catalog of recipes.
     """
     labels = {"cited": "cited", "not_trainable": "not trainable", "unreported": "settings not published", "misprint": "misprint"}
-    console = standard_output()
     for row in rows:
         marks = [label for key, label in labels.items() if row[key]]
         packages = ", ".join([row["needs"].partition(",")[0], *row["encoders"]])
         needs = f"needs {packages}" if row["needs"] else f"no recipe: {row['not_trainable']}"
         line = escape(f"{_format_results(row['published'])}  ({', '.join([*marks, needs])})")
-        console.print(f"  [cyan]{escape(row['name'])}[/cyan]  {line}", soft_wrap=True, highlight=False)
+        print_markup(f"  [cyan]{escape(row['name'])}[/cyan]  {line}")
 
 
 def _format_results(published: dict[str, float]) -> str:
@@ -188,10 +168,10 @@ def _format_mean(key: str, mean: float, std: float | None) -> str:
     return _format_metric(key, mean) + ("" if std is None else f" ± {_format_metric(key, std)}")
 
 
-def _format_metric(key: str, value: float) -> str:
+def _format_metric(key: str, value: float, sign: str = "") -> str:
     from visavis.diagnostics.contribution_analysis import MEASURES
     from visavis.evaluation.published_row import find_metric
 
     if key.partition("_")[2] in MEASURES:
-        return f"{value:.2f}"
-    return f"{value:.1f}" if find_metric(key).unit in ("percent", "rank") else f"{value:.3f}"
+        return f"{value:{sign}.2f}"
+    return f"{value:{sign}.{1 if find_metric(key).unit in ('percent', 'rank') else 3}f}"

@@ -1,15 +1,17 @@
-"""Consoles of rich for tables and messages, and progress bars on stderr."""
+"""Tables and lines with colors on stdout, and progress bars on stderr."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn, Self
 
 from rich import console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
 from rich.text import Text
 
 from visavis.cli.terminal import escape_control_characters, exit_quietly
@@ -39,6 +41,38 @@ class SafeConsole(console.Console):
 def standard_output() -> SafeConsole:
     """Return a console for stdout as it is now."""
     return SafeConsole(file=sys.stdout, highlight=False)
+
+
+def print_markup(text: str) -> None:
+    """Print a line on stdout. Terminals wrap it.
+
+    Args:
+        text: Text with markup of rich.
+    """
+    standard_output().print(text, soft_wrap=True)
+
+
+MIN_TABLE_WIDTH = 150
+"""Characters that a table may have on a narrow terminal: a line that is too wide is better than a truncated one."""
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, text_columns: int = 1) -> None:
+    """Print a table on stdout.
+
+    Args:
+        columns: Titles.
+        rows: Cells, as plain texts or with a style.
+        text_columns: Number of columns at the start that are aligned to the left. The others are aligned to the right.
+    """
+    table = Table(box=None, pad_edge=False)
+    for number, column in enumerate(columns):
+        is_text = number < text_columns
+        table.add_column(column, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(cell) if isinstance(cell, str) else cell for cell in row))
+    console = standard_output()
+    console.width = max(console.width, MIN_TABLE_WIDTH)
+    console.print(table)
 
 
 LINE_INTERVAL_S = 30.0

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from rich.markup import escape
-from rich.table import Table
-
-from visavis.cli.output.console import standard_output
+from visavis.cli.console import print_table, standard_output
+from visavis.cli.terminal import print_line
 
 if TYPE_CHECKING:
     from visavis.feedback.evaluate_feedback import FeedbackEvaluation
@@ -26,7 +24,6 @@ def print_index_report(report: IndexReport) -> None:
     Args:
         report: Result of indexing.
     """
-    console = standard_output()
     counts = {
         "encoded": report.num_encoded,
         "unchanged": report.num_unchanged,
@@ -34,16 +31,16 @@ def print_index_report(report: IndexReport) -> None:
         "removed": report.num_removed,
     }
     changes = ", ".join(f"{count:,} {change}" for change, count in counts.items() if count) or "no changes"
-    console.print(f"{report.num_items:,} items in the index. Files: {changes}. {report.seconds:.0f} s.", soft_wrap=True)
+    print_line(f"{report.num_items:,} items in the index. Files: {changes}. {report.seconds:.0f} s.")
     if report.skipped:
-        console.print(f"Left out, {len(report.skipped):,}:")
+        print_line(f"Left out, {len(report.skipped):,}:")
     for text in report.skipped[:MAX_SKIPPED_LINES]:
-        console.print(f"  {escape(text)}", soft_wrap=True)
+        print_line(f"  {text}")
     if len(report.skipped) > MAX_SKIPPED_LINES:
-        console.print(f"  ... and {len(report.skipped) - MAX_SKIPPED_LINES:,} more: --json lists all.")
+        print_line(f"  ... and {len(report.skipped) - MAX_SKIPPED_LINES:,} more: --json lists all.")
     if report.compression is not None:
         print_compression(report.compression)
-    console.print(f"Index: {escape(report.folder)}", soft_wrap=True)
+    print_line(f"Index: {report.folder}")
 
 
 def print_compression(report: CompressionReport) -> None:
@@ -52,26 +49,22 @@ def print_compression(report: CompressionReport) -> None:
     Args:
         report: Measurements of an index.
     """
-    table = Table(box=None, pad_edge=False)
     has_captions = any(encoding.caption_recall_at_10 is not None for encoding in report.encodings)
-    columns = ["vectors", "bytes", "stored", "rescored", "recall@10", *(["caption@10"] if has_captions else []), "ms per query"]
-    for column in columns:
-        table.add_column(column, justify="left" if column == "vectors" else "right")
+    rows = []
     for encoding in report.encodings:
         recalls = [f"{recall:.1f}" for recall in (encoding.recall_at_10, encoding.caption_recall_at_10) if recall is not None]
         rescored = f"{encoding.rescored:,}" if encoding.rescored else "-"
         sizes = f"{encoding.scanned_bytes:,.0f}", f"{encoding.stored_bytes:,.0f}"
-        table.add_row(encoding.name, *sizes, rescored, *recalls, f"{encoding.milliseconds:.3g}")
-    console = standard_output()
-    console.print(table)
+        rows.append([encoding.name, *sizes, rescored, *recalls, f"{encoding.milliseconds:.3g}"])
+    recall_columns = ["recall@10", "caption@10"] if has_captions else ["recall@10"]
+    print_table(["vectors", "bytes", "stored", "rescored", *recall_columns, "ms per query"], rows)
     captions = " caption@10: captions whose own item is among the first 10, in percent." if has_captions else ""
-    console.print(
+    print_line(
         f"{report.num_items:,} items, {report.num_queries:,} queries: {report.query_source}. bytes: per vector, read by the first pass. "
         f"stored: per vector, in total. recall@10: share of the true top 10 by float32 vectors, in percent.{captions} "
-        "ms per query: median of single queries.",
-        soft_wrap=True,
+        "ms per query: median of single queries."
     )
-    console.print(escape(report.recommendation), soft_wrap=True)
+    print_line(report.recommendation)
 
 
 def print_results(results: SearchResults) -> None:
@@ -80,16 +73,16 @@ def print_results(results: SearchResults) -> None:
     Args:
         results: Results, best first.
     """
-    console = standard_output()
     if not results.hits:
-        console.print("No item of the index passes the filters.")
+        print_line("No item of the index passes the filters.")
         return
     if results.no_match:
-        console.print("Probably no match. Nearest results:")
+        print_line("Probably no match. Nearest results:")
+    console = standard_output()
     for rank, hit in enumerate(results.hits, 1):
         match = "" if hit.match_probability is None else f"  match {100 * hit.match_probability:3.0f} %"
         duplicates = f"  (and {len(hit.duplicates)} similar)" if hit.duplicates else ""
-        console.print(f"{rank:2d}  {hit.score:.3f}{match}  {escape(hit.item.key)}{duplicates}", soft_wrap=True)
+        print_line(f"{rank:2d}  {hit.score:.3f}{match}  {hit.item.key}{duplicates}")
         if hit.image is not None and hit.image.location is not None and console.is_terminal and console.color_system == "truecolor":
             console.print(_thumbnail(hit.image.preview()))
 
@@ -100,18 +93,13 @@ def print_feedback_evaluation(result: FeedbackEvaluation) -> None:
     Args:
         result: Evaluation of an index.
     """
-    console = standard_output()
     recalls = ", ".join(f"R@{k} {value:.1f} %" for k, value in result.recall.items())
-    console.print(f"{result.queries:,} judged queries, {result.candidates:,} items: {recalls}.", soft_wrap=True)
+    print_line(f"{result.queries:,} judged queries, {result.candidates:,} items: {recalls}.")
     if result.pairwise_accuracy is not None:
-        console.print(
-            f"{result.pairwise_accuracy:.1f} % of {result.pairs:,} pairs of a relevant and an irrelevant item are in the correct order.",
-            soft_wrap=True,
-        )
+        accuracy = f"{result.pairwise_accuracy:.1f} % of {result.pairs:,} pairs"
+        print_line(f"{accuracy} of a relevant and an irrelevant item are in the correct order.")
     if result.skipped:
-        console.print(
-            f"Left out: {result.skipped:,} judgments of image queries, of queries with excluded texts, or of missing items.", soft_wrap=True
-        )
+        print_line(f"Left out: {result.skipped:,} judgments of image queries, of queries with excluded texts, or of missing items.")
 
 
 def print_ranked_texts(texts: Iterable[tuple[str, float]]) -> None:
@@ -121,7 +109,7 @@ def print_ranked_texts(texts: Iterable[tuple[str, float]]) -> None:
         texts: Labels and scores, best first.
     """
     for rank, (text, score) in enumerate(texts, 1):
-        standard_output().print(f"{rank:2d}  {score:.3f}  {escape(text)}", soft_wrap=True)
+        print_line(f"{rank:2d}  {score:.3f}  {text}")
 
 
 def _thumbnail(image: Any, width: int = 32) -> Any:
