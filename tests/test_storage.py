@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -51,6 +52,36 @@ def test_storage_skips_truncated_last_line(tmp_path):
     for cut in range(whole[:-1].rfind(b"\n") + 1, len(whole)):
         log.write_bytes(whole[:cut])
         assert [row["epoch"] for row in storage.read_json_lines(log)] == [0, 1]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a limit of file sizes")
+def test_storage_append_is_all_or_nothing_at_any_size_limit(tmp_path):
+    """A limit of file sizes stops a write after any byte, as a full disk does."""
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    chooser = random.Random(0)
+    for number in range(200):
+        log, acknowledged = tmp_path / f"{number}.jsonl", []
+        resource.setrlimit(resource.RLIMIT_FSIZE, (chooser.randrange(1, 2000), before[1]))
+        try:
+            with pytest.raises(StorageError, match="No space left"):
+                for value in range(1000):
+                    storage.append_json_line(log, {"value": value, "text": "é" * chooser.randrange(40)}, fsync=number % 20 == 0)
+                    acknowledged.append(value)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert log.read_bytes()[-1:] in (b"", b"\n")
+        storage.append_json_line(log, {"value": -1})
+        assert [row["value"] for row in storage.read_json_lines(log)] == [*acknowledged, -1]
+
+
+def test_storage_append_starts_on_its_own_line(tmp_path):
+    log = tmp_path / "metrics.jsonl"
+    for content, kept in ((b"", []), (b'{"epoch', []), (b"1\n", [1]), (b'1\n{"epoch": ', [1])):
+        log.write_bytes(content)
+        storage.append_json_line(log, 2)
+        assert storage.read_json_lines(log) == [*kept, 2]
 
 
 def test_storage_skips_last_line_truncated_inside_character(tmp_path):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import pytest
 
@@ -50,7 +51,7 @@ def test_feedback_file_removes_incomplete_line(tmp_path):
     )
     for cut in range(1, len(whole) - 1, 7):
         path.write_text(whole + whole[:cut])
-        with open_feedback(path) as file:
+        with pytest.warns(UserWarning, match=f"incomplete last line of {cut:,} bytes"), open_feedback(path) as file:
             file.append(judgment("b", False))
         assert [line.item for line in read_feedback(path)] == ["a", "b"]
 
@@ -97,6 +98,6 @@ with open_feedback(sys.argv[1]) as file:
         acknowledged = [int(line) for line in (first + process.stdout.read()).splitlines() if line]
         process.wait()
         process.stdout.close()
-        with open_feedback(path) as file:
+        with warnings.catch_warnings(action="ignore"), open_feedback(path) as file:
             assert [int(line.item) for line in file.records][: len(acknowledged)] == acknowledged
             assert len(acknowledged) <= len(file.records) <= len(acknowledged) + 1

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from visavis import storage
-from visavis.errors import DataError
+from visavis.errors import DataError, warn
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class FeedbackFile:
 def open_feedback(path: str | Path) -> Iterator[FeedbackFile]:
     """Open a new or an existing feedback file for writing. Only one process at a time can open it.
 
-    A last line that a crash cut short is removed.
+    A last line that a crash cut short is removed with a warning.
 
     Args:
         path: Path of the file.
@@ -136,7 +136,8 @@ def open_feedback(path: str | Path) -> Iterator[FeedbackFile]:
     with storage.folder_lock(path, wait=False):
         if path.exists():
             records = read_feedback(path)
-            storage.remove_incomplete_line(path)
+            if num_bytes := storage.remove_incomplete_line(path):
+                warn(f"{path}: an incomplete last line of {num_bytes:,} bytes was removed. Its record was never confirmed.")
         else:
             records = []
             storage.write_bytes(path, b"")

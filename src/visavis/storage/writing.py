@@ -14,6 +14,7 @@ import sqlite3
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,29 +162,60 @@ def write_json_lines(path: str | Path, rows: Iterable[Any]) -> None:
 
 
 def append_json_line(path: str | Path, row: Any, *, fsync: bool = False) -> None:
-    """Append one line to a log. ``read_json_lines`` drops a last line that a crash cut short.
+    """Append one line to a log, completely or not at all. Only one process at a time may append.
+
+    A last line that a crash cut short is removed first. ``read_json_lines`` drops such a line, too.
 
     Args:
-        path: File to extend.
+        path: File to extend, or to create.
         row: Value of the line.
         fsync: Whether the line is on the disk when this function returns.
+
+    Raises:
+        StorageError: If the line cannot be written. The log then ends as before.
     """
-    with storage_errors(path), open(path, "a", encoding="utf-8") as log:
-        log.write(json.dumps(row, ensure_ascii=False) + "\n")
-        if fsync:
-            log.flush()
-            os.fsync(log.fileno())
+    line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
+    with storage_errors(path), open(path, "a+b", buffering=0) as log:
+        end = _remove_incomplete_line(log)
+        try:
+            # A write that meets a full disk may write a part of its bytes and report no error.
+            written = 0
+            while written < len(line):
+                written += log.write(line[written:])
+            if fsync:
+                os.fsync(log.fileno())
+        except BaseException:
+            log.truncate(end)
+            raise
 
 
-def remove_incomplete_line(path: str | Path) -> None:
-    """Remove the last line of a log if a crash cut it short, so that the next line starts on its own.
+def remove_incomplete_line(path: str | Path) -> int:
+    """Remove the last line of a log if a crash cut it short.
 
     Args:
         path: The log.
+
+    Returns:
+        Number of bytes that were removed.
+
+    Raises:
+        StorageError: If the log cannot be written.
     """
-    with storage_errors(path), open(path, "r+b") as log:
-        whole = log.read()
-        log.truncate(whole.rfind(b"\n") + 1)
+    with storage_errors(path), open(path, "r+b", buffering=0) as log:
+        size = log.seek(0, os.SEEK_END)
+        return size - _remove_incomplete_line(log)
+
+
+def _remove_incomplete_line(log: FileIO) -> int:
+    """Truncate a log after its last newline. Returns its size, at which the next line starts."""
+    size = log.seek(0, os.SEEK_END)
+    log.seek(max(size - 1, 0))
+    if size and log.read(1) != b"\n":
+        log.seek(0)
+        size = log.readall().rfind(b"\n") + 1
+        log.truncate(size)
+    log.seek(size)
+    return size
 
 
 def write_toml(path: str | Path, content: dict[str, Any]) -> None:
