@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 
 from visavis.errors import DataError, ShapeError, SpecError, StorageError
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
-from visavis.retrieval.stores.approximate_search import mean_recall
 from visavis.retrieval.stores.base import Neighbor, VectorStore
 
 pytest.importorskip("lancedb")
@@ -231,38 +230,6 @@ def test_open_store_selects_store_by_uri(tmp_path):
 def test_open_store_reports_unreachable_server():
     with pytest.raises(StorageError, match=r"^http://127\.0\.0\.1:9: the Milvus store cannot be used: .*\.$"):
         open_store("http://127.0.0.1:9", DIM)
-
-
-def test_approximate_index_reports_recall_and_true_scores(tmp_path):
-    generator = np.random.default_rng(6)
-    vectors = generator.standard_normal((600, 16)).astype(np.float32)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    items = [IndexItem(f"{row:04d}", f"{row % 2}/it's", "image", "", 0, row, metadata={"odd": str(row % 2)}) for row in range(600)]
-    with closing(LanceStore(tmp_path / "folder", 16)) as opened:
-        with pytest.raises(DataError, match="expected an approximate index, got none"):
-            opened.search(vectors[:1], 1, approximate=True)
-        opened.add(items, vectors)
-        built = opened.build_approximate_index(target_recall=1.0)
-        assert built.recall >= 0.95 and built.num_items == 600 and built.num_queries == 200
-    with closing(LanceStore(tmp_path / "folder")) as opened:
-        assert opened.approximate_index() == built
-        true = opened.search(vectors[:50], 10)
-        found = opened.search(vectors[:50], 10, approximate=True)
-        assert sum(len(set(one) & set(other)) for one, other in zip(true, found, strict=True)) >= 450
-        where = ItemFilter(path="1/it's", before=300, metadata={"odd": "1"})
-        assert all(int(near.key) % 2 and int(near.key) < 300 for near in opened.search(vectors[:1], 100, where, approximate=True)[0])
-        opened.add([dataclasses.replace(items[0], key="new")], np.ones((1, 16)))
-        assert opened.search(np.ones((1, 16)), 1, approximate=True)[0][0].key == "new"
-    with closing(MilvusStore(tmp_path / "file.db", embedding_dim=16)) as opened:
-        opened.add(items, vectors)
-        assert opened.build_approximate_index().recall >= 0.98
-        assert opened.search(vectors[:3], 1) == [own[:1] for own in true[:3]]
-
-
-def test_mean_recall_of_hand_computed_values():
-    true = [[Neighbor("a", 1.0), Neighbor("b", 0.5)], [Neighbor("c", 1.0), Neighbor("d", 1.0)]]
-    assert mean_recall([[Neighbor("a", 1.0), Neighbor("x", 0.4)], [Neighbor("e", 1.0), Neighbor("f", 1.0)]], true) == 0.75
-    assert mean_recall([[Neighbor("a", 1.0)], []], true) == 0.25
 
 
 WRITER = """

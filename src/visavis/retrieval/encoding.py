@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import math
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,7 +16,6 @@ import torch
 from PIL import Image as Pillow
 from torch import Tensor
 
-from visavis.data.dataset import ByteRange
 from visavis.data.images import decode_image
 from visavis.data.perceptual_hash import dhash
 from visavis.data.video import read_frames
@@ -208,10 +205,10 @@ def encode_in_shards(
 def _encode_on_ray(
     workers: int, model: str, embedding_dim: int | None, shards: Sequence[Sequence[SourceFile]], moment_seconds: float
 ) -> Iterator[tuple[Sequence[SourceFile], EncodedShard]]:
-    """Encode shards with Ray Data: one actor with the model per process. Ray repeats the shards of a lost actor."""
+    """Encode shards by actors with a model each. Ray restarts a lost actor and repeats its shard."""
     try:
         import ray
-        import ray.data
+        from ray.util import ActorPool
     except ImportError:
         raise MissingExtra("ray", "scale", "indexing with --engine ray") from None
     if workers < 1:
@@ -220,42 +217,40 @@ def _encode_on_ray(
         return
     if not ray.is_initialized():
         ray.init(address=os.environ.get("RAY_ADDRESS", "local"), include_dashboard=False, log_to_driver=False)
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    rows = [{"number": number, "files": json.dumps([_file_to_json(file) for file in shard])} for number, shard in enumerate(shards)]
-    data = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
-        _RayEncoder,
-        batch_size=1,
-        compute=ray.data.ActorPoolStrategy(size=min(workers, len(shards))),
-        fn_constructor_args=(model, embedding_dim, moment_seconds),
-    )
-    for row in data.iter_rows():
-        items = tuple(IndexItem(**fields) for fields in json.loads(row["items"]))
-        vectors = np.frombuffer(row["vectors"], np.float32).reshape(len(items), -1) if items else np.empty((0, 0), np.float32)
-        yield shards[row["number"]], EncodedShard(items, vectors, json.loads(row["unreadable"]))
+    actor_class = ray.remote(max_restarts=-1, max_task_retries=-1)(RayEncoder)
+    actors = [actor_class.remote(model, embedding_dim, moment_seconds) for _ in range(min(workers, len(shards)))]
+    jobs: list[Any] = list(enumerate(map(_with_absolute_paths, shards)))
+    for number, shard in ActorPool(actors).map_unordered(lambda actor, job: actor.encode.remote(*job), jobs):
+        yield shards[number], shard
 
 
-class _RayEncoder:
-    """Ray actor that encodes shards with its own copy of the model."""
+def _with_absolute_paths(files: Sequence[SourceFile]) -> list[SourceFile]:
+    """The files with paths that hold in every working directory."""
+    return [replace(file, location=replace(file.location, path=file.location.path.absolute())) for file in files]
+
+
+class RayEncoder:
+    """Ray actor that encodes shards with its own copy of the model.
+
+    Args:
+        model: Location of the model.
+        embedding_dim: Matryoshka dimension of the vectors. None: all dimensions.
+        moment_seconds: Length of a moment in seconds.
+    """
 
     def __init__(self, model: str, embedding_dim: int | None, moment_seconds: float):
         retriever = Retriever.load(model)
         self.model = retriever if embedding_dim is None else retriever.with_embedding_dim(embedding_dim)
         self.moment_seconds = moment_seconds
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        shard = encode_shard(self.model, [_file_from_json(fields) for fields in json.loads(batch["files"][0])], self.moment_seconds)
-        return {
-            "number": batch["number"],
-            "items": [json.dumps([asdict(item) for item in shard.items])],
-            "vectors": [shard.vectors.tobytes()],
-            "unreadable": [json.dumps(shard.unreadable)],
-        }
+    def encode(self, number: int, files: Sequence[SourceFile]) -> tuple[int, EncodedShard]:
+        """Encode a shard.
 
+        Args:
+            number: Number of the shard.
+            files: Its files.
 
-def _file_to_json(file: SourceFile) -> dict[str, Any]:
-    return asdict(file) | {"location": {**asdict(file.location), "path": str(file.location.path.absolute())}}
-
-
-def _file_from_json(fields: dict[str, Any]) -> SourceFile:
-    location = fields["location"]
-    return SourceFile(**{**fields, "location": ByteRange(**{**location, "path": Path(location["path"])})})
+        Returns:
+            Number of the shard, and its items.
+        """
+        return number, encode_shard(self.model, files, self.moment_seconds)
