@@ -103,10 +103,10 @@ def chosen(way: str, texts: Sequence[str], found: Sequence[SearchResults], rando
         return [every[i] for i in random.choice(len(every), ROUND, replace=False)]
     recent = RecentQueries()
     for text, results in zip(texts, found, strict=True):
-        hits = results.hits if way == "doubt" else tuple(replace(hit, match=None) for hit in results)
+        hits = results.hits if way == "doubt" else tuple(replace(hit, match_probability=None) for hit in results)
         assert way == "edge" or hits[0].match_probability is not None
         recent.add(QueryKey(text), 0, SearchResults(hits))
-    return [(pair.asked.text, pair.result) for pair in recent.most_uncertain(ROUND, lambda *_: False)]
+    return [(pair.query.text, pair.result) for pair in recent.most_uncertain(ROUND, lambda *_: False)]
 
 
 def judgments_of(world: World, way: str, seed: int, count: int) -> Iterator[Judgment]:
