@@ -26,7 +26,7 @@ import torch
 from visavis.data.dataset_reader import data_folder, open_dataset
 from visavis.models.encoders.feature_extraction import cache_features
 from visavis.models.encoders.frozen_encoders import EncoderSpec
-from visavis.retrieval.compression import TARGET_RECALL, fewest_candidates
+from visavis.retrieval.compression import TARGET_RECALL
 from visavis.retrieval.items import IndexItem
 from visavis.retrieval.stores.base import Neighbor
 from visavis.retrieval.stores.exact_search import ExactSearch, exact_scores, is_int8_faster, open_int8_codes, write_int8_codes
@@ -180,6 +180,14 @@ def build_milvus_index(store: MilvusStore, _: int) -> tuple[str, int]:
     return "HNSW", 4096
 
 
+def fewest_probes(measure: Callable[[int], float], most: int) -> tuple[int, float]:
+    """The first of 8, 16, 32, ... probes that reaches the target recall, and its recall."""
+    probes = min(8, most)
+    while (recall := measure(probes)) < TARGET_RECALL and probes < most:
+        probes = min(2 * probes, most)
+    return probes, recall
+
+
 def near(options: argparse.Namespace, folder: Path) -> None:
     """Approximate indexes compared with exact search."""
     for engine, number in (("LanceDB", options.near), ("Milvus Lite", options.milvus)):
@@ -202,7 +210,7 @@ def near(options: argparse.Namespace, folder: Path) -> None:
             found = [search(store, query, probes) for query in queries]
             return float(np.mean([sum(near.score >= true[-1] for near in own) / TOP for own, true in zip(found, scores, strict=True)]))
 
-        probes, reached = fewest_candidates(recall, most, TARGET_RECALL)
+        probes, reached = fewest_probes(recall, most)
         built = f"{kind} over {number:,} items: recall of the true top {TOP} is {100 * reached:.1f} % ({len(queries)} queries)"
         print_now(f"{engine}, {number:,} x {width}: {built}, built and measured in {time.perf_counter() - started:.0f} s, {probes} probes")
         asked: dict[str, Callable[[], object]] = {

@@ -29,7 +29,7 @@ class Calibration:
         probabilities: Match probability at each knot.
         num_candidates: Number of items in the calibration collection.
         num_queries: Number of calibration queries.
-        min_score: 5th percentile of the best scores of queries that have a relevant item.
+        min_score: 5th percentile of the best scores of queries that have a relevant item. A lower best score means "no match".
         detection_rate: Share of queries whose best score is below ``min_score`` once their relevant items are removed.
     """
 
@@ -63,17 +63,6 @@ class Calibration:
             Probability that the result is relevant, 0 to 1.
         """
         return float(np.interp(score, self.scores, self.probabilities))
-
-    def is_no_match(self, best: float) -> bool:
-        """Check whether a query probably has no relevant item.
-
-        Args:
-            best: Score of the best result of the query.
-
-        Returns:
-            Whether the score is below ``min_score``.
-        """
-        return best < self.min_score
 
 
 def fit_calibration(scores: Tensor, relevant: Tensor) -> Calibration:

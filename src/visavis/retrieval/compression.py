@@ -7,9 +7,10 @@ number is the smallest that reaches the target recall.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from timeit import timeit
 
 import numpy as np
 
@@ -252,27 +253,6 @@ def noisy_queries(vectors: np.ndarray) -> np.ndarray:
     return _normalize(_normalize(vectors) + noise)
 
 
-def fewest_candidates(measure: Callable[[int], float], max_candidates: int, target: float) -> tuple[int, float]:
-    """Find the first of 8, 16, 32, ... candidates that reaches a target recall.
-
-    Args:
-        measure: Returns the recall for a number of candidates.
-        max_candidates: Maximum number of candidates.
-        target: Target recall, 0 to 1.
-
-    Returns:
-        Number of candidates (``max_candidates`` if the target is not reached), and its recall.
-
-    Example:
-        >>> fewest_candidates(lambda candidates: candidates / 100, 50, 0.3), fewest_candidates(lambda candidates: 0.5, 20, 0.9)
-        ((32, 0.32), (20, 0.5))
-    """
-    candidates = min(8, max_candidates)
-    while (recall := measure(candidates)) < target and candidates < max_candidates:
-        candidates = min(2 * candidates, max_candidates)
-    return candidates, recall
-
-
 class _Benchmark:
     """Measures encodings with the same queries and true results."""
 
@@ -296,7 +276,9 @@ class _Benchmark:
         """Measure a first pass followed by scores with full vectors, for the fewest candidates that reach the target recall."""
         max_rescored = min(MAX_RESCORED, len(self.rows))
         correct = self._correct([nearest(query, max_rescored) for query in self.queries])
-        rescored, _ = fewest_candidates(lambda count: self._recall([hits[:count] for hits in correct]), max_rescored, TARGET_RECALL)
+        rescored = min(8, max_rescored)
+        while rescored < max_rescored and self._recall([hits[:rescored] for hits in correct]) < TARGET_RECALL:
+            rescored = min(2 * rescored, max_rescored)
         rescored = max(rescored, self.top)
 
         def search(query: np.ndarray, top: int) -> np.ndarray:
@@ -317,11 +299,8 @@ class _Benchmark:
         return float(np.mean([min(int(hits.sum()), self.top) / self.top for hits in correct]))
 
     def _milliseconds(self, nearest: NearestFunction) -> float:
-        seconds = []
-        for query in [*self.queries[:WARMUP_QUERIES], *self.queries[:TIMED_QUERIES]]:
-            started = time.perf_counter()
-            nearest(query, self.top)
-            seconds.append(time.perf_counter() - started)
+        queries = [*self.queries[:WARMUP_QUERIES], *self.queries[:TIMED_QUERIES]]
+        seconds = [timeit(partial(nearest, query, self.top), number=1) for query in queries]
         return 1000 * float(np.median(seconds[min(WARMUP_QUERIES, len(self.queries)) :]))
 
 

@@ -21,6 +21,7 @@ from visavis.data.perceptual_hash import dhash
 from visavis.data.video import read_frames
 from visavis.errors import DataError, MissingExtra, VisavisError
 from visavis.models.retriever import Retriever
+from visavis.retrieval.index_folder import SkippedFile
 from visavis.retrieval.items import IndexItem, ItemKind
 from visavis.retrieval.source_files import SourceFile
 
@@ -47,12 +48,12 @@ class EncodedShard:
     Attributes:
         items: Items in the order of keys.
         vectors: Their vectors, shape ``[N, D]``.
-        unreadable: Problem of each file that cannot be read, by path.
+        unreadable: Files that cannot be read, by path.
     """
 
     items: tuple[IndexItem, ...]
     vectors: np.ndarray
-    unreadable: dict[str, str]
+    unreadable: dict[str, SkippedFile]
 
 
 @dataclass(frozen=True)
@@ -77,17 +78,17 @@ def encode_shard(model: Retriever, files: Sequence[SourceFile], moment_seconds: 
     Returns:
         Items and vectors, and the files that cannot be read.
     """
-    rows, unreadable = list[tuple[IndexItem, Tensor]](), dict[str, str]()
+    rows, unreadable = list[tuple[IndexItem, Tensor]](), dict[str, SkippedFile]()
     model_rate = model.processor.frames_per_second
     for batch in _decode_ahead([file for file in files if not file.is_video], model_rate):
-        unreadable |= {path: decoded for path, decoded in batch.items() if isinstance(decoded, str)}
+        unreadable |= {path: decoded for path, decoded in batch.items() if isinstance(decoded, tuple)}
         if images := [decoded for decoded in batch.values() if isinstance(decoded, _DecodedFile)]:
             vectors = model.encode_images([image.frames[0] for image in images])
             rows += [(_item(image, "image", image.frames[0]), vector) for image, vector in zip(images, vectors, strict=True)]
     for file in files:
         if file.is_video:
             clip = _decode(file, model_rate)
-            if isinstance(clip, str):
+            if isinstance(clip, tuple):
                 unreadable[file.path] = clip
             else:
                 rows += _encode_clip(model, clip, moment_seconds)
@@ -96,10 +97,10 @@ def encode_shard(model: Retriever, files: Sequence[SourceFile], moment_seconds: 
     return EncodedShard(tuple(item for item, _ in rows), stacked, unreadable)
 
 
-def _decode_ahead(files: Sequence[SourceFile], frames_per_second: float) -> Iterator[dict[str, _DecodedFile | str]]:
+def _decode_ahead(files: Sequence[SourceFile], frames_per_second: float) -> Iterator[dict[str, _DecodedFile | SkippedFile]]:
     """Batches of decoded files by path. The next batch is decoded while the caller encodes the previous one."""
     with ThreadPoolExecutor(READER_THREADS) as pool:
-        pending: dict[str, Future[_DecodedFile | str]] = {}
+        pending: dict[str, Future[_DecodedFile | SkippedFile]] = {}
         for start in range(0, len(files), READ_AHEAD):
             started = {file.path: pool.submit(_decode, file, frames_per_second) for file in files[start : start + READ_AHEAD]}
             if pending:
@@ -108,7 +109,7 @@ def _decode_ahead(files: Sequence[SourceFile], frames_per_second: float) -> Iter
         yield {path: future.result() for path, future in pending.items()}
 
 
-def _decode(file: SourceFile, frames_per_second: float) -> _DecodedFile | str:
+def _decode(file: SourceFile, frames_per_second: float) -> _DecodedFile | SkippedFile:
     """The frames of a file, or the problem that prevents reading it."""
     frames_per_second = frames_per_second or FRAMES_PER_SECOND
     try:
@@ -118,7 +119,7 @@ def _decode(file: SourceFile, frames_per_second: float) -> _DecodedFile | str:
         else:
             frames = [decode_image(_first_frame(content), file.path)]
     except (DataError, MissingExtra) as error:
-        return str(error)
+        return file.size, file.modified_ns, str(error)
     return _DecodedFile(file, hashlib.sha256(content).hexdigest()[:32], frames, frames_per_second)
 
 

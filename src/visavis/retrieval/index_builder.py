@@ -28,14 +28,13 @@ from visavis.retrieval.index_folder import (
     SkippedFile,
     check_model,
     is_index,
+    open_index_store,
     read_manifest,
-    store_uri,
     truncate_model,
     write_manifest,
 )
 from visavis.retrieval.items import IndexItem
 from visavis.retrieval.source_files import FileCollection, SourceFile, list_source_files
-from visavis.retrieval.stores import open_store
 from visavis.retrieval.stores.base import VectorStore
 from visavis.runs.open_run import open_run, read_run_recipe
 
@@ -128,37 +127,27 @@ def build_index(
     files = list_source_files(source)
     with storage.folder_lock(folder / "index", wait=False):
         manifest = _open_or_create_manifest(folder, model, retriever, files, store, moment_seconds, embedding_dim)
-        vectors = open_store(store_uri(folder, manifest), manifest.embedding_dim, memory)
-        try:
+        encoder = truncate_model(retriever, manifest.embedding_dim)
+        with closing(open_index_store(folder, manifest, memory)) as vectors:
             changes = _compare_files(vectors, files, manifest, progress)
             _reuse_vectors(vectors, changes)
-            shards = encode_in_shards(
-                engine,
-                workers,
-                str(model),
-                truncate_model(retriever, manifest.embedding_dim),
-                changes.new_files,
-                manifest.moment_seconds,
-            )
+            shards = encode_in_shards(engine, workers, str(model), encoder, changes.new_files, manifest.moment_seconds)
             unreadable = _store_new_files(vectors, changes, shards, progress)
             _delete_old_items(vectors, changes, changes.missing_paths, ())
             skipped = changes.skipped | unreadable
             write_manifest(folder, replace(manifest, skipped=skipped))
-            num_items = vectors.count()
-        finally:
-            vectors.close()
-    calibrate_index(Path(model), folder, manifest.embedding_dim, progress)
-    return IndexReport(
-        folder=str(folder),
-        num_items=num_items,
-        num_encoded=len(changes.new_files) - len(unreadable),
-        num_unchanged=changes.num_unchanged,
-        num_moved=len({item.path for item, _ in changes.reused}),
-        num_removed=len(changes.missing_paths),
-        skipped=(*files.skipped, *(problem for _, _, problem in skipped.values())),
-        seconds=time.perf_counter() - started,
-        compression=_measure_compression(folder, model, device, memory) if compression else None,
-    )
+            calibrate_index(Path(model), folder, manifest.embedding_dim, progress)
+            return IndexReport(
+                folder=str(folder),
+                num_items=vectors.count(),
+                num_encoded=len(changes.new_files) - len(unreadable),
+                num_unchanged=changes.num_unchanged,
+                num_moved=len({item.path for item, _ in changes.reused}),
+                num_removed=len(changes.missing_paths),
+                skipped=(*files.skipped, *(problem for _, _, problem in skipped.values())),
+                seconds=time.perf_counter() - started,
+                compression=measure_compression(Index(folder, manifest, encoder, vectors), memory) if compression else None,
+            )
 
 
 def _validate_arguments(folder: Path, moment_seconds: float | None) -> None:
@@ -198,16 +187,11 @@ def _open_or_create_manifest(
         return manifest
     manifest = read_manifest(folder)
     check_model(folder, manifest, str(model), retriever)
-    for name, value in (
-        ("source", str(source.root)),
-        ("store", store),
-        ("moment_seconds", moment_seconds),
-        ("embedding_dim", embedding_dim),
-    ):
-        if value not in (None, getattr(manifest, name)):
-            raise RunError(
-                f"{folder}: {name}: expected {getattr(manifest, name)}, the value of this index, got {value}. Make another index with --out."
-            )
+    settings = {"source": str(source.root), "store": store, "moment_seconds": moment_seconds, "embedding_dim": embedding_dim}
+    for name, value in settings.items():
+        expected = getattr(manifest, name)
+        if value not in (None, expected):
+            raise RunError(f"{folder}: {name}: expected {expected}, the value of this index, got {value}. Make another index with --out.")
     return replace(manifest, model=model_name)
 
 
@@ -279,15 +263,13 @@ def _store_new_files(
     store: VectorStore, changes: _IndexChanges, shards: Iterable[tuple[Sequence[SourceFile], EncodedShard]], progress: Progress
 ) -> dict[str, SkippedFile]:
     """Store encoded shards as they are finished, and return the files that cannot be read."""
-    files_by_path = {file.path: file for file in changes.new_files}
     unreadable = dict[str, SkippedFile]()
     num_done, started = 0, time.perf_counter()
     for files, shard in shards:
         if shard.items:
             store.add(shard.items, shard.vectors)
         _delete_old_items(store, changes, [file.path for file in files], shard.items)
-        for path, problem in shard.unreadable.items():
-            unreadable[path] = (files_by_path[path].size, files_by_path[path].modified_ns, problem)
+        unreadable |= shard.unreadable
         num_done += len(files)
         progress.update("files", num_done, len(changes.new_files), num_done / (time.perf_counter() - started))
     return unreadable
@@ -299,12 +281,6 @@ def _delete_old_items(store: VectorStore, changes: _IndexChanges, paths: Iterabl
     old_keys = [item.key for path in paths for item in changes.stored.get(path, [])]
     if keys := [key for key in old_keys if key not in overwritten]:
         store.delete(keys)
-
-
-def _measure_compression(folder: Path, model: str | Path, device: str | None, memory: MemoryLimit) -> CompressionReport:
-    index = Index.open(folder, model=model, device=device, memory=memory)
-    with closing(index.store):
-        return measure_compression(index, memory)
 
 
 def calibrate_index(run: Path, folder: Path, embedding_dim: int, progress: Progress) -> None:

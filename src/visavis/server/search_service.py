@@ -10,7 +10,7 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -71,16 +71,14 @@ class ServedIndex:
     Args:
         index: The index.
         name: Name that is shown when two indexes are compared. Default: the name of the folder.
+
+    Attributes:
+        items: All items by key.
     """
 
     def __init__(self, index: Index, name: str | None = None):
-        self.index = index
+        self.index, self.items = index, index.items
         self.name = name or index.folder.name
-
-    @property
-    def items(self) -> Mapping[str, IndexItem]:
-        """All items by key."""
-        return self.index.items
 
     def search(self, key: QueryKey, image: PILImage | None, top: int, item_filter: ItemFilter) -> SearchResults:
         """Find the best items, or the newest ones for an empty query.
@@ -151,7 +149,7 @@ def modified_at(item: IndexItem) -> datetime:
 
 
 class VoteStore:
-    """Votes and preferences: the current votes in memory, and all of them in the feedback file.
+    """The current votes in memory, and all of them in the feedback file.
 
     Args:
         file: Feedback file. None: votes are not saved.
@@ -197,22 +195,6 @@ class VoteStore:
             self._votes.pop((key, item.key), None)
         else:
             self._votes[key, item.key] = judgment
-
-    def record_preference(self, key: QueryKey, left: str, right: str, preferred: str | None) -> None:
-        """Save a preference, if there is a feedback file.
-
-        Args:
-            key: The query.
-            left: Name of the left index.
-            right: Name of the right index.
-            preferred: Name of the preferred index. None: neither.
-
-        Raises:
-            StorageError: If the file cannot be written.
-        """
-        if self.file is not None:
-            self.file.append(Preference(_now(), key, left, right, preferred))
-            self.metrics.votes.labels("preference").inc()
 
 
 class SearchService:
@@ -349,7 +331,9 @@ class SearchService:
         if not self.is_comparison:
             raise HTTPException(409, "Preferences need two indexes. Start the server with two.")
         left, right = (self.indexes[number].name for number in self.side_order(key))
-        self.votes.record_preference(key, left, right, {"left": left, "right": right}.get(side))
+        if self.votes.file is not None:
+            self.votes.file.append(Preference(_now(), key, left, right, {"left": left, "right": right}.get(side)))
+            self.metrics.votes.labels("preference").inc()
         return left, right
 
     def uncertain_pairs(self, count: int) -> list[UncertainPair[SearchResult]]:

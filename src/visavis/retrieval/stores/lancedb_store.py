@@ -155,8 +155,9 @@ class LanceStore:
     def delete(self, keys: Sequence[str]) -> None:
         """Delete items, see ``VectorStore.delete``."""
         if keys:
+            quoted = ", ".join("'" + key.replace("'", "''") + "'" for key in keys)
             with self._storage_errors():
-                self._table.delete(f"key IN ({', '.join(map(_sql_quoted, keys))})")
+                self._table.delete(f"key IN ({quoted})")
             self._compact_if_due()
 
     def search(self, queries: np.ndarray, top: int, item_filter: ItemFilter = NO_FILTER) -> list[list[Neighbor]]:
@@ -295,20 +296,13 @@ def _arrow_table(items: Sequence[IndexItem], vectors: np.ndarray) -> pa.Table:
 
 
 def _matching_rows(table: pa.Table, item_filter: ItemFilter) -> np.ndarray:
-    """Find the rows of an Arrow table that a filter matches.
-
-    Args:
-        table: Items with the columns ``ITEM_FIELDS``.
-        item_filter: Conditions.
-
-    Returns:
-        Boolean mask of the rows, shape ``[N]``.
-    """
+    """Whether a filter matches each item of a table."""
     import pyarrow.compute as pc
 
     mask = np.ones(len(table), bool)
     if item_filter.path:
-        mask &= pc.match_like(table["path"], _glob_to_like(item_filter.path)).to_numpy()
+        escaped = re.sub(r"([\\%_])", r"\\\1", item_filter.path)
+        mask &= pc.match_like(table["path"], escaped.replace("*", "%").replace("?", "_")).to_numpy()
     if item_filter.kind is not None:
         mask &= pc.equal(table["kind"], item_filter.kind).to_numpy()
     if item_filter.after is not None:
@@ -323,27 +317,6 @@ def _matching_rows(table: pa.Table, item_filter: ItemFilter) -> np.ndarray:
             has_value[tag_rows[pc.equal(tag_texts, metadata_tag(name, value)).to_numpy(zero_copy_only=False)]] = True
             mask &= has_value
     return mask
-
-
-def _glob_to_like(pattern: str) -> str:
-    r"""Convert a path pattern to a pattern of SQL's LIKE with backslash escapes.
-
-    Args:
-        pattern: Pattern of ``ItemFilter.path``.
-
-    Returns:
-        Pattern for LIKE.
-
-    Example:
-        >>> print(_glob_to_like("a_b/*.jp?g"))
-        a\_b/%.jp_g
-    """
-    escaped = pattern.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-    return escaped.replace("*", "%").replace("?", "_")
-
-
-def _sql_quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def _reason(error: Exception) -> str:

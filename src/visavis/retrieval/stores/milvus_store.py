@@ -126,9 +126,21 @@ class MilvusStore:
         # below the k-th exact one. Beyond the limit of Milvus, rank all items that its filter returns.
         limit = top + TIE_MARGIN
         while limit <= MAX_RESULTS:
-            rows, scores = self._fetch(query, limit, item_filter)
+            with self._storage_errors():
+                [hits] = self._client.search(
+                    self.collection,
+                    data=[query],
+                    limit=limit,
+                    filter=milvus_filter(item_filter),
+                    output_fields=[*ITEM_FIELDS, "vector"],
+                    search_params={"metric_type": "IP"},
+                    consistency_level="Strong",
+                )
+            rows = [hit["entity"] for hit in hits]
             ranked = self._rank(query, rows, item_filter)
-            if len(rows) < limit or (len(ranked) >= top and scores[-1] < ranked[top - 1].score - self._score_error(query, rows)):
+            max_norm = max((float(np.linalg.norm(row["vector"])) for row in rows), default=0.0)
+            score_error = SCORE_TOLERANCE * max_norm * float(np.linalg.norm(query))
+            if len(rows) < limit or (len(ranked) >= top and hits[-1]["distance"] < ranked[top - 1].score - score_error):
                 return ranked[:top]
             limit *= 4
         return self._rank(query, list(self._iterate(item_filter, ["vector"])), item_filter)[:top]
@@ -139,24 +151,6 @@ class MilvusStore:
         vectors = np.array([row["vector"] for row in rows], np.float32).reshape(-1, self.embedding_dim)
         neighbors = map(Neighbor, (row["key"] for row in rows), exact_scores(vectors, query).tolist())
         return sorted(neighbors, key=lambda neighbor: (-neighbor.score, neighbor.key))
-
-    def _fetch(self, query: np.ndarray, limit: int, item_filter: ItemFilter) -> tuple[list[dict[str, Any]], list[float]]:
-        """Results of Milvus with its scores."""
-        with self._storage_errors():
-            hits = self._client.search(
-                self.collection,
-                data=[query],
-                limit=limit,
-                filter=milvus_filter(item_filter),
-                output_fields=[*ITEM_FIELDS, "vector"],
-                search_params={"metric_type": "IP"},
-                consistency_level="Strong",
-            )[0]
-        return [hit["entity"] for hit in hits], [hit["distance"] for hit in hits]
-
-    def _score_error(self, query: np.ndarray, rows: list[dict[str, Any]]) -> float:
-        norm = max((float(np.linalg.norm(row["vector"])) for row in rows), default=0.0)
-        return SCORE_TOLERANCE * norm * float(np.linalg.norm(query))
 
     def items(self) -> list[IndexItem]:
         """Read all items, see ``VectorStore.items``."""
