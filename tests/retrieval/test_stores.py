@@ -243,7 +243,7 @@ def write(name):
     store = open_store(f"{sys.argv[1]}/{name}", 4)
     for change in range(100_000):
         print(f"{name} {change}\\n", end="", flush=True)
-        store.add([IndexItem(f"{i:03d}", f"{i:03d}", "image", str(change), 0, 0) for i in range(300)], np.full((300, 4), change, np.float32))
+        store.add([IndexItem(f"{i:03d}", f"{i:03d}", "image", str(change), 0, 0) for i in range(100)], np.full((100, 4), change, np.float32))
 
 threads = [Thread(target=write, args=(name,)) for name in sys.argv[2:]]
 for thread in threads:
@@ -253,9 +253,10 @@ for thread in threads:
 """
 
 
-def test_store_changes_are_atomic_when_killed(tmp_path):
-    names, moments = ["folder", "file.db"], random.Random(0)
-    for _ in range(2):
+@pytest.mark.parametrize("rounds", [1, pytest.param(5, marks=pytest.mark.long)])
+def test_store_changes_are_atomic_when_killed(tmp_path, rounds):
+    names, moments = ["folder", "file.db"], random.Random(rounds)
+    for _ in range(rounds):
         with subprocess.Popen([sys.executable, "-c", WRITER, tmp_path, *names], stdout=subprocess.PIPE, text=True) as writer:
             started = dict.fromkeys(names, -1)
             while min(started.values()) < 2:
@@ -267,7 +268,7 @@ def test_store_changes_are_atomic_when_killed(tmp_path):
         for name, change in started.items():
             with closing(open_store(tmp_path / name)) as opened:
                 items = opened.items()
-                assert len(items) == opened.count() == 300
+                assert len(items) == opened.count() == 100
                 assert {item.content for item in items} in ({str(change - 1)}, {str(change)})
                 assert (opened.vectors([item.key for item in items]) == int(items[0].content)).all()
                 assert [near.key for near in opened.search(np.ones((1, 4)), 3)[0]] == ["000", "001", "002"]

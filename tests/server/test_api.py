@@ -389,7 +389,7 @@ def test_openapi_lists_every_route(client):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("examples", [5, pytest.param(150, marks=pytest.mark.long)])
+@pytest.mark.parametrize("examples", [3, pytest.param(150, marks=pytest.mark.long)])
 def test_openapi_requests_cause_no_server_error(collection, tmp_path, examples):
     """Valid and invalid requests generated from the OpenAPI description, for every route."""
     schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed: pip install 'visavis[dev]'")
