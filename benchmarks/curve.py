@@ -19,8 +19,7 @@ from visavis.cli.search_tables import print_compression
 from visavis.data.vocabulary import tokenize
 from visavis.models.base import get_vectors
 from visavis.progress import NoProgress
-from visavis.retrieval.compression import compare_encodings
-from visavis.retrieval.stores.approximate_search import MEASURED_QUERIES, noisy_queries
+from visavis.retrieval.compression import MEASURED_QUERIES, compare_encodings, noisy_queries
 from visavis.runs.open_run import open_run, read_run_recipe
 
 

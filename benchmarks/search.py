@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,10 +26,12 @@ import torch
 from visavis.data.dataset_reader import data_folder, open_dataset
 from visavis.models.encoders.feature_extraction import cache_features
 from visavis.models.encoders.frozen_encoders import EncoderSpec
+from visavis.retrieval.compression import TARGET_RECALL
 from visavis.retrieval.items import IndexItem
-from visavis.retrieval.stores.exact_search import ExactSearch, is_int8_faster, open_int8_codes, write_int8_codes
+from visavis.retrieval.stores.base import Neighbor
+from visavis.retrieval.stores.exact_search import ExactSearch, exact_scores, is_int8_faster, open_int8_codes, write_int8_codes
 from visavis.retrieval.stores.lancedb_store import LanceStore
-from visavis.retrieval.stores.milvus_store import MilvusStore
+from visavis.retrieval.stores.milvus_store import TIE_MARGIN, MilvusStore
 
 BATCH, TOP, NOISE = 64, 10, 0.3
 
@@ -132,6 +135,59 @@ def captions(number: int) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(parts)[:number], noisy(plain[generator.choice(len(plain), 200, replace=False)])
 
 
+def rank(query: np.ndarray, keys: list[str], vectors: np.ndarray) -> list[Neighbor]:
+    """The items by exact score."""
+    neighbors = map(Neighbor, keys, exact_scores(vectors, query).tolist())
+    return sorted(neighbors, key=lambda neighbor: (-neighbor.score, neighbor.key))
+
+
+def lance_search(store: LanceStore, query: np.ndarray, probes: int) -> list[Neighbor]:
+    """Approximate search in ``probes`` partitions, with 4 candidates per result that are scored again."""
+    request = store._table.search(query, vector_column_name="vector").distance_type("dot").limit(TOP)
+    rows = request.nprobes(probes).refine_factor(4).select(["key", "vector", "_distance"]).to_arrow()
+    vectors = rows["vector"].combine_chunks().flatten().to_numpy().reshape(-1, store.embedding_dim)
+    return rank(query, rows["key"].to_pylist(), vectors)
+
+
+def build_lance_index(store: LanceStore, number: int) -> tuple[str, int]:
+    """Type of the index and number of its partitions."""
+    from lancedb.index import IvfRq
+
+    partitions = max(1, round(number**0.5 / 2))
+    store._table.create_index("vector", config=IvfRq(distance_type="dot", num_partitions=partitions), replace=True)
+    return "IVF_RQ", partitions
+
+
+def milvus_search(store: MilvusStore, query: np.ndarray, candidates: int) -> list[Neighbor]:
+    """Approximate search with at least ``candidates`` candidates. As many results are fetched as in an exact search."""
+    limit = TOP + TIE_MARGIN
+    params = {"metric_type": "IP", "params": {"ef": max(candidates, 2 * limit)}}
+    hits = store._client.search(store.collection, data=[query], limit=limit, output_fields=["key", "vector"], search_params=params)[0]
+    rows = [hit["entity"] for hit in hits]
+    return rank(query, [row["key"] for row in rows], np.array([row["vector"] for row in rows], np.float32))[:TOP]
+
+
+def build_milvus_index(store: MilvusStore, _: int) -> tuple[str, int]:
+    """Type of the index and maximum number of candidates."""
+    client, collection = store._client, store.collection
+    client.flush(collection)  # Milvus does not index vectors outside sealed segments.
+    index = client.prepare_index_params()
+    index.add_index("vector", index_type="HNSW", metric_type="IP", params={"M": 16, "efConstruction": 200})
+    client.release_collection(collection)
+    client.drop_index(collection, "vector")
+    client.create_index(collection, index)
+    client.load_collection(collection)
+    return "HNSW", 4096
+
+
+def fewest_probes(measure: Callable[[int], float], most: int) -> tuple[int, float]:
+    """The first of 8, 16, 32, ... probes that reaches the target recall, and its recall."""
+    probes = min(8, most)
+    while (recall := measure(probes)) < TARGET_RECALL and probes < most:
+        probes = min(2 * probes, most)
+    return probes, recall
+
+
 def near(options: argparse.Namespace, folder: Path) -> None:
     """Approximate indexes compared with exact search."""
     for engine, number in (("LanceDB", options.near), ("Milvus Lite", options.milvus)):
@@ -139,23 +195,29 @@ def near(options: argparse.Namespace, folder: Path) -> None:
             continue
         rows, queries = captions(number)
         width = rows.shape[1]
-        store = LanceStore(folder / "near", width) if engine == "LanceDB" else MilvusStore(folder / "near.db", embedding_dim=width)
+        store: Any = LanceStore(folder / "near", width) if engine == "LanceDB" else MilvusStore(folder / "near.db", embedding_dim=width)
+        search: Any = lance_search if engine == "LanceDB" else milvus_search
         for some in np.array_split(np.arange(number), max(number // 20_000, 1)):
             store.add([IndexItem(f"{row:08d}", f"{row:08d}.jpg", "image", "", 0, int(row)) for row in some], rows[some])
         scores = ExactSearch(rows).search(queries, TOP)[0]
         started = time.perf_counter()
-        built = store.build_approximate_index(queries)
-        print_now(
-            f"{engine}, {number:,} x {width}: {built}, built and measured in {time.perf_counter() - started:.0f} s, {built.probes} probes"
-        )
+        kind, most = (build_lance_index if engine == "LanceDB" else build_milvus_index)(store, number)
+
+        def recall(
+            probes: int, store: Any = store, search: Any = search, queries: np.ndarray = queries, scores: np.ndarray = scores
+        ) -> float:
+            """The share of the true top 10. A result with the score of the last true one counts."""
+            found = [search(store, query, probes) for query in queries]
+            return float(np.mean([sum(near.score >= true[-1] for near in own) / TOP for own, true in zip(found, scores, strict=True)]))
+
+        probes, reached = fewest_probes(recall, most)
+        built = f"{kind} over {number:,} items: recall of the true top {TOP} is {100 * reached:.1f} % ({len(queries)} queries)"
+        print_now(f"{engine}, {number:,} x {width}: {built}, built and measured in {time.perf_counter() - started:.0f} s, {probes} probes")
         asked: dict[str, Callable[[], object]] = {
-            "ann": lambda store=store, queries=queries: [store.search(query[None], TOP) for query in queries]
+            "ann": lambda store=store, search=search, queries=queries, probes=probes: [search(store, query, probes) for query in queries]
         }
-        if isinstance(store, LanceStore):
-            asked = {
-                "ann": lambda store=store, queries=queries: [store.search(query[None], TOP, approximate=True) for query in queries],
-                "exact": lambda store=store, queries=queries: [store.search(query[None], TOP) for query in queries],
-            }
+        if engine == "LanceDB":
+            asked["exact"] = lambda store=store, queries=queries: [store.search(query[None], TOP) for query in queries]
             assert [[near.score for near in own] for own in store.search(queries, TOP)] == scores.tolist()
         for name, seconds in least(asked, 1).items():
             print_now(f"{engine}, {name}: {len(queries) / seconds:.0f} queries per second, in sequence")

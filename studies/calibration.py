@@ -13,15 +13,47 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from visavis.errors import VisavisError
-from visavis.retrieval.calibration import fit_calibration, reliability
+from visavis.retrieval.calibration import CALIBRATED_RESULTS, Calibration, fit_calibration
 from visavis.retrieval.index_builder import validation_scores
 from visavis.runs.open_run import read_run_recipe
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Quality of a calibration on queries that it was not fitted on.
+
+    Attributes:
+        bins: For each bin of results by probability: mean probability, share of relevant results, number of results.
+        expected_calibration_error: Mean over the bins, by size, of the absolute difference of the two.
+        brier_skill: Brier skill score compared with always predicting the base rate. Above 0 is better than that.
+        base_rate: Share of relevant results.
+    """
+
+    bins: tuple[tuple[float, float, int], ...]
+    expected_calibration_error: float
+    brier_skill: float
+    base_rate: float
+
+
+def reliability(calibration: Calibration, scores: Tensor, relevant: Tensor, bins: int = 10) -> Reliability:
+    """Measure a calibration over the first ten results of each query, in bins of equal size. Both tensors are ``[Q, candidates]``."""
+    top_scores, top_results = scores.topk(min(CALIBRATED_RESULTS, scores.shape[1]), dim=1)
+    predicted = np.interp(top_scores.flatten().double().numpy(), calibration.scores, calibration.probabilities)
+    outcome = relevant.gather(1, top_results).flatten().double().numpy()
+    parts = [part for part in np.array_split(np.argsort(predicted, kind="stable"), bins) if len(part)]
+    by_bin = tuple((float(predicted[part].mean()), float(outcome[part].mean()), len(part)) for part in parts)
+    error = sum(abs(mean - share) * count for mean, share, count in by_bin) / len(predicted)
+    base_rate = float(outcome.mean())
+    brier, base_brier = float(((predicted - outcome) ** 2).mean()), float(((base_rate - outcome) ** 2).mean())
+    return Reliability(by_bin, error, 1 - brier / base_brier if base_brier else 0.0, base_rate)
 
 
 def taken_out(scores: Tensor, relevant: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -47,10 +79,11 @@ def main() -> None:
     print("| predicted | relevant | results |\n|---|---|---|")
     for predicted, share, count in result.bins:
         print(f"| {100 * predicted:.1f} % | {100 * share:.1f} % | {count:,} |")
-    print(f"\nexpected calibration error {result.error:.4f}, Brier skill {result.skill:.3f}, base rate {100 * result.base_rate:.1f} %")
+    error, skill = result.expected_calibration_error, result.brier_skill
+    print(f"\nexpected calibration error {error:.4f}, Brier skill {skill:.3f}, base rate {100 * result.base_rate:.1f} %")
     draws = [taken_out(scores, relevant, options.taken_out, options.seed + draw) for draw in range(options.draws)]
     alarms, found = ([(best < calibration.min_score).double().mean().item() for best in side] for side in zip(*draws, strict=True))
-    print(f"\nat the threshold of validation ({calibration.floor:.3f}): {spread(found)} detected at {spread(alarms)} false alarms")
+    print(f"\nat the threshold of validation ({calibration.min_score:.3f}): {spread(found)} detected at {spread(alarms)} false alarms")
     print("\n| false alarms on test | detected |\n|---|---|")
     for rate in (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5):
         shares = [(gone < torch.quantile(here.double(), rate)).double().mean().item() for here, gone in draws]

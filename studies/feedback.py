@@ -39,7 +39,7 @@ from visavis.models.retriever import Retriever
 from visavis.progress import NoProgress
 from visavis.recipes.recipe import parse_override
 from visavis.retrieval.index_folder import Index
-from visavis.retrieval.index_search import SearchQuery, SearchResult, SearchResults, search_index_batch
+from visavis.retrieval.index_search import SearchQuery, SearchResult, SearchResults, search_index
 from visavis.runs.open_run import open_run, read_run_recipe
 from visavis.synthetic import CaptionFacts, Scene, SceneGraphs, fact_relevance, write_caption, write_synthetic_scenes
 
@@ -91,7 +91,7 @@ class World:
         return [(key, written.text, written.facts) for key, written in asked]
 
     def found(self, texts: Sequence[str]) -> list[SearchResults]:
-        return search_index_batch(self.index, [SearchQuery.from_text(text) for text in texts], RESULTS_PER_QUERY)
+        return [search_index(self.index, SearchQuery.from_text(text), RESULTS_PER_QUERY) for text in texts]
 
 
 def chosen(way: str, texts: Sequence[str], found: Sequence[SearchResults], random: np.random.Generator) -> list[tuple[str, SearchResult]]:
@@ -103,10 +103,10 @@ def chosen(way: str, texts: Sequence[str], found: Sequence[SearchResults], rando
         return [every[i] for i in random.choice(len(every), ROUND, replace=False)]
     recent = RecentQueries()
     for text, results in zip(texts, found, strict=True):
-        hits = results.hits if way == "doubt" else tuple(replace(hit, match=None) for hit in results)
+        hits = results.hits if way == "doubt" else tuple(replace(hit, match_probability=None) for hit in results)
         assert way == "edge" or hits[0].match_probability is not None
         recent.add(QueryKey(text), 0, SearchResults(hits))
-    return [(pair.asked.text, pair.result) for pair in recent.most_uncertain(ROUND, lambda *_: False)]
+    return [(pair.query.text, pair.result) for pair in recent.most_uncertain(ROUND, lambda *_: False)]
 
 
 def judgments_of(world: World, way: str, seed: int, count: int) -> Iterator[Judgment]:

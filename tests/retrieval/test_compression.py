@@ -12,7 +12,7 @@ from visavis.cli import app
 from visavis.errors import RunError
 from visavis.progress import NoProgress
 from visavis.retrieval.compression import BinaryCodes, VectorEncoding, _count_bits, compare_encodings, recommend_encoding
-from visavis.retrieval.encoding import _RayEncoder
+from visavis.retrieval.encoding import RayEncoder
 from visavis.retrieval.index_builder import build_index, validation_scores
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.index_search import SearchQuery, search_index
@@ -142,8 +142,8 @@ def test_calibration_and_ray_use_matryoshka_dims(matryoshka_run):
     assert not np.allclose(scores, full_scores, atol=1e-3)
     assert (scores.abs() <= 1 + 1e-5).all()
     assert model.encode_texts(captions[:3]).shape == (3, 16)
-    assert _RayEncoder(str(matryoshka_run), 16, 4.0).model.embedding_dim == 16
-    assert _RayEncoder(str(matryoshka_run), None, 4.0).model.embedding_dim is None
+    assert RayEncoder(str(matryoshka_run), 16, 4.0).model.embedding_dim == 16
+    assert RayEncoder(str(matryoshka_run), None, 4.0).model.embedding_dim is None
 
 
 def test_index_rejects_untrained_dims(matryoshka_run, run, scenes, tmp_path):

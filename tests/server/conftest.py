@@ -21,7 +21,7 @@ import visavis
 from visavis.feedback.records import open_feedback
 from visavis.retrieval.index_folder import Index
 from visavis.server.application import create_app
-from visavis.server.served_index import ServedIndex
+from visavis.server.search_service import ServedIndex
 from visavis.synthetic import write_synthetic_scenes
 
 RECIPE = """

@@ -352,8 +352,6 @@ def test_preferences_require_two_indexes(client):
 def test_create_app_rejects_equal_names(collection):
     with pytest.raises(VisavisError, match="'one' twice"):
         create_app([collection, collection])
-    with pytest.raises(VisavisError, match="got 3"):
-        create_app([collection] * 3)
 
 
 def test_uncertain_pairs_have_no_vote(client):
@@ -391,7 +389,7 @@ def test_openapi_lists_every_route(client):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("examples", [5, pytest.param(150, marks=pytest.mark.long)])
+@pytest.mark.parametrize("examples", [3, pytest.param(150, marks=pytest.mark.long)])
 def test_openapi_requests_cause_no_server_error(collection, tmp_path, examples):
     """Valid and invalid requests generated from the OpenAPI description, for every route."""
     schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed: pip install 'visavis[dev]'")

@@ -15,10 +15,9 @@ import pytest
 import visavis
 from visavis.errors import RunError, VisavisError
 from visavis.feedback.query_selection import uncertainties
-from visavis.server.image_cache import LRUCache
-from visavis.server.limits import RateLimits
+from visavis.server.limits import LRUCache, RateLimits
+from visavis.server.search_service import parse_query
 from visavis.server.security import RateLimiter
-from visavis.server.served_index import parse_query
 from visavis.server.uvicorn_server import listening_socket
 
 from .conftest import served
@@ -116,16 +115,16 @@ def test_rate_limiter_refills_per_client():
     assert limiter.take("2001:db8::2", 1, now=0) > 0, "a /64 network is one client"
 
 
-def test_lru_cache_respects_max_bytes():
-    cache = LRUCache(100)
+def test_lru_cache_respects_max_size():
+    cache = LRUCache[bytes](100, len)
     for number in range(50):
-        cache.put((number,), bytes(30))
-        assert cache.get((0,)) is not None or number > 2
-        cache.get((49,))
-        assert cache.num_bytes <= 100
-    assert cache.get((49,)) == bytes(30)
-    cache.put(("large",), bytes(101))
-    assert cache.get(("large",)) is None
+        cache.put(number, bytes(30))
+        assert cache.get(0) is not None or number > 2
+        cache.get(49)
+        assert cache.size <= 100
+    assert cache.get(49) == bytes(30)
+    cache.put("large", bytes(101))
+    assert cache.get("large") is None
 
 
 def test_uncertainties_peak_at_even_probability(collection):

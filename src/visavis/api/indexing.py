@@ -128,10 +128,10 @@ def search(
         RunError: If the folder is neither a run nor an index.
         VisavisError: If an option is only for an index, the kind is unknown, or the query is empty.
     """
-    from visavis.retrieval.image_search import search_images, warn_unknown_words
     from visavis.retrieval.index_folder import Index, is_index
     from visavis.retrieval.index_search import attach_images, search_index
     from visavis.retrieval.items import ItemFilter
+    from visavis.retrieval.run_search import search_images, warn_unknown_words
 
     runs, progress = to_paths(run), progress or NoProgress()
     if not any(is_index(folder) for folder in runs):

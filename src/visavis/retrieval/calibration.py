@@ -29,7 +29,7 @@ class Calibration:
         probabilities: Match probability at each knot.
         num_candidates: Number of items in the calibration collection.
         num_queries: Number of calibration queries.
-        min_score: 5th percentile of the best scores of queries that have a relevant item.
+        min_score: 5th percentile of the best scores of queries that have a relevant item. A lower best score means "no match".
         detection_rate: Share of queries whose best score is below ``min_score`` once their relevant items are removed.
     """
 
@@ -64,17 +64,6 @@ class Calibration:
         """
         return float(np.interp(score, self.scores, self.probabilities))
 
-    def is_no_match(self, best: float) -> bool:
-        """Check whether a query probably has no relevant item.
-
-        Args:
-            best: Score of the best result of the query.
-
-        Returns:
-            Whether the score is below ``min_score``.
-        """
-        return best < self.min_score
-
 
 def fit_calibration(scores: Tensor, relevant: Tensor) -> Calibration:
     """Fit isotonic regression of relevance on the scores of the first ten results of each query.
@@ -97,7 +86,8 @@ def fit_calibration(scores: Tensor, relevant: Tensor) -> Calibration:
         from sklearn.isotonic import IsotonicRegression
     except ImportError:
         raise MissingExtra("scikit-learn", "search", "calibrating match probabilities") from None
-    top_scores, top_relevant = _top_results(scores, relevant)
+    top_scores, top_results = scores.topk(min(CALIBRATED_RESULTS, scores.shape[1]), dim=1)
+    top_relevant = relevant.gather(1, top_results)
     if not top_relevant.any() or top_relevant.all():
         raise DataError(
             f"Calibration: expected relevant and irrelevant items among the first {top_scores.shape[1]} results of {len(scores):,} "
@@ -116,49 +106,3 @@ def fit_calibration(scores: Tensor, relevant: Tensor) -> Calibration:
         min_score=min_score,
         detection_rate=(best_without_relevant < min_score).double().mean().item(),
     )
-
-
-def _top_results(scores: Tensor, relevant: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores and relevance of the first results of each query."""
-    top = scores.topk(min(CALIBRATED_RESULTS, scores.shape[1]), dim=1)
-    return top.values, relevant.gather(1, top.indices)
-
-
-@dataclass(frozen=True)
-class Reliability:
-    """Quality of a calibration on queries that it was not fitted on.
-
-    Attributes:
-        bins: For each bin of results by probability: mean probability, share of relevant results, number of results.
-        expected_calibration_error: Mean over the bins, by size, of the absolute difference of the two.
-        brier_skill: Brier skill score compared with always predicting the base rate. Above 0 is better than that.
-        base_rate: Share of relevant results.
-    """
-
-    bins: tuple[tuple[float, float, int], ...]
-    expected_calibration_error: float
-    brier_skill: float
-    base_rate: float
-
-
-def reliability(calibration: Calibration, scores: Tensor, relevant: Tensor, bins: int = 10) -> Reliability:
-    """Measure a calibration over the first ten results of each query, in bins of equal size.
-
-    Args:
-        calibration: Calibration to measure.
-        scores: Scores, shape ``[queries, candidates]``.
-        relevant: Whether a candidate is relevant to a query, bool, same shape.
-        bins: Number of bins.
-
-    Returns:
-        Reliability of the calibration.
-    """
-    top_scores, top_relevant = _top_results(scores, relevant)
-    predicted = np.interp(top_scores.flatten().double().numpy(), calibration.scores, calibration.probabilities)
-    outcome = top_relevant.flatten().double().numpy()
-    parts = [part for part in np.array_split(np.argsort(predicted, kind="stable"), bins) if len(part)]
-    by_bin = tuple((float(predicted[part].mean()), float(outcome[part].mean()), len(part)) for part in parts)
-    error = sum(abs(mean - share) * count for mean, share, count in by_bin) / len(predicted)
-    base_rate = float(outcome.mean())
-    brier, base_brier = float(((predicted - outcome) ** 2).mean()), float(((base_rate - outcome) ** 2).mean())
-    return Reliability(by_bin, error, 1 - brier / base_brier if base_brier else 0.0, base_rate)

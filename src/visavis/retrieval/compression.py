@@ -7,20 +7,22 @@ number is the smallest that reaches the target recall.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from timeit import timeit
 
 import numpy as np
 
 from visavis.blocking import chunk_slices
 from visavis.memory_budget import MemoryLimit
 from visavis.retrieval.index_folder import Index
-from visavis.retrieval.stores.approximate_search import MEASURED_TOP, NOISE_NORM, TARGET_RECALL, fewest_probes, noisy_queries, sample_keys
 from visavis.retrieval.stores.exact_search import MIN_DIM, ExactSearch, Int8Pass, exact_scores, supports_int8_matmul
 
 CHUNK_ROWS = 2**14
+MEASURED_TOP, TARGET_RECALL, MEASURED_QUERIES = 10, 0.98, 200
+NOISE_NORM = 0.3
+"""Length of the noise that is added to a stored unit vector to make a query."""
 TIMED_QUERIES, WARMUP_QUERIES = 50, 3
 """Queries whose median time is measured, and queries before them that are not counted."""
 MAX_RESCORED = 1024
@@ -130,14 +132,6 @@ class CompressionReport:
     encodings: tuple[VectorEncoding, ...]
     recommendation: str
 
-    def to_json(self) -> dict[str, Any]:
-        """Convert to plain values.
-
-        Returns:
-            A JSON object.
-        """
-        return asdict(self)
-
 
 def measure_compression(index: Index, memory: MemoryLimit = None) -> CompressionReport:
     """Measure encodings of the vectors of an index.
@@ -151,18 +145,18 @@ def measure_compression(index: Index, memory: MemoryLimit = None) -> Compression
     Returns:
         Measured encodings and a recommendation.
     """
-    keys = sample_keys(list(index.items))
-    captions = [index.items[key].metadata.get("caption", "") for key in keys]
+    vectors, items = index.store.all_vectors(), list(index.items.values())
+    if not items:
+        return CompressionReport(0, 0, "none", (), "Nothing was measured, because the index has no items.")
+    rows = np.sort(np.random.default_rng(0).choice(len(items), min(MEASURED_QUERIES, len(items)), replace=False))
+    captions = [items[row].metadata.get("caption", "") for row in rows]
     positives: list[int] | None = None
-    if captions and all(map(str.strip, captions)):
-        row_of = {key: row for row, key in enumerate(index.items)}
-        positives, queries = [row_of[key] for key in keys], index.model.encode_texts(captions).float().numpy()
-        query_source = "captions of the items"
+    if all(map(str.strip, captions)):
+        positives, queries, query_source = rows.tolist(), index.model.encode_texts(captions).float().numpy(), "captions of the items"
     else:
-        queries = noisy_queries(index.store.vectors(keys))
-        query_source = f"vectors of the items with noise of length {NOISE_NORM:g}"
+        queries, query_source = noisy_queries(vectors[rows]), f"vectors of the items with noise of length {NOISE_NORM:g}"
     dims = () if index.model.embedding_dim else index.model.matcher.matryoshka_dims[:-1]
-    return compare_encodings(index.store.all_vectors(), queries, dims, positives=positives, query_source=query_source, memory=memory)
+    return compare_encodings(vectors, queries, dims, positives=positives, query_source=query_source, memory=memory)
 
 
 def compare_encodings(
@@ -177,8 +171,8 @@ def compare_encodings(
     """Measure encodings of vectors.
 
     Args:
-        rows: Vectors, float32, shape ``[N, D]``.
-        queries: Query vectors, shape ``[Q, D]``.
+        rows: Vectors, float32, shape ``[N, D]``, at least one.
+        queries: Query vectors, shape ``[Q, D]``, at least one.
         matryoshka_dims: Smaller dimensions that the vectors were trained for.
         positives: Row of the item of each query, if queries are captions.
         query_source: Description of the queries.
@@ -189,19 +183,18 @@ def compare_encodings(
     """
     benchmark = _Benchmark(rows, queries, positives, memory)
     dim = rows.shape[1]
-    encodings = [benchmark.exact("float32", _search_rows(rows, memory, int8=False), dim, 4 * dim, 4 * dim)]
+    encodings = [benchmark.measure("float32", _search_rows(rows, memory, int8=False), dim, 4 * dim, 4 * dim)]
     if supports_int8_matmul():
-        encodings.append(benchmark.exact("int8", _search_rows(rows, memory, int8=True), dim, dim, 5 * dim))
-    if len(rows):
-        codes = BinaryCodes(rows)
-        encodings.append(benchmark.rescored("1 bit", codes.nearest, dim, codes.bytes_per_row))
+        encodings.append(benchmark.measure("int8", _search_rows(rows, memory, int8=True), dim, dim, 5 * dim))
+    codes = BinaryCodes(rows)
+    encodings.append(benchmark.measure_rescored("1 bit", codes.nearest, dim, codes.bytes_per_row))
     for short_dim in matryoshka_dims:
         int8 = supports_int8_matmul() and short_dim >= MIN_DIM
         nearest = _search_rows(_normalize(rows[:, :short_dim]), memory, int8=int8)
         scanned = short_dim if int8 else 4 * short_dim
-        encodings.append(benchmark.rescored(f"first {short_dim} in {'int8' if int8 else 'float32'}", nearest, short_dim, scanned))
+        encodings.append(benchmark.measure_rescored(f"first {short_dim} in {'int8' if int8 else 'float32'}", nearest, short_dim, scanned))
         stored = 5 * short_dim if int8 else scanned
-        encodings.append(benchmark.exact(f"first {short_dim} only", nearest, short_dim, scanned, stored))
+        encodings.append(benchmark.measure(f"first {short_dim} only", nearest, short_dim, scanned, stored))
     return CompressionReport(len(rows), len(queries), query_source, tuple(encodings), recommend_encoding(encodings))
 
 
@@ -246,36 +239,32 @@ def recommend_encoding(encodings: Sequence[VectorEncoding]) -> str:
     )
 
 
+def noisy_queries(vectors: np.ndarray) -> np.ndarray:
+    """Make queries from stored vectors by adding noise of length ``NOISE_NORM`` with a fixed seed.
+
+    Args:
+        vectors: Stored vectors, shape ``[N, D]``.
+
+    Returns:
+        Unit vectors, float32, shape ``[N, D]``.
+    """
+    noise = np.random.default_rng(0).standard_normal(vectors.shape)
+    noise *= NOISE_NORM / np.linalg.norm(noise, axis=1, keepdims=True)
+    return _normalize(_normalize(vectors) + noise)
+
+
 class _Benchmark:
     """Measures encodings with the same queries and true results."""
 
     def __init__(self, rows: np.ndarray, queries: np.ndarray, positives: Sequence[int] | None, memory: MemoryLimit):
         self.rows, self.queries, self.positives = rows, np.ascontiguousarray(queries, np.float32), positives
         self.top = min(MEASURED_TOP, len(rows))
-        true_scores = ExactSearch(rows, memory=memory).search(self.queries, MEASURED_TOP)[0] if len(rows) else np.empty((len(queries), 0))
-        self.min_scores = true_scores[:, -1] if self.top else np.zeros(len(queries))
+        self.min_scores = ExactSearch(rows, memory=memory).search(self.queries, MEASURED_TOP)[0][:, -1]
 
-    def exact(self, name: str, nearest: NearestFunction, dim: int, scanned_bytes: float, stored_bytes: float) -> VectorEncoding:
-        """Measure a first pass that is the whole search."""
-        return self._measure(name, nearest, dim, scanned_bytes, stored_bytes, 0)
-
-    def rescored(self, name: str, nearest: NearestFunction, dim: int, scanned_bytes: float) -> VectorEncoding:
-        """Measure a first pass followed by scores with full vectors, for the fewest candidates that reach the target recall."""
-        max_rescored = min(MAX_RESCORED, len(self.rows))
-        correct = self._correct([nearest(query, max_rescored) for query in self.queries])
-        rescored, _ = fewest_probes(lambda count: self._recall([hits[:count] for hits in correct]), max_rescored, TARGET_RECALL)
-        rescored = max(rescored, self.top)
-
-        def search(query: np.ndarray, top: int) -> np.ndarray:
-            rows = np.sort(nearest(query, rescored))
-            best: np.ndarray = rows[np.lexsort((rows, -exact_scores(self.rows, rows, query)))[:top]]
-            return best
-
-        return self._measure(name, search, dim, scanned_bytes, scanned_bytes + 4 * self.rows.shape[1], rescored)
-
-    def _measure(
-        self, name: str, nearest: NearestFunction, dim: int, scanned_bytes: float, stored_bytes: float, rescored: int
+    def measure(
+        self, name: str, nearest: NearestFunction, dim: int, scanned_bytes: float, stored_bytes: float, rescored: int = 0
     ) -> VectorEncoding:
+        """Measure a search."""
         results = [nearest(query, self.top) for query in self.queries]
         caption_recall = None
         if self.positives is not None:
@@ -283,29 +272,42 @@ class _Benchmark:
         recall = 100 * self._recall(self._correct(results))
         return VectorEncoding(name, dim, scanned_bytes, stored_bytes, rescored, recall, caption_recall, self._milliseconds(nearest))
 
+    def measure_rescored(self, name: str, nearest: NearestFunction, dim: int, scanned_bytes: float) -> VectorEncoding:
+        """Measure a first pass followed by scores with full vectors, for the fewest candidates that reach the target recall."""
+        max_rescored = min(MAX_RESCORED, len(self.rows))
+        correct = self._correct([nearest(query, max_rescored) for query in self.queries])
+        rescored = min(8, max_rescored)
+        while rescored < max_rescored and self._recall([hits[:rescored] for hits in correct]) < TARGET_RECALL:
+            rescored = min(2 * rescored, max_rescored)
+        rescored = max(rescored, self.top)
+
+        def search(query: np.ndarray, top: int) -> np.ndarray:
+            rows = np.sort(nearest(query, rescored))
+            best: np.ndarray = rows[np.lexsort((rows, -exact_scores(self.rows[rows], query)))[:top]]
+            return best
+
+        return self.measure(name, search, dim, scanned_bytes, scanned_bytes + 4 * self.rows.shape[1], rescored)
+
     def _correct(self, results: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Whether each result of each query is in the true top, by its exact score."""
         return [
-            exact_scores(self.rows, rows, query) >= min_score
+            exact_scores(self.rows[rows], query) >= min_score
             for rows, query, min_score in zip(results, self.queries, self.min_scores, strict=True)
         ]
 
     def _recall(self, correct: Sequence[np.ndarray]) -> float:
-        return float(np.mean([min(int(hits.sum()), self.top) / self.top for hits in correct])) if self.top and len(correct) else 1.0
+        return float(np.mean([min(int(hits.sum()), self.top) / self.top for hits in correct]))
 
     def _milliseconds(self, nearest: NearestFunction) -> float:
-        seconds = []
-        for query in [*self.queries[:WARMUP_QUERIES], *self.queries[:TIMED_QUERIES]]:
-            started = time.perf_counter()
-            nearest(query, self.top)
-            seconds.append(time.perf_counter() - started)
-        return 1000 * float(np.median(seconds[min(WARMUP_QUERIES, len(self.queries)) :])) if seconds else 0.0
+        queries = [*self.queries[:WARMUP_QUERIES], *self.queries[:TIMED_QUERIES]]
+        seconds = [timeit(partial(nearest, query, self.top), number=1) for query in queries]
+        return 1000 * float(np.median(seconds[min(WARMUP_QUERIES, len(self.queries)) :]))
 
 
 def _search_rows(rows: np.ndarray, memory: MemoryLimit, *, int8: bool) -> NearestFunction:
     """Search by the first dimensions of a query. They are not normalized, which does not change the order."""
     dim, search = rows.shape[1], ExactSearch(rows, coarse=Int8Pass.from_vectors(rows) if int8 else None, memory=memory)
-    return lambda query, top: search.search(query[None, :dim], max(top, 1))[1][0]
+    return lambda query, top: search.search(query[None, :dim], top)[1][0]
 
 
 def _normalize(rows: np.ndarray) -> np.ndarray:

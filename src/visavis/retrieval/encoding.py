@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import math
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,12 +16,12 @@ import torch
 from PIL import Image as Pillow
 from torch import Tensor
 
-from visavis.data.dataset import ByteRange
 from visavis.data.images import decode_image
 from visavis.data.perceptual_hash import dhash
 from visavis.data.video import read_frames
 from visavis.errors import DataError, MissingExtra, VisavisError
 from visavis.models.retriever import Retriever
+from visavis.retrieval.index_folder import SkippedFile
 from visavis.retrieval.items import IndexItem, ItemKind
 from visavis.retrieval.source_files import SourceFile
 
@@ -50,12 +48,12 @@ class EncodedShard:
     Attributes:
         items: Items in the order of keys.
         vectors: Their vectors, shape ``[N, D]``.
-        unreadable: Problem of each file that cannot be read, by path.
+        unreadable: Files that cannot be read, by path.
     """
 
     items: tuple[IndexItem, ...]
     vectors: np.ndarray
-    unreadable: dict[str, str]
+    unreadable: dict[str, SkippedFile]
 
 
 @dataclass(frozen=True)
@@ -80,17 +78,17 @@ def encode_shard(model: Retriever, files: Sequence[SourceFile], moment_seconds: 
     Returns:
         Items and vectors, and the files that cannot be read.
     """
-    rows, unreadable = list[tuple[IndexItem, Tensor]](), dict[str, str]()
+    rows, unreadable = list[tuple[IndexItem, Tensor]](), dict[str, SkippedFile]()
     model_rate = model.processor.frames_per_second
     for batch in _decode_ahead([file for file in files if not file.is_video], model_rate):
-        unreadable |= {path: decoded for path, decoded in batch.items() if isinstance(decoded, str)}
+        unreadable |= {path: decoded for path, decoded in batch.items() if isinstance(decoded, tuple)}
         if images := [decoded for decoded in batch.values() if isinstance(decoded, _DecodedFile)]:
             vectors = model.encode_images([image.frames[0] for image in images])
             rows += [(_item(image, "image", image.frames[0]), vector) for image, vector in zip(images, vectors, strict=True)]
     for file in files:
         if file.is_video:
             clip = _decode(file, model_rate)
-            if isinstance(clip, str):
+            if isinstance(clip, tuple):
                 unreadable[file.path] = clip
             else:
                 rows += _encode_clip(model, clip, moment_seconds)
@@ -99,10 +97,10 @@ def encode_shard(model: Retriever, files: Sequence[SourceFile], moment_seconds: 
     return EncodedShard(tuple(item for item, _ in rows), stacked, unreadable)
 
 
-def _decode_ahead(files: Sequence[SourceFile], frames_per_second: float) -> Iterator[dict[str, _DecodedFile | str]]:
+def _decode_ahead(files: Sequence[SourceFile], frames_per_second: float) -> Iterator[dict[str, _DecodedFile | SkippedFile]]:
     """Batches of decoded files by path. The next batch is decoded while the caller encodes the previous one."""
     with ThreadPoolExecutor(READER_THREADS) as pool:
-        pending: dict[str, Future[_DecodedFile | str]] = {}
+        pending: dict[str, Future[_DecodedFile | SkippedFile]] = {}
         for start in range(0, len(files), READ_AHEAD):
             started = {file.path: pool.submit(_decode, file, frames_per_second) for file in files[start : start + READ_AHEAD]}
             if pending:
@@ -111,7 +109,7 @@ def _decode_ahead(files: Sequence[SourceFile], frames_per_second: float) -> Iter
         yield {path: future.result() for path, future in pending.items()}
 
 
-def _decode(file: SourceFile, frames_per_second: float) -> _DecodedFile | str:
+def _decode(file: SourceFile, frames_per_second: float) -> _DecodedFile | SkippedFile:
     """The frames of a file, or the problem that prevents reading it."""
     frames_per_second = frames_per_second or FRAMES_PER_SECOND
     try:
@@ -121,7 +119,7 @@ def _decode(file: SourceFile, frames_per_second: float) -> _DecodedFile | str:
         else:
             frames = [decode_image(_first_frame(content), file.path)]
     except (DataError, MissingExtra) as error:
-        return str(error)
+        return file.size, file.modified_ns, str(error)
     return _DecodedFile(file, hashlib.sha256(content).hexdigest()[:32], frames, frames_per_second)
 
 
@@ -208,10 +206,10 @@ def encode_in_shards(
 def _encode_on_ray(
     workers: int, model: str, embedding_dim: int | None, shards: Sequence[Sequence[SourceFile]], moment_seconds: float
 ) -> Iterator[tuple[Sequence[SourceFile], EncodedShard]]:
-    """Encode shards with Ray Data: one actor with the model per process. Ray repeats the shards of a lost actor."""
+    """Encode shards by actors with a model each. Ray restarts a lost actor and repeats its shard."""
     try:
         import ray
-        import ray.data
+        from ray.util import ActorPool
     except ImportError:
         raise MissingExtra("ray", "scale", "indexing with --engine ray") from None
     if workers < 1:
@@ -220,42 +218,40 @@ def _encode_on_ray(
         return
     if not ray.is_initialized():
         ray.init(address=os.environ.get("RAY_ADDRESS", "local"), include_dashboard=False, log_to_driver=False)
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    rows = [{"number": number, "files": json.dumps([_file_to_json(file) for file in shard])} for number, shard in enumerate(shards)]
-    data = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
-        _RayEncoder,
-        batch_size=1,
-        compute=ray.data.ActorPoolStrategy(size=min(workers, len(shards))),
-        fn_constructor_args=(model, embedding_dim, moment_seconds),
-    )
-    for row in data.iter_rows():
-        items = tuple(IndexItem(**fields) for fields in json.loads(row["items"]))
-        vectors = np.frombuffer(row["vectors"], np.float32).reshape(len(items), -1) if items else np.empty((0, 0), np.float32)
-        yield shards[row["number"]], EncodedShard(items, vectors, json.loads(row["unreadable"]))
+    actor_class = ray.remote(max_restarts=-1, max_task_retries=-1)(RayEncoder)
+    actors = [actor_class.remote(model, embedding_dim, moment_seconds) for _ in range(min(workers, len(shards)))]
+    jobs: list[Any] = list(enumerate(map(_with_absolute_paths, shards)))
+    for number, shard in ActorPool(actors).map_unordered(lambda actor, job: actor.encode.remote(*job), jobs):
+        yield shards[number], shard
 
 
-class _RayEncoder:
-    """Ray actor that encodes shards with its own copy of the model."""
+def _with_absolute_paths(files: Sequence[SourceFile]) -> list[SourceFile]:
+    """The files with paths that hold in every working directory."""
+    return [replace(file, location=replace(file.location, path=file.location.path.absolute())) for file in files]
+
+
+class RayEncoder:
+    """Ray actor that encodes shards with its own copy of the model.
+
+    Args:
+        model: Location of the model.
+        embedding_dim: Matryoshka dimension of the vectors. None: all dimensions.
+        moment_seconds: Length of a moment in seconds.
+    """
 
     def __init__(self, model: str, embedding_dim: int | None, moment_seconds: float):
         retriever = Retriever.load(model)
         self.model = retriever if embedding_dim is None else retriever.with_embedding_dim(embedding_dim)
         self.moment_seconds = moment_seconds
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        shard = encode_shard(self.model, [_file_from_json(fields) for fields in json.loads(batch["files"][0])], self.moment_seconds)
-        return {
-            "number": batch["number"],
-            "items": [json.dumps([asdict(item) for item in shard.items])],
-            "vectors": [shard.vectors.tobytes()],
-            "unreadable": [json.dumps(shard.unreadable)],
-        }
+    def encode(self, number: int, files: Sequence[SourceFile]) -> tuple[int, EncodedShard]:
+        """Encode a shard.
 
+        Args:
+            number: Number of the shard.
+            files: Its files.
 
-def _file_to_json(file: SourceFile) -> dict[str, Any]:
-    return asdict(file) | {"location": {**asdict(file.location), "path": str(file.location.path.absolute())}}
-
-
-def _file_from_json(fields: dict[str, Any]) -> SourceFile:
-    location = fields["location"]
-    return SourceFile(**{**fields, "location": ByteRange(**{**location, "path": Path(location["path"])})})
+        Returns:
+            Number of the shard, and its items.
+        """
+        return number, encode_shard(self.model, files, self.moment_seconds)

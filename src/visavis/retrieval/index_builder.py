@@ -6,6 +6,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 from visavis import storage
-from visavis.errors import DataError, MissingExtra, RefusedOverwrite, RunError, VisavisError
+from visavis.errors import DataError, RefusedOverwrite, RunError, VisavisError
 from visavis.memory_budget import MemoryLimit
 from visavis.models.retriever import Retriever
 from visavis.progress import NoProgress, Progress
@@ -27,14 +28,13 @@ from visavis.retrieval.index_folder import (
     SkippedFile,
     check_model,
     is_index,
+    open_index_store,
     read_manifest,
-    store_uri,
     truncate_model,
     write_manifest,
 )
 from visavis.retrieval.items import IndexItem
 from visavis.retrieval.source_files import FileCollection, SourceFile, list_source_files
-from visavis.retrieval.stores import open_store
 from visavis.retrieval.stores.base import VectorStore
 from visavis.runs.open_run import open_run, read_run_recipe
 
@@ -75,8 +75,7 @@ class IndexReport:
         Returns:
             A JSON object, without ``compression`` if it was not measured.
         """
-        values = asdict(self)
-        return values if self.compression else {key: value for key, value in values.items() if key != "compression"}
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def build_index(
@@ -128,37 +127,27 @@ def build_index(
     files = list_source_files(source)
     with storage.folder_lock(folder / "index", wait=False):
         manifest = _open_or_create_manifest(folder, model, retriever, files, store, moment_seconds, embedding_dim)
-        vectors = open_store(store_uri(folder, manifest), manifest.embedding_dim, memory)
-        try:
+        encoder = truncate_model(retriever, manifest.embedding_dim)
+        with closing(open_index_store(folder, manifest, memory)) as vectors:
             changes = _compare_files(vectors, files, manifest, progress)
-            _apply_moves(vectors, changes)
-            shards = encode_in_shards(
-                engine,
-                workers,
-                str(model),
-                truncate_model(retriever, manifest.embedding_dim),
-                changes.new_files,
-                manifest.moment_seconds,
-            )
+            _reuse_vectors(vectors, changes)
+            shards = encode_in_shards(engine, workers, str(model), encoder, changes.new_files, manifest.moment_seconds)
             unreadable = _store_new_files(vectors, changes, shards, progress)
-            _delete_missing(vectors, changes)
+            _delete_old_items(vectors, changes, changes.missing_paths, ())
             skipped = changes.skipped | unreadable
             write_manifest(folder, replace(manifest, skipped=skipped))
-            num_items = vectors.count()
-        finally:
-            vectors.close()
-    calibrate_index(model, folder, progress)
-    return IndexReport(
-        folder=str(folder),
-        num_items=num_items,
-        num_encoded=len(changes.new_files) - len(unreadable),
-        num_unchanged=changes.num_unchanged,
-        num_moved=len({item.path for item, _ in changes.moved}),
-        num_removed=len(changes.missing_paths),
-        skipped=(*files.skipped, *(problem for _, _, problem in skipped.values())),
-        seconds=time.perf_counter() - started,
-        compression=_measure_compression(folder, model, device, memory) if compression else None,
-    )
+            calibrate_index(Path(model), folder, manifest.embedding_dim, progress)
+            return IndexReport(
+                folder=str(folder),
+                num_items=vectors.count(),
+                num_encoded=len(changes.new_files) - len(unreadable),
+                num_unchanged=changes.num_unchanged,
+                num_moved=len({item.path for item, _ in changes.reused}),
+                num_removed=len(changes.missing_paths),
+                skipped=(*files.skipped, *(problem for _, _, problem in skipped.values())),
+                seconds=time.perf_counter() - started,
+                compression=measure_compression(Index(folder, manifest, encoder, vectors), memory) if compression else None,
+            )
 
 
 def _validate_arguments(folder: Path, moment_seconds: float | None) -> None:
@@ -198,25 +187,23 @@ def _open_or_create_manifest(
         return manifest
     manifest = read_manifest(folder)
     check_model(folder, manifest, str(model), retriever)
-    for name, value in (
-        ("source", str(source.root)),
-        ("store", store),
-        ("moment_seconds", moment_seconds),
-        ("embedding_dim", embedding_dim),
-    ):
-        if value not in (None, getattr(manifest, name)):
-            raise RunError(
-                f"{folder}: {name}: expected {getattr(manifest, name)}, the value of this index, got {value}. Make another index with --out."
-            )
+    settings = {"source": str(source.root), "store": store, "moment_seconds": moment_seconds, "embedding_dim": embedding_dim}
+    for name, value in settings.items():
+        expected = getattr(manifest, name)
+        if value not in (None, expected):
+            raise RunError(f"{folder}: {name}: expected {expected}, the value of this index, got {value}. Make another index with --out.")
     return replace(manifest, model=model_name)
 
 
 @dataclass(frozen=True)
 class _IndexChanges:
-    """Differences between the files and the stored items. ``moved``: items at their new path, with the old keys of their vectors."""
+    """Differences between the files and the stored items.
+
+    ``reused``: items of files whose content is known under another path, with the keys of the vectors of that path.
+    """
 
     new_files: tuple[SourceFile, ...]
-    moved: tuple[tuple[IndexItem, str], ...]
+    reused: tuple[tuple[IndexItem, str], ...]
     missing_paths: tuple[str, ...]
     num_unchanged: int
     skipped: dict[str, SkippedFile]
@@ -228,7 +215,7 @@ def _compare_files(store: VectorStore, source: FileCollection, manifest: IndexMa
     for item in store.items():
         stored[item.path].append(item)
         path_by_content[item.size].setdefault(item.content, item.path)
-    new_files, moved, skipped = list[SourceFile](), list[tuple[IndexItem, str]](), dict[str, SkippedFile]()
+    new_files, reused, skipped = list[SourceFile](), list[tuple[IndexItem, str]](), dict[str, SkippedFile]()
     num_unchanged = 0
     for number, file in enumerate(source.files):
         items, stat = stored.get(file.path), (file.size, file.modified_ns)
@@ -240,14 +227,14 @@ def _compare_files(store: VectorStore, source: FileCollection, manifest: IndexMa
         # Hash the content only if a stored file has the same size.
         elif file.size in path_by_content and (content := _content_hash(file)) in path_by_content[file.size]:
             old_path = path_by_content[file.size][content]
-            moved += [(_at_path(item, file), item.key) for item in stored[old_path] if item.content == content]
+            reused += [(_at_path(item, file), item.key) for item in stored[old_path] if item.content == content]
         else:
             new_files.append(file)
         if (number + 1) % PROGRESS_EVERY == 0:
             progress.update("files", number + 1, len(source.files), 0.0)
     present = {file.path for file in source.files} - set(skipped)
     missing_paths = tuple(path for path in stored if path not in present)
-    return _IndexChanges(tuple(new_files), tuple(moved), missing_paths, num_unchanged, skipped, stored)
+    return _IndexChanges(tuple(new_files), tuple(reused), missing_paths, num_unchanged, skipped, stored)
 
 
 def _content_hash(file: SourceFile) -> str:
@@ -264,37 +251,31 @@ def _at_path(item: IndexItem, file: SourceFile) -> IndexItem:
     return replace(item, key=key, path=file.path, modified_ns=file.modified_ns, metadata=file.metadata)
 
 
-def _apply_moves(store: VectorStore, changes: _IndexChanges) -> None:
-    if changes.moved:
-        moved = [item for item, _ in changes.moved]
+def _reuse_vectors(store: VectorStore, changes: _IndexChanges) -> None:
+    if changes.reused:
+        items = [item for item, _ in changes.reused]
         # Read all vectors before the first write: two files may have swapped their paths.
-        store.add(moved, store.vectors([key for _, key in changes.moved]))
-        _delete_replaced(store, changes, {item.path for item in moved}, moved)
+        store.add(items, store.vectors([key for _, key in changes.reused]))
+        _delete_old_items(store, changes, {item.path for item in items}, items)
 
 
 def _store_new_files(
     store: VectorStore, changes: _IndexChanges, shards: Iterable[tuple[Sequence[SourceFile], EncodedShard]], progress: Progress
 ) -> dict[str, SkippedFile]:
     """Store encoded shards as they are finished, and return the files that cannot be read."""
-    files_by_path = {file.path: file for file in changes.new_files}
     unreadable = dict[str, SkippedFile]()
     num_done, started = 0, time.perf_counter()
     for files, shard in shards:
         if shard.items:
             store.add(shard.items, shard.vectors)
-        _delete_replaced(store, changes, [file.path for file in files], shard.items)
-        for path, problem in shard.unreadable.items():
-            unreadable[path] = (files_by_path[path].size, files_by_path[path].modified_ns, problem)
+        _delete_old_items(store, changes, [file.path for file in files], shard.items)
+        unreadable |= shard.unreadable
         num_done += len(files)
         progress.update("files", num_done, len(changes.new_files), num_done / (time.perf_counter() - started))
     return unreadable
 
 
-def _delete_missing(store: VectorStore, changes: _IndexChanges) -> None:
-    _delete_replaced(store, changes, changes.missing_paths, ())
-
-
-def _delete_replaced(store: VectorStore, changes: _IndexChanges, paths: Iterable[str], new_items: Sequence[IndexItem]) -> None:
+def _delete_old_items(store: VectorStore, changes: _IndexChanges, paths: Iterable[str], new_items: Sequence[IndexItem]) -> None:
     """Delete the stored items of some paths, except those that new items have overwritten."""
     overwritten = {item.key for item in new_items}
     old_keys = [item.key for path in paths for item in changes.stored.get(path, [])]
@@ -302,40 +283,30 @@ def _delete_replaced(store: VectorStore, changes: _IndexChanges, paths: Iterable
         store.delete(keys)
 
 
-def _measure_compression(folder: Path, model: str | Path, device: str | None, memory: MemoryLimit) -> CompressionReport:
-    index = Index.open(folder, model=model, device=device, memory=memory)
-    try:
-        return measure_compression(index, memory)
-    finally:
-        index.store.close()
+def calibrate_index(run: Path, folder: Path, embedding_dim: int, progress: Progress) -> None:
+    """Fit match probabilities on the validation split of a run, and store them in the folder of an index.
 
-
-def calibrate_index(run: str | Path, folder: Path, progress: Progress) -> Calibration | None:
-    """Fit match probabilities on the validation split of a run, and store them with an index unless they exist.
+    A stored calibration is kept, because an index never changes its model.
 
     Args:
         run: Run folder or pretrained model.
         folder: Folder of the index.
+        embedding_dim: Dimension of the vectors of the index.
         progress: Receives a message if match probabilities are not available.
-
-    Returns:
-        The calibration. None for a pretrained model, or if the data of the run are missing.
     """
     file = folder / Calibration.file_name
-    if (known := storage.read_checksummed_json(file, Calibration)) is not None:
-        return known
-    if not (Path(run) / "run.toml").is_file():
+    if storage.read_checksummed_json(file, Calibration) is not None:
+        return
+    if not (run / "run.toml").is_file():
         progress.message("Match probabilities are not available: they need the validation data of a trained run.")
-        return None
+        return
     try:
-        recipe = read_run_recipe(Path(run))
-        scores, relevant = validation_scores(Path(run), recipe.evaluation.validation, read_manifest(folder).embedding_dim)
-        calibration = fit_calibration(scores, relevant)
-    except (VisavisError, MissingExtra) as error:
+        validation = read_run_recipe(run).evaluation.validation
+        calibration = fit_calibration(*validation_scores(run, validation, embedding_dim))
+    except VisavisError as error:
         progress.message(f"Match probabilities are not available: {error}")
-        return None
+        return
     storage.write_checksummed_json(file, asdict(calibration))
-    return calibration
 
 
 def validation_scores(run: Path, split: str, embedding_dim: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -98,8 +98,7 @@ class Index:
         except RunError as error:
             raise RunError(f"{folder}: the model of the index cannot be opened: {error} Pass its location with --model.") from None
         check_model(folder, manifest, name, retriever)
-        store = open_store(store_uri(folder, manifest), manifest.embedding_dim, memory)
-        return cls(folder, manifest, truncate_model(retriever, manifest.embedding_dim), store)
+        return cls(folder, manifest, truncate_model(retriever, manifest.embedding_dim), open_index_store(folder, manifest, memory))
 
     @property
     def root(self) -> Path:
@@ -203,17 +202,19 @@ def truncate_model(model: Retriever, embedding_dim: int) -> Retriever:
     return model.with_embedding_dim(embedding_dim) if embedding_dim in model.matcher.matryoshka_dims[:-1] else model
 
 
-def store_uri(folder: Path, manifest: IndexManifest) -> str:
-    """Resolve the location of the vectors.
+def open_index_store(folder: Path, manifest: IndexManifest, memory: MemoryLimit = None) -> VectorStore:
+    """Open the store of an index, or create it.
 
     Args:
         folder: Folder of the index.
         manifest: Its manifest.
+        memory: Memory limit of a search.
 
     Returns:
-        A URI or a path.
+        The store of the vectors.
     """
-    return manifest.store if "://" in manifest.store else str(folder / manifest.store)
+    uri = manifest.store if "://" in manifest.store else folder / manifest.store
+    return open_store(uri, manifest.embedding_dim, memory)
 
 
 def check_model(folder: Path, manifest: IndexManifest, name: str, model: Retriever) -> None:

@@ -171,44 +171,17 @@ def search_index(
         VisavisError: If the query is empty or ``top`` is below 1.
         DataError: If an item or image of the query does not exist.
     """
-    return search_index_batch(index, [query], top, item_filter, group_duplicates=group_duplicates, rerank=rerank)[0]
-
-
-def search_index_batch(
-    index: Index,
-    queries: Sequence[SearchQuery],
-    top: int = 20,
-    item_filter: ItemFilter = NO_FILTER,
-    *,
-    group_duplicates: bool = True,
-    rerank: Retriever | None = None,
-) -> list[SearchResults]:
-    """Search for several queries at once.
-
-    Args:
-        index: The index.
-        queries: The queries, at least one.
-        top: Maximum number of results per query.
-        item_filter: Conditions on the items.
-        group_duplicates: Whether to return near-duplicates, and moments of one clip, as one result.
-        rerank: A model that scores the first results again.
-
-    Returns:
-        Results of each query, see ``search_index``.
-
-    Raises:
-        VisavisError: If a query is empty or ``top`` is below 1.
-        DataError: If an item or image of a query does not exist.
-    """
     if top < 1:
         raise VisavisError(f"top: expected an integer >= 1, got {top}.")
-    vectors = np.stack([query_vector(index, query) for query in queries])
-    candidates = _candidates(index, vectors, max(top, RERANK_DEPTH) if rerank else top, item_filter, group_duplicates)
+    vector = query_vector(index, query)
+    results = _find_results(index, vector, max(top, RERANK_DEPTH) if rerank else top, item_filter, group_duplicates)
     if rerank is not None:
-        candidates = [_rerank(index, rerank, query, results) for query, results in zip(queries, candidates, strict=True)]
-    return [
-        _calibrate(index, query, results[:top], reranked=rerank is not None) for query, results in zip(queries, candidates, strict=True)
-    ]
+        return SearchResults(tuple(_rerank(index, rerank, query, results)[:top]))
+    calibration = index.calibration
+    if calibration is None or not query.is_single_text or not results:
+        return SearchResults(tuple(results))
+    hits = tuple(replace(result, match_probability=calibration.match_probability(result.score)) for result in results)
+    return SearchResults(hits, results[0].score < calibration.min_score)
 
 
 def query_vector(index: Index, query: SearchQuery) -> np.ndarray:
@@ -225,17 +198,15 @@ def query_vector(index: Index, query: SearchQuery) -> np.ndarray:
         VisavisError: If the query is empty, has only negative weights, or its parts cancel out.
         DataError: If an item or image of the query does not exist.
     """
+    for _, text in query.texts:
+        if not text.strip():
+            raise VisavisError("query: expected text, got an empty query. Describe the image, such as 'a dog runs on the beach'.")
+        index.model.processor.unknown_words(text)  # raises an error if no word is in the vocabulary
     parts = list[tuple[float, Tensor]]()
     if query.texts:
-        for _, text in query.texts:
-            if not text.strip():
-                raise VisavisError("query: expected text, got an empty query. Describe the image, such as 'a dog runs on the beach'.")
-            index.model.processor.unknown_words(text)  # raises an error if no word is in the vocabulary
-        rows = index.model.encode_texts([text for _, text in query.texts])
-        parts += [(weight, row) for (weight, _), row in zip(query.texts, rows, strict=True)]
+        parts += zip((weight for weight, _ in query.texts), index.model.encode_texts([text for _, text in query.texts]), strict=True)
     if query.images:
-        rows = index.model.encode_images([image for _, image in query.images])
-        parts += [(weight, row) for (weight, _), row in zip(query.images, rows, strict=True)]
+        parts += zip((weight for weight, _ in query.images), index.model.encode_images([image for _, image in query.images]), strict=True)
     for weight, key in query.like:
         if key not in index.items:
             raise DataError(f"like: expected the key of an item of {index.folder}, got {key!r}. Copy a key from search results.")
@@ -251,16 +222,16 @@ def query_vector(index: Index, query: SearchQuery) -> np.ndarray:
     return vector
 
 
-def _candidates(index: Index, vectors: np.ndarray, count: int, item_filter: ItemFilter, group_duplicates: bool) -> list[list[SearchResult]]:
-    """At least ``count`` results per query if there are that many: the depth grows until grouping leaves enough."""
+def _find_results(index: Index, vector: np.ndarray, count: int, item_filter: ItemFilter, group_duplicates: bool) -> list[SearchResult]:
+    """At most ``count`` results. The depth grows until grouping leaves enough."""
     depth = 2 * count + 10 if group_duplicates else count
     while True:
-        neighbors = index.store.search(vectors, depth, item_filter)
-        results = [[SearchResult(index.items[key], score) for key, score in row if key in index.items] for row in neighbors]
+        [neighbors] = index.store.search(vector[None], depth, item_filter)
+        results = [SearchResult(index.items[key], score) for key, score in neighbors if key in index.items]
         if group_duplicates:
-            results = [_group_duplicates(index, row) for row in results]
-        if all(len(row) >= count or len(found) < depth for row, found in zip(results, neighbors, strict=True)):
-            return [row[:count] for row in results]
+            results = _group_duplicates(index, results)
+        if len(results) >= count or len(neighbors) < depth:
+            return results[:count]
         depth *= 4
 
 
@@ -315,15 +286,6 @@ def _decode(index: Index, item: IndexItem) -> PILImage | None:
         return decode_image(index.locate(item).read(), item.path) if item.kind == "image" else None
     except DataError:
         return None
-
-
-def _calibrate(index: Index, query: SearchQuery, results: Sequence[SearchResult], *, reranked: bool) -> SearchResults:
-    """Add match probabilities if the scores are calibrated."""
-    calibration = index.calibration
-    if calibration is None or reranked or not query.is_single_text or not results:
-        return SearchResults(tuple(results))
-    hits = tuple(replace(result, match_probability=calibration.match_probability(result.score)) for result in results)
-    return SearchResults(hits, calibration.is_no_match(results[0].score))
 
 
 def attach_images(index: Index, results: SearchResults) -> SearchResults:

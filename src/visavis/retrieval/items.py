@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Literal
-
-import numpy as np
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
+from typing import Any, Literal
 
 ItemKind = Literal["image", "video", "moment"]
 ITEM_FIELDS = ("key", "path", "kind", "content", "size", "modified_ns", "start", "end", "dhash", "metadata")
@@ -46,13 +40,25 @@ class IndexItem:
     dhash: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
 
-    def tags(self) -> list[str]:
-        """Convert the metadata to tags, the form in which stores keep and filter it.
+    def to_row(self) -> dict[str, Any]:
+        """Convert to a row of a store, which keeps and filters the metadata as tags.
 
         Returns:
-            Texts ``name=value``, sorted by name.
+            Values of ``ITEM_FIELDS``. The tags are sorted by name.
         """
-        return [metadata_tag(name, value) for name, value in sorted(self.metadata.items())]
+        return vars(self) | {"metadata": [metadata_tag(name, value) for name, value in sorted(self.metadata.items())]}
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> IndexItem:
+        """Convert from a row of a store, the inverse of ``to_row``.
+
+        Args:
+            row: Values of ``ITEM_FIELDS``, and possibly others.
+
+        Returns:
+            The item.
+        """
+        return cls(**{name: row[name] for name in ITEM_FIELDS} | {"metadata": tags_to_metadata(row["metadata"])})
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,7 @@ def metadata_tag(name: str, value: str) -> str:
 
 
 def tags_to_metadata(tags: Iterable[str]) -> dict[str, str]:
-    """Convert tags back to metadata, the inverse of ``IndexItem.tags``.
+    """Convert tags back to metadata.
 
     Args:
         tags: Texts of ``metadata_tag``.
@@ -129,105 +135,3 @@ def tags_to_metadata(tags: Iterable[str]) -> dict[str, str]:
     """
     pairs = (tag.split("=", 1) for tag in tags)
     return {name.replace("%3D", "=").replace("%25", "%"): value for name, value in pairs}
-
-
-def matching_rows(table: pa.Table, item_filter: ItemFilter) -> np.ndarray:
-    """Find the rows of an Arrow table that a filter matches.
-
-    Args:
-        table: Items with the columns ``ITEM_FIELDS``.
-        item_filter: Conditions.
-
-    Returns:
-        Boolean mask of the rows, shape ``[N]``.
-    """
-    import pyarrow.compute as pc
-
-    mask = np.ones(len(table), bool)
-    if item_filter.path:
-        mask &= pc.match_like(table["path"], glob_to_like(item_filter.path)).to_numpy()
-    if item_filter.kind is not None:
-        mask &= pc.equal(table["kind"], item_filter.kind).to_numpy()
-    if item_filter.after is not None:
-        mask &= table["modified_ns"].to_numpy() >= item_filter.after
-    if item_filter.before is not None:
-        mask &= table["modified_ns"].to_numpy() < item_filter.before
-    if item_filter.metadata:
-        tags = table["metadata"].combine_chunks()
-        tag_rows, tag_texts = pc.list_parent_indices(tags).to_numpy(), pc.list_flatten(tags)
-        for name, value in item_filter.metadata.items():
-            has_value = np.zeros(len(table), bool)
-            has_value[tag_rows[pc.equal(tag_texts, metadata_tag(name, value)).to_numpy(zero_copy_only=False)]] = True
-            mask &= has_value
-    return mask
-
-
-def glob_to_like(pattern: str) -> str:
-    r"""Convert a path pattern to a pattern of SQL's LIKE with backslash escapes.
-
-    Args:
-        pattern: Pattern of ``ItemFilter.path``.
-
-    Returns:
-        Pattern for LIKE.
-
-    Example:
-        >>> print(glob_to_like("a_b/*.jp?g"))
-        a\_b/%.jp_g
-    """
-    escaped = pattern.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-    return escaped.replace("*", "%").replace("?", "_")
-
-
-def sql_quoted(text: str) -> str:
-    """Quote a text for SQL.
-
-    Args:
-        text: Any text.
-
-    Returns:
-        The text as a SQL string literal.
-
-    Example:
-        >>> sql_quoted("it's")
-        "'it''s'"
-    """
-    return "'" + text.replace("'", "''") + "'"
-
-
-def sql_condition(item_filter: ItemFilter) -> str:
-    """Write a filter as a SQL condition for Lance.
-
-    Args:
-        item_filter: Conditions.
-
-    Returns:
-        The condition, empty if the filter does not restrict.
-
-    Example:
-        >>> sql_condition(ItemFilter(kind="video", metadata={"camera": "X"}))
-        "kind = 'video' AND array_has(metadata, 'camera=X')"
-    """
-    conditions = []
-    if item_filter.path:
-        conditions.append(f"path LIKE {sql_quoted(glob_to_like(item_filter.path))} ESCAPE '\\'")
-    if item_filter.kind is not None:
-        conditions.append(f"kind = {sql_quoted(item_filter.kind)}")
-    if item_filter.after is not None:
-        conditions.append(f"modified_ns >= {clamp_int64(item_filter.after)}")
-    if item_filter.before is not None:
-        conditions.append(f"modified_ns < {clamp_int64(item_filter.before)}")
-    conditions += [f"array_has(metadata, {sql_quoted(metadata_tag(name, value))})" for name, value in item_filter.metadata.items()]
-    return " AND ".join(conditions)
-
-
-def clamp_int64(number: int) -> int:
-    """Clamp an integer to the range that stores can compare with.
-
-    Args:
-        number: Any integer.
-
-    Returns:
-        The nearest integer whose magnitude is below 2**63.
-    """
-    return max(-(2**63) + 1, min(number, 2**63 - 1))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from visavis.data import Dataset, open_dataset
@@ -90,12 +91,13 @@ def list_source_files(path: str | Path) -> FileCollection:
 
 
 def _list_folder(root: Path) -> FileCollection:
-    files, skipped, resolver, outside = list[SourceFile](), list[str](), _LinkResolver(root), Counter[str]()
+    files, skipped, outside = list[SourceFile](), list[str](), Counter[str]()
+    resolve_folder = cache(Path.resolve)
     for file, problem in files_under(root):
         if file.suffix.lower() not in VISUAL_SUFFIXES:
             continue
         name = file.relative_to(root).as_posix()
-        if link := resolver.first_link_outside(file):
+        if link := _first_link_outside(root, file, resolve_folder):
             outside[link] += 1
             continue
         if problem is None and not is_valid_unicode(name):
@@ -113,27 +115,14 @@ def _list_folder(root: Path) -> FileCollection:
     return FileCollection(root.absolute(), tuple(sorted(files, key=lambda file: file.path)), tuple(skipped))
 
 
-class _LinkResolver:
-    """Resolves links below a folder. Each folder is resolved once."""
-
-    def __init__(self, root: Path):
-        self.root, self.resolved = root, {root: root.resolve()}
-
-    def first_link_outside(self, file: Path) -> str:
-        """The first link on the path to a file that points outside the folder. Empty if all stay inside."""
-        relative = file.relative_to(self.root)
-        for part in (*reversed(relative.parents[:-1]), relative):
-            if not self._resolve(self.root / part).is_relative_to(self.resolved[self.root]):
-                return part.as_posix()
-        return ""
-
-    def _resolve(self, path: Path) -> Path:
-        if path in self.resolved:
-            return self.resolved[path]
-        real = path.resolve() if path.is_symlink() else self._resolve(path.parent) / path.name
-        if path.is_dir():
-            self.resolved[path] = real
-        return real
+def _first_link_outside(root: Path, file: Path, resolve_folder: Callable[[Path], Path]) -> str:
+    """The first link on the path to a file that points outside a folder. Empty if all stay inside."""
+    relative = file.relative_to(root)
+    for folder in reversed(relative.parents):
+        if not resolve_folder(root / folder).is_relative_to(resolve_folder(root)):
+            return folder.as_posix()
+    outside = file.is_symlink() and not file.resolve().is_relative_to(resolve_folder(root))
+    return relative.as_posix() if outside else ""
 
 
 def _dataset_files(dataset: Dataset) -> Iterator[SourceFile]:

@@ -1,25 +1,75 @@
-"""The FastAPI application: routes, security middleware and error responses."""
+"""The FastAPI application: search API, votes, health, metrics, login, web UI and error responses."""
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
+from importlib.resources import files
+from typing import Annotated, Any
+from urllib.parse import parse_qs
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from visavis.environment import installed_version
 from visavis.errors import StorageError, VisavisError
 from visavis.feedback.records import FeedbackFile
+from visavis.server.image_cache import ImageSize
 from visavis.server.limits import RateLimits, ServerLimits
-from visavis.server.prometheus import ServerMetrics
-from visavis.server.routes import api_routes, service_routes, web_ui_routes
-from visavis.server.schemas import RequestRejected, error_response
-from visavis.server.search_service import SearchService
-from visavis.server.security import SecurityMiddleware, TokenAuth
-from visavis.server.served_index import ServedIndex
+from visavis.server.prometheus import CONTENT_TYPE, ServerMetrics
+from visavis.server.schemas import (
+    ErrorResponse,
+    FacetsResponse,
+    HealthResponse,
+    IndexInfo,
+    PreferenceRequest,
+    PreferenceResponse,
+    QueryModel,
+    SearchRequest,
+    SearchResponse,
+    ServerInfo,
+    SideName,
+    SideResponse,
+    UncertainPairModel,
+    UncertainPairsResponse,
+    VoteRequest,
+    VoteResponse,
+    error_response,
+)
+from visavis.server.search_service import SearchService, ServedIndex
+from visavis.server.security import TOKEN_COOKIE, SecurityMiddleware, TokenAuth
+
+WEB_UI_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+COOKIE_SECONDS = 30 * 86400
+IMAGE_BODY = {"requestBody": {"required": True, "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}}}
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorResponse, "description": description}
+    for status, description in {
+        400: "The request cannot be answered.",
+        401: "An access token is required.",
+        403: "The host or origin is not allowed.",
+        404: "Not found.",
+        408: "The request was received too slowly.",
+        409: "The server was started without this feature.",
+        413: "The request is too large.",
+        422: "A value is invalid.",
+        429: "Too many requests.",
+    }.items()
+}
+JPEG_RESPONSE: dict[int | str, dict[str, Any]] = {200: {"content": {"image/jpeg": {"schema": {"type": "string", "format": "binary"}}}}}
+IndexNumber = Annotated[int, Query(ge=0, le=1)]
+ItemKey = Annotated[str, Query(max_length=4096)]
+ContentVersion = Annotated[str, Query(max_length=64)]
 
 
 def create_app(
@@ -45,10 +95,8 @@ def create_app(
         The application.
 
     Raises:
-        VisavisError: If there are not one or two indexes, or both have the same name.
+        VisavisError: If two indexes have the same name.
     """
-    if len(indexes) not in (1, 2):
-        raise VisavisError(f"index: expected one index, or two to compare, got {len(indexes)}.")
     if len({index.name for index in indexes}) < len(indexes):
         raise VisavisError(f"index: expected two different names, got {indexes[0].name!r} twice. Pass two different indexes.")
     limits, metrics, auth = limits or ServerLimits(), ServerMetrics(), None if token is None else TokenAuth(token)
@@ -71,10 +119,6 @@ def create_app(
 def _add_error_handlers(app: FastAPI) -> None:
     """Return every error as a JSON object with one message."""
 
-    @app.exception_handler(RequestRejected)
-    async def rejected(_: Request, error: RequestRejected) -> Response:
-        return error.response()
-
     @app.exception_handler(VisavisError)
     async def visavis_error(_: Request, error: VisavisError) -> Response:
         return error_response(507 if isinstance(error, StorageError) else 400, str(error))
@@ -88,10 +132,201 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
+        # Routes name the problem. Starlette raises the standard phrase of the status.
         messages = {
-            404: f"{request.url.path[:120]}: not found. See /openapi.json for the routes.",
-            405: "Method not allowed. See /openapi.json for the routes.",
+            "Not Found": f"{request.url.path[:120]}: not found. See /openapi.json for the routes.",
+            "Method Not Allowed": "Method not allowed. See /openapi.json for the routes.",
         }
-        response = error_response(error.status_code, messages.get(error.status_code) or str(error.detail))
-        response.headers.update(error.headers or {})
-        return response
+        return error_response(error.status_code, messages.get(error.detail, error.detail), error.headers)
+
+
+@cache
+def web_ui_files() -> dict[str, tuple[bytes, str, str]]:
+    """Read the files of the web UI once.
+
+    Returns:
+        Content, content type and ETag of each file by name.
+    """
+    contents = {}
+    for file in files("visavis.server").joinpath("web_ui").iterdir():
+        suffix = "." + file.name.rpartition(".")[2]
+        if suffix in WEB_UI_TYPES:
+            content = file.read_bytes()
+            contents[file.name] = (content, WEB_UI_TYPES[suffix], f'"{hashlib.sha256(content).hexdigest()[:16]}"')
+    return contents
+
+
+def web_ui_routes() -> APIRouter:
+    """Create one route per file of the web UI. No other file can be requested.
+
+    Returns:
+        The routes.
+    """
+    router = APIRouter(include_in_schema=False)
+
+    def add(route: str, name: str) -> None:
+        content, content_type, etag = web_ui_files()[name]
+
+        async def send(request: Request) -> Response:
+            headers = {"ETag": etag, "Cache-Control": "no-cache"}
+            if request.headers.get("if-none-match") == etag:
+                return Response(status_code=304, headers=headers)
+            return Response(content, media_type=content_type, headers=headers)
+
+        router.add_api_route(route, send, methods=["GET", "HEAD"])
+
+    for name in web_ui_files():
+        if name != "login.html":
+            add("/" if name == "index.html" else f"/{name}", name)
+    return router
+
+
+def api_routes(service: SearchService) -> APIRouter:
+    """Create the routes below ``/api``.
+
+    Args:
+        service: The search service.
+
+    Returns:
+        The routes.
+
+    Raises:
+        HTTPException: From the routes, for a request that cannot be answered.
+    """
+    router = APIRouter(prefix="/api", responses=ERROR_RESPONSES)
+
+    async def search_sides(request: SearchRequest) -> SearchResponse:
+        started, key, sides = time.perf_counter(), request.to_key(), list[SideResponse]()
+        top = request.offset + request.limit
+        names: tuple[SideName, ...] = ("left", "right") if service.is_comparison else ("only",)
+        for side, number in zip(names, service.side_order(key), strict=True):
+            results = await service.search(number, key, request.to_item_filter(), top + 1)
+            hits = [service.to_hit(key, result) for result in results.hits[request.offset : top]]
+            has_more = len(results.hits) > top and top < service.limits.max_results
+            sides.append(SideResponse(side=side, index=number, hits=hits, has_more=has_more, no_match=results.no_match))
+        milliseconds = round(1000 * (time.perf_counter() - started), 1)
+        return SearchResponse(query=QueryModel.from_key(key), sides=sides, milliseconds=milliseconds)
+
+    @router.get("/search")
+    async def search(query: Annotated[SearchRequest, Query()]) -> SearchResponse:
+        """Search for a text, an uploaded image or similar items. An empty query returns the newest items."""
+        return await search_sides(query)
+
+    @router.post("/search", openapi_extra=IMAGE_BODY)
+    async def search_by_image(request: Request, query: Annotated[SearchRequest, Query()]) -> SearchResponse:
+        """Search for the image in the body. ``query.image`` of the response identifies it in later requests."""
+        content = await request.body()
+        if not content:
+            raise HTTPException(400, "body: expected an image, got an empty body. Send the content of an image file.")
+        return await search_sides(query.model_copy(update={"image": await service.images.upload(content)}))
+
+    async def jpeg(index: int, key: str, size: ImageSize, content_version: str) -> Response:
+        item = service.item(index, key)
+        content = await service.images.jpeg(service.index(index).index, index, item, size)
+        # With the version of the content in the URL, the image never changes.
+        caching = "private, max-age=31536000, immutable" if content_version else "private, no-cache"
+        return Response(content, media_type="image/jpeg", headers={"Cache-Control": caching})
+
+    @router.get("/thumbnail", responses=JPEG_RESPONSE, response_class=Response)
+    async def thumbnail(key: ItemKey, index: IndexNumber = 0, content_version: ContentVersion = "") -> Response:
+        """JPEG of an item of at most 480 pixels per side, without metadata. With ``content_version``, it can be cached forever."""
+        return await jpeg(index, key, "thumbnail", content_version)
+
+    @router.get("/image", responses=JPEG_RESPONSE, response_class=Response)
+    async def image(key: ItemKey, index: IndexNumber = 0, content_version: ContentVersion = "") -> Response:
+        """JPEG of an item of at most 1600 pixels per side, without metadata. With ``content_version``, it can be cached forever."""
+        return await jpeg(index, key, "image", content_version)
+
+    @router.get("/info")
+    async def info() -> ServerInfo:
+        """The served indexes and the features of the server."""
+        indexes = sorted(service.indexes, key=lambda index: index.name)
+        return ServerInfo(
+            indexes=[IndexInfo(name=index.name, model=index.index.manifest.model, count=len(index.items)) for index in indexes],
+            blind=service.is_comparison,
+            votes=service.votes.file is not None,
+            version=installed_version("visavis") or "0",
+        )
+
+    @router.get("/facets")
+    async def facets(index: IndexNumber = 0) -> FacetsResponse:
+        """Values to filter by, with the number of items of each."""
+        return service.index(index).facets
+
+    @router.post("/votes")
+    async def vote(vote: VoteRequest) -> VoteResponse:
+        """Save whether an item is relevant to a query. Null withdraws the vote."""
+        key = vote.query.to_key()
+        if not key:
+            raise HTTPException(422, "query: expected a query, got an empty query. Search for something first.")
+        service.votes.record_vote(service.index(vote.index).name, key, service.item(vote.index, vote.key), vote.relevant)
+        return VoteResponse(relevant=vote.relevant)
+
+    @router.post("/preferences")
+    async def prefer(preference: PreferenceRequest) -> PreferenceResponse:
+        """Save which of two indexes gave the better results, and reveal their names."""
+        left, right = service.record_preference(preference.query.to_key(), preference.preferred)
+        return PreferenceResponse(left=left, right=right, saved=service.votes.file is not None)
+
+    @router.get("/uncertain")
+    async def uncertain(count: Annotated[int, Query(ge=1, le=50)] = 6) -> UncertainPairsResponse:
+        """Pairs of a recent query and an item whose votes would be most informative."""
+        return UncertainPairsResponse(
+            pairs=[
+                UncertainPairModel(query=QueryModel.from_key(pair.query), index=pair.index, hit=service.to_hit(pair.query, pair.result))
+                for pair in service.uncertain_pairs(count)
+            ]
+        )
+
+    return router
+
+
+def service_routes(service: SearchService, auth: TokenAuth | None) -> APIRouter:
+    """Create the routes for health, metrics and login.
+
+    Args:
+        service: The search service.
+        auth: Access token. None: no login page.
+
+    Returns:
+        The routes.
+    """
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> HealthResponse:
+        """Health check."""
+        return HealthResponse(status="ok", items=sum(len(index.items) for index in service.indexes))
+
+    @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def metrics() -> Response:
+        """Metrics for Prometheus."""
+        return Response(service.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    if auth is None:
+        return router
+
+    @router.get("/login", include_in_schema=False)
+    async def login_page(request: Request) -> Response:
+        token = request.query_params.get("token")
+        if token is not None:
+            return _log_in(request, auth, token)
+        content, content_type, _ = web_ui_files()["login.html"]
+        return Response(content, media_type=content_type)
+
+    @router.post("/login", include_in_schema=False)
+    async def log_in(request: Request) -> Response:
+        form = parse_qs((await request.body()).decode("utf-8", "replace"))
+        return _log_in(request, auth, form.get("token", [""])[0])
+
+    return router
+
+
+def _log_in(request: Request, auth: TokenAuth, token: str) -> Response:
+    if not auth.is_valid_token(token):
+        content, content_type, _ = web_ui_files()["login.html"]
+        return Response(content.replace(b"<!--wrong-->", b"This token is not correct."), 401, media_type=content_type)
+    response = RedirectResponse("/", 303)
+    secure = request.url.scheme == "https"
+    response.set_cookie(TOKEN_COOKIE, auth.cookie, max_age=COOKIE_SECONDS, httponly=True, samesite="strict", secure=secure)
+    return response

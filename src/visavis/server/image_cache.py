@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Literal, TypeVar
+
+from starlette.exceptions import HTTPException
 
 from visavis.data.dataset import ByteRange
 from visavis.data.images import make_thumbnail
@@ -17,9 +17,8 @@ from visavis.data.video import frame_at
 from visavis.errors import DataError, VisavisError
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.items import IndexItem
-from visavis.server.limits import ServerLimits
+from visavis.server.limits import LRUCache, ServerLimits
 from visavis.server.prometheus import ServerMetrics
-from visavis.server.schemas import RequestRejected
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
@@ -61,48 +60,6 @@ def render_jpeg(location: ByteRange, item: IndexItem, size: ImageSize) -> bytes:
     return file.getvalue()
 
 
-class LRUCache:
-    """Thread-safe cache of bytes that evicts the least recently used entries.
-
-    Args:
-        max_bytes: Maximum total size.
-    """
-
-    def __init__(self, max_bytes: int):
-        self.max_bytes, self.num_bytes = max_bytes, 0
-        self._contents: OrderedDict[tuple[object, ...], bytes] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: tuple[object, ...]) -> bytes | None:
-        """Look up an entry and mark it as used.
-
-        Args:
-            key: Key of the entry.
-
-        Returns:
-            The content, or None if it is not cached.
-        """
-        with self._lock:
-            if key in self._contents:
-                self._contents.move_to_end(key)
-            return self._contents.get(key)
-
-    def put(self, key: tuple[object, ...], content: bytes) -> None:
-        """Add an entry, unless it is larger than the cache.
-
-        Args:
-            key: Key of the entry.
-            content: The content.
-        """
-        if len(content) > self.max_bytes:
-            return
-        with self._lock:
-            self.num_bytes += len(content) - len(self._contents.pop(key, b""))
-            self._contents[key] = content
-            while self.num_bytes > self.max_bytes:
-                self.num_bytes -= len(self._contents.popitem(last=False)[1])
-
-
 class ImageCache:
     """Decodes images on separate threads, and caches JPEGs of items and uploaded query images.
 
@@ -114,8 +71,8 @@ class ImageCache:
     def __init__(self, limits: ServerLimits, metrics: ServerMetrics):
         self.limits, self.metrics = limits, metrics
         self._pool = ThreadPoolExecutor(DECODER_THREADS, "images")
-        self._jpegs = LRUCache(limits.max_cached_bytes)
-        self._uploads: OrderedDict[str, PILImage] = OrderedDict()
+        self._jpegs = LRUCache[bytes](limits.max_cached_bytes, len)
+        self._uploads = LRUCache["PILImage"](limits.max_uploads)
 
     async def jpeg(self, index: Index, number: int, item: IndexItem, size: ImageSize) -> bytes:
         """Render an item, or return the cached JPEG.
@@ -130,7 +87,7 @@ class ImageCache:
             Content of the JPEG.
 
         Raises:
-            RequestRejected: If the file is missing or cannot be read.
+            HTTPException: If the file is missing or cannot be read.
         """
         key = (number, item.key, item.content, size)
         content = self._jpegs.get(key)
@@ -139,7 +96,7 @@ class ImageCache:
             try:
                 content = await self._run(lambda: render_jpeg(index.locate(item), item, size))
             except VisavisError as error:
-                raise RequestRejected(404, str(error)) from None
+                raise HTTPException(404, str(error)) from None
             self._jpegs.put(key, content)
         return content
 
@@ -156,13 +113,9 @@ class ImageCache:
             DataError: If the content is not an image, or decoding takes too long.
         """
         digest = hashlib.sha256(content).hexdigest()
-        if digest not in self._uploads:
-            self._uploads[digest] = await self._run(
-                lambda: make_thumbnail(content, "Query image", MAX_UPLOAD_SIDE, max_pixels=self.limits.max_pixels)
-            )
-        self._uploads.move_to_end(digest)
-        while len(self._uploads) > self.limits.max_uploads:
-            self._uploads.popitem(last=False)
+        if self._uploads.get(digest) is None:
+            image = await self._run(lambda: make_thumbnail(content, "Query image", MAX_UPLOAD_SIDE, max_pixels=self.limits.max_pixels))
+            self._uploads.put(digest, image)
         return digest
 
     def uploaded(self, digest: str) -> PILImage | None:
@@ -175,11 +128,12 @@ class ImageCache:
             The image, or None if the query has no image.
 
         Raises:
-            RequestRejected: If the image is no longer cached.
+            HTTPException: If the image is no longer cached.
         """
-        if digest and digest not in self._uploads:
-            raise RequestRejected(404, "The image of this query is no longer cached. Send it again.")
-        return self._uploads[digest] if digest else None
+        image = self._uploads.get(digest)
+        if digest and image is None:
+            raise HTTPException(404, "The image of this query is no longer cached. Send it again.")
+        return image
 
     async def _run(self, work: Callable[[], T]) -> T:
         try:

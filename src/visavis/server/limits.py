@@ -1,8 +1,16 @@
-"""Limits of the server: sizes, timeouts and request rates."""
+"""Limits of the server: sizes, timeouts, request rates and caches."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+REQUEST_COSTS = {"/login": 40.0, "/api/search": 8.0, "/api/uncertain": 8.0, "/api/image": 4.0}
+"""Costs of requests other than 1, by path. A thumbnail is cheap, a search is not, and guessing tokens is expensive."""
+IMAGE_SEARCH_COST = 20.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,7 @@ class RateLimits:
 
 
 def request_cost(method: str, path: str) -> float:
-    """Look up the cost of a request. A thumbnail is cheap, a search is not, and guessing tokens is expensive.
+    """Look up the cost of a request.
 
     Args:
         method: HTTP method.
@@ -67,8 +75,49 @@ def request_cost(method: str, path: str) -> float:
         >>> request_cost("GET", "/api/search") > request_cost("GET", "/api/thumbnail")
         True
     """
-    if path == "/login":
-        return 40.0
-    if method == "POST" and path == "/api/search":
-        return 20.0
-    return {"/api/search": 8.0, "/api/uncertain": 8.0, "/api/image": 4.0}.get(path, 1.0)
+    return IMAGE_SEARCH_COST if (method, path) == ("POST", "/api/search") else REQUEST_COSTS.get(path, 1.0)
+
+
+class LRUCache(Generic[T]):
+    """Cache that evicts the least recently used entries.
+
+    Args:
+        max_size: Maximum total size.
+        size_of: Size of a value. Default: 1, so that ``max_size`` is a number of entries.
+
+    Attributes:
+        size: Total size of the entries.
+    """
+
+    def __init__(self, max_size: int, size_of: Callable[[T], int] = lambda _: 1):
+        self.max_size, self.size, self._size_of = max_size, 0, size_of
+        self._entries = OrderedDict[Hashable, T]()
+
+    def get(self, key: Hashable) -> T | None:
+        """Look up a value and mark it as used.
+
+        Args:
+            key: Key of the entry.
+
+        Returns:
+            The value, or None if it is not cached.
+        """
+        if key in self._entries:
+            self._entries.move_to_end(key)
+        return self._entries.get(key)
+
+    def put(self, key: Hashable, value: T) -> None:
+        """Add or replace an entry, unless it is larger than the cache.
+
+        Args:
+            key: Key of the entry.
+            value: The value.
+        """
+        if self._size_of(value) > self.max_size:
+            return
+        if key in self._entries:
+            self.size -= self._size_of(self._entries.pop(key))
+        self._entries[key] = value
+        self.size += self._size_of(value)
+        while self.size > self.max_size:
+            self.size -= self._size_of(self._entries.popitem(last=False)[1])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import date, datetime, time, timedelta
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 
 from visavis.feedback.records import QueryKey
 from visavis.retrieval.items import ItemFilter, ItemKind
@@ -327,40 +328,16 @@ def _day_start_ns(day: date | None, days_later: int) -> int | None:
         return None if days_later else -(2**63)
 
 
-class RequestRejected(Exception):
-    """A request that cannot be answered.
-
-    Args:
-        status: HTTP status, 400 to 499.
-        message: What is wrong, and how to fix it.
-        retry_after: Seconds until the request can be repeated.
-    """
-
-    def __init__(self, status: int, message: str, *, retry_after: int | None = None):
-        super().__init__(message)
-        self.status, self.retry_after = status, retry_after
-
-    def response(self) -> Response:
-        """Convert to a response.
-
-        Returns:
-            The response.
-        """
-        return error_response(self.status, str(self), retry_after=self.retry_after)
-
-
-def error_response(status: int, message: str, *, retry_after: int | None = None) -> JSONResponse:
+def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """Make the response to a request that cannot be answered.
 
     Args:
         status: HTTP status.
         message: What is wrong, and how to fix it.
-        retry_after: Seconds until the request can be repeated.
+        headers: Headers of the response.
 
     Returns:
         A JSON object with ``error``.
     """
-    headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
-    if status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse({"error": message}, status, headers)
+    authenticate = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    return JSONResponse({"error": message}, status, {**authenticate, **(headers or {})})

@@ -1,68 +1,155 @@
-"""Search service: searches, votes and preferences behind the HTTP API. Searches run on a thread of their own."""
+"""Search service: served indexes, searches, votes and preferences behind the HTTP API. Searches run on a thread of their own."""
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import hmac
 import math
+import re
 import secrets
 import time
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TypeAlias
+from functools import cached_property
+from typing import TYPE_CHECKING
 
+from starlette.exceptions import HTTPException
+
+from visavis.errors import VisavisError
 from visavis.feedback.query_selection import RecentQueries, UncertainPair
 from visavis.feedback.records import FeedbackFile, Judgment, Preference, QueryKey, latest_judgments
-from visavis.retrieval.index_search import SearchResult, SearchResults
-from visavis.retrieval.items import IndexItem, ItemFilter
+from visavis.retrieval.index_folder import Index
+from visavis.retrieval.index_search import EXCLUDED_WEIGHT, SearchQuery, SearchResult, SearchResults, search_index
+from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
 from visavis.server.image_cache import ImageCache
-from visavis.server.limits import ServerLimits
+from visavis.server.limits import LRUCache, ServerLimits
 from visavis.server.prometheus import ServerMetrics
-from visavis.server.schemas import HitResponse, RequestRejected
-from visavis.server.served_index import ServedIndex, modified_at
+from visavis.server.schemas import FacetsResponse, HitResponse
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PILImage
 
 RESULT_BLOCK, CACHED_QUERIES, CACHE_SECONDS = 120, 64, 300.0
 """Results of one search, so that the next page is cached, number of cached queries, and their lifetime in seconds."""
 
-_ResultKey: TypeAlias = tuple[object, ...]
+MAX_FOLDERS, MAX_METADATA_VALUES = 50, 30
+"""Maximum number of folders, and of values of one metadata name, that are offered as filters."""
+# 9999-12-31T23:59:59Z, the last second of datetime.
+_MAX_TIMESTAMP = 253402300799.0
+_EXCLUDED = re.compile(r"""(?:^|(?<=\s))-(?:"([^"]*)"|([^\s"-]\S*))""")
 
 
-class ResultCache:
-    """Results of the latest queries, for the next page."""
+def parse_query(text: str) -> tuple[tuple[float, str], ...]:
+    """Split a text query into what to search for and each excluded ``-word`` or ``-"several words"``.
 
-    def __init__(self) -> None:
-        self._entries: OrderedDict[_ResultKey, tuple[float, int, SearchResults]] = OrderedDict()
+    A dash within a word, before a space or before another dash does not exclude.
 
-    def get(self, key: _ResultKey, top: int) -> SearchResults | None:
-        """Look up results that are not expired.
+    Args:
+        text: Text query.
+
+    Returns:
+        Weights and texts.
+
+    Example:
+        >>> parse_query('a beach -people -"red umbrella"')
+        ((1.0, 'a beach'), (-0.5, 'people'), (-0.5, 'red umbrella'))
+        >>> parse_query("black-and-white dog - running")
+        ((1.0, 'black-and-white dog - running'),)
+    """
+    excluded = [(quoted or word).strip() for quoted, word in _EXCLUDED.findall(text)]
+    included = " ".join(_EXCLUDED.sub(" ", text).split())
+    return tuple(([(1.0, included)] if included else []) + [(EXCLUDED_WEIGHT, words) for words in excluded if words])
+
+
+class ServedIndex:
+    """An index that is served.
+
+    Args:
+        index: The index.
+        name: Name that is shown when two indexes are compared. Default: the name of the folder.
+
+    Attributes:
+        items: All items by key.
+    """
+
+    def __init__(self, index: Index, name: str | None = None):
+        self.index, self.items = index, index.items
+        self.name = name or index.folder.name
+
+    def search(self, key: QueryKey, image: PILImage | None, top: int, item_filter: ItemFilter) -> SearchResults:
+        """Find the best items, or the newest ones for an empty query.
 
         Args:
-            key: Index, query and filter.
-            top: Number of results that are needed.
+            key: The query.
+            image: Uploaded image of the query.
+            top: Maximum number of results.
+            item_filter: Conditions on the items.
 
         Returns:
-            Results of a search for at least ``top`` results, or None.
-        """
-        expires, fetched, results = self._entries.get(key, (0.0, 0, None))
-        return results if fetched >= top and time.monotonic() < expires else None
+            Results, best first.
 
-    def put(self, key: _ResultKey, fetched: int, results: SearchResults) -> None:
-        """Add results.
-
-        Args:
-            key: Index, query and filter.
-            fetched: Number of results that were searched for.
-            results: The results.
+        Raises:
+            VisavisError: If the query has only exclusions.
         """
-        self._entries[key] = (time.monotonic() + CACHE_SECONDS, fetched, results)
-        while len(self._entries) > CACHED_QUERIES:
-            self._entries.popitem(last=False)
+        if not key:
+            matching = (item for item in self.items.values() if item_filter.matches(item))
+            newest = heapq.nlargest(top, matching, key=lambda item: (item.modified_ns, item.key))
+            return SearchResults(tuple(SearchResult(item, 0.0) for item in newest))
+        query = SearchQuery(
+            texts=parse_query(key.text),
+            images=() if image is None else ((1.0, image),),
+            like=((1.0, key.similar_to),) if key.similar_to else (),
+        )
+        if not any(weight > 0 for weight, _ in (*query.texts, *query.images, *query.like)):
+            raise VisavisError("The query contains only exclusions. Add what to search for, such as 'beach -people'.")
+        return search_index(self.index, query, top, item_filter)
+
+    def warm_up(self) -> None:
+        """Run a first search, which is slower than later ones."""
+        for key in [QueryKey(similar_to=key) for key in list(self.items)[:1]] + [QueryKey("an image")]:
+            with suppress(VisavisError):  # a vocabulary may contain no word of the text
+                self.search(key, None, 1, NO_FILTER)
+
+    @cached_property
+    def facets(self) -> FacetsResponse:
+        """Values to filter by."""
+        kinds, folders, years = Counter[str](), Counter[str](), Counter[str]()
+        metadata: dict[str, Counter[str]] = {}
+        for item in self.items.values():
+            kinds[item.kind] += 1
+            years[str(modified_at(item).year)] += 1
+            if folder := item.path.rpartition("/")[0]:
+                folders[folder] += 1
+            for name, value in item.metadata.items():
+                values = metadata.setdefault(name, Counter())
+                if len(values) <= MAX_METADATA_VALUES or value in values:
+                    values[value] += 1
+        few_values = {
+            name: dict(sorted(values.items())) for name, values in sorted(metadata.items()) if 1 < len(values) <= MAX_METADATA_VALUES
+        }
+        return FacetsResponse(
+            kinds=dict(kinds), folders=dict(folders.most_common(MAX_FOLDERS)), years=dict(sorted(years.items())), metadata=few_values
+        )
+
+
+def modified_at(item: IndexItem) -> datetime:
+    """Convert the modification time of an item, clamped to 1970 to 9999.
+
+    Args:
+        item: The item.
+
+    Returns:
+        Time in UTC.
+    """
+    return datetime.fromtimestamp(min(max(item.modified_ns / 1e9, 0.0), _MAX_TIMESTAMP), UTC)
 
 
 class VoteStore:
-    """Votes and preferences: the current votes in memory, and all of them in the feedback file.
+    """The current votes in memory, and all of them in the feedback file.
 
     Args:
         file: Feedback file. None: votes are not saved.
@@ -96,11 +183,11 @@ class VoteStore:
             relevant: Whether the item is relevant. None withdraws the vote.
 
         Raises:
-            RequestRejected: If votes are not saved.
+            HTTPException: If votes are not saved.
             StorageError: If the file cannot be written.
         """
         if self.file is None:
-            raise RequestRejected(409, "Votes are not saved. Start the server with --feedback FILE.")
+            raise HTTPException(409, "Votes are not saved. Start the server with --feedback FILE.")
         judgment = Judgment(_now(), index, key, item.key, item.content, relevant)
         self.file.append(judgment)
         self.metrics.votes.labels("relevant").inc()
@@ -108,22 +195,6 @@ class VoteStore:
             self._votes.pop((key, item.key), None)
         else:
             self._votes[key, item.key] = judgment
-
-    def record_preference(self, key: QueryKey, left: str, right: str, preferred: str | None) -> None:
-        """Save a preference, if there is a feedback file.
-
-        Args:
-            key: The query.
-            left: Name of the left index.
-            right: Name of the right index.
-            preferred: Name of the preferred index. None: neither.
-
-        Raises:
-            StorageError: If the file cannot be written.
-        """
-        if self.file is not None:
-            self.file.append(Preference(_now(), key, left, right, preferred))
-            self.metrics.votes.labels("preference").inc()
 
 
 class SearchService:
@@ -142,7 +213,9 @@ class SearchService:
         if len(self.indexes) > 1 and secrets.randbelow(2):
             self.indexes.reverse()
         self.votes, self.images = VoteStore(feedback, metrics), ImageCache(limits, metrics)
-        self._recent, self._results = RecentQueries[SearchResult](), ResultCache()
+        self._recent = RecentQueries[SearchResult]()
+        # When the results of a query expire, how many were searched for, and the results.
+        self._results = LRUCache[tuple[float, int, SearchResults]](CACHED_QUERIES)
         self._secret = secrets.token_bytes(16)
         self._model_thread = ThreadPoolExecutor(1, "model")
         self._num_waiting = 0
@@ -177,10 +250,10 @@ class SearchService:
             The index.
 
         Raises:
-            RequestRejected: If the number is invalid.
+            HTTPException: If the number is invalid.
         """
         if number >= len(self.indexes):
-            raise RequestRejected(404, f"index: expected 0{' or 1' * self.is_comparison}, got {number}.")
+            raise HTTPException(404, f"index: expected 0{' or 1' * self.is_comparison}, got {number}.")
         return self.indexes[number]
 
     def item(self, number: int, key: str) -> IndexItem:
@@ -194,11 +267,11 @@ class SearchService:
             The item.
 
         Raises:
-            RequestRejected: If the key is unknown.
+            HTTPException: If the key is unknown.
         """
         item = self.index(number).items.get(key)
         if item is None:
-            raise RequestRejected(404, f"key: expected the key of an item of this index, got {key[:80]!r}.")
+            raise HTTPException(404, f"key: expected the key of an item of this index, got {key[:80]!r}.")
         return item
 
     async def search(self, number: int, key: QueryKey, item_filter: ItemFilter, top: int) -> SearchResults:
@@ -214,16 +287,16 @@ class SearchService:
             At least ``top`` results, or all.
 
         Raises:
-            RequestRejected: If too many searches are waiting, or the image of the query is no longer cached.
+            HTTPException: If too many searches are waiting, or the image of the query is no longer cached.
             VisavisError: If the query is invalid.
         """
-        metadata = tuple(sorted(item_filter.metadata.items()))
-        result_key = (number, key, item_filter.path, item_filter.kind, item_filter.after, item_filter.before, metadata)
-        if (cached := self._results.get(result_key, top)) is not None:
+        result_key = (number, key, repr(item_filter))
+        expires, fetched, cached = self._results.get(result_key) or (0.0, 0, None)
+        if cached is not None and fetched >= top and time.monotonic() < expires:
             return cached
         image = self.images.uploaded(key.image_hash)
         if self._num_waiting >= self.limits.max_waiting_searches:
-            raise RequestRejected(429, "Too many searches are waiting. Try again later.", retry_after=1)
+            raise HTTPException(429, "Too many searches are waiting. Try again later.", {"Retry-After": "1"})
         fetched = -(-top // RESULT_BLOCK) * RESULT_BLOCK
 
         def run_search() -> SearchResults:
@@ -237,7 +310,7 @@ class SearchService:
         finally:
             self._num_waiting -= 1
             self.metrics.searches_waiting.dec()
-        self._results.put(result_key, fetched, results)
+        self._results.put(result_key, (time.monotonic() + CACHE_SECONDS, fetched, results))
         self._recent.add(key, number, results)
         return results
 
@@ -252,13 +325,15 @@ class SearchService:
             Names of the left and of the right index.
 
         Raises:
-            RequestRejected: If there is only one index.
+            HTTPException: If there is only one index.
             StorageError: If the feedback file cannot be written.
         """
         if not self.is_comparison:
-            raise RequestRejected(409, "Preferences need two indexes. Start the server with two.")
+            raise HTTPException(409, "Preferences need two indexes. Start the server with two.")
         left, right = (self.indexes[number].name for number in self.side_order(key))
-        self.votes.record_preference(key, left, right, {"left": left, "right": right}.get(side))
+        if self.votes.file is not None:
+            self.votes.file.append(Preference(_now(), key, left, right, {"left": left, "right": right}.get(side)))
+            self.metrics.votes.labels("preference").inc()
         return left, right
 
     def uncertain_pairs(self, count: int) -> list[UncertainPair[SearchResult]]:

@@ -9,17 +9,16 @@ import ipaddress
 import logging
 import math
 import time
-from collections import OrderedDict
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import cookie_parser
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from visavis.errors import VisavisError
-from visavis.server.limits import RateLimits, ServerLimits, request_cost
+from visavis.server.limits import LRUCache, RateLimits, ServerLimits, request_cost
 from visavis.server.prometheus import ServerMetrics
 from visavis.server.schemas import error_response
 
@@ -161,11 +160,8 @@ class TokenAuth:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self.is_valid_token(token.strip()):
             return True
-        try:
-            morsel = SimpleCookie(headers.get("cookie", "")).get(TOKEN_COOKIE)
-        except CookieError:
-            return False
-        return morsel is not None and hmac.compare_digest(_digest(morsel.value), _digest(self.cookie))
+        cookie = cookie_parser(headers.get("cookie", "")).get(TOKEN_COOKIE, "")
+        return hmac.compare_digest(_digest(cookie), _digest(self.cookie))
 
     def is_valid_token(self, token: str) -> bool:
         """Compare a token with the access token.
@@ -192,7 +188,8 @@ class RateLimiter:
 
     def __init__(self, rates: RateLimits):
         self.rates = rates
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        # Units of a client, and when it was last seen.
+        self._buckets = LRUCache[tuple[float, float]](MAX_CLIENTS)
 
     def take(self, client: str, cost: float, now: float | None = None) -> float:
         """Spend units of a client.
@@ -206,12 +203,10 @@ class RateLimiter:
             0 if the units were spent, else the seconds until they are available.
         """
         now, client = time.monotonic() if now is None else now, _client_network(client)
-        units, last_seen = self._buckets.pop(client, (self.rates.burst, now))
+        units, last_seen = self._buckets.get(client) or (self.rates.burst, now)
         units = min(self.rates.burst, units + (now - last_seen) * self.rates.per_s)
         is_allowed = units >= cost
-        self._buckets[client] = (units - cost if is_allowed else units, now)
-        while len(self._buckets) > MAX_CLIENTS:
-            self._buckets.popitem(last=False)
+        self._buckets.put(client, (units - cost if is_allowed else units, now))
         return 0.0 if is_allowed else (cost - units) / self.rates.per_s
 
 
@@ -294,7 +289,7 @@ class SecurityMiddleware:
             client = scope["client"][0] if scope.get("client") else "unknown"
             if wait := self.rate_limiter.take(client, request_cost(method, path)):
                 seconds = max(1, math.ceil(wait))
-                return error_response(429, f"Too many requests. Try again in {seconds} s.", retry_after=seconds), "rate"
+                return error_response(429, f"Too many requests. Try again in {seconds} s.", {"Retry-After": str(seconds)}), "rate"
         if self.auth is not None and path not in PUBLIC_PATHS and not self.auth.is_authorized(headers):
             if path == "/" and method == "GET":
                 query = scope["query_string"].decode("latin-1")

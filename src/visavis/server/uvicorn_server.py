@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import socket
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,8 @@ def run_service(
         raise MissingExtra(error.name or "fastapi", "serve", "visavis serve") from None
     from visavis.retrieval.index_folder import Index
     from visavis.server.application import create_app
+    from visavis.server.search_service import ServedIndex
     from visavis.server.security import is_loopback, validate_token
-    from visavis.server.served_index import ServedIndex
 
     if len(indexes) not in (1, 2):
         raise VisavisError(f"index: expected one index, or two to compare, got {len(indexes)}.")
@@ -86,15 +87,13 @@ def run_service(
         )
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # SecurityMiddleware logs errors in one line
         url = _url(host, listener)
-
-        def on_ready() -> None:
-            items = " and ".join(f"{len(index.items):,} items of {index.name}" for index in served)
+        items = " and ".join(f"{len(index.items):,} items of {index.name}" for index in served)
+        with suppress(KeyboardInterrupt):
+            # The socket already listens. Requests that come before uvicorn is ready wait.
             progress.message(f"Serving {items} at {url} (press Ctrl-C to stop)")
             if open_browser:
                 webbrowser.open(url if token is None else f"{url}/login?token={quote(token)}")
-
-        with suppress(KeyboardInterrupt):
-            _create_server(config, on_ready).run(sockets=[listener])
+            uvicorn.Server(config).run(sockets=[listener])
         progress.message("Stopped.")
 
 
@@ -119,19 +118,17 @@ def listening_socket(host: str, port: int) -> socket.socket:
         raise VisavisError(
             f"host: expected an address of this machine, got {host!r}. Use 127.0.0.1, or 0.0.0.0 for all of its addresses."
         ) from None
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    dual_stack = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(2048)
+        return socket.create_server(address, family=family, backlog=2048, dualstack_ipv6=dual_stack)
     except OSError as error:
-        listener.close()
         if error.errno == errno.EADDRINUSE:
             raise VisavisError(f"{host}: port {port} is in use. Stop the program that uses it, or pass another port with --port.") from None
         if error.errno == errno.EACCES:
             raise VisavisError(f"{host}: port {port} is not permitted for this user. Pass a port above 1023 with --port.") from None
-        raise VisavisError(f"{host}:{port}: cannot listen: {error.strerror}. Use 127.0.0.1, or an address of this machine.") from None
-    return listener
+        raise VisavisError(
+            f"{host}:{port}: cannot listen: {os.strerror(error.errno or 0)}. Use 127.0.0.1, or an address of this machine."
+        ) from None
 
 
 def _header_timeout_protocol(timeout_s: float) -> type[Any]:
@@ -140,47 +137,26 @@ def _header_timeout_protocol(timeout_s: float) -> type[Any]:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class HeaderTimeoutProtocol(H11Protocol):
-        _timer: asyncio.TimerHandle | None = None
-
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self._timer = self.loop.call_later(timeout_s, self._disconnect)
+            self._start_timer()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
+            # The state is idle until the headers of a request are complete.
             if self.conn.their_state is not h11.IDLE:
-                self._cancel_timer()
-            elif self._timer is None:
-                self._timer = self.loop.call_later(timeout_s, self._disconnect)
+                self._timer.cancel()
+            elif self._timer.cancelled():
+                self._start_timer()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._cancel_timer()
+            self._timer.cancel()
             super().connection_lost(exc)
 
-        def _cancel_timer(self) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-
-        def _disconnect(self) -> None:
-            self._timer = None
-            if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-                self.transport.close()
+        def _start_timer(self) -> None:
+            self._timer = self.loop.call_later(timeout_s, self.transport.close)
 
     return HeaderTimeoutProtocol
-
-
-def _create_server(config: Any, on_ready: Callable[[], None]) -> Any:
-    """A uvicorn server that calls ``on_ready`` once it accepts requests."""
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            if self.started:
-                on_ready()
-
-    return Server(config)
 
 
 def _url(host: str, listener: socket.socket) -> str:

@@ -33,10 +33,12 @@ def open_store(uri: str | Path, embedding_dim: int | None = None, memory: Memory
     text = str(uri)
     if server := re.fullmatch(r"(https?://[^/?#]+)(?:/(\w*))?", text):
         return MilvusStore(server[1], server[2] or COLLECTION, embedding_dim, memory)
-    if re.fullmatch(r"s3://[^/?#]+(/[^?#]+)?", text) or ("://" not in text and text and not text.endswith(".db")):
-        if "://" not in text and Path(text).exists() and not Path(text).is_dir():
-            raise DataError(f"{text}: expected the folder of a store, got a file. Pass a folder, or a file name ending in .db for Milvus.")
+    if re.fullmatch(r"s3://[^/?#]+(/[^?#]+)?", text):
         return LanceStore(text, embedding_dim, memory)
-    if "://" not in text and text:
+    if not text or "://" in text:
+        raise DataError(f"store: expected a folder, s3://BUCKET/PATH, FILE.db or http(s)://HOST:PORT[/COLLECTION], got {text!r}.")
+    if text.endswith(".db"):
         return MilvusStore(text, COLLECTION, embedding_dim, memory)
-    raise DataError(f"store: expected a folder, s3://BUCKET/PATH, FILE.db or http(s)://HOST:PORT[/COLLECTION], got {text!r}.")
+    if Path(text).exists() and not Path(text).is_dir():
+        raise DataError(f"{text}: expected the folder of a store, got a file. Pass a folder, or a file name ending in .db for Milvus.")
+    return LanceStore(text, embedding_dim, memory)

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ from visavis import storage
 from visavis.blocking import chunk_slices
 from visavis.errors import ShapeError
 from visavis.memory_budget import MemoryLimit, budget_bytes
-from visavis.retrieval.stores.base import Neighbor, validate_queries
+from visavis.retrieval.stores.base import validate_queries
 
 GROUP_ROWS = 32
 """Rows that share an error bound."""
@@ -50,18 +49,80 @@ MIN_ROWS, MIN_DIM = 2**15, 64
 CHUNK_ROWS = 2**10
 
 
-class CoarsePass(Protocol):
-    """Products of blocks of rows with queries, and bounds of their error."""
+class _Float32Pass:
+    """Coarse pass over the rows themselves. The error is that of summing D products (Higham, section 3.1).
+
+    Its methods are documented in ``Int8Pass``.
+
+    Args:
+        rows: Vectors, float32, shape ``[N, D]``.
+    """
+
+    def __init__(self, rows: np.ndarray):
+        self.rows = _shared_tensor(rows)
+        norms = (float(self.rows[chunk].norm(dim=1).max()) for chunk in chunk_slices(len(rows), 2**12))
+        self.max_norm = max(norms, default=0.0) * NORM_MARGIN
 
     def prepare(self, queries: Tensor) -> None:
-        """Set the queries.
+        """Set the queries."""
+        dim = queries.shape[1]
+        relative_error = dim * UNIT_ROUNDOFF / (1 - dim * UNIT_ROUNDOFF) + ROUNDING_ERROR
+        self.queries, self.bound = queries, (relative_error * self.max_norm * queries.norm(dim=1) * NORM_MARGIN)[:, None]
+
+    def products(self, rows: slice) -> Tensor:
+        """Multiply the queries with some rows."""
+        return self.queries @ self.rows[rows].T
+
+    def scale(self, groups: slice) -> tuple[Tensor, Tensor]:
+        """Return factor 1 and offset 0."""
+        return torch.ones(1, 1), torch.zeros(1, 1)
+
+    def error(self, groups: slice) -> Tensor:
+        """Bound the error of the products."""
+        return self.bound
+
+
+class Int8Pass:
+    """Coarse pass over int8 codes: products of blocks of rows with queries, and bounds of their error.
+
+    Args:
+        codes: Codes, int8, shape ``[N, D]`` with N a multiple of ``GROUP_ROWS``.
+        scales: For each group: the step, and the maxima of |e|, |s c| and |x|, float32, shape ``[4, G]``.
+        mean: Mean of the rows, float32, shape ``[D]``.
+    """
+
+    def __init__(self, codes: np.ndarray, scales: np.ndarray, mean: np.ndarray):
+        self.codes, self.mean = _shared_tensor(codes), _shared_tensor(mean)
+        self.step, self.error_norm, self.code_norm, self.row_norm = _shared_tensor(scales)[:, None]
+
+    @classmethod
+    def from_vectors(cls, vectors: np.ndarray) -> Int8Pass:
+        """Quantize vectors in memory.
+
+        Args:
+            vectors: Vectors, float32, shape ``[N, D]``.
+
+        Returns:
+            The coarse pass.
+        """
+        codes = np.empty(_codes_shape(vectors), np.int8)
+        return cls(codes, *_quantize(vectors, codes))
+
+    def prepare(self, queries: Tensor) -> None:
+        """Set and quantize the queries.
 
         Args:
             queries: Query vectors, float32, shape ``[Q, D]``.
         """
+        step = queries.abs().amax(1, keepdim=True) / MAX_CODE
+        step[step == 0] = 1.0
+        self.query_codes = (queries / step).round().to(torch.int8)
+        self.query_step, self.query_norm = step, queries.norm(dim=1, keepdim=True) * NORM_MARGIN
+        self.query_error = (queries - self.query_codes * step).norm(dim=1, keepdim=True) * NORM_MARGIN
+        self.offset = (queries.double() @ self.mean.double()).float()[:, None]
 
     def products(self, rows: slice) -> Tensor:
-        """Multiply the queries with some rows.
+        """Multiply the codes of the queries with those of some rows.
 
         Args:
             rows: Rows to multiply.
@@ -69,8 +130,10 @@ class CoarsePass(Protocol):
         Returns:
             Products, shape ``[Q, N]``.
         """
+        stop = -(-rows.stop // GROUP_ROWS) * GROUP_ROWS
+        return torch._int_mm(self.query_codes, self.codes[rows.start : stop].T)[:, : rows.stop - rows.start]
 
-    def scale(self, groups: slice) -> tuple[Tensor | float, Tensor | float]:
+    def scale(self, groups: slice) -> tuple[Tensor, Tensor]:
         """Read the conversion of products to scores: ``factor * product + offset``.
 
         Args:
@@ -79,6 +142,7 @@ class CoarsePass(Protocol):
         Returns:
             Factor and offset, of a shape that broadcasts to ``[Q, G]``.
         """
+        return self.query_step * self.step[:, groups], self.offset
 
     def error(self, groups: slice) -> Tensor:
         """Bound the error of converted products.
@@ -89,60 +153,8 @@ class CoarsePass(Protocol):
         Returns:
             Largest distance from the exact scores, of a shape that broadcasts to ``[Q, G]``.
         """
-
-
-class _Float32Pass:
-    """Products of the rows themselves. The error is that of summing D products (Higham, section 3.1)."""
-
-    def __init__(self, rows: np.ndarray):
-        self.rows = _shared_tensor(rows)
-        norms = (float(self.rows[chunk].norm(dim=1).max()) for chunk in chunk_slices(len(rows), 2**12))
-        self.max_norm = max(norms, default=0.0) * NORM_MARGIN
-
-    def prepare(self, queries: Tensor) -> None:
-        dim = queries.shape[1]
-        relative_error = dim * UNIT_ROUNDOFF / (1 - dim * UNIT_ROUNDOFF) + ROUNDING_ERROR
-        self.queries, self.bound = queries, (relative_error * self.max_norm * queries.norm(dim=1) * NORM_MARGIN)[:, None]
-
-    def products(self, rows: slice) -> Tensor:
-        return self.queries @ self.rows[rows].T
-
-    def scale(self, groups: slice) -> tuple[Tensor | float, Tensor | float]:
-        return 1.0, 0.0
-
-    def error(self, groups: slice) -> Tensor:
-        return self.bound
-
-
-@dataclass
-class _Candidates:
-    """Pairs of a query and a row, with an upper bound of their score."""
-
-    query: list[Tensor] = field(default_factory=list)
-    row: list[Tensor] = field(default_factory=list)
-    upper_bound: list[Tensor] = field(default_factory=list)
-
-    def add(self, query: Tensor, row: Tensor, upper_bound: Tensor) -> None:
-        self.query.append(query)
-        self.row.append(row)
-        self.upper_bound.append(upper_bound)
-
-    def __len__(self) -> int:
-        return sum(map(len, self.query))
-
-    def prune(self, bound: Tensor) -> None:
-        """Drop candidates that cannot reach the bound of their query, shape ``[Q]``."""
-        query, row, upper_bound = (torch.cat(parts) for parts in (self.query, self.row, self.upper_bound))
-        keep = upper_bound >= bound[query]
-        self.query, self.row, self.upper_bound = [query[keep]], [row[keep]], [upper_bound[keep]]
-
-    def counts(self, num_queries: int) -> Tensor:
-        return sum((torch.bincount(query, minlength=num_queries) for query in self.query), torch.zeros(num_queries, dtype=torch.long))
-
-    def pop_all(self) -> tuple[np.ndarray, np.ndarray]:
-        query, row = torch.cat(self.query).numpy(), torch.cat(self.row).numpy()
-        self.query, self.row, self.upper_bound = [], [], []
-        return query, row
+        lost = self.error_norm[:, groups] + ROUNDING_ERROR * self.row_norm[:, groups]
+        return self.query_norm * lost + self.query_error * self.code_norm[:, groups]
 
 
 class ExactSearch:
@@ -157,13 +169,13 @@ class ExactSearch:
         ShapeError: If the rows are not a float32 matrix.
     """
 
-    def __init__(self, rows: np.ndarray, *, coarse: CoarsePass | None = None, memory: MemoryLimit = None):
+    def __init__(self, rows: np.ndarray, *, coarse: Int8Pass | None = None, memory: MemoryLimit = None):
         if rows.ndim != 2 or rows.dtype != np.float32:
             raise ShapeError(f"rows: expected float32 of shape [N, D], got {rows.dtype} of shape {list(rows.shape)}.")
         self.rows, self.coarse, self.memory = rows, coarse, memory
 
     @cached_property
-    def _float32_pass(self) -> CoarsePass:
+    def _float32_pass(self) -> _Float32Pass:
         return _Float32Pass(self.rows)
 
     def search(self, queries: np.ndarray, top: int, mask: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -205,10 +217,10 @@ class ExactSearch:
         return scores, rows
 
     def _run_pass(
-        self, coarse: CoarsePass, queries: np.ndarray, top: int, mask: np.ndarray | None, max_candidates: int | None
+        self, coarse: _Float32Pass | Int8Pass, queries: np.ndarray, top: int, mask: np.ndarray | None, max_candidates: int | None
     ) -> tuple[_BestRows, np.ndarray]:
         """The best rows, and which queries were given up because they had more than ``max_candidates``."""
-        best, candidates = _BestRows(self.rows, queries, top, self.memory), _Candidates()
+        best, candidates = _BestRows(self.rows, queries, top, self.memory), list[_Candidates]()
         coarse.prepare(torch.from_numpy(queries))
         # bound[q] holds the k best lower bounds of scores, highest first. Infinity gives a query up.
         bound, unresolved = torch.full((len(queries), top), -torch.inf), torch.zeros(len(queries), dtype=torch.bool)
@@ -216,15 +228,18 @@ class ExactSearch:
         for block in blocks:
             allowed = None if mask is None else torch.from_numpy(mask[block])
             if allowed is None or allowed.any():
-                bound = self._add_candidates(coarse.products(block), coarse, block, allowed, bound, candidates)
-            if candidates.query and (block is blocks[-1] or len(candidates) > MAX_CANDIDATES):
+                bound, found = _find_candidates(coarse, block, allowed, bound)
+                candidates.append(found)
+            if candidates and (block is blocks[-1] or sum(len(query) for query, _, _ in candidates) > MAX_CANDIDATES):
+                kept = _prune(candidates, bound[:, -1])
                 if max_candidates is not None:
-                    candidates.prune(bound[:, -1])
-                    unresolved |= candidates.counts(len(queries)) > max_candidates
+                    unresolved |= torch.bincount(kept[0], minlength=len(queries)) > max_candidates
                     bound[unresolved] = torch.inf
-                candidates.prune(bound[:, -1])
-                if block is blocks[-1] or len(candidates) > MAX_CANDIDATES // 2:
-                    best.add(*candidates.pop_all())
+                    kept = _prune([kept], bound[:, -1])
+                candidates = [kept]
+                if block is blocks[-1] or len(kept[0]) > MAX_CANDIDATES // 2:
+                    best.add(kept[0].numpy(), kept[1].numpy())
+                    candidates = []
         return best, unresolved.numpy()
 
     def _block_rows(self, num_queries: int) -> int:
@@ -232,64 +247,58 @@ class ExactSearch:
         max_scores = min(MAX_SCORES, budget_bytes(self.memory, "cpu") // 16)
         return max(max_scores // num_queries // GROUP_ROWS, 1) * GROUP_ROWS
 
-    def _add_candidates(
-        self, products: Tensor, coarse: CoarsePass, block: slice, allowed: Tensor | None, bound: Tensor, candidates: _Candidates
-    ) -> Tensor:
-        """Add the candidates of a block, and return the updated lower bounds, shape ``[Q, K]``, highest first."""
-        if allowed is not None:
-            products.masked_fill_(~allowed, _lowest(products.dtype))
-        num_queries, num_rows = products.shape
-        if num_rows % GROUP_ROWS:
-            products = torch.nn.functional.pad(products, (0, -num_rows % GROUP_ROWS), value=_lowest(products.dtype))
-        products = products.view(num_queries, -1, GROUP_ROWS)
-        first = block.start // GROUP_ROWS
-        groups = slice(first, first + products.shape[1])
-        (factor, offset), error = coarse.scale(groups), coarse.error(groups)
-        highest = products.amax(2) * factor + offset
-        bound = torch.cat([bound, highest - error], 1).topk(bound.shape[1], dim=1).values
-        query, group = (highest + error >= bound[:, -1:]).nonzero(as_tuple=True)
-        upper = products[query, group] * _select(factor, query, group) + _select(offset, query, group) + _select(error, query, group)
-        pair, column = (upper >= bound[query, -1:]).nonzero(as_tuple=True)
-        row = group[pair] * GROUP_ROWS + column
-        keep = row < num_rows if allowed is None else (row < num_rows).logical_and_(allowed[row.clamp(max=num_rows - 1)])
-        pair, column, row = pair[keep], column[keep], row[keep]
-        candidates.add(query[pair], row + block.start, upper[pair, column])
-        return bound
+
+_Candidates: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""Pairs of a query and a row, and an upper bound of the score of each."""
 
 
-def exact_scores(rows: np.ndarray, indices: np.ndarray, query: np.ndarray) -> np.ndarray:
+def _find_candidates(coarse: _Float32Pass | Int8Pass, block: slice, allowed: Tensor | None, bound: Tensor) -> tuple[Tensor, _Candidates]:
+    """The updated lower bounds, shape ``[Q, K]``, highest first, and the candidates of a block."""
+    products = coarse.products(block)
+    lowest = -torch.inf if products.is_floating_point() else torch.iinfo(products.dtype).min
+    if allowed is not None:
+        products.masked_fill_(~allowed, lowest)
+    num_queries, num_rows = products.shape
+    if num_rows % GROUP_ROWS:
+        products = torch.nn.functional.pad(products, (0, -num_rows % GROUP_ROWS), value=lowest)
+    products = products.view(num_queries, -1, GROUP_ROWS)
+    first, num_groups = block.start // GROUP_ROWS, products.shape[1]
+    groups = slice(first, first + num_groups)
+    (factor, offset), error = coarse.scale(groups), coarse.error(groups)
+    highest = products.amax(2) * factor + offset
+    bound = torch.cat([bound, highest - error], 1).topk(bound.shape[1], dim=1).values
+    query, group = (highest + error >= bound[:, -1:]).nonzero(as_tuple=True)
+    pair_factor, pair_offset, pair_error = (
+        value.expand(num_queries, num_groups)[query, group][:, None] for value in (factor, offset, error)
+    )
+    upper_bound = products[query, group] * pair_factor + pair_offset + pair_error
+    pair, column = (upper_bound >= bound[query, -1:]).nonzero(as_tuple=True)
+    row = group[pair] * GROUP_ROWS + column
+    keep = row < num_rows if allowed is None else (row < num_rows).logical_and_(allowed[row.clamp(max=num_rows - 1)])
+    pair, column, row = pair[keep], column[keep], row[keep]
+    return bound, (query[pair], row + block.start, upper_bound[pair, column])
+
+
+def _prune(candidates: Sequence[_Candidates], bound: Tensor) -> _Candidates:
+    """The candidates that can reach the bound of their query, shape ``[Q]``."""
+    query, row, upper_bound = (torch.cat(parts) for parts in zip(*candidates, strict=True))
+    keep = upper_bound >= bound[query]
+    return query[keep], row[keep], upper_bound[keep]
+
+
+def exact_scores(rows: np.ndarray, query: np.ndarray) -> np.ndarray:
     """Compute the exact scores of some rows for one query.
 
     Args:
         rows: Vectors, float32, shape ``[N, D]``.
-        indices: Rows to score, shape ``[K]``.
         query: Query vector, float32 or float64, shape ``[D]``.
 
     Returns:
-        Scores, float32, shape ``[K]``.
+        Scores, float32, shape ``[N]``.
     """
     # einsum sums every row in the same order, so that equal rows have equal scores.
-    scores: np.ndarray = np.einsum("nd,d->n", rows[indices].astype(np.float64), query.astype(np.float64)).astype(np.float32)
+    scores: np.ndarray = np.einsum("nd,d->n", rows.astype(np.float64), query.astype(np.float64)).astype(np.float32)
     return scores
-
-
-def rank_by_score(query: np.ndarray, keys: Sequence[str], vectors: np.ndarray, memory: MemoryLimit = None) -> list[Neighbor]:
-    """Rank some items by their exact scores, equal scores in the order of keys.
-
-    Args:
-        query: Query vector, shape ``[D]``.
-        keys: Keys of the items.
-        vectors: Their vectors, shape ``[N, D]``.
-        memory: Memory limit.
-
-    Returns:
-        All items, best first.
-    """
-    order = sorted(range(len(keys)), key=keys.__getitem__)
-    if not order:
-        return []
-    scores, rows = ExactSearch(np.ascontiguousarray(vectors[order], np.float32), memory=memory).search(query[None], len(keys))
-    return [Neighbor(keys[order[row]], score) for row, score in zip(rows[0].tolist(), scores[0].tolist(), strict=True)]
 
 
 class _BestRows:
@@ -306,7 +315,7 @@ class _BestRows:
         query, row = query[order], row[order]
         starts = np.searchsorted(query, np.arange(len(self.queries) + 1))
         scores = [
-            exact_scores(self.rows, row[starts[number] + chunk.start : starts[number] + chunk.stop], self.queries[number])
+            exact_scores(self.rows[row[starts[number] + chunk.start : starts[number] + chunk.stop]], self.queries[number])
             for number in range(len(self.queries))
             for chunk in chunk_slices(starts[number + 1] - starts[number], self.chunk_rows)
         ]
@@ -330,72 +339,6 @@ def _shared_tensor(array: np.ndarray) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that a read-only array must not be written
         return torch.from_numpy(np.ascontiguousarray(array))
-
-
-def _select(value: Tensor | float, query: Tensor, group: Tensor) -> Tensor | float:
-    """Values of pairs of a query and a group, as a column, from a value that broadcasts to ``[Q, G]``."""
-    if not isinstance(value, Tensor):
-        return value
-    rows, columns = value.shape
-    return value[query if rows > 1 else 0 * query, group if columns > 1 else 0 * group][:, None]
-
-
-def _lowest(dtype: torch.dtype) -> float | int:
-    return -torch.inf if dtype.is_floating_point else torch.iinfo(dtype).min
-
-
-class Int8Pass:
-    """Coarse pass over int8 codes.
-
-    Args:
-        codes: Codes, int8, shape ``[N, D]`` with N a multiple of ``GROUP_ROWS``.
-        scales: For each group: the step, and the maxima of |e|, |s c| and |x|, float32, shape ``[4, G]``.
-        mean: Mean of the rows, float32, shape ``[D]``.
-    """
-
-    def __init__(self, codes: np.ndarray, scales: np.ndarray, mean: np.ndarray):
-        self.codes, self.mean = _shared_tensor(codes), _shared_tensor(mean)
-        self.step, self.error_norm, self.code_norm, self.row_norm = _shared_tensor(scales)[:, None]
-
-    @classmethod
-    def from_vectors(cls, vectors: np.ndarray) -> Int8Pass:
-        """Quantize vectors in memory.
-
-        Args:
-            vectors: Vectors, float32, shape ``[N, D]``.
-
-        Returns:
-            The coarse pass.
-        """
-        mean = _mean(vectors)
-        parts = [_quantize(np.array(vectors[chunk]), mean) for chunk in chunk_slices(len(vectors), CHUNK_ROWS)]
-        if not parts:
-            return cls(np.empty((0, vectors.shape[1]), np.int8), np.empty((4, 0), np.float32), mean)
-        codes, scales = zip(*parts, strict=True)
-        return cls(torch.cat(codes).numpy(), torch.cat(scales, 1).numpy(), mean)
-
-    def prepare(self, queries: Tensor) -> None:
-        """Set and quantize the queries, see ``CoarsePass``."""
-        step = queries.abs().amax(1, keepdim=True) / MAX_CODE
-        step[step == 0] = 1.0
-        self.query_codes = (queries / step).round().to(torch.int8)
-        self.query_step, self.query_norm = step, queries.norm(dim=1, keepdim=True) * NORM_MARGIN
-        self.query_error = (queries - self.query_codes * step).norm(dim=1, keepdim=True) * NORM_MARGIN
-        self.offset = (queries.double() @ self.mean.double()).float()[:, None]
-
-    def products(self, rows: slice) -> Tensor:
-        """Multiply codes, see ``CoarsePass``."""
-        stop = -(-rows.stop // GROUP_ROWS) * GROUP_ROWS
-        return torch._int_mm(self.query_codes, self.codes[rows.start : stop].T)[:, : rows.stop - rows.start]
-
-    def scale(self, groups: slice) -> tuple[Tensor, Tensor]:
-        """Read factor and offset, see ``CoarsePass``."""
-        return self.query_step * self.step[:, groups], self.offset
-
-    def error(self, groups: slice) -> Tensor:
-        """Bound the error, see ``CoarsePass``."""
-        lost = self.error_norm[:, groups] + ROUNDING_ERROR * self.row_norm[:, groups]
-        return self.query_norm * lost + self.query_error * self.code_norm[:, groups]
 
 
 @cache
@@ -435,16 +378,11 @@ def write_int8_codes(folder: Path, vectors: np.ndarray) -> None:
     Raises:
         StorageError: If the folder cannot be written.
     """
-    num_rows, dim = vectors.shape
-    mean = _mean(vectors)
-    storage.create_array(folder / CODES, shape=(-(-num_rows // GROUP_ROWS) * GROUP_ROWS, dim), dtype="int8")
-    codes, scales = np.lib.format.open_memmap(folder / CODES, mode="r+"), []
-    for chunk in chunk_slices(num_rows, CHUNK_ROWS):
-        chunk_codes, chunk_scales = _quantize(np.array(vectors[chunk]), mean)
-        codes[chunk.start : chunk.start + len(chunk_codes)] = chunk_codes.numpy()
-        scales.append(chunk_scales)
+    storage.create_array(folder / CODES, shape=_codes_shape(vectors), dtype="int8")
+    codes = np.lib.format.open_memmap(folder / CODES, mode="r+")
+    scales, mean = _quantize(vectors, codes)
     codes.flush()
-    storage.write_array(folder / SCALES, torch.cat(scales, 1).numpy())
+    storage.write_array(folder / SCALES, scales)
     storage.write_array(folder / MEAN, mean)
 
 
@@ -464,14 +402,27 @@ def open_int8_codes(folder: Path) -> Int8Pass:
     return Int8Pass(codes, storage.read_array(folder / SCALES, dimensions=2), storage.read_array(folder / MEAN, dimensions=1))
 
 
-def _mean(vectors: np.ndarray) -> np.ndarray:
-    total = sum((np.sum(vectors[chunk], 0, np.float64) for chunk in chunk_slices(len(vectors), CHUNK_ROWS)), np.zeros(vectors.shape[1]))
-    return np.asarray(total / max(len(vectors), 1), np.float32)
+def _codes_shape(vectors: np.ndarray) -> tuple[int, int]:
+    """Shape of the codes of vectors, padded to whole groups."""
+    return -(-len(vectors) // GROUP_ROWS) * GROUP_ROWS, vectors.shape[1]
 
 
-def _quantize(vectors: np.ndarray, mean: np.ndarray) -> tuple[Tensor, Tensor]:
+def _quantize(vectors: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Fill the codes of vectors. Return the scales and the mean of ``Int8Pass``."""
+    chunks = chunk_slices(len(vectors), CHUNK_ROWS)
+    total = sum((np.sum(vectors[chunk], 0, np.float64) for chunk in chunks), np.zeros(vectors.shape[1]))
+    mean = np.asarray(total / max(len(vectors), 1), np.float32)
+    scales = np.empty((4, len(codes) // GROUP_ROWS), np.float32)
+    for chunk in chunks:
+        chunk_codes, chunk_scales = _quantize_chunk(torch.from_numpy(np.array(vectors[chunk])), torch.from_numpy(mean))
+        codes[chunk.start : chunk.start + len(chunk_codes)] = chunk_codes.numpy()
+        first_group = chunk.start // GROUP_ROWS
+        scales[:, first_group : first_group + chunk_scales.shape[1]] = chunk_scales.numpy()
+    return scales, mean
+
+
+def _quantize_chunk(rows: Tensor, center: Tensor) -> tuple[Tensor, Tensor]:
     """Codes ``[N, D]`` of rows, padded to whole groups, and the scales ``[4, G]`` of ``Int8Pass``."""
-    rows, center = torch.from_numpy(vectors), torch.from_numpy(mean)
     shifted = torch.nn.functional.pad(rows - center, (0, 0, 0, -len(rows) % GROUP_ROWS)).view(-1, GROUP_ROWS, rows.shape[1])
     step = shifted.abs().amax((1, 2), keepdim=True) / MAX_CODE
     step[step == 0] = 1.0

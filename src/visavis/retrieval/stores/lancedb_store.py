@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
@@ -18,32 +18,13 @@ import numpy as np
 from visavis import storage
 from visavis.errors import DataError, MissingExtra, ShapeError, StorageError, VisavisError
 from visavis.memory_budget import MemoryLimit
-from visavis.retrieval.items import (
-    ITEM_FIELDS,
-    NO_FILTER,
-    IndexItem,
-    ItemFilter,
-    matching_rows,
-    sql_condition,
-    sql_quoted,
-    tags_to_metadata,
-)
-from visavis.retrieval.stores.approximate_search import (
-    MEASURED_TOP,
-    TARGET_RECALL,
-    ApproximateIndex,
-    fewest_probes,
-    mean_recall,
-    noisy_queries,
-    sample_keys,
-)
-from visavis.retrieval.stores.base import Neighbor, validate_queries, validated_items
+from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter, metadata_tag
+from visavis.retrieval.stores.base import Neighbor, validated_items
 from visavis.retrieval.stores.exact_search import (
     CODES,
     ExactSearch,
     is_int8_faster,
     open_int8_codes,
-    rank_by_score,
     supports_int8_matmul,
     write_int8_codes,
 )
@@ -52,15 +33,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ITEMS_FILE, VECTORS_FILE, SNAPSHOT_FOLDER = "items.arrow", "vectors.npy", "snapshot"
-TABLE, APPROXIMATE_TABLE = "items", "approximate_index"
+TABLE = "items"
 BATCH_ROWS = 2**14
 """Rows that are read at once."""
 COMPACT_EVERY = 64
 """Changes after which small files are merged."""
-MIN_ONE_BIT_DIM = 128
-"""Smallest dimension for which one bit per dimension is precise enough to select candidates for re-scoring."""
-REFINE_FACTOR = 4
-"""Candidates per result of the approximate index that are scored again."""
 VERSION_RETENTION = timedelta(minutes=10)
 """How long old versions are kept for readers that have just opened them."""
 
@@ -90,14 +67,10 @@ class TableSnapshot:
 
     def search(self, queries: np.ndarray, top: int, item_filter: ItemFilter) -> list[list[Neighbor]]:
         """Find the items with the highest inner products, see ``VectorStore.search``."""
-        mask = matching_rows(self.table, item_filter) if item_filter else None
+        mask = _matching_rows(self.table, item_filter) if item_filter else None
         scores, rows = self.exact_search.search(queries, top, mask)
         keys = iter(self.keys.take(rows.ravel()).to_pylist())
         return [[Neighbor(next(keys), score) for score in query_scores] for query_scores in scores.tolist()]
-
-    def items(self) -> list[IndexItem]:
-        """Return all items, in the order of keys."""
-        return [IndexItem(**row | {"metadata": tags_to_metadata(row["metadata"])}) for row in self.table.to_pylist()]
 
     def rows(self, keys: Sequence[str]) -> list[int]:
         """Find the rows of some keys.
@@ -155,7 +128,6 @@ class LanceStore:
         if embedding_dim not in (None, self.embedding_dim):
             raise ShapeError(f"{self.uri}: expected vectors of dimension {embedding_dim}, got {self.embedding_dim}. Pass another folder.")
         self._snapshot: tuple[str, TableSnapshot] | None = None
-        self._approximate: ApproximateIndex | None = None
         self._num_changes = 0
 
     def _open_table(self, embedding_dim: int | None) -> Any:
@@ -183,109 +155,18 @@ class LanceStore:
     def delete(self, keys: Sequence[str]) -> None:
         """Delete items, see ``VectorStore.delete``."""
         if keys:
+            quoted = ", ".join("'" + key.replace("'", "''") + "'" for key in keys)
             with self._storage_errors():
-                self._table.delete(f"key IN ({', '.join(map(sql_quoted, keys))})")
+                self._table.delete(f"key IN ({quoted})")
             self._compact_if_due()
 
-    def search(
-        self, queries: np.ndarray, top: int, item_filter: ItemFilter = NO_FILTER, *, approximate: bool = False
-    ) -> list[list[Neighbor]]:
-        """Find the items with the highest inner products, see ``VectorStore.search``.
-
-        Args:
-            queries: Query vectors, shape ``[Q, D]``.
-            top: Maximum number of results per query.
-            item_filter: Conditions on the items.
-            approximate: Whether to use the approximate index, which needs no snapshot.
-
-        Returns:
-            Results of each query, best first.
-
-        Raises:
-            DataError: If ``approximate`` is set and the approximate index is missing.
-        """
-        validate_queries(queries, top, self.embedding_dim)
-        if not approximate:
-            return self.snapshot().search(queries, top, item_filter)
-        self._approximate = self._approximate or self.approximate_index()
-        if self._approximate is None:
-            raise DataError(f"{self.uri}: expected an approximate index, got none. Build it first, or search exactly.")
-        return self._search_approximate(queries, top, item_filter, self._approximate)
-
-    def _search_approximate(self, queries: np.ndarray, top: int, item_filter: ItemFilter, index: ApproximateIndex) -> list[list[Neighbor]]:
-        results = []
-        for query in np.ascontiguousarray(queries, np.float32):
-            request = self._table.search(query, vector_column_name="vector").distance_type("dot").limit(top)
-            request = request.nprobes(index.probes).refine_factor(index.refine_factor).select(["key", "vector", "_distance"])
-            with self._storage_errors():
-                rows = (request.where(sql_condition(item_filter), prefilter=True) if item_filter else request).to_arrow()
-            vectors = rows["vector"].combine_chunks().flatten().to_numpy().reshape(-1, self.embedding_dim)
-            results.append(rank_by_score(query, rows["key"].to_pylist(), vectors, self.memory))
-        return results
-
-    def build_approximate_index(self, queries: np.ndarray | None = None, target_recall: float = TARGET_RECALL) -> ApproximateIndex:
-        """Build the approximate index, measure its recall of the true top 10, and store the settings with the table.
-
-        Args:
-            queries: Queries to measure with, shape ``[Q, D]``. None: stored vectors with noise.
-            target_recall: Recall for which the number of probes is chosen, 0 to 1. All partitions are probed at most.
-
-        Returns:
-            Settings and recall of the index.
-
-        Raises:
-            DataError: If the table is empty.
-        """
-        from lancedb.index import IvfRq, IvfSq
-
-        snapshot = self.snapshot()
-        num_items = len(snapshot.keys)
-        if not num_items:
-            raise DataError(f"{self.uri}: expected items to index, got none. Add items first.")
-        if queries is None:
-            queries = noisy_queries(self.vectors(sample_keys(snapshot.keys.to_pylist())))
-        partitions = max(1, round(num_items**0.5 / 2))
-        one_bit = self.embedding_dim >= MIN_ONE_BIT_DIM and self.embedding_dim % 8 == 0
-        kind, config = ("IVF_RQ", IvfRq) if one_bit else ("IVF_SQ", IvfSq)
-        with self._storage_errors():
-            self._table.create_index("vector", config=config(distance_type="dot", num_partitions=partitions), replace=True)
-        expected = snapshot.search(queries, MEASURED_TOP, NO_FILTER)
-        index = ApproximateIndex(
-            kind=kind,
-            num_items=num_items,
-            partitions=partitions,
-            probes=0,
-            refine_factor=REFINE_FACTOR,
-            recall=0.0,
-            num_queries=len(queries),
-        )
-
-        def measure(probes: int) -> float:
-            trial = index.model_copy(update={"probes": probes})
-            return mean_recall(self._search_approximate(queries, MEASURED_TOP, NO_FILTER, trial), expected)
-
-        probes, recall = fewest_probes(measure, partitions, target_recall)
-        index = index.model_copy(update={"probes": probes, "recall": recall})
-        with self._storage_errors():
-            mode = "overwrite" if APPROXIMATE_TABLE in self._database.list_tables().tables else "create"
-            self._database.create_table(APPROXIMATE_TABLE, [{"json": index.model_dump_json()}], mode=mode)
-        self._approximate = index
-        return index
-
-    def approximate_index(self) -> ApproximateIndex | None:
-        """Read the settings of the approximate index.
-
-        Returns:
-            Settings and recall, or None if no index was built.
-        """
-        with self._storage_errors():
-            if APPROXIMATE_TABLE not in self._database.list_tables().tables:
-                return None
-            return ApproximateIndex.model_validate_json(self._database.open_table(APPROXIMATE_TABLE).to_arrow()["json"][0].as_py())
+    def search(self, queries: np.ndarray, top: int, item_filter: ItemFilter = NO_FILTER) -> list[list[Neighbor]]:
+        """Find the items with the highest inner products, see ``VectorStore.search``."""
+        return self.snapshot().search(queries, top, item_filter)
 
     def items(self) -> list[IndexItem]:
         """Read all items, see ``VectorStore.items``."""
-        return self.snapshot().items()
+        return [IndexItem.from_row(row) for row in self.snapshot().table.to_pylist()]
 
     def vectors(self, keys: Sequence[str]) -> np.ndarray:
         """Read the vectors of some items, see ``VectorStore.vectors``."""
@@ -299,7 +180,7 @@ class LanceStore:
     def count(self, item_filter: ItemFilter = NO_FILTER) -> int:
         """Count items, see ``VectorStore.count``."""
         if item_filter:
-            return int(matching_rows(self.snapshot().table, item_filter).sum())
+            return int(_matching_rows(self.snapshot().table, item_filter).sum())
         with self._storage_errors():
             return int(self._table.count_rows())
 
@@ -343,15 +224,26 @@ class LanceStore:
         return self._snapshot[1]
 
     def _build_snapshot(self, folder: Path) -> None:
-        def batches() -> Iterator[tuple[pa.Array, np.ndarray]]:
-            for batch in table.search().select(["key", "vector"]).to_batches(BATCH_ROWS):
-                yield batch["key"], batch["vector"].flatten().to_numpy().reshape(-1, self.embedding_dim)
+        """Write items in the order of keys, their vectors, and int8 codes of the vectors if these are faster."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
 
-        with self._storage_errors():
+        with self._storage_errors(), storage.atomic_folder(folder) as part:
             version = self._table.version
             table = self._database.open_table(TABLE)
             table.checkout(version)
-            _write_snapshot(folder, table.search().select(list(ITEM_FIELDS)).to_arrow(), batches(), self.embedding_dim)
+            items = table.search().select(list(ITEM_FIELDS)).to_arrow().sort_by("key").combine_chunks()
+            with pa.OSFile(str(part / ITEMS_FILE), "wb") as file, pa.ipc.new_file(file, items.schema) as writer:
+                writer.write_table(items)
+            storage.create_array(part / VECTORS_FILE, shape=(len(items), self.embedding_dim), dtype="float32")
+            vectors = np.lib.format.open_memmap(part / VECTORS_FILE, mode="r+")
+            keys = items["key"].combine_chunks()
+            for batch in table.search().select(["key", "vector"]).to_batches(BATCH_ROWS):
+                rows = pc.index_in(batch["key"], keys).to_numpy()
+                vectors[rows] = batch["vector"].flatten().to_numpy().reshape(-1, self.embedding_dim)
+            vectors.flush()
+            if is_int8_faster(*vectors.shape):
+                write_int8_codes(part, vectors)
 
     def _version(self) -> str:
         """Number and time of the newest version. The time distinguishes it from that of a deleted table, which also started at 1."""
@@ -377,25 +269,6 @@ class LanceStore:
             raise StorageError(f"{self.uri}: the table cannot be read or written: {_reason(error)}.") from None
 
 
-def _write_snapshot(folder: Path, items: pa.Table, batches: Iterable[tuple[pa.Array, np.ndarray]], embedding_dim: int) -> None:
-    """Write a snapshot atomically from all columns but the vectors, and batches of keys and vectors, both in any order."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    items = items.take(pc.sort_indices(items, [("key", "ascending")])).combine_chunks()
-    keys = items["key"].combine_chunks()
-    with storage.atomic_folder(folder) as part:
-        with pa.OSFile(str(part / ITEMS_FILE), "wb") as file, pa.ipc.new_file(file, items.schema) as writer:
-            writer.write_table(items)
-        storage.create_array(part / VECTORS_FILE, shape=(len(items), embedding_dim), dtype="float32")
-        vectors = np.lib.format.open_memmap(part / VECTORS_FILE, mode="r+")
-        for batch_keys, batch_vectors in batches:
-            vectors[pc.index_in(batch_keys, keys).to_numpy()] = batch_vectors
-        vectors.flush()
-        if is_int8_faster(*vectors.shape):
-            write_int8_codes(part, vectors)
-
-
 def _remove_stale_snapshots(folder: Path, version: str) -> None:
     """Remove snapshots of other versions, and partial files of killed processes."""
     storage.remove_partial_files(folder)
@@ -417,10 +290,33 @@ def _arrow_table(items: Sequence[IndexItem], vectors: np.ndarray) -> pa.Table:
     import pyarrow as pa
 
     dim = vectors.shape[1]
-    columns: dict[str, Any] = {name: [getattr(item, name) for item in items] for name in ITEM_FIELDS if name != "metadata"}
-    columns["metadata"] = [item.tags() for item in items]
-    columns["vector"] = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), dim)
-    return pa.table(columns, schema=_arrow_schema(dim))
+    schema = _arrow_schema(dim)
+    table = pa.Table.from_pylist([item.to_row() for item in items], schema=schema.remove(schema.get_field_index("vector")))
+    return table.append_column(schema.field("vector"), pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), dim))
+
+
+def _matching_rows(table: pa.Table, item_filter: ItemFilter) -> np.ndarray:
+    """Whether a filter matches each item of a table."""
+    import pyarrow.compute as pc
+
+    mask = np.ones(len(table), bool)
+    if item_filter.path:
+        escaped = re.sub(r"([\\%_])", r"\\\1", item_filter.path)
+        mask &= pc.match_like(table["path"], escaped.replace("*", "%").replace("?", "_")).to_numpy()
+    if item_filter.kind is not None:
+        mask &= pc.equal(table["kind"], item_filter.kind).to_numpy()
+    if item_filter.after is not None:
+        mask &= table["modified_ns"].to_numpy() >= item_filter.after
+    if item_filter.before is not None:
+        mask &= table["modified_ns"].to_numpy() < item_filter.before
+    if item_filter.metadata:
+        tags = table["metadata"].combine_chunks()
+        tag_rows, tag_texts = pc.list_parent_indices(tags).to_numpy(), pc.list_flatten(tags)
+        for name, value in item_filter.metadata.items():
+            has_value = np.zeros(len(table), bool)
+            has_value[tag_rows[pc.equal(tag_texts, metadata_tag(name, value)).to_numpy(zero_copy_only=False)]] = True
+            mask &= has_value
+    return mask
 
 
 def _reason(error: Exception) -> str:

@@ -17,24 +17,14 @@ import numpy as np
 from visavis.blocking import chunk_slices
 from visavis.errors import DataError, MissingExtra, ShapeError, StorageError
 from visavis.memory_budget import MemoryLimit
-from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter, clamp_int64, metadata_tag, tags_to_metadata
-from visavis.retrieval.stores.approximate_search import (
-    MEASURED_TOP,
-    TARGET_RECALL,
-    ApproximateIndex,
-    fewest_probes,
-    mean_recall,
-    noisy_queries,
-    sample_keys,
-)
+from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter, metadata_tag
 from visavis.retrieval.stores.base import Neighbor, validate_queries, validated_items
-from visavis.retrieval.stores.exact_search import ExactSearch, rank_by_score
+from visavis.retrieval.stores.exact_search import exact_scores
 
 COLLECTION = "items"
 BATCH_ITEMS, MAX_RESULTS = 1000, 16384
 """Items of one request. Maximum number of results of a Milvus search."""
-HNSW_CANDIDATES, MAX_HNSW_CANDIDATES = 64, 4096
-"""Candidates of an HNSW search: default, and maximum when recall is tuned."""
+MAX_INT64 = 2**63 - 1
 TIE_MARGIN = 16
 """Results beyond the top that are fetched first, to see where equal scores end."""
 # Scores of Milvus differ from exact ones by at most this share of the product of the two norms.
@@ -48,7 +38,7 @@ _open_stores = Counter[str]()
 class MilvusStore:
     """Items in a collection of Milvus at ``http(s)://HOST:PORT`` (token from ``MILVUS_TOKEN``) or in ``FILE.db`` of Milvus Lite.
 
-    Results are scored again in float64. With the default index FLAT a search is exact. Conditions that Milvus cannot
+    Results are scored again in float64. The index FLAT makes a search exact. Conditions that Milvus cannot
     express are checked here. A change of more than ``BATCH_ITEMS`` items is atomic per request of that size. The methods of
     ``VectorStore`` are documented there.
 
@@ -90,7 +80,6 @@ class MilvusStore:
             fields = {field["name"]: field for field in self._client.describe_collection(collection)["fields"]}
         if not {"id", "vector", *ITEM_FIELDS} <= fields.keys():
             raise DataError(f"{self.uri}: expected a collection made by visavis, got {collection!r} with other fields. Pass another name.")
-        self._num_candidates = HNSW_CANDIDATES
         self.embedding_dim = int(fields["vector"]["params"]["dim"])
         if embedding_dim not in (None, self.embedding_dim):
             raise ShapeError(f"{self.uri}: expected vectors of dimension {embedding_dim}, got {self.embedding_dim}. Pass another store.")
@@ -108,20 +97,14 @@ class MilvusStore:
             schema.add_field(name, DataType.DOUBLE, nullable=True)
         schema.add_field("metadata", DataType.ARRAY, element_type=DataType.VARCHAR, max_capacity=4096, max_length=65535)
         schema.add_field("vector", DataType.FLOAT_VECTOR, dim=embedding_dim)
-        self._client.create_collection(self.collection, schema=schema, index_params=self._index_params("FLAT"), consistency_level="Strong")
-
-    def _index_params(self, kind: str, **params: int) -> Any:
         index = self._client.prepare_index_params()
-        index.add_index("vector", index_type=kind, metric_type="IP", params=params)
-        return index
+        index.add_index("vector", index_type="FLAT", metric_type="IP")
+        self._client.create_collection(self.collection, schema=schema, index_params=index, consistency_level="Strong")
 
     def add(self, items: Sequence[IndexItem], vectors: np.ndarray) -> None:
         """Add or replace items, see ``VectorStore.add``."""
         items, vectors = validated_items(items, vectors, self.embedding_dim)
-        rows = [
-            {name: getattr(item, name) for name in ITEM_FIELDS} | {"id": _id(item.key), "metadata": item.tags(), "vector": vector}
-            for item, vector in zip(items, vectors, strict=True)
-        ]
+        rows = [item.to_row() | {"id": _id(item.key), "vector": vector} for item, vector in zip(items, vectors, strict=True)]
         with self._storage_errors():
             for chunk in chunk_slices(len(rows), BATCH_ITEMS):
                 self._client.upsert(self.collection, rows[chunk])
@@ -143,38 +126,35 @@ class MilvusStore:
         # below the k-th exact one. Beyond the limit of Milvus, rank all items that its filter returns.
         limit = top + TIE_MARGIN
         while limit <= MAX_RESULTS:
-            rows, scores = self._fetch(query, limit, item_filter)
+            with self._storage_errors():
+                [hits] = self._client.search(
+                    self.collection,
+                    data=[query],
+                    limit=limit,
+                    filter=milvus_filter(item_filter),
+                    output_fields=[*ITEM_FIELDS, "vector"],
+                    search_params={"metric_type": "IP"},
+                    consistency_level="Strong",
+                )
+            rows = [hit["entity"] for hit in hits]
             ranked = self._rank(query, rows, item_filter)
-            if len(rows) < limit or (len(ranked) >= top and scores[-1] < ranked[top - 1].score - self._score_error(query, rows)):
+            max_norm = max((float(np.linalg.norm(row["vector"])) for row in rows), default=0.0)
+            score_error = SCORE_TOLERANCE * max_norm * float(np.linalg.norm(query))
+            if len(rows) < limit or (len(ranked) >= top and hits[-1]["distance"] < ranked[top - 1].score - score_error):
                 return ranked[:top]
             limit *= 4
         return self._rank(query, list(self._iterate(item_filter, ["vector"])), item_filter)[:top]
 
     def _rank(self, query: np.ndarray, rows: Sequence[dict[str, Any]], item_filter: ItemFilter) -> list[Neighbor]:
-        rows = [row for row in rows if item_filter.matches(_item(row))]
-        return rank_by_score(query, [row["key"] for row in rows], np.array([row["vector"] for row in rows], np.float32), self.memory)
-
-    def _fetch(self, query: np.ndarray, limit: int, item_filter: ItemFilter) -> tuple[list[dict[str, Any]], list[float]]:
-        """Results of Milvus with its scores."""
-        with self._storage_errors():
-            hits = self._client.search(
-                self.collection,
-                data=[query],
-                limit=limit,
-                filter=milvus_filter(item_filter),
-                output_fields=[*ITEM_FIELDS, "vector"],
-                search_params={"metric_type": "IP", "params": {"ef": max(self._num_candidates, 2 * limit)}},
-                consistency_level="Strong",
-            )[0]
-        return [hit["entity"] for hit in hits], [hit["distance"] for hit in hits]
-
-    def _score_error(self, query: np.ndarray, rows: list[dict[str, Any]]) -> float:
-        norm = max((float(np.linalg.norm(row["vector"])) for row in rows), default=0.0)
-        return SCORE_TOLERANCE * norm * float(np.linalg.norm(query))
+        """The rows that match the filter, by exact score, equal scores in the order of keys."""
+        rows = [row for row in rows if item_filter.matches(IndexItem.from_row(row))]
+        vectors = np.array([row["vector"] for row in rows], np.float32).reshape(-1, self.embedding_dim)
+        neighbors = map(Neighbor, (row["key"] for row in rows), exact_scores(vectors, query).tolist())
+        return sorted(neighbors, key=lambda neighbor: (-neighbor.score, neighbor.key))
 
     def items(self) -> list[IndexItem]:
         """Read all items, see ``VectorStore.items``."""
-        return sorted(map(_item, self._iterate(NO_FILTER, [])), key=lambda item: item.key)
+        return sorted(map(IndexItem.from_row, self._iterate(NO_FILTER, [])), key=lambda item: item.key)
 
     def vectors(self, keys: Sequence[str]) -> np.ndarray:
         """Read the vectors of some items, see ``VectorStore.vectors``."""
@@ -192,7 +172,7 @@ class MilvusStore:
     def count(self, item_filter: ItemFilter = NO_FILTER) -> int:
         """Count items, see ``VectorStore.count``."""
         if item_filter:
-            return sum(item_filter.matches(_item(row)) for row in self._iterate(item_filter, []))
+            return sum(item_filter.matches(IndexItem.from_row(row)) for row in self._iterate(item_filter, []))
         with self._storage_errors():
             return int(self._client.query(self.collection, output_fields=["count(*)"], consistency_level="Strong")[0]["count(*)"])
 
@@ -209,40 +189,6 @@ class MilvusStore:
             while page := pages.next():
                 yield from page
             pages.close()
-
-    def build_approximate_index(self, queries: np.ndarray | None = None, target_recall: float = TARGET_RECALL) -> ApproximateIndex:
-        """Index the vectors with HNSW and measure its recall of the true top 10. Later searches are approximate.
-
-        Args:
-            queries: Queries to measure with, shape ``[Q, D]``. None: stored vectors with noise.
-            target_recall: Recall for which the number of candidates is chosen, 0 to 1.
-
-        Returns:
-            Settings and recall of the index.
-        """
-        with self._storage_errors():
-            self._client.flush(self.collection)  # Milvus does not index vectors outside sealed segments
-        keys = [item.key for item in self.items()]
-        queries = noisy_queries(self.vectors(sample_keys(keys))) if queries is None else np.ascontiguousarray(queries, np.float32)
-        scores, rows = ExactSearch(self.vectors(keys), memory=self.memory).search(queries, MEASURED_TOP)
-        expected = [
-            [Neighbor(keys[row], score) for row, score in zip(query_rows, query_scores, strict=True)]
-            for query_rows, query_scores in zip(rows.tolist(), scores.tolist(), strict=True)
-        ]
-        with self._storage_errors():
-            self._client.release_collection(self.collection)
-            self._client.drop_index(self.collection, "vector")
-            self._client.create_index(self.collection, self._index_params("HNSW", M=16, efConstruction=200))
-            self._client.load_collection(self.collection)
-
-        def measure(num_candidates: int) -> float:
-            self._num_candidates = num_candidates
-            return mean_recall(self.search(queries, MEASURED_TOP), expected)
-
-        probes, recall = fewest_probes(measure, MAX_HNSW_CANDIDATES, target_recall)
-        return ApproximateIndex(
-            kind="HNSW", num_items=len(keys), partitions=1, probes=probes, refine_factor=1, recall=recall, num_queries=len(queries)
-        )
 
     def close(self) -> None:
         """Close the connection, and the file if no other store of this process uses it."""
@@ -289,10 +235,9 @@ def milvus_filter(item_filter: ItemFilter) -> str:
         conditions += [f'path like "%{literals[-1]}"'] if end and literals[-1] and "_" not in literals[-1] else []
     if item_filter.kind is not None:
         conditions.append(f'kind == "{item_filter.kind}"')
-    if item_filter.after is not None:
-        conditions.append(f"modified_ns >= {clamp_int64(item_filter.after)}")
-    if item_filter.before is not None:
-        conditions.append(f"modified_ns <= {clamp_int64(item_filter.before)}")
+    for comparison, time_ns in ((">=", item_filter.after), ("<=", item_filter.before)):
+        if time_ns is not None:
+            conditions.append(f"modified_ns {comparison} {max(-MAX_INT64, min(time_ns, MAX_INT64))}")
     tags = [metadata_tag(name, value) for name, value in item_filter.metadata.items()]
     conditions += [f'array_contains(metadata, "{tag}")' for tag in tags if _PLAIN.fullmatch(tag)]
     return " and ".join(conditions)
@@ -301,7 +246,3 @@ def milvus_filter(item_filter: ItemFilter) -> str:
 def _id(key: str) -> str:
     """Primary key of an item. Filters of Milvus do not accept every text."""
     return hashlib.sha256(key.encode()).hexdigest()
-
-
-def _item(row: dict[str, Any]) -> IndexItem:
-    return IndexItem(**{name: row[name] for name in ITEM_FIELDS} | {"metadata": tags_to_metadata(row["metadata"])})

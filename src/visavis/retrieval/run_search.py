@@ -1,4 +1,4 @@
-"""Search without an index: encode the images of a collection, cached by content, and rank them for a text query."""
+"""Search a run: encode the images of its data or of another collection, cached by content, and rank them for a text query."""
 
 from __future__ import annotations
 
