@@ -12,18 +12,21 @@ import torch
 from visavis import storage, supervision
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import find_source
-from visavis.errors import RunError, VisavisError, format_value
-from visavis.graded.estimators.base import CaptionAggregation, RelevanceEstimator
+from visavis.errors import DataError, RunError, VisavisError, format_value
+from visavis.graded.estimators.base import CaptionAggregation, ImageRelevance, RelevanceEstimator
 from visavis.graded.estimators.catalog import CATALOG
 from visavis.graded.human_agreement import HumanAgreement, find_human_judgments, measure_agreement, relevance_of_pairs
-from visavis.graded.list_statistics import Ranker, RelevanceBands
-from visavis.graded.ranked_lists import RankedListComparison, compare_rankings
+from visavis.graded.list_statistics import Ranker, RelevanceBands, measure_lists
+from visavis.graded.ranked_lists import RankedListComparison, choose_queries, query_lists
 from visavis.memory_budget import MemoryLimit
-from visavis.models.inference import score_indexed_pairs
+from visavis.models.inference import device_score, score_indexed_pairs
 from visavis.progress import Progress
 from visavis.recipes.recipe import Recipe
 from visavis.runs.open_run import open_run, read_run_recipe
 from visavis.spec import parse, validate_seed
+
+CHECKED_CAPTIONS = 128
+"""Number of captions whose relevance values are checked before ranked lists are compared."""
 
 
 @torch.inference_mode()
@@ -128,19 +131,33 @@ def compare_ranked_lists(
                     f"{run}: expected split {split} of {ranked_data.name}, which {runs[0]} ranks, got another split {split} of {other.name}. "
                     "Compare runs that rank the same images and captions, or pass --data."
                 )
-        return compare_rankings(
-            [ranker for ranker, _ in opened],
-            ranked_data,
-            estimator,
+        chosen = choose_queries(queries, ranked_data, seed)
+        image_relevance = estimator.for_dataset(ranked_data, caption_aggregation)
+        _check_relevance_varies(image_relevance, ranked_data)
+        rankers = [ranker for ranker, _ in opened]
+        with_random = (*rankers, Ranker.random(ranked_data, seed))
+        memory = recipes[0].memory or None
+        return RankedListComparison(
             folder=folder,
+            data=ranked_data,
+            estimator=estimator,
             caption_aggregation=caption_aggregation,
-            bands=bands,
-            queries=queries,
             top=top,
-            seed=seed,
-            trained_on_estimator=[name for name, recipe in zip(names, recipes, strict=True) if _trained_on(recipe, estimator)],
-            memory=recipes[0].memory or None,
-            progress=progress,
+            bands=bands,
+            rankers=with_random,
+            trained_on_estimator=tuple(name for name, recipe in zip(names, recipes, strict=True) if _trained_on(recipe, estimator)),
+            statistics=measure_lists(with_random, estimator, image_relevance, ranked_data, bands, top, progress, memory),
+            queries=tuple(query_lists(*query, rankers, image_relevance, ranked_data, bands, top, memory) for query in chosen),
+        )
+
+
+def _check_relevance_varies(relevance: ImageRelevance, data: Dataset) -> None:
+    """Raise DataError if the relevance of the first captions to all images is equal or NaN."""
+    values = relevance(torch.arange(len(data.images)), torch.arange(min(CHECKED_CAPTIONS, len(data.captions))))
+    if not values.min() < values.max():
+        raise DataError(
+            f"relevance of the captions of {data.name}: expected different values, got only values from {values.min():g} to {values.max():g}. "
+            "Choose another estimator with --relevance."
         )
 
 
@@ -148,7 +165,7 @@ def _open(run: Path, name: str, recipe: Recipe, split: str, progress: Progress) 
     data_module, matcher = open_run(run, recipe, progress)
     data = data_module.data.split(split)
     trained_with = recipe.phases[-1].objective if recipe.phases else "zero-shot"
-    return Ranker.from_model(name, trained_with, matcher, *data_module.encode(matcher, data)), data
+    return Ranker(name, trained_with, *data_module.encode(matcher, data), device_score(matcher)), data
 
 
 def _names(runs: Sequence[Path]) -> list[str]:
