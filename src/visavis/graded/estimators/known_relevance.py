@@ -15,7 +15,7 @@ from visavis import storage
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.errors import DataError, ShapeError
-from visavis.graded.estimators.base import AggregatedRelevance, CaptionAggregation, CaptionRelevance, ImageRelevance, RelevanceEstimator
+from visavis.graded.estimators.base import CaptionAggregation, CaptionRelevance, ImageRelevance, RelevanceEstimator
 from visavis.spec import validate_fields
 from visavis.synthetic import SceneGraphs
 
@@ -81,7 +81,9 @@ class MatrixRelevance(RelevanceEstimator):
                 f"captions of {data.name} in its order, got {matrix.shape}."
             )
         relevance = _MatrixCaptionRelevance(self.path, matrix, rows, captions)
-        return AggregatedRelevance(relevance, data, caption_aggregation) if is_square else KnownImageRelevance(relevance)
+        if is_square:
+            return ImageRelevance.from_captions(relevance, data, caption_aggregation)
+        return ImageRelevance(lambda images, captions, _: relevance(images, captions))
 
     def _matrix(self) -> np.ndarray:
         path = resolve_path(self.path)
@@ -109,23 +111,6 @@ class _MatrixCaptionRelevance(CaptionRelevance):
     def pairs(self, first: Tensor, second: Tensor) -> Tensor:
         matrix_rows, matrix_columns = self.rows[first.numpy()], self.columns[second.numpy()]
         return _checked(self.matrix[matrix_rows, matrix_columns], self.name, matrix_rows, matrix_columns)
-
-
-@dataclass(frozen=True, eq=False)
-class KnownImageRelevance:
-    """Relevance to images that is computed directly. The paired caption of an image does not matter.
-
-    Attributes:
-        relevance: Returns the relevance of images and captions by index, shape ``[V, T]``.
-        notes: Sentences about captions that needed special treatment.
-    """
-
-    relevance: Callable[[Tensor, Tensor], Tensor]
-    notes: tuple[str, ...] = ()
-
-    def __call__(self, images: Tensor, captions: Tensor, paired_captions: Tensor | None = None) -> Tensor:
-        """Compute a block of the relevance matrix. See `ImageRelevance`."""
-        return self.relevance(images, captions)
 
 
 @dataclass(frozen=True)
@@ -220,8 +205,8 @@ class SceneRelevance(RelevanceEstimator):
                 f"{_folder(data) / 'scenes.jsonl'}: expected at least {needed[0]:,} images and {needed[1]:,} captions, those of {data.name}, "
                 f"got {len(graphs.scenes):,} and {len(graphs.facts):,}. Write the data set again."
             )
-        return KnownImageRelevance(
-            lambda images, captions: torch.from_numpy(
+        return ImageRelevance(
+            lambda images, captions, _: torch.from_numpy(
                 graphs.relevance(data.image_rows[images.numpy()], data.caption_rows[captions.numpy()])
             )
         )
