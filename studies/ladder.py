@@ -34,8 +34,7 @@ from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.errors import RunError, VisavisError
 from visavis.graded import CBoW, RelevanceEstimator, SceneRelevance, SentenceModel
-from visavis.graded.human_agreement import read_flickr8k_judgments
-from visavis.graded.rank_correlation import rank_correlations
+from visavis.graded.human_agreement import rank_correlations, read_flickr8k_judgments
 from visavis.metrics import coherent_scores, ndcg_at
 from visavis.progress import NoProgress
 from visavis.recipes.files import read_recipe

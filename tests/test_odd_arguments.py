@@ -15,7 +15,7 @@ from visavis import DataError, SpecError, Targets, VisavisError, evaluation, met
 from visavis.data.dataset import Dataset, Image
 from visavis.evaluation import Protocol
 from visavis.evaluation import tiled_ranking as blocks
-from visavis.graded.estimators.user_defined import FunctionRelevance
+from visavis.graded.estimators.known_relevance import FunctionRelevance
 from visavis.graded.ranking_coherence import ranking_coherence
 from visavis.types import Encoded
 

@@ -22,7 +22,7 @@ from visavis.data.features.store import FeatureStore, FeatureWriter, StoreDescri
 from visavis.errors import VisavisError
 from visavis.graded import MatrixRelevance
 from visavis.graded.caption_ratings import read_crisscrossed_captions, read_stsb
-from visavis.graded.estimators.pair_cache import PairCache
+from visavis.graded.estimators.sentence_models import PairCache
 from visavis.graded.estimators.word_vectors import read_word_vectors
 from visavis.synthetic import SceneGraphs, write_synthetic_scenes
 from visavis.types import Encoded

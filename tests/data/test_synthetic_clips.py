@@ -75,16 +75,16 @@ def test_clip_captions_differ_from_those_of_the_partner(folder):
         assert not (mentions_sound and "sound" in truth.missing[i])
 
 
-@pytest.mark.parametrize("doing", ACTIONS)
-def test_event_restores_the_scene(doing):
+def test_event_restores_the_scene():
     things = (SceneObject("star", "red", "plain", "small", 0.35, 0.35), SceneObject("heart", "blue", "plain", "small", 0.65, 0.65))
-    clip = SyntheticClip("paper", things, (ClipEvent(0, doing), ClipEvent(1, "up", "bell")))
-    home, half, full, again = clip.frames[:4]
-    assert home == again == clip.frames[-1]
-    assert full != home
-    assert full != half or doing in ("vanish", "change")
-    assert [clip.frames[i] for i in clip.partner_frame_order] == list(clip.partner.frames)
-    assert np.array(render_scene(full, 48)).shape == (48, 48, 3)
+    for doing in ACTIONS:
+        clip = SyntheticClip("paper", things, (ClipEvent(0, doing), ClipEvent(1, "up", "bell")))
+        home, half, full, again = clip.frames[:4]
+        assert home == again == clip.frames[-1]
+        assert full != home
+        assert full != half or doing in ("vanish", "change")
+        assert [clip.frames[i] for i in clip.partner_frame_order] == list(clip.partner.frames)
+        assert np.array(render_scene(full, 48)).shape == (48, 48, 3)
 
 
 def test_expert_features_encode_motion_and_position():
@@ -113,18 +113,15 @@ def test_synthetic_clips_render_frames_of_given_size(tmp_path):
     assert len(open_dataset(folder).images) == 2
 
 
-@pytest.mark.parametrize(
-    ("wrong", "sentence"),
-    [
+def test_synthetic_clips_refuse_numbers_out_of_range(tmp_path):
+    for wrong, sentence in (
         ({"num_test": 3}, "num_test: expected an even integer >= 0"),
         ({"captions_per_clip": 0}, "captions_per_clip: expected a number from 1 to 10, got 0"),
         ({"size": 8}, "size: expected a number from 32 to 1024, got 8"),
         ({"seed": -1}, "seed: expected a number >= 0, got -1"),
-    ],
-)
-def test_synthetic_clips_refuse_numbers_out_of_range(wrong, sentence, tmp_path):
-    with pytest.raises(RecipeError, match=f"^{sentence}"):
-        write_synthetic_clips(tmp_path / "world", **(SMALL | wrong))
+    ):
+        with pytest.raises(RecipeError, match=f"^{sentence}"):
+            write_synthetic_clips(tmp_path / "world", **(SMALL | wrong))
     assert not (tmp_path / "world").exists()
 
 

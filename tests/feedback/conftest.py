@@ -1,5 +1,15 @@
-"""The overfitted run of the retrieval tests."""
+"""The scenes of the retrieval tests, and a run that trains on them for one epoch."""
 
-from tests.retrieval.conftest import run, scenes
+import pytest
+from tests.retrieval.conftest import RECIPE, scenes
 
-__all__ = ["run", "scenes"]
+import visavis
+
+__all__ = ["scenes"]
+
+
+@pytest.fixture(scope="session")
+def run(scenes, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("briefly")
+    (folder / "brief.toml").write_text(RECIPE.replace("epochs = 40", "epochs = 1"))
+    return visavis.train(folder / "brief.toml", data=scenes, out=folder / "run").run

@@ -17,13 +17,15 @@ from visavis.data.dataset import Dataset, Image
 from visavis.errors import DataError, RunError
 from visavis.graded.human_agreement import (
     FLICKR8K_FILES,
+    SEED,
     HumanJudgments,
     measure_agreement,
+    rank_correlations,
     read_crisscrossed_image_captions,
     read_flickr8k_judgments,
     relevance_of_pairs,
+    sampled_spearman,
 )
-from visavis.graded.rank_correlation import SEED, rank_correlations, sampled_spearman
 
 IMAGES = 5
 

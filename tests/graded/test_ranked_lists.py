@@ -114,17 +114,18 @@ def test_list_statistics_match_hand_values():
     lowest relevance first, are exactly these, also for images as queries.
     """
     for way in ("t2i", "i2t"):
-        true, false = measure_lists([TRUE, FALSE], ESTIMATOR, "max", four(), RelevanceBands(), 2, NoProgress())[way]
+        true, false = measure_lists([TRUE, FALSE], ESTIMATOR, ESTIMATOR.for_dataset(four()), four(), RelevanceBands(), 2, NoProgress())[way]
         assert (true.irrelevant.mean, false.irrelevant.mean) == (0, 2)
         assert (true.irrelevant_difference.mean, false.irrelevant_difference.mean, false.irrelevant_difference.half_width) == (0, 2, 0)
         assert list(true.coherence_by_k) == [4]
         assert (true.full_list_coherence.mean, false.full_list_coherence.mean) == (pytest.approx(1), pytest.approx(-1))
-    (three,) = measure_lists([FALSE], ESTIMATOR, "max", four(), RelevanceBands(), 3, NoProgress())["t2i"]
+    (three,) = measure_lists([FALSE], ESTIMATOR, ESTIMATOR.for_dataset(four()), four(), RelevanceBands(), 3, NoProgress())["t2i"]
     assert three.irrelevant.mean == 2
 
 
 def test_list_statistics_count_queries_with_equal_relevance():
-    (found,) = measure_lists([TRUE], MatrixEstimator(torch.ones(4, 4)), "max", four(), RelevanceBands(), 2, NoProgress())["t2i"]
+    estimator = MatrixEstimator(torch.ones(4, 4))
+    (found,) = measure_lists([TRUE], estimator, estimator.for_dataset(four()), four(), RelevanceBands(), 2, NoProgress())["t2i"]
     assert found.full_list_coherence.undefined == 4
     assert found.irrelevant.mean == 0
 

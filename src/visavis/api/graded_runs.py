@@ -11,17 +11,20 @@ import torch
 from visavis import supervision
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import find_source
-from visavis.errors import RunError
-from visavis.graded.estimators.base import RelevanceEstimator
+from visavis.errors import DataError, RunError
+from visavis.graded.estimators.base import ImageRelevance, RelevanceEstimator
 from visavis.graded.estimators.catalog import CATALOG
 from visavis.graded.human_agreement import HumanAgreement, find_human_judgments, measure_agreement, relevance_of_pairs
 from visavis.graded.list_statistics import Ranker
 from visavis.memory_budget import MemoryLimit
-from visavis.models.inference import score_indexed_pairs
+from visavis.models.inference import device_score, score_indexed_pairs
 from visavis.progress import Progress
 from visavis.recipes.recipe import Recipe
 from visavis.runs.open_run import open_run, read_run_recipe
 from visavis.spec import parse
+
+CHECKED_CAPTIONS = 128
+"""Number of captions whose relevance values are checked before ranked lists are compared."""
 
 
 @torch.inference_mode()
@@ -95,7 +98,7 @@ def open_rankers(
         data_module, matcher = open_run(run, recipe, progress)
         datasets.append(data_module.data.split(split))
         trained_with = recipe.phases[-1].objective if recipe.phases else "zero-shot"
-        rankers.append(Ranker.from_model(name, trained_with, matcher, *data_module.encode(matcher, datasets[-1])))
+        rankers.append(Ranker(name, trained_with, *data_module.encode(matcher, datasets[-1]), device_score(matcher)))
     for run, dataset in zip(runs, datasets, strict=True):
         if dataset.fingerprint != datasets[0].fingerprint:
             raise RunError(
@@ -103,6 +106,24 @@ def open_rankers(
                 "Compare runs that rank the same images and captions, or pass --data."
             )
     return rankers, datasets[0], recipes
+
+
+def check_relevance_varies(relevance: ImageRelevance, data: Dataset) -> None:
+    """Check the relevance of the first captions to all images.
+
+    Args:
+        relevance: Relevance of the images and captions of ``data``.
+        data: The data set.
+
+    Raises:
+        DataError: If all values are equal or NaN.
+    """
+    values = relevance(torch.arange(len(data.images)), torch.arange(min(CHECKED_CAPTIONS, len(data.captions))))
+    if not values.min() < values.max():
+        raise DataError(
+            f"relevance of the captions of {data.name}: expected different values, got only values from {values.min():g} to {values.max():g}. "
+            "Choose another estimator with --relevance."
+        )
 
 
 def trained_on(recipe: Recipe, estimator: RelevanceEstimator) -> bool:

@@ -91,10 +91,10 @@ def coherence(
         VisavisError: If ``top``, ``caption_aggregation``, ``irrelevant_share`` or a query is invalid.
     """
     from visavis import storage
-    from visavis.api.graded_runs import open_rankers, trained_on
+    from visavis.api.graded_runs import check_relevance_varies, open_rankers, trained_on
     from visavis.graded import CATALOG, CaptionAggregation
-    from visavis.graded.list_statistics import RelevanceBands
-    from visavis.graded.ranked_lists import compare_rankings
+    from visavis.graded.list_statistics import Ranker, RelevanceBands, measure_lists
+    from visavis.graded.ranked_lists import RankedListComparison, choose_queries, query_lists
     from visavis.reports.coherence_report import write_coherence_report
     from visavis.reports.plotting import require_report_packages
     from visavis.spec import parse, validate_seed
@@ -112,19 +112,21 @@ def coherence(
     with storage.create_output_folder(out, "runs/coherence") as folder:
         bands, estimator = RelevanceBands(irrelevant_share), parse(relevance, CATALOG)
         rankers, ranked_data, recipes = open_rankers(to_paths(runs), split, optional_text(data), memory, progress)
-        comparison = compare_rankings(
-            rankers,
-            ranked_data,
-            estimator,
+        chosen = choose_queries(queries, ranked_data, seed)
+        image_relevance = estimator.for_dataset(ranked_data, caption_aggregation)
+        check_relevance_varies(image_relevance, ranked_data)
+        with_random, limit = (*rankers, Ranker.random(ranked_data, seed)), recipes[0].memory or None
+        comparison = RankedListComparison(
             folder=folder,
+            data=ranked_data,
+            estimator=estimator,
             caption_aggregation=caption_aggregation,
-            bands=bands,
-            queries=queries,
             top=top,
-            seed=seed,
-            trained_on_estimator=[ranker.name for ranker, recipe in zip(rankers, recipes, strict=True) if trained_on(recipe, estimator)],
-            memory=recipes[0].memory or None,
-            progress=progress,
+            bands=bands,
+            rankers=with_random,
+            trained_on_estimator=tuple(run.name for run, recipe in zip(rankers, recipes, strict=True) if trained_on(recipe, estimator)),
+            statistics=measure_lists(with_random, estimator, image_relevance, ranked_data, bands, top, progress, limit),
+            queries=tuple(query_lists(*query, rankers, image_relevance, ranked_data, bands, top, limit) for query in chosen),
         )
     write_coherence_report(comparison)
     return comparison

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from visavis.experiments.reproduction import Reproduction
     from visavis.graded.estimator_quality import EstimatorQuality, RelevanceDistribution
     from visavis.graded.fine_tuning import FineTunedModel
-    from visavis.graded.human_agreement import HumanAgreement
-    from visavis.graded.rank_correlation import RankCorrelation
+    from visavis.graded.human_agreement import HumanAgreement, RankCorrelation
     from visavis.graded.ranked_lists import RankedListComparison
 
 

@@ -92,6 +92,7 @@ FeedbackRecord: TypeAlias = Judgment | Preference
 _BEGIN = b'{"timestamp": "'
 
 
+@dataclass(frozen=True)
 class FeedbackFile:
     """A feedback file that is open for writing. Created by `open_feedback`.
 
@@ -100,8 +101,8 @@ class FeedbackFile:
         records: The records that the file held when it was opened.
     """
 
-    def __init__(self, path: Path, records: list[FeedbackRecord]):
-        self.path, self.records = path, records
+    path: Path
+    records: list[FeedbackRecord]
 
     def append(self, record: FeedbackRecord) -> None:
         """Append a record. It is on the disk when this method returns.

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from visavis.data.dataset import Dataset
 from visavis.data.formats.listing import MAX_CAPTION_CHARS
 from visavis.errors import DataError
 from visavis.feedback.records import FeedbackRecord, Judgment, latest_judgments, read_feedback
-from visavis.progress import Progress
+from visavis.progress import NoProgress, Progress
 
 MAX_ADDED_NEGATIVES = 4
 """Number of known negatives that one query or image adds to its batch. If there are more, they are sampled for each batch."""
@@ -65,17 +65,11 @@ class FeedbackPairs:
         Raises:
             DataError: If the file is not a feedback file, or if an image cannot be read.
         """
-        return cls.from_records(
-            read_feedback(file), data, split, lambda done, total: progress.update("matching judged images", done, total, 0.0)
-        )
+        return cls.from_records(read_feedback(file), data, split, progress)
 
     @classmethod
     def from_records(
-        cls,
-        records: Iterable[FeedbackRecord],
-        data: Dataset,
-        split: str = "train",
-        on_progress: Callable[[int, int], None] | None = None,
+        cls, records: Iterable[FeedbackRecord], data: Dataset, split: str = "train", progress: Progress | None = None
     ) -> FeedbackPairs:
         """Match the judgments that are in force to the images of a data set.
 
@@ -86,7 +80,7 @@ class FeedbackPairs:
             records: Records of a feedback file, oldest first.
             data: The data set whose images were judged.
             split: Name of the split.
-            on_progress: Receives the number of images whose content was read, and their total.
+            progress: Receives the progress of matching items to images.
 
         Returns:
             The judged pairs.
@@ -94,7 +88,7 @@ class FeedbackPairs:
         Raises:
             DataError: If an image cannot be read.
         """
-        matcher, skipped = _ImageMatcher(data, split, on_progress), Counter[str]()
+        matcher, skipped = _ImageMatcher(data, split, progress or NoProgress()), Counter[str]()
         by_pair: dict[tuple[str, int], Judgment] = {}
         captions = {(" ".join(caption.split()), int(image)) for caption, image in zip(data.captions, data.image_of, strict=True)}
         for judgment in latest_judgments(records).values():
@@ -117,12 +111,13 @@ class FeedbackPairs:
                 by_pair[query, image] = max((one for one in (earlier, judgment) if one), key=lambda one: (one.timestamp, not one.relevant))
         queries = tuple(sorted({query for query, _ in by_pair}))
         number = {query: i for i, query in enumerate(queries)}
-        pairs = {True: list[tuple[int, int]](), False: list[tuple[int, int]]()}
-        for (query, image), judgment in by_pair.items():
-            pairs[bool(judgment.relevant)].append((number[query], matcher.row_in_split[image]))
+        relevant, not_relevant = (
+            _sorted_array((number[query], matcher.row_in_split[image]) for (query, image), one in by_pair.items() if one.relevant is value)
+            for value in (True, False)
+        )
         content = sorted((query, data.images[image].name, bool(judgment.relevant)) for (query, image), judgment in by_pair.items())
         fingerprint = hashlib.sha256(json.dumps(content).encode()).hexdigest()
-        return cls(queries, _sorted_array(pairs[True]), _sorted_array(pairs[False]), dict(skipped), fingerprint, split)
+        return cls(queries, relevant, not_relevant, dict(skipped), fingerprint, split)
 
     def __len__(self) -> int:
         return len(self.relevant) + len(self.not_relevant)
@@ -171,8 +166,8 @@ def read_feedback_pairs(file: str, data: Dataset, progress: Progress) -> Feedbac
 class _ImageMatcher:
     """Finds judged items among the images of a data set. Reads file contents only if paths do not suffice."""
 
-    def __init__(self, data: Dataset, split: str, on_progress: Callable[[int, int], None] | None):
-        self.data, self.on_progress = data, on_progress
+    def __init__(self, data: Dataset, split: str, progress: Progress):
+        self.data, self.progress = data, progress
         self._by_name = {image.name: number for number, image in enumerate(data.images)}
         self._hashes: dict[int, str] = {}
         in_split = [number for number, image in enumerate(data.images) if image.split == split]
@@ -202,8 +197,7 @@ class _ImageMatcher:
         for done, number in enumerate(order, 1):
             if content_hash := self._content_hash(number):
                 first.setdefault(content_hash, number)
-            if self.on_progress is not None:
-                self.on_progress(done, len(order))
+            self.progress.update("matching judged images", done, len(order), 0.0)
         return first
 
 

@@ -2,9 +2,8 @@
 
 from visavis.graded.estimators.base import CaptionAggregation, CaptionRelevance, ImageRelevance, RelevanceEstimator
 from visavis.graded.estimators.catalog import CATALOG, CoarseToFine
+from visavis.graded.estimators.known_relevance import FunctionRelevance, MatrixRelevance, SceneRelevance
 from visavis.graded.estimators.sentence_models import CrossEncoder, SentenceModel
-from visavis.graded.estimators.synthetic_scenes import SceneRelevance
-from visavis.graded.estimators.user_defined import FunctionRelevance, MatrixRelevance
 from visavis.graded.estimators.word_vectors import CBoW
 from visavis.graded.human_agreement import measure_agreement
 from visavis.graded.ranking_coherence import RankingCoherence, ranking_coherence

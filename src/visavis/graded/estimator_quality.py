@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import get_args
@@ -109,32 +109,26 @@ def evaluate_estimators(specs: Sequence[str], progress: Progress) -> list[Estima
     """
     estimators = [parse(spec, CATALOG) for spec in specs]
     collections = [read_stsb("dev"), read_stsb("test"), read_crisscrossed_captions()]
+    captions = sorted({*collections[-1].first, *collections[-1].second})
     qualities = []
     for number, (spec, estimator) in enumerate(zip(specs, estimators, strict=True)):
         progress.update("estimators", number, len(specs), 0.0)
-        qualities.append(_evaluate(spec, estimator, collections))
+        correlations = {rated.name: rating_correlations(estimator, rated) for rated in collections}
+        random = estimator.for_captions(captions).pairs(*random_pairs(len(captions), RANDOM_PAIRS))
+        with _empty_cache():
+            captions_per_s, million_pairs_s = measure_speed(estimator, captions[:: max(1, len(captions) // 2000)][:2000])
+        quality = EstimatorQuality(
+            estimator=spec,
+            pearson={name: pearson for name, (pearson, _, _) in correlations.items()},
+            spearman={name: spearman for name, (_, spearman, _) in correlations.items()},
+            mean=float(random.mean()),
+            share_above_threshold=float((random > FIRST_LADDER_THRESHOLD).float().mean()),
+            captions_per_s=captions_per_s,
+            million_pairs_s=million_pairs_s,
+            notes=tuple(f"{name}: {note}" for name, (_, _, notes) in correlations.items() for note in notes),
+        )
+        qualities.append(quality)
     return qualities
-
-
-def _evaluate(spec: str, estimator: RelevanceEstimator, collections: Sequence[RatedCaptionPairs]) -> EstimatorQuality:
-    pearson, spearman, notes = {}, {}, []
-    for rated in collections:
-        pearson[rated.name], spearman[rated.name], rated_notes = rating_correlations(estimator, rated)
-        notes += [f"{rated.name}: {note}" for note in rated_notes]
-    captions = sorted({*collections[-1].first, *collections[-1].second})
-    random = estimator.for_captions(captions).pairs(*random_pairs(len(captions), RANDOM_PAIRS))
-    with _empty_cache():
-        captions_per_s, million_pairs_s = measure_speed(estimator, captions[:: max(1, len(captions) // 2000)][:2000])
-    return EstimatorQuality(
-        spec,
-        pearson,
-        spearman,
-        float(random.mean()),
-        float((random > FIRST_LADDER_THRESHOLD).float().mean()),
-        captions_per_s,
-        million_pairs_s,
-        tuple(notes),
-    )
 
 
 def rating_correlations(estimator: RelevanceEstimator, rated: RatedCaptionPairs) -> tuple[float | None, float | None, tuple[str, ...]]:
@@ -277,8 +271,7 @@ def relevance_distributions(
     for number, (spec, estimator) in enumerate(zip(specs, estimators, strict=True)):
         progress.update("estimators", number, len(specs), 0.0)
         relevance = estimator.for_dataset(train, caption_aggregation)
-        summary = summarize_relevance(spec, sample_relevance(relevance, train, pairs), data.name)
-        distributions.append(replace(summary, notes=relevance.notes))
+        distributions.append(summarize_relevance(spec, sample_relevance(relevance, train, pairs), data.name, relevance.notes))
     return distributions
 
 
@@ -309,13 +302,14 @@ def sample_relevance(relevance: ImageRelevance, data: Dataset, pairs: int, seed:
     return np.concatenate(samples)
 
 
-def summarize_relevance(spec: str, relevance: np.ndarray, data: str) -> RelevanceDistribution:
+def summarize_relevance(spec: str, relevance: np.ndarray, data: str, notes: tuple[str, ...] = ()) -> RelevanceDistribution:
     """Summarize sampled relevance values.
 
     Args:
         spec: Spec of the estimator.
         relevance: Sampled values, one-dimensional.
         data: Name of the data set.
+        notes: Sentences about captions that needed special treatment.
 
     Returns:
         The distribution, with thresholds for Ladder.
@@ -338,6 +332,7 @@ def summarize_relevance(spec: str, relevance: np.ndarray, data: str) -> Relevanc
         tuple(quantiles),
         tuple(map(_ladder_spec, usable)),
         tuple(np.histogram(relevance, 100, (0, 1))[0].tolist()),
+        notes,
     )
 
 

@@ -74,16 +74,18 @@ def fine_tune(
         SpecError: If an argument is invalid.
     """
     train, dev, test = (read_stsb(split) for split in ("train", "dev", "test"))
-    _validate(kind, epochs, lr, batch_size)
+    if kind not in LEARNING_RATES:
+        raise SpecError(f"kind: expected 'bi' or 'cross', got {kind!r}.")
+    if epochs < 1 or batch_size < 1:
+        raise SpecError(f"epochs, batch_size: expected integers >= 1, got {epochs} and {batch_size}.")
+    if lr is not None and not 0 < lr < math.inf:
+        raise SpecError(f"lr: expected a finite number above 0, got {lr}.")
     validate_seed(seed)
     batch_size = min(batch_size, len(train.first))
     torch.manual_seed(seed)
     regression: Regression = _Cosine(open_text_encoder(model)) if kind == "bi" else _Output(open_text_pair_encoder(model, new_head=True))
-    encoder, out, lr = (
-        regression.encoder,
-        storage.prepare_empty_folder(out, will_be_replaced=True),
-        LEARNING_RATES[kind] if lr is None else lr,
-    )
+    encoder, lr = regression.encoder, LEARNING_RATES[kind] if lr is None else lr
+    out = storage.prepare_empty_folder(out, will_be_replaced=True)
     steps = epochs * -(-len(train.first) // batch_size)
     optimizer = torch.optim.AdamW(encoder.parameters(), lr=lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / (0.1 * steps), (steps - step) / (0.9 * steps), 1))
@@ -109,15 +111,6 @@ def fine_tune(
     result = FineTunedModel(out, f"{name}(model={str(out)!r})", tuple(curve), rating_pearson(regression, test))
     _save(result, encoder, model, {"kind": kind, "model": model, "epochs": epochs, "lr": lr, "batch_size": batch_size, "seed": seed})
     return result
-
-
-def _validate(kind: str, epochs: int, lr: float | None, batch_size: int) -> None:
-    if kind not in LEARNING_RATES:
-        raise SpecError(f"kind: expected 'bi' or 'cross', got {kind!r}.")
-    if epochs < 1 or batch_size < 1:
-        raise SpecError(f"epochs, batch_size: expected integers >= 1, got {epochs} and {batch_size}.")
-    if lr is not None and not 0 < lr < math.inf:
-        raise SpecError(f"lr: expected a finite number above 0, got {lr}.")
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from visavis.blocking import Score
 from visavis.data.dataset import Dataset
-from visavis.errors import DataError, VisavisError
-from visavis.graded.estimators.base import CaptionAggregation, ImageRelevance, RelevanceEstimator
-from visavis.graded.ranking_coherence import RankingCoherence, ranking_coherence
+from visavis.errors import VisavisError
+from visavis.graded.estimators.base import ImageRelevance, RelevanceEstimator
+from visavis.graded.ranking_coherence import ranking_coherence
 from visavis.memory_budget import MemoryLimit
 from visavis.metrics import COHERENT_SCORE
-from visavis.models import Matcher
 from visavis.models.base import get_vectors
-from visavis.models.inference import device_score
 from visavis.progress import Progress
 from visavis.scoring import max_query_rows, score_direction, select_items
 from visavis.types import DIRECTIONS, Direction, Encoded
@@ -39,10 +38,8 @@ BAND_SHARES = (1.0, 0.5, 0.2, 0.02)
 
 COUNTING_BYTES_PER_PAIR = 48.0
 """Bytes per pair while irrelevant items are counted: scores, their order, relevance and bands."""
-CHECKED_QUERIES = 128
-"""Number of captions whose relevance values are checked before the measurement."""
-MIXERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-"""Odd multipliers of SplitMix64 (Steele et al., 2014)."""
+MIXERS = tuple(number - 2**64 for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+"""Odd multipliers of SplitMix64 (Steele et al., 2014), as signed integers of 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,7 @@ class ClusteredMean:
     undefined: int
 
     @classmethod
-    def from_values(cls, values: Tensor, images: np.ndarray) -> ClusteredMean:
+    def from_values(cls, values: ArrayLike, images: np.ndarray) -> ClusteredMean:
         """Average the values of queries.
 
         Args:
@@ -114,7 +111,8 @@ class ClusteredMean:
         Returns:
             The mean and its interval.
         """
-        numbers, defined = values.double().numpy(), ~np.isnan(values.numpy())
+        numbers = np.asarray(values, np.float64)
+        defined = ~np.isnan(numbers)
         mean = float(numbers[defined].mean()) if defined.any() else float("nan")
         residuals = np.bincount(images[defined], numbers[defined] - mean)
         return cls(mean, 1.96 * float(np.sqrt((residuals**2).sum())) / max(int(defined.sum()), 1), int((~defined).sum()))
@@ -143,22 +141,6 @@ class Ranker:
     score: Score
 
     @classmethod
-    def from_model(cls, name: str, objective: str, matcher: Matcher, images: Encoded, texts: Encoded) -> Ranker:
-        """Create a ranker from a model.
-
-        Args:
-            name: Name of the run's folder.
-            objective: Objective of the training, or "zero-shot".
-            matcher: The model.
-            images: Encoded images.
-            texts: Encoded captions.
-
-        Returns:
-            The ranker.
-        """
-        return cls(name, objective, images, texts, device_score(matcher))
-
-    @classmethod
     def random(cls, data: Dataset, seed: int) -> Ranker:
         """Create a ranker with a random order, as a baseline.
 
@@ -179,8 +161,8 @@ class Ranker:
 
         return cls("random", "at random", images, texts, score)
 
-    def scores(self, direction: Direction, queries: Tensor, memory: MemoryLimit = None) -> Tensor:
-        """Score queries against all candidates.
+    def order(self, direction: Direction, queries: Tensor, memory: MemoryLimit = None) -> Tensor:
+        """Rank all candidates of queries. Ties keep the order of the data.
 
         Args:
             direction: "i2t" or "t2i".
@@ -188,22 +170,18 @@ class Ranker:
             memory: Memory for blocks of scores.
 
         Returns:
-            Scores, shape ``[Q, C]``.
+            Indices of candidates, best first, shape ``[Q, C]``.
         """
         items = (self.images, select_items(self.texts, queries)) if direction == "t2i" else (select_items(self.images, queries), self.texts)
-        return score_direction(self.score, *items, direction, memory)
+        return score_direction(self.score, *items, direction, memory).argsort(dim=1, descending=True, stable=True)
 
 
 def _hash(numbers: Tensor) -> Tensor:
     """Pseudo-random 64-bit integers from integers."""
-    numbers = (numbers + 1) * _signed(MIXERS[0])
+    numbers = (numbers + 1) * MIXERS[0]
     for mixer in MIXERS[1:]:
-        numbers = (numbers ^ (numbers >> 31)) * _signed(mixer)
+        numbers = (numbers ^ (numbers >> 31)) * mixer
     return numbers ^ (numbers >> 31)
-
-
-def _signed(number: int) -> int:
-    return number - 2**64 if number >= 2**63 else number
 
 
 @dataclass(frozen=True)
@@ -237,7 +215,7 @@ class ListStatistics:
 def measure_lists(
     rankers: Sequence[Ranker],
     estimator: RelevanceEstimator,
-    caption_aggregation: CaptionAggregation,
+    relevance: ImageRelevance,
     data: Dataset,
     bands: RelevanceBands,
     top: int,
@@ -250,8 +228,8 @@ def measure_lists(
 
     Args:
         rankers: The models.
-        estimator: The relevance estimator.
-        caption_aggregation: How the captions of an image are combined.
+        estimator: The relevance estimator, for CS@K.
+        relevance: Relevance of the captions to the images, for irrelevant items.
         data: The ranked split.
         bands: Bounds of the relevance bands.
         top: Length of the lists.
@@ -261,7 +239,7 @@ def measure_lists(
     Returns:
         Statistics of each ranker, by direction.
     """
-    relevance, coherences = estimator.for_dataset(data, caption_aggregation), []
+    coherences = []
     for number, ranker in enumerate(rankers, 1):
         coherences.append(
             ranking_coherence(ranker.images, ranker.texts, ranker.score, data, estimator, ks=COHERENCE_CUTOFFS, memory=memory)
@@ -269,23 +247,19 @@ def measure_lists(
         progress.update("coherent scores", number, len(rankers), 0.0)
 
     def measure(direction: Direction) -> list[ListStatistics]:
-        image_of = data.image_of if direction == "t2i" else np.arange(len(data.images))
+        images = np.arange(len(data.images))
+        image_of = data.image_of if direction == "t2i" else images
         counts = _count_irrelevant(rankers, direction, relevance, data, bands, top, progress, memory)
         return [
             ListStatistics(
                 ClusteredMean.from_values(count, image_of),
                 ClusteredMean.from_values(count - counts[0], image_of),
-                _coherence_by_k(coherence, direction),
+                {k: ClusteredMean.from_values(coherence.per_query[COHERENT_SCORE.key(direction, k)], images) for k in coherence.ks},
             )
             for count, coherence in zip(counts, coherences, strict=True)
         ]
 
     return {direction: measure(direction) for direction in DIRECTION_ORDER}
-
-
-def _coherence_by_k(coherence: RankingCoherence, direction: Direction) -> dict[int, ClusteredMean]:
-    by_k = {k: coherence.per_query[COHERENT_SCORE.key(direction, k)] for k in coherence.ks}
-    return {k: ClusteredMean.from_values(torch.from_numpy(values), np.arange(len(values))) for k, values in by_k.items()}
 
 
 def _count_irrelevant(
@@ -296,75 +270,31 @@ def _count_irrelevant(
     bands: RelevanceBands,
     top: int,
     progress: Progress,
-    memory: MemoryLimit = None,
+    memory: MemoryLimit,
 ) -> list[Tensor]:
     """Number of irrelevant items among the top of each query ``[Q]``, for each ranker."""
-    all_queries, candidates = query_and_candidate_indices(data, direction)
+    queries, candidates = (data.captions, data.images) if direction == "t2i" else (data.images, data.captions)
     counts: list[list[Tensor]] = [[] for _ in rankers]
-    for queries in all_queries.split(max_query_rows(len(candidates), COUNTING_BYTES_PER_PAIR, memory)):
-        irrelevant = bands.bands(relevance_block(relevance, direction, queries, candidates)) == 0
+    for block in torch.arange(len(queries)).split(max_query_rows(len(candidates), COUNTING_BYTES_PER_PAIR, memory)):
+        irrelevant = bands.bands(candidate_relevance(relevance, direction, block, data)) == 0
         for ranker, numbers in zip(rankers, counts, strict=True):
-            first = rank_order(ranker.scores(direction, queries, memory))[:, :top]
-            numbers.append(irrelevant.gather(1, first).sum(1).double())
-        progress.update(f"lists, {DIRECTIONS[direction]}", int(queries[-1]) + 1, len(all_queries), 0.0)
+            numbers.append(irrelevant.gather(1, ranker.order(direction, block, memory)[:, :top]).sum(1).double())
+        progress.update(f"lists, {DIRECTIONS[direction]}", int(block[-1]) + 1, len(queries), 0.0)
     return [torch.cat(numbers) for numbers in counts]
 
 
-def query_and_candidate_indices(data: Dataset, direction: Direction) -> tuple[Tensor, Tensor]:
-    """List the indices of all queries and candidates of a direction.
-
-    Args:
-        data: The ranked split.
-        direction: "i2t" or "t2i".
-
-    Returns:
-        Indices of queries, shape ``[Q]``, and of candidates, shape ``[C]``.
-    """
-    captions, images = torch.arange(len(data.captions)), torch.arange(len(data.images))
-    return (captions, images) if direction == "t2i" else (images, captions)
-
-
-def relevance_block(relevance: ImageRelevance, direction: Direction, queries: Tensor, candidates: Tensor) -> Tensor:
-    """Compute the relevance of candidates to queries.
+def candidate_relevance(relevance: ImageRelevance, direction: Direction, queries: Tensor, data: Dataset) -> Tensor:
+    """Compute the relevance of all candidates to queries.
 
     Args:
         relevance: Relevance of the captions to the images.
         direction: "i2t" or "t2i".
         queries: Indices of queries, shape ``[Q]``.
-        candidates: Indices of candidates, shape ``[C]``.
+        data: The ranked split.
 
     Returns:
         Relevance, shape ``[Q, C]``.
     """
-    return relevance(candidates, queries).T if direction == "t2i" else relevance(queries, candidates)
-
-
-def check_relevance_varies(relevance: ImageRelevance, data: Dataset) -> None:
-    """Check that relevance values of the first captions differ.
-
-    Args:
-        relevance: Relevance of the captions to the images.
-        data: The ranked split.
-
-    Raises:
-        DataError: If all values are equal or NaN.
-    """
-    captions, images = query_and_candidate_indices(data, "t2i")
-    values = relevance_block(relevance, "t2i", captions[:CHECKED_QUERIES], images)
-    if not values.min() < values.max():
-        raise DataError(
-            f"relevance of the captions of {data.name}: expected different values, got only values from {values.min():g} to {values.max():g}. "
-            "Choose another estimator with --relevance."
-        )
-
-
-def rank_order(scores: Tensor) -> Tensor:
-    """Sort the candidates of each query, best first. Ties keep the order of the data.
-
-    Args:
-        scores: Scores, shape ``[Q, C]``.
-
-    Returns:
-        Indices of candidates, shape ``[Q, C]``.
-    """
-    return scores.argsort(dim=1, descending=True, stable=True)
+    if direction == "t2i":
+        return relevance(torch.arange(len(data.images)), queries).T
+    return relevance(queries, torch.arange(len(data.captions)))

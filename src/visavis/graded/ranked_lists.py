@@ -15,19 +15,8 @@ from visavis.data.dataset import Dataset
 from visavis.data.vocabulary import tokenize
 from visavis.errors import VisavisError
 from visavis.graded.estimators.base import CaptionAggregation, ImageRelevance, RelevanceEstimator
-from visavis.graded.list_statistics import (
-    DIRECTION_ORDER,
-    ListStatistics,
-    Ranker,
-    RelevanceBands,
-    check_relevance_varies,
-    measure_lists,
-    query_and_candidate_indices,
-    rank_order,
-    relevance_block,
-)
+from visavis.graded.list_statistics import DIRECTION_ORDER, ListStatistics, Ranker, RelevanceBands, candidate_relevance
 from visavis.memory_budget import MemoryLimit
-from visavis.progress import Progress
 from visavis.types import Direction
 
 
@@ -157,13 +146,13 @@ def query_lists(
     Returns:
         The lists.
     """
-    query, candidates = torch.tensor([index]), query_and_candidate_indices(data, direction)[1]
-    values = relevance_block(relevance, direction, query, candidates)
+    query = torch.tensor([index])
+    values = candidate_relevance(relevance, direction, query, data)
     in_bands, bound = bands.bands(values)[0], bands.bounds(values)[0, 0].item()
     positive = torch.from_numpy(np.arange(len(data.images)) == data.image_of[index] if direction == "t2i" else data.image_of == index)
 
     def top_list(ranker: Ranker) -> TopList:
-        order = rank_order(ranker.scores(direction, query, memory))[0]
+        order = ranker.order(direction, query, memory)[0]
         items = (ListItem(i, values[0, i].item(), int(in_bands[i]), bool(positive[i])) for i in order[:top].tolist())
         return TopList(ranker.name, tuple(items), int(positive[order].nonzero()[0]) + 1)
 
@@ -263,59 +252,3 @@ class RankedListComparison:
             ],
             "queries": [query.to_json(self.data) for query in self.queries],
         }
-
-
-def compare_rankings(
-    rankers: Sequence[Ranker],
-    data: Dataset,
-    estimator: RelevanceEstimator,
-    *,
-    folder: Path,
-    caption_aggregation: CaptionAggregation,
-    bands: RelevanceBands,
-    queries: int | Sequence[str],
-    top: int,
-    seed: int,
-    trained_on_estimator: Sequence[str],
-    memory: MemoryLimit,
-    progress: Progress,
-) -> RankedListComparison:
-    """Measure how coherently several models rank the same data, and collect their lists for some queries.
-
-    Args:
-        rankers: The models, with encoded items of ``data``.
-        data: The split that is ranked.
-        estimator: Estimates the relevance of a caption to an image.
-        folder: Folder of the report.
-        caption_aggregation: How the captions of an image are combined.
-        bands: Bounds of the relevance bands.
-        queries: Number of images, and of captions, to show. Or captions and names of images.
-        top: Length of the lists.
-        seed: Seed of the sampled queries and of the random baseline.
-        trained_on_estimator: Names of the models that were trained with the same estimator.
-        memory: Memory for blocks of scores.
-        progress: Receives the progress.
-
-    Returns:
-        Statistics of each model and of a random order, and the lists of the chosen queries.
-
-    Raises:
-        DataError: If the estimator gives the same relevance to all pairs.
-        VisavisError: If a query is unknown.
-    """
-    chosen = choose_queries(queries, data, seed)
-    relevance = estimator.for_dataset(data, caption_aggregation)
-    check_relevance_varies(relevance, data)
-    with_random = (*rankers, Ranker.random(data, seed))
-    return RankedListComparison(
-        folder,
-        data,
-        estimator,
-        caption_aggregation,
-        top,
-        bands,
-        with_random,
-        tuple(trained_on_estimator),
-        measure_lists(with_random, estimator, caption_aggregation, data, bands, top, progress, memory),
-        tuple(query_lists(direction, index, rankers, relevance, data, bands, top, memory) for direction, index in chosen),
-    )

@@ -12,10 +12,9 @@ Example:
 
 from __future__ import annotations
 
-from visavis.synthetic.captions import CaptionFacts, SceneCaption, write_caption, write_captions
+from visavis.synthetic.captions import CaptionFacts, SceneCaption, fact_relevance, write_caption, write_captions
 from visavis.synthetic.clip_dataset import ClipAnnotations, write_synthetic_clips
 from visavis.synthetic.clips import ClipEvent, SyntheticClip, sample_clip
-from visavis.synthetic.relevance import fact_relevance
 from visavis.synthetic.rendering import render_scene
 from visavis.synthetic.scene import HELD_OUT_COLORS, HELD_OUT_RELATIONS, Scene, SceneObject, resample_layout, sample_scene
 from visavis.synthetic.scene_dataset import SceneGraphs, write_synthetic_scenes

@@ -1,4 +1,4 @@
-"""Captions of a scene, each with the facts that it states.
+"""Captions of a scene, each with the facts that it states, and how many of them hold for any scene.
 
 A caption is planned first (which things it mentions, which of their attributes, which relations). Then it is written with synonyms and in one
 of several word orders. Idioms that contain colors or shapes ("once in a blue moon") state no facts and are distractors.
@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import permutations
+from typing import TypeVar
 
 import numpy as np
 
 from visavis.errors import DataError
 from visavis.synthetic import lexicon
 from visavis.synthetic.lexicon import DEFAULT_STYLE, Style
-from visavis.synthetic.scene import ATTRIBUTES, BACKGROUNDS, MAX_OBJECTS, RELATIONS, Scene, SceneObject
+from visavis.synthetic.scene import ATTRIBUTES, BACKGROUNDS, MAX_OBJECTS, RELATIONS, Scene, pick
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,19 +51,6 @@ class CaptionFacts:
                 raise DataError(
                     f"a caption: expected {', '.join(RELATIONS)} of {len(self.mentions)} mentions, got {name!r} of {i} and {j}."
                 )
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to JSON data.
-
-        Returns:
-            All fields by name.
-        """
-        return {
-            "mentions": list(self.mentions),
-            "relations": [list(r) for r in self.relations],
-            "background": self.background,
-            "total": self.total,
-        }
 
 
 @dataclass(frozen=True)
@@ -257,18 +247,86 @@ class _Writer:
         groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]] = {}
         for shared in (("shape", "color"), ("shape",), ("color",)):
             for i, thing in enumerate(self.scene.things):
-                groups.setdefault((shared, _attributes(thing, shared)), []).append(i)
+                groups.setdefault((shared, tuple(getattr(thing, name) for name in shared)), []).append(i)
         return [(shared, tuple(group)) for (shared, _), group in groups.items() if len(group) > 1]
 
     def _chance(self, share: float) -> bool:
         return bool(self.rng.random() < share)
 
-    def _pick(self, choices: Sequence[Any]) -> Any:
-        return choices[int(self.rng.integers(len(choices)))]
+    def _pick(self, choices: Sequence[T]) -> T:
+        return pick(self.rng, choices)
 
     def _shuffled(self, indices: range) -> list[int]:
         return [int(i) for i in self.rng.permutation(indices)]
 
 
-def _attributes(thing: SceneObject, names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(getattr(thing, name) for name in names)
+# Integers, so that a true caption has a relevance of exactly 1.
+FACT_WEIGHTS = {"shape": 2, "color": 2, "pattern": 2, "size": 1, "relation": 2, "background": 2, "total": 1}
+
+_COLUMN = {key: i for i, key in enumerate((name, value) for name, values in ATTRIBUTES.items() for value in values)}
+
+
+def fact_relevance(scenes: Sequence[Scene], facts: Sequence[CaptionFacts], *, block_size: int = 64) -> np.ndarray:
+    """Compute graded relevance of captions for scenes: the weighted share of the stated facts that hold.
+
+    Each mention of a caption is matched with a different thing of the scene, in the way that makes most facts hold. A stated attribute holds if
+    the matched thing has it. A relation holds if it is between the two matched things. All facts of a mention fail if there are more mentions
+    than things. So "two red stars" is true for three red stars, and a relevance of 1 means that everything in the caption is true.
+
+    Formula:
+        ``relevance = max over matchings (sum of the weights of stated facts that hold) / (sum of the weights of stated facts)``. Computed as
+        one matrix product of the scenes, with their things in each of 24 orders, and the captions.
+
+    Args:
+        scenes: The scenes.
+        facts: Facts of the captions.
+        block_size: Number of scenes that are scored at once.
+
+    Returns:
+        Float32 relevance in [0, 1], shape ``[scenes, facts]``. 1 if all facts are true.
+    """
+    weights = np.stack([_stated_weights(caption_facts) for caption_facts in facts])
+    totals = weights.sum(1)
+    relevance = np.empty((len(scenes), len(facts)), np.float32)
+    for start in range(0, len(scenes), block_size):
+        true_facts = np.concatenate([_true_facts(scene) for scene in scenes[start : start + block_size]])
+        points = (true_facts @ weights.T).reshape(-1, len(_ORDERS), len(facts)).max(1)
+        relevance[start : start + block_size] = points / totals
+    return relevance
+
+
+_ORDERS = list(permutations(range(MAX_OBJECTS)))
+
+
+def _true_facts(scene: Scene) -> np.ndarray:
+    """Return what is true for a scene ``[24, F]``: a row for each order of its things in the slots of a caption."""
+    attributes = np.zeros((MAX_OBJECTS, len(_COLUMN)), np.float32)
+    relations = np.zeros((len(RELATIONS), MAX_OBJECTS, MAX_OBJECTS), np.float32)
+    for i, thing in enumerate(scene.things):
+        for name in ATTRIBUTES:
+            attributes[i, _COLUMN[name, getattr(thing, name)]] = 1
+    for i, name, j in scene.relations:
+        relations[RELATIONS.index(name), i, j] = 1
+    orders = np.array(_ORDERS)
+    related = relations[:, orders[:, :, None], orders[:, None, :]].swapaxes(0, 1)
+    whole = np.concatenate([_one_hot(BACKGROUNDS, scene.background), _one_hot(range(1, MAX_OBJECTS + 1), len(scene.things))])
+    rows = len(orders)
+    return np.concatenate([attributes[orders].reshape(rows, -1), related.reshape(rows, -1), np.tile(whole, (rows, 1))], 1)
+
+
+def _stated_weights(facts: CaptionFacts) -> np.ndarray:
+    """Return the weights of the stated facts of a caption ``[F]``, in the layout of ``_true_facts``."""
+    attributes = np.zeros((MAX_OBJECTS, len(_COLUMN)), np.float32)
+    relations = np.zeros((len(RELATIONS), MAX_OBJECTS, MAX_OBJECTS), np.float32)
+    for i, mention in enumerate(facts.mentions):
+        for name, value in mention.items():
+            attributes[i, _COLUMN[name, value]] = FACT_WEIGHTS[name]
+    for i, relation, j in facts.relations:
+        relations[RELATIONS.index(relation), i, j] = FACT_WEIGHTS["relation"]
+    background = FACT_WEIGHTS["background"] * _one_hot(BACKGROUNDS, facts.background)
+    total = FACT_WEIGHTS["total"] * _one_hot(range(1, MAX_OBJECTS + 1), facts.total)
+    return np.concatenate([attributes.ravel(), relations.ravel(), background, total])
+
+
+def _one_hot(values: Sequence[object], value: object) -> np.ndarray:
+    return np.array([candidate == value for candidate in values], np.float32)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +30,7 @@ from visavis.errors import DataError, RecipeError
 from visavis.synthetic.clips import CHANGED_COLOR, COLORS, MOVE_DISTANCE, SHAPES, SOUNDS, SyntheticClip, sample_clip, write_clip_captions
 from visavis.synthetic.rendering import render_scene
 from visavis.synthetic.scene import Scene, SceneObject
-from visavis.synthetic.scene_dataset import check_range
+from visavis.synthetic.scene_dataset import check_ranges
 
 EXPERT_DIMS = {"appearance": 128, "motion": 48, "sound": 16}
 NOISE_STD = 0.05
@@ -179,19 +179,22 @@ def write_synthetic_clips(
         RecipeError: If a number is out of range.
     """
     counts = {"train": num_train, "val": num_val, "test": num_test}
-    _check(counts, captions_per_clip, size, seed)
+    for name, count in counts.items():
+        if count < 0 or count % 2:
+            raise RecipeError(f"num_{name}: expected an even integer >= 0, because clips come in pairs, got {count}.")
+    check_ranges(captions_per_clip=(captions_per_clip, 1, 10), size=(size or 32, 32, 1024), seed=(seed, 0, math.inf))
     folder = storage.prepare_empty_folder(folder, will_be_replaced=True)
     lines, images, done = [], [], 0
     with storage.atomic_folder(folder) as part:
         with create_expert_store(part / "experts", EXPERT_DIMS) as store:
             for number, (split, count) in enumerate(counts.items()):
-                for row in _compose(count, captions_per_clip, [seed, number], first=done):
-                    store.append(row.name, row.experts)
-                    lines.append(row.line())
-                    images.append({"filename": row.name, "split": split, "sentences": [{"raw": text} for text in row.captions]})
+                for line, captions, experts in _compose(count, captions_per_clip, [seed, number], first=done):
+                    store.append(line.name, experts)
+                    lines.append(asdict(line))
+                    images.append({"filename": line.name, "split": split, "sentences": [{"raw": text} for text in captions]})
                     if size:
-                        frames = np.stack([np.asarray(render_scene(scene, size)) for scene in row.clip.frames])
-                        storage.write_array(part / "frames" / f"{row.name}.npy", frames)
+                        frames = np.stack([np.asarray(render_scene(scene, size)) for scene in line.clip.frames])
+                        storage.write_array(part / "frames" / f"{line.name}.npy", frames)
                     done += 1
                     if on_progress:
                         on_progress(done, sum(counts.values()))
@@ -254,40 +257,17 @@ class _ClipLine:
     clip: SyntheticClip
 
 
-@dataclass(frozen=True)
-class _ClipRow:
-    """A clip before it is written."""
-
-    name: str
-    partner: str
-    clip: SyntheticClip
-    captions: list[str]
-    experts: dict[str, np.ndarray | None]
-
-    def line(self) -> dict[str, object]:
-        missing = [name for name, vectors in self.experts.items() if vectors is None]
-        return {"name": self.name, "partner": self.partner, "missing": missing, "clip": self.clip.to_json()}
-
-
-def _compose(count: int, per_clip: int, seed: list[int], *, first: int) -> Iterator[_ClipRow]:
-    """Yield the clips of one split in pairs. Each pair has its own random generator."""
+def _compose(
+    count: int, per_clip: int, seed: list[int], *, first: int
+) -> Iterator[tuple[_ClipLine, list[str], dict[str, np.ndarray | None]]]:
+    """Yield the clips of one split in pairs, with captions and features of experts. Each pair has its own random generator."""
     for pair in range(count // 2):
         rng = np.random.default_rng([*seed, pair])
         clip = sample_clip(rng, crossing=rng.random() < CROSSING_RATIO)
         noise = sample_noise(clip, rng)
-        missing = {name for name, share in MISSING_RATIOS.items() if rng.random() < share}
+        missing = tuple(name for name, share in MISSING_RATIOS.items() if rng.random() < share)
         names = [f"clip{first + 2 * pair + place:06d}" for place in range(2)]
         for clip, noise, (name, partner) in ((clip, noise, names), (clip.partner, partner_noise(clip, noise), names[::-1])):  # noqa: B020
             experts = {expert: None if expert in missing else vectors for expert, vectors in expert_features(clip, noise).items()}
             captions = write_clip_captions(clip, per_clip, rng, mention_sound="sound" not in missing)
-            yield _ClipRow(name, partner, clip, captions, experts)
-
-
-def _check(counts: dict[str, int], per_clip: int, size: int, seed: int) -> None:
-    for name, count in counts.items():
-        if count < 0 or count % 2:
-            raise RecipeError(f"num_{name}: expected an even integer >= 0, because clips come in pairs, got {count}.")
-    check_range("captions_per_clip", per_clip, 1, 10)
-    if size:
-        check_range("size", size, 32, 1024)
-    check_range("seed", seed, 0, math.inf)
+            yield _ClipLine(name, partner, missing, clip), captions, experts

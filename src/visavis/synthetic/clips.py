@@ -7,16 +7,14 @@ is false for the clip with the other order, its partner.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from visavis.errors import DataError
 from visavis.synthetic.lexicon import with_article
-from visavis.synthetic.scene import Scene, SceneObject
+from visavis.synthetic.scene import Scene, SceneObject, pick
 
 SHAPES = ("circle", "star", "square", "heart")
 COLORS = ("red", "blue", "yellow", "green", "orange", "purple")
@@ -100,14 +98,6 @@ class SyntheticClip:
         blocks = np.arange(len(self.events) * len(EVENT_PROGRESS)).reshape(len(self.events), -1)
         return np.append(blocks[::-1], blocks.size)
 
-    def to_json(self) -> dict[str, Any]:
-        """Convert to JSON data.
-
-        Returns:
-            All fields by name.
-        """
-        return asdict(self)
-
     def _scene(self, things: tuple[SceneObject, ...]) -> Scene:
         return Scene(self.background, things, self.grain)
 
@@ -148,15 +138,15 @@ def sample_clip(rng: np.random.Generator, *, crossing: bool) -> SyntheticClip:
     """
     places = rng.choice(len(HOME_POSITIONS), 2, replace=False)
     colors, shapes = rng.choice(len(COLORS), 2, replace=False), rng.integers(len(SHAPES), size=2)
+    positions = [HOME_POSITIONS[place] for place in places]
     things = tuple(
-        SceneObject(SHAPES[shape], COLORS[color], "plain", "small", HOME_POSITIONS[place][0], HOME_POSITIONS[place][1], RADIUS)
-        for shape, color, place in zip(shapes, colors, places, strict=True)
+        SceneObject(SHAPES[shape], COLORS[color], "plain", "small", x, y, RADIUS)
+        for shape, color, (x, y) in zip(shapes, colors, positions, strict=True)
     )
     candidates = [(thing, action) for thing in range(2) for action in (DIRECTIONS if crossing else ACTIONS)]
-    chosen = rng.choice(len(candidates), 1 if crossing else 2, replace=False)
-    sounds = [SOUNDS[int(rng.integers(len(SOUNDS)))] if rng.random() < 0.7 else "" for _ in chosen]
-    events = tuple(ClipEvent(candidates[index][0], candidates[index][1], sound) for index, sound in zip(chosen, sounds, strict=True))
-    return SyntheticClip(BACKGROUNDS[int(rng.integers(len(BACKGROUNDS)))], things, events, crossing, int(rng.integers(2**31)))
+    chosen = [candidates[i] for i in rng.choice(len(candidates), 1 if crossing else 2, replace=False)]
+    events = tuple(ClipEvent(thing, action, pick(rng, SOUNDS) if rng.random() < 0.7 else "") for thing, action in chosen)
+    return SyntheticClip(pick(rng, BACKGROUNDS), things, events, crossing, int(rng.integers(2**31)))
 
 
 def _at(thing: SceneObject, x: float, y: float) -> SceneObject:
@@ -205,15 +195,15 @@ def write_clip_captions(clip: SyntheticClip, count: int, rng: np.random.Generato
 def _caption(clip: SyntheticClip, rng: np.random.Generator, *, mention_sound: bool) -> str:
     phrases = [_event_phrase(clip, event, rng, mention_sound=mention_sound) for event in clip.events]
     if len(phrases) == 1:
-        return _pick(("{0}", "{0} slowly", "we see how {0}"), rng).format(*phrases)
-    return _pick(ORDER_PHRASES, rng).format(*phrases)
+        return pick(rng, ("{0}", "{0} slowly", "we see how {0}")).format(*phrases)
+    return pick(rng, ORDER_PHRASES).format(*phrases)
 
 
 def _event_phrase(clip: SyntheticClip, event: ClipEvent, rng: np.random.Generator, *, mention_sound: bool) -> str:
-    verb_phrase = _pick((CROSSING_PHRASES if clip.is_crossing else ACTION_PHRASES)[event.action], rng).format(
+    verb_phrase = pick(rng, (CROSSING_PHRASES if clip.is_crossing else ACTION_PHRASES)[event.action]).format(
         other=_name(clip, 1 - event.thing, rng)
     )
-    sound = f" {_pick(SOUND_PHRASES, rng).format(sound=event.sound)}" if mention_sound and event.sound and rng.random() < 0.5 else ""
+    sound = f" {pick(rng, SOUND_PHRASES).format(sound=event.sound)}" if mention_sound and event.sound and rng.random() < 0.5 else ""
     return f"{_name(clip, event.thing, rng)} {verb_phrase}{sound}"
 
 
@@ -221,7 +211,3 @@ def _name(clip: SyntheticClip, index: int, rng: np.random.Generator) -> str:
     thing = clip.things[index]
     noun = f"{thing.color} {thing.shape}"
     return f"the {noun}" if rng.random() < 0.5 else with_article(noun)
-
-
-def _pick(choices: Sequence[str], rng: np.random.Generator) -> str:
-    return choices[int(rng.integers(len(choices)))]

@@ -5,35 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from visavis.synthetic.rendering import DEFAULT_PALETTE, Palette
-
-SHAPES = {
-    "circle": ("circle", "disc", "ball"),
-    "star": ("star", "star", "five-pointed star"),
-    "square": ("square", "square", "box"),
-    "heart": ("heart",),
-    "triangle": ("triangle", "triangle", "pyramid"),
-    "ring": ("ring", "hoop", "donut"),
-    "flower": ("flower", "blossom"),
-    "diamond": ("diamond", "rhombus"),
-    "crescent": ("crescent", "crescent moon", "sickle moon"),
-    "hexagon": ("hexagon", "six-sided tile"),
-    "drop": ("drop", "teardrop", "raindrop"),
-    "cross": ("cross", "plus sign"),
+# Words of each shape in the styles "paper" and "glass".
+_SHAPES = {
+    "circle": (("circle", "disc", "ball"), ("coin",)),
+    "star": (("star", "star", "five-pointed star"), ("spark",)),
+    "square": (("square", "square", "box"), ("block",)),
+    "heart": (("heart",), ("valentine",)),
+    "triangle": (("triangle", "triangle", "pyramid"), ("wedge",)),
+    "ring": (("ring", "hoop", "donut"), ("wreath",)),
+    "flower": (("flower", "blossom"), ("bloom",)),
+    "diamond": (("diamond", "rhombus"), ("lozenge",)),
+    "crescent": (("crescent", "crescent moon", "sickle moon"), ("banana",)),
+    "hexagon": (("hexagon", "six-sided tile"), ("honeycomb",)),
+    "drop": (("drop", "teardrop", "raindrop"), ("bead",)),
+    "cross": (("cross", "plus sign"), ("windmill",)),
 }
 GENERIC_NOUNS = ("thing", "shape", "object")
-COLORS = {
-    "red": ("red", "red", "crimson", "scarlet"),
-    "blue": ("blue", "blue", "cobalt blue"),
-    "yellow": ("yellow", "yellow", "golden", "lemon yellow"),
-    "green": ("green", "green", "emerald"),
-    "orange": ("orange", "orange", "tangerine"),
-    "purple": ("purple", "violet"),
-    "white": ("white", "white", "ivory"),
-    "pink": ("pink", "pink", "rose-colored"),
-    "teal": ("teal", "turquoise"),
-    "black": ("black", "black", "jet-black"),
-    "brown": ("brown", "brown", "chestnut"),
+# Red, green and blue from 0 to 1, and words of each color, in the styles "paper" and "glass".
+_COLORS = {
+    "red": (((0.88, 0.16, 0.18), ("red", "red", "crimson", "scarlet")), ((0.93, 0.38, 0.24), ("vermilion",))),
+    "blue": (((0.15, 0.36, 0.85), ("blue", "blue", "cobalt blue")), ((0.32, 0.70, 0.95), ("azure",))),
+    "yellow": (((0.99, 0.82, 0.16), ("yellow", "yellow", "golden", "lemon yellow")), ((0.93, 0.70, 0.10), ("saffron",))),
+    "green": (((0.18, 0.64, 0.28), ("green", "green", "emerald")), ((0.44, 0.52, 0.20), ("olive",))),
+    "orange": (((0.98, 0.52, 0.10), ("orange", "orange", "tangerine")), ((0.98, 0.74, 0.52), ("apricot",))),
+    "purple": (((0.52, 0.24, 0.72), ("purple", "violet")), ((0.68, 0.52, 0.70), ("mauve",))),
+    "white": (((0.97, 0.97, 0.98), ("white", "white", "ivory")), ((0.88, 0.85, 0.76), ("chalk-colored",))),
+    "pink": (((0.98, 0.56, 0.74), ("pink", "pink", "rose-colored")), ((0.93, 0.42, 0.50), ("salmon",))),
+    "teal": (((0.10, 0.70, 0.70), ("teal", "turquoise")), ((0.04, 0.44, 0.52), ("petrol",))),
+    "black": (((0.13, 0.13, 0.16), ("black", "black", "jet-black")), ((0.32, 0.32, 0.36), ("charcoal",))),
+    "brown": (((0.50, 0.30, 0.16), ("brown", "brown", "chestnut")), ((0.72, 0.48, 0.34), ("umber",))),
 }
 PATTERNS = {
     "plain": ("plain", "unpatterned"),
@@ -126,6 +126,7 @@ def join_phrases(phrases: Sequence[str]) -> str:
 
 
 Words = Mapping[str, Sequence[str]]
+Palette = Mapping[str, tuple[float, float, float]]
 
 
 @dataclass(frozen=True)
@@ -145,48 +146,11 @@ class Style:
 
 # Styles by name. "glass" has the positions, sizes, patterns and relations of "paper", but no common word for a color or shape.
 STYLES = {
-    "paper": Style(DEFAULT_PALETTE, SHAPES, COLORS),
-    "glass": Style(
-        {
-            "red": (0.93, 0.38, 0.24),
-            "blue": (0.32, 0.70, 0.95),
-            "yellow": (0.93, 0.70, 0.10),
-            "green": (0.44, 0.52, 0.20),
-            "orange": (0.98, 0.74, 0.52),
-            "purple": (0.68, 0.52, 0.70),
-            "white": (0.88, 0.85, 0.76),
-            "pink": (0.93, 0.42, 0.50),
-            "teal": (0.04, 0.44, 0.52),
-            "black": (0.32, 0.32, 0.36),
-            "brown": (0.72, 0.48, 0.34),
-        },
-        {
-            "circle": ("coin",),
-            "star": ("spark",),
-            "square": ("block",),
-            "heart": ("valentine",),
-            "triangle": ("wedge",),
-            "ring": ("wreath",),
-            "flower": ("bloom",),
-            "diamond": ("lozenge",),
-            "crescent": ("banana",),
-            "hexagon": ("honeycomb",),
-            "drop": ("bead",),
-            "cross": ("windmill",),
-        },
-        {
-            "red": ("vermilion",),
-            "blue": ("azure",),
-            "yellow": ("saffron",),
-            "green": ("olive",),
-            "orange": ("apricot",),
-            "purple": ("mauve",),
-            "white": ("chalk-colored",),
-            "pink": ("salmon",),
-            "teal": ("petrol",),
-            "black": ("charcoal",),
-            "brown": ("umber",),
-        },
-    ),
+    name: Style(
+        {color: styles[number][0] for color, styles in _COLORS.items()},
+        {shape: styles[number] for shape, styles in _SHAPES.items()},
+        {color: styles[number][1] for color, styles in _COLORS.items()},
+    )
+    for number, name in enumerate(("paper", "glass"))
 }
 DEFAULT_STYLE = STYLES["paper"]

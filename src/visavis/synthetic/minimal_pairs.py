@@ -5,16 +5,15 @@ The edited caption is checked against the scene. If it happens to be true, anoth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from visavis.synthetic import lexicon
-from visavis.synthetic.captions import CaptionFacts, SceneCaption
+from visavis.synthetic.captions import CaptionFacts, SceneCaption, fact_relevance
 from visavis.synthetic.lexicon import DEFAULT_STYLE, Style
-from visavis.synthetic.relevance import fact_relevance
-from visavis.synthetic.scene import ATTRIBUTES, BACKGROUNDS, MAX_OBJECTS, Scene
+from visavis.synthetic.scene import ATTRIBUTES, BACKGROUNDS, MAX_OBJECTS, Scene, SceneObject, T, pick
 
 # Edits of a kind that are sampled for a scene before the kind is skipped.
 MAX_TRIES = 12
@@ -49,81 +48,75 @@ def make_scene_pairs(scene: Scene, rng: np.random.Generator, style: Style = DEFA
     pairs = []
     for kind, sample in EDIT_KINDS.items():
         for _ in range(MAX_TRIES):
-            if (fact_pair := next(sample(scene, rng), None)) is None:
+            if (fact_pair := sample(scene, rng)) is None:
                 break
-            true, edited = (_write(facts, style) for facts in fact_pair)
-            if _is_true(scene, true.facts) and not _is_true(scene, edited.facts):
-                pairs.append(ScenePair(kind, true, edited))
+            true, edited = fact_relevance([scene], fact_pair)[0]
+            if true == 1 and edited < 1:
+                pairs.append(ScenePair(kind, *(_write(facts, style) for facts in fact_pair)))
                 break
-    mention = _mention(scene, int(rng.integers(len(scene.things))))
+    mention = _mention(pick(rng, scene.things))
     negated = SceneCaption(f"There is no {_noun(mention, style, bare=True)}", CaptionFacts())
     pairs.append(ScenePair("negated", SceneCaption(f"There is {_noun(mention, style)}", CaptionFacts((mention,))), negated))
     return pairs
 
 
-def _is_true(scene: Scene, facts: CaptionFacts) -> bool:
-    return bool(fact_relevance([scene], [facts])[0, 0] == 1)
+FactPair = tuple[CaptionFacts, CaptionFacts]
 
 
-FactPairs = Iterator[tuple[CaptionFacts, CaptionFacts]]
-
-
-def _replaced(name: str) -> Callable[[Scene, np.random.Generator], FactPairs]:
-    def sample(scene: Scene, rng: np.random.Generator) -> FactPairs:
-        index = int(rng.integers(len(scene.things)))
-        others = [value for value in ATTRIBUTES[name] if value != getattr(scene.things[index], name)]
-        stated = _mention(scene, index) | {name: getattr(scene.things[index], name)}
-        yield CaptionFacts((stated,)), CaptionFacts((stated | {name: others[int(rng.integers(len(others)))]},))
+def _replaced(name: str) -> Callable[[Scene, np.random.Generator], FactPair | None]:
+    def sample(scene: Scene, rng: np.random.Generator) -> FactPair:
+        thing = pick(rng, scene.things)
+        stated = _mention(thing) | {name: getattr(thing, name)}
+        return CaptionFacts((stated,)), CaptionFacts((stated | {name: _pick_other(rng, ATTRIBUTES[name], stated[name])},))
 
     return sample
 
 
-def _swapped_colors(scene: Scene, rng: np.random.Generator) -> FactPairs:
-    for i, j in _two_things(scene, rng):
-        a, b = _mention(scene, i), _mention(scene, j)
-        yield CaptionFacts((a, b)), CaptionFacts((a | {"color": b["color"]}, b | {"color": a["color"]}))
+def _swapped_colors(scene: Scene, rng: np.random.Generator) -> FactPair | None:
+    if len(scene.things) < 2:
+        return None
+    a, b = (_mention(scene.things[i]) for i in rng.permutation(len(scene.things))[:2])
+    return CaptionFacts((a, b)), CaptionFacts((a | {"color": b["color"]}, b | {"color": a["color"]}))
 
 
-def _related(scene: Scene, rng: np.random.Generator) -> Iterator[CaptionFacts]:
-    relations = sorted(scene.relations)
-    if relations:
-        i, name, j = relations[int(rng.integers(len(relations)))]
-        yield CaptionFacts((_mention(scene, i), _mention(scene, j)), ((0, name, 1),))
+def _related(scene: Scene, rng: np.random.Generator) -> CaptionFacts | None:
+    if not scene.relations:
+        return None
+    i, name, j = pick(rng, sorted(scene.relations))
+    return CaptionFacts((_mention(scene.things[i]), _mention(scene.things[j])), ((0, name, 1),))
 
 
-def _swapped_roles(scene: Scene, rng: np.random.Generator) -> FactPairs:
-    for true in _related(scene, rng):
-        yield true, replace(true, mentions=true.mentions[::-1])
+def _swapped_roles(scene: Scene, rng: np.random.Generator) -> FactPair | None:
+    true = _related(scene, rng)
+    return (true, replace(true, mentions=true.mentions[::-1])) if true else None
 
 
-def _replaced_relation(scene: Scene, rng: np.random.Generator) -> FactPairs:
-    for true in _related(scene, rng):
-        yield true, replace(true, relations=((1, true.relations[0][1], 0),))
+def _replaced_relation(scene: Scene, rng: np.random.Generator) -> FactPair | None:
+    true = _related(scene, rng)
+    return (true, replace(true, relations=((1, true.relations[0][1], 0),))) if true else None
 
 
-def _replaced_number(scene: Scene, rng: np.random.Generator) -> FactPairs:
-    index = int(rng.integers(len(scene.things)))
-    mention = _mention(scene, index)
-    number = sum(_mention(scene, other) == mention for other in range(len(scene.things)))
-    if 1 < number < MAX_OBJECTS:
-        yield CaptionFacts((mention,) * number), CaptionFacts((mention,) * (number + 1))
+def _replaced_number(scene: Scene, rng: np.random.Generator) -> FactPair | None:
+    mention = _mention(pick(rng, scene.things))
+    number = sum(_mention(other) == mention for other in scene.things)
+    return (CaptionFacts((mention,) * number), CaptionFacts((mention,) * (number + 1))) if 1 < number < MAX_OBJECTS else None
 
 
-def _replaced_total(scene: Scene, rng: np.random.Generator) -> FactPairs:
-    total, mention = len(scene.things), _mention(scene, int(rng.integers(len(scene.things))))
-    others = [number for number in lexicon.NUMBER_WORDS if number != total]
-    if total > 1:
-        yield CaptionFacts((mention,), total=total), CaptionFacts((mention,), total=others[int(rng.integers(len(others)))])
+def _replaced_total(scene: Scene, rng: np.random.Generator) -> FactPair | None:
+    total, mention = len(scene.things), _mention(pick(rng, scene.things))
+    if total < 2:
+        return None
+    other = _pick_other(rng, tuple(lexicon.NUMBER_WORDS), total)
+    return CaptionFacts((mention,), total=total), CaptionFacts((mention,), total=other)
 
 
-def _replaced_background(scene: Scene, rng: np.random.Generator) -> FactPairs:
-    mention = _mention(scene, int(rng.integers(len(scene.things))))
-    others = [background for background in BACKGROUNDS if background != scene.background]
-    yield CaptionFacts((mention,), background=scene.background), CaptionFacts((mention,), background=others[int(rng.integers(len(others)))])
+def _replaced_background(scene: Scene, rng: np.random.Generator) -> FactPair:
+    true = CaptionFacts((_mention(pick(rng, scene.things)),), background=scene.background)
+    return true, replace(true, background=_pick_other(rng, BACKGROUNDS, scene.background))
 
 
 # Samplers of the facts of a true and of a false caption, by what is edited.
-EDIT_KINDS: dict[str, Callable[[Scene, np.random.Generator], FactPairs]] = {
+EDIT_KINDS: dict[str, Callable[[Scene, np.random.Generator], FactPair | None]] = {
     **{f"{name} replaced": _replaced(name) for name in ("color", "shape", "pattern", "size")},
     "background replaced": _replaced_background,
     "colors swapped": _swapped_colors,
@@ -134,15 +127,12 @@ EDIT_KINDS: dict[str, Callable[[Scene, np.random.Generator], FactPairs]] = {
 }
 
 
-def _mention(scene: Scene, index: int) -> dict[str, str]:
-    thing = scene.things[index]
+def _mention(thing: SceneObject) -> dict[str, str]:
     return {"shape": thing.shape, "color": thing.color}
 
 
-def _two_things(scene: Scene, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
-    if len(scene.things) > 1:
-        i, j = rng.permutation(len(scene.things))[:2].tolist()
-        yield i, j
+def _pick_other(rng: np.random.Generator, values: Sequence[T], value: T) -> T:
+    return pick(rng, [other for other in values if other != value])
 
 
 def _write(facts: CaptionFacts, style: Style) -> SceneCaption:

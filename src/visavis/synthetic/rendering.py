@@ -6,29 +6,15 @@ All lengths scale with the size of the image. Positions are shares of the image'
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-from visavis.synthetic.scene import Scene, SceneObject
+from visavis.synthetic.lexicon import DEFAULT_STYLE, Palette
+from visavis.synthetic.scene import BACKGROUNDS, Scene, SceneObject
 
 Rgb = tuple[float, float, float]
-
-
-def render_background(name: str, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Render a background.
-
-    Args:
-        name: Name from ``scene.BACKGROUNDS``.
-        size: Width and height in pixels.
-        rng: Random generator of its variation.
-
-    Returns:
-        Float32 pixels in [0, 1], shape ``[size, size, 3]``.
-    """
-    return _PAINTERS[name](_Canvas(size, rng))
 
 
 class _Canvas:
@@ -94,11 +80,12 @@ def _lay(canvas: np.ndarray, color: Rgb | np.ndarray, coverage: np.ndarray) -> N
 
 def _meadow(e: _Canvas) -> np.ndarray:
     canvas = e.gradient((0.52, 0.78, 0.96), (0.80, 0.92, 0.98), (0.93, 0.97, 0.94))
-    clouds = np.zeros((e.size, e.size), np.float32)
-    for x, y in zip(e.places(0.1, 0.9, 2), e.places(0.08, 0.24, 2), strict=True):
-        for step, radius in enumerate((0.045, 0.057, 0.057, 0.045)):
-            clouds = np.maximum(clouds, e.disc(x + 0.055 * step - 0.08, y + 0.012 * (-1) ** step, radius, 0.05))
-    _lay(canvas, (1, 1, 1), 0.85 * clouds)
+    clouds = [
+        e.disc(x + 0.055 * step - 0.08, y + 0.012 * (-1) ** step, radius, 0.05)
+        for x, y in zip(e.places(0.1, 0.9, 2), e.places(0.08, 0.24, 2), strict=True)
+        for step, radius in enumerate((0.045, 0.057, 0.057, 0.045))
+    ]
+    _lay(canvas, (1, 1, 1), 0.85 * np.max(clouds, 0))
     _lay(canvas, (0.60, 0.80, 0.52), e.below(e.curve(0.44, 0.035)))
     _lay(canvas, (0.50, 0.74, 0.38), e.below(e.curve(0.58, 0.035)))
     near = e.below(e.curve(0.74, 0.03))
@@ -159,16 +146,17 @@ def _sea(e: _Canvas) -> np.ndarray:
     canvas = e.gradient((0.25, 0.72, 0.85), (0.08, 0.46, 0.68), (0.03, 0.24, 0.46))
     rays = sum(np.exp(-(((e.x - x + 0.35 * e.y) / (0.05 + 0.08 * e.y)) ** 2)) for x in e.places(-0.2, 1.2, 4))
     canvas += (0.16 * rays * (1 - e.y))[..., None]
-    weeds = np.zeros((e.size, e.size), np.float32)
-    for x, top in zip(e.places(0.05, 0.95, 7), e.places(0.72, 0.86, 7), strict=True):
-        sway = x + 0.012 * np.sin(26 * e.y + 20 * x)
-        weeds = np.maximum(weeds, e.stripe(sway, 0.010) * e.below(top))
-    _lay(canvas, (0.10, 0.46, 0.36), 0.8 * weeds)
+    weeds = [
+        e.stripe(x + 0.012 * np.sin(26 * e.y + 20 * x), 0.010) * e.below(top)
+        for x, top in zip(e.places(0.05, 0.95, 7), e.places(0.72, 0.86, 7), strict=True)
+    ]
+    _lay(canvas, (0.10, 0.46, 0.36), 0.8 * np.max(weeds, 0))
     _lay(canvas, np.array((0.58, 0.60, 0.50), np.float32) + e.grain(0.02), 0.8 * e.below(e.curve(0.93, 0.015)))
-    bubbles = np.zeros((e.size, e.size), np.float32)
-    for x, y, r in zip(e.places(0, 1, 7), e.places(0, 0.9, 7), e.places(0.010, 0.026, 7), strict=True):
-        bubbles = np.maximum(bubbles, np.clip(1.3 - np.abs(np.hypot(e.x - x, e.y - y) - r) * e.size, 0, 1))
-    _lay(canvas, (0.85, 0.97, 1.0), 0.6 * bubbles)
+    bubbles = [
+        np.clip(1.3 - np.abs(np.hypot(e.x - x, e.y - y) - r) * e.size, 0, 1)
+        for x, y, r in zip(e.places(0, 1, 7), e.places(0, 0.9, 7), e.places(0.010, 0.026, 7), strict=True)
+    ]
+    _lay(canvas, (0.85, 0.97, 1.0), 0.6 * np.max(bubbles, 0))
     return canvas
 
 
@@ -209,10 +197,8 @@ def _sunset(e: _Canvas) -> np.ndarray:
 def _forest(e: _Canvas) -> np.ndarray:
     canvas = e.gradient((0.62, 0.78, 0.60), (0.42, 0.62, 0.44), (0.20, 0.36, 0.24))
     for depth, color in ((0.012, (0.36, 0.52, 0.38)), (0.022, (0.24, 0.36, 0.26)), (0.034, (0.17, 0.24, 0.18))):
-        trunks = np.zeros((e.size, e.size), np.float32)
-        for x in e.places(-0.02, 1.02, 5):
-            trunks = np.maximum(trunks, e.stripe(x + 0.01 * np.sin(5 * e.y + 9 * x), depth))
-        _lay(canvas, color, trunks)
+        trunks = [e.stripe(x + 0.01 * np.sin(5 * e.y + 9 * x), depth) for x in e.places(-0.02, 1.02, 5)]
+        _lay(canvas, color, np.max(trunks, 0))
     shaft = np.exp(-(((e.x - e.rng.uniform(0.2, 0.9) + 0.5 * e.y) / 0.10) ** 2)) * (1 - e.y)
     canvas += (0.20 * shaft)[..., None] * np.array((1, 1, 0.7), np.float32)
     _lay(canvas, np.array((0.16, 0.30, 0.16), np.float32) + e.grain(0.03, 2, 3), e.below(e.curve(0.86, 0.02)))
@@ -220,42 +206,17 @@ def _forest(e: _Canvas) -> np.ndarray:
     return canvas
 
 
-_PAINTERS = {
-    "meadow": _meadow,
-    "beach": _beach,
-    "night": _night,
-    "snow": _snow,
-    "table": _table,
-    "sea": _sea,
-    "desert": _desert,
-    "paper": _paper,
-    "sunset": _sunset,
-    "forest": _forest,
-}
+_PAINTERS = dict(zip(BACKGROUNDS, (_meadow, _beach, _night, _snow, _table, _sea, _desert, _paper, _sunset, _forest), strict=True))
 
 
 # Factor of the resolution of outlines and patterns.
 SUPERSAMPLING = 4
 
-Palette = Mapping[str, tuple[float, float, float]]
-DEFAULT_PALETTE: Palette = {
-    "red": (0.88, 0.16, 0.18),
-    "blue": (0.15, 0.36, 0.85),
-    "yellow": (0.99, 0.82, 0.16),
-    "green": (0.18, 0.64, 0.28),
-    "orange": (0.98, 0.52, 0.10),
-    "purple": (0.52, 0.24, 0.72),
-    "white": (0.97, 0.97, 0.98),
-    "pink": (0.98, 0.56, 0.74),
-    "teal": (0.10, 0.70, 0.70),
-    "black": (0.13, 0.13, 0.16),
-    "brown": (0.50, 0.30, 0.16),
-}
 # Second color of stripes, dots and squares, if it is not a pale tint of the first.
 ACCENT_COLORS = {"white": (0.60, 0.66, 0.76), "yellow": (1.0, 0.97, 0.84), "black": (0.72, 0.73, 0.78)}
 
 
-def render_scene(scene: Scene, size: int = 96, palette: Palette = DEFAULT_PALETTE) -> Image.Image:
+def render_scene(scene: Scene, size: int = 96, palette: Palette = DEFAULT_STYLE.palette) -> Image.Image:
     """Render a scene. The same scene and palette give the same pixels.
 
     Args:
@@ -266,7 +227,7 @@ def render_scene(scene: Scene, size: int = 96, palette: Palette = DEFAULT_PALETT
     Returns:
         An RGB image.
     """
-    canvas = render_background(scene.background, size, np.random.default_rng(scene.grain))
+    canvas = _PAINTERS[scene.background](_Canvas(size, np.random.default_rng(scene.grain)))
     for thing in scene.things:
         _draw_thing(canvas, thing, size, palette, dark=scene.background in ("night", "forest", "sea"))
     return Image.fromarray((np.clip(canvas, 0, 1) * 255 + 0.5).astype(np.uint8))
@@ -323,10 +284,8 @@ def _surface(thing: SceneObject, paint: np.ndarray, center: tuple[float, float],
 
 def _fill(shape: Outline, angle: float, center: tuple[float, float], radius: float, tile: int) -> Image.Image:
     """Return a supersampled mask: the first outline is filled, and the second one is a hole."""
-    mask = Image.new("L", (tile * SUPERSAMPLING, tile * SUPERSAMPLING))
-    pen = ImageDraw.Draw(mask)
-    cos, sin = np.cos(angle), np.sin(angle)
-    turn = np.array([[cos, sin], [-sin, cos]]) * radius * SUPERSAMPLING
+    mask, pen = _new_mask(tile)
+    turn = _rotation(angle) * radius * SUPERSAMPLING
     for points, fill in zip(shape, (255, 0), strict=False):
         pen.polygon([tuple(point) for point in (points @ turn + np.array(center) * SUPERSAMPLING).tolist()], fill=fill)
     return mask
@@ -334,17 +293,15 @@ def _fill(shape: Outline, angle: float, center: tuple[float, float], radius: flo
 
 def _pattern(name: str, angle: float, center: tuple[float, float], radius: float, tile: int) -> Image.Image:
     """Return a supersampled mask of the accent color."""
-    mask = Image.new("L", (tile * SUPERSAMPLING, tile * SUPERSAMPLING))
-    pen = ImageDraw.Draw(mask)
+    mask, pen = _new_mask(tile)
     step = max(0.46 * radius, 5.0) * SUPERSAMPLING
-    cos, sin = np.cos(angle + (0.7 if name == "striped" else 0.0)), np.sin(angle + (0.7 if name == "striped" else 0.0))
     middle = np.array(center) * SUPERSAMPLING
-    along, stretch_x = np.array([cos, sin]), np.array([-sin, cos])
+    along, normal = _rotation(angle + (0.7 if name == "striped" else 0.0))
     reach = int(1.5 * radius * SUPERSAMPLING / step) + 1
 
     def box(a: float, b: float, width: float, height: float) -> list[tuple[float, float]]:
         corners = ((a, b), (a + width, b), (a + width, b + height), (a, b + height))
-        return [tuple(middle + step * (u * along + v * stretch_x)) for u, v in corners]
+        return [tuple(middle + step * (u * along + v * normal)) for u, v in corners]
 
     for i in range(-reach, reach):
         if name == "striped":
@@ -354,10 +311,20 @@ def _pattern(name: str, angle: float, center: tuple[float, float], radius: float
             if name == "checkered" and (i + j) % 2:
                 pen.polygon(box(i * 0.8, j * 0.8, 0.8, 0.8), fill=255)
             if name == "dotted":
-                x, y = middle + step * ((i + 0.5 * (j % 2)) * along + j * 0.87 * stretch_x)
+                x, y = middle + step * ((i + 0.5 * (j % 2)) * along + j * 0.87 * normal)
                 dot = 0.27 * step
                 pen.ellipse((x - dot, y - dot, x + dot, y + dot), fill=255)
     return mask
+
+
+def _new_mask(tile: int) -> tuple[Image.Image, ImageDraw.ImageDraw]:
+    mask = Image.new("L", (tile * SUPERSAMPLING, tile * SUPERSAMPLING))
+    return mask, ImageDraw.Draw(mask)
+
+
+def _rotation(angle: float) -> np.ndarray:
+    cos, sin = np.cos(angle), np.sin(angle)
+    return np.array([[cos, sin], [-sin, cos]])
 
 
 def _blur(alpha: np.ndarray, radius: float) -> np.ndarray:
@@ -380,7 +347,7 @@ def shape_outline(shape: str) -> Outline:
         Corners ``[K, 2]``. A second array is a hole.
     """
     turn = np.linspace(0, 2 * np.pi, 90, endpoint=False)
-    circle = np.stack([np.cos(turn), np.sin(turn)], 1)
+    circle = _unit_vectors(turn)
     match shape:
         case "circle":
             return (0.93 * circle,)
@@ -410,14 +377,14 @@ def shape_outline(shape: str) -> Outline:
         case "flower":
             return (circle * (0.42 + 0.58 * np.abs(np.cos(2.5 * turn)) ** 0.6)[:, None], 0.17 * circle)
         case _:
-            outer = np.linspace(0.28 * np.pi, 1.72 * np.pi, 40)
-            inner = np.linspace(1.62 * np.pi, 0.38 * np.pi, 40)
-            moon = np.concatenate(
-                [np.stack([np.cos(outer), np.sin(outer)], 1), np.stack([0.40 + 0.83 * np.cos(inner), 0.83 * np.sin(inner)], 1)]
-            )
-            return (moon + np.array([0.12, 0.0]),)
+            outer = _unit_vectors(np.linspace(0.28 * np.pi, 1.72 * np.pi, 40))
+            inner = 0.83 * _unit_vectors(np.linspace(1.62 * np.pi, 0.38 * np.pi, 40)) + np.array([0.40, 0.0])
+            return (np.concatenate([outer, inner]) + np.array([0.12, 0.0]),)
 
 
 def _corners(count: int, start: float) -> np.ndarray:
-    turn = start + np.linspace(0, 2 * np.pi, count, endpoint=False)
-    return np.stack([np.cos(turn), np.sin(turn)], 1)
+    return _unit_vectors(start + np.linspace(0, 2 * np.pi, count, endpoint=False))
+
+
+def _unit_vectors(angles: np.ndarray) -> np.ndarray:
+    return np.stack([np.cos(angles), np.sin(angles)], 1)

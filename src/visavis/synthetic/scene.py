@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from visavis.errors import DataError
+
+T = TypeVar("T")
 
 BACKGROUNDS = ("meadow", "beach", "night", "snow", "table", "sea", "desert", "paper", "sunset", "forest")
 SHAPES = ("circle", "star", "square", "heart", "triangle", "ring", "flower", "diamond", "crescent", "hexagon", "drop", "cross")
@@ -34,7 +36,6 @@ CONTAINERS = ("circle", "square", "ring", "hexagon")
 # Colors that are hard to see on a background and are never used there.
 EXCLUDED_COLORS = {
     "meadow": ("green",),
-    "beach": (),
     "night": ("black", "purple"),
     "snow": ("white",),
     "table": ("brown", "orange"),
@@ -116,17 +117,9 @@ class Scene:
     @property
     def has_held_out_combination(self) -> bool:
         """Whether a combination in it never occurs in training."""
-        if any((thing.shape, thing.color) in HELD_OUT_COLORS for thing in self.things):
-            return True
-        return any((self.things[i].shape, name, self.things[j].shape) in HELD_OUT_RELATIONS for i, name, j in self.relations)
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to JSON data.
-
-        Returns:
-            All fields by name.
-        """
-        return {"background": self.background, "things": [asdict(thing) for thing in self.things], "grain": self.grain}
+        return any((thing.shape, thing.color) in HELD_OUT_COLORS for thing in self.things) or any(
+            (self.things[i].shape, name, self.things[j].shape) in HELD_OUT_RELATIONS for i, name, j in self.relations
+        )
 
 
 # Shape and color: one color of each shape, such as a green circle.
@@ -153,6 +146,20 @@ def zipf_frequencies(count: int) -> np.ndarray:
     """
     weights = 1.0 / np.arange(2, count + 2)
     return weights / weights.sum()
+
+
+def pick(rng: np.random.Generator, choices: Sequence[T], frequencies: np.ndarray | None = None) -> T:
+    """Sample one of several values.
+
+    Args:
+        rng: Random generator.
+        choices: The values.
+        frequencies: Frequency of each value. None: all are equal.
+
+    Returns:
+        A value.
+    """
+    return choices[int(rng.choice(len(choices), p=frequencies))]
 
 
 def sample_scene(rng: np.random.Generator, *, training: bool) -> Scene:
@@ -199,14 +206,14 @@ def resample_layout(scene: Scene, rng: np.random.Generator) -> Scene:
 
 
 def _compose(rng: np.random.Generator) -> Scene:
-    background = _pick(rng, BACKGROUNDS)
-    colors = [color for color in COLORS if color not in EXCLUDED_COLORS[background]]
+    background = pick(rng, BACKGROUNDS)
+    colors = [color for color in COLORS if color not in EXCLUDED_COLORS.get(background, ())]
     frequencies = zipf_frequencies(len(COLORS))[[COLORS.index(color) for color in colors]]
     frequencies /= frequencies.sum()
     things: list[SceneObject] = []
     for _ in range(int(rng.choice(MAX_OBJECTS, p=(0.14, 0.34, 0.32, 0.2))) + 1):
-        color = colors[int(rng.choice(len(colors), p=frequencies))]
-        thing = SceneObject(_pick(rng, SHAPES, zipf_frequencies(len(SHAPES))), color, _pattern(rng, background), _pick(rng, SIZES))
+        color = pick(rng, colors, frequencies)
+        thing = SceneObject(pick(rng, SHAPES, zipf_frequencies(len(SHAPES))), color, _pattern(rng, background), pick(rng, SIZES))
         if things and rng.random() < 0.2:
             thing = replace(thing, shape=things[-1].shape, color=things[-1].color, pattern=things[-1].pattern)
         things.append(thing)
@@ -218,7 +225,7 @@ def _compose(rng: np.random.Generator) -> Scene:
 def _pattern(rng: np.random.Generator, background: str) -> str:
     if background == "night" and rng.random() < 0.25:
         return "glowing"
-    return _pick(rng, PATTERNS, np.array([0.32, 0.17, 0.15, 0.15, 0.12, 0.09]))
+    return pick(rng, PATTERNS, np.array([0.32, 0.17, 0.15, 0.15, 0.12, 0.09]))
 
 
 def _arrange(things: Sequence[SceneObject], rng: np.random.Generator) -> tuple[SceneObject, ...]:
@@ -252,10 +259,6 @@ def _touch(under: SceneObject, thing: SceneObject, radius: float, rng: np.random
     distance = 0.75 * max(radius, under.radius) + 0.6 * min(radius, under.radius)
     direction = rng.uniform(0, 2 * math.pi)
     return under.x + distance * math.cos(direction), under.y + distance * math.sin(direction), radius
-
-
-def _pick(rng: np.random.Generator, words: Sequence[str], frequencies: np.ndarray | None = None) -> str:
-    return words[int(rng.choice(len(words), p=frequencies))]
 
 
 def _clip(position: float) -> float:

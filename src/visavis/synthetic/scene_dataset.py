@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from visavis import storage
 from visavis.errors import DataError, RecipeError, suggest_name
-from visavis.synthetic.captions import CaptionFacts, SceneCaption, write_captions
+from visavis.synthetic.captions import CaptionFacts, SceneCaption, fact_relevance, write_captions
 from visavis.synthetic.lexicon import STYLES, Style
-from visavis.synthetic.relevance import fact_relevance
 from visavis.synthetic.rendering import render_scene
 from visavis.synthetic.scene import Scene, resample_layout, sample_scene
 
@@ -62,17 +61,24 @@ def write_synthetic_scenes(
         RecipeError: If a number is out of range or the style is unknown.
     """
     counts = {"train": num_train, "val": num_val, "test": num_test}
-    _check(counts, captions_per_image, size, seed, noise_ratio, near_duplicates)
+    check_ranges(
+        **{f"num_{split}": (count, 0, math.inf) for split, count in counts.items()},
+        captions_per_image=(captions_per_image, 1, 20),
+        size=(size, 32, 1024),
+        seed=(seed, 0, math.inf),
+        noise_ratio=(noise_ratio, 0, 1),
+        near_duplicates=(near_duplicates, 0, 1),
+    )
+    if noise_ratio and (num_train < 3 or round(noise_ratio * num_train * captions_per_image) < 2):
+        raise RecipeError(
+            f"noise_ratio: expected at least two wrong captions, got {noise_ratio} with {num_train} training images. Increase num_train."
+        )
     if style not in STYLES:
         raise RecipeError(f"style: unknown style {style!r}: {suggest_name(style, STYLES)}")
     folder = storage.prepare_empty_folder(folder, will_be_replaced=True)
-    rows = [
-        row
-        for number, split in enumerate(counts)
-        for row in _compose(split, counts[split], captions_per_image, [seed, number], near_duplicates, STYLES[style])
-    ]
-    for number, row in enumerate(rows):
-        row.filename = f"images/{number:06d}.png"
+    rows: list[_SceneRow] = []
+    for number, (split, count) in enumerate(counts.items()):
+        rows += _compose(split, count, captions_per_image, [seed, number], near_duplicates, STYLES[style], first=len(rows))
     _swap([row for row in rows if row.split == "train"], noise_ratio, np.random.default_rng([seed, len(counts)]))
     with storage.atomic_folder(folder) as part:
         (part / "images").mkdir()
@@ -80,8 +86,8 @@ def write_synthetic_scenes(
             render_scene(row.scene, size, STYLES[style].palette).save(part / row.filename, compress_level=1)
             if on_progress:
                 on_progress(number + 1, len(rows))
-        storage.write_json_lines(part / "captions.jsonl", [row.captions_line() for row in rows])
-        storage.write_json_lines(part / "scenes.jsonl", [row.scene_line() for row in rows])
+        storage.write_json_lines(part / "captions.jsonl", (row.captions_line() for row in rows))
+        storage.write_json_lines(part / "scenes.jsonl", (row.scene_line() for row in rows))
     return folder
 
 
@@ -166,12 +172,12 @@ class _SceneLine:
 class _SceneRow:
     """An image before it is written."""
 
+    filename: str
     split: str
     scene: Scene
     captions: list[SceneCaption]
     swapped_from: list[str | None]
-    duplicate_of: _SceneRow | None = None
-    filename: str = ""
+    duplicate_of: str | None
 
     def captions_line(self) -> dict[str, object]:
         return {"filename": self.filename, "split": self.split, "captions": [caption.text for caption in self.captions]}
@@ -180,26 +186,31 @@ class _SceneRow:
         return {
             "filename": self.filename,
             "split": self.split,
-            "scene": self.scene.to_json(),
-            "facts": [caption.facts.to_json() for caption in self.captions],
+            "scene": asdict(self.scene),
+            "facts": [asdict(caption.facts) for caption in self.captions],
             "swapped_from": self.swapped_from,
-            "duplicate_of": self.duplicate_of.filename if self.duplicate_of else None,
+            "duplicate_of": self.duplicate_of,
         }
 
 
-def _compose(split: str, count: int, per_image: int, seed: list[int], near_duplicates: float, style: Style) -> list[_SceneRow]:
+def _compose(
+    split: str, count: int, per_image: int, seed: list[int], near_duplicates: float, style: Style, *, first: int
+) -> list[_SceneRow]:
     """Return the scenes and captions of one split. Each image has its own random generator."""
     plan = np.random.default_rng([*seed, 0])
     copies = set((1 + plan.permutation(max(count - 1, 0))[: round(near_duplicates * count)]).tolist())
+    origins = list(range(count))
     rows: list[_SceneRow] = []
     for i in range(count):
         rng = np.random.default_rng([*seed, i + 1])
-        origin = None
         if i in copies:
-            origin = rows[int(plan.integers(i))]
-            origin = origin.duplicate_of or origin
+            origins[i] = origins[int(plan.integers(i))]
+        origin = rows[origins[i]] if i in copies else None
         scene = resample_layout(origin.scene, rng) if origin else sample_scene(rng, training=split == "train")
-        rows.append(_SceneRow(split, scene, write_captions(scene, per_image, rng, style), [None] * per_image, origin))
+        captions = write_captions(scene, per_image, rng, style)
+        rows.append(
+            _SceneRow(f"images/{first + i:06d}.png", split, scene, captions, [None] * per_image, origin.filename if origin else None)
+        )
     return rows
 
 
@@ -218,32 +229,16 @@ def _swap(rows: list[_SceneRow], noise: float, rng: np.random.Generator) -> None
             rows[i].captions[k], rows[i].swapped_from[k] = caption, source
 
 
-def _check(counts: dict[str, int], per_image: int, size: int, seed: int, noise: float, near_duplicates: float) -> None:
-    for name, count in counts.items():
-        check_range(f"num_{name}", count, 0, math.inf)
-    check_range("captions_per_image", per_image, 1, 20)
-    check_range("size", size, 32, 1024)
-    check_range("seed", seed, 0, math.inf)
-    check_range("noise_ratio", noise, 0, 1)
-    check_range("near_duplicates", near_duplicates, 0, 1)
-    if noise and (counts["train"] < 3 or round(noise * counts["train"] * per_image) < 2):
-        raise RecipeError(
-            f"noise_ratio: expected at least two wrong captions, got {noise} with {counts['train']} training images. Increase num_train."
-        )
-
-
-def check_range(name: str, value: float, low: float, high: float) -> None:
-    """Check a number.
+def check_ranges(**ranges: tuple[float, float, float]) -> None:
+    """Check numbers.
 
     Args:
-        name: Name of the argument.
-        value: Its value.
-        low: Smallest value.
-        high: Largest value. Infinity: no limit.
+        **ranges: Value, smallest value and largest value of each argument. Infinity: no limit.
 
     Raises:
-        RecipeError: If the number is out of range.
+        RecipeError: If a number is out of range.
     """
-    if not low <= value <= high:
-        expected = f">= {low}" if high == math.inf else f"from {low} to {high}"
-        raise RecipeError(f"{name}: expected a number {expected}, got {value}.")
+    for name, (value, low, high) in ranges.items():
+        if not low <= value <= high:
+            expected = f">= {low}" if high == math.inf else f"from {low} to {high}"
+            raise RecipeError(f"{name}: expected a number {expected}, got {value}.")

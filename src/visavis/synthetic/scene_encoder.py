@@ -25,7 +25,6 @@ class SceneEncoder(nn.Module):
     """Encodes images as a grid of region features ``[N, 36, 192]``, row by row from the upper left."""
 
     image_size = 96
-    num_regions = 36
     embedding_dim = 192
     places: Tensor
 
@@ -87,33 +86,6 @@ class SceneEncoder(nn.Module):
         grid = self.convolutions(channels).flatten(2).transpose(1, 2)
         return self.norm(self.attention(grid))
 
-    def pool(self, grid: Tensor) -> Tensor:
-        """Average the regions.
-
-        Args:
-            grid: Region features, shape ``[N, 36, 192]``.
-
-        Returns:
-            One vector per image, shape ``[N, 192]``.
-        """
-        return grid.mean(1)
-
-    @torch.inference_mode()
-    def encode(self, images: Iterable[Image], *, batch_size: int = 64) -> Tensor:
-        """Encode images in batches.
-
-        Args:
-            images: Images of any size.
-            batch_size: Number of images per batch.
-
-        Returns:
-            Region features, shape ``[N, 36, 192]``.
-        """
-        images = list(images)
-        batches = (images[start : start + batch_size] for start in range(0, len(images), batch_size))
-        grids = [self(self.preprocess(batch).to(self.places.device)) for batch in batches]
-        return torch.cat(grids) if grids else torch.empty(0, self.num_regions, self.embedding_dim)
-
 
 class SceneEncoderOutputAdapter(nn.Module):
     """The included encoder with the output format of transformers models.
@@ -136,7 +108,7 @@ class SceneEncoderOutputAdapter(nn.Module):
             Region features and pooled vectors.
         """
         grid = self.encoder(pixel_values)
-        return SimpleNamespace(last_hidden_state=grid, pooler_output=self.encoder.pool(grid))
+        return SimpleNamespace(last_hidden_state=grid, pooler_output=grid.mean(1))
 
 
 class _Residual(nn.Module):

@@ -7,10 +7,10 @@ exists. The relevance of a caption to an image is computed from the image's own 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
@@ -70,13 +70,17 @@ class CaptionRelevance(ABC):
         return self(rows, columns)[mask]
 
 
-class ImageRelevance(Protocol):
-    """Relevance of the captions of one data set to its images, by index."""
+@dataclass(frozen=True, eq=False)
+class ImageRelevance:
+    """Relevance of the captions of one data set to its images, by index.
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Sentences about captions that needed special treatment."""
-        ...
+    Attributes:
+        function: Computes a block from the arguments of a call.
+        notes: Sentences about captions that needed special treatment.
+    """
+
+    function: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    notes: tuple[str, ...] = ()
 
     def __call__(self, images: Tensor, captions: Tensor, paired_captions: Tensor | None = None) -> Tensor:
         """Compute a block of the relevance matrix.
@@ -89,7 +93,33 @@ class ImageRelevance(Protocol):
         Returns:
             Relevance in [0, 1], shape ``[V, T]``.
         """
-        ...
+        return self.function(images, captions, paired_captions)
+
+    @classmethod
+    def from_captions(cls, relevance: CaptionRelevance, data: Dataset, caption_aggregation: CaptionAggregation) -> ImageRelevance:
+        """Combine the relevance to the captions of each image.
+
+        Args:
+            relevance: Relevance between the captions of the data set.
+            data: The data set.
+            caption_aggregation: How the captions of an image are combined.
+
+        Returns:
+            The relevance to images.
+        """
+
+        def compute(images: Tensor, captions: Tensor, paired_captions: Tensor | None) -> Tensor:
+            captions_of_images = [data.captions_of[i] for i in images.tolist()]
+            if caption_aggregation == "paired":
+                if paired_captions is None:
+                    paired_captions = torch.tensor([indices[0] for indices in captions_of_images])
+                return relevance(paired_captions, captions)
+            lengths = torch.tensor([len(indices) for indices in captions_of_images])
+            block = relevance(torch.from_numpy(np.concatenate(captions_of_images)), captions)
+            return torch.segment_reduce(block, caption_aggregation, lengths=lengths)
+
+        # An estimator of a user may return a plain function, which has no notes.
+        return cls(compute, getattr(relevance, "notes", ()))
 
 
 class RelevanceEstimator(ABC):
@@ -144,38 +174,7 @@ class RelevanceEstimator(ABC):
         Returns:
             The relevance, computed block by block.
         """
-        return AggregatedRelevance(self.for_captions(data.captions), data, caption_aggregation)
-
-
-@dataclass(frozen=True, eq=False)
-class AggregatedRelevance:
-    """Relevance to images, computed from the relevance to their captions.
-
-    Attributes:
-        caption_relevance: Relevance between the captions of the data set.
-        data: The data set.
-        caption_aggregation: How the captions of an image are combined.
-    """
-
-    caption_relevance: CaptionRelevance
-    data: Dataset
-    caption_aggregation: CaptionAggregation
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Sentences about captions that needed special treatment."""
-        return self.caption_relevance.notes
-
-    def __call__(self, images: Tensor, captions: Tensor, paired_captions: Tensor | None = None) -> Tensor:
-        """Compute a block of the relevance matrix. See `ImageRelevance`."""
-        captions_of_images = [self.data.captions_of[i] for i in images.tolist()]
-        if self.caption_aggregation == "paired":
-            if paired_captions is None:
-                paired_captions = torch.tensor([indices[0] for indices in captions_of_images])
-            return self.caption_relevance(paired_captions, captions)
-        lengths = torch.tensor([len(indices) for indices in captions_of_images])
-        block = self.caption_relevance(torch.from_numpy(np.concatenate(captions_of_images)), captions)
-        return torch.segment_reduce(block, self.caption_aggregation, lengths=lengths)
+        return ImageRelevance.from_captions(self.for_captions(data.captions), data, caption_aggregation)
 
 
 def treatment_note(captions: Sequence[str], special: Tensor, treatment: str) -> tuple[str, ...]:

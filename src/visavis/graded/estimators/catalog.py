@@ -12,9 +12,8 @@ from torch import Tensor
 
 from visavis.data.dataset import Dataset
 from visavis.graded.estimators.base import CaptionRelevance, RelevanceEstimator
+from visavis.graded.estimators.known_relevance import MatrixRelevance, SceneRelevance
 from visavis.graded.estimators.sentence_models import CrossEncoder, SentenceModel
-from visavis.graded.estimators.synthetic_scenes import SceneRelevance
-from visavis.graded.estimators.user_defined import MatrixRelevance
 from visavis.graded.estimators.word_vectors import CBoW
 from visavis.spec import parse, require_field, validate_fields
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import sqlite3
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -18,12 +21,20 @@ from visavis.data.dataset import Dataset
 from visavis.data.vocabulary import tokenize
 from visavis.errors import DataError
 from visavis.graded.estimators.base import CaptionRelevance, CosineRelevance, RelevanceEstimator, treatment_note
-from visavis.graded.estimators.pair_cache import Pair, PairCache
 from visavis.models.encoders.feature_extraction import cache_features
 from visavis.models.encoders.frozen_encoders import EncoderSpec
 from visavis.models.encoders.pretrained_files import model_files, weights_fingerprint
 from visavis.models.encoders.sentence_encoders import TextPairEncoder, open_text_pair_encoder
 from visavis.spec import require_field, validate_fields
+
+Pair = tuple[str, str]
+"""Two captions."""
+ResultT = TypeVar("ResultT")
+
+# New values are on the disk after this many pairs.
+_PAIRS_PER_CHUNK = 1_024
+# Every build of SQLite takes 999 parameters per query.
+_KEYS_PER_QUERY = 900
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,5 +169,76 @@ class _CrossEncoderRelevance(CaptionRelevance):
         return PairCache(storage.cache_folder() / "relevance" / f"{name}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}.sqlite")
 
 
-# New values are on the disk after this many pairs.
-_PAIRS_PER_CHUNK = 1_024
+@dataclass(frozen=True)
+class PairCache:
+    """Disk cache of the relevance of caption pairs. Several processes can read and write at the same time.
+
+    Every value has a checksum. A database with a damaged value, or one that SQLite cannot read, is removed and created again.
+
+    Attributes:
+        path: Path of the SQLite database.
+    """
+
+    path: Path
+
+    def read(self, pairs: Iterable[Pair]) -> dict[Pair, float]:
+        """Look up pairs.
+
+        Args:
+            pairs: Pairs of captions.
+
+        Returns:
+            Relevance of the pairs that are in the cache.
+        """
+        by_key = {_key(pair): pair for pair in pairs}
+        keys = list(by_key)
+
+        def select(database: sqlite3.Connection) -> dict[Pair, float]:
+            relevance = {}
+            for start in range(0, len(keys), _KEYS_PER_QUERY):
+                chunk = keys[start : start + _KEYS_PER_QUERY]
+                rows = database.execute(f"SELECT * FROM checked WHERE pair IN ({', '.join('?' * len(chunk))})", chunk)
+                relevance.update({by_key[key]: _unpack(key, value) for key, value in rows})
+            return relevance
+
+        return self._run(select)
+
+    def add(self, relevance: Mapping[Pair, float]) -> None:
+        """Store pairs.
+
+        Args:
+            relevance: Relevance of each pair.
+        """
+        rows = [(key := _key(pair), _pack(key, value)) for pair, value in relevance.items()]
+        self._run(lambda database: database.executemany("INSERT OR REPLACE INTO checked VALUES (?, ?)", rows))
+
+    def _run(self, operation: Callable[[sqlite3.Connection], ResultT], *, again: bool = False) -> ResultT:
+        """Run an operation, if necessary a second time with an empty database."""
+        try:
+            with storage.sqlite_database(self.path) as database:
+                database.execute("CREATE TABLE IF NOT EXISTS checked (pair BLOB PRIMARY KEY, relevance BLOB) WITHOUT ROWID")
+                return operation(database)
+        except sqlite3.DatabaseError as damage:
+            if again:
+                raise
+            storage.remove_damaged(self.path, [self.path, self.path.with_name(f"{self.path.name}-journal")], str(damage))
+            return self._run(operation, again=True)
+
+
+def _key(pair: Pair) -> bytes:
+    return hashlib.blake2b("\x1f".join(pair).encode(), digest_size=16).digest()
+
+
+def _pack(key: bytes, relevance: float) -> bytes:
+    """A value as 8 bytes, and the checksum of key and value as 4 bytes."""
+    number = struct.pack("<d", relevance)
+    return number + struct.pack("<I", zlib.crc32(key + number))
+
+
+def _unpack(key: bytes, value: object) -> float:
+    """The value that was packed. Raises sqlite3.DatabaseError if it is damaged."""
+    if isinstance(value, bytes) and len(value) == 12:
+        relevance = float(struct.unpack("<d", value[:8])[0])
+        if _pack(key, relevance) == value:
+            return relevance
+    raise sqlite3.DatabaseError("checksum mismatch of a relevance value")

@@ -1,10 +1,11 @@
-"""Relevance that the user provides: a matrix on the disk, or a function."""
+"""Relevance that is known: a matrix on the disk, a function, or the ground truth of synthetic scenes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -14,8 +15,9 @@ from visavis import storage
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.errors import DataError, ShapeError
-from visavis.graded.estimators.base import AggregatedRelevance, CaptionAggregation, CaptionRelevance, ImageRelevance, RelevanceEstimator
+from visavis.graded.estimators.base import CaptionAggregation, CaptionRelevance, ImageRelevance, RelevanceEstimator
 from visavis.spec import validate_fields
+from visavis.synthetic import SceneGraphs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +81,9 @@ class MatrixRelevance(RelevanceEstimator):
                 f"captions of {data.name} in its order, got {matrix.shape}."
             )
         relevance = _MatrixCaptionRelevance(self.path, matrix, rows, captions)
-        return AggregatedRelevance(relevance, data, caption_aggregation) if is_square else _MatrixImageRelevance(relevance)
+        if is_square:
+            return ImageRelevance.from_captions(relevance, data, caption_aggregation)
+        return ImageRelevance(lambda images, captions, _: relevance(images, captions))
 
     def _matrix(self) -> np.ndarray:
         path = resolve_path(self.path)
@@ -107,17 +111,6 @@ class _MatrixCaptionRelevance(CaptionRelevance):
     def pairs(self, first: Tensor, second: Tensor) -> Tensor:
         matrix_rows, matrix_columns = self.rows[first.numpy()], self.columns[second.numpy()]
         return _checked(self.matrix[matrix_rows, matrix_columns], self.name, matrix_rows, matrix_columns)
-
-
-@dataclass(frozen=True, eq=False)
-class _MatrixImageRelevance:
-    """Relevance read from a matrix of images and captions. The paired caption of an image does not matter."""
-
-    relevance: _MatrixCaptionRelevance
-    notes: tuple[str, ...] = ()
-
-    def __call__(self, images: Tensor, captions: Tensor, paired_captions: Tensor | None = None) -> Tensor:
-        return self.relevance(images, captions)
 
 
 @dataclass(frozen=True)
@@ -165,3 +158,64 @@ def _checked(relevance: np.ndarray, name: str, rows: np.ndarray, columns: np.nda
         row, column = (np.broadcast_to(axis, invalid.shape)[position] for axis in (rows, columns))
         raise DataError(f"{name}: row {row}, column {column}: expected a relevance from 0 to 1, got {relevance[position]}.")
     return torch.from_numpy(np.asarray(relevance, np.float32))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SceneRelevance(RelevanceEstimator):
+    """How true a caption is of a synthetic scene: the weighted share of its statements that hold.
+
+    Works for data sets written by ``visavis data scenes``.
+    """
+
+    def __post_init__(self) -> None:
+        validate_fields(self)
+
+    def files(self, data: Dataset) -> list[Path]:
+        """List the file of scene descriptions. See `RelevanceEstimator.files`."""
+        return [_folder(data) / "scenes.jsonl"]
+
+    def for_captions(self, captions: Sequence[str]) -> NoReturn:
+        """Refuse captions without images.
+
+        Args:
+            captions: The captions.
+
+        Raises:
+            DataError: Always, because the ground truth is about images.
+        """
+        raise DataError("SceneRelevance: expected images with captions, got captions only. Use CBoW or SentenceModel.")
+
+    def for_dataset(self, data: Dataset, caption_aggregation: CaptionAggregation = "paired") -> ImageRelevance:
+        """Read the scene descriptions of a data set.
+
+        Args:
+            data: A data set of synthetic scenes.
+            caption_aggregation: Not used: the relevance follows from the scene.
+
+        Returns:
+            The ground-truth relevance.
+
+        Raises:
+            DataError: If the folder describes too few scenes or captions.
+        """
+        graphs = SceneGraphs.open(_folder(data))
+        needed = int(data.image_rows.max()) + 1, int(data.caption_rows.max()) + 1
+        if len(graphs.scenes) < needed[0] or len(graphs.facts) < needed[1]:
+            raise DataError(
+                f"{_folder(data) / 'scenes.jsonl'}: expected at least {needed[0]:,} images and {needed[1]:,} captions for {data.name}, "
+                f"got {len(graphs.scenes):,} and {len(graphs.facts):,}. Write the data set again."
+            )
+        return ImageRelevance(
+            lambda images, captions, _: torch.from_numpy(
+                graphs.relevance(data.image_rows[images.numpy()], data.caption_rows[captions.numpy()])
+            )
+        )
+
+
+def _folder(data: Dataset) -> Path:
+    location = data.images[0].location
+    if location is None:
+        raise DataError(
+            f"SceneRelevance: expected the image files of the synthetic scenes {data.name}, got none. Pass the original folder."
+        )
+    return location.path.parent.parent
