@@ -122,6 +122,7 @@ def test_image_collection_ignores_other_files(photos, monkeypatch):
 
 TEXTS = {
     "half a surrogate in a name": ({"filename": "b\ud800.png"}, "missing image"),
+    "half a surrogate in a name without a split": ({"filename": "b\ud800.png", "split": None}, "missing image"),
     "half a surrogate in a split": ({"split": "va\ud800l"}, "broken UTF-8"),
     "half a surrogate in a caption": ({"captions": ["a \ud83d"]}, "broken UTF-8"),
     "bytes in a split": ({"split": "va\udce9"}, "broken UTF-8"),

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from visavis.data.dataset import Dataset
 from visavis.data.formats.caption_table import CAPTION_LINES, CAPTION_TABLE
+from visavis.data.formats.image_files import attach_files
 from visavis.data.formats.karpathy import KARPATHY
 from visavis.data.formats.listing import DatasetFormat, Listing, escape_surrogates, is_valid_unicode, summarize_kinds
-from visavis.data.formats.msrvtt import MSRVTT
-from visavis.data.formats.msvd import MSVD
 from visavis.data.formats.precomp import PRECOMP
+from visavis.data.formats.video_lists import MSRVTT, MSVD
 from visavis.errors import DataError, suggest_name
 
 FORMATS: tuple[DatasetFormat, ...] = (CAPTION_TABLE, CAPTION_LINES, MSRVTT, KARPATHY, MSVD, PRECOMP)
@@ -53,7 +53,7 @@ def open_dataset(
 
         validate_images(listing, frames_per_second=frames_per_second, decode_all_frames=decode_all_frames, on_progress=on_progress)
     losses = listing.losses
-    if losses and not skip_bad and len(listing.unusable_images) < len(listing.images):
+    if losses and not skip_bad and any(image.usable for image in listing.images):
         examples = ", ".join(map(str, losses[:3])) + (", ..." if len(losses) > 3 else "")
         raise DataError(
             f"{listing.source}: unusable items ({summarize_kinds(losses)}): {examples}. Run `visavis data check {shlex.quote(str(path))}` "
@@ -77,8 +77,12 @@ def list_dataset(path: str | Path) -> Listing:
     dataset_format, source = _locate(path)
     try:
         listing = dataset_format.read(source)
+        if dataset_format.image_files != "none":
+            folder = source if dataset_format.reads_whole_folder else source.parent
+            attach_files(listing, folder, may_lack_pixels=dataset_format.image_files == "optional")
     except OSError as error:
         raise DataError(f"{error.filename or source} cannot be read: {error.strerror}.") from None
+    listing.finalize()
     listing.format_name = dataset_format.name
     return listing
 

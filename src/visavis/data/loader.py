@@ -78,7 +78,7 @@ class StoredFeatures:
 
 @dataclass(frozen=True)
 class ConcatSource:
-    """Items of two sources. Those of the second follow those of the first.
+    """Items of two sources, the first before the second.
 
     Attributes:
         first: The first source.

@@ -28,7 +28,7 @@ from visavis.data.dataset_reader import resolve_path
 from visavis.data.features.expert_store import EXPERT_NAME, create_expert_store
 from visavis.data.features.store import FeatureWriter, StoreDescription
 from visavis.data.formats.listing import decode_utf8
-from visavis.data.formats.msrvtt import read_captions_and_splits
+from visavis.data.formats.video_lists import read_captions_and_splits
 from visavis.data.video import video_id
 from visavis.errors import DataError
 from visavis.progress import NoProgress, Progress

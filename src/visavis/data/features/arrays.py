@@ -13,7 +13,6 @@ from torch import Tensor
 from visavis import storage
 from visavis.data.dataset import Dataset
 from visavis.data.features.store import look_up_rows
-from visavis.data.file_fingerprint import stat_hash
 from visavis.data.formats.precomp import PRECOMP, find_precomp_files, load_all_precomp_features
 from visavis.errors import DataError
 from visavis.types import Encoded
@@ -194,7 +193,7 @@ def first_nonfinite_row(features: ArrayFeatures | PrecompFeatures) -> int | None
     Returns:
         The row number. None if all rows are finite.
     """
-    record = storage.cache_folder() / "checks" / f"finite-{stat_hash(features.files)}.json"
+    record = storage.cache_folder() / "checks" / f"finite-{storage.stat_hash(features.files)}.json"
     result = storage.read_checksummed_json(record, _ScanResult)
     if result is None:
         result = _ScanResult(_scan(features))

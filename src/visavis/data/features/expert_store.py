@@ -25,7 +25,6 @@ from torch import Tensor
 
 from visavis import storage
 from visavis.data.features.store import MAX_BYTES_HASHED_AT_OPEN, look_up_rows, raise_as_damaged, read_padded
-from visavis.data.file_fingerprint import stat_hash
 from visavis.data.video import video_id
 from visavis.errors import DataError, suggest_name
 from visavis.types import Encoded
@@ -317,7 +316,7 @@ def _checksum(items: list[str], embedding_dims: Mapping[str, int], digests: Mapp
 def _verify(folder: Path, contents: _Contents, experts: dict[str, _Expert]) -> None:
     """Verify the checksum, if the store is small or the result is not cached."""
     files = (folder / f"{name}{ending}" for name in experts for ending in (".npy", ".offsets.npy"))
-    record = storage.cache_folder() / "checks" / f"experts-{stat_hash(files, contents.sha256)}.json"
+    record = storage.cache_folder() / "checks" / f"experts-{storage.stat_hash(files, contents.sha256)}.json"
     small = sum(expert.vectors.nbytes for expert in experts.values()) <= MAX_BYTES_HASHED_AT_OPEN
     if not small and storage.read_checksummed_json(record, str) == contents.sha256:
         return
