@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from visavis.data.dataset import Dataset
-from visavis.data.features.arrays import ArrayFeatures, PrecompFeatures
+from visavis.data.features.arrays import ArrayFeatures
 from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.regions import RegionFeatures
 from visavis.data.features.standardization import Standardization
@@ -26,7 +26,7 @@ from visavis.data.vocabulary import Vocabulary, pad_token_ids
 from visavis.errors import DataError
 from visavis.types import Encoded, concatenate
 
-AnyFeatures = FeatureStore | ArrayFeatures | PrecompFeatures | RegionFeatures | ExpertStore
+AnyFeatures = FeatureStore | ArrayFeatures | RegionFeatures | ExpertStore
 
 
 class ItemSource(Protocol):
