@@ -12,15 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from PIL.Image import Image as PILImage
 
 from visavis import storage
+from visavis.data.images import decode_image
+from visavis.data.video import count_frames, first_frame, is_video, read_frames, video_duration
 from visavis.errors import DataError, ShapeError, suggest_name
-
-if TYPE_CHECKING:
-    from PIL.Image import Image as PILImage
 
 # Called with the number of finished units and of all units.
 ProgressCallback = Callable[[int, int], None]
@@ -84,8 +83,6 @@ class Image:
     @property
     def is_video(self) -> bool:
         """Whether it is a video, by the suffix of its file name."""
-        from visavis.data.video import is_video
-
         return is_video(self.name) or (self.location is not None and self.location.size is None and is_video(self.location.path.name))
 
     def open(self) -> PILImage:
@@ -97,8 +94,6 @@ class Image:
         Raises:
             DataError: If it is a video or cannot be decoded.
         """
-        from visavis.data.images import decode_image
-
         if self.is_video:
             raise DataError(f'{self.name}: expected an image, got a video. Read its frames with visual.granularity = "frames".')
         return decode_image(self._pixels.read(), self.name)
@@ -115,8 +110,6 @@ class Image:
         Raises:
             DataError: If the video cannot be decoded.
         """
-        from visavis.data.video import read_frames
-
         return read_frames(self._pixels.path_or_content, self.name, frames_per_second) if self.is_video else [self.open()]
 
     def num_frames(self, frames_per_second: float) -> int:
@@ -131,8 +124,6 @@ class Image:
         Raises:
             DataError: If the video cannot be read.
         """
-        from visavis.data.video import count_frames
-
         return count_frames(self._pixels.path_or_content, self.name, frames_per_second) if self.is_video else 1
 
     def duration(self) -> float:
@@ -144,8 +135,6 @@ class Image:
         Raises:
             DataError: If the video cannot be read.
         """
-        from visavis.data.video import video_duration
-
         return video_duration(self._pixels.path_or_content, self.name) if self.is_video else 0.0
 
     def preview(self) -> PILImage:
@@ -157,8 +146,6 @@ class Image:
         Raises:
             DataError: If it cannot be decoded.
         """
-        from visavis.data.video import first_frame
-
         return first_frame(self._pixels.path_or_content, self.name) if self.is_video else self.open()
 
     @property
