@@ -168,7 +168,11 @@ class Listing:
 
     def finalize(self) -> None:
         """Assign missing splits, and find problems that any format can have: broken texts, images without captions, empty splits."""
-        self._assign_splits()
+        no_splits = all(image.split is None for image in self.images)
+        for image in self.images:
+            if image.split is None and not no_splits and image.usable:
+                self.add_loss("image without split", image.name, "the image has no split, although others have one", image)
+            image.split = image.split or split_by_hash(image.name)
         self.check_texts()
         captioned = {caption.image for caption in self.captions}
         well_captioned = {caption.image for caption in self.captions if caption.usable}
@@ -182,13 +186,6 @@ class Listing:
         nonempty = {image.split for image in self.images if image.usable}
         if empty := [split for split in SPLITS if split not in nonempty]:
             self.add_note("empty split", self.source.name, f"no image in split {' or '.join(empty)}")
-
-    def _assign_splits(self) -> None:
-        no_splits = all(image.split is None for image in self.images)
-        for image in self.images:
-            if image.split is None and not no_splits and image.usable:
-                self.add_loss("image without split", image.name, "the image has no split, although others have one", image)
-            image.split = image.split or split_by_hash(image.name)
 
     def check_texts(self) -> None:
         """Find names, splits and captions that are not UTF-8, and captions that are empty, too long or repeated."""
@@ -229,7 +226,7 @@ class Listing:
         is_whole = len(image_rows) == len(self.images) and len(caption_rows) == len(self.captions)
         images, captions = [self.images[row] for row in image_rows], [self.captions[row] for row in caption_rows]
         return Dataset(
-            name=dataset_name(self.source),
+            name=(self.source if self.source.is_dir() else self.source.resolve().parent).name,
             images=tuple(Image(image.name, image.split or "", image.location) for image in images),
             captions=tuple(caption.text for caption in captions),
             image_of=np.array([index_of[caption.image] for caption in captions], dtype=np.int64),
@@ -261,18 +258,6 @@ def summarize_kinds(findings: list[Finding]) -> str:
         A text such as ``"2 x missing image, 1 x empty caption"``.
     """
     return ", ".join(f"{number} x {kind}" for kind, number in Counter(finding.kind for finding in findings).items())
-
-
-def dataset_name(source: Path) -> str:
-    """Return the name of a data set: the name of its folder.
-
-    Args:
-        source: The folder, or a list in it.
-
-    Returns:
-        The name.
-    """
-    return source.name if source.is_dir() else source.resolve().parent.name
 
 
 def normalize_split_name(raw_name: object) -> str | None:
