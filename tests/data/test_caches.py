@@ -94,8 +94,8 @@ def test_large_store_is_hashed_only_after_a_change(tmp_path, monkeypatch):
     writer.append(Encoded(VALUES))
     writer.finish()
     hashed: list[int] = []
-    checksum = type(writer.files).checksum
-    monkeypatch.setattr(type(writer.files), "checksum", lambda self, rows: hashed.append(rows) or checksum(self, rows))
+    checksum = FeatureStore.checksum
+    monkeypatch.setattr(FeatureStore, "checksum", lambda self, rows: hashed.append(rows) or checksum(self, rows))
     FeatureStore.open(tmp_path / "store")
     assert not hashed
     os.utime(tmp_path / "store" / "vectors.npy", ns=(1, 1))

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from visavis.data import check_dataset, open_dataset
-from visavis.data.features.arrays import PrecompFeatures, first_nonfinite_row
+from visavis.data.features.arrays import ArrayFeatures, first_nonfinite_row
 from visavis.data.features.store import FeatureStore, FeatureWriter, StoreDescription
 from visavis.errors import VisavisError
 from visavis.graded import MatrixRelevance
@@ -150,7 +150,7 @@ def read_list(folder: Path) -> None:
         assert image.location is None or image.open().mode == "RGB"
     assert len(data.fingerprint) == 16
     if list(folder.glob("*_ims.npy")):
-        features = PrecompFeatures(folder)
+        features = ArrayFeatures.open_precomp(folder)
         first_nonfinite_row(features)
         features.read(features.rows(image.name for image in data.images))
 
@@ -171,7 +171,7 @@ def as_store(name: str) -> Callable[[Path], Path]:
 
 def read_store(folder: Path) -> None:
     store = FeatureStore.open(folder / "store")
-    if store._offsets is None:
+    if store.offsets is None:
         assert store.read(store.rows(NAMES)).vectors.equal(torch.arange(12.0).view(4, 3)), "never other features"
     else:
         assert store.read(store.rows(NAMES)).vectors[1].equal(torch.arange(6.0, 12).view(2, 3))

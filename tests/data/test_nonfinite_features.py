@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from visavis.data import Dataset, Image, open_dataset
-from visavis.data.features.arrays import ROWS_PER_READ, ArrayFeatures, PrecompFeatures, first_nonfinite_row
+from visavis.data.features.arrays import ROWS_PER_READ, ArrayFeatures, first_nonfinite_row
 
 ITEMS = ROWS_PER_READ + 7
 
@@ -17,9 +17,8 @@ ITEMS = ROWS_PER_READ + 7
 def reads(monkeypatch):
     """Number of rows that were read of stored features."""
     counts = []
-    for kind in (ArrayFeatures, PrecompFeatures):
-        read = kind.read
-        monkeypatch.setattr(kind, "read", lambda self, rows, read=read: counts.append(len(rows)) or read(self, rows))
+    read = ArrayFeatures.read
+    monkeypatch.setattr(ArrayFeatures, "read", lambda self, rows: counts.append(len(rows)) or read(self, rows))
     return counts
 
 
@@ -34,7 +33,7 @@ def write(kind, folder, values):
     (folder / "train_caps.txt").write_text("x\n" * (len(values) - 3))
     (folder / "dev_caps.txt").write_text("x\n" * 3)
     assert len(open_dataset(folder).images) == len(values)
-    return PrecompFeatures(folder)
+    return ArrayFeatures.open_precomp(folder)
 
 
 @pytest.mark.parametrize("kind", ["array", "precomp"])

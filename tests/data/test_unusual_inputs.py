@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from visavis.data import check_dataset, open_dataset
-from visavis.data.features.arrays import ArrayFeatures, PrecompFeatures
+from visavis.data.features.arrays import ArrayFeatures
 from visavis.errors import DataError
 from visavis.retrieval.run_search import open_image_collection
 
@@ -122,6 +122,7 @@ def test_image_collection_ignores_other_files(photos, monkeypatch):
 
 TEXTS = {
     "half a surrogate in a name": ({"filename": "b\ud800.png"}, "missing image"),
+    "half a surrogate in a name without a split": ({"filename": "b\ud800.png", "split": None}, "missing image"),
     "half a surrogate in a split": ({"split": "va\ud800l"}, "broken UTF-8"),
     "half a surrogate in a caption": ({"captions": ["a \ud83d"]}, "broken UTF-8"),
     "bytes in a split": ({"split": "va\udce9"}, "broken UTF-8"),
@@ -241,7 +242,7 @@ def test_stored_features_of_other_dtypes_are_refused(tmp_path, dtype):
 def test_stored_features_are_read_as_float32(tmp_path, dtype):
     np.save(tmp_path / "train_ims.npy", np.arange(6).reshape(2, 3).astype(dtype))
     (tmp_path / "train_caps.txt").write_text("a dog\na cat\n")
-    assert PrecompFeatures(tmp_path).read(np.array([1, 0])).vectors.tolist() == [[3, 4, 5], [0, 1, 2]]
+    assert ArrayFeatures.open_precomp(tmp_path).read(np.array([1, 0])).vectors.tolist() == [[3, 4, 5], [0, 1, 2]]
 
 
 @pytest.mark.parametrize("shape", [(2, 1), (2, 4), (2, 3, 3)])
@@ -249,7 +250,7 @@ def test_precomp_shapes_must_match_between_splits(tmp_path, shape):
     for stem, values in (("train", np.ones((2, 3))), ("dev", np.ones(shape))):
         np.save(tmp_path / f"{stem}_ims.npy", values)
         (tmp_path / f"{stem}_caps.txt").write_text("a dog\na cat\n")
-    for read in (open_dataset, PrecompFeatures):
+    for read in (open_dataset, ArrayFeatures.open_precomp):
         with pytest.raises(DataError, match=r"expected features of one shape, got \(3,\) per image in train and .* in val"):
             read(tmp_path)
 

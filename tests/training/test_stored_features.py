@@ -60,7 +60,7 @@ def test_nonfinite_features_stop_training_before_start(precomp, recipe, tmp_path
         features = np.load(precomp / f"{split}_ims.npy")
         features[image, 2] = np.nan
         np.save(precomp / f"{split}_ims.npy", features)
-        named = f"image {image} of split {'val' if split == 'dev' else split} in {precomp}: expected finite features"
+        named = f"row {image} of split {'val' if split == 'dev' else split} in {precomp}: expected finite features"
         with pytest.raises(RecipeError, match=f"^{re.escape(named)}"):
             visavis.train(recipe, out=tmp_path / "run")
         assert not (tmp_path / "run").exists()
@@ -78,7 +78,7 @@ def test_dataset_without_features_is_rejected(recipe, tmp_path):
 
 def test_features_are_scanned_by_first_command_only(precomp, recipe, tmp_path, monkeypatch):
     scans, scan = [], finite._scan
-    monkeypatch.setattr(finite, "_scan", lambda features: scans.append(features.folder) or scan(features))
+    monkeypatch.setattr(finite, "_scan", lambda features: scans.append(features.path) or scan(features))
     run = visavis.train(recipe, out=tmp_path / "run", overrides={"phases.0.epochs": 1}).run
     visavis.evaluate(run)
     assert scans == [precomp]

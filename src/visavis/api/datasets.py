@@ -14,8 +14,8 @@ from visavis.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
     from visavis.audit.run_audit import Audit
-    from visavis.data.check import CheckReport
     from visavis.data.conversion.convert_features import ConversionReport
+    from visavis.data.dataset_reader import CheckReport
     from visavis.data.features.store import FeatureStore
     from visavis.environment import EnvironmentCheck
     from visavis.models.checkpoint_conversion import CheckpointConversion

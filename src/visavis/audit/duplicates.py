@@ -25,7 +25,7 @@ from visavis.audit.image_alignment import aligned_correlation
 from visavis.blocking import chunk_slices
 from visavis.data.dataset import Dataset
 from visavis.data.formats.listing import split_priority
-from visavis.data.perceptual_hash import MAX_HAMMING_DISTANCE, dhash
+from visavis.data.images import MAX_HAMMING_DISTANCE, dhash
 from visavis.progress import Progress
 from visavis.scoring import max_query_rows
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from visavis import storage
 from visavis.audit.audit_part import Issue, cache_path, cached_value
 from visavis.audit.caption_audit import CaptionAudit, audit_captions
 from visavis.audit.duplicates import Duplicates, find_duplicates, read_thumbnails
@@ -20,7 +21,6 @@ from visavis.audit.mislabeled_pairs import MislabeledPairs, find_mislabeled_pair
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.features.store import FeatureStore
-from visavis.data.file_fingerprint import file_stats
 from visavis.errors import VisavisError, suggest_name
 from visavis.models.encoders import cnn_backbones
 from visavis.progress import Progress
@@ -114,7 +114,7 @@ class _Auditor:
         sizes = [image.location.num_bytes for image in self.data.images if image.location is not None]
         features: Any = str(visual.folder) if isinstance(visual, FeatureStore) else recipe.visual.features
         if features and features != PRECOMP and not isinstance(visual, FeatureStore):
-            features = [[str(path), stats] for path, stats in file_stats([resolve_path(features)]).items()]
+            features = [[str(path), stats] for path, stats in storage.file_stats([resolve_path(features)]).items()]
         return [recipe.to_dict(), self.data.fingerprint, sizes, features]
 
     @cached_property

@@ -7,18 +7,22 @@ read in place. Features of images and captions are stored separately (``visavis.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from PIL.Image import Image as PILImage
 
 from visavis import storage
+from visavis.data.images import decode_image
+from visavis.data.video import count_frames, first_frame, is_video, read_frames, video_duration
 from visavis.errors import DataError, ShapeError, suggest_name
 
-if TYPE_CHECKING:
-    from PIL.Image import Image as PILImage
+# Called with the number of finished units and of all units.
+ProgressCallback = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -79,8 +83,6 @@ class Image:
     @property
     def is_video(self) -> bool:
         """Whether it is a video, by the suffix of its file name."""
-        from visavis.data.video import is_video
-
         return is_video(self.name) or (self.location is not None and self.location.size is None and is_video(self.location.path.name))
 
     def open(self) -> PILImage:
@@ -92,8 +94,6 @@ class Image:
         Raises:
             DataError: If it is a video or cannot be decoded.
         """
-        from visavis.data.images import decode_image
-
         if self.is_video:
             raise DataError(f'{self.name}: expected an image, got a video. Read its frames with visual.granularity = "frames".')
         return decode_image(self._pixels.read(), self.name)
@@ -110,8 +110,6 @@ class Image:
         Raises:
             DataError: If the video cannot be decoded.
         """
-        from visavis.data.video import read_frames
-
         return read_frames(self._pixels.path_or_content, self.name, frames_per_second) if self.is_video else [self.open()]
 
     def num_frames(self, frames_per_second: float) -> int:
@@ -126,8 +124,6 @@ class Image:
         Raises:
             DataError: If the video cannot be read.
         """
-        from visavis.data.video import count_frames
-
         return count_frames(self._pixels.path_or_content, self.name, frames_per_second) if self.is_video else 1
 
     def duration(self) -> float:
@@ -139,8 +135,6 @@ class Image:
         Raises:
             DataError: If the video cannot be read.
         """
-        from visavis.data.video import video_duration
-
         return video_duration(self._pixels.path_or_content, self.name) if self.is_video else 0.0
 
     def preview(self) -> PILImage:
@@ -152,8 +146,6 @@ class Image:
         Raises:
             DataError: If it cannot be decoded.
         """
-        from visavis.data.video import first_frame
-
         return first_frame(self._pixels.path_or_content, self.name) if self.is_video else self.open()
 
     @property
@@ -341,3 +333,53 @@ class Dataset:
         for caption, image in zip(self.captions, self.image_of, strict=True):
             digest.update(f"{image}\x1f{caption}\x1e".encode())
         return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class ContentFingerprint:
+    """Fingerprint of many files. The same names with the same bytes have the same ``content_hash``.
+
+    Attributes:
+        num_files: Number of files.
+        stat_hash: Hash of names, locations, sizes and times of change.
+        content_hash: Hash of names and bytes.
+    """
+
+    num_files: int
+    stat_hash: str
+    content_hash: str
+
+    @classmethod
+    def compute(
+        cls, files: Mapping[str, ByteRange], previous: ContentFingerprint | None = None, on_progress: ProgressCallback | None = None
+    ) -> ContentFingerprint:
+        """Compute the fingerprint of files. They are read only if a size or time has changed.
+
+        Args:
+            files: Locations by name.
+            previous: An earlier fingerprint, which is returned if its ``stat_hash`` is unchanged.
+            on_progress: Called with the number of files that were read and of all files.
+
+        Returns:
+            The fingerprint.
+        """
+        locations = [[name, str(location.path), location.offset, location.size] for name, location in sorted(files.items())]
+        key = storage.stat_hash({location.path for location in files.values()}, locations)
+        if previous is not None and previous.stat_hash == key:
+            return previous
+        record = storage.cache_folder() / "checks" / f"contents-{key}.json"
+        fingerprint: ContentFingerprint | None = storage.read_checksummed_json(record, cls)
+        if fingerprint is None:
+            fingerprint = cls(len(files), key, _content_hash(files, on_progress))
+            storage.write_checksummed_json(record, asdict(fingerprint))
+        return fingerprint
+
+
+def _content_hash(files: Mapping[str, ByteRange], on_progress: ProgressCallback | None) -> str:
+    digest = hashlib.sha256()
+    for number, (name, location) in enumerate(sorted(files.items()), 1):
+        content = storage.content_hash(location.path) if location.size is None else hashlib.sha256(location.read()).hexdigest()
+        digest.update(json.dumps([name, content]).encode())
+        if on_progress is not None:
+            on_progress(number, len(files))
+    return digest.hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""Opening of data sets: find the path, recognize the format, list the content, and refuse to skip anything without permission.
+"""Opening and check of data sets: find the path, recognize the format, list the content, and skip nothing without permission.
 
 To add a format, declare it in a module of ``visavis.data.formats`` and add it to ``FORMATS``.
 """
@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from visavis.data.dataset import Dataset
+import numpy as np
+
+from visavis.data.dataset import Dataset, ProgressCallback
 from visavis.data.formats.caption_table import CAPTION_LINES, CAPTION_TABLE
+from visavis.data.formats.image_files import attach_files
 from visavis.data.formats.karpathy import KARPATHY
-from visavis.data.formats.listing import DatasetFormat, Listing, escape_surrogates, is_valid_unicode, summarize_kinds
-from visavis.data.formats.msrvtt import MSRVTT
-from visavis.data.formats.msvd import MSVD
+from visavis.data.formats.listing import DatasetFormat, Finding, Listing, escape_surrogates, is_valid_unicode, summarize_kinds
 from visavis.data.formats.precomp import PRECOMP
+from visavis.data.formats.video_lists import MSRVTT, MSVD
+from visavis.data.image_validation import validate_images
 from visavis.errors import DataError, suggest_name
 
 FORMATS: tuple[DatasetFormat, ...] = (CAPTION_TABLE, CAPTION_LINES, MSRVTT, KARPATHY, MSVD, PRECOMP)
@@ -29,7 +35,7 @@ def open_dataset(
     decode_images: bool = False,
     frames_per_second: float = 0.0,
     decode_all_frames: bool = False,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: ProgressCallback | None = None,
 ) -> Dataset:
     """Open the data set in a folder, or one list in it (``.json``, ``.jsonl``, ``.csv``, ``.tsv``).
 
@@ -49,11 +55,9 @@ def open_dataset(
     """
     listing = list_dataset(path)
     if decode_images:
-        from visavis.data.image_validation import validate_images
-
         validate_images(listing, frames_per_second=frames_per_second, decode_all_frames=decode_all_frames, on_progress=on_progress)
     losses = listing.losses
-    if losses and not skip_bad and len(listing.unusable_images) < len(listing.images):
+    if losses and not skip_bad and any(image.usable for image in listing.images):
         examples = ", ".join(map(str, losses[:3])) + (", ..." if len(losses) > 3 else "")
         raise DataError(
             f"{listing.source}: unusable items ({summarize_kinds(losses)}): {examples}. Run `visavis data check {shlex.quote(str(path))}` "
@@ -77,10 +81,100 @@ def list_dataset(path: str | Path) -> Listing:
     dataset_format, source = _locate(path)
     try:
         listing = dataset_format.read(source)
+        if dataset_format.image_files != "none":
+            folder = source if dataset_format.reads_whole_folder else source.parent
+            attach_files(listing, folder, may_lack_pixels=dataset_format.image_files == "optional")
     except OSError as error:
         raise DataError(f"{error.filename or source} cannot be read: {error.strerror}.") from None
+    listing.finalize()
     listing.format_name = dataset_format.name
     return listing
+
+
+@dataclass(frozen=True)
+class SplitCounts:
+    """Usable images and captions of a split.
+
+    Attributes:
+        images: Number of images.
+        captions: Number of captions.
+    """
+
+    images: int
+    captions: int
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """Content and problems of a data set.
+
+    Attributes:
+        path: The list or folder that was read.
+        format_name: Name of its format.
+        findings: All problems.
+        splits: Usable images and captions by split.
+        captions_per_image: Smallest and largest number of captions per image.
+        image_sizes: Number of images of each size, such as ``"640x480"``.
+        duplicate_captions: Number of captions whose exact text occurs earlier.
+        seconds: Duration of the check.
+    """
+
+    path: Path
+    format_name: str
+    findings: tuple[Finding, ...]
+    splits: dict[str, SplitCounts] = field(default_factory=dict)
+    captions_per_image: tuple[int, int] = (0, 0)
+    image_sizes: dict[str, int] = field(default_factory=dict)
+    duplicate_captions: int = 0
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether training would use all items."""
+        return not any(finding.loses_data for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to JSON data.
+
+        Returns:
+            All fields by name, and ``ok``.
+        """
+        return {**asdict(self), "path": str(self.path), "ok": self.ok}
+
+
+def check_dataset(path: str | Path, *, on_progress: ProgressCallback | None = None) -> CheckReport:
+    """Read and decode everything once.
+
+    Args:
+        path: The folder or file, or the name of a folder under ``VISAVIS_DATA``.
+        on_progress: Called with the number of decoded images and of all images.
+
+    Returns:
+        The report.
+
+    Raises:
+        DataError: If there is nothing to read at ``path``.
+    """
+    start, source = time.perf_counter(), find_source(path)
+    try:
+        listing = list_dataset(path)
+    except DataError as error:
+        return CheckReport(source, "unknown", (Finding("unreadable", source.name, str(error)),), seconds=time.perf_counter() - start)
+    sizes = validate_images(listing, decode_all_frames=True, on_progress=on_progress, use_cache=False)
+    seconds = time.perf_counter() - start
+    report = CheckReport(source, listing.format_name, tuple(listing.findings), image_sizes=sizes, seconds=seconds)
+    if not any(image.usable for image in listing.images):
+        return report
+    data = listing.dataset()
+    counts = np.bincount(data.image_of, minlength=len(data.images))
+    images = Counter(image.split for image in data.images)
+    captions = Counter(data.images[image].split for image in data.image_of)
+    return replace(
+        report,
+        splits={split: SplitCounts(images[split], captions[split]) for split in data.splits},
+        captions_per_image=(int(counts.min()), int(counts.max())),
+        duplicate_captions=len(data.captions) - len(set(data.captions)),
+    )
 
 
 def find_source(path: str | Path) -> Path:

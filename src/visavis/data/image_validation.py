@@ -13,8 +13,7 @@ from operator import itemgetter
 import PIL
 
 from visavis import storage
-from visavis.data.dataset import ByteRange, Image
-from visavis.data.file_fingerprint import ProgressCallback, file_stats
+from visavis.data.dataset import ByteRange, Image, ProgressCallback
 from visavis.data.formats.listing import Listing, split_priority
 from visavis.data.images import ImageError, image_size, supported_formats
 from visavis.data.video import MAX_FRAMES_PER_VIDEO, VideoError
@@ -53,7 +52,7 @@ def validate_images(
         if not result.unreadable:
             storage.write_checksummed_json(path, asdict(result))
     for image, kind, message in (*result.errors, *result.unreadable):
-        listing.add_loss(kind, listing.images[image].name, message, image=image)
+        listing.add_loss(kind, listing.images[image].name, message, listing.images[image])
     for image, message in result.notes:
         listing.add_note("duplicate image", listing.images[image].name, message)
     if not frames_per_second and result.longest_video:
@@ -105,7 +104,7 @@ def _validate(
         message = "the image's features contain NaN or infinity"
         errors = [(index_of[name], "features not finite", message) for name in listing.find_nonfinite_features()]
     for index, entry in enumerate(listing.images):
-        if entry.location is not None and index not in listing.unusable_images:
+        if entry.location is not None and entry.usable:
             try:
                 image = Image(entry.name, "", entry.location)
                 digest, (width, height), durations[index] = _decode(image, entry.location, frames_per_second, decode_all_frames)
@@ -157,11 +156,11 @@ def _cache_key(listing: Listing, frames_per_second: float, decode_all_frames: bo
     """Return a key that changes with any entry, its split, the size or time of any file, the decoders, and the reading of videos."""
     digest = hashlib.sha256(json.dumps([PIL.__version__, supported_formats()]).encode())
     paths = {entry.location.path for entry in listing.images if entry.location}
-    stats = file_stats(paths.union(listing.feature_files))
+    stats = storage.file_stats(paths.union(listing.feature_files))
     digest.update(json.dumps(list(stats.values())).encode())
-    for index, entry in enumerate(listing.images):
+    for entry in listing.images:
         location = entry.location and [stats[entry.location.path][0], entry.location.offset, entry.location.size]
-        digest.update(json.dumps([entry.name, entry.split, location, index in listing.unusable_images]).encode())
+        digest.update(json.dumps([entry.name, entry.split, location, not entry.usable]).encode())
     if any(Image(entry.name, "", entry.location).is_video for entry in listing.images):
         digest.update(json.dumps([frames_per_second, decode_all_frames]).encode())
     return digest.hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""Decoding of image files to upright RGB images, and random transforms for training.
+"""Decoding of image files to upright RGB images, random transforms for training, and a perceptual hash that copies share.
 
 Each random transform samples from the ``torch.Generator`` that is passed to it.
 
@@ -270,3 +270,44 @@ def random_horizontal_flip(image: Image.Image, generator: torch.Generator) -> Im
 
 def _uniform(low: float, high: float, generator: torch.Generator) -> float:
     return low + (high - low) * torch.rand((), generator=generator, dtype=torch.float64).item()
+
+
+# Recompressed and resized copies differ in at most this many of 256 bits (measured). Some different images of one flat color do, too.
+MAX_HAMMING_DISTANCE = 10
+# Of 256 levels. A flat area stays flat in a recompressed copy.
+_BRIGHTER = 5
+# A hash compares 16 x 16 pairs of neighbors.
+_SIDE = 16
+
+
+def dhash(image: Image.Image) -> str:
+    """Compute a perceptual hash (dHash, N. Krawetz 2013).
+
+    The bits are whether each of 16 x 16 pixels of a small gray copy is darker than its right neighbor. Differs from the original: a neighbor
+    counts as brighter from a difference of 5 of 256 levels.
+
+    Args:
+        image: The image.
+
+    Returns:
+        256 bits in hexadecimal digits.
+    """
+    gray = np.asarray(image.convert("L").resize((_SIDE + 1, _SIDE), Resampling.BILINEAR), dtype=np.int16)
+    return np.packbits(gray[:, 1:] >= gray[:, :-1] + _BRIGHTER).tobytes().hex()
+
+
+def hamming_distance(first: str, second: str) -> int:
+    """Count the bits in which two perceptual hashes differ.
+
+    Args:
+        first: A hash, or an empty text for an unknown one.
+        second: A hash, or an empty text for an unknown one.
+
+    Returns:
+        Number of bits. 256 if a hash is unknown.
+
+    Example:
+        >>> hamming_distance("0f", "1e"), hamming_distance("0f", "")
+        (2, 256)
+    """
+    return (int(first, 16) ^ int(second, 16)).bit_count() if first and second else 256

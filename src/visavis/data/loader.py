@@ -6,18 +6,18 @@ the same batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from visavis.data.dataset import Dataset
-from visavis.data.features.arrays import ArrayFeatures, PrecompFeatures
+from visavis.data.features.arrays import ArrayFeatures
 from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.regions import RegionFeatures
 from visavis.data.features.standardization import Standardization
@@ -26,7 +26,9 @@ from visavis.data.vocabulary import Vocabulary, pad_token_ids
 from visavis.errors import DataError
 from visavis.types import Encoded, concatenate
 
-AnyFeatures = FeatureStore | ArrayFeatures | PrecompFeatures | RegionFeatures | ExpertStore
+T = TypeVar("T")
+Result = TypeVar("Result")
+AnyFeatures = FeatureStore | ArrayFeatures | RegionFeatures | ExpertStore
 
 
 class ItemSource(Protocol):
@@ -322,14 +324,8 @@ class Loader:
         Yields:
             The batches.
         """
-        plan = self.schedule.batches(self.data, self.seed, epoch)[start:]
-        with ThreadPoolExecutor(1) as reader:
-            pending = [reader.submit(self._read, *plan[0], epoch, start, training)] if plan else []
-            for number in range(len(plan)):
-                batch = pending.pop().result()
-                if number + 1 < len(plan):
-                    pending.append(reader.submit(self._read, *plan[number + 1], epoch, start + number + 1, training))
-                yield batch
+        plan = self.schedule.batches(self.data, self.seed, epoch)
+        yield from prefetch(lambda number: self._read(*plan[number], epoch, number, training), range(start, len(plan)))
 
     def _read(self, images: np.ndarray, captions: np.ndarray, epoch: int, number: int, training: bool) -> Batch:
         generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch, number)) if training else None
@@ -348,6 +344,27 @@ class Loader:
             number,
             self,
         )
+
+
+def prefetch(read: Callable[[T], Result], items: Iterable[T]) -> Iterator[Result]:
+    """Read items in order, each in a background thread while the previous one is used.
+
+    Args:
+        read: Reads an item.
+        items: The items.
+
+    Yields:
+        What ``read`` returns.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        waiting = None
+        for item in items:
+            upcoming = thread.submit(read, item)
+            if waiting is not None:
+                yield waiting.result()
+            waiting = upcoming
+        if waiting is not None:
+            yield waiting.result()
 
 
 def derive_seed(*numbers: int) -> int:

@@ -11,14 +11,13 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from PIL.Image import Image as PILImage
 
 from visavis import storage
 from visavis.data.images import MAX_PIXELS
 from visavis.errors import DataError, MissingExtra
-
-if TYPE_CHECKING:
-    from PIL.Image import Image as PILImage
 
 VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".mpg", ".mpeg", ".wmv", ".flv", ".3gp", ".ogv")
 # Frames of a video are read at once. This limits the memory.

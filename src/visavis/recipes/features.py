@@ -11,7 +11,7 @@ import numpy as np
 
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import data_folder, find_source, open_dataset, path_exists, resolve_path
-from visavis.data.features.arrays import ArrayFeatures, PrecompFeatures, first_nonfinite_row
+from visavis.data.features.arrays import ArrayFeatures, first_nonfinite_row
 from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.regions import RegionFeatures
 from visavis.data.features.store import FeatureStore
@@ -120,7 +120,7 @@ def visual_features(recipe: Recipe, data: Dataset, progress: Progress) -> tuple[
     if visual.granularity == "pixels":
         return None, encoder
     if visual.features == PRECOMP:
-        return _check_axes(PrecompFeatures(find_source(recipe.data.path)), visual), encoder
+        return _check_axes(ArrayFeatures.open_precomp(find_source(recipe.data.path)), visual), encoder
     if visual.features:
         path = _resolve("visual.features", visual.features)
         has_ids = path.is_dir() or ".tsv" in path.suffixes  # features by the ids of images, not by rows
@@ -250,7 +250,7 @@ def _open_regions(visual: VisualSettings, path: Path, progress: Progress) -> Reg
     return stored
 
 
-def _check_axes(stored: ArrayFeatures | PrecompFeatures, visual: VisualSettings) -> AnyFeatures:
+def _check_axes(stored: ArrayFeatures, visual: VisualSettings) -> AnyFeatures:
     """Check the axes of stored features, and that they are finite."""
     axes = [*(["crops"] if visual.crops > 1 else []), *(["regions"] if visual.granularity == "regions" else []), "dimensions"]
     shape = list(get_vectors(stored.read(np.arange(1))).shape[1:])

@@ -16,8 +16,7 @@ import torch
 from PIL import Image as Pillow
 from torch import Tensor
 
-from visavis.data.images import decode_image
-from visavis.data.perceptual_hash import dhash
+from visavis.data.images import decode_image, dhash
 from visavis.data.video import read_frames
 from visavis.errors import DataError, MissingExtra, VisavisError
 from visavis.models.retriever import Retriever

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from visavis.data.dataset import Image
-from visavis.data.images import decode_image
-from visavis.data.perceptual_hash import MAX_HAMMING_DISTANCE, hamming_distance
+from visavis.data.images import MAX_HAMMING_DISTANCE, decode_image, hamming_distance
 from visavis.errors import DataError, ShapeError, VisavisError
 from visavis.models.retriever import Retriever
 from visavis.retrieval.index_folder import Index

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from visavis import storage
 from visavis.data import Dataset, Image, open_dataset
 from visavis.data.dataset import ByteRange
-from visavis.data.file_fingerprint import file_stats
 from visavis.data.formats.image_files import IMAGE_SUFFIXES, VISUAL_SUFFIXES, files_under
 from visavis.data.formats.listing import ListedImage, Listing, is_valid_unicode
 from visavis.data.image_validation import validate_images
@@ -150,6 +150,6 @@ def open_image_collection(path: Path, frames_per_second: float = 0.0) -> Dataset
     listing = Listing(path, "images", [ListedImage(str(file.relative_to(path)), "all", location=ByteRange(file)) for file in files])
     listing.check_texts()
     validate_images(listing, frames_per_second=frames_per_second, decode_all_frames=read_clips)
-    stats = [(str(file.relative_to(path)), *file_stat[1:]) for file, file_stat in file_stats(files).items()]
+    stats = [(str(file.relative_to(path)), *file_stat[1:]) for file, file_stat in storage.file_stats(files).items()]
     digest = hashlib.sha256(json.dumps(stats).encode())
     return replace(listing.dataset(), name=f"{path.resolve().name}-{digest.hexdigest()[:8]}")

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 
 from visavis import spec, storage, supervision
-from visavis.data.dataset import ByteRange
+from visavis.data.dataset import ByteRange, ContentFingerprint
 from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.regions import RegionFeatures
 from visavis.data.features.store import FeatureStore
-from visavis.data.file_fingerprint import ContentFingerprint
 from visavis.environment import git_hash, package_versions
 from visavis.errors import RunError
 from visavis.models.base import Matcher

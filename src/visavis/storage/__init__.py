@@ -1,96 +1,49 @@
 """Reading and writing of files: atomic, checked against a schema, and never over a file of the user."""
 
-from visavis.storage.checksummed_json import DamagedCacheError, read_checksummed_json, remove_damaged, write_checksummed_json
-from visavis.storage.folders import (
-    cache_folder,
-    create_numbered_file,
-    create_numbered_folder,
-    create_output_folder,
-    folder_lock,
-    prepare_empty_folder,
-    remove_folder,
-    remove_lock,
-    remove_partial_files,
-    require_new_file,
-)
-from visavis.storage.reading import (
-    MAX_BYTES,
-    content_hash,
-    file_kind,
-    is_transient_error,
-    parse_json,
-    read_array,
-    read_bytes,
-    read_json,
-    read_json_lines,
-    read_range,
-    read_tensors,
-    read_text,
-    read_toml,
-    reading_regular_file,
-    tensor_names,
-    tensors_hash,
-)
-from visavis.storage.writing import (
-    append_json_line,
-    atomic_file,
-    atomic_folder,
-    create_array,
-    remove_incomplete_line,
-    sqlite_database,
-    storage_errors,
-    write_array,
-    write_bytes,
-    write_json,
-    write_json_lines,
-    write_tensors,
-    write_text,
-    write_toml,
-)
-
-__all__ = [
-    "MAX_BYTES",
-    "DamagedCacheError",
-    "folder_lock",
-    "append_json_line",
-    "create_output_folder",
-    "cache_folder",
-    "content_hash",
-    "create_array",
-    "remove_incomplete_line",
-    "sqlite_database",
-    "remove_damaged",
-    "write_checksummed_json",
-    "read_checksummed_json",
-    "file_kind",
-    "is_transient_error",
-    "require_new_file",
-    "prepare_empty_folder",
-    "create_numbered_file",
-    "create_numbered_folder",
-    "parse_json",
-    "read_array",
-    "read_bytes",
-    "read_json",
-    "read_json_lines",
-    "read_range",
-    "read_tensors",
-    "read_text",
-    "read_toml",
-    "reading_regular_file",
-    "remove_folder",
-    "remove_lock",
-    "remove_partial_files",
-    "atomic_file",
-    "atomic_folder",
-    "storage_errors",
-    "tensor_names",
-    "tensors_hash",
-    "write_array",
-    "write_bytes",
-    "write_json",
-    "write_json_lines",
-    "write_tensors",
-    "write_text",
-    "write_toml",
-]
+# An import of a name as itself exports it.
+from visavis.storage.cache import DamagedCacheError as DamagedCacheError
+from visavis.storage.cache import cache_folder as cache_folder
+from visavis.storage.cache import file_stats as file_stats
+from visavis.storage.cache import read_checksummed_json as read_checksummed_json
+from visavis.storage.cache import remove_damaged as remove_damaged
+from visavis.storage.cache import stat_hash as stat_hash
+from visavis.storage.cache import write_checksummed_json as write_checksummed_json
+from visavis.storage.folders import create_numbered_file as create_numbered_file
+from visavis.storage.folders import create_numbered_folder as create_numbered_folder
+from visavis.storage.folders import create_output_folder as create_output_folder
+from visavis.storage.folders import folder_lock as folder_lock
+from visavis.storage.folders import prepare_empty_folder as prepare_empty_folder
+from visavis.storage.folders import remove_folder as remove_folder
+from visavis.storage.folders import remove_lock as remove_lock
+from visavis.storage.folders import remove_partial_files as remove_partial_files
+from visavis.storage.folders import require_new_file as require_new_file
+from visavis.storage.reading import MAX_BYTES as MAX_BYTES
+from visavis.storage.reading import content_hash as content_hash
+from visavis.storage.reading import file_kind as file_kind
+from visavis.storage.reading import is_transient_error as is_transient_error
+from visavis.storage.reading import parse_json as parse_json
+from visavis.storage.reading import read_array as read_array
+from visavis.storage.reading import read_bytes as read_bytes
+from visavis.storage.reading import read_json as read_json
+from visavis.storage.reading import read_json_lines as read_json_lines
+from visavis.storage.reading import read_range as read_range
+from visavis.storage.reading import read_tensors as read_tensors
+from visavis.storage.reading import read_text as read_text
+from visavis.storage.reading import read_toml as read_toml
+from visavis.storage.reading import reading_regular_file as reading_regular_file
+from visavis.storage.reading import tensor_names as tensor_names
+from visavis.storage.reading import tensors_hash as tensors_hash
+from visavis.storage.writing import append_json_line as append_json_line
+from visavis.storage.writing import atomic_file as atomic_file
+from visavis.storage.writing import atomic_folder as atomic_folder
+from visavis.storage.writing import create_array as create_array
+from visavis.storage.writing import remove_incomplete_line as remove_incomplete_line
+from visavis.storage.writing import sqlite_database as sqlite_database
+from visavis.storage.writing import storage_errors as storage_errors
+from visavis.storage.writing import write_array as write_array
+from visavis.storage.writing import write_bytes as write_bytes
+from visavis.storage.writing import write_json as write_json
+from visavis.storage.writing import write_json_lines as write_json_lines
+from visavis.storage.writing import write_tensors as write_tensors
+from visavis.storage.writing import write_text as write_text
+from visavis.storage.writing import write_toml as write_toml

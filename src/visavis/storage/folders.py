@@ -1,4 +1,4 @@
-"""Folders: the cache, new output folders, numbered names, locks and removal."""
+"""Folders: new output folders, numbered names, locks and removal."""
 
 from __future__ import annotations
 
@@ -6,23 +6,14 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 from visavis.errors import RefusedOverwrite, RunError, StorageError
 from visavis.storage.writing import storage_errors
-
-
-def cache_folder() -> Path:
-    """Return the folder of caches: ``VISAVIS_CACHE``, else ``visavis`` in the user's cache folder.
-
-    Returns:
-        The path. The folder may not exist yet.
-    """
-    if chosen := os.environ.get("VISAVIS_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "visavis"
 
 
 def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) -> Path:
@@ -111,16 +102,8 @@ def create_numbered_file(path: str | Path) -> Path:
     Returns:
         The new, empty file.
     """
-    path, number = Path(path), 1
-    with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        while True:
-            claimed = path.with_stem(f"{path.stem}-{number}")
-            try:
-                claimed.touch(exist_ok=False)
-                return claimed
-            except FileExistsError:
-                number += 1
+    path = Path(path)
+    return _create_first(path, (path.with_stem(f"{path.stem}-{number}") for number in count(1)), partial(Path.touch, exist_ok=False))
 
 
 def create_numbered_folder(stem: str | Path) -> Path:
@@ -132,16 +115,19 @@ def create_numbered_folder(stem: str | Path) -> Path:
     Returns:
         The new folder.
     """
-    stem, number = Path(stem), 1
-    with storage_errors(stem):
-        stem.parent.mkdir(parents=True, exist_ok=True)
+    stem = Path(stem)
+    return _create_first(stem, (stem.with_name(f"{stem.name}-{number}") for number in count(1)), Path.mkdir)
+
+
+def _create_first(path: Path, candidates: Iterator[Path], create: Callable[[Path], None]) -> Path:
+    """Create the first candidate that does not exist."""
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         while True:
-            path = stem.with_name(f"{stem.name}-{number}")
-            try:
-                path.mkdir()
-                return path
-            except FileExistsError:
-                number += 1
+            candidate = next(candidates)
+            with suppress(FileExistsError):
+                create(candidate)
+                return candidate
 
 
 @contextmanager

@@ -235,15 +235,9 @@ def read_tensors(
     Raises:
         VisavisError: ``error`` if the file cannot be read, differs from ``expected``, or is damaged.
     """
-    from safetensors import SafetensorError, safe_open
-
-    with reading_regular_file(path, error=error):
-        try:
-            with safe_open(path, "pt") as file:
-                written = (file.metadata() or {}).get(TENSORS_HASH)
-                tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
-        except (SafetensorError, ValueError, KeyError, OverflowError) as reason:
-            raise error(f"{path} is not a readable safetensors file: {_reason(reason)}.") from None
+    with _open_tensors(path, "pt", error) as file:
+        written = (file.metadata() or {}).get(TENSORS_HASH)
+        tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
     if expected is not None:
         _compare(tensors, expected, path, error)
     if written not in (None, tensors_hash(tensors)):
@@ -264,12 +258,18 @@ def tensor_names(path: str | Path, *, error: type[VisavisError] = DataError) -> 
     Raises:
         VisavisError: ``error`` if the file cannot be read.
     """
+    with _open_tensors(path, "np", error) as file:
+        return list(file.keys())
+
+
+@contextmanager
+def _open_tensors(path: str | Path, framework: str, error: type[VisavisError]) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     with reading_regular_file(path, error=error):
         try:
-            with safe_open(path, "np") as file:
-                return list(file.keys())
+            with safe_open(path, framework) as file:
+                yield file
         except (SafetensorError, ValueError, KeyError, OverflowError) as reason:
             raise error(f"{path} is not a readable safetensors file: {_reason(reason)}.") from None
 

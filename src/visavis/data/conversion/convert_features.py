@@ -28,7 +28,7 @@ from visavis.data.dataset_reader import resolve_path
 from visavis.data.features.expert_store import EXPERT_NAME, create_expert_store
 from visavis.data.features.store import FeatureWriter, StoreDescription
 from visavis.data.formats.listing import decode_utf8
-from visavis.data.formats.msrvtt import read_captions_and_splits
+from visavis.data.formats.video_lists import read_captions_and_splits
 from visavis.data.video import video_id
 from visavis.errors import DataError
 from visavis.progress import NoProgress, Progress
@@ -38,18 +38,6 @@ from visavis.types import Encoded
 NUM_HELD_OUT = 500
 _LIST = re.compile(r"(train|val|test)_list(?:_(\w+))?\.txt")
 _SPLIT_NAME_ALIASES = {"jsfusion": "1ka"}
-
-
-def is_split_list(path: Path) -> bool:
-    """Return whether a file is a split list, by its name.
-
-    Args:
-        path: The file.
-
-    Returns:
-        Whether it is a split list.
-    """
-    return _LIST.fullmatch(path.name) is not None
 
 
 @dataclass(frozen=True)
@@ -100,52 +88,32 @@ class VideoSplits:
         return {"images": images}
 
 
-class SplitLists:
-    """Split lists, by the name of the split ("" without a name) and by list."""
-
-    def __init__(self) -> None:
-        self._splits_by_name: dict[str, dict[str, list[str]]] = {}
-
-    def add(self, path: Path) -> None:
-        """Read a list.
-
-        Args:
-            path: The file.
-
-        Raises:
-            DataError: If the list is empty, has a duplicate video, or is a duplicate itself.
-        """
-        matched = _LIST.fullmatch(path.name)
-        assert matched is not None
-        split, split_name = matched.groups(default="")
-        videos = [video_id(name) for line in decode_utf8(storage.read_bytes(path)).splitlines() if (name := line.strip())]
-        if not videos or len(set(videos)) < len(videos):
-            problem = "has a duplicate video" if videos else "is empty"
-            raise DataError(f"{path} {problem}: expected the name of a video per line, each once.")
-        if self._splits_by_name.setdefault(_SPLIT_NAME_ALIASES.get(split_name, split_name), {}).setdefault(split, videos) is not videos:
-            raise DataError(f"{path}: duplicate {split} list of the same split. Pass only one of them.")
-
-    def all_splits(self) -> list[VideoSplits]:
-        """Return all ways to split the videos.
-
-        Returns:
-            The splits.
-        """
-        return [
-            splits
-            for split_name, lists in self._splits_by_name.items()
-            for splits in _make_splits(f"-{split_name}" if split_name else "", lists)
-        ]
+# Videos of each list ("train", "val", "test"), by the name of the split ("" without a name).
+SplitLists = dict[str, dict[str, list[str]]]
 
 
-def _make_splits(suffix: str, lists: dict[str, list[str]]) -> list[VideoSplits]:
+def _read_split_list(path: Path, lists: SplitLists) -> None:
+    """Add the list of a file, whose name matches ``_LIST``."""
+    matched = _LIST.fullmatch(path.name)
+    assert matched is not None
+    split, split_name = matched.groups(default="")
+    videos = [video_id(name) for line in decode_utf8(storage.read_bytes(path)).splitlines() if (name := line.strip())]
+    if not videos or len(set(videos)) < len(videos):
+        problem = "has a duplicate video" if videos else "is empty"
+        raise DataError(f"{path} {problem}: expected the name of a video per line, each once.")
+    if lists.setdefault(_SPLIT_NAME_ALIASES.get(split_name, split_name), {}).setdefault(split, videos) is not videos:
+        raise DataError(f"{path}: duplicate {split} list of the same split. Pass only one of them.")
+
+
+def _make_splits(split_name: str, lists: dict[str, list[str]]) -> list[VideoSplits]:
+    suffix = f"-{split_name}" if split_name else ""
     if "train" not in lists or len(lists) < 2:
         missing = "the train list" if "train" not in lists else "a val or test list"
         given = " and ".join(f"the {split} list" for split in sorted(lists))
-        raise DataError(f"lists {suffix[1:] or 'without a name'}: got {given} without {missing}. Add it, or remove the others.")
+        raise DataError(f"lists {split_name or 'without a name'}: got {given} without {missing}. Add it, or remove the others.")
     if "test" in lists:
-        return [VideoSplits(suffix, _split_of(lists, suffix[1:]))]
-    all_videos = _split_of({"train": lists["train"], "test": lists["val"]}, suffix[1:])
+        return [VideoSplits(suffix, _split_of(lists, split_name))]
+    all_videos = _split_of({"train": lists["train"], "test": lists["val"]}, split_name)
     by_hash = sorted(lists["train"], key=lambda video: hashlib.sha256(video.encode()).digest())
     held_out = dict.fromkeys(by_hash[: min(NUM_HELD_OUT, len(by_hash) // 10)], "val")
     return [
@@ -226,8 +194,8 @@ def convert_features(sources: Sequence[str | Path], out: str | Path, progress: P
         if path.is_dir() or path.name.endswith(HDF5_SUFFIXES):
             videos.append(HDF5Videos.open(path, lambda done, total: progress.update("files of videos", done, total, 0.0)))
             values.add_captions(videos[-1].captions, path)
-        elif is_split_list(path):
-            lists.add(path)
+        elif _LIST.fullmatch(path.name):
+            _read_split_list(path, lists)
         elif path.name.endswith(".json"):
             captions, splits = read_captions_and_splits(path)
             values.add_captions(captions, path)
@@ -349,8 +317,9 @@ def _blocks(arrays: list[np.ndarray]) -> Iterator[Encoded]:
 def _write_split_files(folder: Path, name: str, values: PublishedFeatures, lists: SplitLists) -> tuple[str, ...]:
     """Write a list for each way to split the videos: from split lists, else from a file of captions, else without splits."""
     split_of = values.splits if len(set(values.splits.values())) > 1 else None
-    all_splits_of_videos = lists.all_splits() or ([VideoSplits("", split_of)] if values.captions else [])
-    files = {f"dataset_{name}{splits.suffix}.json": splits for splits in all_splits_of_videos}
+    of_lists = [splits for split_name, named in lists.items() for splits in _make_splits(split_name, named)]
+    of_captions = [VideoSplits("", split_of)] if values.captions else []
+    files = {f"dataset_{name}{splits.suffix}.json": splits for splits in of_lists or of_captions}
     for file, splits in files.items():
         storage.write_json(folder / file, splits.to_karpathy(values.captions, values.test_caption_index))
     return tuple(files)

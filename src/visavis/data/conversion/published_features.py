@@ -150,10 +150,10 @@ def _array(value: Any, video: str, path: Path) -> np.ndarray | None:
         return None
     if not isinstance(value, np.ndarray):
         raise DataError(
-            f"{path} gives {video} a {type(value).__name__}, but an array to others: expected an array, or NaN location it is missing."
+            f"{path} gives {video} a {type(value).__name__}, but an array to others: expected an array, or NaN where it is missing."
         )
     if not value.ndim:
-        raise DataError(f"{path} gives {video} the number {value}, expected an array [length, width], or NaN location it is missing.")
+        raise DataError(f"{path} gives {video} the number {value}, expected an array [length, width], or NaN where it is missing.")
     return value
 
 
@@ -262,7 +262,7 @@ class HDF5Videos:
                 if len(shape) != 2 and is_missing(video[key][()]):
                     continue
                 if len(shape) not in (1, 2):
-                    raise DataError(f"{path}: {key} is of shape {list(shape)}, expected [length, width], or NaN location it is missing.")
+                    raise DataError(f"{path}: {key} is of shape {list(shape)}, expected [length, width], or NaN where it is missing.")
                 if self.embedding_dims.setdefault(name, shape[-1]) != shape[-1]:
                     raise DataError(
                         f"{path}: {key} has dimension {shape[-1]}, but {self.embedding_dims[name]} in earlier files: expected one dimension."

@@ -1,8 +1,9 @@
 """A safe reader of pickles with plain values: numbers, texts, containers and numpy arrays. Nothing in the file is executed.
 
-A pickle is a program. This reader implements only the instructions that build plain values. The few names that such a
-pickle may use (``numpy.dtype``, ``collections.OrderedDict``, ...) stand for functions of this file. Any other name is refused as code.
-A restricted ``pickle.Unpickler`` is not enough: it calls methods of arrays, allocates memory by the declared shape, and copies without limit.
+A pickle is a program. The standard library's unpickler in Python runs its instructions, except those that import a name, call it, make an
+object or set its state. The few names that a plain pickle may use (``numpy.dtype``, ``collections.OrderedDict``, ...) stand for functions of
+this file. Any other name is refused as code. The usual restriction of ``pickle.Unpickler``, by ``find_class``, is not enough: it calls methods
+of arrays, hashes nested keys, and copies without limit.
 
 Large bytes are not copied: arrays stay in the memory-mapped file. Protocols 0 to 5 are supported, and strings of Python 2 (decoded as UTF-8 if
 possible, else bytes).
@@ -10,15 +11,17 @@ possible, else bytes).
 
 from __future__ import annotations
 
-import codecs
 import math
 import mmap
+import os
+import pickle
+import pickletools
 import re
 import struct
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -71,28 +74,6 @@ class UnfinishedArray:
 
     build: Callable[[Any], Any]
     memo_slots: list[int] = field(default_factory=list)
-
-
-def resolve_global(module: Any, name: Any) -> GlobalName:
-    """Return what a name of a module stands for.
-
-    Args:
-        module: Name of the module.
-        name: The name.
-
-    Returns:
-        The function or type.
-
-    Raises:
-        TypeError: If the arguments are not texts.
-        UnsafePickle: If the name is not allowed.
-    """
-    if not isinstance(module, str) or not isinstance(name, str):
-        raise TypeError("expected names as texts")
-    full = f"{_MODULE_ALIASES.get(module, module)}.{name}"
-    if full not in _CALLS and full not in _TYPES:
-        raise UnsafePickle(CODE_IN_PICKLE.format(f"it names {full[:80]!r}"))
-    return GlobalName(full, _CALLS.get(full))
 
 
 def check_key(key: Any) -> Any:
@@ -214,121 +195,98 @@ def read_plain_pickle(path: str | Path) -> Any:
             raise DataError(f"{path} is empty, expected a pickle.")
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     try:
-        return _PickleReader(memoryview(content), _after_npy_header(path, content)).run()
+        _skip_npy_header(path, content)
+        return _PlainUnpickler(_MappedFile(content)).load()
     except DataError:
         raise
     except UnsafePickle as reason:
         raise DataError(f"{path} {reason}.") from None
-    except (IndexError, KeyError, ValueError, TypeError, OverflowError, AttributeError, struct.error):
+    except (pickle.UnpicklingError, IndexError, KeyError, ValueError, TypeError, OverflowError, AttributeError, struct.error):
         raise DataError(f"{path} {_DAMAGED}.") from None
 
 
-def _after_npy_header(path: Path, content: mmap.mmap) -> int:
-    """Return where the pickle begins: at 0, or after the header of a ``.npy`` of objects."""
+def _skip_npy_header(path: Path, content: mmap.mmap) -> None:
+    """Move to the pickle in a ``.npy`` of objects."""
     if content[:6] != b"\x93NUMPY":
-        return 0
+        return
     version = np.lib.format.read_magic(content)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     if read(content)[2] != np.dtype(object):
         raise DataError(f"{path} is a .npy of numbers, expected one of objects, or a pickle. Its rows have no names.")
-    return content.tell()
 
 
-class _PickleReader:
-    def __init__(self, content: memoryview, start: int):
-        self.content, self.at = content, start
-        self.stack: list[Any] = []
-        self.marks: list[int] = []
-        self.memo: dict[int, Any] = {}
+class _MappedFile:
+    """A file for the unpickler, which does not copy large parts and raises ValueError at its end."""
+
+    def __init__(self, content: mmap.mmap):
+        self.content, self.readline = content, content.readline
+
+    def read(self, size: int) -> bytes | memoryview:
+        start = self.content.tell()
+        self.content.seek(size, os.SEEK_CUR)
+        part = memoryview(self.content)[start : start + size]
+        return bytes(part) if size <= _MAX_COPIED_BYTES else part
+
+
+class _Memo(dict[int, Any]):
+    """The memo of a pickle, with the positions of unfinished arrays."""
+
+    def __setitem__(self, slot: int, value: Any) -> None:
+        super().__setitem__(slot, value)
+        if isinstance(value, UnfinishedArray):
+            value.memo_slots.append(slot)
+
+
+def _refuse(reason: str) -> Callable[[_PlainUnpickler], None]:
+    def refuse(_: _PlainUnpickler) -> None:
+        raise UnsafePickle(reason)
+
+    return refuse
+
+
+class _PlainUnpickler(pickle._Unpickler):
+    stack: list[Any]
+    append: Callable[[Any], None]
+    pop_mark: Callable[[], list[Any]]
+    read: Callable[[int], bytes]
+
+    def __init__(self, file: _MappedFile):
+        super().__init__(file)  # type: ignore[arg-type]
+        self.memo = _Memo()
         # Items that may still be copied. Without a limit, a small file could request the same copy many times.
-        self.copy_budget = 16 * len(content) + 2**16
+        self.copy_budget = 16 * len(file.content) + 2**16
 
-    def run(self) -> Any:
-        while (opcode := self.take(1)[0]) != ord("."):
-            step = _INSTRUCTIONS.get(opcode)
-            if step is None:
-                raise UnsafePickle(_REFUSED.get(opcode, _DAMAGED))
-            step(self)
-        return self.stack.pop()
+    def find_class(self, module: str, name: str) -> GlobalName:
+        full = f"{_MODULE_ALIASES.get(module, module)}.{name}"
+        if full not in _CALLS and full not in _TYPES:
+            raise UnsafePickle(CODE_IN_PICKLE.format(f"it names {full[:80]!r}"))
+        return GlobalName(full, _CALLS.get(full))
 
-    def take(self, size: int) -> memoryview:
-        """Read the next bytes of the file."""
-        part = self.content[self.at : self.at + size]
-        if len(part) != size:
-            raise ValueError("the file ends here")
-        self.at += size
-        return part
+    def _decode_string(self, value: bytes) -> str | bytes:
+        """Decode a string of Python 2."""
+        raw = bytes(value)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return raw
 
-    def number(self, form: str) -> Any:
-        return struct.unpack(form, self.take(struct.calcsize(form)))[0]
-
-    def line(self) -> bytes:
-        step = 256
-        while (end := bytes(self.content[self.at : self.at + step]).find(b"\n")) < 0:
-            if self.at + step >= len(self.content):
-                raise ValueError("the file ends here")
-            step *= 4
-        line = bytes(self.take(end))
-        self.take(1)
-        return line
-
-    def push(self, value: Any) -> None:
-        self.stack.append(value)
-
-    def string_of_bytes(self, form: str) -> bytes | memoryview:
-        part = self.take(self.number(form))
-        return bytes(part) if len(part) <= _MAX_COPIED_BYTES else part
-
-    def since_mark(self) -> list[Any]:
-        start = self.marks.pop()
-        items = self.stack[start:]
-        del self.stack[start:]
-        return items
-
-    def last(self, count: int) -> tuple[Any, ...]:
-        return tuple([self.stack.pop() for _ in range(count)][::-1])
-
-    def extend(self, items: list[Any]) -> None:
-        if type(self.stack[-1]) is not list:
-            raise TypeError("no list")
-        self.stack[-1].extend(items)
-
-    def update(self, items: list[Any], *new: Any) -> None:
-        self.stack += new
-        table = self.stack[-1]
-        if type(table) is not dict:
-            raise TypeError("no dict")
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            table[check_key(key)] = value
-
-    def add(self, items: list[Any], *new: Any) -> None:
-        self.stack += new
-        if type(self.stack[-1]) is not set:
-            raise TypeError("no set")
-        self.stack[-1].update(map(check_key, items))
-
-    def put(self, slot: int) -> None:
-        self.memo[slot] = self.stack[-1]
-        if isinstance(self.stack[-1], UnfinishedArray):
-            self.stack[-1].memo_slots.append(slot)
-
-    def reduce(self) -> None:
-        name, arguments = self.last(2)
+    def load_reduce(self) -> None:
+        arguments, name = self.stack.pop(), self.stack.pop()
         if not isinstance(name, GlobalName) or name.call is None:
             raise UnsafePickle(CODE_IN_PICKLE.format(f"it calls {name if isinstance(name, GlobalName) else type(name).__name__}"))
-        self.spend(arguments)
-        self.push(name.call(*arguments))
+        self._spend(arguments)
+        self.append(name.call(*arguments))
 
-    def build(self) -> None:
-        pending, state = self.last(2)
+    def load_build(self) -> None:
+        state, pending = self.stack.pop(), self.stack.pop()
         if not isinstance(pending, UnfinishedArray):
             raise UnsafePickle(CODE_IN_PICKLE.format(f"it sets the state of a {type(pending).__name__}"))
-        self.spend(state)
-        self.push(pending.build(state))
+        self._spend(state)
+        self.append(pending.build(state))
         for slot in pending.memo_slots:
             self.memo[slot] = self.stack[-1]
 
-    def spend(self, arguments: tuple[Any, ...]) -> None:
+    def _spend(self, arguments: tuple[Any, ...]) -> None:
         """Subtract the items that a call may copy from the budget."""
         if type(arguments) is not tuple or any(isinstance(argument, np.ndarray) for argument in arguments):
             raise TypeError("no arguments")
@@ -336,90 +294,53 @@ class _PickleReader:
         if self.copy_budget < 0:
             raise UnsafePickle("copies the same values too often")
 
+    def load_dict(self) -> None:
+        items = self.pop_mark()
+        self.append({})
+        self._set_items(items)
 
-def _text_of_python_2(raw: bytes) -> str | bytes:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return raw
+    def load_setitem(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._set_items([key, value])
 
+    def load_setitems(self) -> None:
+        self._set_items(self.pop_mark())
 
-def _quoted(line: bytes) -> str | bytes:
-    """A string of protocol 0, in quotes, with escapes."""
-    if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
-        raise ValueError("no quotes")
-    return _text_of_python_2(codecs.escape_decode(line[1:-1])[0])
+    def _set_items(self, items: list[Any]) -> None:
+        if type(self.stack[-1]) is not dict:
+            raise TypeError("no dict")
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            self.stack[-1][check_key(key)] = value
 
+    def load_frozenset(self) -> None:
+        items = self.pop_mark()
+        self.append(set(map(check_key, items)))
 
-_INTEGERS = {b"00": False, b"01": True}
+    def load_additems(self) -> None:
+        items = self.pop_mark()
+        if type(self.stack[-1]) is not set:
+            raise TypeError("no set")
+        self.stack[-1].update(map(check_key, items))
 
-_INSTRUCTIONS: dict[int, Callable[[_PickleReader], Any]] = {
-    # numbers
-    ord("N"): lambda m: m.push(None),
-    0x88: lambda m: m.push(True),
-    0x89: lambda m: m.push(False),
-    ord("I"): lambda m: m.push(_INTEGERS[line] if (line := m.line()) in _INTEGERS else int(line)),
-    ord("J"): lambda m: m.push(m.number("<i")),
-    ord("K"): lambda m: m.push(m.number("<B")),
-    ord("M"): lambda m: m.push(m.number("<H")),
-    ord("L"): lambda m: m.push(int(m.line().rstrip(b"L"))),
-    0x8A: lambda m: m.push(int.from_bytes(m.take(m.number("<B")), "little", signed=True)),
-    0x8B: lambda m: m.push(int.from_bytes(m.take(m.number("<i")), "little", signed=True)),
-    ord("F"): lambda m: m.push(float(m.line())),
-    ord("G"): lambda m: m.push(m.number(">d")),
-    # texts and bytes
-    ord("S"): lambda m: m.push(_quoted(m.line())),
-    ord("T"): lambda m: m.push(_text_of_python_2(bytes(m.take(m.number("<i"))))),
-    ord("U"): lambda m: m.push(_text_of_python_2(bytes(m.take(m.number("<B"))))),
-    ord("V"): lambda m: m.push(m.line().decode("raw-unicode-escape")),
-    ord("X"): lambda m: m.push(str(m.take(m.number("<I")), "utf-8", "surrogatepass")),
-    0x8C: lambda m: m.push(str(m.take(m.number("<B")), "utf-8", "surrogatepass")),
-    0x8D: lambda m: m.push(str(m.take(m.number("<Q")), "utf-8", "surrogatepass")),
-    ord("B"): lambda m: m.push(m.string_of_bytes("<I")),
-    ord("C"): lambda m: m.push(m.string_of_bytes("<B")),
-    0x8E: lambda m: m.push(m.string_of_bytes("<Q")),
-    0x96: lambda m: m.push(m.string_of_bytes("<Q")),
-    # containers
-    ord("("): lambda m: m.marks.append(len(m.stack)),
-    ord("]"): lambda m: m.push([]),
-    ord("l"): lambda m: m.push(m.since_mark()),
-    ord("a"): lambda m: m.extend([m.stack.pop()]),
-    ord("e"): lambda m: m.extend(m.since_mark()),
-    ord(")"): lambda m: m.push(()),
-    ord("t"): lambda m: m.push(tuple(m.since_mark())),
-    0x85: lambda m: m.push(m.last(1)),
-    0x86: lambda m: m.push(m.last(2)),
-    0x87: lambda m: m.push(m.last(3)),
-    ord("}"): lambda m: m.push({}),
-    ord("d"): lambda m: m.update(m.since_mark(), {}),
-    ord("s"): lambda m: m.update(list(m.last(2))),
-    ord("u"): lambda m: m.update(m.since_mark()),
-    0x8F: lambda m: m.push(set()),
-    0x90: lambda m: m.add(m.since_mark()),
-    0x91: lambda m: m.add(m.since_mark(), set()),
-    # stack and memo
-    ord("0"): lambda m: m.stack.pop(),
-    ord("1"): lambda m: m.since_mark(),
-    ord("2"): lambda m: m.push(m.stack[-1]),
-    ord("p"): lambda m: m.put(int(m.line())),
-    ord("q"): lambda m: m.put(m.number("<B")),
-    ord("r"): lambda m: m.put(m.number("<I")),
-    0x94: lambda m: m.put(len(m.memo)),
-    ord("g"): lambda m: m.push(m.memo[int(m.line())]),
-    ord("h"): lambda m: m.push(m.memo[m.number("<B")]),
-    ord("j"): lambda m: m.push(m.memo[m.number("<I")]),
-    0x80: lambda m: m.take(1),
-    0x95: lambda m: m.take(8),
-    # names
-    ord("c"): lambda m: m.push(resolve_global(m.line().decode(), m.line().decode())),
-    0x93: lambda m: m.push(resolve_global(*m.last(2))),
-    ord("R"): _PickleReader.reduce,
-    ord("b"): _PickleReader.build,
-}
-
-_OBJECTS = CODE_IN_PICKLE.format("it makes objects of a class")
-_ELSEWHERE = "refers to values outside the pickle, which are not available"
-_REFUSED = {
-    **dict.fromkeys([ord("i"), ord("o"), 0x81, 0x92, 0x82, 0x83, 0x84], _OBJECTS),
-    **dict.fromkeys([ord("P"), ord("Q"), 0x97, 0x98], _ELSEWHERE),
-}
+    # The opcodes of protocols 0 to 5, which will never be more. These methods and refusals replace the unsafe ones.
+    dispatch: ClassVar[dict[int, Any]] = {
+        **{ord(opcode.code): pickle._Unpickler.dispatch[ord(opcode.code)] for opcode in pickletools.opcodes if opcode.proto <= 5},
+        pickle.REDUCE[0]: load_reduce,
+        pickle.BUILD[0]: load_build,
+        pickle.DICT[0]: load_dict,
+        pickle.SETITEM[0]: load_setitem,
+        pickle.SETITEMS[0]: load_setitems,
+        pickle.FROZENSET[0]: load_frozenset,
+        pickle.ADDITEMS[0]: load_additems,
+        # Do not allocate memory by a declared length.
+        pickle.FRAME[0]: lambda reader: reader.read(8),
+        pickle.BYTEARRAY8[0]: pickle._Unpickler.dispatch[pickle.BINBYTES8[0]],
+        **dict.fromkeys(
+            map(ord, (pickle.INST, pickle.OBJ, pickle.NEWOBJ, pickle.NEWOBJ_EX, pickle.EXT1, pickle.EXT2, pickle.EXT4)),
+            _refuse(CODE_IN_PICKLE.format("it makes objects of a class")),
+        ),
+        **dict.fromkeys(
+            map(ord, (pickle.PERSID, pickle.BINPERSID, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER)),
+            _refuse("refers to values outside the pickle, which are not available"),
+        ),
+    }

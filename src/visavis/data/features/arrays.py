@@ -1,4 +1,4 @@
-"""Features that you computed: a ``.npy`` array with one row per image, or a whole data set of the VSE++ family."""
+"""Rows of feature arrays, and features that you computed: a ``.npy`` array with one row per image, or a data set of the VSE++ family."""
 
 from __future__ import annotations
 
@@ -12,32 +12,96 @@ from torch import Tensor
 
 from visavis import storage
 from visavis.data.dataset import Dataset
-from visavis.data.features.store import look_up_rows
-from visavis.data.file_fingerprint import stat_hash
 from visavis.data.formats.precomp import PRECOMP, find_precomp_files, load_all_precomp_features
 from visavis.errors import DataError
 from visavis.types import Encoded
 
 
-class ArrayFeatures:
-    """A ``.npy`` array with one row (a vector or a grid of regions) per image, in the order of the whole data set.
+def look_up_rows(row_of: dict[str, int], keys: Iterable[str], folder: Path) -> np.ndarray:
+    """Look up the rows of keys.
 
     Args:
-        path: The file.
-        vectors: The array, memory-mapped.
-        row: Row of each image name.
+        row_of: Row of each key.
+        keys: The keys.
+        folder: The store, for errors.
+
+    Returns:
+        Row numbers.
+
+    Raises:
+        DataError: If a key is unknown.
+    """
+    try:
+        return np.array([row_of[key] for key in keys], dtype=np.int64)
+    except KeyError as missing:
+        raise DataError(f"{folder} has no features of {missing.args[0]!r}. Compute features for this data set.") from None
+
+
+def are_offsets(offsets: np.ndarray, num_items: int) -> bool:
+    """Return whether an array has the start of each sequence and the end of the last one.
+
+    Args:
+        offsets: The array.
+        num_items: Number of sequences.
+
+    Returns:
+        Whether it is valid.
+    """
+    return len(offsets) == num_items + 1 and offsets[0] == 0 and bool((np.diff(offsets) >= 0).all())
+
+
+def read_padded(
+    vectors: np.ndarray, offsets: np.ndarray, rows: np.ndarray, *, max_length: int = 0, min_length: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Read sequences of different lengths as one padded tensor.
+
+    Args:
+        vectors: All vectors, shape ``[total, D]``. Sequence i is ``vectors[offsets[i] : offsets[i + 1]]``.
+        offsets: Start of each sequence, shape ``[N + 1]``.
+        rows: The sequences to read, shape ``[n]``.
+        max_length: Number of vectors that are read of a longer sequence, evenly spaced from its first one. 0: all.
+        min_length: Smallest padded length.
+
+    Returns:
+        Float32 vectors ``[n, L, D]``, padded with zeros, and their mask ``[n, L]``.
+
+    Example:
+        >>> vectors, mask = read_padded(np.arange(5.0)[:, None], np.array([0, 4, 5]), np.array([1, 0]), max_length=2)
+        >>> vectors[..., 0].tolist(), mask.tolist()
+        ([[4.0, 0.0], [0.0, 2.0]], [[True, False], [True, True]])
+    """
+    starts, lengths = offsets[rows], offsets[rows + 1] - offsets[rows]
+    read_lengths = np.minimum(lengths, max_length) if max_length else lengths
+    positions = np.arange(read_lengths.max(initial=min_length))
+    mask = positions < read_lengths[:, None]
+    spaced = positions * lengths[:, None] // np.maximum(read_lengths, 1)[:, None]
+    padded = torch.zeros(*mask.shape, vectors.shape[-1])
+    padded[torch.from_numpy(mask)] = torch.from_numpy(vectors[(starts[:, None] + spaced)[mask]]).float()
+    return padded, torch.from_numpy(mask)
+
+
+class ArrayFeatures:
+    """Arrays with one row (a vector or a grid of regions) per image.
+
+    Args:
+        path: The file or folder.
+        files: Files that are read.
+        arrays: The arrays, memory-mapped, by what they are for errors. Rows are counted through all arrays.
+        row_of: Row of each image name.
     """
 
-    def __init__(self, path: Path, vectors: np.ndarray, row: dict[str, int]):
-        self.path, self._vectors, self._row = path, vectors, row
+    def __init__(self, path: Path, files: list[Path], arrays: dict[str, np.ndarray], row_of: dict[str, int]):
+        self.path, self.files, self._arrays, self._row_of = path, files, arrays, row_of
+        self._first_row = dict(zip(arrays, np.cumsum([0, *map(len, arrays.values())]).tolist(), strict=False))
+        self._shape = next(iter(arrays.values())).shape[1:]
 
     @classmethod
     def open(cls, path: str | Path, dataset: Dataset) -> ArrayFeatures:
-        """Open the array of a data set, or of a part of it.
+        """Open a ``.npy`` array in the order of a whole data set.
 
         Args:
             path: The file.
-            dataset: The data set.
+            dataset: The data set, or a part of it.
 
         Returns:
             The features.
@@ -54,20 +118,36 @@ class ArrayFeatures:
             raise DataError(
                 f"{path}: expected {expected} of features, one for each image of {dataset.name} in its order, got shape {vectors.shape}."
             )
-        return cls(path, vectors, {image.name: int(row) for image, row in zip(dataset.images, rows, strict=True)})
+        row_of = {image.name: row for image, row in zip(dataset.images, rows.tolist(), strict=True)}
+        return cls(path, [path], {str(path): vectors}, row_of)
+
+    @classmethod
+    def open_precomp(cls, path: str | Path) -> ArrayFeatures:
+        """Open the stored features of a whole data set of the VSE++ family.
+
+        Args:
+            path: The folder.
+
+        Returns:
+            The features. Image ``<split>-<i>`` has row i of its split.
+
+        Raises:
+            DataError: If the folder has no such features.
+        """
+        if not (files := find_precomp_files(path)):
+            raise DataError(f'{path}: features = "precomp" expects {PRECOMP.description}. Add these files or name other features.')
+        arrays = load_all_precomp_features(path)
+        names = [f"{split}-{index}" for split, array in arrays.items() for index in range(len(array))]
+        parts = {f"split {split} in {path}": array for split, array in arrays.items()}
+        return cls(Path(path), files, parts, {name: row for row, name in enumerate(names)})
 
     def __len__(self) -> int:
-        return len(self._vectors)
-
-    @property
-    def files(self) -> list[Path]:
-        """Files that are read."""
-        return [self.path]
+        return sum(map(len, self._arrays.values()))
 
     @property
     def embedding_dim(self) -> int:
         """Size of the last dimension."""
-        return self._vectors.shape[-1]
+        return self._shape[-1]
 
     def rows(self, keys: Iterable[str]) -> np.ndarray:
         """Look up the rows of images.
@@ -78,7 +158,7 @@ class ArrayFeatures:
         Returns:
             Row numbers.
         """
-        return look_up_rows(self._row, keys, self.path)
+        return look_up_rows(self._row_of, keys, self.path)
 
     def describe_row(self, row: int) -> str:
         """Describe a row, for errors.
@@ -89,7 +169,8 @@ class ArrayFeatures:
         Returns:
             A text.
         """
-        return f"row {row} of {self.path}"
+        *_, (location, first) = (item for item in self._first_row.items() if item[1] <= row)
+        return f"row {row - first} of {location}"
 
     def read(self, rows: Sequence[int] | np.ndarray | Tensor) -> Encoded:
         """Read rows.
@@ -98,82 +179,16 @@ class ArrayFeatures:
             rows: Row numbers.
 
         Returns:
-            Float32 features in the given order.
+            Float32 features in the given order. Values that are too large become infinite.
         """
-        return Encoded(_to_float32(self._vectors[np.asarray(rows)]))
-
-
-class PrecompFeatures:
-    """Stored features of a whole data set of the VSE++ family.
-
-    Args:
-        path: The folder.
-    """
-
-    def __init__(self, path: str | Path):
-        self.folder = Path(path)
-        if not self.files:
-            raise DataError(f'{path}: features = "precomp" expects {PRECOMP.description}. Add these files or name other features.')
-        self._arrays = load_all_precomp_features(path)
-        self._first = dict(zip(self._arrays, np.cumsum([0, *map(len, self._arrays.values())]), strict=False))
-
-    def __len__(self) -> int:
-        return sum(map(len, self._arrays.values()))
-
-    @property
-    def files(self) -> list[Path]:
-        """Files that are read."""
-        return find_precomp_files(self.folder)
-
-    @property
-    def embedding_dim(self) -> int:
-        """Size of the last dimension."""
-        return int(next(iter(self._arrays.values())).shape[-1])
-
-    def rows(self, keys: Iterable[str]) -> np.ndarray:
-        """Look up the rows of images.
-
-        Args:
-            keys: Image names ``<split>-<i>``.
-
-        Returns:
-            Row numbers.
-        """
-        parts = (key.rsplit("-", 1) for key in keys)
-        return np.array([self._first[split] + int(index) for split, index in parts], dtype=np.int64)
-
-    def describe_row(self, row: int) -> str:
-        """Describe a row, for errors.
-
-        Args:
-            row: Row number.
-
-        Returns:
-            A text.
-        """
-        *_, (split, first) = (item for item in self._first.items() if item[1] <= row)
-        return f"image {row - first} of split {split} in {self.folder}"
-
-    def read(self, rows: np.ndarray) -> Encoded:
-        """Read rows.
-
-        Args:
-            rows: Row numbers.
-
-        Returns:
-            Float32 features in the given order.
-        """
-        values = torch.empty(len(rows), *next(iter(self._arrays.values())).shape[1:])
-        for split, array in self._arrays.items():
-            in_split = (rows >= self._first[split]) & (rows < self._first[split] + len(array))
-            values[torch.from_numpy(in_split)] = _to_float32(array[rows[in_split] - self._first[split]])
-        return Encoded(values)
-
-
-def _to_float32(values: np.ndarray) -> Tensor:
-    """Convert to float32. Values that are too large become infinite."""
-    with np.errstate(over="ignore"):
-        return torch.from_numpy(values.astype(np.float32, copy=False))
+        rows = np.asarray(rows)
+        values = np.empty((len(rows), *self._shape), np.float32)
+        for location, array in self._arrays.items():
+            positions = rows - self._first_row[location]
+            inside = (positions >= 0) & (positions < len(array))
+            with np.errstate(over="ignore"):
+                values[inside] = array[positions[inside]]
+        return Encoded(torch.from_numpy(values))
 
 
 # Rows that are in memory at once.
@@ -185,7 +200,7 @@ class _ScanResult:
     first_nonfinite_row: int | None
 
 
-def first_nonfinite_row(features: ArrayFeatures | PrecompFeatures) -> int | None:
+def first_nonfinite_row(features: ArrayFeatures) -> int | None:
     """Find the first row with NaN or infinity. The result is cached until a file changes.
 
     Args:
@@ -194,7 +209,7 @@ def first_nonfinite_row(features: ArrayFeatures | PrecompFeatures) -> int | None
     Returns:
         The row number. None if all rows are finite.
     """
-    record = storage.cache_folder() / "checks" / f"finite-{stat_hash(features.files)}.json"
+    record = storage.cache_folder() / "checks" / f"finite-{storage.stat_hash(features.files)}.json"
     result = storage.read_checksummed_json(record, _ScanResult)
     if result is None:
         result = _ScanResult(_scan(features))
@@ -202,7 +217,7 @@ def first_nonfinite_row(features: ArrayFeatures | PrecompFeatures) -> int | None
     return result.first_nonfinite_row
 
 
-def _scan(features: ArrayFeatures | PrecompFeatures) -> int | None:
+def _scan(features: ArrayFeatures) -> int | None:
     for start in range(0, len(features), ROWS_PER_READ):
         vectors = features.read(np.arange(start, min(start + ROWS_PER_READ, len(features)))).vectors
         assert isinstance(vectors, Tensor)

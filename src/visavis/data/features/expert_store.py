@@ -24,8 +24,8 @@ import numpy as np
 from torch import Tensor
 
 from visavis import storage
-from visavis.data.features.store import MAX_BYTES_HASHED_AT_OPEN, look_up_rows, raise_as_damaged, read_padded
-from visavis.data.file_fingerprint import stat_hash
+from visavis.data.features.arrays import are_offsets, look_up_rows, read_padded
+from visavis.data.features.store import MAX_BYTES_HASHED_AT_OPEN, raise_as_damaged
 from visavis.data.video import video_id
 from visavis.errors import DataError, suggest_name
 from visavis.types import Encoded
@@ -302,8 +302,7 @@ def _open_expert(folder: Path, name: str, embedding_dim: int, items: int) -> _Ex
             )
     vectors = storage.read_array(folder / f"{name}.npy", dimensions=2, memory_map=True)
     offsets = storage.read_array(folder / f"{name}.offsets.npy", dimensions=1, kinds="i")
-    rising = len(offsets) == items + 1 and offsets[0] == 0 and bool((np.diff(offsets) >= 0).all())
-    if not rising or vectors.shape != (offsets[-1], embedding_dim) or vectors.dtype != np.float32:
+    if not are_offsets(offsets, items) or vectors.shape != (offsets[-1], embedding_dim) or vectors.dtype != np.float32:
         raise storage.DamagedCacheError(
             f"{folder / name}.npy has {vectors.dtype} of shape {list(vectors.shape)}, which does not match {EXPERTS_FILE} and its offsets"
         )
@@ -317,7 +316,7 @@ def _checksum(items: list[str], embedding_dims: Mapping[str, int], digests: Mapp
 def _verify(folder: Path, contents: _Contents, experts: dict[str, _Expert]) -> None:
     """Verify the checksum, if the store is small or the result is not cached."""
     files = (folder / f"{name}{ending}" for name in experts for ending in (".npy", ".offsets.npy"))
-    record = storage.cache_folder() / "checks" / f"experts-{stat_hash(files, contents.sha256)}.json"
+    record = storage.cache_folder() / "checks" / f"experts-{storage.stat_hash(files, contents.sha256)}.json"
     small = sum(expert.vectors.nbytes for expert in experts.values()) <= MAX_BYTES_HASHED_AT_OPEN
     if not small and storage.read_checksummed_json(record, str) == contents.sha256:
         return

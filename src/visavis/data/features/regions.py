@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from visavis import storage
+from visavis.data.dataset import ProgressCallback
 from visavis.data.features.expert_store import ExpertStore, create_expert_store
-from visavis.data.file_fingerprint import ProgressCallback, stat_hash
 from visavis.errors import DataError
 from visavis.types import Encoded
 
@@ -165,7 +165,7 @@ class RegionFeatures:
         """
         path = Path(path)
         files = find_region_files(path)
-        folder = storage.cache_folder() / "regions" / f"{path.name}-{stat_hash(files)}"
+        folder = storage.cache_folder() / "regions" / f"{path.name}-{storage.stat_hash(files)}"
         with storage.folder_lock(folder, wait=True):
             if not folder.exists():
                 _convert(files, folder, on_progress)

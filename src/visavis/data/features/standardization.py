@@ -1,4 +1,4 @@
-"""Standardization of features to mean 0 and standard std 1 in each dimension, with the statistics of the training split."""
+"""Standardization of features to mean 0 and standard deviation 1 in each dimension, with the statistics of the training split."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from visavis.types import Encoded
 
-# A dimension with a smaller standard std is constant. It is centered and not scaled.
+# A dimension with a smaller standard deviation is constant. It is centered and not scaled.
 MIN_STD = 1e-6
 
 
@@ -24,7 +24,7 @@ class Standardization:
 
     Attributes:
         mean: Mean of r(x) over the training images and their regions, in each dimension.
-        std: Standard std of r(x) in each dimension, above 0.
+        std: Standard deviation of r(x) in each dimension, above 0.
         signed_sqrt: Whether to apply the signed square root.
     """
 

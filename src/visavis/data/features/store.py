@@ -17,6 +17,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 from visavis import storage
+from visavis.data.features.arrays import are_offsets, look_up_rows, read_padded
 from visavis.errors import DataError, RefusedOverwrite, StorageError
 from visavis.types import Encoded
 
@@ -72,9 +74,9 @@ class StoreDescription:
         return self.granularity in VARIABLE_LENGTH_FILES
 
     @property
-    def embedding_dim(self) -> int:
-        """Size of the last dimension."""
-        return self.shape[-1]
+    def vectors_file(self) -> str:
+        """Name of the file of vectors."""
+        return VARIABLE_LENGTH_FILES.get(self.granularity, "vectors.npy")
 
     def difference(self, other: StoreDescription) -> str | None:
         """Find the first field in which two stores differ, except versions.
@@ -92,8 +94,9 @@ class StoreDescription:
         return None
 
 
-# All files that a store may have.
-STORE_FILE_NAMES = ("features.json", "keys.json", "progress.json", "offsets.npy", *VARIABLE_LENGTH_FILES.values(), "vectors.npy")
+# Files whose sizes and times are recorded, and all files that a store may have.
+_CONTENT_FILES = ("keys.json", "offsets.npy", *VARIABLE_LENGTH_FILES.values(), "vectors.npy")
+_STORE_FILES = ("features.json", "progress.json", *_CONTENT_FILES)
 # A smaller store is hashed each time it is opened, a larger one only if the size or time of a file has changed.
 MAX_BYTES_HASHED_AT_OPEN = 64 * 2**20
 # Bytes that are hashed at once.
@@ -113,101 +116,6 @@ class WriteProgress:
     rows_written: int
     sha256: str
     file_stats: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True)
-class StoreFiles:
-    """The files of a store.
-
-    Attributes:
-        folder: The folder.
-        keys: Image names or caption texts.
-        offsets: Start of each item's vectors, for words and frames.
-        vectors: The vectors, memory-mapped.
-        progress: State of writing.
-    """
-
-    folder: Path
-    keys: list[str]
-    offsets: np.ndarray | None
-    vectors: np.ndarray
-    progress: WriteProgress
-
-    @classmethod
-    def open(cls, folder: Path, description: StoreDescription) -> StoreFiles:
-        """Open the files of a store.
-
-        Args:
-            folder: The folder.
-            description: Content of ``features.json``.
-
-        Returns:
-            The files.
-
-        Raises:
-            DamagedCacheError: If a file is missing or does not match the description.
-        """
-        with raise_as_damaged():
-            keys = storage.read_json(folder / "keys.json", list[str])
-            written = storage.read_json(folder / "progress.json", WriteProgress)
-            offsets = storage.read_array(folder / "offsets.npy", dimensions=1, kinds="i") if description.has_variable_length else None
-            vectors = storage.read_array(folder / vectors_file_name(description), memory_map=True)
-        rows = len(keys) if offsets is None else int(offsets[-1]) if len(offsets) else 0
-        is_valid = {
-            "keys.json": len(set(keys)) == len(keys) == description.num_items,
-            "progress.json": 0 <= written.rows_written <= description.num_items
-            and (written.rows_written == description.num_items or not description.complete),
-            "offsets.npy": offsets is None or (len(offsets) == len(keys) + 1 and offsets[0] == 0 and bool((np.diff(offsets) >= 0).all())),
-            vectors_file_name(description): vectors.shape == (rows, *description.shape)
-            and vectors.dtype == np.float16
-            and vectors.flags.c_contiguous,
-        }
-        if wrong := next((name for name, fit in is_valid.items() if not fit), None):
-            raise storage.DamagedCacheError(f"{folder / wrong} does not match features.json")
-        return cls(folder, keys, offsets, vectors, written)
-
-    def checksum(self, rows: int) -> Any:
-        """Hash keys, offsets and the first rows.
-
-        Args:
-            rows: Number of rows.
-
-        Returns:
-            A SHA-256 object that can be updated with more rows.
-        """
-        digest = hashlib.sha256(json.dumps(self.keys).encode())
-        if self.offsets is not None:
-            digest.update(self.offsets.astype(np.int64).tobytes())
-        end = rows if self.offsets is None else int(self.offsets[rows])
-        step = max(1, _HASH_BLOCK_BYTES // max(1, self.vectors[:1].nbytes))
-        for start in range(0, end, step):
-            digest.update(self.vectors[start : min(start + step, end)].tobytes())
-        return digest
-
-    def verify(self) -> None:
-        """Verify the checksum, if the store is small or a file has changed.
-
-        Raises:
-            DamagedCacheError: If the checksum differs.
-        """
-        if self.is_unchanged and self.vectors.nbytes > MAX_BYTES_HASHED_AT_OPEN:
-            return
-        if self.checksum(self.progress.rows_written).hexdigest() != self.progress.sha256:
-            raise storage.DamagedCacheError(f"checksum mismatch of the features in {self.folder}")
-
-    @property
-    def is_unchanged(self) -> bool:
-        """Whether sizes and times of the files are those of the last verification."""
-        return self.file_stats() == self.progress.file_stats
-
-    def file_stats(self) -> tuple[tuple[int, int], ...]:
-        """Return the sizes and times of the files with keys and features.
-
-        Returns:
-            Size in bytes and time of change in ns of each file.
-        """
-        names = [name for name in STORE_FILE_NAMES if name not in ("features.json", "progress.json") and (self.folder / name).exists()]
-        return tuple((status.st_size, status.st_mtime_ns) for name in names for status in [(self.folder / name).stat()])
 
 
 @contextmanager
@@ -274,7 +182,7 @@ def create_store(folder: Path, description: StoreDescription, keys: Sequence[str
             offsets = np.concatenate([[0], np.cumsum(lengths)])
             storage.write_array(part / "offsets.npy", offsets)
             rows = int(offsets[-1])
-        storage.create_array(part / vectors_file_name(description), shape=(rows, *description.shape), dtype="float16")
+        storage.create_array(part / description.vectors_file, shape=(rows, *description.shape), dtype="float16")
 
 
 def discard_store(folder: Path, reason: storage.DamagedCacheError) -> None:
@@ -285,57 +193,20 @@ def discard_store(folder: Path, reason: storage.DamagedCacheError) -> None:
         reason: The damage, for the log.
     """
     storage.remove_partial_files(folder)
-    storage.remove_damaged(folder, [folder / name for name in STORE_FILE_NAMES], str(reason))
+    storage.remove_damaged(folder, [folder / name for name in _STORE_FILES], str(reason))
 
 
-def vectors_file_name(description: StoreDescription) -> str:
-    """Return the name of the file of vectors.
-
-    Args:
-        description: The description of the store.
-
-    Returns:
-        The file name.
-    """
-    return VARIABLE_LENGTH_FILES.get(description.granularity, "vectors.npy")
-
-
-def read_padded(
-    vectors: np.ndarray, offsets: np.ndarray, rows: np.ndarray, *, max_length: int = 0, min_length: int = 0
-) -> tuple[Tensor, Tensor]:
-    """Read sequences of different lengths as one padded tensor.
-
-    Args:
-        vectors: All vectors, shape ``[total, D]``. Sequence i is ``vectors[offsets[i] : offsets[i + 1]]``.
-        offsets: Start of each sequence, shape ``[N + 1]``.
-        rows: The sequences to read, shape ``[n]``.
-        max_length: Number of vectors that are read of a longer sequence, evenly spaced from its first one. 0: all.
-        min_length: Smallest padded length.
-
-    Returns:
-        Float32 vectors ``[n, L, D]``, padded with zeros, and their mask ``[n, L]``.
-
-    Example:
-        >>> vectors, mask = read_padded(np.arange(5.0)[:, None], np.array([0, 4, 5]), np.array([1, 0]), max_length=2)
-        >>> vectors[..., 0].tolist(), mask.tolist()
-        ([[4.0, 0.0], [0.0, 2.0]], [[True, False], [True, True]])
-    """
-    starts, lengths = offsets[rows], offsets[rows + 1] - offsets[rows]
-    read_lengths = np.minimum(lengths, max_length) if max_length else lengths
-    positions = np.arange(read_lengths.max(initial=min_length))
-    mask = positions < read_lengths[:, None]
-    spaced = positions * lengths[:, None] // np.maximum(read_lengths, 1)[:, None]
-    padded = torch.zeros(*mask.shape, vectors.shape[-1])
-    padded[torch.from_numpy(mask)] = torch.from_numpy(vectors[(starts[:, None] + spaced)[mask]]).float()
-    return padded, torch.from_numpy(mask)
-
-
+@dataclass(frozen=True, eq=False)
 class FeatureStore:
-    """A finished store.
+    """A store of features.
 
-    Args:
-        files: Its files.
-        description: Its description.
+    Attributes:
+        folder: The folder.
+        description: Content of ``features.json``.
+        keys: Image names or caption texts.
+        offsets: Start of each item's vectors, for words and frames.
+        vectors: The vectors, memory-mapped.
+        progress: State of writing.
 
     Example:
         >>> store = FeatureStore.open(folder)                           # doctest: +SKIP
@@ -343,14 +214,16 @@ class FeatureStore:
         torch.Size([2, 1280])
     """
 
-    def __init__(self, files: StoreFiles, description: StoreDescription):
-        self.folder, self.keys, self.description = files.folder, files.keys, description
-        self._offsets, self._vectors = files.offsets, files.vectors
-        self._row = {key: row for row, key in enumerate(self.keys)}
+    folder: Path
+    description: StoreDescription
+    keys: list[str]
+    offsets: np.ndarray | None
+    vectors: np.ndarray
+    progress: WriteProgress
 
     @classmethod
     def open(cls, folder: str | Path) -> FeatureStore:
-        """Open a finished store.
+        """Open a finished store. Its checksum is verified if the store is small or a file has changed.
 
         Args:
             folder: The folder.
@@ -364,15 +237,68 @@ class FeatureStore:
         """
         folder = Path(folder)
         description = read_description(folder)
-        files = StoreFiles.open(folder, description)
+        store = cls._open_files(folder, description)
         if not description.complete:
-            done, count = files.progress.rows_written, description.num_items
+            done, count = store.progress.rows_written, description.num_items
             raise DataError(f"{folder} is unfinished: expected {count:,} rows, got {done:,}. Run visavis features again to continue.")
-        files.verify()
-        if not files.is_unchanged:
+        is_unchanged = store._file_stats() == store.progress.file_stats
+        if is_unchanged and store.vectors.nbytes > MAX_BYTES_HASHED_AT_OPEN:
+            return store
+        if store.checksum(store.progress.rows_written).hexdigest() != store.progress.sha256:
+            raise storage.DamagedCacheError(f"checksum mismatch of the features in {folder}")
+        if not is_unchanged:
             with suppress(StorageError):  # a read-only store is hashed each time
-                _record_file_stats(files, files.progress)
-        return cls(files, description)
+                store._record_file_stats(store.progress)
+        return store
+
+    @classmethod
+    def _open_files(cls, folder: Path, description: StoreDescription) -> FeatureStore:
+        """Open the files of a store, which may be unfinished, and check that they match the description."""
+        with raise_as_damaged():
+            keys = storage.read_json(folder / "keys.json", list[str])
+            written = storage.read_json(folder / "progress.json", WriteProgress)
+            offsets = storage.read_array(folder / "offsets.npy", dimensions=1, kinds="i") if description.has_variable_length else None
+            vectors = storage.read_array(folder / description.vectors_file, memory_map=True)
+        rows = len(keys) if offsets is None else int(offsets[-1]) if len(offsets) else 0
+        is_valid = {
+            "keys.json": len(set(keys)) == len(keys) == description.num_items,
+            "progress.json": 0 <= written.rows_written <= description.num_items
+            and (written.rows_written == description.num_items or not description.complete),
+            "offsets.npy": offsets is None or are_offsets(offsets, len(keys)),
+            description.vectors_file: vectors.shape == (rows, *description.shape)
+            and vectors.dtype == np.float16
+            and vectors.flags.c_contiguous,
+        }
+        if wrong := next((name for name, fit in is_valid.items() if not fit), None):
+            raise storage.DamagedCacheError(f"{folder / wrong} does not match features.json")
+        return cls(folder, description, keys, offsets, vectors, written)
+
+    def checksum(self, rows: int) -> Any:
+        """Hash keys, offsets and the first rows.
+
+        Args:
+            rows: Number of rows.
+
+        Returns:
+            A SHA-256 object that can be updated with more rows.
+        """
+        digest = hashlib.sha256(json.dumps(self.keys).encode())
+        if self.offsets is not None:
+            digest.update(self.offsets.astype(np.int64).tobytes())
+        end = rows if self.offsets is None else int(self.offsets[rows])
+        step = max(1, _HASH_BLOCK_BYTES // max(1, self.vectors[:1].nbytes))
+        for start in range(0, end, step):
+            digest.update(self.vectors[start : min(start + step, end)].tobytes())
+        return digest
+
+    def _file_stats(self) -> tuple[tuple[int, int], ...]:
+        """Return the size in bytes and the time of change in ns of each file with keys or features."""
+        paths = [self.folder / name for name in _CONTENT_FILES if (self.folder / name).exists()]
+        return tuple((status.st_size, status.st_mtime_ns) for path in paths for status in [path.stat()])
+
+    def _record_file_stats(self, written: WriteProgress) -> None:
+        """Record the sizes and times of files whose checksum was verified."""
+        storage.write_json(self.folder / "progress.json", asdict(replace(written, file_stats=self._file_stats())))
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -380,7 +306,11 @@ class FeatureStore:
     @property
     def embedding_dim(self) -> int:
         """Size of the last dimension."""
-        return self.description.embedding_dim
+        return self.description.shape[-1]
+
+    @cached_property
+    def _row_of(self) -> dict[str, int]:
+        return {key: row for row, key in enumerate(self.keys)}
 
     def rows(self, keys: Iterable[str]) -> np.ndarray:
         """Look up the rows of keys.
@@ -391,7 +321,7 @@ class FeatureStore:
         Returns:
             Row numbers.
         """
-        return look_up_rows(self._row, keys, self.folder)
+        return look_up_rows(self._row_of, keys, self.folder)
 
     def read(self, rows: Sequence[int] | np.ndarray | Tensor) -> Encoded:
         """Read rows.
@@ -403,9 +333,9 @@ class FeatureStore:
             Float32 features in the given order. Words and frames are padded to ``[n, L, D]`` with a mask.
         """
         rows = np.asarray(rows)
-        if self._offsets is None:
-            return Encoded(torch.from_numpy(self._vectors[rows]).float())
-        return Encoded(*read_padded(self._vectors, self._offsets, rows))
+        if self.offsets is None:
+            return Encoded(torch.from_numpy(self.vectors[rows]).float())
+        return Encoded(*read_padded(self.vectors, self.offsets, rows))
 
 
 class FeatureWriter:
@@ -417,12 +347,13 @@ class FeatureWriter:
     """
 
     def __init__(self, folder: Path, description: StoreDescription):
-        self.files, self.description = StoreFiles.open(folder, description), description
-        self.rows_written = self.files.progress.rows_written
-        self._checksum = self.files.checksum(self.rows_written)
-        if self.files.progress.sha256 not in ("", self._checksum.hexdigest()):
+        self.store, self.description = FeatureStore._open_files(folder, description), description
+        self.rows_written = self.store.progress.rows_written
+        self._checksum = self.store.checksum(self.rows_written)
+        if self.store.progress.sha256 not in ("", self._checksum.hexdigest()):
             raise storage.DamagedCacheError(f"checksum mismatch of the first {self.rows_written:,} rows")
-        self._offsets = np.arange(description.num_items + 1) if self.files.offsets is None else self.files.offsets
+        self._offsets = np.arange(description.num_items + 1) if self.store.offsets is None else self.store.offsets
+        self._vectors_path = folder / description.vectors_file
 
     @classmethod
     def open(
@@ -455,7 +386,7 @@ class FeatureWriter:
             discard_store(folder, reason)
             create_store(folder, description, keys, lengths)
             return cls(folder, description)
-        if writer.files.keys != list(keys):
+        if writer.store.keys != list(keys):
             raise RefusedOverwrite(f"{folder} contains features of other images or captions. Remove it or name another folder.")
         return writer
 
@@ -474,9 +405,9 @@ class FeatureWriter:
             values = values[items.mask]  # type: ignore[index]
         if not values.abs().max() < torch.finfo(torch.float16).max:
             raise DataError(
-                f"{self.description.encoder}: features near row {self.rows_written} of {self.files.folder} are not finite in float16."
+                f"{self.description.encoder}: features near row {self.rows_written} of {self.store.folder} are not finite in float16."
             )
-        path, array = self.files.folder / vectors_file_name(self.description), self.files.vectors
+        path, array = self._vectors_path, self.store.vectors
         start, end = self._offsets[self.rows_written], self._offsets[self.rows_written + len(items)]
         content = values.cpu().numpy().astype(np.float16).reshape(end - start, *array.shape[1:]).tobytes()
         # Write instead of using a memory map, because a map kills the process if the disk is full.
@@ -488,10 +419,13 @@ class FeatureWriter:
 
     def save(self) -> None:
         """Flush all rows to disk, then record their number."""
-        path = self.files.folder / vectors_file_name(self.description)
-        with storage.storage_errors(path), open(path, "r+b") as file:
+        with storage.storage_errors(self._vectors_path), open(self._vectors_path, "r+b") as file:
             os.fsync(file.fileno())
-        storage.write_json(self.files.folder / "progress.json", asdict(WriteProgress(self.rows_written, self._checksum.hexdigest())))
+        storage.write_json(self.store.folder / "progress.json", asdict(self._progress))
+
+    @property
+    def _progress(self) -> WriteProgress:
+        return WriteProgress(self.rows_written, self._checksum.hexdigest())
 
     def finish(self) -> FeatureStore:
         """Save, mark the store as complete and open it.
@@ -501,32 +435,7 @@ class FeatureWriter:
         """
         assert self.rows_written == self.description.num_items
         self.save()
-        _record_file_stats(self.files, WriteProgress(self.rows_written, self._checksum.hexdigest()))
+        self.store._record_file_stats(self._progress)
         complete = replace(self.description, complete=True)
-        storage.write_json(self.files.folder / "features.json", asdict(complete))
-        return FeatureStore(StoreFiles.open(self.files.folder, complete), complete)
-
-
-def look_up_rows(row_of: dict[str, int], keys: Iterable[str], folder: Path) -> np.ndarray:
-    """Look up the rows of keys.
-
-    Args:
-        row_of: Row of each key.
-        keys: The keys.
-        folder: The store, for errors.
-
-    Returns:
-        Row numbers.
-
-    Raises:
-        DataError: If a key is unknown.
-    """
-    try:
-        return np.array([row_of[key] for key in keys], dtype=np.int64)
-    except KeyError as missing:
-        raise DataError(f"{folder} has no features of {missing.args[0]!r}. Compute features for this data set.") from None
-
-
-def _record_file_stats(files: StoreFiles, written: WriteProgress) -> None:
-    """Record the sizes and times of files whose checksum was verified."""
-    storage.write_json(files.folder / "progress.json", asdict(replace(written, file_stats=files.file_stats())))
+        storage.write_json(self.store.folder / "features.json", asdict(complete))
+        return FeatureStore._open_files(self.store.folder, complete)

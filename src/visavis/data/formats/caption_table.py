@@ -12,15 +12,14 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from visavis import storage
-from visavis.data.formats.image_files import attach_files
 from visavis.data.formats.listing import (
     DatasetFormat,
     DuplicateKeyObject,
-    ListedImage,
     Listing,
     decode_utf8,
     escape_surrogates,
@@ -37,55 +36,31 @@ CAPTION_NAMES = ("captions", "caption", "text", "title", "sentence")
 CaptionRow = tuple[int, str | None, list[str], str | None]
 
 
-def list_caption_table(path: Path) -> Listing:
+def list_captions(path: Path, read_rows: Callable[[str, Listing], Iterator[CaptionRow]]) -> Listing:
     """List the images and captions of a table, images in order of first mention.
 
     Args:
-        path: The ``.csv`` or ``.tsv`` file.
-
-    Returns:
-        The listing.
-
-    Raises:
-        DataError: If the header cannot be parsed.
-    """
-    return _list_rows(Listing(path), _table_rows)
-
-
-def list_caption_lines(path: Path) -> Listing:
-    """List the images and captions of a file of JSON lines, images in order of first mention.
-
-    Args:
-        path: The ``.jsonl`` file.
+        path: The file.
+        read_rows: Reads the rows of the text, and adds problems to the listing.
 
     Returns:
         The listing.
     """
-    return _list_rows(Listing(path), _json_rows)
-
-
-def _list_rows(listing: Listing, rows: Callable[[str, Listing], Iterator[CaptionRow]]) -> Listing:
-    path = listing.source
-    index_of: dict[str, int] = {}
-    splits: dict[str, str] = {}
-    for line, file, captions, split in rows(decode_utf8(storage.read_bytes(path)), listing):
+    listing = Listing(path)
+    for line, file, captions, split in read_rows(decode_utf8(storage.read_bytes(path)), listing):
         location = f"{path.name}:{line}"
         if not file:
-            indices = [listing.add_caption(caption, -1, location) for caption in captions]
-            listing.unusable_captions.update(indices)
+            for caption in captions:
+                listing.add_caption(caption, None, location).usable = False
             listing.add_loss("caption without image", location, "the row names no image file")
             continue
-        image = index_of.setdefault(file, len(listing.images))
-        if image == len(listing.images):
-            listing.images.append(ListedImage(file, split, file))
+        image = listing.by_name.get(file) or listing.add_image(file, split)
         for caption in captions:
             listing.add_caption(caption, image, location)
-        if split and splits.setdefault(file, split) != split:
-            message = f"{file} has split {split} here and {splits[file]} in an earlier line"
-            listing.add_loss("image in two splits", location, message, image=image)
-        listing.images[image].split = splits.get(file)
-    attach_files(listing, path.parent, may_lack_pixels=False)
-    listing.finalize()
+        image.split = image.split or split
+        if split and image.split != split:
+            message = f"{file} has split {split} here and {image.split} in an earlier line"
+            listing.add_loss("image in two splits", location, message, image)
     return listing
 
 
@@ -179,12 +154,14 @@ CAPTION_TABLE = DatasetFormat(
     description="captions.csv or captions.tsv next to the images (a header filename,caption, then one row per caption)",
     patterns=("captions.csv", "captions.tsv", "metadata.csv"),
     suffixes=(".csv", ".tsv"),
-    read=list_caption_table,
+    read=partial(list_captions, read_rows=_table_rows),
+    image_files="required",
 )
 CAPTION_LINES = DatasetFormat(
     name="captions.jsonl",
     description='captions.jsonl next to the images (one line {"filename": ..., "captions": [...]} per image)',
     patterns=("captions.jsonl", "metadata.jsonl"),
     suffixes=(".jsonl",),
-    read=list_caption_lines,
+    read=partial(list_captions, read_rows=_json_rows),
+    image_files="required",
 )

@@ -244,11 +244,11 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
             listing.add_note("no pixels", listing.source.name, f"found no image file under {folder}, so the data set has only captions")
         return
     used, missing = set(), False
-    for index, entry in enumerate(listing.images):
-        if index in listing.unusable_images:
+    for entry in listing.images:
+        if not entry.usable:
             continue
         if entry.file is None:
-            listing.add_loss("caption without image", entry.name, "the captions name no image file", image=index)
+            listing.add_loss("caption without image", entry.name, "the captions name no image file", entry)
             continue
         try:
             key = files.find(entry.file)
@@ -257,7 +257,7 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
             key, problem = None, str(error)
         if key is None:
             missing = True
-            listing.add_loss("missing image", entry.name, problem, image=index)
+            listing.add_loss("missing image", entry.name, problem, entry)
         else:
             entry.location = files.by_path[key]
             used.add(key)

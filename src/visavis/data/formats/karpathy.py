@@ -12,16 +12,14 @@ from typing import Any
 
 from visavis import storage
 from visavis.data.dataset import Dataset
-from visavis.data.formats.image_files import attach_files
 from visavis.data.formats.listing import (
     DatasetFormat,
     DuplicateKeyObject,
     ListedImage,
     Listing,
-    decode_utf8,
     escape_surrogates,
     normalize_split_name,
-    parse_json,
+    parse_json_list,
     shorten,
     split_priority,
 )
@@ -42,11 +40,7 @@ def list_karpathy(path: Path) -> Listing:
         DataError: If the file is not JSON with a list ``images``.
     """
     content = storage.read_bytes(path)
-    listing = Listing(path)
-    try:
-        listed = parse_json(decode_utf8(content))
-    except ValueError as error:
-        raise DataError(f"{path} is not JSON: {error}.") from None
+    listing, listed = Listing(path), parse_json_list(content, path)
     images = listed.get("images") if isinstance(listed, dict) else None
     if isinstance(listed, DuplicateKeyObject):
         raise DataError(f"{path}: duplicate key ({escape_surrogates(', '.join(listed)):.80}). Remove one of them.")
@@ -58,45 +52,41 @@ def list_karpathy(path: Path) -> Listing:
     for record in images:
         _read_image(listing, record, ids)
     _find_duplicate_names(listing)
-    attach_files(listing, path.parent, may_lack_pixels=True)
-    listing.finalize()
     return listing
 
 
 def _read_image(listing: Listing, record: Any, ids: dict[str, str]) -> None:
-    index, location = len(listing.images), f"{listing.source.name}, image {len(listing.images)}"
+    location = f"{listing.source.name}, image {len(listing.images)}"
     if not isinstance(record, dict):
         listing.images.append(ListedImage(location, None))
-        listing.add_loss(
-            "malformed entry", location, f"expected an object with filename, split and sentences, got {shorten(record)}", image=index
-        )
+        message = f"expected an object with filename, split and sentences, got {shorten(record)}"
+        listing.add_loss("malformed entry", location, message, listing.images[-1])
         return
     file, number = record.get("filename"), record.get("cocoid", record.get("imgid"))
     file = file if isinstance(file, str) and file else None
     name = file or (location if number is None else shorten(number) if isinstance(number, list | dict) else str(number))
     folder, split = record.get("filepath"), record.get("split")
-    listing.images.append(
-        ListedImage(name, normalize_split_name(split), f"{folder}/{file}" if folder and file and isinstance(folder, str) else file)
-    )
+    image = ListedImage(name, normalize_split_name(split), f"{folder}/{file}" if folder and file and isinstance(folder, str) else file)
+    listing.images.append(image)
     for key, value, kind in (("split", split, str), ("filepath", folder, str), ("cocoid or imgid", number, str | int | float)):
         if value is not None and not isinstance(value, kind):
-            listing.add_loss("malformed entry", name, f"its {key} is {shorten(value)}, expected another kind of value", image=index)
+            listing.add_loss("malformed entry", name, f"its {key} is {shorten(value)}, expected another kind of value", image)
     if isinstance(record, DuplicateKeyObject):
-        listing.add_loss("malformed entry", name, "a key is duplicated", image=index)
+        listing.add_loss("malformed entry", name, "a key is duplicated", image)
     if file is None and number is None:
-        listing.add_loss("caption without image", location, "the captions name no image: no filename, cocoid or imgid", image=index)
+        listing.add_loss("caption without image", location, "the captions name no image: no filename, cocoid or imgid", image)
     for key in ("imgid", "cocoid"):
         if earlier := _earlier(ids, key, record, name):
-            listing.add_loss("duplicate id", name, f"its {key} {record[key]} is already the id of {earlier}", image=index)
-    _read_sentences(listing, record.get("sentences", []), index, name, ids)
+            listing.add_loss("duplicate id", name, f"its {key} {record[key]} is already the id of {earlier}", image)
+    _read_sentences(listing, record.get("sentences", []), image, ids)
 
 
-def _read_sentences(listing: Listing, sentences: Any, image: int, name: str, ids: dict[str, str]) -> None:
+def _read_sentences(listing: Listing, sentences: Any, image: ListedImage, ids: dict[str, str]) -> None:
     if not isinstance(sentences, list):
-        listing.add_loss("malformed entry", name, f"sentences is {shorten(sentences)}, expected a list", image=image)
+        listing.add_loss("malformed entry", image.name, f"sentences is {shorten(sentences)}, expected a list", image)
         return
     for number, sentence in enumerate(sentences, 1):
-        location = f"{name}, caption {number}"
+        location = f"{image.name}, caption {number}"
         sentence = sentence if isinstance(sentence, dict) else {"raw": sentence}
         text = sentence.get("raw", sentence.get("tokens"))
         if isinstance(text, list) and all(isinstance(token, str | int | float) for token in text):
@@ -104,9 +94,9 @@ def _read_sentences(listing: Listing, sentences: Any, image: int, name: str, ids
         caption = listing.add_caption(text if isinstance(text, str) else "", image, location)
         if not isinstance(text, str) or isinstance(sentence, DuplicateKeyObject):
             once = ", each once" * isinstance(sentence, DuplicateKeyObject)
-            listing.add_loss("malformed entry", location, f"expected raw or tokens{once}, got {shorten(sentence)}", caption=caption)
+            listing.add_loss("malformed entry", location, f"expected raw or tokens{once}, got {shorten(sentence)}", caption)
         elif earlier := _earlier(ids, "sentid", sentence, location):
-            listing.add_loss("duplicate id", location, f"its sentid {sentence['sentid']} is already the id of {earlier}", caption=caption)
+            listing.add_loss("duplicate id", location, f"its sentid {sentence['sentid']} is already the id of {earlier}", caption)
 
 
 def _earlier(ids: dict[str, str], key: str, record: dict[str, Any], owner: str) -> str | None:
@@ -119,31 +109,26 @@ def _earlier(ids: dict[str, str], key: str, record: dict[str, Any], owner: str) 
 
 def _find_duplicate_names(listing: Listing) -> None:
     """Mark images of the same name as unusable. The first is kept, or the one in an evaluation split."""
-    kept: dict[str, int] = {}
-    for index, entry in enumerate(listing.images):
-        first = kept.setdefault(entry.name, index)
-        if first == index or index in listing.unusable_images:
+    kept: dict[str, ListedImage] = {}
+    for image in listing.images:
+        earlier = kept.setdefault(image.name, image)
+        if earlier is image or not image.usable:
             continue
-        earlier = listing.images[first]
-        if earlier.split == entry.split:
-            listing.add_loss("duplicate name", entry.name, "the name is listed twice, the first is used", image=index)
+        if earlier.split == image.split:
+            listing.add_loss("duplicate name", image.name, "the name is listed twice, the first is used", image)
             continue
-        removed = index if split_priority(entry.split) >= split_priority(earlier.split) else first
-        kept[entry.name] = index + first - removed
-        message = f"the image is listed in splits {earlier.split} and {entry.split}, the one in {listing.images[removed].split} is skipped"
-        listing.add_loss("image in two splits", entry.name, message, image=removed)
+        kept[image.name], removed = sorted((earlier, image), key=lambda copy: split_priority(copy.split))
+        message = f"the image is listed in splits {earlier.split} and {image.split}, the one in {removed.split} is skipped"
+        listing.add_loss("image in two splits", image.name, message, removed)
 
 
 def _note_broken_lines(listing: Listing, content: bytes) -> None:
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        for number, line in enumerate(content.split(b"\n"), 1):
-            try:
-                line.decode()
-            except UnicodeDecodeError as error:
-                message = f"byte {error.start + 1} of the line ({line[error.start]:#04x}) is not UTF-8"
-                listing.add_note("broken UTF-8", f"{listing.source.name}:{number}", message)
+    for number, line in enumerate(content.split(b"\n"), 1):
+        try:
+            line.decode()
+        except UnicodeDecodeError as error:
+            message = f"byte {error.start + 1} of the line ({line[error.start]:#04x}) is not UTF-8"
+            listing.add_note("broken UTF-8", f"{listing.source.name}:{number}", message)
 
 
 KARPATHY = DatasetFormat(
@@ -152,6 +137,7 @@ KARPATHY = DatasetFormat(
     patterns=("dataset*.json",),
     suffixes=(".json",),
     read=list_karpathy,
+    image_files="optional",
 )
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -50,7 +50,7 @@ class Finding:
         return f"{self.location}: {self.message}"
 
 
-@dataclass
+@dataclass(eq=False, slots=True)
 class ListedImage:
     """An image as listed.
 
@@ -59,61 +59,89 @@ class ListedImage:
         split: Its split. None if the source gives none.
         file: Path of its file in the source. None if the source gives none.
         location: Location of its bytes. None if they were not found.
+        usable: Whether it has no problem that loses it.
     """
 
     name: str
     split: str | None
     file: str | None = None
     location: ByteRange | None = None
+    usable: bool = True
+
+
+@dataclass(eq=False, slots=True)
+class ListedCaption:
+    """A caption as listed.
+
+    Attributes:
+        text: Its text.
+        image: Its image. None if the source gives none.
+        location: Location in the source: file and line, or image name.
+        usable: Whether it has no problem that loses it.
+    """
+
+    text: str
+    image: ListedImage | None
+    location: str
+    usable: bool = True
 
 
 @dataclass
 class Listing:
     """Images and captions of a source, with findings.
 
-    A reader adds images, captions and findings, and then calls ``finalize``.
+    A reader adds images, captions and findings. ``list_dataset`` then finds their files and calls ``finalize``.
 
     Attributes:
         source: The file or folder.
         format_name: Name of its format.
         images: All images.
         captions: All captions.
-        image_of: Index of the image of each caption. -1: none.
-        caption_locations: Location of each caption: file and line, or image name.
         findings: Problems and oddities.
-        unusable_images: Indices of unusable images.
-        unusable_captions: Indices of unusable captions.
         feature_files: Files of stored features, if the format has features instead of pixels.
         find_nonfinite_features: Reads all features and returns the names of images with NaN or infinity.
-        index_of: Index of the first image of each name.
+        by_name: First image of each name that was added by ``add_image``.
     """
 
     source: Path
     format_name: str = ""
     images: list[ListedImage] = field(default_factory=list)
-    captions: list[str] = field(default_factory=list)
-    image_of: list[int] = field(default_factory=list)
-    caption_locations: list[str] = field(default_factory=list)
+    captions: list[ListedCaption] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    unusable_images: set[int] = field(default_factory=set)
-    unusable_captions: set[int] = field(default_factory=set)
     feature_files: tuple[Path, ...] = ()
     find_nonfinite_features: Callable[[], list[str]] | None = None
-    index_of: dict[str, int] = field(default_factory=dict)
+    by_name: dict[str, ListedImage] = field(default_factory=dict)
 
-    def add_image(self, name: str, split: str | None) -> None:
+    def add_image(self, name: str, split: str | None) -> ListedImage:
         """Add an image that is found by its name. A second image of the same name is unusable.
 
         Args:
             name: Name of the image, which is also its file.
             split: Its split.
+
+        Returns:
+            The image.
         """
-        index = len(self.images)
-        self.images.append(ListedImage(name, split, name))
-        first = self.images[self.index_of.setdefault(name, index)]
-        if first is not self.images[index]:
+        image = ListedImage(name, split, name)
+        self.images.append(image)
+        if (first := self.by_name.setdefault(name, image)) is not image:
             kind = "duplicate name" if first.split == split else "image in two splits"
-            self.add_loss(kind, name, f"already listed in {first.split or 'the same file'}, the first is used", image=index)
+            self.add_loss(kind, name, f"already listed in {first.split or 'the same file'}, the first is used", image)
+        return image
+
+    def add_caption(self, text: str, image: ListedImage | None, location: str) -> ListedCaption:
+        """Add a caption.
+
+        Args:
+            text: Its text.
+            image: Its image. None: the source gives none.
+            location: Its location in the source.
+
+        Returns:
+            The caption.
+        """
+        self.captions.append(ListedCaption(text, image, location))
+        return self.captions[-1]
 
     def add_note(self, kind: str, location: str, message: str) -> None:
         """Record a harmless oddity.
@@ -125,83 +153,61 @@ class Listing:
         """
         self.findings.append(Finding(kind, escape_surrogates(location), escape_surrogates(message), loses_data=False))
 
-    def add_loss(self, kind: str, location: str, message: str, *, image: int | None = None, caption: int | None = None) -> None:
+    def add_loss(self, kind: str, location: str, message: str, lost: ListedImage | ListedCaption | None = None) -> None:
         """Record a problem because of which an image, a caption or a line is skipped.
 
         Args:
             kind: Kind of the finding.
             location: Where it is.
             message: What is wrong.
-            image: Index of the unusable image.
-            caption: Index of the unusable caption.
+            lost: The image or caption that is unusable.
         """
         self.findings.append(Finding(kind, escape_surrogates(location), escape_surrogates(message)))
-        if image is not None:
-            self.unusable_images.add(image)
-        if caption is not None:
-            self.unusable_captions.add(caption)
-
-    def add_caption(self, caption: str, image: int, location: str) -> int:
-        """Add a caption.
-
-        Args:
-            caption: Its text.
-            image: Index of its image. -1: none.
-            location: Its location in the source.
-
-        Returns:
-            The index of the caption.
-        """
-        self.captions.append(caption)
-        self.image_of.append(image)
-        self.caption_locations.append(location)
-        return len(self.captions) - 1
+        if lost is not None:
+            lost.usable = False
 
     def finalize(self) -> None:
         """Assign missing splits, and find problems that any format can have: broken texts, images without captions, empty splits."""
-        self._assign_splits()
+        no_splits = all(image.split is None for image in self.images)
+        for image in self.images:
+            if image.split is None and not no_splits and image.usable:
+                self.add_loss("image without split", image.name, "the image has no split, although others have one", image)
+            image.split = image.split or split_by_hash(image.name)
         self.check_texts()
-        with_usable_caption = {self.image_of[i] for i in range(len(self.captions)) if i not in self.unusable_captions}
-        with_caption = set(self.image_of)
-        for index, entry in enumerate(self.images):
-            if index not in with_usable_caption and index not in self.unusable_images:
-                problem = "the image has no usable caption" if index in with_caption else "the image is listed without a caption"
-                self.add_loss("image without caption", entry.name, f"{problem}, add one or remove the image", image=index)
+        captioned = {caption.image for caption in self.captions}
+        well_captioned = {caption.image for caption in self.captions if caption.usable}
+        for image in self.images:
+            if image.usable and image not in well_captioned:
+                problem = "the image has no usable caption" if image in captioned else "the image is listed without a caption"
+                self.add_loss("image without caption", image.name, f"{problem}, add one or remove the image", image)
         if not self.images:
             self.add_loss("no images", self.source.name, "no image is listed")
             return
-        nonempty = {entry.split for index, entry in enumerate(self.images) if index not in self.unusable_images}
+        nonempty = {image.split for image in self.images if image.usable}
         if empty := [split for split in SPLITS if split not in nonempty]:
             self.add_note("empty split", self.source.name, f"no image in split {' or '.join(empty)}")
 
-    def _assign_splits(self) -> None:
-        no_splits = all(entry.split is None for entry in self.images)
-        for index, entry in enumerate(self.images):
-            if entry.split is None and not no_splits and index not in self.unusable_images:
-                self.add_loss("image without split", entry.name, "the image has no split, although others have one", image=index)
-            entry.split = entry.split or split_by_hash(entry.name)
-
     def check_texts(self) -> None:
         """Find names, splits and captions that are not UTF-8, and captions that are empty, too long or repeated."""
-        for index, entry in enumerate(self.images):
-            for attribute, text in (("name", entry.name), ("split", entry.split or "")):
-                if index not in self.unusable_images and not is_valid_unicode(text):
-                    self.add_loss("broken UTF-8", entry.name, f"the image's {attribute} is not UTF-8", image=index)
-        seen: set[tuple[int, str]] = set()
-        for index, (caption, image) in enumerate(zip(self.captions, self.image_of, strict=True)):
-            if index in self.unusable_captions:
+        for image in self.images:
+            for attribute, text in (("name", image.name), ("split", image.split or "")):
+                if image.usable and not is_valid_unicode(text):
+                    self.add_loss("broken UTF-8", image.name, f"the image's {attribute} is not UTF-8", image)
+        seen: set[tuple[ListedImage | None, str]] = set()
+        for caption in self.captions:
+            if not caption.usable:
                 continue
-            location = self.caption_locations[index]
-            if not caption.strip():
-                self.add_loss("empty caption", location, "the caption is empty", caption=index)
-            elif len(caption) > MAX_CAPTION_CHARS:
-                problem = f"the caption has {len(caption):,} characters, expected at most {MAX_CAPTION_CHARS:,}"
-                self.add_loss("caption too long", location, problem, caption=index)
-            elif not is_valid_unicode(caption):
-                self.add_loss("broken UTF-8", location, f"the caption {caption!r} is not UTF-8, save it as UTF-8", caption=index)
-            elif (image, caption) in seen:
-                self.add_note("duplicate caption", location, f"the image already has the caption {caption!r}")
-            seen.add((image, caption))
+            text, location = caption.text, caption.location
+            if not text.strip():
+                self.add_loss("empty caption", location, "the caption is empty", caption)
+            elif len(text) > MAX_CAPTION_CHARS:
+                problem = f"the caption has {len(text):,} characters, expected at most {MAX_CAPTION_CHARS:,}"
+                self.add_loss("caption too long", location, problem, caption)
+            elif not is_valid_unicode(text):
+                self.add_loss("broken UTF-8", location, f"the caption {text!r} is not UTF-8, save it as UTF-8", caption)
+            elif (caption.image, text) in seen:
+                self.add_note("duplicate caption", location, f"the image already has the caption {text!r}")
+            seen.add((caption.image, text))
 
     def dataset(self) -> Dataset:
         """Build a data set of the usable images and captions.
@@ -212,22 +218,21 @@ class Listing:
         Raises:
             DataError: If no image is usable.
         """
-        kept = [index for index in range(len(self.images)) if index not in self.unusable_images]
-        new_index = np.full(len(self.images) + 1, -1)  # index -1, of captions without an image, is the last element
-        new_index[kept] = np.arange(len(kept))
-        image_of = new_index[np.array(self.image_of, dtype=np.int64)]
-        captions = [index for index in np.flatnonzero(image_of >= 0).tolist() if index not in self.unusable_captions]
-        if not kept:
+        image_rows = [row for row, image in enumerate(self.images) if image.usable]
+        index_of: dict[ListedImage | None, int] = {self.images[row]: index for index, row in enumerate(image_rows)}
+        caption_rows = [row for row, caption in enumerate(self.captions) if caption.usable and caption.image in index_of]
+        if not image_rows:
             raise DataError(f"{self.source} has no usable image ({summarize_kinds(self.losses)}): {self.losses[0]}.")
-        is_whole = len(kept) == len(self.images) and len(captions) == len(self.captions)
+        is_whole = len(image_rows) == len(self.images) and len(caption_rows) == len(self.captions)
+        images, captions = [self.images[row] for row in image_rows], [self.captions[row] for row in caption_rows]
         return Dataset(
-            name=dataset_name(self.source),
-            images=tuple(Image(self.images[i].name, self.images[i].split or "", self.images[i].location) for i in kept),
-            captions=tuple(self.captions[i] for i in captions),
-            image_of=image_of[captions],
-            image_origin=None if is_whole else np.array(kept),
-            caption_origin=None if is_whole else np.array(captions, dtype=np.int64),
-            skipped=self._skipped(len(kept), len(captions)),
+            name=(self.source if self.source.is_dir() else self.source.resolve().parent).name,
+            images=tuple(Image(image.name, image.split or "", image.location) for image in images),
+            captions=tuple(caption.text for caption in captions),
+            image_of=np.array([index_of[caption.image] for caption in captions], dtype=np.int64),
+            image_origin=None if is_whole else np.array(image_rows),
+            caption_origin=None if is_whole else np.array(caption_rows, dtype=np.int64),
+            skipped=self._skipped(len(images), len(captions)),
         )
 
     @property
@@ -253,18 +258,6 @@ def summarize_kinds(findings: list[Finding]) -> str:
         A text such as ``"2 x missing image, 1 x empty caption"``.
     """
     return ", ".join(f"{number} x {kind}" for kind, number in Counter(finding.kind for finding in findings).items())
-
-
-def dataset_name(source: Path) -> str:
-    """Return the name of a data set: the name of its folder.
-
-    Args:
-        source: The folder, or a list in it.
-
-    Returns:
-        The name.
-    """
-    return source.name if source.is_dir() else source.resolve().parent.name
 
 
 def normalize_split_name(raw_name: object) -> str | None:
@@ -301,7 +294,7 @@ def split_by_hash(name: str) -> str:
     Returns:
         Name of the split.
     """
-    hundredth = int.from_bytes(hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:8]) % 100
+    hundredth = int.from_bytes(hashlib.sha256(name.encode(errors="surrogatepass")).digest()[:8]) % 100
     return "train" if hundredth < 80 else "val" if hundredth < 90 else "test"
 
 
@@ -315,6 +308,7 @@ class DatasetFormat:
         patterns: Patterns of the files by which a folder is recognized.
         suffixes: Suffixes of files that may be given instead of a folder.
         read: Lists the content of a source. Raises DataError if the source cannot be parsed at all.
+        image_files: Whether image files must be next to the list, may be absent as a whole, or are not a part of the format.
         reads_whole_folder: Whether the source is the folder and not one list in it.
     """
 
@@ -323,6 +317,7 @@ class DatasetFormat:
     patterns: tuple[str, ...]
     suffixes: tuple[str, ...]
     read: Callable[[Path], Listing] = field(repr=False)
+    image_files: Literal["required", "optional", "none"]
     reads_whole_folder: bool = field(default=False, repr=False)
 
     def find_sources(self, folder: Path) -> list[Path]:
@@ -383,6 +378,25 @@ def parse_json(text: str) -> Any:
         return json.loads(text, object_pairs_hook=_detect_duplicate_keys)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def parse_json_list(content: bytes, path: Path) -> Any:
+    """Parse a JSON file with ``parse_json``.
+
+    Args:
+        content: Its content.
+        path: The file, for the error.
+
+    Returns:
+        The value.
+
+    Raises:
+        DataError: If the file is not JSON.
+    """
+    try:
+        return parse_json(decode_utf8(content))
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON: {error}.") from None
 
 
 def is_valid_unicode(text: str) -> bool:

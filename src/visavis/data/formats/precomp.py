@@ -34,7 +34,6 @@ def list_precomp(folder: Path) -> Listing:
     """
     listing = Listing(folder)
     _check_shapes(folder, {_split_of(stem): _read_split(listing, folder, stem) for stem in _stems(folder)})
-    listing.finalize()
     listing.feature_files = tuple(find_precomp_files(folder))
     listing.find_nonfinite_features = lambda: [
         f"{split}-{row}" for split in dict.fromkeys(entry.split or "" for entry in listing.images) for row in _nonfinite_rows(folder, split)
@@ -101,10 +100,11 @@ def _read_split(listing: Listing, folder: Path, stem: str) -> np.ndarray:
     if per_image is None:
         listing.add_loss("wrong row count", f"{stem}_caps.txt", _wrong_row_count(stem, rows, captions))
         return rows
-    first, images, split = len(listing.images), len(rows) // per_image, _split_of(stem)
-    listing.images += [ListedImage(f"{split}-{index}", split) for index in range(images)]
+    split = _split_of(stem)
+    images = [ListedImage(f"{split}-{index}", split) for index in range(len(rows) // per_image)]
+    listing.images += images
     for line, caption in enumerate(captions):
-        listing.add_caption(caption, first + line * images // len(captions), f"{stem}_caps.txt:{line + 1}")
+        listing.add_caption(caption, images[line * len(images) // len(captions)], f"{stem}_caps.txt:{line + 1}")
     return rows
 
 
@@ -179,5 +179,6 @@ PRECOMP = DatasetFormat(
     patterns=("*_ims.npy",),
     suffixes=("_ims.npy", "_caps.txt"),
     read=list_precomp,
+    image_files="none",
     reads_whole_folder=True,
 )

@@ -6,12 +6,10 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import find_spec
-from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from visavis.data.features.store import (
     discard_store,
     read_description,
 )
+from visavis.data.loader import prefetch
 from visavis.data.video import VideoError
 from visavis.errors import DataError, SpecError, VisavisError
 from visavis.models.device import has_native_bfloat16
@@ -172,7 +171,7 @@ def _compute(
         writer = FeatureWriter.open(folder, description, keys, lengths)
         start, started = writer.rows_written, time.perf_counter()
         saved = started
-        for inputs in _prefetch(prepare, [keys[i : i + batch_size] for i in range(start, len(keys), batch_size)]):
+        for inputs in prefetch(prepare, [keys[i : i + batch_size] for i in range(start, len(keys), batch_size)]):
             writer.append(encoder(inputs.to(device)))
             now = time.perf_counter()
             if now - saved > SAVE_INTERVAL_S:
@@ -199,12 +198,3 @@ def _sorted_keys(dataset: Dataset, encoder: FrozenEncoder) -> tuple[list[str], n
     lengths = encoder.count_tokens(texts)
     order = np.argsort(lengths, kind="stable")
     return [texts[i] for i in order], lengths[order]
-
-
-def _prefetch(prepare: Callable[[list[str]], Encoded], batches: Iterable[list[str]]) -> Iterator[Encoded]:
-    """Prepare each batch in a background thread while the previous one is computed."""
-    with ThreadPoolExecutor(1) as thread:
-        submitted = (thread.submit(prepare, batch) for batch in batches)
-        # ``pairwise`` submits the next batch before it yields the current one.
-        for current, _ in pairwise(chain(submitted, [None])):
-            yield current.result()  # type: ignore[union-attr]

@@ -1,10 +1,11 @@
-"""JSON files of caches with a checksum: a damaged file is reported, removed and computed again."""
+"""Cached results: their folder, keys that change with files, and JSON with a checksum. A damaged file is reported and computed again."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,50 @@ class DamagedCacheError(DataError):
 class _ChecksummedContent(BaseModel):
     sha256: str
     content: Any
+
+
+def cache_folder() -> Path:
+    """Return the folder of caches: ``VISAVIS_CACHE``, else ``visavis`` in the user's cache folder.
+
+    Returns:
+        The path. The folder may not exist yet.
+    """
+    if chosen := os.environ.get("VISAVIS_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "visavis"
+
+
+def file_stats(paths: Iterable[Path]) -> dict[Path, list[str | int]]:
+    """Return what identifies the content of files without reading them.
+
+    Args:
+        paths: The files.
+
+    Returns:
+        Full path, size in bytes and time of change in ns of each file. Size and time are -1 if the file does not exist.
+    """
+    return {path: _stat(os.path.realpath(path)) for path in sorted(paths)}
+
+
+def stat_hash(paths: Iterable[Path], *extra: Any) -> str:
+    """Hash the sizes and times of files, as a key for cached results that depend on their content.
+
+    Args:
+        paths: The files.
+        extra: More JSON data of the key.
+
+    Returns:
+        32 hexadecimal digits.
+    """
+    return hashlib.sha256(json.dumps([list(file_stats(paths).values()), *extra]).encode()).hexdigest()[:32]
+
+
+def _stat(path: str) -> list[str | int]:
+    try:
+        status = os.stat(path)
+    except OSError:  # the reader of the file reports the reason
+        return [path, -1, -1]
+    return [path, status.st_size, status.st_mtime_ns]
 
 
 def write_checksummed_json(path: str | Path, content: Any) -> None:

@@ -1,0 +1,163 @@
+"""Lists of videos and captions, as MSR-VTT and MSVD publish them.
+
+MSR-VTT has ``{"videos": [{"video_id", "split"}], "sentences": [{"video_id", "caption"}]}``, in one file or two. The official split has 6,513
+training, 497 validation and 2,990 test videos with about 20 captions each. The split 1k-A is written by ``visavis data convert``.
+
+MSVD has ``AllVideoDescriptions.txt`` with one caption per line, which begins with the name of its video. ``train_list.txt``, ``val_list.txt`` and
+``test_list.txt`` name 1,200, 100 and 670 videos with about 40 captions each. Lines that begin with ``#`` are comments. Captions of videos that
+are not in a list are skipped.
+
+Source: Xu et al. (2016) for MSR-VTT. Chen and Dolan (2011) and Venugopalan et al. (2015) for MSVD.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from visavis import storage
+from visavis.data.formats.listing import (
+    DatasetFormat,
+    DuplicateKeyObject,
+    ListedImage,
+    Listing,
+    decode_utf8,
+    is_valid_unicode,
+    normalize_split_name,
+    parse_json_list,
+    shorten,
+)
+from visavis.errors import DataError
+
+FILE_PATTERN = "*videodatainfo*.json"
+
+
+def list_msrvtt(folder: Path) -> Listing:
+    """List all videos and captions of the files in a folder.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        The listing.
+    """
+    return _list_files(folder, sorted(folder.glob(FILE_PATTERN)))
+
+
+def read_captions_and_splits(path: Path) -> tuple[dict[str, list[str]], dict[str, str | None]]:
+    """Read the captions and splits of one file.
+
+    Args:
+        path: The JSON file.
+
+    Returns:
+        The captions of each video in order, and the split of each video. None: the file gives no split.
+
+    Raises:
+        DataError: If the file is malformed, or has a caption of an unknown video.
+    """
+    listing = _list_files(path, [path])
+    captions: dict[str, list[str]] = {image.name: [] for image in listing.images if image.usable}
+    for caption in listing.captions:
+        if not caption.usable or caption.image is None or not is_valid_unicode(caption.text):
+            raise DataError(f"{path.with_name(caption.location)}: expected the caption of a listed video.")
+        captions[caption.image.name].append(caption.text)
+    return captions, {image.name: image.split for image in listing.images if image.usable}
+
+
+def _list_files(source: Path, files: list[Path]) -> Listing:
+    listing, contents = Listing(source), {path.name: _read(path) for path in files}
+    for file, content in contents.items():
+        for number, video in enumerate(content["videos"]):
+            _add_video(listing, video, f"{file}, video {number}")
+    for file, content in contents.items():
+        for number, sentence in enumerate(content["sentences"]):
+            _add_caption(listing, sentence, f"{file}, sentence {number}")
+    return listing
+
+
+def _read(path: Path) -> dict[str, list[Any]]:
+    content = parse_json_list(storage.read_bytes(path), path)
+    lists = [content.get(key) for key in ("videos", "sentences")] if isinstance(content, dict) else []
+    if isinstance(content, DuplicateKeyObject) or not lists or not all(isinstance(value, list) for value in lists):
+        raise DataError(f"{path} has no lists of videos and sentences: expected {{'videos': [...], 'sentences': [...]}}, each once.")
+    return content
+
+
+def _add_video(listing: Listing, video: Any, location: str) -> None:
+    name, split = (video.get(key) if isinstance(video, dict) else None for key in ("video_id", "split"))
+    if not isinstance(name, str) or not name or not isinstance(split, str | None) or isinstance(video, DuplicateKeyObject):
+        listing.images.append(ListedImage(location, None))
+        message = f"expected an object with video_id and split, got {shorten(video)}"
+        listing.add_loss("malformed entry", location, message, listing.images[-1])
+    else:
+        listing.add_image(name, normalize_split_name(split))
+
+
+def _add_caption(listing: Listing, sentence: Any, location: str) -> None:
+    name, text = (sentence.get(key) if isinstance(sentence, dict) else None for key in ("video_id", "caption"))
+    image = listing.by_name.get(name) if isinstance(name, str) else None
+    caption = listing.add_caption(text if isinstance(text, str) else "", image, location)
+    if not isinstance(text, str):
+        message = f"expected an object with video_id and caption, got {shorten(sentence)}"
+        listing.add_loss("malformed entry", location, message, caption)
+    elif image is None:
+        message = f"its video_id is {shorten(name)}, which is not a listed video"
+        listing.add_loss("caption without image", location, message, caption)
+
+
+MSRVTT = DatasetFormat(
+    name="MSR-VTT",
+    description="train_val_videodatainfo.json and test_videodatainfo.json (lists of videos and sentences, as MSR-VTT publishes them)",
+    patterns=(FILE_PATTERN,),
+    suffixes=("videodatainfo.json", "videodatainfo_2017.json"),
+    read=list_msrvtt,
+    image_files="optional",
+    reads_whole_folder=True,
+)
+
+
+CAPTIONS_FILE = "AllVideoDescriptions.txt"
+SPLIT_FILES = {"train": "train_list.txt", "val": "val_list.txt", "test": "test_list.txt"}
+
+
+def list_msvd(folder: Path) -> Listing:
+    """List all videos of the three lists, with their captions.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        The listing.
+
+    Raises:
+        DataError: If a list is missing.
+    """
+    listing = Listing(folder)
+    for split, file in SPLIT_FILES.items():
+        if not (folder / file).exists():
+            raise DataError(f"{folder / file} is missing: expected {MSVD.description}.")
+        for name in decode_utf8(storage.read_bytes(folder / file)).split():
+            listing.add_image(name, split)
+    unlisted = set()
+    for number, line in enumerate(decode_utf8(storage.read_bytes(folder / CAPTIONS_FILE)).splitlines(), 1):
+        name, _, caption = line.strip().partition(" ")
+        if name in listing.by_name:
+            listing.add_caption(caption, listing.by_name[name], f"{CAPTIONS_FILE}:{number}")
+        elif name and not name.startswith("#"):
+            unlisted.add(name)
+    if unlisted:
+        message = f"{len(unlisted)} videos with captions are not in a list, such as {min(unlisted)}"
+        listing.add_note("video not in a list", CAPTIONS_FILE, message)
+    return listing
+
+
+MSVD = DatasetFormat(
+    name="MSVD",
+    description="AllVideoDescriptions.txt with train_list.txt, val_list.txt and test_list.txt (MSVD: a video and its caption per line)",
+    patterns=(CAPTIONS_FILE,),
+    suffixes=(CAPTIONS_FILE,),
+    read=list_msvd,
+    image_files="optional",
+    reads_whole_folder=True,
+)
