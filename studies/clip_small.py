@@ -7,8 +7,8 @@ each color is rendered differently, and each color and shape has a word that the
 style with two captions each, sampled again for every seed. Each variant of the recipe ``clip`` trains on them. Its learning rate is the
 best of three by validation RSUM on images of seed 0, which are not tested.
 
-Prints R@10, the mean of both directions, on 300 test images of each style, with mean and standard deviation over seeds: what is kept of
-the old style, what is gained on the new one, and the share of the gain of full tuning. Finished runs in the folder are used again, and
+Prints R@10, the mean of both directions, on 300 test images of each style, with mean and standard deviation over seeds: the part that
+is kept of the old style, the gain on the new one, and the share of the gain of full tuning. Finished runs in the folder are used again, and
 stopped ones resume. Takes about 9 minutes of one core for the old style and a quarter of a minute for each of 30 runs.
 
 ``--shares`` prints what ``clip/small-data`` keeps and gains at every weight of interpolation, on as many other styles and on the

@@ -65,7 +65,7 @@ class Study:
         recipe: Name of the recipe.
         estimators: Relevance estimators of the coherence. The first one is used in training.
         more: Further metrics of the test split, from the split and its scores ``[V, T]``.
-        data: Folder of the data. None: that of the recipe.
+        data: Folder of the data. None: the recipe's.
     """
 
     recipe: str

@@ -50,6 +50,7 @@ WORDS = {
     r"to be had": "available from",
     r"mend(?:s|ed|ing)?": "fix",
     r"whoever": "a user who",
+    r"(?<=[.:,] )(?:that|those) of|^(?:that|those) of|(?<=: )what (?:is|was|will|to|a|the)": "the subject of the clause",
     r"(?<!there )(?<!There )(?:is|are|was|were) no "
     r"(?!longer\b|more than\b|fewer than\b|less than\b|later than\b|larger than\b|greater than\b|faster\b|slower\b|worse\b|better\b)"
     r"\w+": "is not a",

@@ -31,7 +31,10 @@ def main() -> None:
         write(f"reference/{path}", text)
     for example in sorted((PROJECT / "examples").glob("*.py")):
         write(f"examples/{example.stem}.md", f"# {example.name}\n\n```python\n{example.read_text(encoding='utf-8').rstrip()}\n```")
-    write("contributing.md", (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8").replace("(CHANGELOG.md", "(changelog.md").replace("](docs/", "]("))
+    write(
+        "contributing.md",
+        (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8").replace("(CHANGELOG.md", "(changelog.md").replace("](docs/", "]("),
+    )
     write("changelog.md", (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "]("))
 
 

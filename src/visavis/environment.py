@@ -44,7 +44,7 @@ class EnvironmentCheck:
 
     Attributes:
         name: Subject of the check.
-        value: What was measured.
+        value: The measured value.
         ok: Whether nothing is wrong.
         fix: How to fix a problem, or how to enable a feature. Empty if there is nothing to do.
     """

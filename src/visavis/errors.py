@@ -76,7 +76,7 @@ class MissingExtra(VisavisError):
     Args:
         package: Name of the package.
         extra: Extra of visavis that installs it.
-        purpose: What needs the package, as the subject of the sentence.
+        purpose: The task that needs the package, as the subject of the sentence.
     """
 
     def __init__(self, package: str, extra: str, purpose: str):

@@ -202,7 +202,7 @@ def convert(
         out: New folder, written completely or not at all.
         text_encoder: Folder or hub name of the BERT or CLIP that has the tokenizer. Default: bert-base-uncased or openai/clip-vit-base-patch32.
         config: Configuration of an open_clip model: a file, or a name such as ViT-B-32. Default: open_clip_config.json next to the checkpoint.
-        image_size: Training image size of an X-VLM in pixels. Default: that of the checkpoint.
+        image_size: Training image size of an X-VLM in pixels. Default: the checkpoint's.
 
     Returns:
         The folder. ``to_recipe_sections()`` gives the recipe keys that start training from it.

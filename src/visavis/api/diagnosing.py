@@ -67,7 +67,7 @@ def diagnose(
         checkpoint: best, last, start (the untrained model), or the step of a saved checkpoint.
         epsilon: Weight from which a sample counts as contributing. Default: 0.01.
         max_batches: Maximum number of batches. Default: the whole training set.
-        data: Data set to diagnose on. Default: that of the run.
+        data: Data set to diagnose on. Default: the run's.
         out: New HTML report with tables, a plot over epsilon, and training curves. Default: no report.
         memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of the free memory.
         progress: Receives the progress.
@@ -121,7 +121,7 @@ def probe(
     Args:
         run: Run folder, or folder or hub name of a CLIP or SigLIP model.
         num_images: Number of images, the first of the split. 0: all.
-        data: Data set. Default: that of the run.
+        data: Data set. Default: the run's.
         split: Split. Default: the test split of the recipe.
         memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of the free memory.
         progress: Receives the progress.

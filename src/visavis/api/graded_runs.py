@@ -33,7 +33,7 @@ def measure_run_agreement(folders: Sequence[Path], data: str | None, relevance: 
 
     Args:
         folders: Run folders.
-        data: Data set with the judgments. Default: that of the runs.
+        data: Data set with the judgments. Default: the runs' own.
         relevance: Spec of a relevance estimator to measure, too. The relevance to an image is that to its first caption.
         progress: Receives the progress.
 

@@ -33,7 +33,7 @@ def agreement(
 
     Args:
         runs: Run folder, or folder or hub name of a CLIP or SigLIP model. Differences are to the first.
-        data: Data set with human judgments. Default: that of the runs.
+        data: Data set with human judgments. Default: the runs' own.
         relevance: Relevance estimator to correlate as well, such as "CBoW()". Default: none.
         progress: Receives the progress.
 
@@ -74,7 +74,7 @@ def coherence(
         top: Length of each list.
         irrelevant_share: Share of all candidates below which a candidate is totally irrelevant.
         split: Split. Default: the test split of the first run.
-        data: Data set. Default: that of the runs.
+        data: Data set. Default: the runs' own.
         seed: Seed of the sampled queries.
         out: New folder. Default: ``runs/coherence-<n>``.
         memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of the free memory.

@@ -39,7 +39,7 @@ def train(
 
     Args:
         recipe: TOML file or name of a shipped recipe. Default: chosen by the installed encoders.
-        data: Data set. Default: that of the recipe.
+        data: Data set. Default: the recipe's.
         feedback: Feedback file of visavis serve to train on. Default: none.
         out: New run folder. Default: ``runs/<recipe>-<n>``.
         overrides: Recipe overrides, such as objective='VLC()' training.batch_size=64.
@@ -117,7 +117,7 @@ def evaluate(
         run: Run folder, folder or hub name of a CLIP or SigLIP model, or index with --feedback.
         protocol: Evaluation protocol, see visavis catalog protocols. Default: the recipe's, or plain on other data.
         split: Split. Default: the test split of the recipe.
-        data: Data set. Default: that of the run.
+        data: Data set. Default: the run's.
         relevance: Relevance estimator for CS@K and nDCG@K, such as "CBoW()". Default: the recipe's.
         semantics: Definition of CS@K: tau-b over first captions (reference), or tau-a over all captions (paper, keys end in _paper).
         average: Average the scores of both networks if a run trained two. Default: the recipe's.
@@ -199,7 +199,7 @@ def compare(
         grid: Values of a recipe key, such as "phases.0.optimizer.lr=[3e-4, 1e-3]". The best on validation is reported.
         seeds: Number of seeds per setting. Default: 5.
         budget: Training time, such as 30m: after 1, 2, 4, ... seeds the better half continues. Default: no limit.
-        data: Data set. Default: that of the recipe.
+        data: Data set. Default: the recipe's.
         feedback: Feedback file of visavis serve as a second test. It is not used for any choice. Default: none.
         out: New folder. Default: ``runs/compare-<n>``.
         overrides: Recipe overrides for all runs, such as epochs=4.
@@ -267,7 +267,7 @@ def reproduce(
     """Train the rows of a paper's table and compare the results with the published ones.
 
     Args:
-        table: Table of a paper, such as goal/3, see visavis catalog recipes. Default: that of --resume.
+        table: Table of a paper, such as goal/3, see visavis catalog recipes. Default: the table of --resume.
         rows: Name of a row, or a pattern such as 'r152-con-*'. Default: all.
         base_recipe: Recipe for other data than the paper's, trained with each row's objective. Default: the rows' recipes.
         seeds: Number of seeds per row. Default: as many runs as the paper averages.

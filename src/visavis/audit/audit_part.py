@@ -1,4 +1,4 @@
-"""What the parts of an audit share: the issues that they report, and a disk cache of results, so that an interrupted audit resumes."""
+"""Shared by the parts of an audit: the issues that they report, and a disk cache of results, so that an interrupted audit resumes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Issue:
         kind: Name of the kind, such as "copies across splits".
         count: Number of affected pairs or captions.
         description: Sentence with the measured values.
-        fix: What to do about it.
+        fix: How to fix it.
         examples: Descriptions of affected items, the worst first.
         serious: Whether the problem is common enough to change a training or an evaluation.
     """
@@ -43,7 +43,7 @@ def format_count(count: int, noun: str) -> str:
 
     Args:
         count: The number.
-        noun: What is counted, in the singular.
+        noun: Counted items, in the singular.
 
     Returns:
         The number and the noun, in the plural where needed.

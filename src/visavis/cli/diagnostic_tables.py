@@ -37,7 +37,7 @@ def print_diagnosis(result: ContributionAnalysis) -> None:
     print_table(["", *MEASURES.values()], rows)
     epsilons = ", ".join(f"{epsilon:g}" for epsilon in result.epsilons)
     print_line(
-        f"C^q: negatives with weight above {epsilons}, mean over queries that have one, then over all. C^B: those of all queries of a batch. "
+        f"C^q: negatives with weight above {epsilons}, mean over queries that have one, then over all. C^B: sum over a batch. "
         "C^0: queries without any. W-, W+: summed weights of these negatives and of positives. effective: effective number of negatives, for any epsilon."
     )
     checkpoint = {"best": "Best model", "last": "Last model", "start": "Untrained model"}.get(result.checkpoint, "Checkpoint")

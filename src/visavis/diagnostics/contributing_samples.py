@@ -140,7 +140,7 @@ def _count_triplets(scores: Tensor, positive: Tensor, tau: float, epsilon: float
 
 @dataclass(frozen=True)
 class ContributingSamples:
-    """What moves the queries of one direction of a batch. All tensors have shape ``[Q]``. Weights are absolute values.
+    """Contributions to the gradients of the queries of one direction of a batch. All tensors have shape ``[Q]``. Weights are absolute values.
 
     Attributes:
         count: Number of negatives with a weight above epsilon, C^q of the paper.

@@ -168,7 +168,7 @@ class ContributionCount:
 
 @dataclass(frozen=True)
 class ContributionAnalysis:
-    """What moves the queries of a run's training set at one checkpoint.
+    """Contributions to the gradients of the queries of a training set at one checkpoint.
 
     Attributes:
         run: Run folder.

@@ -24,7 +24,7 @@ from visavis.targets import Ids, Targets, to_id_tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """What is ranked against what.
+    """Queries and candidates of an evaluation.
 
     Attributes:
         name: Name of the protocol.

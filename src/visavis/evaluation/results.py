@@ -216,7 +216,7 @@ def evaluate(
         image_ids: One id per image, shape ``[V]``. Equal ids belong together.
         text_ids: One id per text, shape ``[T]``.
         protocol: Name of a protocol, or a protocol.
-        ties: Tie rule. None: that of the protocol.
+        ties: Tie rule. None: the protocol's.
         memory: Memory of a tile, bytes or "2GiB". None: a share of the free memory. The result does not depend on it.
 
     Returns:
@@ -323,7 +323,7 @@ def evaluate_listed(
         score: Score function.
         data: The data set.
         protocol: Name of a protocol, or a protocol.
-        ties: Tie rule. None: that of the protocol.
+        ties: Tie rule. None: the protocol's.
         memory: Memory of a block.
 
     Returns:
@@ -373,7 +373,7 @@ def rank_scores(
         image_ids: One id per image.
         text_ids: One id per text.
         protocol: Name of a protocol, or a protocol.
-        ties: Tie rule. None: that of the protocol.
+        ties: Tie rule. None: the protocol's.
 
     Returns:
         The result.

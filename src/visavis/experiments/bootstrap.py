@@ -4,8 +4,8 @@ The models stay fixed and the images are resampled with replacement, the same sa
 vary on other test images. That variance does not shrink with more seeds, and the variance over seeds (``statistics``) does not shrink with
 more images. Both are reported, and they are not added.
 
-The resampled units are queries, each with its rank among all candidates: the searched collection stays. The hits of a query at 1, 5 and 10,
-those of an image and of its captions, and those of all rows on one image depend on each other and are resampled together. Judged text
+The resampled units are queries, each with its rank among all candidates: the searched collection stays. Some hits depend on each other and
+are resampled together: hits of a query at 1, 5 and 10, of an image and its captions, and of all rows on one image. Judged text
 queries are resampled in the same way, each with its pairs (``bootstrap_queries``).
 """
 
@@ -41,7 +41,7 @@ class BootstrapEstimate:
         value: Measured value, in percent.
         std_error: Standard deviation over the samples.
         interval: Percentile interval of the samples. None if all samples are equal.
-        unit: What is resampled.
+        unit: Resampled unit.
         num_units: Number of resampled units.
         num_samples: Number of samples in which the value is defined.
     """
@@ -60,7 +60,7 @@ class BootstrapEstimate:
         Args:
             value: Measured value.
             drawn: Value of each sample, NaN where it is undefined.
-            of: What is resampled.
+            of: Resampled unit.
             units: Number of resampled units.
 
         Returns:
@@ -103,7 +103,7 @@ class BootstrapSamples:
     Attributes:
         measured: Metrics by row and seed, shape ``[M]``.
         samples: Metrics by row and seed, shape ``[S, M]``.
-        unit: What is resampled.
+        unit: Resampled unit.
         num_units: Number of resampled units.
         metrics: Names of the metrics.
     """

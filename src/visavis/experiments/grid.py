@@ -33,7 +33,7 @@ class Setting:
     """One way to train.
 
     Attributes:
-        choice: What is compared, such as an objective and a model.
+        choice: The compared parts, such as an objective and a model.
         grid_point: Values of the other keys. Each choice is compared at its best point on validation.
         recipe_values: The resolved recipe, without the seed.
     """

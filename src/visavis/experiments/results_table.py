@@ -300,7 +300,7 @@ class ResultTable:
         }
 
 
-# low, high: the 95 % interval of the mean over seeds. images_low, images_high: that of the difference over test images, or over
+# low, high: the 95 % interval of the mean over seeds. images_low, images_high: the interval of the difference over test images, or over
 # judged text queries for feedback metrics.
 CSV_COLUMNS = (
     "row", "metric", "runs", "mean", "std", "low", "high",

@@ -169,7 +169,7 @@ def trec_rankings(
 
 
 def _ranked_parts(data: Dataset, protocol: Protocol) -> dict[Direction, list[tuple[Tensor, Tensor, Targets]]]:
-    """What is ranked together: positions of queries and of candidates, and their targets. All, each fold, or the listed positives."""
+    """Items that are ranked together: positions of queries and of candidates, and their targets. All, each fold, or the listed positives."""
     image_ids, text_ids = torch.arange(len(data.images)), torch.from_numpy(data.image_of)
     protocol.validate(image_ids, text_ids)
     if protocol.positives_file:

@@ -61,7 +61,7 @@ def fine_tune(
         kind: "bi" for a SentenceModel, "cross" for a CrossEncoder.
         model: Pretrained model: "minilm", a ``transformers`` folder, or a name on the Hugging Face hub.
         epochs: Number of epochs.
-        lr: Learning rate. Default: that of `LEARNING_RATES`.
+        lr: Learning rate. Default: see `LEARNING_RATES`.
         batch_size: Number of pairs per step.
         seed: Seed of the order of pairs, dropout and the new output layer.
         progress: Receives the progress.

@@ -103,7 +103,7 @@ def ranking_coherence(
         relevance: The relevance estimator, or its spec.
         semantics: Candidates and correlation of CS@K. "reference": the first caption of each image and tau-b, as in the released code of the
             Ladder loss. "paper": all captions and tau-a, as in its text. The metric keys of "paper" end in ``_paper``.
-        ks: Values of K. Default: those of the paper for this number of images.
+        ks: Values of K. Default: the values of the paper for this number of images.
         folds: Number of folds of the protocol. Queries of all folds are averaged.
         memory: Memory for a block of queries. Does not change the result.
 

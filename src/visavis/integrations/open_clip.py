@@ -78,7 +78,7 @@ class ClipLoss(nn.Module):
             logit_bias: Added after the scale. Only for Sigmoid.
             output_dict: Whether to return a dictionary.
             image_ids: One id per image, in addition to open_clip's arguments. Equal ids belong together.
-            text_ids: One id per text. None: those of the images.
+            text_ids: One id per text. None: the image ids.
 
         Returns:
             A scalar, or ``{"contrastive_loss": scalar}``.

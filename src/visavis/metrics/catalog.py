@@ -26,7 +26,7 @@ class Metric:
         name: Key in results. A metric of one direction has a key for each direction: ``r1`` becomes ``i2t_r1`` and ``t2i_r1``. A
             K in it is replaced by its value.
         label: Name in tables.
-        definition: What it measures. ``{query}`` and ``{candidate}`` become image and text, or text and image.
+        definition: The measured quantity. ``{query}`` and ``{candidate}`` become image and text, or text and image.
         formula: Formula as text.
         unit: Unit of the value.
         input: What ``function`` takes. "ranks": positive ranks of one direction ``[Q, M]``, see `positive_ranks`. It returns a

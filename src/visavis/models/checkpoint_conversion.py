@@ -87,7 +87,7 @@ def open_text_source(name: str, checkpoint: Path, reason: str) -> tuple[Path, An
     Args:
         name: Folder or hub name of the text model.
         checkpoint: File of the checkpoint.
-        reason: What the checkpoint needs it for.
+        reason: Its use in the checkpoint.
 
     Returns:
         The folder of the text model, and its tokenizer.

@@ -158,7 +158,7 @@ class Processor:
             device: Device of a frozen encoder.
 
         Returns:
-            Pixels or features. Those of clips are frames in the place of regions, ``[N, F, D]`` with a mask.
+            Pixels or features. Clips have frames in the place of regions, ``[N, F, D]`` with a mask.
         """
         if granularity == "pixels":
             return Encoded(self.preprocess(images))  # type: ignore[arg-type]

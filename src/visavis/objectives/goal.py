@@ -58,8 +58,8 @@ class Goal(SummaryObjective):
         - "con": (1, 1)
         - "lin": (1 - s_p, s_n)
         - "sig": 1 / (1 + e^(alpha (s_p - lam))), 1 / (1 + e^(-beta (s_n - lam)))
-        - "lin_ms": those of lin, times (1 - m_p) and (1 + m_n)
-        - "sig_ms": those of sig, with m_p and m_n in place of 1
+        - "lin_ms": the weights of lin, times (1 - m_p) and (1 + m_n)
+        - "sig_ms": the weights of sig, with m_p and m_n in place of 1
 
         m_p is the mean of s_p - R ("sig_ms": e^(alpha (s_p - R))) over the other positives R <= s_n + epsilon of the batch, of
         any query. m_n is the mean of s_n - R (e^(-beta (s_n - R))) over the query's other negatives R >= (smallest positive of

@@ -293,7 +293,7 @@ def targets_from_ids(num_images: int, num_texts: int, image_ids: Ids | None, tex
         num_images: Number of images.
         num_texts: Number of texts.
         image_ids: One id per image, or None for pairs in order.
-        text_ids: One id per text. None: those of the images.
+        text_ids: One id per text. None: the image ids.
 
     Returns:
         Targets of shape ``[num_images, num_texts]``.

@@ -55,7 +55,7 @@ BATCHES_BEFORE_WARNING = 2
 
 
 class _Comparison(NamedTuple):
-    """What is compared in one call: items of this rank, extra candidates and targets of both directions, logits and ranks."""
+    """Inputs of one call: items of this rank, extra candidates and targets of both directions, logits and ranks."""
 
     images: Items
     texts: Items
@@ -170,7 +170,7 @@ class PairLoss(nn.Module):
             images: Image embeddings ``[V, D]``, or Encoded images.
             texts: Text embeddings ``[T, D]``, or Encoded texts.
             image_ids: One id per image. Equal ids belong together. None: image i belongs to text i.
-            text_ids: One id per text. None: those of the images.
+            text_ids: One id per text. None: the image ids.
             extra_images: Further candidates for texts (a memory bank or queue), never queries.
             extra_image_ids: Their ids.
             extra_texts: Further candidates for images, never queries.

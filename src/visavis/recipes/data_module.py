@@ -398,7 +398,7 @@ def _fit_standardization(data_module: DataModule) -> Standardization:
 
 
 def _architecture(data_module: DataModule, kind: type[Matcher]) -> dict[str, Any]:
-    """The fields of the model config: those of the recipe, and the granularity and dimensions of the features."""
+    """The fields of the model config: the fields of the recipe, and the granularity and dimensions of the features."""
     recipe = data_module.recipe
     architecture = {key: value for key, value in recipe.model.items() if key != "kind"} | _text_backbone(recipe)
     tokens = data_module.processor.vocabulary or data_module.processor.pretrained_tokenizer

@@ -22,7 +22,7 @@ class DefaultRecipe:
 
     Attributes:
         name: Name of the recipe.
-        reason: What was chosen, and what would do better, in one or two sentences.
+        reason: The choice, and how to do better, in one or two sentences.
         overrides: Overrides that the recipe needs.
     """
 

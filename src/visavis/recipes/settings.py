@@ -182,7 +182,7 @@ class Phase(RecipeSection):
         trainable: Parts of the model that are trained. Empty: all.
         optimizer: Optimizer.
         schedule: Learning rate schedule.
-        initial_weights: "last": continue with the current weights. "best": those of the best validation.
+        initial_weights: "last": continue with the current weights. "best": continue with the weights of the best validation.
         keep_optimizer: Whether to keep the optimizer state of the phase before.
         loss_warmup_epochs: Epochs in which the loss is multiplied by a factor that rises from 0 to 1, such as 1.0 for the
             first epoch of an encoder that was frozen before. 0: no warmup.

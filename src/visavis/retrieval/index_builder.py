@@ -112,7 +112,7 @@ def build_index(
         progress: Receives progress and messages.
 
     Returns:
-        What was done.
+        Counts of the update.
 
     Raises:
         RefusedOverwrite: If ``out`` contains something else.

@@ -66,7 +66,7 @@ def common_value(recipes: Mapping[Path, Recipe], key: str, override: Any) -> Any
     Args:
         recipes: Recipes by folder.
         key: Dotted key, one of ``EVALUATION_OPTIONS``.
-        override: Value to use instead. None: that of the recipes.
+        override: Value to use instead. None: the recipes'.
 
     Returns:
         The value.
@@ -125,13 +125,13 @@ def evaluate_runs(
 
     Args:
         folders: Folders of runs, ensembles and pretrained models. Each model encodes its own inputs.
-        protocol: Protocol or protocols. None: those of the recipes.
+        protocol: Protocol or protocols. None: the recipes'.
         split: Name of the split. None: the test split of the recipes.
-        data: Data set. None: that of the runs.
+        data: Data set. None: the runs' own.
         progress: Receives progress and warnings.
-        relevance: Spec of a relevance estimator. None: that of the recipes.
+        relevance: Spec of a relevance estimator. None: the recipes'.
         semantics: Definition of the graded metrics, "paper" or "reference".
-        memory: Memory limit of score blocks. None: that of the recipes.
+        memory: Memory limit of score blocks. None: the recipes'.
         average_networks: Whether to average both networks of a run. None: as its recipe has it.
         max_images: Evaluate the first images of the split only. 0: all.
 
@@ -182,7 +182,7 @@ def with_base_model(
         result: Evaluation of the runs.
         folders: Folders of the runs.
         split: Name of the split. None: the test split of the recipes.
-        data: Data set. None: that of the runs.
+        data: Data set. None: the runs' own.
         progress: Receives progress and warnings.
         memory: Memory limit of score blocks.
 

@@ -23,7 +23,7 @@ class ErrorResponse(BaseModel):
     """An error.
 
     Attributes:
-        error: What is wrong, and how to fix it.
+        error: The problem and its fix.
     """
 
     error: str
@@ -333,7 +333,7 @@ def error_response(status: int, message: str, headers: Mapping[str, str] | None 
 
     Args:
         status: HTTP status.
-        message: What is wrong, and how to fix it.
+        message: The problem and its fix.
         headers: Headers of the response.
 
     Returns:

@@ -115,7 +115,7 @@ def remove_damaged(path: Path, files: Iterable[Path], reason: str) -> None:
     Args:
         path: The part, for the warning.
         files: Files to remove.
-        reason: What is damaged.
+        reason: The damage.
 
     Raises:
         StorageError: If a file cannot be removed.

@@ -24,7 +24,7 @@ class ScenePair:
     """A true caption and a false one.
 
     Attributes:
-        kind: What was edited.
+        kind: Kind of the edit.
         true: The true caption.
         edited: The false caption. A negation has no facts of its own and negates those of ``true``.
     """

@@ -2,7 +2,7 @@
 
 A store is a folder:
 
-- ``features.json``: what the features are and how they were computed.
+- ``features.json``: description of the features and of their computation.
 - ``keys.json``: image names or caption texts, one per row. Equal captions share a row.
 - ``progress.json``: number of written rows and their checksum. An unfinished store is continued.
 - ``vectors.npy``: float16 ``[N, D]``, or ``[N, R, D]`` for regions, with a crop axis after ``N`` if there are several crops.
@@ -38,11 +38,11 @@ VARIABLE_LENGTH_FILES = {"words": "words.npy", "frames": "frames.npy"}
 
 @dataclass(frozen=True)
 class StoreDescription:
-    """What a store contains and how it was computed.
+    """Content of a store and how it was computed.
 
     Attributes:
         modality: Images or captions.
-        granularity: What one vector describes.
+        granularity: Part of an item that one vector describes.
         encoder: Name of the encoder.
         weights_checksum: Checksum of the encoder's parameters.
         shape: Shape of one item: ``(D,)``, ``(R, D)``, or ``(D,)`` per word or frame. With several crops their number comes first.
@@ -166,7 +166,7 @@ def create_store(folder: Path, description: StoreDescription, keys: Sequence[str
 
     Args:
         folder: The folder.
-        description: What the store will contain.
+        description: Content of the store.
         keys: Image names or caption texts.
         lengths: Number of words or frames of each key, for these granularities.
     """
@@ -363,7 +363,7 @@ class FeatureWriter:
 
         Args:
             folder: The folder.
-            description: What the store will contain.
+            description: Content of the store.
             keys: Image names or caption texts.
             lengths: Number of words or frames of each key ``[N]``, for these granularities.
 

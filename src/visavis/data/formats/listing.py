@@ -37,7 +37,7 @@ class Finding:
     Attributes:
         kind: Kind of the finding, such as "missing image".
         location: File, file and line, or image name.
-        message: What is wrong.
+        message: The problem.
         loses_data: Whether training would have to skip something.
     """
 
@@ -149,7 +149,7 @@ class Listing:
         Args:
             kind: Kind of the finding.
             location: Where it is.
-            message: What is odd.
+            message: The observation.
         """
         self.findings.append(Finding(kind, escape_surrogates(location), escape_surrogates(message), loses_data=False))
 
@@ -159,7 +159,7 @@ class Listing:
         Args:
             kind: Kind of the finding.
             location: Where it is.
-            message: What is wrong.
+            message: The problem.
             lost: The image or caption that is unusable.
         """
         self.findings.append(Finding(kind, escape_surrogates(location), escape_surrogates(message)))
@@ -304,7 +304,7 @@ class DatasetFormat:
 
     Attributes:
         name: Name in ``visavis data check``.
-        description: What a folder of this format contains.
+        description: Content of a folder of this format.
         patterns: Patterns of the files by which a folder is recognized.
         suffixes: Suffixes of files that may be given instead of a folder.
         read: Lists the content of a source. Raises DataError if the source cannot be parsed at all.

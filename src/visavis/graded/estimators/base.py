@@ -183,7 +183,7 @@ def treatment_note(captions: Sequence[str], special: Tensor, treatment: str) -> 
     Args:
         captions: All captions.
         special: Which captions are special, bool, shape ``[N]``.
-        treatment: What is special, and how it is treated.
+        treatment: The special case, and its treatment.
 
     Returns:
         One sentence with the number of special captions and the first of them. Empty if there are none.

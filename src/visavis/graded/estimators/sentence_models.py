@@ -80,7 +80,7 @@ def _wordless(captions: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
 class CrossEncoder(RelevanceEstimator):
     """Output of a model that reads two captions together.
 
-    Only the requested pairs are computed. They are cached by their texts. Both orders of a pair have the same relevance: that of the captions
+    Only the requested pairs are computed. They are cached by their texts. Both orders of a pair have the same relevance, the one of the captions
     in alphabetical order. Equal captions have relevance 1. A caption without a word has relevance 0 to every caption.
 
     Attributes:

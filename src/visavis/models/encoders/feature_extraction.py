@@ -183,7 +183,7 @@ def _compute(
 
 
 def _choose_bfloat16(folder: Path, encoder: FrozenEncoder, device: torch.device) -> bool:
-    """Choose the precision of products: that of an existing store, else bfloat16 for texts on processors with native support."""
+    """Choose the precision of products: the one of an existing store, else bfloat16 for texts on processors with native support."""
     with suppress(VisavisError):
         return read_description(folder).precision == "bfloat16"
     return encoder.spec.side == "text" and has_native_bfloat16(device)

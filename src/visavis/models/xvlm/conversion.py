@@ -30,7 +30,7 @@ from visavis.models.processor import Processor
 from visavis.models.xvlm.model import XVLM
 
 VISUAL_FOLDER, TEXT_FOLDER, FUSION_FILE, MODEL_FOLDER = "visual", "text", "fusion.safetensors", "model"
-"""What a converted checkpoint consists of: two folders of transformers, a file that ``XVLM`` begins with, and the whole as it is."""
+"""Parts of a converted checkpoint: two folders of transformers, a file that ``XVLM`` begins with, and the whole as it is."""
 _TEXT_LAYER, _SWIN_BLOCK = (
     re.compile(pattern) for pattern in (r"text_encoder\.encoder\.layer\.(\d+)\.", r"vision_encoder\.layers\.(\d+)\.blocks\.(\d+)\.")
 )
@@ -122,7 +122,7 @@ def convert_xvlm(
         checkpoint: File of the checkpoint.
         out: New folder.
         text: Folder or hub name of the original BERT, for its config and tokenizer. Empty: bert-base-uncased.
-        image_size: Edge of training images in pixels. None: that of the checkpoint. Attention windows scale with it, and their position
+        image_size: Edge of training images in pixels. None: the checkpoint's. Attention windows scale with it, and their position
             biases are interpolated.
 
     Returns:
