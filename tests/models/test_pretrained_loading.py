@@ -240,7 +240,7 @@ def test_known_model_type_is_read_without_its_own_code(folders, tmp_path, kind):
     assert not (tmp_path / "sprung").exists()
 
 
-def test_files_are_loaded_by_transformers_or_pickle_in_one_module_each():
+def test_only_one_module_each_uses_transformers_and_pickle():
     source = Path(visavis.__file__).parent
     opening = [
         path.name for path in source.rglob("*.py") if re.search(r"\.from_pretrained\(|import pickle|torch\.load\(", path.read_text())
