@@ -106,7 +106,7 @@ def test_select_rows_rejects_unknown_tables_and_rows(table, patterns, message):
 
 
 def test_reproduce_rejects_untrainable_rows_and_other_folders(tmp_path):
-    with pytest.raises(RecipeError, match="expected a row that can be trained, got none: scores are drawn at random"):
+    with pytest.raises(RecipeError, match="expected a row that can be trained, got none: scores are sampled at random"):
         visavis.reproduce("ladder/1", rows="random-1k", out=tmp_path / "out")
     with pytest.raises(RunError, match=r"expected table\.json in it"):
         visavis.reproduce(resume=tmp_path)

@@ -137,7 +137,7 @@ def test_published_values_follow_laws_of_metrics(table):
         ),
         (
             "unified/4/ce-full-unified",
-            r"MSR-VTT .* dataset_msrvtt-full\.json, experts/ and, for CE, texts/w2v/ .* no msrvtt/dataset_msrvtt-full\.json",
+            r"MSR-VTT .* dataset_msrvtt-full\.json, experts/ and, for CE, caption_features/w2v/ .* no msrvtt/dataset_msrvtt-full\.json",
         ),
         ("unified/4/mmt-1ka-unified", r"MSR-VTT .* for MMT, the text encoder bert-base-cased .* no msrvtt/dataset_msrvtt-1ka-all\.json"),
     ],
