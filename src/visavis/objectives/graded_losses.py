@@ -166,7 +166,7 @@ class GradedVLC(VLC):
         is pushed, one that scores lower is pulled.
 
     Advice:
-        As Ladder, without thresholds. Tau of about the spread of the highest relevance values. A larger beta favors order, a smaller
+        As Ladder, without thresholds. Set tau to about the spread of the highest relevance values. A larger beta favors order, a smaller
         one R@1.
 
     Source:
