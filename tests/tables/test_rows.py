@@ -156,7 +156,7 @@ def test_ce_rows_state_deviations_from_code():
     for address in ("unified/4/ce-full-max-margin", "unified/4/ce-full-unified"):
         recipe = read_recipe(address)
         assert recipe.phases[0].optimizer.name == "Adam" and "clusters" not in recipe.model
-        assert re.search(r"Adam .* Ranger at 0\.1.* NetVLAD .*model\.netvlad_clusters", ROWS[address].unreported)
+        assert re.search(r"Adam .* Ranger at 0\.1.* NetVLAD .*model\.netvlad_clusters", ROWS[address].substitutes)
 
 
 def test_unknown_row_reports_nearest_row():

@@ -176,6 +176,7 @@ class Reproduction:
                 for one in self.rank_agreements
             ),
             *(f"{row.id}: not reported in the paper: {row.unreported}." for row in _first_of_each(rows, "unreported")),
+            *(f"{row.id}: trained with {row.substitutes}." for row in _first_of_each(rows, "substitutes")),
             *(f"{row.id}: misprint in the paper: {row.misprint}." for row in _first_of_each(rows, "misprint")),
             *(f"{one.setting}, seed {one.seed} failed: {one.failure}" for runs in self.outcomes.values() for one in runs if one.failure),
         ]
