@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from dataclasses import replace
@@ -52,6 +53,17 @@ def test_demo_writes_report_tables_plots_data_and_runs(finished):
     assert [row["name"] for row in table["rows"]] == ["TripletHN", "Unified"]
     assert table["conditions"]["num_images"] == 30
     assert table["rows"][1]["runs"][0]["rsum"] == json.loads((folder / "unified-1" / "result.json").read_text())["rsum"]
+
+
+def test_demo_results_do_not_depend_on_the_number_of_processes(finished, tmp_path, monkeypatch):
+    folder, _ = finished
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
+    alone = run_demo(tmp_path / "alone", NoProgress(), SMALL)
+    for run in ("triplethn-1", "triplethn-2", "unified-1", "unified-2"):
+        weights = [(each / run / "model" / "model.safetensors").read_bytes() for each in (folder, alone)]
+        assert weights[0] == weights[1]
+    assert (folder / "table.json").read_bytes() == (alone / "table.json").read_bytes()
+    assert (folder / "retrieval.png").read_bytes() == (alone / "retrieval.png").read_bytes()
 
 
 def test_demo_runs_can_be_searched_and_evaluated(finished):

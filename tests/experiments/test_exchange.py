@@ -19,6 +19,7 @@ from visavis.evaluation.results import evaluate_dataset
 from visavis.experiments.bootstrap import BOOTSTRAP_METRICS, bootstrap_images
 from visavis.experiments.results_table import (
     CSV_COLUMNS,
+    MeasurementConditions,
     ResultTable,
     csv_table,
     escape_latex,
@@ -166,6 +167,13 @@ def results():
     return {'Goal(pair="sig_ms")': evaluations(4.0), "Unified": evaluations(3.9), "Triplet": evaluations(1.0)}
 
 
+def table_of(results):
+    """Table of the evaluations of each row."""
+    return ResultTable.from_runs(
+        {name: [(run.metrics, MeasurementConditions.from_evaluation(run)) for run in runs] for name, runs in results.items()}
+    )
+
+
 def compare_rows_with(results, best):
     """Paired tests of every row against one, for each metric."""
     rows = {
@@ -177,7 +185,7 @@ def compare_rows_with(results, best):
 
 def test_latex_marks_best_and_indistinguishable_rows(results):
     table, alike = (
-        ResultTable.from_evaluations(results),
+        table_of(results),
         {metric: indistinguishable_rows(pairs) for metric, pairs in compare_rows_with(results, 'Goal(pair="sig_ms")').items()},
     )
     text = latex_table(table, alike)
@@ -203,7 +211,7 @@ def test_escape_latex_escapes_every_special_character():
 
 
 def test_csv_holds_every_statistic_of_the_table(results):
-    table, best = ResultTable.from_evaluations(results), 'Goal(pair="sig_ms")'
+    table, best = table_of(results), 'Goal(pair="sig_ms")'
     pairs = compare_rows_with(results, best)
     bootstrap = bootstrap_images(
         {name: {seed: run.query_ranks for seed, run in enumerate(runs)} for name, runs in results.items()}, num_samples=200

@@ -21,7 +21,14 @@ def result(*recalls: float, num_images: int = 500) -> Evaluation:
     return Evaluation("plain", num_images, 5 * num_images, 5.0, "pessimistic", metrics, nothing, nothing)
 
 
-TABLE = ResultTable.from_evaluations(
+def table_of(results):
+    """Table of the evaluations of each row."""
+    return ResultTable.from_runs(
+        {name: [(run.metrics, MeasurementConditions.from_evaluation(run)) for run in runs] for name, runs in results.items()}
+    )
+
+
+TABLE = table_of(
     {
         "TripletHN": [result(40, 70, 80, 30, 60, 70), result(44, 74, 84, 30, 60, 70)],
         "Unified": [result(50, 75, 85, 29, 61, 72), result(53, 75, 85, 29, 61, 72)],
@@ -40,7 +47,7 @@ def test_result_table_mean_and_std_by_hand():
 
 
 def test_result_table_of_one_run_has_no_std():
-    table = ResultTable.from_evaluations({"VLC": [result(1, 2, 3, 4, 5, 6)]})
+    table = table_of({"VLC": [result(1, 2, 3, 4, 5, 6)]})
     assert table.rows[0].std("rsum") is None
     assert "±" not in table.text()
     assert "one seed" in table.caption()
@@ -64,9 +71,9 @@ def test_chance_equals_mean_of_random_scores(generator):
 
 def test_result_table_rejects_mixed_conditions():
     with pytest.raises(RunError, match=r"got protocol plain: 500 images.* / protocol plain: 400 images"):
-        ResultTable.from_evaluations({"a": [result(*[1] * 6)], "b": [result(*[1] * 6, num_images=400)]})
+        table_of({"a": [result(*[1] * 6)], "b": [result(*[1] * 6, num_images=400)]})
     with pytest.raises(RunError, match="got nothing"):
-        ResultTable.from_evaluations({})
+        table_of({})
 
 
 def test_result_table_text_is_aligned_and_fits_80_columns():
@@ -86,7 +93,7 @@ def test_result_table_markdown_marks_best_and_conditions():
 
 
 def test_result_table_markdown_marks_ties_in_bold():
-    table = ResultTable.from_evaluations({"A": [result(40, 70, 80, 30, 60, 70)], "B": [result(40.04, 69, 80, 30, 60, 70)]})
+    table = table_of({"A": [result(40, 70, 80, 30, 60, 70)], "B": [result(40.04, 69, 80, 30, 60, 70)]})
     first, second = (line for line in table.markdown().splitlines() if line.startswith(("| A", "| B")))
     assert first.startswith("| A | **40.0** | **70.0** | **80.0** |")
     assert second.startswith("| B | **40.0** | 69.0 | **80.0** |")

@@ -77,6 +77,14 @@ def test_coherent_scores_average_over_ties_at_cutoff(scores_and_relevance: tuple
     assert float(actual) == pytest.approx(np.mean(each), nan_ok=True, abs=1e-12)
 
 
+@given(st.integers(0, 2**16), st.integers(2, 140), st.integers(1, 40))
+def test_coherent_scores_equal_scipy_exactly(seed: int, candidates: int, levels: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores, relevance = (torch.randint(levels, (3, candidates), generator=generator) / levels for _ in range(2))
+    expected = [kendalltau(*pair).statistic for pair in zip(scores.numpy(), relevance.numpy(), strict=True)]
+    np.testing.assert_array_equal(coherent_scores(scores, relevance, k=candidates).numpy(), expected)
+
+
 def test_coherent_scores_match_hand_values_for_tie_at_cutoff() -> None:
     scores, relevance = torch.tensor([[2.0, 1.0, 1.0]]).repeat(3, 1), torch.tensor([[1.0, 0.5, 0.0], [0.5, 1.0, 0.0], [0.5, 0.5, 1.0]])
     # Either of the last two may be in the top 2. Rows: both agree, one agrees, one disagrees and the other is a tie.

@@ -22,6 +22,8 @@ from visavis import storage
 from visavis.data import open_dataset
 from visavis.demonstration.scene_search import SceneSearch, SceneSearchResult, plot_retrievals
 from visavis.environment import package_versions, shell_command
+from visavis.errors import RunError
+from visavis.experiments.jobs import Job, RunOutcome, Workers
 from visavis.experiments.results_table import ResultTable
 from visavis.models.encoders.feature_extraction import cache_features
 from visavis.models.encoders.frozen_encoders import EncoderSpec
@@ -33,9 +35,7 @@ from visavis.reports.plotting import TrainingCurve, plot_training_curves, requir
 from visavis.runs.open_run import with_absolute_paths
 from visavis.runs.run_folder import RunFolder
 from visavis.synthetic import CaptionFacts, write_synthetic_scenes
-from visavis.training.start_training import start_training
 from visavis.training.stop_signals import Stopped
-from visavis.training.training_run import TrainingResult
 
 # The learning rates of the demo's recipes were selected by studies/demo_rates.py with the same budget for each objective.
 LEARNING_RATES = (3.75e-4, 7.5e-4, 1.5e-3, 3e-3, 6e-3, 1.2e-2, 2.4e-2, 4.8e-2)
@@ -137,7 +137,7 @@ class _Demo:
         with self._stage("features", "encoding the images with the shipped encoder, once for all runs"):
             self._cache()
         with self._stage("training", f"training {len(settings.recipes)} objectives with {len(settings.seeds)} seeds each"):
-            runs = {_objective_name(name): [self._train(name, seed) for seed in settings.seeds] for name in settings.recipes}
+            runs = self._train()
         with self._stage("report", f"comparing on {settings.num_test:,} test scenes, searching, writing the report"):
             results = self._compare(runs)
             write_demo_report(results, self.folder)
@@ -170,35 +170,46 @@ class _Demo:
         encoder = EncoderSpec("visual", "scenes", read_recipe(self.settings.recipes[0], dict(self.settings.overrides)).visual.granularity)  # type: ignore[arg-type]
         cache_features(open_dataset(self.scenes), encoder, on_progress=lambda *done: self.progress.update("images", *done))
 
-    def _train(self, recipe: str, seed: int) -> TrainingResult:
-        """Train one run, exactly as ``visavis train RECIPE --data .../scenes seed=...``."""
-        name = _objective_name(recipe)
-        overrides = {**self.settings.overrides, "data.path": str(self.scenes.resolve()), "seed": seed}
-        trained = start_training(
-            with_absolute_paths(read_recipe(recipe, overrides)), self.folder / f"{name.lower()}-{seed}", _BarsOnly(self.progress)
-        )
-        assert trained.test is not None
-        rsum, recall = (trained.test.metrics[metric] for metric in ("rsum", "t2i_r1"))
-        self.progress.message(f"        {name}, seed {seed}: RSUM {rsum:.1f}, text to image R@1 {recall:.1f} %  ({trained.seconds:.0f} s)")
-        return trained
+    def _train(self) -> dict[str, list[RunOutcome]]:
+        """Train all runs in parallel processes, each exactly as ``visavis train RECIPE --data .../scenes seed=...``."""
+        jobs, runs = [], dict[str, list[RunOutcome]]()
+        for recipe in self.settings.recipes:
+            name = _objective_name(recipe)
+            for seed in self.settings.seeds:
+                overrides = {**self.settings.overrides, "data.path": str(self.scenes.resolve()), "seed": seed}
+                values = with_absolute_paths(read_recipe(recipe, overrides)).to_dict()
+                jobs.append(Job(name, seed, values, self.folder / f"{name.lower()}-{seed}"))
+            runs[name] = []
+        with Workers().start(threads=1, progress=_BarsOnly(self.progress)) as run_jobs:
+            for number, run in enumerate(run_jobs(jobs), 1):
+                if run.failure:
+                    raise RunError(run.failure)
+                runs[run.setting].append(run)
+                rsum, recall = (run.measured_metrics[metric] for metric in ("rsum", "t2i_r1"))
+                self.progress.message(
+                    f"        {run.setting}, seed {run.seed}: RSUM {rsum:.1f}, text to image R@1 {recall:.1f} %  ({run.seconds:.0f} s)"
+                )
+                self.progress.update("runs", number, len(jobs), 0.0)
+        return {name: sorted(finished, key=lambda run: run.seed) for name, finished in runs.items()}
 
-    def _compare(self, results: dict[str, list[TrainingResult]]) -> DemoResults:
+    def _compare(self, runs: dict[str, list[RunOutcome]]) -> DemoResults:
         """The table of results, and the searches of the run with the best validation RSUM."""
         rates = {_objective_name(name): read_recipe(name).phases[-1].optimizer.lr for name in self.settings.recipes}
-        table = ResultTable.from_evaluations(
-            {name: [run.test for run in runs if run.test is not None] for name, runs in results.items()}, describe_learning_rates(rates)
-        )
+        measured = {
+            name: [(run.measured_metrics, run.conditions) for run in group if run.conditions is not None] for name, group in runs.items()
+        }
+        table = ResultTable.from_runs(measured, describe_learning_rates(rates))
         self.progress.message(f"\n{table.text()}\n{table.caption()}\n")
-        best = max((run for runs in results.values() for run in runs), key=lambda run: run.validation_rsum)
-        scene_search = SceneSearch(best.run, self.scenes)
+        best = max((run for group in runs.values() for run in group), key=lambda run: run.validation_rsum)
+        scene_search = SceneSearch(best.folder, self.scenes)
         searches = [scene_search.search(query, facts) for query, facts in DEMO_QUERIES]
-        return DemoResults(self.scenes, results, best, table, scene_search.captions(NUM_SHOWN_CAPTIONS), searches, self.seconds)
+        return DemoResults(self.scenes, runs, best, table, scene_search.captions(NUM_SHOWN_CAPTIONS), searches, self.seconds)
 
     def _print_summary(self, results: DemoResults) -> None:
         for search in results.searches:
             self.progress.message(f"        “{search.query}”: {search.num_relevant} of the top {len(search.scenes)} images are relevant")
         self.progress.message(f"\nReport: {self.folder / 'report.html'}  ({sum(self.seconds.values()):.0f} s in total)")
-        self.progress.message(f"Search the images: {shell_command()} search {results.best.run} 'two stars in the snow'")
+        self.progress.message(f"Search the images: {shell_command()} search {results.best.folder} 'two stars in the snow'")
 
 
 def _objective_name(recipe: str) -> str:
@@ -241,8 +252,8 @@ class DemoResults:
     """
 
     scenes: Path
-    runs: Mapping[str, Sequence[TrainingResult]]
-    best: TrainingResult
+    runs: Mapping[str, Sequence[RunOutcome]]
+    best: RunOutcome
     table: ResultTable
     captions: Sequence[SceneSearchResult]
     searches: Sequence[SceneSearchResult]
@@ -259,15 +270,15 @@ def write_demo_report(results: DemoResults, folder: Path) -> None:
     storage.write_text(folder / "table.md", results.table.markdown())
     storage.write_json(folder / "table.json", results.table.to_json())
     summary = {
-        "best_run": results.best.run.name,
-        "runs": {name: [run.run.name for run in runs] for name, runs in results.runs.items()},
+        "best_run": results.best.folder.name,
+        "runs": {name: [run.folder.name for run in runs] for name, runs in results.runs.items()},
         "searches": {search.query: search.num_relevant for search in results.searches},
         "seconds": dict(results.seconds),
         "threads": torch.get_num_threads(),
         "versions": package_versions(),
     }
     storage.write_json(folder / "demo.json", summary)
-    logs = [TrainingCurve(name, RunFolder(run.run).read_log()) for name, runs in results.runs.items() for run in runs]
+    logs = [TrainingCurve(name, RunFolder(run.folder).read_log()) for name, runs in results.runs.items() for run in runs]
     retrieval = ThemedImage.draw(partial(plot_retrievals, results.captions), folder / "retrieval.png")
     curves = ThemedImage.draw(partial(plot_training_curves, logs), folder / "curves.png")
     page = render_report(
@@ -286,7 +297,7 @@ def write_demo_report(results: DemoResults, folder: Path) -> None:
         curves=curves,
         commands=_commands(results),
         stages=", ".join(f"{name} {seconds:.0f} s" for name, seconds in results.seconds.items()),
-        run_names=", ".join(run.run.name for runs in results.runs.values() for run in runs),
+        run_names=", ".join(run.folder.name for runs in results.runs.values() for run in runs),
     )
     storage.write_text(folder / "report.html", page)
 
@@ -322,7 +333,7 @@ def _retrieval_alt(results: Sequence[SceneSearchResult]) -> str:
 
 def _commands(results: DemoResults) -> list[tuple[str, str]]:
     """Commands to copy, for the folder in which the demo was started."""
-    run, scenes, visavis = shlex.quote(str(results.best.run)), shlex.quote(str(results.scenes)), shell_command()
+    run, scenes, visavis = shlex.quote(str(results.best.folder)), shlex.quote(str(results.scenes)), shell_command()
     return [
         ("Search the images with your own text query:", f"{visavis} search {run} 'two stars in the snow'"),
         ("Print all metrics of a run:", f"{visavis} evaluate {run}"),

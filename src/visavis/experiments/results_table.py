@@ -166,11 +166,11 @@ class ResultTable:
     feedback: FeedbackTest | None = None
 
     @classmethod
-    def from_evaluations(cls, results: Mapping[str, Sequence[Evaluation]], note: str = "") -> ResultTable:
-        """Build a table from evaluations.
+    def from_runs(cls, runs: Mapping[str, Sequence[tuple[Mapping[str, float], MeasurementConditions]]], note: str = "") -> ResultTable:
+        """Build a table from the metrics of runs.
 
         Args:
-            results: Evaluations of the runs of each setting.
+            runs: Metrics and conditions of the runs of each setting.
             note: Further sentence for readers, without a period.
 
         Returns:
@@ -179,11 +179,11 @@ class ResultTable:
         Raises:
             RunError: If the runs were measured under different conditions.
         """
-        conditions = list(dict.fromkeys(MeasurementConditions.from_evaluation(result) for runs in results.values() for result in runs))
+        conditions = list(dict.fromkeys(measured_under for group in runs.values() for _, measured_under in group))
         if len(conditions) != 1:
             actual = " / ".join(map(str, conditions)) or "nothing"
             raise RunError(f"table: expected results with one protocol and number of candidates, got {actual}. Evaluate all runs alike.")
-        return cls(tuple(ResultRow(name, tuple(run.metrics for run in runs)) for name, runs in results.items()), conditions[0], note)
+        return cls(tuple(ResultRow(name, tuple(metrics for metrics, _ in group)) for name, group in runs.items()), conditions[0], note)
 
     @property
     def columns(self) -> tuple[ColumnGroup, ...]:

@@ -122,14 +122,67 @@ def _taus(scores: Tensor, relevance: Tensor, tau: Tau) -> Tensor:
     """Kendall's tau of each row ``[Q, K]``."""
     from scipy.stats import kendalltau
 
+    queries, length = scores.shape
+    if length < 2 or not queries:
+        return torch.full((queries,), torch.nan, dtype=torch.float64)
     scores, relevance = scores.cpu().double(), relevance.cpu().double()
-    if scores.shape[1] < 2:
-        return torch.full((len(scores),), torch.nan, dtype=torch.float64)
-    tau_b = torch.tensor([kendalltau(*pair).statistic for pair in zip(scores.numpy(), relevance.numpy(), strict=True)], dtype=torch.float64)
+    if length > _MAX_BATCHED_LENGTH:
+        rows = zip(scores.numpy(), relevance.numpy(), strict=True)
+        tau_b = torch.tensor([kendalltau(*row).statistic for row in rows], dtype=torch.float64)
+    else:
+        blocks = zip(*(values.split(max(1, _PAIRS_PER_BLOCK // length)) for values in (scores, relevance)), strict=True)
+        tau_b = torch.from_numpy(np.concatenate([_taus_b(*(values.numpy() for values in block)) for block in blocks]))
     if tau == "b":
         return tau_b
     untied = (1 - _tied_share(scores)) * (1 - _tied_share(relevance))
     return tau_b.nan_to_num() * untied.sqrt()
+
+
+# Rows are counted together up to this many pairs, whose arrays fit into the cache of a processor.
+_PAIRS_PER_BLOCK = 1 << 16
+# The overhead of a call of scipy, 0.2 ms, is below the time that its algorithm saves on longer rows.
+_MAX_BATCHED_LENGTH = 1024
+
+
+def _taus_b(scores: np.ndarray, relevance: np.ndarray) -> np.ndarray:
+    """Kendall's tau-b of each row ``[Q, K]``, bit for bit that of ``scipy.stats.kendalltau``."""
+    by_relevance = np.lexsort((scores, relevance))
+    scores, relevance = (np.take_along_axis(values, by_relevance, 1) for values in (scores, relevance))
+    same_score, same_relevance = (values[:, 1:] == values[:, :-1] for values in (scores, relevance))
+    by_score = scores.argsort(1, kind="stable")
+    ordered = np.take_along_axis(scores, by_score, 1)
+    tied_scores, tied_relevance = _tied_pairs(ordered[:, 1:] == ordered[:, :-1]), _tied_pairs(same_relevance)
+    pairs, tied_both = scores.shape[1] * (scores.shape[1] - 1) // 2, _tied_pairs(same_score & same_relevance)
+    agreement = pairs - tied_scores - tied_relevance + tied_both - 2 * _inversions(by_score)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        taus = agreement / np.sqrt(pairs - tied_scores) / np.sqrt(pairs - tied_relevance)
+    return np.where((tied_scores < pairs) & (tied_relevance < pairs), taus.clip(-1, 1), np.nan)
+
+
+def _tied_pairs(equals_previous: np.ndarray) -> np.ndarray:
+    """Number of equal pairs ``[Q]`` of sorted rows, from whether each value after the first equals the one before it."""
+    positions = np.arange(1, equals_previous.shape[1] + 1)
+    starts = np.maximum.accumulate(np.where(equals_previous, 0, positions), axis=1)
+    return (positions - starts).sum(1)
+
+
+def _inversions(permutations: np.ndarray) -> np.ndarray:
+    """Number of descending pairs ``[Q]`` of each permutation ``[Q, K]``.
+
+    Rows are split by the highest bit, which orders the pairs that differ in it. Each half is then split by the next bit.
+    """
+    queries, length = permutations.shape
+    size = 1 << (length - 1).bit_length()
+    padding = np.broadcast_to(np.arange(length, size), (queries, size - length))
+    values, total = np.concatenate([permutations, padding], 1).astype(np.int32), np.zeros(queries, np.int64)
+    while size > 32:
+        values, size = values.reshape(-1, size), size // 2
+        high = (values & size) > 0
+        total += np.where(high, 0, high.cumsum(1, dtype=np.int32)).reshape(queries, -1).sum(1, dtype=np.int64)
+        values = np.stack([values[~high].reshape(-1, size), values[high].reshape(-1, size)], 1)
+    low = (values.reshape(-1, size) % size).astype(np.int8)
+    descending = (low[:, :, None] > low[:, None]) & np.triu(np.ones((size, size), bool))
+    return total + np.count_nonzero(descending.reshape(queries, -1), axis=1)
 
 
 def _tied_share(rows: Tensor) -> Tensor:
