@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from visavis.errors import ShapeError
+
 Parts = Tensor | dict[str, Tensor]
 """One tensor, or named tensors (one per expert)."""
 
@@ -390,3 +392,19 @@ def scaled_norms(rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     rows = rows * factors
     norms = rows.norm(dim=-1, keepdim=True)
     return rows, norms.masked_fill(norms == 0, torch.inf), factors
+
+
+def require_values(name: str, *tensors: Any) -> None:
+    """Check that tensors hold values that can be read at any position.
+
+    Args:
+        name: Name of the argument, for the error message.
+        *tensors: The tensors. Other values are ignored.
+
+    Raises:
+        ShapeError: If a tensor is sparse, nested, quantized or on the meta device.
+    """
+    for tensor in tensors:
+        if isinstance(tensor, Tensor) and (tensor.is_meta or tensor.is_nested or tensor.is_quantized or tensor.layout != torch.strided):
+            found = "meta, without values" if tensor.is_meta else "nested" if tensor.is_nested else f"{tensor.layout} of {tensor.dtype}"
+            raise ShapeError(f"{name}: expected a dense tensor with values, got one that is {found}. Pass a plain tensor.")
