@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from visavis.errors import ShapeError
+from visavis.objectives.base import MAX_HALF_SCALE
 from visavis.pair_loss.block_scores import InputGradients, NeedsGrad, ScoreBlock, Scores, trainable
 from visavis.pair_loss.encoded_items import embedding_matrix
 from visavis.types import Items, scaled_norms, unit_rows
@@ -125,6 +126,21 @@ class CosineScores(Scores):
         self.parameters = trainable(scale)
         self.scale = None if scale is None else float(scale.detach() if isinstance(scale, Tensor) else scale)
         self.scale_gradient = torch.zeros((), dtype=self.dtype, device=visual.device) if self.parameters else None
+
+    def scaled_by(self, factor: float) -> Self:
+        """Multiply all scores by a factor. Products that may not fit into float16 run in the dtype of sums.
+
+        Args:
+            factor: The factor.
+
+        Returns:
+            A view.
+        """
+        scaled = super().scaled_by(factor)
+        if factor > MAX_HALF_SCALE:
+            for side in self.unit_vectors:
+                side.matmul_rows = side.unit_rows
+        return scaled
 
     @property
     def num_items(self) -> tuple[int, int]:
