@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from visavis import DataError, SpecError, Targets, VisavisError, evaluation, metrics
+from visavis import DataError, ShapeError, SpecError, Targets, VisavisError, evaluation, metrics
 from visavis.data.dataset import Dataset, Image
 from visavis.evaluation import Protocol
 from visavis.evaluation import tiled_ranking as blocks
@@ -31,6 +31,15 @@ ODD: list[Any] = [
     *(NUMBERS.where(NUMBERS != 5, torch.nan), torch.tensor([0, 1, 2]), torch.tensor([True] * 3), torch.tensor([1, torch.nan, torch.inf])),
     *(Encoded(vectors) for vectors in (torch.ones(3, 2), torch.ones(0, 2), torch.tensor(1.0), np.ones((3, 2)), None, {})),  # type: ignore[arg-type]
     *(Targets.paired(3), Targets(query_ids=[0, 1, 2], candidate_ids=[5, 6, 7, 8])),
+    *(torch.ones(shape, device="meta") for shape in ((3, 4), (3, 3), (3,))),
+    *(
+        torch.arange(3).to_sparse(),
+        torch.eye(3).to_sparse(),
+        torch.nested.as_nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    ),
+    *([{}, {}, {}], [[1], [2], [3]], [2**70] * 3, {1: 2}, [True, False, True], [1.5, 2, 3], np.array([1, 2, 3], dtype=object), 10**400),
+    *(Encoded(torch.ones(3, 2, device="meta")), Encoded(torch.eye(3).to_sparse()), Encoded({"a": torch.ones(3, 2), "b": torch.ones(2, 2)})),
+    *(Encoded(torch.ones(3, 2), mask=torch.ones(2, 2, dtype=torch.bool)), Encoded(torch.ones(3, 2), weights=5)),  # type: ignore[arg-type]
 ]
 ALSO_CALLED = {
     "scores": "score",
@@ -99,11 +108,12 @@ def refusal(function: Callable[..., Any], arguments: dict[str, Any]) -> Exceptio
     return None
 
 
-def test_functions_reject_odd_arguments_in_one_line() -> None:
+@pytest.mark.parametrize("sample_size", [12, pytest.param(len(ODD), marks=pytest.mark.long)])
+def test_functions_reject_odd_arguments_in_one_line(sample_size: int) -> None:
     generator, refused = random.Random(0), 0
     for function, arguments in calls():
         for name in arguments:
-            for odd in generator.sample(ODD, 12):
+            for odd in generator.sample(ODD, sample_size):
                 called = f"{function.__name__}({name}={odd!r})"
                 error = refusal(function, arguments | {name: odd})
                 refused += error is not None
@@ -121,6 +131,23 @@ def test_functions_reject_odd_arguments_in_one_line() -> None:
                 assert "\n" not in message, called
                 assert any(word in message for word in accepted_words), (called, message)
     assert refused > 500
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0)])
+def test_evaluation_rejects_empty_sides(shape: tuple[int, int]) -> None:
+    ids = [list(range(length)) for length in shape]
+    visual, text = (Encoded(torch.eye(4)[:length]) for length in shape)
+    for protocol in ("plain", SMALL):
+        for call in (
+            lambda: evaluation.evaluate(visual, text, by_product, *ids, protocol=protocol),  # noqa: B023
+            lambda: evaluation.rank_scores(torch.zeros(shape), *ids, protocol=protocol),  # noqa: B023
+        ):
+            with pytest.raises(ShapeError, match=r"^images, texts: expected at least one of each, got none\."):
+                call()
+    if not shape[1]:
+        for metric in (metrics.positive_ranks, metrics.best_ranks):
+            with pytest.raises(ShapeError, match=r"^scores: expected at least one candidate"):
+                metric(torch.zeros(shape), Targets(query_ids=ids[0], candidate_ids=ids[1]))
 
 
 @pytest.mark.parametrize("odd", [0, -1, True, 2.0, "5", None, np.float64(5), torch.ones(2)])

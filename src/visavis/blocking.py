@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from visavis.errors import ShapeError, VisavisError
+from visavis.errors import ShapeError, VisavisError, format_value
 from visavis.memory_budget import format_bytes
 from visavis.spec import PositiveFloat, validate_fields
-from visavis.types import Items, all_tensors, map_tensors
+from visavis.types import Items, all_tensors, map_tensors, require_values
 
 Score = Callable[[Any, Any], Tensor]
 """``score(visual, text) -> [V, T]``, the signature of every matcher's score."""
@@ -238,11 +238,11 @@ def checked_scores(score: Score, visual: Items, text: Items) -> Tensor:
             "Encode both with the same model."
         ) from error
     if not isinstance(scores, Tensor) or scores.shape != (len(visual), len(text)):
-        result = f"shape {list(scores.shape)}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
         raise ShapeError(
-            f"score: expected shape {[len(visual), len(text)]} for {len(visual)} images and {len(text)} texts, got {result}. "
+            f"score: expected shape {[len(visual), len(text)]} for {len(visual)} images and {len(text)} texts, got {format_value(scores)}. "
             "Return a tensor with one row per image and one column per text."
         )
+    require_values("score", scores)
     return scores
 
 

@@ -133,7 +133,8 @@ def format_value(value: Any) -> str:
             return text
         if isinstance(value, str):
             return f"{text[:57]}..."
-    shape = getattr(value, "shape", None)
+    # The shape of a nested tensor cannot be read.
+    shape = None if getattr(value, "is_nested", False) else getattr(value, "shape", None)
     return f"a {type(value).__name__}" + (f" of shape {list(shape)}" if isinstance(shape, tuple) else "")
 
 

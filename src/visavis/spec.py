@@ -41,6 +41,10 @@ NonNegativeFloat = Annotated[float, Constraint(lambda number: number >= 0, "a nu
 UnitFloat = Annotated[float, Constraint(lambda number: 0 <= number <= 1, "a number from 0 to 1")]
 DropoutRate = Annotated[float, Constraint(lambda number: 0 <= number < 1, "a number >= 0 and < 1")]
 
+PARAMETER_RANGE = (1e-12, 1e12)
+"""Magnitudes of parameters. Products of two of them with scores stay far from the limits of float32."""
+EXPECTED_PARAMETER = "a magnitude from {:g} to {:g}".format(*PARAMETER_RANGE)
+
 EXPECTED_KINDS: dict[type, str] = {int: "an integer", bool: "True or False", str: "a text in quotes"}
 
 
@@ -172,6 +176,18 @@ def require_field(condition: bool, value: Any, field: str, expected: str) -> Non
     """
     if not condition:
         raise SpecError(f"{_title(type(value))}.{field}: expected {expected}, got {getattr(value, field)!r}.")
+
+
+def is_valid_parameter(number: float) -> bool:
+    """Return whether a number can be a parameter: 0, or of a magnitude in `PARAMETER_RANGE`.
+
+    Args:
+        number: The number.
+
+    Returns:
+        Whether it is valid.
+    """
+    return number == 0 or PARAMETER_RANGE[0] <= abs(number) <= PARAMETER_RANGE[1]
 
 
 def validate_int(value: Any, name: str, minimum: int = 0) -> int:

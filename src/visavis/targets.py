@@ -22,6 +22,7 @@ from torch import Tensor
 
 from visavis.errors import MissingSupervision, ShapeError
 from visavis.spec import validate_int
+from visavis.types import require_values
 
 Ids = Tensor | np.ndarray | Sequence[int]
 
@@ -138,6 +139,8 @@ class Targets:
                 object.__setattr__(self, name, torch.arange(length, device=self.query_ids.device))
         for annotation in ANNOTATIONS:
             value = getattr(self, annotation.name)
+            tensors = (value.query_vectors, value.candidate_vectors) if isinstance(value, Factors) else (value,)
+            require_values(annotation.name, *tensors)
             if annotation.shape == "pairwise":
                 _check_pairwise(annotation.name, value, self.shape)
             else:
@@ -355,6 +358,7 @@ def to_id_tensor(ids: Ids, name: str) -> Tensor:
         tensor = ids if isinstance(ids, Tensor) else torch.from_numpy(np.array(ids))
     except (TypeError, ValueError, RuntimeError):
         raise ShapeError(f"{expected}, got texts or nested lists. Number the items first.") from None
+    require_values(name, tensor)
     if tensor.dim() != 1 or (tensor.numel() and (tensor.is_floating_point() or tensor.is_complex())):
         raise ShapeError(f"{expected}, got shape {list(tensor.shape)} and dtype {tensor.dtype}.")
     return tensor.long()

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from visavis.errors import ShapeError
+
 Parts = Tensor | dict[str, Tensor]
 """One tensor, or named tensors (one per expert)."""
 
@@ -21,6 +23,8 @@ Direction = Literal["i2t", "t2i"]
 """Which side holds the queries: images ("i2t") or texts ("t2i")."""
 DIRECTIONS: dict[str, str] = {"i2t": "image to text", "t2i": "text to image"}
 """Description of each direction, by the prefix of a metric's key."""
+MIN_EXACT_NORM = 1e-12
+"""Norm from which the squares of a vector lose nothing to underflow."""
 
 
 @dataclass(frozen=True)
@@ -349,3 +353,58 @@ class EncodedBatches(Encoded):
             return joined
 
         return tree_map(join, *(field(block) for _, block, _ in used))
+
+
+def unit_rows(rows: Tensor) -> Tensor:
+    """Divide vectors by their length, at any scale that the dtype holds. A zero vector stays zero, and its gradient is 0.
+
+    Args:
+        rows: Vectors, shape ``[..., D]``.
+
+    Returns:
+        Vectors of length 1, of the same shape.
+
+    Example:
+        >>> unit_rows(torch.tensor([[3e30, 4e30], [0, 0]])).tolist()
+        [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
+    """
+    rows, norms, _ = scaled_norms(rows)
+    return rows / norms
+
+
+def scaled_norms(rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Compute the norms of vectors. Vectors whose squares overflow or underflow are scaled first, all others are unchanged.
+
+    Args:
+        rows: Vectors, shape ``[..., D]``.
+
+    Returns:
+        The scaled vectors, their norms ``[..., 1]``, inf for a zero vector, and the factors of the vectors, None for 1.
+    """
+    norms = rows.norm(dim=-1, keepdim=True)
+    exact = (norms >= MIN_EXACT_NORM) & (norms < torch.inf)
+    # Only on the CPU, because the condition would wait for other devices.
+    if rows.device.type == "cpu" and not torch.compiler.is_compiling() and exact.all():
+        return rows, norms, None
+    tiny = torch.finfo(rows.dtype).tiny
+    sums = rows.detach().norm(1, dim=-1, keepdim=True).clamp(tiny, 1 / tiny)
+    factors = torch.where(exact, 1.0, 1 / sums)
+    rows = rows * factors
+    norms = rows.norm(dim=-1, keepdim=True)
+    return rows, norms.masked_fill(norms == 0, torch.inf), factors
+
+
+def require_values(name: str, *tensors: Any) -> None:
+    """Check that tensors hold values that can be read at any position.
+
+    Args:
+        name: Name of the argument, for the error message.
+        *tensors: The tensors. Other values are ignored.
+
+    Raises:
+        ShapeError: If a tensor is sparse, nested, quantized or on the meta device.
+    """
+    for tensor in tensors:
+        if isinstance(tensor, Tensor) and (tensor.is_meta or tensor.is_nested or tensor.is_quantized or tensor.layout != torch.strided):
+            found = "meta, without values" if tensor.is_meta else "nested" if tensor.is_nested else f"{tensor.layout} of {tensor.dtype}"
+            raise ShapeError(f"{name}: expected a dense tensor with values, got one that is {found}. Pass a plain tensor.")

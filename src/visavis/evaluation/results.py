@@ -26,7 +26,7 @@ from visavis.metrics.argument_checks import Ties, validate_instance, validate_li
 from visavis.metrics.ranking import best_rank_column
 from visavis.scoring import select_items
 from visavis.targets import Ids, to_id_tensor
-from visavis.types import Encoded, EncodedBatches
+from visavis.types import Encoded, EncodedBatches, require_values
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,13 +295,12 @@ def _validate_arguments(visual: Encoded, text: Encoded, score: Score, protocol: 
 
 
 def _validate_items(items: Any, name: str) -> None:
-    parts = items.vectors if isinstance(items, Encoded) else None
-    if isinstance(parts, Tensor):
-        parts = {"vectors": parts}
-    if not isinstance(parts, dict) or not parts or not all(isinstance(part, Tensor) and part.dim() for part in parts.values()):
+    parts = items.tensors if isinstance(items, Encoded) and items.vectors is not None else []
+    require_values(name, *parts)
+    if not parts or not all(isinstance(part, Tensor) and part.dim() for part in parts):
         raise ShapeError(f"{name}: expected Encoded(vectors) of tensors with one row per item, got {format_value(items)}.")
-    lengths = {part: len(tensor) for part, tensor in parts.items()}
-    if len(set(lengths.values())) > 1:
+    if len({len(part) for part in parts}) > 1:
+        lengths = ", ".join(str(len(part)) for part in parts)
         raise ShapeError(f"{name}: expected one row of each part per item, got parts of different lengths: {lengths}.")
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from visavis.errors import DataError, ShapeError, SpecError, format_value
 from visavis.spec import validate_int
+from visavis.types import require_values
 
 Ties = Literal["pessimistic", "mean", "optimistic"]
 Normalize = Literal["min_r_k", "hits"]
@@ -39,12 +40,13 @@ def validate_tensor(value: Any, name: str, axes: str) -> Tensor:
         ShapeError: If it has another type, shape or layout.
     """
     expected = f"{name}: expected a tensor of numbers, {axes}"
+    require_values(name, value)
     if not isinstance(value, Tensor):
         raise ShapeError(f"{expected}, got {format_value(value)}. torch.as_tensor converts an array or a list.")
     if value.dim() != len(axes.split(" x ")):
         raise ShapeError(f"{expected}, got shape {list(value.shape)}.")
-    if value.layout != torch.strided or value.is_complex():
-        raise ShapeError(f"{expected}, real and dense, got layout {value.layout} and dtype {value.dtype}.")
+    if value.is_complex():
+        raise ShapeError(f"{expected}, got dtype {value.dtype}. Pass real numbers.")
     value = value.float() if value.dtype == torch.bool else value.detach()
     return value if value.is_floating_point() else value.long()
 

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 from visavis import storage
 from visavis.blocking import ScoreCost
@@ -23,7 +22,7 @@ from visavis.models.layers import at_least_float32
 from visavis.pair_loss.logits import LearnedScale
 from visavis.spec import PositiveInt, validate_fields
 from visavis.targets import Targets
-from visavis.types import AttentionWeights, Encoded
+from visavis.types import AttentionWeights, Encoded, unit_rows
 
 VisualGranularity = Literal["pooled", "regions", "pixels", "experts"]
 """Input of images: "pooled" ``[N, D]``, "regions" ``[N, R, D]``, "pixels" ``[N, 3, H, W]``, "experts": named parts ``[N, L, D]``."""
@@ -381,7 +380,7 @@ def encode_unit_rows(rows: Tensor) -> Encoded:
     Returns:
         Items with unit vectors.
     """
-    return Encoded(normalize(at_least_float32(rows), dim=-1))
+    return Encoded(unit_rows(at_least_float32(rows)))
 
 
 def verify_config_hash(file: Path) -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from visavis import storage
 from visavis.data.images import decode_image
@@ -26,7 +25,7 @@ from visavis.models.encoders.pretrained_files import weights_checksum
 from visavis.models.inference import OnBatch, consecutive_batches, device_of, encode_items, score_all_pairs
 from visavis.models.processor import Processor, SavedModelConfig
 from visavis.spec import build_object
-from visavis.types import Direction, Encoded
+from visavis.types import Direction, Encoded, unit_rows
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -279,7 +278,7 @@ class Retriever:
                 f"{type(self.matcher).__name__} scores pairs: expected one vector per item, got several. Use score(images, texts), or index "
                 "another model and re-rank its results with this one (--rerank)."
             )
-        return rows if self.embedding_dim is None else normalize(rows[:, : self.embedding_dim], dim=1)
+        return rows if self.embedding_dim is None else unit_rows(rows[:, : self.embedding_dim])
 
 
 def _checked_count(items: Sequence[Any]) -> int:

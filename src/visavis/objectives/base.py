@@ -7,18 +7,21 @@ dataclasses. They are hashable, and ``visavis.parse`` reads their ``repr``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from visavis.errors import ShapeError
+from visavis.errors import ShapeError, SpecError
 from visavis.objectives.pairs import HardestNegative, NegativeSummary, find_positive_pairs
-from visavis.spec import validate_fields
+from visavis.spec import EXPECTED_PARAMETER, is_valid_parameter, require_field, validate_fields
 from visavis.targets import Targets
+from visavis.types import require_values
 
 Reduction = Literal["sum", "mean", "half_mean"]
+MAX_HALF_SCALE = 32752.0
+"""Maximum scale of float16 scores, half of the largest number of float16."""
 
 
 class Objective(ABC):
@@ -44,6 +47,10 @@ class Objective(ABC):
 
     def __post_init__(self) -> None:
         validate_fields(self)
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            numbers = [each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, float)]
+            require_field(all(map(is_valid_parameter, numbers)), self, field.name, EXPECTED_PARAMETER)
 
     @property
     def needs_positive_scores(self) -> bool:
@@ -134,7 +141,10 @@ class Objective(ABC):
         if not isinstance(scores, Tensor) or not scores.is_floating_point():
             given_type = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
             raise ShapeError(f"scores: expected a tensor of floating-point numbers, queries x candidates, got {given_type}.")
+        require_values("scores", scores)
         validate_targets(targets, scores.shape)
+        if scores.dtype == torch.float16:
+            validate_half_scale(self, self.gradient_scale)
         scores = promote_half(scores)
         return scores, add_positive_scores(self, scores, targets.to(scores.device))
 
@@ -218,6 +228,20 @@ class SummaryObjective(Objective):
             return self.row_terms(scores, targets)
         pairs = find_positive_pairs(scores, targets)
         return self.pair_terms(summary.compute(pairs), pairs.positive, pairs.query, targets)
+
+
+def validate_half_scale(objective: Objective, scale: float) -> None:
+    """Check that the gradient of scores in float16 does not overflow.
+
+    Args:
+        objective: The objective.
+        scale: Scale of the gradient.
+
+    Raises:
+        SpecError: If the scale is too large.
+    """
+    if scale > MAX_HALF_SCALE:
+        raise SpecError(f"{objective!r}: expected a scale <= {MAX_HALF_SCALE:g} for scores in float16, got {scale:g}. Use bfloat16.")
 
 
 def validate_targets(targets: Targets, shape: torch.Size) -> None:

@@ -24,8 +24,11 @@ from torch.nn.functional import pad
 
 from visavis.objectives.base import Reduction, SummaryObjective, add_positive_scores
 from visavis.objectives.pairs import NEG_INF, HardestNegative, PositivePairs, find_positive_pairs
-from visavis.spec import PositiveFloat
+from visavis.spec import PositiveFloat, require_field
 from visavis.targets import Targets
+
+MAX_EXPONENT = 80.0
+"""Maximum exponent of a weight "sig_ms" for cosines. Its exponential fits into float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +102,12 @@ class Goal(SummaryObjective):
     epsilon: float = 0.1
     semantics: Literal["paper", "reference"] = "paper"
     reduction: Reduction = "sum"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("alpha", "beta") if self.pair == "sig_ms" else ():
+            limit = MAX_EXPONENT / (1 + abs(self.lam))
+            require_field(getattr(self, name) <= limit, self, name, f"at most {limit:.3g} with pair='sig_ms' and lam={self.lam:g}")
 
     @classmethod
     def all(cls, **fields: Any) -> tuple[Goal, ...]:

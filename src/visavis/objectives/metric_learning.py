@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from visavis.objectives.base import Objective, Reduction
 from visavis.objectives.pairs import NEG_INF, find_positive_pairs, log1p_exp
-from visavis.spec import PositiveFloat
+from visavis.spec import Constraint, PositiveFloat
 from visavis.targets import Targets
 
 
@@ -94,7 +94,7 @@ class MultiSimilarity(Objective):
 
     alpha: PositiveFloat = 2.0
     beta: PositiveFloat = 50.0
-    lam: float = 0.5
+    lam: Annotated[float, Constraint(lambda number: abs(number) <= 1000, "a number from -1000 to 1000")] = 0.5
     epsilon: float = 0.1
     reduction: Reduction = "sum"
 

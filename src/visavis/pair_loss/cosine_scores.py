@@ -12,15 +12,13 @@ from typing import Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from visavis.errors import ShapeError
+from visavis.objectives.base import MAX_HALF_SCALE
 from visavis.pair_loss.block_scores import InputGradients, NeedsGrad, ScoreBlock, Scores, trainable
 from visavis.pair_loss.encoded_items import embedding_matrix
-from visavis.types import Items
+from visavis.types import Items, scaled_norms, unit_rows
 
-MIN_NORM = 1e-12
-"""Lower bound of a norm, as in ``torch.nn.functional.normalize``."""
 ROWS_PER_CHUNK = 1024
 """Vectors of which a temporary copy is made at once."""
 
@@ -36,10 +34,9 @@ class UnitVectors:
     """
 
     def __init__(self, embeddings: Tensor, dtype: torch.dtype, matmul_dtype: torch.dtype, *, needs_grad: bool):
-        embeddings = embeddings.detach().to(dtype)
         self.needs_grad = needs_grad
-        self.norm = embeddings.norm(dim=-1, keepdim=True).clamp_min(MIN_NORM)
-        self.unit_rows = embeddings / self.norm
+        rows, self.norm, self.factors = scaled_norms(embeddings.detach().to(dtype))
+        self.unit_rows = rows / self.norm
         self.matmul_rows = self.unit_rows.to(matmul_dtype)
         self.gradient: Tensor | None = None
 
@@ -75,7 +72,7 @@ class UnitVectors:
             *(part.split(ROWS_PER_CHUNK) for part in (self.gradient_buffer(), self.unit_rows, self.norm)), strict=True
         ):
             gradient.sub_(torch.linalg.vecdot(gradient, rows)[:, None] * rows).div_(norm)
-        return self.gradient
+        return self.gradient_buffer() if self.factors is None else self.gradient_buffer().mul_(self.factors)
 
 
 def _embedding_pair(images: Items, texts: Items) -> tuple[Tensor, Tensor, torch.dtype]:
@@ -102,7 +99,7 @@ def cosine(images: Items, texts: Items) -> Tensor:
         ShapeError: If an item is not one vector, or the dimensions differ.
     """
     visual, textual, dtype = _embedding_pair(images, texts)
-    return normalize(visual.to(dtype), dim=-1) @ normalize(textual.to(dtype), dim=-1).T
+    return unit_rows(visual.to(dtype)) @ unit_rows(textual.to(dtype)).T
 
 
 class CosineScores(Scores):
@@ -129,6 +126,21 @@ class CosineScores(Scores):
         self.parameters = trainable(scale)
         self.scale = None if scale is None else float(scale.detach() if isinstance(scale, Tensor) else scale)
         self.scale_gradient = torch.zeros((), dtype=self.dtype, device=visual.device) if self.parameters else None
+
+    def scaled_by(self, factor: float) -> Self:
+        """Multiply all scores by a factor. Products that may not fit into float16 run in the dtype of sums.
+
+        Args:
+            factor: The factor.
+
+        Returns:
+            A view.
+        """
+        scaled = super().scaled_by(factor)
+        if factor > MAX_HALF_SCALE:
+            for side in self.unit_vectors:
+                side.matmul_rows = side.unit_rows
+        return scaled
 
     @property
     def num_items(self) -> tuple[int, int]:

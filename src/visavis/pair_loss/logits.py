@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from visavis.errors import SpecError
+from visavis.spec import is_valid_parameter
 
 OptionalScalar = Tensor | float | None
 MAX_SCALE = 100.0
@@ -72,7 +73,7 @@ Scale = float | Tensor | LearnedScale | None
 
 
 def is_valid_scale(scale: Any) -> bool:
-    """Return whether a value can scale scores: None, a number > 0, a floating-point tensor of one element, or a LearnedScale.
+    """Return whether a value can scale scores: None, a number from 1e-12 to 1e12, a floating-point tensor of one element, or a LearnedScale.
 
     Args:
         scale: The value.
@@ -83,7 +84,7 @@ def is_valid_scale(scale: Any) -> bool:
     if isinstance(scale, Tensor):
         return scale.numel() == 1 and scale.is_floating_point()
     known = scale is None or isinstance(scale, LearnedScale)
-    return known or (isinstance(scale, int | float) and not isinstance(scale, bool) and 0 < scale < float("inf"))
+    return known or (isinstance(scale, int | float) and not isinstance(scale, bool) and scale > 0 and is_valid_parameter(scale))
 
 
 def current_scale(scale: Scale) -> Tensor | float | None:
@@ -139,7 +140,7 @@ def resolve_logits(defaults: tuple[Scale, OptionalScalar], overrides: tuple[Opti
 
 
 def is_valid_bias(bias: Any) -> bool:
-    """Return whether a value can shift scores: None, a finite number, or a floating-point tensor of one element.
+    """Return whether a value can shift scores: None, a number up to 1e12, or a floating-point tensor of one element.
 
     Args:
         bias: The value.
@@ -149,4 +150,4 @@ def is_valid_bias(bias: Any) -> bool:
     """
     if isinstance(bias, Tensor):
         return is_valid_scale(bias)
-    return bias is None or (isinstance(bias, int | float) and not isinstance(bias, bool) and math.isfinite(bias))
+    return bias is None or (isinstance(bias, int | float) and not isinstance(bias, bool) and is_valid_parameter(bias))

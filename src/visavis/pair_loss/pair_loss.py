@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from visavis.blocking import Score, ScoreCost, checked_scores
 from visavis.errors import ShapeError, SpecError, format_value, warn
 from visavis.memory_budget import MemoryLimit
-from visavis.objectives.base import Objective, SummaryObjective, promote_half, validate_targets
+from visavis.objectives.base import Objective, SummaryObjective, promote_half, validate_half_scale, validate_targets
 from visavis.pair_loss.block_scores import Scores, trainable
 from visavis.pair_loss.candidates import (
     CandidatePool,
@@ -47,7 +47,7 @@ from visavis.pair_loss.process_group import ProcessGroup, select_process_group
 from visavis.pair_loss.row_blocks import run_row_blocks
 from visavis.pair_loss.tiles import run_tiles
 from visavis.targets import Ids, Targets
-from visavis.types import Encoded, Items, all_tensors
+from visavis.types import Encoded, Items, all_tensors, require_values
 
 EncodeFunction = Callable[[Any], Items]
 BATCHES_BEFORE_WARNING = 2
@@ -188,6 +188,7 @@ class PairLoss(nn.Module):
         """
         _validate_items(images=images, texts=texts, extra_images=extra_images, extra_texts=extra_texts)
         logits = resolve_logits((self.scale, self.bias), (scale, bias))
+        self._validate_half_precision(images, logits)
         targets, targets_source = self._resolve_targets(images, texts, image_ids, text_ids, targets)
         group = select_process_group(
             self.gather,
@@ -295,6 +296,15 @@ class PairLoss(nn.Module):
             source += f" at dimensions {self.matryoshka_dims}"
         return targets.to(all_tensors(images)[0].device), source
 
+    def _validate_half_precision(self, images: Items, logits: Logits) -> None:
+        """Refuse a scale that float16 scores cannot hold. Cosines are in float32, except under autocast."""
+        tensors = all_tensors(images)
+        device = tensors[0].device.type
+        is_autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
+        if is_autocast or (self.score is not cosine and any(each.dtype == torch.float16 for each in tensors)):
+            scale = 1.0 if logits.scale is None or isinstance(logits.scale, Tensor) else logits.scale
+            validate_half_scale(self.objective, scale * self.objective.gradient_scale)
+
     def _loss(self, comparison: _Comparison) -> Tensor:
         """Compute the loss by the planned path. Under a compiler, one rank takes the dense path without a plan."""
         group = comparison.group
@@ -381,6 +391,8 @@ def _validate_items(**items_by_name: Items | None) -> None:
     for name, items in items_by_name.items():
         if items is not None and not isinstance(items, Encoded) and not (isinstance(items, Tensor) and items.dim()):
             raise ShapeError(f"{name}: expected a tensor [N, D] or Encoded items, got {type(items).__name__}.")
+        if items is not None:
+            require_values(name, *all_tensors(items))
 
 
 def _local_gradients(
@@ -413,7 +425,7 @@ def _split_scale_and_bias(objective: Objective, scale: Scale, bias: OptionalScal
         if unbiased is None:
             raise SpecError(f"bias: expected None, got {bias!r}. {objective!r} has no bias. Pass a bias only with Sigmoid.")
         if not is_valid_bias(bias):
-            raise SpecError(f"bias: expected a finite number or an nn.Parameter of one number, got {bias!r}{_dtype_note(bias)}.")
+            raise SpecError(f"bias: expected a number up to 1e12 or an nn.Parameter of one number, got {bias!r}{_dtype_note(bias)}.")
         objective, scale = unbiased, objective.gradient_scale if scale is None else scale
     unscaled = objective if scale is None else objective.without_scale()
     if unscaled is None:
@@ -422,7 +434,7 @@ def _split_scale_and_bias(objective: Objective, scale: Scale, bias: OptionalScal
             "Pass a scale only with NTXent, InfoNCE or Sigmoid."
         )
     if not is_valid_scale(scale):
-        raise SpecError(f"scale: expected a number > 0 or an nn.Parameter of one number, got {scale!r}{_dtype_note(scale)}.")
+        raise SpecError(f"scale: expected a number from 1e-12 to 1e12 or an nn.Parameter of one number, got {scale!r}{_dtype_note(scale)}.")
     return unscaled, scale, bias
 
 

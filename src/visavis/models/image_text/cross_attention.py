@@ -16,14 +16,13 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 from torch.utils._pytree import tree_leaves
 
 from visavis.models.base import Matcher, get_vectors, valid_mask
 from visavis.models.layers import at_least_float32, xavier_linear
 from visavis.models.word_encoders import WordMatcherConfig, build_word_encoder
 from visavis.spec import DropoutRate, PositiveInt
-from visavis.types import AttentionWeights, Encoded, Parts
+from visavis.types import AttentionWeights, Encoded, Parts, unit_rows
 
 Normalization = Literal["clipped_l2norm", "softmax", "none"]
 """Normalization of similarities before the softmax over the context."""
@@ -334,7 +333,7 @@ class RegionWordMatcher(Matcher):
 
 def _unit_fragments(fragments: Tensor, items: Encoded) -> Encoded:
     """Normalize fragments to length 1, in float32 at least, with 0 at padding."""
-    fragments = normalize(at_least_float32(fragments), dim=-1)
+    fragments = unit_rows(at_least_float32(fragments))
     if isinstance(items.mask, Tensor):
         fragments = fragments.masked_fill(~items.mask[..., None], 0.0)
     return Encoded(fragments, items.mask)

@@ -14,7 +14,7 @@ from visavis.models.layers import xavier_linear
 from visavis.models.word_encoders import WordMatcherConfig, build_word_encoder, pool_words
 from visavis.spec import DropoutRate, NonNegativeFloat, NonNegativeInt, PositiveInt
 from visavis.targets import Targets
-from visavis.types import Encoded
+from visavis.types import Encoded, unit_rows
 
 
 class CaptionDecoder(nn.Module):
@@ -143,7 +143,7 @@ class VSRN(GlobalMatcher):
     def encode_visual(self, items: Encoded) -> Encoded:
         regions = self.visual(get_vectors(items))
         if self.config.normalize_over == "features":
-            regions = normalize(regions, dim=-1)
+            regions = unit_rows(regions)
         elif self.config.normalize_projected:
             regions = normalize(regions * valid_mask(items)[..., None], dim=1)
         for convolution in self.reasoning:

@@ -8,11 +8,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 from visavis.models.layers import mean_pool
 from visavis.models.video_text.expert_matcher import CollaborativeGating, ExpertFeatures, ExpertMatcher, NetVLAD
 from visavis.spec import PositiveInt, require_field
+from visavis.types import unit_rows
 
 
 class CE(ExpertMatcher):
@@ -87,6 +87,6 @@ class CollaborativeExpertEncoder(nn.Module):
             self.clusters[str(i)](expert.features, expert.mask) if str(i) in self.clusters else expert.pool(mean_pool)
             for i, expert in enumerate(experts)
         ]
-        projected = [normalize(project(vectors), dim=-1) for project, vectors in zip(self.projections, pooled, strict=True)]
+        projected = [unit_rows(project(vectors)) for project, vectors in zip(self.projections, pooled, strict=True)]
         gated: Tensor = self.gating(torch.stack(projected, 1), torch.stack([expert.present for expert in experts], 1))
         return gated

@@ -9,7 +9,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 from visavis.blocking import ScoreCost
 from visavis.models.base import Matcher, get_mask, get_part, get_vectors, valid_mask
@@ -17,7 +16,7 @@ from visavis.models.encoders.text_backbone import TextBackbone
 from visavis.models.layers import MaskedBatchNorm, at_least_float32
 from visavis.models.word_encoders import GRUWordEncoder, WordMatcherConfig, pool_words
 from visavis.spec import DropoutRate, PositiveInt, require_field
-from visavis.types import Encoded
+from visavis.types import Encoded, unit_rows
 
 
 class GatedEmbedding(nn.Module):
@@ -48,7 +47,7 @@ class GatedEmbedding(nn.Module):
             Unit vectors, shape ``[N, output_dim]``.
         """
         mapped = self.linear(items)
-        return normalize(mapped * self.norm(self.gate(mapped)).sigmoid(), dim=-1)
+        return unit_rows(mapped * self.norm(self.gate(mapped)).sigmoid())
 
 
 class CollaborativeGating(nn.Module):
@@ -94,7 +93,7 @@ class CollaborativeGating(nn.Module):
             experts[:, i] * (attention_norm(attention[:, i], present[:, i]) + gate_norm(gate(experts[:, i]), present[:, i])).sigmoid()
             for i, (gate, gate_norm, attention_norm) in enumerate(zip(self.gates, self.gate_norms, self.attention_norms, strict=True))
         ]
-        return normalize(torch.stack(gated, 1), dim=-1) * present[..., None]
+        return unit_rows(torch.stack(gated, 1)) * present[..., None]
 
     def _relations(self, experts: Tensor, present: Tensor) -> Tensor:
         """Return ``mean_j g(x_i, x_j)``, ``[N, E, D]``."""
@@ -146,7 +145,7 @@ class NetVLAD(nn.Module):
         shares = self.norm(self.assign(items), present).softmax(-1) * present[..., None]
         sums = shares.transpose(1, 2) @ items.masked_fill(~present[..., None], 0.0)
         residuals = sums - shares.sum(1)[..., None] * self.centers
-        return normalize(normalize(residuals, dim=-1).flatten(1), dim=-1)
+        return unit_rows(unit_rows(residuals).flatten(1))
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 from visavis.errors import ShapeError
 from visavis.models.layers import max_pool
 from visavis.models.video_text.expert_matcher import ExpertFeatures, ExpertMatcher
 from visavis.spec import DropoutRate, PositiveInt, require_field
+from visavis.types import unit_rows
 
 
 class MMT(ExpertMatcher):
@@ -108,11 +108,11 @@ class ExpertTransformer(nn.Module):
                     f"MMT: expected at most {self.max_length} features per expert, got {features.shape[1]}. Set visual.max_length to "
                     "sample them at equal intervals, or a larger model.max_length."
                 )
-            aggregates.append(normalize(project(expert.pool(max_pool)), dim=-1) + self.experts.weight[number] + self.times.weight[0])
-            tokens.append(normalize(project(features), dim=-1) + self.experts.weight[number] + self.times.weight[1 : 1 + features.shape[1]])
+            aggregates.append(unit_rows(project(expert.pool(max_pool))) + self.experts.weight[number] + self.times.weight[0])
+            tokens.append(unit_rows(project(features)) + self.experts.weight[number] + self.times.weight[1 : 1 + features.shape[1]])
             masks.append(expert.mask)
         video = self.video.expand(len(present), 1, -1)
         states = self.dropout(self.norm(torch.cat([video, torch.stack(aggregates, 1), *tokens], 1)))
         present_tokens = torch.cat([torch.ones_like(present[:, :1]), present, *masks], 1)
         encoded = self.encoder(states, src_key_padding_mask=~present_tokens)
-        return normalize(encoded[:, 1 : 1 + len(experts)], dim=-1) * present[..., None]
+        return unit_rows(encoded[:, 1 : 1 + len(experts)]) * present[..., None]
