@@ -27,6 +27,7 @@ def run_service(
     port: int,
     token: str | None,
     feedback: str | Path | None,
+    store: str | Path | Sequence[str | Path] = (),
     open_browser: bool,
     progress: Progress,
 ) -> None:
@@ -38,6 +39,7 @@ def run_service(
         port: Port. 0: any free port.
         token: Access token required from clients. None: no token, which needs a loopback address.
         feedback: Feedback file. None: votes are not saved.
+        store: Confirmed locations of stores outside the folders of the indexes.
         open_browser: Whether to open the web UI in a browser.
         progress: Receives the address.
 
@@ -67,7 +69,7 @@ def run_service(
             validate_token(token)
         elif not loopback:
             raise VisavisError(f"{host}: expected a token, because other machines can reach this address. Pass --token, or omit --host.")
-        served = [ServedIndex(Index.open(path), name) for path, name in zip(indexes, _index_names(indexes), strict=True)]
+        served = [ServedIndex(Index.open(path, store=store), name) for path, name in zip(indexes, _index_names(indexes), strict=True)]
         file = None if feedback is None else stack.enter_context(open_feedback(feedback))
         for index in served:
             index.warm_up()
