@@ -21,7 +21,7 @@ from visavis.retrieval.calibration import Calibration
 from visavis.retrieval.items import IndexItem
 from visavis.retrieval.source_files import SourceFile, list_source_files
 from visavis.retrieval.stores import open_store
-from visavis.retrieval.stores.base import StoreDigest, VectorStore
+from visavis.retrieval.stores.base import REMEDY, StoreDigest, VectorStore
 
 MANIFEST, STORE_FOLDER = "index.json", "items.lance"
 FORMAT = 2
@@ -282,10 +282,7 @@ def open_index_store(
     try:
         return _open_verified_store(uri, manifest, memory, create)
     except (DataError, ShapeError, StorageError) as error:
-        raise RunError(
-            f"{folder}: the store of the index cannot be used: {error} If it is damaged, delete {uri} and run visavis index again, "
-            "which encodes all files again."
-        ) from None
+        raise RunError(f"{folder}: the store of the index cannot be used: {error}") from None
 
 
 def _open_verified_store(uri: str, manifest: IndexManifest, memory: MemoryLimit, create: bool) -> VectorStore:
@@ -293,10 +290,10 @@ def _open_verified_store(uri: str, manifest: IndexManifest, memory: MemoryLimit,
         vectors = open_store(uri, manifest.embedding_dim if create else None, memory, index_id=manifest.index_id)
         stack.callback(vectors.close)
         if vectors.embedding_dim != manifest.embedding_dim:
-            raise ShapeError(f"{uri}: expected vectors of dimension {manifest.embedding_dim}, got {vectors.embedding_dim}.")
+            raise ShapeError(f"{uri}: expected vectors of dimension {manifest.embedding_dim}, got {vectors.embedding_dim}. {REMEDY}")
         digest, expected = vectors.digest(), manifest.digest
         if expected not in (None, digest) and not (create and digest.num_items == 0):
-            raise StorageError(f"{uri}: expected the {expected.num_items:,} items of this index, got {digest.num_items:,} others.")
+            raise StorageError(f"{uri}: expected the {expected.num_items:,} items of this index, got {digest.num_items:,} others. {REMEDY}")
         stack.pop_all()
         return vectors
 

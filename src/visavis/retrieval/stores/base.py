@@ -15,6 +15,8 @@ from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilte
 
 CHECKSUM = "checksum"
 """Column of the checksums of the rows."""
+REMEDY = "If the store is damaged, delete it and run visavis index again, which encodes all files again."
+"""Fix that errors of the store of an index name."""
 
 
 class Neighbor(NamedTuple):
@@ -173,7 +175,7 @@ def verify_rows(uri: str, index_id: str, rows: Iterable[Mapping[str, Any]], vect
     for row, vector in zip(rows, vectors, strict=True):
         checksums.append(row[CHECKSUM])
         if row_checksum(index_id, row, vector) != row[CHECKSUM]:
-            raise StorageError(f"{uri}: the item {str(row['key'])[:80]!r} is damaged or belongs to another index (checksum mismatch).")
+            raise StorageError(f"{uri}: the item {str(row['key'])[:80]!r} is damaged or belongs to another index. {REMEDY}")
     return checksums
 
 

@@ -20,7 +20,7 @@ from visavis import storage
 from visavis.errors import DataError, MissingExtra, ShapeError, StorageError, VisavisError
 from visavis.memory_budget import MemoryLimit
 from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter, metadata_tag
-from visavis.retrieval.stores.base import CHECKSUM, Neighbor, StoreDigest, row_checksum, validated_items, verify_rows
+from visavis.retrieval.stores.base import CHECKSUM, REMEDY, Neighbor, StoreDigest, row_checksum, validated_items, verify_rows
 from visavis.retrieval.stores.exact_search import (
     CODES,
     ExactSearch,
@@ -159,7 +159,7 @@ class LanceStore:
             return self._database.create_table(TABLE, schema=_arrow_schema(embedding_dim), exist_ok=True)
 
     def _no_table(self) -> DataError:
-        return DataError(f"{self.uri}: expected a table of items, got none. Build an index there first.")
+        return DataError(f"{self.uri}: expected a table of items, got none. Run visavis index to create it.")
 
     def add(self, items: Sequence[IndexItem], vectors: np.ndarray) -> None:
         """Add or replace items, see ``VectorStore.add``."""
@@ -307,7 +307,8 @@ class LanceStore:
             # Damaged files raise errors of every kind in LanceDB. A panic of its Rust code is not an Exception.
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
-            raise StorageError(f"{self.uri}: the table cannot be read or written: {_reason(error)}.") from None
+            remedy = f" {REMEDY}" if self.index_id else ""
+            raise StorageError(f"{self.uri}: the table cannot be read or written: {_reason(error)}.{remedy}") from None
 
 
 def _file_hash(path: Path) -> str:

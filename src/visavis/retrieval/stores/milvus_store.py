@@ -19,7 +19,16 @@ from visavis.blocking import chunk_slices
 from visavis.errors import DataError, MissingExtra, ShapeError, StorageError, VisavisError
 from visavis.memory_budget import MemoryLimit
 from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter, metadata_tag
-from visavis.retrieval.stores.base import CHECKSUM, Neighbor, StoreDigest, row_checksum, validate_queries, validated_items, verify_rows
+from visavis.retrieval.stores.base import (
+    CHECKSUM,
+    REMEDY,
+    Neighbor,
+    StoreDigest,
+    row_checksum,
+    validate_queries,
+    validated_items,
+    verify_rows,
+)
 from visavis.retrieval.stores.exact_search import ExactSearch, exact_scores
 
 COLLECTION = "items"
@@ -79,7 +88,7 @@ class MilvusStore:
         self.uri, self.collection, self.memory, self.index_id = str(uri), collection, memory, index_id
         is_file = "://" not in self.uri
         self._is_in_memory = is_file and bool(index_id)
-        missing = DataError(f"{self.uri}: expected a collection {collection!r}, got none. Build an index there first.")
+        missing = DataError(f"{self.uri}: expected a collection {collection!r}, got none. Run visavis index to create it.")
         if is_file and embedding_dim is None and not Path(self.uri).exists():
             raise missing
         with self._storage_errors():
@@ -268,7 +277,8 @@ class MilvusStore:
             raise
         except Exception as error:  # noqa: BLE001 - damaged files raise errors of every kind
             reason = getattr(error, "message", str(error)).strip().split("\n")[0].rstrip(".")[:200]
-            raise StorageError(f"{self.uri}: the Milvus store cannot be used: {reason}.") from None
+            remedy = f" {REMEDY}" if self.index_id else ""
+            raise StorageError(f"{self.uri}: the Milvus store cannot be used: {reason}.{remedy}") from None
 
 
 def milvus_filter(item_filter: ItemFilter) -> str:
