@@ -19,7 +19,7 @@ from visavis.errors import DataError, RefusedOverwrite, RunError, VisavisError
 from visavis.progress import NoProgress
 from visavis.retrieval import encoding
 from visavis.retrieval.index_builder import build_index
-from visavis.retrieval.index_folder import Index
+from visavis.retrieval.index_folder import Index, read_manifest, write_manifest
 from visavis.retrieval.index_search import SearchQuery, search_index
 from visavis.retrieval.items import ItemFilter
 from visavis.retrieval.source_files import list_source_files
@@ -46,12 +46,12 @@ def photos(scenes, tmp_path):
 
 
 def build(run, source, out, **options):
-    return build_index(run, source, out, progress=NoProgress(), **options)
+    return build_index(run, source, out, **{"progress": NoProgress()} | options)
 
 
-def content(folder):
+def content(folder, store=None):
     """Items of an index, and their vectors."""
-    index = Index.open(folder)
+    index = Index.open(folder, store=store)
     items = index.store.items()
     vectors = index.store.vectors([item.key for item in items])
     index.store.close()
@@ -121,6 +121,7 @@ def test_index_removes_stale_items_after_crash(run, photos, tmp_path):
     item = expected[0][0]
     stale = dataclasses.replace(item, key=f"{item.path}#t=4,8", kind="moment", content="old", modified_ns=1, start=4.0, end=8.0)
     index.store.add([stale], expected[1][:1])
+    write_manifest(tmp_path / "index", dataclasses.replace(index.manifest, digest=None))
     index.store.close()
     build(run, photos, tmp_path / "index")
     assert equal(content(tmp_path / "index"), expected)
@@ -255,9 +256,10 @@ def kill_repeatedly(run, photos, folder, delays, store):
 def test_index_is_complete_after_repeated_kills(run, photos, tmp_path, times, store):
     delays = random.Random(times)
     assert kill_repeatedly(run, photos, tmp_path / "index", [delays.uniform(0.0, 4.0) for _ in range(times)], store)
-    build(run, photos, tmp_path / "index")
+    location = tmp_path / store if store else None
+    build(run, photos, tmp_path / "index", store=location)
     build(run, photos, tmp_path / "undisturbed")
-    assert equal(content(tmp_path / "index"), content(tmp_path / "undisturbed"))
+    assert equal(content(tmp_path / "index", location), content(tmp_path / "undisturbed"))
 
 
 @pytest.mark.long
@@ -305,11 +307,35 @@ def test_index_clamps_modification_times(run, photos, tmp_path):
 def test_index_resolves_relative_store_path(run, photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     build(run, photos, "index", store="vectors")
+    assert visavis.search("index", "a red circle", store="vectors").hits
     assert (tmp_path / "vectors" / "items.lance").is_dir()
     assert not (tmp_path / "index" / "vectors").exists()
     monkeypatch.chdir(photos)
     assert build(run, photos, tmp_path / "index", store="../vectors/../vectors").num_unchanged == 40
-    assert len(content(tmp_path / "index")[0]) == 40
+    assert len(content(tmp_path / "index", tmp_path / "vectors")[0]) == 40
+
+
+def test_search_opens_outside_store_only_if_confirmed(run, photos, tmp_path):
+    """An index from elsewhere may name any location. Opening it neither creates nor changes anything there."""
+    build(run, photos, tmp_path / "index")
+    manifest, other = read_manifest(tmp_path / "index"), tmp_path / "other"
+    other.mkdir()
+    (tmp_path / "index" / "link").symlink_to(other)
+    for store in (str(other), "../other", str(other / "new"), str(other / "new.db"), "s3://bucket/x", "http://127.0.0.1:9", "link"):
+        write_manifest(tmp_path / "index", dataclasses.replace(manifest, store=store))
+        for confirmed in (None, tmp_path / "index"):
+            with pytest.raises(RunError, match="If you trust the index, confirm its store with --store "):
+                visavis.search(tmp_path / "index", "a red circle", store=confirmed)
+            with pytest.raises(RunError, match="If you trust the index, confirm its store with --store "):
+                build(run, photos, tmp_path / "index")
+    for location in (other, other / "new", other / "new.db"):
+        write_manifest(tmp_path / "index", dataclasses.replace(manifest, store=str(location)))
+        with pytest.raises(RunError, match=r"the store of the index cannot be used: .*expected a"):
+            visavis.search(tmp_path / "index", "a red circle", store=location)
+    assert not list(other.iterdir())
+    shutil.copytree(tmp_path / "index" / "items.lance", other / "copy")
+    write_manifest(tmp_path / "index", dataclasses.replace(manifest, store=str(other / "copy")))
+    assert visavis.search(tmp_path / "index", "a red circle", store=other / "copy").hits
 
 
 def test_search_reports_unknown_words_of_index(recorder, run, photos, tmp_path):

@@ -216,7 +216,7 @@ def test_open_store_selects_store_by_uri(tmp_path):
         with pytest.raises(ShapeError, match=f"expected vectors of dimension 7, got {DIM}"):
             open_store(uri, 7)
     for uri in (tmp_path / "none", tmp_path / "none.db"):
-        with pytest.raises(DataError, match="Build an index there first"):
+        with pytest.raises(DataError, match="Run visavis index to create it"):
             open_store(uri)
         assert not uri.exists()
     (tmp_path / "text").write_text("")

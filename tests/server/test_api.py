@@ -318,6 +318,10 @@ def test_votes_are_saved_shown_and_withdrawn(client, tmp_path):
 def test_votes_require_file_query_and_item(client, collection):
     vote = {"query": {"text": "a star"}, "key": "trips/01.png", "relevant": True}
     assert "expected the key of an item" in error_of(client.post("/api/votes", json=vote | {"key": "none"}), 404)
+    bodies = {b"{": 422, b'{"key": }': 422, b"": 422, b"query=a": 422, b"null": 422, b"\xff": 400, b"[" * 100_000: 400}
+    for body, status in bodies.items():
+        response = client.post("/api/votes", content=body, headers={"content-type": "application/json"})
+        assert error_of(response, status).startswith("body: expected ")
     assert "empty query" in error_of(client.post("/api/votes", json=vote | {"query": {}}), 422)
     halved = '{"query":{"text":"\\ud800"},"key":"a","relevant":true}'
     assert "text" in error_of(client.post("/api/votes", content=halved, headers={"content-type": "application/json"}), 422)

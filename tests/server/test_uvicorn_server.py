@@ -6,19 +6,22 @@ import contextlib
 import os
 import signal
 import socket
+import threading
 import time
 import urllib.request
 from urllib.parse import urlsplit
 
 import pytest
+import uvicorn
 
 import visavis
 from visavis.errors import RunError, VisavisError
 from visavis.feedback.query_selection import uncertainties
-from visavis.server.limits import LRUCache, RateLimits
+from visavis.server.application import create_app
+from visavis.server.limits import LRUCache, RateLimits, ServerLimits
 from visavis.server.search_service import parse_query
 from visavis.server.security import RateLimiter
-from visavis.server.uvicorn_server import listening_socket
+from visavis.server.uvicorn_server import listening_socket, server_config
 
 from .conftest import served
 
@@ -79,6 +82,48 @@ def test_server_responds_despite_slow_clients(process):
             with urllib.request.urlopen(f"{process[0]}/api/search?text=a+star") as response:
                 assert response.status == 200
         assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT"])
+def test_server_closes_connections_with_incomplete_bodies(collection, method):
+    """Also those of rejected requests and of routes that read no body, even if the client sends a byte now and then."""
+    limits = ServerLimits(header_timeout_s=0.3, body_timeout_s=0.3)
+    server = uvicorn.Server(server_config(create_app([collection], limits=limits), limits))
+    with listening_socket("127.0.0.1", 0) as listener, contextlib.ExitStack() as stack:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(setattr, server, "should_exit", True)
+        clients = []
+        for path in ("/api/search", "/api/votes", "/health", "/style.css", "/login", "/none"):
+            for header in (
+                "Content-Length: 100",
+                "Content-Length: 999999999",
+                "Transfer-Encoding: chunked",
+                "Origin: http://a\r\nContent-Length: 9",
+            ):
+                clients.append(stack.enter_context(socket.create_connection(listener.getsockname())))
+                clients[-1].sendall(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n\r\n1\r\n".encode())
+        deadline, slow = time.monotonic() + 4, clients
+        while slow and time.monotonic() < deadline:
+            time.sleep(0.1)
+            slow = [client for client in slow if not is_closed(client)]
+            for client in slow[::2]:
+                with contextlib.suppress(OSError):
+                    client.sendall(b"a")
+        assert not slow
+
+
+def is_closed(client):
+    client.settimeout(0.001)
+    try:
+        while client.recv(4096):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 @pytest.mark.long

@@ -42,7 +42,7 @@ def index(
         run: Run folder, or folder or hub name of a CLIP or SigLIP model.
         source: Folder of images and videos, or a data set.
         out: Folder of the index. An existing index is updated.
-        store: LanceDB folder or s3:// URI, or Milvus *.db file or http:// URL. Default: LanceDB inside --out.
+        store: LanceDB folder or s3:// URI, or Milvus *.db file or http:// URL. Required again for an update. Default: LanceDB inside --out.
         moment_seconds: Length of a video moment in seconds. Default: 4.
         embedding_dim: Number of leading dimensions to store, for a model trained with matryoshka_dims. Default: all.
         compression: Also measure recall, bytes and latency of compressed vectors.
@@ -93,6 +93,7 @@ def search(
     group_duplicates: bool = True,
     rerank: str | Path | None = None,
     model: str | Path | None = None,
+    store: str | Path | None = None,
     top: int = 5,
     memory: MemoryLimit = None,
     progress: Progress | None = None,
@@ -116,6 +117,7 @@ def search(
         group_duplicates: Group near-duplicates and moments of one video into one result.
         rerank: Run that re-ranks the first 50 results, or --top if larger, such as SCAN. Default: none.
         model: New location of the model of an index. Default: the recorded one.
+        store: Confirms the store of an index outside its folder. Default: only a store inside.
         top: Number of results.
         memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of the free memory.
         progress: Receives the progress.
@@ -135,9 +137,9 @@ def search(
 
     runs, progress = to_paths(run), progress or NoProgress()
     if not any(is_index(folder) for folder in runs):
-        if image or like or without or path or kind or after or before or metadata or rerank:
+        if image or like or without or path or kind or after or before or metadata or rerank or store:
             raise VisavisError(
-                f"{runs[0]}: expected an index for image queries, filters and --rerank, got a run or model. "
+                f"{runs[0]}: expected an index for image queries, filters, --rerank and --store, got a run or model. "
                 f"Create one with visavis index {runs[0]} FOLDER --out INDEX."
             )
         return search_images(runs, query, optional_path(collection), top, progress, memory)
@@ -145,7 +147,7 @@ def search(
         raise VisavisError("search: expected one index without --collection, as an index has its own images. Pass one index only.")
     from visavis.models.retriever import Retriever
 
-    opened = Index.open(runs[0], model=model, memory=memory)
+    opened = Index.open(runs[0], model=model, store=store, memory=memory)
     with closing(opened.store):
         search_query = build_query(query, image, like, without)
         for _, text in search_query.texts:
@@ -247,6 +249,7 @@ def serve(
     port: int = 8000,
     token: str | None = None,
     feedback: str | Path | None = None,
+    store: str | Path | Sequence[str | Path] = (),
     open_browser: bool = False,
     progress: Progress | None = None,
 ) -> None:
@@ -258,6 +261,7 @@ def serve(
         port: Port to listen on. 0: any free port.
         token: Access token required from clients, at least 12 characters. Default: none.
         feedback: File for relevance judgments, new or to be continued. Default: no feedback.
+        store: Confirms the store of an index outside its folder. Default: only stores inside.
         open_browser: Open the web UI in a browser.
         progress: Receives the address and access log.
 
@@ -268,5 +272,12 @@ def serve(
     from visavis.server.uvicorn_server import run_service
 
     run_service(
-        to_paths(index), host=host, port=port, token=token, feedback=feedback, open_browser=open_browser, progress=progress or NoProgress()
+        to_paths(index),
+        host=host,
+        port=port,
+        token=token,
+        feedback=feedback,
+        store=store,
+        open_browser=open_browser,
+        progress=progress or NoProgress(),
     )

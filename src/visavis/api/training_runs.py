@@ -106,6 +106,7 @@ def evaluate(
     published: str | None = None,
     feedback: str | Path | None = None,
     model: str | Path | None = None,
+    store: str | Path | None = None,
     memory: MemoryLimit = None,
     progress: Progress | None = None,
 ) -> Evaluation | FeedbackEvaluation:
@@ -125,6 +126,7 @@ def evaluate(
         published: Row of a paper's table to compare with, such as unified/2/clip-coco. Default: the run's own.
         feedback: Feedback file of visavis serve. Evaluates an index. Default: none.
         model: New location of the model of an index. Default: the recorded one.
+        store: Confirms the store of an index outside its folder. Default: only a store inside.
         memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of the free memory.
         progress: Receives the progress.
 
@@ -140,12 +142,13 @@ def evaluate(
         options = {"protocol": protocol, "split": split, "data": data, "relevance": relevance, "published": published}
         if unused := [name for name, value in options.items() if value is not None]:
             raise RunError(f"--feedback: expected an index without {unused[0]}. Remove --{unused[0]}.")
-        return _evaluate_index(to_paths(run), Path(feedback), model, memory)
+        return _evaluate_index(to_paths(run), Path(feedback), model, store, memory)
     from visavis.recipes.published_tables import measured_result
     from visavis.runs.evaluate_runs import evaluate_runs, with_base_model
 
-    if model is not None:
-        raise RunError("--model: expected an index with --feedback. Pass --feedback, or remove --model.")
+    for name, value in (("model", model), ("store", store)):
+        if value is not None:
+            raise RunError(f"--{name}: expected an index with --feedback. Pass --feedback, or remove --{name}.")
     row = None if published is None else measured_result(published)
     runs, data, progress = to_paths(run), optional_text(data), progress or NoProgress()
     result = evaluate_runs(runs, protocol, split, data, progress, relevance, semantics, memory, average_networks=average)
@@ -153,7 +156,9 @@ def evaluate(
     return with_base_model(result, runs, split, data, progress, memory) if pretrained else result
 
 
-def _evaluate_index(indexes: Sequence[Path], feedback: Path, model: str | Path | None, memory: MemoryLimit) -> FeedbackEvaluation:
+def _evaluate_index(
+    indexes: Sequence[Path], feedback: Path, model: str | Path | None, store: str | Path | None, memory: MemoryLimit
+) -> FeedbackEvaluation:
     """Evaluate an index with the judgments of a feedback file."""
     from visavis.feedback.evaluate_feedback import evaluate_feedback
     from visavis.retrieval.index_folder import Index
@@ -161,7 +166,7 @@ def _evaluate_index(indexes: Sequence[Path], feedback: Path, model: str | Path |
 
     if len(indexes) != 1:
         raise RunError(f"--feedback: expected one index, got {len(indexes)}. Evaluate each index alone.")
-    opened = Index.open(indexes[0], model=model, memory=memory)
+    opened = Index.open(indexes[0], model=model, store=store, memory=memory)
     return evaluate_feedback(
         feedback,
         {key: item.content for key, item in opened.items.items()},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -32,8 +31,6 @@ class Calibration:
         min_score: 5th percentile of the best scores of queries that have a relevant item. A lower best score means "no match".
         detection_rate: Share of queries whose best score is below ``min_score`` once their relevant items are removed.
     """
-
-    file_name: ClassVar[str] = "calibration.json"
 
     scores: tuple[float, ...]
     probabilities: tuple[float, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -23,6 +23,7 @@ from visavis.retrieval.calibration import Calibration, fit_calibration
 from visavis.retrieval.compression import CompressionReport, measure_compression
 from visavis.retrieval.encoding import EncodedShard, EncodingEngine, encode_in_shards
 from visavis.retrieval.index_folder import (
+    STORE_FOLDER,
     Index,
     IndexManifest,
     SkippedFile,
@@ -30,6 +31,7 @@ from visavis.retrieval.index_folder import (
     is_index,
     open_index_store,
     read_manifest,
+    store_location,
     truncate_model,
     write_manifest,
 )
@@ -38,7 +40,6 @@ from visavis.retrieval.source_files import FileCollection, SourceFile, list_sour
 from visavis.retrieval.stores.base import VectorStore
 from visavis.runs.open_run import open_run, read_run_recipe
 
-STORE_FOLDER = "items.lance"
 MOMENT_SECONDS = 4.0
 PROGRESS_EVERY = 1000
 
@@ -128,18 +129,23 @@ def build_index(
     with storage.folder_lock(folder / "index", wait=False):
         manifest = _open_or_create_manifest(folder, model, retriever, files, store, moment_seconds, embedding_dim)
         encoder = truncate_model(retriever, manifest.embedding_dim)
-        with closing(open_index_store(folder, manifest, memory)) as vectors:
+        with closing(open_index_store(folder, manifest, memory, confirmed=store, create=True)) as vectors:
+            if manifest.digest and manifest.digest.num_items and not vectors.count():
+                progress.message(f"{folder}: the items of the store are lost. All files are encoded again.")
             changes = _compare_files(vectors, files, manifest, progress)
+            if changes.new_files or changes.reused or changes.missing_paths:
+                write_manifest(folder, replace(manifest, digest=None))
             _reuse_vectors(vectors, changes)
             shards = encode_in_shards(engine, workers, str(model), encoder, changes.new_files, manifest.moment_seconds)
             unreadable = _store_new_files(vectors, changes, shards, progress)
             _delete_old_items(vectors, changes, changes.missing_paths, ())
-            skipped = changes.skipped | unreadable
-            write_manifest(folder, replace(manifest, skipped=skipped))
-            calibrate_index(Path(model), folder, manifest.embedding_dim, progress)
+            skipped, digest = changes.skipped | unreadable, vectors.digest()
+            calibration = manifest.calibration or calibrate_index(Path(model), manifest.embedding_dim, progress)
+            manifest = replace(manifest, skipped=skipped, digest=digest, calibration=calibration)
+            write_manifest(folder, manifest)
             return IndexReport(
                 folder=str(folder),
-                num_items=vectors.count(),
+                num_items=digest.num_items,
                 num_encoded=len(changes.new_files) - len(unreadable),
                 num_unchanged=changes.num_unchanged,
                 num_moved=len({item.path for item, _ in changes.reused}),
@@ -170,8 +176,7 @@ def _open_or_create_manifest(
 ) -> IndexManifest:
     """The manifest of an index of this model and source. A new one is written before any vector."""
     model_name = str(Path(model).absolute()) if Path(model).exists() else str(model)
-    if store and "://" not in store:
-        store = os.path.abspath(os.path.expanduser(store))
+    store = store_location(store) if store else None
     if not is_index(folder):
         words = retriever.processor.vocabulary
         manifest = IndexManifest(
@@ -181,6 +186,7 @@ def _open_or_create_manifest(
             source=str(source.root),
             store=store or STORE_FOLDER,
             moment_seconds=moment_seconds or MOMENT_SECONDS,
+            index_id=secrets.token_hex(16),
             is_dataset=source.is_dataset,
         )
         write_manifest(folder, manifest)
@@ -283,30 +289,26 @@ def _delete_old_items(store: VectorStore, changes: _IndexChanges, paths: Iterabl
         store.delete(keys)
 
 
-def calibrate_index(run: Path, folder: Path, embedding_dim: int, progress: Progress) -> None:
-    """Fit match probabilities on the validation split of a run, and store them in the folder of an index.
-
-    A stored calibration is kept, because an index never changes its model.
+def calibrate_index(run: Path, embedding_dim: int, progress: Progress) -> Calibration | None:
+    """Fit match probabilities on the validation split of a run.
 
     Args:
         run: Run folder or pretrained model.
-        folder: Folder of the index.
         embedding_dim: Dimension of the vectors of the index.
         progress: Receives a message if match probabilities are not available.
+
+    Returns:
+        The calibration. None if it is not available.
     """
-    file = folder / Calibration.file_name
-    if storage.read_checksummed_json(file, Calibration) is not None:
-        return
     if not (run / "run.toml").is_file():
         progress.message("Match probabilities are not available: they need the validation data of a trained run.")
-        return
+        return None
     try:
         validation = read_run_recipe(run).evaluation.validation
-        calibration = fit_calibration(*validation_scores(run, validation, embedding_dim))
+        return fit_calibration(*validation_scores(run, validation, embedding_dim))
     except VisavisError as error:
         progress.message(f"Match probabilities are not available: {error}")
-        return
-    storage.write_checksummed_json(file, asdict(calibration))
+        return None
 
 
 def validation_scores(run: Path, split: str, embedding_dim: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

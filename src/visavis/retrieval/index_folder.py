@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,17 +14,17 @@ import torch
 
 from visavis import storage
 from visavis.data.dataset import ByteRange
-from visavis.errors import DataError, RunError
+from visavis.errors import DataError, RunError, ShapeError, StorageError
 from visavis.memory_budget import MemoryLimit
 from visavis.models.retriever import Retriever
 from visavis.retrieval.calibration import Calibration
 from visavis.retrieval.items import IndexItem
 from visavis.retrieval.source_files import SourceFile, list_source_files
 from visavis.retrieval.stores import open_store
-from visavis.retrieval.stores.base import VectorStore
+from visavis.retrieval.stores.base import REMEDY, StoreDigest, VectorStore
 
-MANIFEST = "index.json"
-FORMAT = 1
+MANIFEST, STORE_FOLDER = "index.json", "items.lance"
+FORMAT = 2
 
 SkippedFile = tuple[int, int, str]
 """Size in bytes, modification time in ns, and the problem of a file that cannot be read."""
@@ -38,9 +41,12 @@ class IndexManifest:
         source: The indexed folder or data set.
         store: The vector store: a path relative to this file, or a URI.
         moment_seconds: Length of a moment of a clip in seconds.
+        index_id: Random id in hex, a part of the checksum of each row of the store.
         is_dataset: Whether the source is a data set.
         format: Version of the file.
         skipped: Files that cannot be read, by path.
+        digest: Content of the store. None while the index is built.
+        calibration: Calibration of scores. None if there is none for this model.
     """
 
     model: str
@@ -49,9 +55,12 @@ class IndexManifest:
     source: str
     store: str
     moment_seconds: float
+    index_id: str
     is_dataset: bool = False
     format: int = FORMAT
     skipped: Mapping[str, SkippedFile] = field(default_factory=dict)
+    digest: StoreDigest | None = None
+    calibration: Calibration | None = None
 
 
 class Index:
@@ -74,13 +83,20 @@ class Index:
 
     @classmethod
     def open(
-        cls, folder: str | Path, *, model: str | Path | None = None, device: str | torch.device | None = None, memory: MemoryLimit = None
+        cls,
+        folder: str | Path,
+        *,
+        model: str | Path | None = None,
+        store: str | Path | Sequence[str | Path] | None = None,
+        device: str | torch.device | None = None,
+        memory: MemoryLimit = None,
     ) -> Index:
-        """Open the index in a folder.
+        """Open the index in a folder for searching. This never creates or changes a store.
 
         Args:
             folder: Folder of the index.
             model: Location of the model, if it was moved since the index was made.
+            store: Confirmed locations of stores outside the folder.
             device: Device of the model. Default: CUDA if available, else the CPU.
             memory: Memory limit of a search.
 
@@ -88,7 +104,7 @@ class Index:
             The index.
 
         Raises:
-            RunError: If there is no index, or the model is missing or a different one.
+            RunError: If there is no index, the model is missing or a different one, or the store is damaged or not confirmed.
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
@@ -98,7 +114,21 @@ class Index:
         except RunError as error:
             raise RunError(f"{folder}: the model of the index cannot be opened: {error} Pass its location with --model.") from None
         check_model(folder, manifest, name, retriever)
-        return cls(folder, manifest, truncate_model(retriever, manifest.embedding_dim), open_index_store(folder, manifest, memory))
+        try:
+            vectors = open_index_store(folder, manifest, memory, confirmed=store)
+        except RunError:
+            # An update may have changed the store since the manifest was read.
+            if read_manifest(folder) == manifest:
+                raise
+            manifest = read_manifest(folder)
+            vectors = open_index_store(folder, manifest, memory, confirmed=store)
+        if manifest.digest is None:
+            logging.getLogger("visavis").warning(
+                "%s: the index is unfinished, so items are missing. Its update was interrupted or is still running. "
+                "Run visavis index again to complete it.",
+                folder,
+            )
+        return cls(folder, manifest, truncate_model(retriever, manifest.embedding_dim), vectors)
 
     @property
     def root(self) -> Path:
@@ -113,7 +143,7 @@ class Index:
     @cached_property
     def calibration(self) -> Calibration | None:
         """Calibration of scores. None if there is none for this model, or it does not hold for this number of items."""
-        calibration = storage.read_checksummed_json(self.folder / Calibration.file_name, Calibration)
+        calibration = self.manifest.calibration
         return calibration if calibration is not None and calibration.is_valid_for(len(self.items)) else None
 
     def locate(self, item: IndexItem) -> ByteRange:
@@ -156,14 +186,19 @@ def read_manifest(folder: Path) -> IndexManifest:
         Content of ``index.json``.
 
     Raises:
-        RunError: If there is no index, or it has another format.
+        RunError: If there is no index, or its manifest is missing, damaged or of another format.
     """
-    file = folder / MANIFEST
-    if not file.is_file():
+    file, remedy = folder / MANIFEST, f"Delete {folder} and make the index again with: visavis index RUN SOURCE --out {folder}"
+    if not is_index(folder):
         raise RunError(f"{folder}: expected an index ({MANIFEST}), got none. Make one with: visavis index RUN SOURCE --out {folder}")
-    manifest: IndexManifest = storage.read_json(file, IndexManifest, error=RunError)
+    try:
+        manifest: IndexManifest | None = storage.read_checksummed_json(file, IndexManifest, error=RunError)
+    except RunError as error:
+        raise RunError(f"{error} It may also be of another version of visavis. {remedy}") from None
+    if manifest is None:
+        raise RunError(f"{folder}: expected {MANIFEST}, got a store without it. {remedy}")
     if manifest.format != FORMAT:
-        raise RunError(f"{file}: expected format {FORMAT}, got {manifest.format}. The version of visavis differs. Make the index again.")
+        raise RunError(f"{file}: expected format {FORMAT}, got {manifest.format}. The version of visavis differs. {remedy}")
     return manifest
 
 
@@ -174,7 +209,7 @@ def write_manifest(folder: Path, manifest: IndexManifest) -> None:
         folder: Folder of the index.
         manifest: Content of ``index.json``.
     """
-    storage.write_json(folder / MANIFEST, asdict(manifest))
+    storage.write_checksummed_json(folder / MANIFEST, asdict(manifest))
 
 
 def is_index(folder: str | Path) -> bool:
@@ -184,9 +219,9 @@ def is_index(folder: str | Path) -> bool:
         folder: Any path.
 
     Returns:
-        Whether there is a manifest.
+        Whether there is a manifest, or a store whose manifest is lost.
     """
-    return (Path(folder) / MANIFEST).is_file()
+    return (Path(folder) / MANIFEST).exists() or (Path(folder) / STORE_FOLDER).exists()
 
 
 def truncate_model(model: Retriever, embedding_dim: int) -> Retriever:
@@ -202,19 +237,65 @@ def truncate_model(model: Retriever, embedding_dim: int) -> Retriever:
     return model.with_embedding_dim(embedding_dim) if embedding_dim in model.matcher.matryoshka_dims[:-1] else model
 
 
-def open_index_store(folder: Path, manifest: IndexManifest, memory: MemoryLimit = None) -> VectorStore:
-    """Open the store of an index, or create it.
+def store_location(store: str | Path) -> str:
+    """Make the location of a store absolute.
+
+    Args:
+        store: Path or URI.
+
+    Returns:
+        Absolute path or URI, as in a manifest.
+    """
+    return str(store) if "://" in str(store) else os.path.abspath(os.path.expanduser(store))
+
+
+def open_index_store(
+    folder: Path,
+    manifest: IndexManifest,
+    memory: MemoryLimit = None,
+    *,
+    confirmed: str | Path | Sequence[str | Path] | None = None,
+    create: bool = False,
+) -> VectorStore:
+    """Open the store of an index and check that it is complete.
 
     Args:
         folder: Folder of the index.
         manifest: Its manifest.
         memory: Memory limit of a search.
+        confirmed: Locations that may be opened outside the folder.
+        create: Whether to create a missing store, and to accept an empty one, which the caller then fills.
 
     Returns:
         The store of the vectors.
+
+    Raises:
+        RunError: If the store is not confirmed, missing, damaged, or that of another index.
     """
-    uri = manifest.store if "://" in manifest.store else folder / manifest.store
-    return open_store(uri, manifest.embedding_dim, memory)
+    stores = [confirmed] if isinstance(confirmed, str | Path) else confirmed or ()
+    uri = manifest.store if "://" in manifest.store else store_location(folder / manifest.store)
+    is_inside = "://" not in uri and Path(uri).resolve().is_relative_to(folder.resolve())
+    if not is_inside and uri not in map(store_location, stores):
+        raise RunError(
+            f"{folder}: expected a store inside this folder, got {uri}. If you trust the index, confirm its store with --store {uri}."
+        )
+    try:
+        return _open_verified_store(uri, manifest, memory, create)
+    except (DataError, ShapeError, StorageError) as error:
+        raise RunError(f"{folder}: the store of the index cannot be used: {error}") from None
+
+
+def _open_verified_store(uri: str, manifest: IndexManifest, memory: MemoryLimit, create: bool) -> VectorStore:
+    with ExitStack() as stack:
+        vectors = open_store(uri, manifest.embedding_dim if create else None, memory, index_id=manifest.index_id)
+        stack.callback(vectors.close)
+        if vectors.embedding_dim != manifest.embedding_dim:
+            raise ShapeError(f"{uri}: expected vectors of dimension {manifest.embedding_dim}, got {vectors.embedding_dim}. {REMEDY}")
+        digest, expected = vectors.digest(), manifest.digest
+        if expected not in (None, digest) and not (create and digest.num_items == 0):
+            raise StorageError(f"{uri}: expected the {expected.num_items:,} items of this index, got {digest.num_items:,} others. {REMEDY}")
+        stack.pop_all()
+        return vectors
 
 
 def check_model(folder: Path, manifest: IndexManifest, name: str, model: Retriever) -> None:

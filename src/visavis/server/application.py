@@ -125,7 +125,12 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid_request(_: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
+        first, expected = error.errors()[0], "expected a JSON object with the header Content-Type: application/json"
+        if first["type"] == "json_invalid":
+            reason, position = first["ctx"]["error"], first["loc"][-1]
+            return error_response(422, f"body: expected JSON, got an error at character {position} ({reason}). Correct the request.")
+        if first["loc"] == ("body",):
+            return error_response(422, f"body: {expected}, got other data. Correct the request.")
         location = ".".join(str(part) for part in first["loc"][1:]) or "request"
         message = first["msg"].removeprefix("Value error, ")
         return error_response(422, f"{location[:80]}: {message[:1].lower()}{message[1:]}.")
@@ -136,6 +141,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         messages = {
             "Not Found": f"{request.url.path[:120]}: not found. See /openapi.json for the routes.",
             "Method Not Allowed": "Method not allowed. See /openapi.json for the routes.",
+            "There was an error parsing the body": "body: expected JSON in UTF-8, got other data. Correct the request.",
         }
         return error_response(error.status_code, messages.get(error.detail, error.detail), error.headers)
 

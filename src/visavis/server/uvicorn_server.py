@@ -1,4 +1,4 @@
-"""Run the server: socket, uvicorn with a timeout for request headers, and a clean shutdown."""
+"""Run the server: socket, uvicorn with timeouts for headers and bodies, and a clean shutdown."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def run_service(
     port: int,
     token: str | None,
     feedback: str | Path | None,
+    store: str | Path | Sequence[str | Path] = (),
     open_browser: bool,
     progress: Progress,
 ) -> None:
@@ -38,6 +39,7 @@ def run_service(
         port: Port. 0: any free port.
         token: Access token required from clients. None: no token, which needs a loopback address.
         feedback: Feedback file. None: votes are not saved.
+        store: Confirmed locations of stores outside the folders of the indexes.
         open_browser: Whether to open the web UI in a browser.
         progress: Receives the address.
 
@@ -67,24 +69,12 @@ def run_service(
             validate_token(token)
         elif not loopback:
             raise VisavisError(f"{host}: expected a token, because other machines can reach this address. Pass --token, or omit --host.")
-        served = [ServedIndex(Index.open(path), name) for path, name in zip(indexes, _index_names(indexes), strict=True)]
+        served = [ServedIndex(Index.open(path, store=store), name) for path, name in zip(indexes, _index_names(indexes), strict=True)]
         file = None if feedback is None else stack.enter_context(open_feedback(feedback))
         for index in served:
             index.warm_up()
         limits, rates = ServerLimits(), None if loopback else RateLimits()
         app = create_app(served, file, bound_to=host if loopback else None, token=token, limits=limits, rates=rates)
-        config = uvicorn.Config(
-            app,
-            http=_header_timeout_protocol(limits.header_timeout_s),
-            ws="none",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            limit_concurrency=limits.max_connections,
-            timeout_keep_alive=10,
-            timeout_graceful_shutdown=5,
-        )
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # SecurityMiddleware logs errors in one line
         url = _url(host, listener)
         items = " and ".join(f"{len(index.items):,} items of {index.name}" for index in served)
@@ -93,7 +83,7 @@ def run_service(
             progress.message(f"Serving {items} at {url} (press Ctrl-C to stop)")
             if open_browser:
                 webbrowser.open(url if token is None else f"{url}/login?token={quote(token)}")
-            uvicorn.Server(config).run(sockets=[listener])
+            uvicorn.Server(server_config(app, limits)).run(sockets=[listener])
         progress.message("Stopped.")
 
 
@@ -131,32 +121,66 @@ def listening_socket(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def _header_timeout_protocol(timeout_s: float) -> type[Any]:
-    """A uvicorn protocol that disconnects clients that do not send complete request headers in time."""
+def server_config(app: Any, limits: ServerLimits) -> Any:
+    """Configure uvicorn.
+
+    Args:
+        app: The application.
+        limits: Sizes and timeouts.
+
+    Returns:
+        The ``uvicorn.Config``.
+    """
+    import uvicorn
+
+    return uvicorn.Config(
+        app,
+        http=_request_timeout_protocol(limits),
+        ws="none",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=limits.max_connections,
+        timeout_keep_alive=10,
+        timeout_graceful_shutdown=5,
+    )
+
+
+def _request_timeout_protocol(limits: ServerLimits) -> type[Any]:
+    """A uvicorn protocol that disconnects clients that do not send complete headers, or a complete body, in time."""
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    class HeaderTimeoutProtocol(H11Protocol):
+    # SecurityMiddleware answers a slow body that a route reads. This ends the connection, also if nothing reads the body.
+    timeouts = {h11.IDLE: limits.header_timeout_s, h11.SEND_BODY: limits.body_timeout_s + 1}
+
+    class RequestTimeoutProtocol(H11Protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self._start_timer()
+            self._state: Any = None
+            self._timer: asyncio.TimerHandle | None = None
+            self._limit_state()
 
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            # The state is idle until the headers of a request are complete.
-            if self.conn.their_state is not h11.IDLE:
-                self._timer.cancel()
-            elif self._timer.cancelled():
-                self._start_timer()
+        def handle_events(self) -> None:
+            super().handle_events()
+            self._limit_state()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._timer.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
             super().connection_lost(exc)
 
-        def _start_timer(self) -> None:
-            self._timer = self.loop.call_later(timeout_s, self.transport.close)
+        def _limit_state(self) -> None:
+            """Start the timer of a new state. Further data of the same part of a request do not extend it."""
+            if self.conn.their_state is not self._state:
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._state = self.conn.their_state
+                timeout_s = timeouts.get(self._state)
+                self._timer = None if timeout_s is None else self.loop.call_later(timeout_s, self.transport.close)
 
-    return HeaderTimeoutProtocol
+    return RequestTimeoutProtocol
 
 
 def _url(host: str, listener: socket.socket) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from visavis.errors import DataError
+from visavis.errors import DataError, VisavisError
 from visavis.storage.reading import parse_json, read_json
 from visavis.storage.writing import storage_errors, write_json
 
@@ -83,17 +83,21 @@ def write_checksummed_json(path: str | Path, content: Any) -> None:
     write_json(path, {"sha256": _checksum(content), "content": content})
 
 
-def read_checksummed_json(path: str | Path, shape: Any) -> Any | None:
+def read_checksummed_json(path: str | Path, shape: Any, *, error: type[VisavisError] | None = None) -> Any | None:
     """Read a JSON value that ``write_checksummed_json`` wrote.
 
-    A damaged file is reported and removed.
+    A damaged file is reported and removed, or raises an error.
 
     Args:
         path: File to read.
         shape: Type of the value.
+        error: Class of the error for a damaged file, which is kept. None: the file is removed.
 
     Returns:
         The value, or None if the file does not exist or was damaged.
+
+    Raises:
+        VisavisError: ``error`` if the file is damaged.
     """
     path = Path(path)
     if not path.exists():
@@ -103,8 +107,10 @@ def read_checksummed_json(path: str | Path, shape: Any) -> Any | None:
         if stored.sha256 == _checksum(stored.content):
             return parse_json(json.dumps(stored.content).encode(), shape, str(path))
         reason = "checksum mismatch"
-    except DataError as error:
-        reason = str(error)
+    except DataError as damage:
+        reason = str(damage)
+    if error is not None:
+        raise error(f"{path} is damaged: {reason.removesuffix('.')}.")
     remove_damaged(path, [path], reason)
     return None
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from visavis.errors import ShapeError, SpecError
-from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
+from visavis.errors import ShapeError, SpecError, StorageError
+from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter
+
+CHECKSUM = "checksum"
+"""Column of the checksums of the rows."""
+REMEDY = "If the store is damaged, delete it and run visavis index again, which encodes all files again."
+"""Fix that errors of the store of an index name."""
 
 
 class Neighbor(NamedTuple):
@@ -23,8 +31,38 @@ class Neighbor(NamedTuple):
     score: float
 
 
+@dataclass(frozen=True)
+class StoreDigest:
+    """Identity of the content of a store.
+
+    Attributes:
+        num_items: Number of items.
+        digest: Sum of the checksums of all rows modulo 2^64, in hex.
+    """
+
+    num_items: int
+    digest: str
+
+    @classmethod
+    def from_checksums(cls, checksums: Sequence[int] | np.ndarray) -> StoreDigest:
+        """Combine the checksums of all rows.
+
+        Args:
+            checksums: Values of ``row_checksum``.
+
+        Returns:
+            The digest, which does not depend on the order.
+        """
+        return cls(len(checksums), f"{np.asarray(checksums, np.int64).view(np.uint64).sum(dtype=np.uint64):016x}")
+
+
 class VectorStore(Protocol):
-    """Items with one unit vector each. A change is applied completely or not at all, even if the process is killed."""
+    """Items with one unit vector each. A change is applied completely or not at all, even if the process is killed.
+
+    Each row has a checksum over the id of its index, the item and the vector. A damaged or foreign row raises a StorageError.
+    """
+
+    embedding_dim: int
 
     def add(self, items: Sequence[IndexItem], vectors: np.ndarray) -> None:
         """Add items, or replace those with the same key.
@@ -90,8 +128,55 @@ class VectorStore(Protocol):
             Number of items that match.
         """
 
+    def digest(self) -> StoreDigest:
+        """Summarize all items and vectors.
+
+        Returns:
+            Number of items, and the sum of their checksums.
+        """
+
     def close(self) -> None:
         """Close files and connections."""
+
+
+def row_checksum(index_id: str, row: Mapping[str, Any], vector: np.ndarray) -> int:
+    """Compute the checksum of a row of a store.
+
+    Args:
+        index_id: Id of the index in hex.
+        row: Values of ``ITEM_FIELDS``, see ``IndexItem.to_row``.
+        vector: Vector, float32, shape ``[D]``.
+
+    Returns:
+        Signed integer of 64 bits.
+    """
+    times = [None if row[name] is None else float(row[name]) for name in ("start", "end")]
+    values = [row[name] for name in ITEM_FIELDS if name not in ("start", "end", "metadata")] + times + list(row["metadata"] or [])
+    content = json.dumps(values).encode() + vector.tobytes()
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8, key=index_id.encode()).digest(), "big", signed=True)
+
+
+def verify_rows(uri: str, index_id: str, rows: Iterable[Mapping[str, Any]], vectors: np.ndarray) -> list[int]:
+    """Check the rows of a store against their checksums.
+
+    Args:
+        uri: Location of the store, for the error.
+        index_id: Id of the index in hex.
+        rows: Values of ``ITEM_FIELDS`` and ``CHECKSUM``.
+        vectors: Vectors, float32, shape ``[N, D]``.
+
+    Returns:
+        The checksums.
+
+    Raises:
+        StorageError: If a row is damaged, or belongs to another index.
+    """
+    checksums = list[int]()
+    for row, vector in zip(rows, vectors, strict=True):
+        checksums.append(row[CHECKSUM])
+        if row_checksum(index_id, row, vector) != row[CHECKSUM]:
+            raise StorageError(f"{uri}: the item {str(row['key'])[:80]!r} is damaged or belongs to another index. {REMEDY}")
+    return checksums
 
 
 def validated_items(items: Sequence[IndexItem], vectors: np.ndarray, embedding_dim: int) -> tuple[list[IndexItem], np.ndarray]:

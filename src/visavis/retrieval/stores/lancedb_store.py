@@ -8,6 +8,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,7 @@ from visavis import storage
 from visavis.errors import DataError, MissingExtra, ShapeError, StorageError, VisavisError
 from visavis.memory_budget import MemoryLimit
 from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter, metadata_tag
-from visavis.retrieval.stores.base import Neighbor, validated_items
+from visavis.retrieval.stores.base import CHECKSUM, REMEDY, Neighbor, StoreDigest, row_checksum, validated_items, verify_rows
 from visavis.retrieval.stores.exact_search import (
     CODES,
     ExactSearch,
@@ -32,7 +33,7 @@ from visavis.retrieval.stores.exact_search import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ITEMS_FILE, VECTORS_FILE, SNAPSHOT_FOLDER = "items.arrow", "vectors.npy", "snapshot"
+ITEMS_FILE, VECTORS_FILE, CHECKSUMS_FILE, SNAPSHOT_FOLDER = "items.arrow", "vectors.npy", "checksums.json", "snapshot"
 TABLE = "items"
 BATCH_ROWS = 2**14
 """Rows that are read at once."""
@@ -40,6 +41,21 @@ COMPACT_EVERY = 64
 """Changes after which small files are merged."""
 VERSION_RETENTION = timedelta(minutes=10)
 """How long old versions are kept for readers that have just opened them."""
+
+
+@dataclass(frozen=True)
+class SnapshotChecksums:
+    """Origin of a snapshot, and the SHA-256 of each of its files.
+
+    Attributes:
+        index_id: Id of the index.
+        version: Version of the table.
+        files: Checksums by file name.
+    """
+
+    index_id: str
+    version: str
+    files: dict[str, str]
 
 
 class TableSnapshot:
@@ -97,12 +113,13 @@ class LanceStore:
     """Items in a LanceDB table in a folder or at ``s3://BUCKET/PATH`` (credentials from ``AWS_...`` variables).
 
     Exact search reads a snapshot of the newest version. Snapshots of a local table are in its folder, others in the cache
-    folder. A missing snapshot is rebuilt. The methods of ``VectorStore`` are documented there.
+    folder. A missing or damaged snapshot is rebuilt. The methods of ``VectorStore`` are documented there.
 
     Args:
         uri: Folder or ``s3://BUCKET/PATH``.
         embedding_dim: Dimension of the vectors of a new table. None: the table must exist.
         memory: Memory limit of a search.
+        index_id: Id of the index in hex. A table that is opened for an index and must exist keeps its version.
 
     Raises:
         DataError: If the table is missing and ``embedding_dim`` is None.
@@ -111,13 +128,14 @@ class LanceStore:
         MissingExtra: If LanceDB is not installed.
     """
 
-    def __init__(self, uri: str | Path, embedding_dim: int | None = None, memory: MemoryLimit = None):
+    def __init__(self, uri: str | Path, embedding_dim: int | None = None, memory: MemoryLimit = None, *, index_id: str = ""):
         os.environ.setdefault("LANCE_LOG", "error")
         try:
             import lancedb
         except ImportError:
             raise MissingExtra("lancedb", "search", "an index") from None
-        self.uri, self.memory = str(uri), memory
+        self.uri, self.memory, self.index_id = str(uri), memory, index_id
+        self._keeps_version = embedding_dim is None and bool(index_id)
         self.remote = "://" in self.uri
         with self._storage_errors():
             if embedding_dim is None and not self.remote and not (Path(self.uri) / f"{TABLE}.lance").is_dir():
@@ -141,7 +159,7 @@ class LanceStore:
             return self._database.create_table(TABLE, schema=_arrow_schema(embedding_dim), exist_ok=True)
 
     def _no_table(self) -> DataError:
-        return DataError(f"{self.uri}: expected a table of items, got none. Build an index there first.")
+        return DataError(f"{self.uri}: expected a table of items, got none. Run visavis index to create it.")
 
     def add(self, items: Sequence[IndexItem], vectors: np.ndarray) -> None:
         """Add or replace items, see ``VectorStore.add``."""
@@ -149,7 +167,7 @@ class LanceStore:
         if items:
             with self._storage_errors():
                 merge = self._table.merge_insert("key").when_matched_update_all().when_not_matched_insert_all()
-                merge.execute(_arrow_table(items, vectors))
+                merge.execute(_arrow_table(self.index_id, items, vectors))
             self._compact_if_due()
 
     def delete(self, keys: Sequence[str]) -> None:
@@ -179,10 +197,11 @@ class LanceStore:
 
     def count(self, item_filter: ItemFilter = NO_FILTER) -> int:
         """Count items, see ``VectorStore.count``."""
-        if item_filter:
-            return int(_matching_rows(self.snapshot().table, item_filter).sum())
-        with self._storage_errors():
-            return int(self._table.count_rows())
+        return int(_matching_rows(self.snapshot().table, item_filter).sum())
+
+    def digest(self) -> StoreDigest:
+        """Summarize all items and vectors, see ``VectorStore.digest``."""
+        return StoreDigest.from_checksums(self.snapshot().table[CHECKSUM].to_numpy())
 
     def optimize(self, retention: timedelta = VERSION_RETENTION) -> None:
         """Merge small files and remove old versions.
@@ -204,24 +223,38 @@ class LanceStore:
         self._table = self._database = None
 
     def snapshot(self) -> TableSnapshot:
-        """Open the snapshot of the newest version, and build it if it is missing.
+        """Open the snapshot of the newest version, and build it if it is missing or damaged.
 
         Returns:
             The snapshot.
 
         Raises:
-            StorageError: If the snapshot cannot be written.
+            StorageError: If the snapshot cannot be written, or the table is damaged.
         """
-        version = self._version()
-        if self._snapshot is None or self._snapshot[0] != version:
-            folder = self._snapshot_folder()
-            with storage.folder_lock(folder, wait=True):
-                version = self._version()
-                if not (folder / version).is_dir():
-                    self._build_snapshot(folder / version)
-                    _remove_stale_snapshots(folder, version)
+        if self._snapshot is not None and (self._keeps_version or self._snapshot[0] == self._version()):
+            return self._snapshot[1]
+        folder = self._snapshot_folder()
+        with storage.folder_lock(folder, wait=True):
+            version = self._version()
+            if (folder / version).exists() and (reason := self._snapshot_damage(folder / version)):
+                storage.remove_damaged(folder / version, [], reason)
+                storage.remove_folder(folder / version)
+            if not (folder / version).exists():
+                self._build_snapshot(folder / version)
+                _remove_stale_snapshots(folder, version)
             self._snapshot = version, TableSnapshot(folder / version, self.memory)
         return self._snapshot[1]
+
+    def _snapshot_damage(self, folder: Path) -> str:
+        """How a snapshot differs from what was written for this table. Empty if it does not."""
+        try:
+            expected = storage.read_checksummed_json(folder / CHECKSUMS_FILE, SnapshotChecksums, error=DataError)
+            files = sorted(path.name for path in folder.iterdir() if path.name != CHECKSUMS_FILE)
+            if expected is None or (expected.index_id, expected.version, sorted(expected.files)) != (self.index_id, folder.name, files):
+                return "it belongs to another table, or a file is missing"
+            return next((f"{name} has another checksum" for name in files if _file_hash(folder / name) != expected.files[name]), "")
+        except (OSError, DataError) as error:
+            return str(error)
 
     def _build_snapshot(self, folder: Path) -> None:
         """Write items in the order of keys, their vectors, and int8 codes of the vectors if these are faster."""
@@ -232,7 +265,7 @@ class LanceStore:
             version = self._table.version
             table = self._database.open_table(TABLE)
             table.checkout(version)
-            items = table.search().select(list(ITEM_FIELDS)).to_arrow().sort_by("key").combine_chunks()
+            items = table.search().select([*ITEM_FIELDS, CHECKSUM]).to_arrow().sort_by("key").combine_chunks()
             with pa.OSFile(str(part / ITEMS_FILE), "wb") as file, pa.ipc.new_file(file, items.schema) as writer:
                 writer.write_table(items)
             storage.create_array(part / VECTORS_FILE, shape=(len(items), self.embedding_dim), dtype="float32")
@@ -241,9 +274,14 @@ class LanceStore:
             for batch in table.search().select(["key", "vector"]).to_batches(BATCH_ROWS):
                 rows = pc.index_in(batch["key"], keys).to_numpy()
                 vectors[rows] = batch["vector"].flatten().to_numpy().reshape(-1, self.embedding_dim)
+            for start in range(0, len(items), BATCH_ROWS):
+                rows = items.slice(start, BATCH_ROWS).to_pylist()
+                verify_rows(self.uri, self.index_id, rows, vectors[start : start + BATCH_ROWS])
             vectors.flush()
             if is_int8_faster(*vectors.shape):
                 write_int8_codes(part, vectors)
+            files = {path.name: _file_hash(path) for path in part.iterdir()}
+            storage.write_checksummed_json(part / CHECKSUMS_FILE, asdict(SnapshotChecksums(self.index_id, folder.name, files)))
 
     def _version(self) -> str:
         """Number and time of the newest version. The time distinguishes it from that of a deleted table, which also started at 1."""
@@ -265,8 +303,18 @@ class LanceStore:
             yield
         except VisavisError:
             raise
-        except (OSError, RuntimeError, ValueError) as error:
-            raise StorageError(f"{self.uri}: the table cannot be read or written: {_reason(error)}.") from None
+        except BaseException as error:
+            # Damaged files raise errors of every kind in LanceDB. A panic of its Rust code is not an Exception.
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            remedy = f" {REMEDY}" if self.index_id else ""
+            raise StorageError(f"{self.uri}: the table cannot be read or written: {_reason(error)}.{remedy}") from None
+
+
+def _file_hash(path: Path) -> str:
+    """SHA-256 of a file, 1 GB per second."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _remove_stale_snapshots(folder: Path, version: str) -> None:
@@ -281,17 +329,19 @@ def _arrow_schema(embedding_dim: int) -> pa.Schema:
     import pyarrow as pa
 
     texts = [pa.field(name, pa.string(), nullable=False) for name in ("key", "path", "kind", "content", "dhash")]
-    integers = [pa.field(name, pa.int64(), nullable=False) for name in ("size", "modified_ns")]
+    integers = [pa.field(name, pa.int64(), nullable=False) for name in ("size", "modified_ns", CHECKSUM)]
     times = [pa.field(name, pa.float64()) for name in ("start", "end")]
     return pa.schema([*texts, *integers, *times, ("metadata", pa.list_(pa.string())), ("vector", pa.list_(pa.float32(), embedding_dim))])
 
 
-def _arrow_table(items: Sequence[IndexItem], vectors: np.ndarray) -> pa.Table:
+def _arrow_table(index_id: str, items: Sequence[IndexItem], vectors: np.ndarray) -> pa.Table:
     import pyarrow as pa
 
     dim = vectors.shape[1]
     schema = _arrow_schema(dim)
-    table = pa.Table.from_pylist([item.to_row() for item in items], schema=schema.remove(schema.get_field_index("vector")))
+    rows = [item.to_row() for item in items]
+    rows = [row | {CHECKSUM: row_checksum(index_id, row, vector)} for row, vector in zip(rows, vectors, strict=True)]
+    table = pa.Table.from_pylist(rows, schema=schema.remove(schema.get_field_index("vector")))
     return table.append_column(schema.field("vector"), pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), dim))
 
 
@@ -319,7 +369,7 @@ def _matching_rows(table: pa.Table, item_filter: ItemFilter) -> np.ndarray:
     return mask
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """The essential part of an error message of LanceDB."""
     text = str(error).strip() or type(error).__name__
     message = re.search(r"<Message>(.*?)</Message>", text)

@@ -9,21 +9,32 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from visavis.blocking import chunk_slices
-from visavis.errors import DataError, MissingExtra, ShapeError, StorageError
+from visavis.errors import DataError, MissingExtra, ShapeError, StorageError, VisavisError
 from visavis.memory_budget import MemoryLimit
 from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter, metadata_tag
-from visavis.retrieval.stores.base import Neighbor, validate_queries, validated_items
-from visavis.retrieval.stores.exact_search import exact_scores
+from visavis.retrieval.stores.base import (
+    CHECKSUM,
+    REMEDY,
+    Neighbor,
+    StoreDigest,
+    row_checksum,
+    validate_queries,
+    validated_items,
+    verify_rows,
+)
+from visavis.retrieval.stores.exact_search import ExactSearch, exact_scores
 
 COLLECTION = "items"
 BATCH_ITEMS, MAX_RESULTS = 1000, 16384
 """Items of one request. Maximum number of results of a Milvus search."""
+FIELDS = (*ITEM_FIELDS, CHECKSUM)
 MAX_INT64 = 2**63 - 1
 TIE_MARGIN = 16
 """Results beyond the top that are fetched first, to see where equal scores end."""
@@ -38,7 +49,8 @@ _open_stores = Counter[str]()
 class MilvusStore:
     """Items in a collection of Milvus at ``http(s)://HOST:PORT`` (token from ``MILVUS_TOKEN``) or in ``FILE.db`` of Milvus Lite.
 
-    Results are scored again in float64. The index FLAT makes a search exact. Conditions that Milvus cannot
+    A file that is opened for an index is read and verified as a whole, and searched in memory. On a server, each result is
+    verified and scored again in float64. The index FLAT makes a search exact. Conditions that Milvus cannot
     express are checked here. A change of more than ``BATCH_ITEMS`` items is atomic per request of that size. The methods of
     ``VectorStore`` are documented there.
 
@@ -47,6 +59,7 @@ class MilvusStore:
         collection: Name of the collection.
         embedding_dim: Dimension of the vectors of a new collection. None: the collection must exist.
         memory: Memory limit of a search.
+        index_id: Id of the index in hex.
 
     Raises:
         DataError: If the collection is missing and ``embedding_dim`` is None, or the collection has other fields.
@@ -55,16 +68,25 @@ class MilvusStore:
         MissingExtra: If pymilvus is not installed.
     """
 
-    def __init__(self, uri: str | Path, collection: str = COLLECTION, embedding_dim: int | None = None, memory: MemoryLimit = None):
+    def __init__(
+        self,
+        uri: str | Path,
+        collection: str = COLLECTION,
+        embedding_dim: int | None = None,
+        memory: MemoryLimit = None,
+        *,
+        index_id: str = "",
+    ):
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors are reported as StorageError
         try:
             from pymilvus import MilvusClient
         except ImportError:
             raise MissingExtra("pymilvus", "milvus", "an index in Milvus") from None
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
-        self.uri, self.collection, self.memory = str(uri), collection, memory
+        self.uri, self.collection, self.memory, self.index_id = str(uri), collection, memory, index_id
         is_file = "://" not in self.uri
-        missing = DataError(f"{self.uri}: expected a collection {collection!r}, got none. Build an index there first.")
+        self._is_in_memory = is_file and bool(index_id)
+        missing = DataError(f"{self.uri}: expected a collection {collection!r}, got none. Run visavis index to create it.")
         if is_file and embedding_dim is None and not Path(self.uri).exists():
             raise missing
         with self._storage_errors():
@@ -78,7 +100,7 @@ class MilvusStore:
                 self._create_collection(embedding_dim)
             self._client.load_collection(collection)
             fields = {field["name"]: field for field in self._client.describe_collection(collection)["fields"]}
-        if not {"id", "vector", *ITEM_FIELDS} <= fields.keys():
+        if not {"id", "vector", *FIELDS} <= fields.keys():
             raise DataError(f"{self.uri}: expected a collection made by visavis, got {collection!r} with other fields. Pass another name.")
         self.embedding_dim = int(fields["vector"]["params"]["dim"])
         if embedding_dim not in (None, self.embedding_dim):
@@ -91,7 +113,7 @@ class MilvusStore:
         schema.add_field("id", DataType.VARCHAR, max_length=64, is_primary=True)
         for name in ("key", "path", "kind", "content", "dhash"):
             schema.add_field(name, DataType.VARCHAR, max_length=65535)
-        for name in ("size", "modified_ns"):
+        for name in ("size", "modified_ns", CHECKSUM):
             schema.add_field(name, DataType.INT64)
         for name in ("start", "end"):
             schema.add_field(name, DataType.DOUBLE, nullable=True)
@@ -105,6 +127,8 @@ class MilvusStore:
         """Add or replace items, see ``VectorStore.add``."""
         items, vectors = validated_items(items, vectors, self.embedding_dim)
         rows = [item.to_row() | {"id": _id(item.key), "vector": vector} for item, vector in zip(items, vectors, strict=True)]
+        rows = [row | {CHECKSUM: row_checksum(self.index_id, row, row["vector"])} for row in rows]
+        self.__dict__.pop("_contents", None)
         with self._storage_errors():
             for chunk in chunk_slices(len(rows), BATCH_ITEMS):
                 self._client.upsert(self.collection, rows[chunk])
@@ -112,6 +136,7 @@ class MilvusStore:
     def delete(self, keys: Sequence[str]) -> None:
         """Delete items, see ``VectorStore.delete``."""
         ids = sorted(set(map(_id, keys)))
+        self.__dict__.pop("_contents", None)
         with self._storage_errors():
             for chunk in chunk_slices(len(ids), BATCH_ITEMS):
                 self._client.delete(self.collection, ids=ids[chunk])
@@ -119,6 +144,14 @@ class MilvusStore:
     def search(self, queries: np.ndarray, top: int, item_filter: ItemFilter = NO_FILTER) -> list[list[Neighbor]]:
         """Find the items with the highest inner products, see ``VectorStore.search``."""
         validate_queries(queries, top, self.embedding_dim)
+        if self._is_in_memory:
+            items, vectors, _ = self._contents
+            mask = np.array([item_filter.matches(item) for item in items], bool)
+            scores, rows = ExactSearch(vectors, memory=self.memory).search(queries, top, mask)
+            return [
+                [Neighbor(items[row].key, score) for row, score in zip(*one, strict=True)]
+                for one in zip(rows.tolist(), scores.tolist(), strict=True)
+            ]
         return [self._search_one(query, top, item_filter) for query in np.ascontiguousarray(queries, np.float32)]
 
     def _search_one(self, query: np.ndarray, top: int, item_filter: ItemFilter) -> list[Neighbor]:
@@ -132,7 +165,7 @@ class MilvusStore:
                     data=[query],
                     limit=limit,
                     filter=milvus_filter(item_filter),
-                    output_fields=[*ITEM_FIELDS, "vector"],
+                    output_fields=[*FIELDS, "vector"],
                     search_params={"metric_type": "IP"},
                     consistency_level="Strong",
                 )
@@ -148,33 +181,65 @@ class MilvusStore:
     def _rank(self, query: np.ndarray, rows: Sequence[dict[str, Any]], item_filter: ItemFilter) -> list[Neighbor]:
         """The rows that match the filter, by exact score, equal scores in the order of keys."""
         rows = [row for row in rows if item_filter.matches(IndexItem.from_row(row))]
-        vectors = np.array([row["vector"] for row in rows], np.float32).reshape(-1, self.embedding_dim)
+        vectors = self._verified_vectors(rows)
         neighbors = map(Neighbor, (row["key"] for row in rows), exact_scores(vectors, query).tolist())
         return sorted(neighbors, key=lambda neighbor: (-neighbor.score, neighbor.key))
 
     def items(self) -> list[IndexItem]:
         """Read all items, see ``VectorStore.items``."""
+        if self._is_in_memory:
+            return list(self._contents[0])
         return sorted(map(IndexItem.from_row, self._iterate(NO_FILTER, [])), key=lambda item: item.key)
 
     def vectors(self, keys: Sequence[str]) -> np.ndarray:
         """Read the vectors of some items, see ``VectorStore.vectors``."""
-        ids, by_key = sorted(set(map(_id, keys))), dict[str, list[float]]()
-        with self._storage_errors():
-            for chunk in chunk_slices(len(ids), BATCH_ITEMS):
-                rows = self._client.get(self.collection, ids[chunk], output_fields=["key", "vector"])
-                by_key |= {row["key"]: row["vector"] for row in rows}
+        if self._is_in_memory:
+            items, vectors, _ = self._contents
+            row_of = {item.key: row for row, item in enumerate(items)}
+            return vectors[[row_of[key] for key in keys]]
+        ids, by_key = sorted(set(map(_id, keys))), dict[str, np.ndarray]()
+        for chunk in chunk_slices(len(ids), BATCH_ITEMS):
+            with self._storage_errors():
+                rows = self._client.get(self.collection, ids[chunk], output_fields=[*FIELDS, "vector"])
+            by_key |= zip((row["key"] for row in rows), self._verified_vectors(rows), strict=True)
         return np.array([by_key[key] for key in keys], np.float32).reshape(len(keys), self.embedding_dim)
 
     def all_vectors(self) -> np.ndarray:
         """Read the vectors of all items, see ``VectorStore.all_vectors``."""
-        return self.vectors([item.key for item in self.items()])
+        return self._contents[1] if self._is_in_memory else self.vectors([item.key for item in self.items()])
 
     def count(self, item_filter: ItemFilter = NO_FILTER) -> int:
         """Count items, see ``VectorStore.count``."""
+        if self._is_in_memory:
+            return sum(map(item_filter.matches, self._contents[0]))
         if item_filter:
             return sum(item_filter.matches(IndexItem.from_row(row)) for row in self._iterate(item_filter, []))
         with self._storage_errors():
             return int(self._client.query(self.collection, output_fields=["count(*)"], consistency_level="Strong")[0]["count(*)"])
+
+    def digest(self) -> StoreDigest:
+        """Summarize all items and vectors, see ``VectorStore.digest``."""
+        return StoreDigest.from_checksums(
+            self._contents[2] if self._is_in_memory else [row[CHECKSUM] for row in self._iterate(NO_FILTER, [])]
+        )
+
+    @cached_property
+    def _contents(self) -> tuple[list[IndexItem], np.ndarray, list[int]]:
+        """All items, their vectors and checksums in the order of keys."""
+        contents = list[tuple[IndexItem, np.ndarray, int]]()
+        for row in self._iterate(NO_FILTER, ["vector"]):
+            [vector] = self._verified_vectors([row])
+            contents.append((IndexItem.from_row(row), vector, row[CHECKSUM]))
+        contents.sort(key=lambda content: content[0].key)
+        vectors = np.array([vector for _, vector, _ in contents], np.float32).reshape(-1, self.embedding_dim)
+        return [item for item, _, _ in contents], vectors, [checksum for _, _, checksum in contents]
+
+    def _verified_vectors(self, rows: Sequence[dict[str, Any]]) -> np.ndarray:
+        """Vectors of rows, after a check of their checksums."""
+        with self._storage_errors():
+            vectors = np.array([row["vector"] for row in rows], np.float32).reshape(-1, self.embedding_dim)
+            verify_rows(self.uri, self.index_id, rows, vectors)
+        return vectors
 
     def _iterate(self, item_filter: ItemFilter, extra_fields: list[str]) -> Iterator[dict[str, Any]]:
         """All items that the filter of Milvus matches, which may be more than ``item_filter`` matches."""
@@ -183,7 +248,7 @@ class MilvusStore:
                 self.collection,
                 batch_size=BATCH_ITEMS,
                 filter=milvus_filter(item_filter),
-                output_fields=[*ITEM_FIELDS, *extra_fields],
+                output_fields=[*FIELDS, *extra_fields],
                 consistency_level="Strong",
             )
             while page := pages.next():
@@ -204,13 +269,14 @@ class MilvusStore:
     @contextmanager
     def _storage_errors(self) -> Iterator[None]:
         """Convert errors of Milvus to a StorageError of one sentence."""
-        from pymilvus import MilvusException
-
         try:
             yield
-        except (MilvusException, OSError) as error:
+        except VisavisError:
+            raise
+        except Exception as error:  # noqa: BLE001 - damaged files raise errors of every kind
             reason = getattr(error, "message", str(error)).strip().split("\n")[0].rstrip(".")[:200]
-            raise StorageError(f"{self.uri}: the Milvus store cannot be used: {reason}.") from None
+            remedy = f" {REMEDY}" if self.index_id else ""
+            raise StorageError(f"{self.uri}: the Milvus store cannot be used: {reason}.{remedy}") from None
 
 
 def milvus_filter(item_filter: ItemFilter) -> str:

@@ -1,0 +1,209 @@
+"""Damaged indexes: every result of a search equals that of the intact index, or the error names a fix."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from visavis.errors import RunError, VisavisError
+from visavis.models.retriever import Retriever
+from visavis.progress import NoProgress
+from visavis.retrieval import encoding
+from visavis.retrieval.index_builder import build_index
+from visavis.retrieval.index_folder import Index
+from visavis.retrieval.index_search import SearchQuery, search_index
+
+pytest.importorskip("lancedb")
+pytest.importorskip("pymilvus")
+STORES = {"lance": None, "milvus": "items.db"}
+REMEDIES = (
+    "un visavis index ",
+    "make the index again",
+    "Make one with: visavis index",
+    "Pass another folder with --out",
+    "Make another index with --out",
+    "confirm its store with --store",
+)
+SKIPPED_NAMES = {"index.lock", "snapshot.lock", "LOCK"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def load_models_once():
+    with pytest.MonkeyPatch.context() as patch:
+        original = Retriever.load
+        load = cache(lambda name: original(name))
+        patch.setattr(Retriever, "load", lambda name, **_: load(str(name)))
+        yield
+
+
+def build(run, photos, folder, store):
+    build_index(run, photos, folder, store=store and str(folder / store), progress=NoProgress())
+
+
+@pytest.fixture(params=STORES)
+def indexes(request, run, scenes, tmp_path):
+    """A folder with two indexes, ``a`` and ``b``, of different images by the same model. Their store, if it is not the default."""
+    root, store = tmp_path, STORES[request.param]
+    images = sorted((scenes / "images").iterdir())
+    for name, part in (("a", images[:20]), ("b", images[20:44])):
+        (root / f"photos-{name}").mkdir()
+        for image in part:
+            shutil.copy(image, root / f"photos-{name}")
+        build(run, root / f"photos-{name}", root / name, store)
+    return root, store
+
+
+def answers(folder):
+    """Everything that a user sees of an index."""
+    index = Index.open(folder)
+    try:
+        results = search_index(index, SearchQuery.from_text("a red circle"), top=30, group_duplicates=False)
+        like = tuple((1.0, key) for key in list(index.items)[:1])
+        alike = search_index(index, SearchQuery(((1.0, "a square"),), like=like), top=3)
+        return results.to_json(), [(hit.key, round(hit.score, 5)) for hit in alike], index.items, index.calibration
+    finally:
+        index.store.close()
+
+
+def outcome(action, folder):
+    """The result of an action, or its error."""
+    try:
+        return action(folder), ""
+    except VisavisError as error:
+        return None, str(error)
+
+
+def mutate(file: Path, others: list[Path], generator: random.Random) -> str:
+    """Damage a file in one of several ways, and return the way."""
+    content = bytearray(file.read_bytes())
+    kind = generator.choice(["flip", "zero", "cut", "empty", "swap", "delete", "reorder", "append"])
+    start = generator.randrange(len(content) or 1)
+    if kind == "delete":
+        file.unlink()
+        return kind
+    if kind == "swap":
+        same_kind = [other for other in others if other.suffix == file.suffix]
+        content[:] = generator.choice(same_kind or others).read_bytes()
+    elif kind == "empty":
+        content.clear()
+    elif kind == "cut":
+        del content[start:]
+    elif kind == "append":
+        content += generator.randbytes(16)
+    elif kind == "zero":
+        content[start : start + 64] = bytes(len(content[start : start + 64]))
+    elif kind == "reorder":
+        content[:] = content[start:] + content[:start]
+    elif content:
+        content[start] ^= 1 << generator.randrange(8)
+    file.write_bytes(content)
+    return f"{kind} at {start}"
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(500, marks=pytest.mark.long)])
+def test_damaged_index_is_repaired_or_refused(indexes, run, caplog, count):
+    root, store = indexes
+    expected, others = answers(root / "a"), [path for path in (root / "b").rglob("*") if path.is_file()]
+    assert expected == answers(root / "a")
+    folder = (root / "a").rename(root / "intact").with_name("a")
+    for seed in range(count):
+        generator = random.Random(seed)
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(root / "intact", folder)
+        files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in SKIPPED_NAMES)
+        file = generator.choice(files)
+        failed = False
+        change = f"seed {seed}: {file.relative_to(folder)}: {mutate(file, others, generator)}"
+        for action in (answers, lambda damaged: build(run, root / "photos-a", damaged, store) or expected, answers):
+            found, problem = outcome(action, folder)
+            if any("the index is unfinished" in message for message in caplog.messages):
+                assert failed, change
+            else:
+                assert found == (None if problem else expected), f"{change}: {problem}"
+            assert not problem or any(remedy in problem for remedy in REMEDIES), f"{change}: {problem}"
+            failed = bool(problem)
+            caplog.clear()
+
+
+@pytest.fixture
+def lance_index(run, scenes, tmp_path):
+    """An index of eight images, and the images."""
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for image in sorted((scenes / "images").iterdir())[:8]:
+        shutil.copy(image, photos)
+    build(run, photos, tmp_path / "index", None)
+    return tmp_path / "index", photos
+
+
+def test_damaged_snapshot_is_rebuilt(lance_index, caplog):
+    folder, expected = lance_index[0], answers(lance_index[0])
+    assert not caplog.messages
+    [snapshot] = (folder / "items.lance" / "snapshot").iterdir()
+    for file in snapshot.iterdir():
+        content = bytearray(file.read_bytes())
+        content[-9] ^= 1
+        file.write_bytes(content)
+        assert answers(folder) == expected
+        assert [f"{snapshot} is damaged and is computed again" in message for message in caplog.messages] == [True]
+        caplog.clear()
+        assert answers(folder) == expected
+        assert not caplog.messages
+
+
+@pytest.mark.parametrize("lost", ["items.lance", "items.lance/items.lance", "items.lance/items.lance/_versions"])
+def test_lost_store_is_refused_and_built_again(lance_index, run, recorder, lost):
+    folder, photos = lance_index
+    expected = answers(folder)
+    shutil.rmtree(folder / lost)
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(RunError, match="the store of the index cannot be used"):
+        answers(folder)
+    assert sorted(folder.rglob("*")) == before
+    if lost.endswith("_versions"):
+        shutil.rmtree(folder / "items.lance")
+    build_index(run, photos, folder, progress=recorder)
+    assert f"{folder}: the items of the store are lost. All files are encoded again." in recorder.messages
+    assert answers(folder) == expected
+
+
+def test_older_store_of_same_index_is_refused(lance_index, run):
+    folder, photos = lance_index
+    shutil.copytree(folder / "items.lance", folder.parent / "older")
+    min(photos.iterdir()).unlink()
+    build(run, photos, folder, None)
+    shutil.rmtree(folder / "items.lance")
+    shutil.copytree(folder.parent / "older", folder / "items.lance")
+    with pytest.raises(RunError, match="expected the 7 items of this index, got 8 others"):
+        answers(folder)
+
+
+def test_store_belongs_to_one_index(lance_index, run, scenes, tmp_path):
+    folder, expected = lance_index[0], answers(lance_index[0])
+    with pytest.raises(RunError, match="belongs to another index"):
+        build_index(run, scenes / "images", tmp_path / "other", store=str(folder / "items.lance"), progress=NoProgress())
+    assert answers(folder) == expected
+
+
+def test_interrupted_index_reports_that_it_is_unfinished(lance_index, run, scenes, monkeypatch, caplog):
+    class Interruption(NoProgress):
+        def update(self, *_):
+            raise KeyboardInterrupt
+
+    folder, photos = lance_index
+    complete = answers(folder)
+    monkeypatch.setattr(encoding, "SHARD_SIZE", 4)
+    for image in sorted((scenes / "images").iterdir())[8:20]:
+        shutil.copy(image, photos)
+    with pytest.raises(KeyboardInterrupt):
+        build_index(run, photos, folder, progress=Interruption())
+    assert len(answers(folder)[2]) == len(complete[2]) + 4
+    assert ["the index is unfinished" in message for message in caplog.messages] == [True]
+    caplog.clear()
+    build(run, photos, folder, None)
+    assert len(answers(folder)[2]) == 20
+    assert not caplog.messages
