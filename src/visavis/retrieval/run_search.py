@@ -147,7 +147,9 @@ def open_image_collection(path: Path, frames_per_second: float = 0.0) -> Dataset
     files = sorted(file for file, problem in files_under(path, include_hidden=True) if file.suffix.lower() in suffixes and problem is None)
     if not files:
         raise DataError(f"{path}: expected a data set or a folder of images, got no images. Pass a folder that contains some.")
-    listing = Listing(path, "images", [ListedImage(str(file.relative_to(path)), "all", location=ByteRange(file)) for file in files])
+    listing = Listing(
+        path, "images", [ListedImage(str(file.relative_to(path)), "all", location=ByteRange(file, root=path.resolve())) for file in files]
+    )
     listing.check_texts()
     validate_images(listing, frames_per_second=frames_per_second, decode_all_frames=read_clips)
     stats = [(str(file.relative_to(path)), *file_stat[1:]) for file, file_stat in storage.file_stats(files).items()]
