@@ -49,7 +49,7 @@ def parse_memory(memory: MemoryLimit) -> int | None:
     if memory is None:
         return None
     text = str(memory) if isinstance(memory, int | str) and not isinstance(memory, bool) else ""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
     size = int(float(match[1]) * BYTE_UNITS[match[2]]) if match and match[2] in BYTE_UNITS else 0
     if size <= 0:
         raise SpecError(

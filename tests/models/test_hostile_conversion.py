@@ -106,9 +106,8 @@ def hostile_checkpoint(rng: random.Random, folder: Path, text: str, words: tuple
     config = json.loads(json.dumps(CONFIG)) | {"text_cfg": CONFIG["text_cfg"] | {"vocab_size": words[1]}}
     if clip:
         arguments["text_encoder"] = str(words[0])
-    for _ in range(rng.randint(2, 9) if kind == "several" else kind == "tensor"):
-        name = rng.choice(sorted(tensors))
-        tensors[name] = TENSORS[rng.choice(sorted(TENSORS))](tensors[name]) if tensors[name].layout == torch.strided else tensors[name]
+    for name in rng.sample(sorted(tensors), rng.randint(2, 9) if kind == "several" else kind == "tensor"):
+        tensors[name] = TENSORS[rng.choice(sorted(TENSORS))](tensors[name])
     if kind == "name":
         tensors[rng.choice(NAMES)] = tensors[rng.choice(sorted(tensors))]
     if kind == "config":
@@ -154,7 +153,7 @@ def hostile_features(rng: random.Random, folder: Path) -> list:
     if kind == "pickle":
         size = rng.choice([10, 2**20])
         file.write_bytes(
-            rng.choice([nested_key(80), b"\x80\x02" + b"N" * size + b".", b"\x80\x02" + b"]" * size + b".", b"\x80\x02((((" * size])
+            rng.choice([nested_key(80), b"\x80\x02" + b"N" * size + b".", b"\x80\x02" + b"]" * size + b".", b"\x80\x02(" * (size // 4)])
         )
     if kind == "h5":
         with h5py.File(file, "w") as video:

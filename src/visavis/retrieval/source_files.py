@@ -78,7 +78,7 @@ def list_source_files(path: str | Path) -> FileCollection:
     try:
         dataset = open_dataset(path, skip_bad=True)
     except DataError:
-        if not root.is_dir():
+        if not os.path.isdir(root):
             raise
         dataset = None
     if dataset is None:
