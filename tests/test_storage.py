@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -313,3 +314,27 @@ def test_storage_cache_folder_follows_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("VISAVIS_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert storage.cache_folder() == tmp_path / "xdg" / "visavis"
+
+
+@pytest.mark.parametrize("content", ['{"a": 1, "a": 2}', '[{"b": {"c": [{"x": 1, "x": 1}]}}]', '{"a": 1, "\\u0061": 1}'])
+def test_json_with_duplicate_key_is_refused(tmp_path, content):
+    path = _written(tmp_path / "a.json", content.encode())
+    with pytest.raises(RunError, match=r"a\.json: duplicate key '[ax]'. Remove one of them"):
+        storage.read_json(path, error=RunError)
+    path.write_bytes(content.encode() + b"\n")
+    with pytest.raises(DataError, match=r"a\.json:1: duplicate key"):
+        storage.read_json_lines(path)
+
+
+@given(
+    st.recursive(st.integers() | st.floats(allow_nan=False) | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+)
+def test_json_with_unique_keys_is_read(value):
+    assert storage.parse_json(json.dumps(value).encode(), object, "a") == json.loads(json.dumps(value))
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b"])
+def test_writing_refuses_impossible_names(tmp_path, name):
+    for write in (storage.write_text, storage.write_json, lambda path, _: storage.atomic_folder(path).__enter__()):
+        with pytest.raises(StorageError, match="cannot be a file name"):
+            write(tmp_path / name, "x")

@@ -37,6 +37,10 @@ __all__ = [
 class VisavisError(ValueError):
     """Base class of all errors that a user can cause."""
 
+    def __str__(self) -> str:
+        """The message. Half a character, as in a damaged name, is escaped, so that it can be printed."""
+        return super().__str__().encode(errors="backslashreplace").decode()
+
 
 class SpecError(VisavisError):
     """A text, or a value in it, cannot be parsed as the object that it should name."""

@@ -216,7 +216,7 @@ def test_index_locate_rejects_links_outside_source(run, photos, tmp_path):
     (photos / item.path).rename(secret)
     (photos / item.path).symlink_to(secret)
     with pytest.raises(DataError, match="points outside"):
-        index.locate(item)
+        index.locate(item).read()
     (photos / item.path).unlink()
     with pytest.raises(DataError, match="no longer"):
         index.locate(item)
@@ -282,9 +282,7 @@ def test_index_skips_links_outside_source(run, photos, tmp_path):
     (photos / "again.png").symlink_to(images[1])
     built = build(run, photos, tmp_path / "index")
     assert built.num_items == 41
-    assert sorted(message.split(" is a link")[0] for message in built.skipped) == ["'one.png'", "'trip'"]
-    assert "'trip' is a link to a location outside " in built.skipped[-1]
-    assert "3 images and videos are skipped" in "".join(built.skipped)
+    assert sorted(message.split(": it is a link to a location outside ")[0] for message in built.skipped) == ["'one.png'", "'trip'"]
     index = Index.open(tmp_path / "index")
     assert all(index.locate(item).path.is_file() for item in index.items.values())
     (tmp_path / "link").symlink_to(photos)

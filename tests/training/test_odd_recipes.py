@@ -93,3 +93,13 @@ def test_unreadable_override_is_rejected(tmp_path):
 def test_override_accepts_toml_table_or_literal(table):
     recipe = read_recipe("unified/4/ce-full-unified", dict([parse_override(f"model.netvlad_clusters={table}")]))
     assert recipe.model["netvlad_clusters"] == {"audio": 16, "speech": 32}
+
+
+INTEGERS = ("seed", "data.training_images", "text.min_count", "training.batch_size", "training.threads", "training.patience", "memory")
+
+
+@pytest.mark.parametrize("key", INTEGERS)
+@pytest.mark.parametrize("value", [2**63, 10**30, 10**400], ids=["2^63", "10^30", "10^400"])
+def test_oversized_integer_is_rejected(key, value):
+    with pytest.raises(VisavisError, match=f"{key.rpartition('.')[2]}: expected"):
+        read_recipe("demo", {key: value})

@@ -211,18 +211,21 @@ def convert(
         DataError: If the checkpoint cannot be read or has unknown weights.
         VisavisError: If an option is not for this kind of checkpoint.
     """
+    from visavis.models.checkpoint_conversion import matching_shapes
     from visavis.models.clip.conversion import convert_open_clip, is_open_clip
     from visavis.models.encoders.pretrained_loading import read_checkpoint
     from visavis.models.xvlm.conversion import convert_xvlm
 
     file = Path(checkpoint)
-    if is_open_clip(tensors := read_checkpoint(file)):
-        if image_size is not None:
-            raise VisavisError(f"image_size: expected an X-VLM checkpoint, got an open_clip checkpoint, {file}. Remove --image-size.")
-        return convert_open_clip(tensors, file, out, config=config, text=text_encoder)
-    if config:
-        raise VisavisError(f"config: expected an open_clip checkpoint, got another kind, {file}. Remove --config.")
-    return convert_xvlm(tensors, file, out, text=text_encoder, image_size=image_size)
+    tensors = read_checkpoint(file)
+    with matching_shapes(file):
+        if is_open_clip(tensors):
+            if image_size is not None:
+                raise VisavisError(f"image_size: expected an X-VLM checkpoint, got an open_clip checkpoint, {file}. Remove --image-size.")
+            return convert_open_clip(tensors, file, out, config=config, text=text_encoder)
+        if config:
+            raise VisavisError(f"config: expected an open_clip checkpoint, got another kind, {file}. Remove --config.")
+        return convert_xvlm(tensors, file, out, text=text_encoder, image_size=image_size)
 
 
 def doctor() -> list[EnvironmentCheck]:

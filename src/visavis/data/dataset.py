@@ -7,8 +7,10 @@ read in place. Features of images and captions are stored separately (``visavis.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -33,11 +35,13 @@ class ByteRange:
         path: The file or archive.
         offset: First byte.
         size: Number of bytes. None: the whole file.
+        root: Resolved folder that must contain the file, unless ``VISAVIS_IMAGE_ROOTS`` does. Checked on every access. None: any place.
     """
 
     path: Path
     offset: int = 0
     size: int | None = None
+    root: Path | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -45,14 +49,21 @@ class ByteRange:
         return self.path.stat().st_size if self.size is None else self.size
 
     @property
-    def path_or_content(self) -> Path | bytes:
-        """The path of a whole file, or the bytes of a part of one. Video readers take both."""
-        return self.path if self.size is None else self.read()
-
-    @property
     def content_hash(self) -> str:
         """Hash of the bytes."""
-        return hashlib.sha256(self.read()).hexdigest()[:32]
+        return self.sha256()[:32]
+
+    def sha256(self) -> str:
+        """Compute the SHA-256 of the bytes.
+
+        Returns:
+            The hash in hexadecimal.
+
+        Raises:
+            DataError: As for ``open``.
+        """
+        with self.open() as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def read(self) -> bytes:
         """Read the bytes.
@@ -61,9 +72,32 @@ class ByteRange:
             The bytes.
 
         Raises:
-            DataError: If the file cannot be read now, is not a regular file, or is larger than a gigabyte.
+            DataError: As for ``open``, or if there is more than a gigabyte.
         """
-        return storage.read_bytes(self.path) if self.size is None else storage.read_range(self.path, self.offset, self.size)
+        with self.open(limit=storage.MAX_BYTES) as file:
+            return file.read()
+
+    @contextmanager
+    def open(self, limit: int | None = None) -> Iterator[io.BufferedReader | io.BytesIO]:
+        """Open the bytes as a file.
+
+        Args:
+            limit: Maximum number of bytes, or None.
+
+        Yields:
+            The file.
+
+        Raises:
+            DataError: If the file cannot be read now, is not a regular file, is too large, or lies outside ``root``.
+        """
+        with storage.open_file(self.path, self.root, limit=limit if self.size is None else None) as file:
+            if self.size is None:
+                yield file
+            elif self.size > storage.MAX_BYTES:
+                raise DataError(f"{self.path}: expected a part of at most {storage.MAX_BYTES:,} bytes, got {self.size:,}.")
+            else:
+                file.seek(self.offset)
+                yield io.BytesIO(file.read(self.size))
 
 
 @dataclass(frozen=True)
@@ -110,7 +144,10 @@ class Image:
         Raises:
             DataError: If the video cannot be decoded.
         """
-        return read_frames(self._pixels.path_or_content, self.name, frames_per_second) if self.is_video else [self.open()]
+        if not self.is_video:
+            return [self.open()]
+        with self._pixels.open() as file:
+            return read_frames(file, self.name, frames_per_second)
 
     def num_frames(self, frames_per_second: float) -> int:
         """Count the frames that ``frames`` returns, without decoding them.
@@ -124,7 +161,10 @@ class Image:
         Raises:
             DataError: If the video cannot be read.
         """
-        return count_frames(self._pixels.path_or_content, self.name, frames_per_second) if self.is_video else 1
+        if not self.is_video:
+            return 1
+        with self._pixels.open() as file:
+            return count_frames(file, self.name, frames_per_second)
 
     def duration(self) -> float:
         """Read the duration of a video without decoding it.
@@ -135,7 +175,10 @@ class Image:
         Raises:
             DataError: If the video cannot be read.
         """
-        return video_duration(self._pixels.path_or_content, self.name) if self.is_video else 0.0
+        if not self.is_video:
+            return 0.0
+        with self._pixels.open() as file:
+            return video_duration(file, self.name)
 
     def preview(self) -> PILImage:
         """Decode the image, or the first frame of a video.
@@ -146,7 +189,10 @@ class Image:
         Raises:
             DataError: If it cannot be decoded.
         """
-        return first_frame(self._pixels.path_or_content, self.name) if self.is_video else self.open()
+        if not self.is_video:
+            return self.open()
+        with self._pixels.open() as file:
+            return first_frame(file, self.name)
 
     @property
     def _pixels(self) -> ByteRange:
@@ -378,8 +424,7 @@ class ContentFingerprint:
 def _content_hash(files: Mapping[str, ByteRange], on_progress: ProgressCallback | None) -> str:
     digest = hashlib.sha256()
     for number, (name, location) in enumerate(sorted(files.items()), 1):
-        content = storage.content_hash(location.path) if location.size is None else hashlib.sha256(location.read()).hexdigest()
-        digest.update(json.dumps([name, content]).encode())
+        digest.update(json.dumps([name, location.sha256()]).encode())
         if on_progress is not None:
             on_progress(number, len(files))
     return digest.hexdigest()[:32]

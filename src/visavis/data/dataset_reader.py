@@ -233,7 +233,7 @@ def path_exists(path: str | Path) -> bool:
     Returns:
         Whether it exists.
     """
-    path, root = Path(path).expanduser(), data_folder()
+    path, root = Path(os.path.expanduser(path)), data_folder()
     return os.path.exists(path) or (root is not None and os.path.exists(root / path))
 
 
@@ -258,7 +258,7 @@ def _locate(path: str | Path) -> tuple[DatasetFormat, Path]:
 
 
 def _find_path(path: str | Path, expected: str) -> Path:
-    path = Path(path).expanduser()
+    path = Path(os.path.expanduser(path))
     if not is_valid_unicode(str(path)):
         raise DataError(f"the path {escape_surrogates(str(path))} is not UTF-8, which the files of a run require. Rename it.")
     if os.path.exists(path):

@@ -144,9 +144,7 @@ def _decode(image: Image, location: ByteRange, frames_per_second: float, decode_
     if not image.is_video:
         content = location.read()
         return hashlib.sha256(content).hexdigest(), image_size(content, image.name), 0.0
-    is_whole_file = location.size is None
-    digest = storage.content_hash(location.path) if is_whole_file else hashlib.sha256(location.read()).hexdigest()
-    seconds = image.duration()
+    digest, seconds = location.sha256(), image.duration()
     if frames_per_second:
         image.num_frames(frames_per_second)
     return digest, (image.frames(FIRST_FRAME_ONLY_RATE)[0] if decode_all_frames else image.preview()).size, seconds

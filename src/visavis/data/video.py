@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from PIL.Image import Image as PILImage
 
@@ -19,6 +19,7 @@ from visavis import storage
 from visavis.data.images import MAX_PIXELS
 from visavis.errors import DataError, MissingExtra
 
+VideoSource = Path | bytes | BinaryIO
 VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".mpg", ".mpeg", ".wmv", ".flv", ".3gp", ".ogv")
 # Frames of a video are read at once. This limits the memory.
 MAX_FRAMES_PER_VIDEO = 1024
@@ -68,11 +69,11 @@ def video_id(name: str) -> str:
     return name.rpartition(".")[0] if is_video(name) else name
 
 
-def count_frames(source: Path | bytes, name: str, frames_per_second: float) -> int:
+def count_frames(source: VideoSource, name: str, frames_per_second: float) -> int:
     """Count the frames of a video at a rate, without decoding.
 
     Args:
-        source: A file or its content.
+        source: A path, its content, or an open file.
         name: Name of the video, for errors.
         frames_per_second: The rate.
 
@@ -87,11 +88,11 @@ def count_frames(source: Path | bytes, name: str, frames_per_second: float) -> i
         return _num_frames(_frame_times(container, stream, name), frames_per_second, name)
 
 
-def video_duration(source: Path | bytes, name: str) -> float:
+def video_duration(source: VideoSource, name: str) -> float:
     """Return the time between the first and the last frame, without decoding.
 
     Args:
-        source: A file or its content.
+        source: A path, its content, or an open file.
         name: Name of the video, for errors.
 
     Returns:
@@ -106,11 +107,11 @@ def video_duration(source: Path | bytes, name: str) -> float:
         return max(times) - min(times)
 
 
-def read_frames(source: Path | bytes, name: str, frames_per_second: float) -> list[PILImage]:
+def read_frames(source: VideoSource, name: str, frames_per_second: float) -> list[PILImage]:
     """Decode the frames of a video at a rate.
 
     Args:
-        source: A file or its content.
+        source: A path, its content, or an open file.
         name: Name of the video, for errors.
         frames_per_second: The rate.
 
@@ -139,11 +140,11 @@ def read_frames(source: Path | bytes, name: str, frames_per_second: float) -> li
         return frames + [_to_image(last)] * (expected - len(frames))
 
 
-def first_frame(source: Path | bytes, name: str) -> PILImage:
+def first_frame(source: VideoSource, name: str) -> PILImage:
     """Decode the first frame of a video.
 
     Args:
-        source: A file or its content.
+        source: A path, its content, or an open file.
         name: Name of the video, for errors.
 
     Returns:
@@ -159,11 +160,11 @@ def first_frame(source: Path | bytes, name: str) -> PILImage:
     raise VideoError("has no frame that can be decoded", name)
 
 
-def frame_at(source: Path | bytes, name: str, seconds: float) -> PILImage:
+def frame_at(source: VideoSource, name: str, seconds: float) -> PILImage:
     """Decode the frame that is shown at a time.
 
     Args:
-        source: A file or its content.
+        source: A path, its content, or an open file.
         name: Name of the video, for errors.
         seconds: Time after the first frame. The last frame is used if the video is shorter.
 
@@ -190,7 +191,7 @@ def frame_at(source: Path | bytes, name: str, seconds: float) -> PILImage:
 
 
 @contextmanager
-def _open_stream(source: Path | bytes, name: str) -> Iterator[tuple[Any, Any]]:
+def _open_stream(source: VideoSource, name: str) -> Iterator[tuple[Any, Any]]:
     """Open a container and its first video stream. Formats that refer to other files, such as playlists, are not allowed."""
     try:
         import av
@@ -217,12 +218,12 @@ def _open_stream(source: Path | bytes, name: str) -> Iterator[tuple[Any, Any]]:
 
 
 @contextmanager
-def _file(source: Path | bytes) -> Iterator[Any]:
-    if isinstance(source, bytes):
-        yield io.BytesIO(source)
-        return
-    with storage.reading_regular_file(source), open(source, "rb") as file:
-        yield file
+def _file(source: VideoSource) -> Iterator[Any]:
+    if isinstance(source, Path):
+        with storage.open_file(source) as file:
+            yield file
+    else:
+        yield io.BytesIO(source) if isinstance(source, bytes) else source
 
 
 def _frame_times(container: Any, stream: Any, name: str) -> list[float]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from visavis.errors import DataError
+from visavis.errors import DataError, VisavisError
 from visavis.models.encoders.preprocessing import CLIP_MEAN, CLIP_STD
 from visavis.models.encoders.pretrained_files import model_folder
 from visavis.models.encoders.pretrained_loading import load_pretrained_tokenizer
@@ -62,6 +63,28 @@ def weight_and_bias(names: Iterable[tuple[str, str]], source: str = "", target: 
     for published, name in names:
         for end in ("weight", "bias"):
             yield f"{source}{published}.{end}", (f"{target}{name}.{end}",)
+
+
+@contextmanager
+def matching_shapes(checkpoint: Path) -> Iterator[None]:
+    """Convert the errors of tensors whose shapes do not belong together in this block.
+
+    Args:
+        checkpoint: File of the checkpoint.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        DataError: If the shapes do not belong together.
+    """
+    try:
+        yield
+    except (VisavisError, UnicodeError):
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200].rstrip(". ")
+        raise DataError(f"{checkpoint}: expected weights whose shapes belong together, got others: {reason}. Download it again.") from None
 
 
 def rename_weights(tensors: Mapping[str, Tensor], names: Mapping[str, tuple[str, ...]]) -> dict[str, Tensor]:

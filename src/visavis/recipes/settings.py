@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from visavis import graded, metrics, objectives, spec, supervision
 from visavis.errors import suggest_name
@@ -17,10 +17,21 @@ SupervisionSpec = Annotated[str, AfterValidator(lambda text: repr(spec.parse(tex
 RelevanceSpec = Annotated[str, AfterValidator(lambda text: text and repr(spec.parse(text, graded.CATALOG)))]
 
 
+MAX_INTEGER = 2**32 - 1
+"""Largest integer in a recipe, which is that of a seed."""
+
+
 class RecipeSection(BaseModel):
     """Base class of the sections: immutable, strict about types (only a list may become a tuple), without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+    @field_validator("*")
+    @classmethod
+    def _check_integer(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, int) and abs(value) > MAX_INTEGER:
+            raise ValueError(f"{info.field_name}: expected an integer up to {MAX_INTEGER:,}, got a larger one. Set a smaller number.")
+        return value
 
 
 class DataSettings(RecipeSection):

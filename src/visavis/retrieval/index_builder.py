@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections import defaultdict
@@ -157,7 +158,7 @@ def build_index(
 
 
 def _validate_arguments(folder: Path, moment_seconds: float | None) -> None:
-    if moment_seconds is not None and moment_seconds <= 0:
+    if moment_seconds is not None and not 0 < moment_seconds < math.inf:
         raise VisavisError(f"moment_seconds: expected a number > 0, got {moment_seconds:g}. Pass a length such as {MOMENT_SECONDS:g}.")
     if not is_index(folder) and folder.exists() and any(not path.name.endswith(".lock") for path in folder.iterdir()):
         raise RefusedOverwrite(

@@ -156,7 +156,7 @@ class Index:
             Location of the bytes.
 
         Raises:
-            DataError: If the file is missing, or a link that points outside the source.
+            DataError: If the file is missing. A link that points outside the source is refused when the bytes are read.
         """
         missing = DataError(f"{item.path} is no longer in {self.root}. Update the index with visavis index.")
         if self._dataset_files is not None:
@@ -164,11 +164,9 @@ class Index:
                 raise missing
             return self._dataset_files[item.path].location
         path = self.root / item.path
-        if not path.resolve().is_relative_to(self.root.resolve()):
-            raise DataError(f"{item.path}: expected a file in {self.root}, got a link that points outside. Update the index.")
         if not path.is_file():
             raise missing
-        return ByteRange(path)
+        return ByteRange(path, root=self.root.resolve())
 
     @cached_property
     def _dataset_files(self) -> dict[str, SourceFile] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -141,13 +142,15 @@ def open_image_collection(path: Path, frames_per_second: float = 0.0) -> Dataset
     try:
         return open_dataset(path, skip_bad=True, decode_images=True, frames_per_second=frames_per_second, decode_all_frames=read_clips)
     except DataError:
-        if not path.is_dir() or not is_valid_unicode(str(path)):
+        if not os.path.isdir(path) or not is_valid_unicode(str(path)):
             raise
     suffixes = VISUAL_SUFFIXES if read_clips else IMAGE_SUFFIXES
     files = sorted(file for file, problem in files_under(path, include_hidden=True) if file.suffix.lower() in suffixes and problem is None)
     if not files:
         raise DataError(f"{path}: expected a data set or a folder of images, got no images. Pass a folder that contains some.")
-    listing = Listing(path, "images", [ListedImage(str(file.relative_to(path)), "all", location=ByteRange(file)) for file in files])
+    listing = Listing(
+        path, "images", [ListedImage(str(file.relative_to(path)), "all", location=ByteRange(file, root=path.resolve())) for file in files]
+    )
     listing.check_texts()
     validate_images(listing, frames_per_second=frames_per_second, decode_all_frames=read_clips)
     stats = [(str(file.relative_to(path)), *file_stat[1:]) for file, file_stat in storage.file_stats(files).items()]

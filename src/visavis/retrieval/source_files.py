@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
 from visavis.data import Dataset, open_dataset
@@ -63,8 +62,8 @@ class FileCollection:
 def list_source_files(path: str | Path) -> FileCollection:
     """List the files of a data set or of any folder.
 
-    Files of a data set have their split and first caption as metadata. Files outside a folder that are reached through
-    links are skipped, because the server must not serve them.
+    Files of a data set have their split and first caption as metadata. Links to a location outside are skipped, because the
+    server must not serve it, unless ``VISAVIS_IMAGE_ROOTS`` lists it.
 
     Args:
         path: A data set, or a folder with images and clips.
@@ -75,11 +74,11 @@ def list_source_files(path: str | Path) -> FileCollection:
     Raises:
         DataError: If the source contains neither images nor clips.
     """
-    root = Path(path).expanduser()
+    root = Path(os.path.expanduser(path))
     try:
         dataset = open_dataset(path, skip_bad=True)
     except DataError:
-        if not root.is_dir():
+        if not os.path.isdir(root):
             raise
         dataset = None
     if dataset is None:
@@ -91,38 +90,20 @@ def list_source_files(path: str | Path) -> FileCollection:
 
 
 def _list_folder(root: Path) -> FileCollection:
-    files, skipped, outside = list[SourceFile](), list[str](), Counter[str]()
-    resolve_folder = cache(Path.resolve)
+    files, skipped, resolved = list[SourceFile](), list[str](), root.resolve()
     for file, problem in files_under(root):
-        if file.suffix.lower() not in VISUAL_SUFFIXES:
+        if file.suffix.lower() not in VISUAL_SUFFIXES and not (problem and file.is_symlink()):
             continue
         name = file.relative_to(root).as_posix()
-        if link := _first_link_outside(root, file, resolve_folder):
-            outside[link] += 1
-            continue
         if problem is None and not is_valid_unicode(name):
             problem = "expected a Unicode name. Rename the file"
-        if problem is None and (source_file := _source_file(name, ByteRange(file), {})) is not None:
+        if problem is None and (source_file := _source_file(name, ByteRange(file, root=resolved), {})) is not None:
             files.append(source_file)
         else:
             skipped.append(f"{name!r}: {problem or 'the file was removed while the folder was listed'}.")
-    skipped += [
-        f"{link!r} is a link to a location outside {root}: {count:,} images and videos are skipped. Index the target of the link instead."
-        for link, count in outside.items()
-    ]
     if not files:
         raise DataError(f"{root}: expected images or videos, got none that can be read. Pass a folder that contains some, or a data set.")
     return FileCollection(root.absolute(), tuple(sorted(files, key=lambda file: file.path)), tuple(skipped))
-
-
-def _first_link_outside(root: Path, file: Path, resolve_folder: Callable[[Path], Path]) -> str:
-    """The first link on the path to a file that points outside a folder. Empty if all stay inside."""
-    relative = file.relative_to(root)
-    for folder in reversed(relative.parents):
-        if not resolve_folder(root / folder).is_relative_to(resolve_folder(root)):
-            return folder.as_posix()
-    outside = file.is_symlink() and not file.resolve().is_relative_to(resolve_folder(root))
-    return relative.as_posix() if outside else ""
 
 
 def _dataset_files(dataset: Dataset) -> Iterator[SourceFile]:

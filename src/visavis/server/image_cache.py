@@ -52,7 +52,8 @@ def render_jpeg(location: ByteRange, item: IndexItem, size: ImageSize) -> bytes:
     if item.kind == "image":
         image = make_thumbnail(location.read(), item.path, side)
     else:
-        image = frame_at(location.path_or_content, item.path, item.start or 0.0)
+        with location.open() as file:
+            image = frame_at(file, item.path, item.start or 0.0)
         image.thumbnail((side, side))
         image.info.clear()
     file = io.BytesIO()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import sqlite3
 import tempfile
@@ -44,6 +45,8 @@ def storage_errors(path: str | Path) -> Iterator[None]:
         StorageError: If the disk is full, or the folder cannot be written to.
     """
     path = Path(path)
+    if re.search("[\0\ud800-\udc7f\udd00-\udfff]", str(path)):
+        raise StorageError(f"{str(path)!r} cannot be a file name. Choose another name.")
     try:
         yield
     except OSError as error:

@@ -218,7 +218,11 @@ class HDF5Videos:
         Raises:
             DataError: If there are only other files, or one of another layout.
         """
-        listed = [path] if path.is_file() else [file for file, _ in files_under(path) if file.name.endswith(HDF5_SUFFIXES)]
+        entries = [(path, None)] if path.is_file() else list(files_under(path))
+        listed = [file for file, _ in entries if file.name.endswith(HDF5_SUFFIXES)]
+        for file, problem in entries:
+            if problem is not None and (file in listed or file.is_dir()):
+                raise DataError(f"{file}: {problem}.")
         if not listed:
             raise DataError(f"{path} has no .h5: expected {_CONTENT}.")
         files = cls({}, {}, {})

@@ -47,7 +47,7 @@ def list_captions(path: Path, read_rows: Callable[[str, Listing], Iterator[Capti
         The listing.
     """
     listing = Listing(path)
-    for line, file, captions, split in read_rows(decode_utf8(storage.read_bytes(path)), listing):
+    for line, file, captions, split in read_rows(decode_utf8(storage.read_bytes(path, path.parent)), listing):
         location = f"{path.name}:{line}"
         if not file:
             for caption in captions:

@@ -19,9 +19,9 @@ from visavis.errors import DataError
 
 
 def files_under(folder: Path, *, include_hidden: bool = False) -> Iterator[tuple[Path, str | None]]:
-    """Walk all files under a folder, following links. A folder is not entered twice.
+    """Walk all files under a folder, following links inside it and into ``VISAVIS_IMAGE_ROOTS``. A folder is not entered twice.
 
-    Folders are visited in alphabetical order. Other kinds of files, such as sockets, are reported and never opened.
+    Folders are visited in alphabetical order. Other links and other kinds of files, such as sockets, are reported and never opened.
 
     Args:
         folder: The folder.
@@ -53,13 +53,15 @@ def files_under(folder: Path, *, include_hidden: bool = False) -> Iterator[tuple
             except OSError as error:
                 yield path, f"it is a broken link: {error.strerror}"
                 continue
-            if stat.S_ISDIR(status.st_mode):
+            is_folder = stat.S_ISDIR(status.st_mode)
+            if not is_folder and not stat.S_ISREG(status.st_mode):
+                yield path, f"it is {storage.file_kind(status.st_mode)}, expected a regular file"
+            elif entry.is_symlink() and not storage.is_inside(path, folder):
+                yield path, f"it is a link to a location outside {folder}. Add this location to {storage.IMAGE_ROOTS} to include it"
+            elif is_folder:
                 folders[path] = _identity(status)
             else:
-                yield (
-                    path,
-                    None if stat.S_ISREG(status.st_mode) else f"it is {storage.file_kind(status.st_mode)}, expected a regular file",
-                )
+                yield path, None
         pending += reversed([path for path, identity in folders.items() if identity not in seen])
         seen.update(folders.values())
 
@@ -85,6 +87,7 @@ class ImageFiles:
         by_name: Paths by base name.
         unreadable: Reason why a path cannot be read.
         unreadable_names: The same by base name.
+        unsearched: Each folder that is not searched, with the reason.
         problems: Kind, location and message of each problem.
     """
 
@@ -93,6 +96,7 @@ class ImageFiles:
     by_name: dict[str, list[str]] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
     unreadable_names: dict[str, str] = field(default_factory=dict)
+    unsearched: list[str] = field(default_factory=list)
     problems: list[tuple[str, str, str]] = field(default_factory=list)
 
     def add(self, path: str, location: ByteRange) -> None:
@@ -150,10 +154,14 @@ class ImageFiles:
         if videos:
             return videos[0]
         outside = self.folder / file
-        if os.path.isfile(outside):  # hidden, absolute or above the folder
-            self.by_path[file] = ByteRange(outside)
-            return file
-        return None
+        if not os.path.isfile(outside):
+            if self.unsearched:
+                raise DataError(f"the image is missing, and a folder is not searched: {self.unsearched[0]}")
+            return None
+        if not storage.is_inside(outside, self.folder):
+            raise DataError(f"the image is outside {self.folder}. Move it there, or add its folder to {storage.IMAGE_ROOTS}")
+        self.by_path[file] = ByteRange(outside, root=self.folder.resolve())  # hidden
+        return file
 
     @property
     def images(self) -> list[str]:
@@ -171,7 +179,10 @@ class ImageFiles:
         """
         if self.images or self.problems or any(path.lower().endswith(VISUAL_SUFFIXES) for path in self.unreadable):
             return False
-        return not any(file in self.unreadable_names or self.find(file) for file in listed)
+        try:
+            return not any(file in self.unreadable_names or self.find(file) for file in listed)
+        except DataError:
+            return False
 
 
 def find_files(folder: Path) -> ImageFiles:
@@ -183,36 +194,38 @@ def find_files(folder: Path) -> ImageFiles:
     Returns:
         The files.
     """
-    files, archives = ImageFiles(folder), []
+    files, archives, root = ImageFiles(folder), [], folder.resolve()
     for path, problem in files_under(folder):
         name = path.relative_to(folder).as_posix()
         if problem is not None:
             files.add_unreadable(name, problem)
+            if os.path.isdir(path):
+                files.unsearched.append(f"{name}: {problem}")
         elif name.endswith((".tar", *_COMPRESSED_SUFFIXES)):
             archives.append(path)
         else:
-            files.add(name, ByteRange(path))
+            files.add(name, ByteRange(path, root=root))
     for archive in archives:
         try:
-            for member, location in _members(archive):
+            for member, location in _members(archive, root):
                 files.add(member, location)
         except DataError as error:
             files.problems.append(("broken archive", archive.relative_to(folder).as_posix(), str(error)))
     return files
 
 
-def _members(archive: Path) -> Iterator[tuple[str, ByteRange]]:
+def _members(archive: Path, root: Path) -> Iterator[tuple[str, ByteRange]]:
     """Yield the regular members of an archive and their locations."""
     try:
-        with storage.reading_regular_file(archive), open(archive, "rb") as file:
-            yield from _headers(file, archive)
+        with storage.open_file(archive, root) as file:
+            yield from _headers(file, archive, root)
     except DataError:
         raise
     except Exception as error:  # noqa: BLE001 - absurd numbers in headers are errors of every kind
         raise DataError(f"the archive is truncated or not a tar archive: {str(error) or type(error).__name__}") from None
 
 
-def _headers(file: BinaryIO, archive: Path) -> Iterator[tuple[str, ByteRange]]:
+def _headers(file: BinaryIO, archive: Path, root: Path) -> Iterator[tuple[str, ByteRange]]:
     if file.read(6).startswith(_COMPRESSED_MAGIC_BYTES) or not archive.name.endswith(".tar"):
         raise DataError(_UNPACK)
     size = file.seek(0, os.SEEK_END)
@@ -224,7 +237,7 @@ def _headers(file: BinaryIO, archive: Path) -> Iterator[tuple[str, ByteRange]]:
                 raise DataError(f"the archive is damaged: the header of {member.name} declares a size of {member.size:,}")
             previous = tar.offset
             if member.isreg() and not member.issparse() and member.offset_data + member.size <= size:
-                yield member.name.removeprefix("./"), ByteRange(archive, member.offset_data, member.size)
+                yield member.name.removeprefix("./"), ByteRange(archive, member.offset_data, member.size, root)
         file.seek(tar.offset)
         if any(file.read(tarfile.BLOCKSIZE)):
             raise DataError(f"the archive is damaged: expected a header at byte {tar.offset}, the remaining content cannot be read")

@@ -39,7 +39,7 @@ def list_karpathy(path: Path) -> Listing:
     Raises:
         DataError: If the file is not JSON with a list ``images``.
     """
-    content = storage.read_bytes(path)
+    content = storage.read_bytes(path, path.parent)
     listing, listed = Listing(path), parse_json_list(content, path)
     images = listed.get("images") if isinstance(listed, dict) else None
     if isinstance(listed, DuplicateKeyObject):

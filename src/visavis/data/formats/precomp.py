@@ -139,12 +139,12 @@ def _split_of(stem: str) -> str:
 
 def _open_split(folder: Path, stem: str) -> tuple[np.ndarray, list[str]]:
     features, texts = folder / f"{stem}_ims.npy", folder / f"{stem}_caps.txt"
-    rows = storage.read_array(features, kinds="fiu", memory_map=True)
+    rows = storage.read_array(features, folder, kinds="fiu", memory_map=True)
     if rows.ndim < 2 or 0 in rows.shape:
         raise DataError(f"{features}: expected numbers with one row per image, got {rows.dtype} of shape {rows.shape}.")
     if not texts.exists():
         raise DataError(f"{texts} is missing: expected the captions of {features.name}.")
-    lines = decode_utf8(storage.read_bytes(texts)).split("\n")
+    lines = decode_utf8(storage.read_bytes(texts, folder)).split("\n")
     return rows, [line.rstrip("\r") for line in (lines[:-1] if not lines[-1] else lines)]
 
 

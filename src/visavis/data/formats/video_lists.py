@@ -66,7 +66,7 @@ def read_captions_and_splits(path: Path) -> tuple[dict[str, list[str]], dict[str
 
 
 def _list_files(source: Path, files: list[Path]) -> Listing:
-    listing, contents = Listing(source), {path.name: _read(path) for path in files}
+    listing, contents = Listing(source), {path.name: _read(path, source) for path in files}
     for file, content in contents.items():
         for number, video in enumerate(content["videos"]):
             _add_video(listing, video, f"{file}, video {number}")
@@ -76,8 +76,8 @@ def _list_files(source: Path, files: list[Path]) -> Listing:
     return listing
 
 
-def _read(path: Path) -> dict[str, list[Any]]:
-    content = parse_json_list(storage.read_bytes(path), path)
+def _read(path: Path, root: Path) -> dict[str, list[Any]]:
+    content = parse_json_list(storage.read_bytes(path, root), path)
     lists = [content.get(key) for key in ("videos", "sentences")] if isinstance(content, dict) else []
     if isinstance(content, DuplicateKeyObject) or not lists or not all(isinstance(value, list) for value in lists):
         raise DataError(f"{path} has no lists of videos and sentences: expected {{'videos': [...], 'sentences': [...]}}, each once.")
@@ -137,10 +137,10 @@ def list_msvd(folder: Path) -> Listing:
     for split, file in SPLIT_FILES.items():
         if not (folder / file).exists():
             raise DataError(f"{folder / file} is missing: expected {MSVD.description}.")
-        for name in decode_utf8(storage.read_bytes(folder / file)).split():
+        for name in decode_utf8(storage.read_bytes(folder / file, folder)).split():
             listing.add_image(name, split)
     unlisted = set()
-    for number, line in enumerate(decode_utf8(storage.read_bytes(folder / CAPTIONS_FILE)).splitlines(), 1):
+    for number, line in enumerate(decode_utf8(storage.read_bytes(folder / CAPTIONS_FILE, folder)).splitlines(), 1):
         name, _, caption = line.strip().partition(" ")
         if name in listing.by_name:
             listing.add_caption(caption, listing.by_name[name], f"{CAPTIONS_FILE}:{number}")

@@ -131,6 +131,10 @@ def convert_open_clip(
     """
     tensors = {name.removeprefix("text."): tensor for name, tensor in tensors.items()}
     model, preprocessing = _read_config(config, checkpoint)
+    if (layers := model.text_cfg.layers + model.vision_cfg.layers) > len(tensors):
+        raise DataError(
+            f"{checkpoint}: expected weights of {layers:,} layers, got {len(tensors):,} tensors. Pass the configuration of the model."
+        )
     names = dict(_weight_names(model))
     expected = "a CLIP of open_clip with the vision transformer of its configuration"
     check_weight_names(tensors, names, IGNORED_WEIGHTS, checkpoint, expected)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from visavis import storage
+from visavis.data.conversion.safe_pickle import check_torch_pickles
 from visavis.errors import DataError, VisavisError
 from visavis.models.encoders.cnn_backbones import PUBLISHED_BACKBONES, PublishedBackbone, published_backbone_name, published_weights_file
 from visavis.models.encoders.preprocessing import Preprocessing
@@ -25,6 +26,18 @@ _COMPLETE = "Download a complete copy"
 _REFUSED = "Such code is never run. Use a model type that transformers contains"
 STATE_DICT_KEYS = ("model", "state_dict")
 """Keys of a checkpoint under which the weights may be stored."""
+_DTYPES = (
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+)
 _SAMPLE_SIZE = 100
 """Number of words of its own vocabulary with which a tokenizer is tested."""
 
@@ -163,9 +176,12 @@ def read_torch_tensors(file: Path) -> Any:
     """
     with storage.reading_regular_file(file):
         try:
+            check_torch_pickles(file)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return torch.load(file, map_location="cpu", weights_only=True)
+        except DataError:
+            raise
         except Exception:  # noqa: BLE001 - of a damaged file, any
             raise DataError(
                 f"{file}: expected a checkpoint of tensors and plain values, got a damaged file or one with other objects, which could run "
@@ -194,7 +210,16 @@ def read_checkpoint(file: Path) -> dict[str, Tensor]:
             f"{file}: expected the state_dict of a model, or a dict that holds one as model or state_dict, got other content. "
             "Pass a checkpoint of weights."
         )
+    if unusual := next((name for name, tensor in tensors.items() if not _is_plain(tensor)), None):
+        raise DataError(f"{file}: expected dense weights of real numbers, got {unusual!r} of another kind. Convert it before it is saved.")
     return {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is dense and real, and all of its elements are in the file. An expanded tensor repeats a few elements."""
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type != "cpu" or tensor.dtype not in _DTYPES:
+        return False
+    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 def check_weight_names(

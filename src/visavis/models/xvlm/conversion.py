@@ -32,8 +32,11 @@ from visavis.models.xvlm.model import XVLM
 VISUAL_FOLDER, TEXT_FOLDER, FUSION_FILE, MODEL_FOLDER = "visual", "text", "fusion.safetensors", "model"
 """Parts of a converted checkpoint: two folders of transformers, a file that ``XVLM`` begins with, and the whole as it is."""
 _TEXT_LAYER, _SWIN_BLOCK = (
-    re.compile(pattern) for pattern in (r"text_encoder\.encoder\.layer\.(\d+)\.", r"vision_encoder\.layers\.(\d+)\.blocks\.(\d+)\.")
+    re.compile(pattern)
+    for pattern in (r"text_encoder\.encoder\.layer\.(\d{1,2})\.", r"vision_encoder\.layers\.(\d{1,2})\.blocks\.(\d{1,2})\.")
 )
+MAX_IMAGE_SIZE = 2048
+"""Largest edge of images in pixels. The interpolated position biases of a hostile checkpoint still fit in memory."""
 POSITION_BIAS_TABLE = "relative_position_bias_table"
 """Name of the position biases of a Swin block."""
 IGNORED_WEIGHTS = re.compile(r".*\.(relative_position_index|attn_mask|position_ids)|text_encoder\.cls\..*|bbox_head\..*|temp")
@@ -149,6 +152,8 @@ def convert_xvlm(
         )
     original_size = _image_size(tensors, image_size, checkpoint)
     size = image_size or original_size
+    if not 1 <= size <= MAX_IMAGE_SIZE:
+        raise DataError(f"{checkpoint}: expected an image_size from 1 to {MAX_IMAGE_SIZE:,}, got {size}. Set another image_size.")
     converted: dict[str, dict[str, Tensor]] = {VISUAL_FOLDER: {}, TEXT_FOLDER: {}, FUSION_FILE: {}}
     for target, tensor in rename_weights(tensors, names).items():
         part, name = target.split("/")
