@@ -24,10 +24,12 @@ from visavis.data.formats.precomp import PRECOMP
 from visavis.data.formats.video_lists import MSRVTT, MSVD
 from visavis.data.image_validation import validate_images
 from visavis.errors import DataError, suggest_name
+from visavis.spec import validate_arguments
 
 FORMATS: tuple[DatasetFormat, ...] = (CAPTION_TABLE, CAPTION_LINES, MSRVTT, KARPATHY, MSVD, PRECOMP)
 
 
+@validate_arguments
 def open_dataset(
     path: str | Path,
     *,
@@ -142,6 +144,7 @@ class CheckReport:
         return {**asdict(self), "path": str(self.path), "ok": self.ok}
 
 
+@validate_arguments
 def check_dataset(path: str | Path, *, on_progress: ProgressCallback | None = None) -> CheckReport:
     """Read and decode everything once.
 
@@ -233,7 +236,7 @@ def path_exists(path: str | Path) -> bool:
     Returns:
         Whether it exists.
     """
-    path, root = Path(path).expanduser(), data_folder()
+    path, root = Path(os.path.expanduser(path)), data_folder()
     return os.path.exists(path) or (root is not None and os.path.exists(root / path))
 
 
@@ -258,7 +261,7 @@ def _locate(path: str | Path) -> tuple[DatasetFormat, Path]:
 
 
 def _find_path(path: str | Path, expected: str) -> Path:
-    path = Path(path).expanduser()
+    path = Path(os.path.expanduser(path))
     if not is_valid_unicode(str(path)):
         raise DataError(f"the path {escape_surrogates(str(path))} is not UTF-8, which the files of a run require. Rename it.")
     if os.path.exists(path):

@@ -19,6 +19,7 @@ from visavis.retrieval.items import IndexItem
 from visavis.retrieval.source_files import SourceFile, list_source_files
 from visavis.retrieval.stores import open_store
 from visavis.retrieval.stores.base import VectorStore
+from visavis.spec import validate_arguments
 
 MANIFEST = "index.json"
 FORMAT = 1
@@ -73,6 +74,7 @@ class Index:
         self.folder, self.manifest, self.model, self.store = folder, manifest, model, store
 
     @classmethod
+    @validate_arguments
     def open(
         cls, folder: str | Path, *, model: str | Path | None = None, device: str | torch.device | None = None, memory: MemoryLimit = None
     ) -> Index:
@@ -116,6 +118,7 @@ class Index:
         calibration = storage.read_checksummed_json(self.folder / Calibration.file_name, Calibration)
         return calibration if calibration is not None and calibration.is_valid_for(len(self.items)) else None
 
+    @validate_arguments
     def locate(self, item: IndexItem) -> ByteRange:
         """Find the bytes of an item.
 
@@ -177,6 +180,7 @@ def write_manifest(folder: Path, manifest: IndexManifest) -> None:
     storage.write_json(folder / MANIFEST, asdict(manifest))
 
 
+@validate_arguments
 def is_index(folder: str | Path) -> bool:
     """Check whether a folder contains an index.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -75,7 +76,7 @@ def list_source_files(path: str | Path) -> FileCollection:
     Raises:
         DataError: If the source contains neither images nor clips.
     """
-    root = Path(path).expanduser()
+    root = Path(os.path.expanduser(path))
     try:
         dataset = open_dataset(path, skip_bad=True)
     except DataError:
