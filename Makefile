@@ -8,14 +8,14 @@ SOURCES := src tests tools $(wildcard benchmarks studies examples)
 .PHONY: help demo test lint fix docs bench study golden
 
 help:
-	@echo 'make demo      set up, then train, compare and search a drawn world (offline, about two minutes)'
+	@echo 'make demo      set up, then train, compare and search synthetic scenes (offline, about two minutes)'
 	@echo 'make test      set up, then run the whole suite'
 	@echo 'make lint      style, formatting, types, import rules'
-	@echo 'make fix       mend style and formatting'
+	@echo 'make fix       fix style and formatting'
 	@echo 'make docs      build the documentation site into site/: open site/index.html'
 	@echo 'make bench     speed and memory, as ratios against peers in the same run'
 	@echo 'make study     the evidence tables, then the tests that take long'
-	@echo 'make golden GOLDEN=DIR [OUT=FILE.npz]   replay a folder of inputs and right answers'
+	@echo 'make golden GOLDEN=DIR [OUT=FILE.npz]   replay a folder of inputs and expected outputs'
 
 demo: .venv/.demo
 	@$(BIN)/visavis demo

@@ -57,7 +57,7 @@ class Client(threading.Thread):
                 hits = json.loads(answer)["sides"][0]["hits"] if answer else []
                 for hit in hits[:4]:
                     if self.go_on():
-                        self.ask("thumbnail", f"/api/thumbnail?key={quote(hit['key'])}&version={hit['version']}")
+                        self.ask("thumbnail", f"/api/thumbnail?key={quote(hit['key'])}&content_version={hit['content_version']}")
 
     def go_on(self) -> bool:
         return time.monotonic() < self.until and self.left[0] > 0

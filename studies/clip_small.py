@@ -93,7 +93,7 @@ def main() -> None:
             overrides = {**tuning(base, rates[row]), "seed": seed, "evaluation.forgetting": str(old)}
             result = trained(f"clip/{row}", options.out / f"{row}-{seed}", new, overrides)
             reached[row].append((r10(result["forgetting"]["after"]), r10(result) - before[1][seed]))
-            share = result.get("interpolation", {}).get("share", "")
+            share = result.get("interpolation", {}).get("alpha", "")
             sys.stderr.write(
                 f"{row} at {rates[row]:g}, seed {seed}: old {reached[row][-1][0]:.1f}, gain {reached[row][-1][1]:+.1f} {share}\n"
             )

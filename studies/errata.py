@@ -39,7 +39,7 @@ Each entry has five parts:
 - **Effect:** how much it matters.
 - **visavis:** what visavis does.
 
-Most entries end with a command that shows the finding: a few lines of the plain formulas in float64, checked by autograd, on batches with fixed
+Every entry ends with a command that shows the finding: a few lines of the plain formulas in float64, checked by autograd, on batches with fixed
 seeds. An error below 1e-10 is printed as 0.
 
 `python studies/errata.py` runs all of them in seconds. `python studies/errata.py --write` writes this page. A test fails if a claim no longer

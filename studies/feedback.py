@@ -141,7 +141,7 @@ def further(world: World, folder: Path, way: str, seed: int, count: int, options
                 votes.add(judgment)
     if not (run / "result.json").exists():
         storage.remove_folder(run)
-        settings = {**FURTHER, **dict(options.further), "initial_weights": str(world.run), "seed": seed + 100}
+        settings = {**FURTHER, **dict(options.further), "start_from": str(world.run), "seed": seed + 100}
         visavis.train(world.run / "run.toml", out=run, feedback=file if count else None, overrides=settings)
     result = storage.read_json(run / "result.json", dict[str, object])
     fit = sum('"relevant": true' in line for line in storage.read_text(file).splitlines()) if count else 0

@@ -139,7 +139,7 @@ def with_people(data: Dataset, scores: Tensor) -> Measures:
 
 
 def of_long_tail(data: Dataset, scores: Tensor) -> Measures:
-    """NDCG@10 of the scenes with a held-out combination, and of the captions that state one."""
+    """nDCG@10 of the scenes with a held-out combination, and of the captions that state one."""
     truth = SceneRelevance().for_dataset(data)(torch.arange(len(data.images)), torch.arange(len(data.captions)))
     graphs = graphs_of(data)
     images = torch.tensor([graphs.scenes[i].held_out for i in data.image_rows])

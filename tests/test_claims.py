@@ -132,3 +132,12 @@ def test_advice_states_corrected_verdicts():
     settled = sum(verdict in ("holds", "does not hold") for verdict in verdict_of.values())
     assert f"tests {sum(verdict != 'not run' for verdict in verdict_of.values())} claims" in page
     assert f"{settled} verdicts remain" in page
+
+
+def test_evidence_matches_the_plan_of_the_study():
+    """No run would be trained again, and no line is of another setting."""
+    plan = tomllib.loads(study.PLAN.read_text())
+    made = list(study.experiments(plan["experiments"]))
+    assert len(made) > len(plan["experiments"])
+    assert {one.name: len(list(one.missing())) for one in made if any(one.missing())} == {}
+    assert {one.name for one in made if not one.tunes and len(one.known()) != len(study.read_evidence(one.name))} == set()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from visavis.models import BFAN, SCAN, SGRAF, Matcher
+from visavis.models.image_text.sgraf import add_global_vectors
 from visavis.models.image_text.vsrn import GraphConvolution
 from visavis.models.layers import GeneralizedPooling
 from visavis.types import Encoded
@@ -94,7 +95,7 @@ def _sgraf(params: dict[str, Any], inputs: Arrays, weights: State) -> np.ndarray
         assert name in state, name
         state[name] = value
     matcher.load_state_dict(state)
-    whole = matcher.add_global_vectors(images, matcher.visual_global), matcher.add_global_vectors(texts, matcher.text_global)
+    whole = add_global_vectors(images, matcher.visual_global), add_global_vectors(texts, matcher.text_global)
     return matcher.score(*whole).numpy()
 
 

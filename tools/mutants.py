@@ -30,7 +30,7 @@ from cosmic_ray import mutating, plugins
 
 PROJECT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 1800
-ELSEWHERE = {"runs": "training", "supervision": "training", "measured_cost": "memory", "scoring": "costly_score", "verbs": "cli"}
+ELSEWHERE = {"runs": "training", "supervision": "training", "blocking": "measured_cost", "api": "cli"}
 """Packages that are tested by the tests of another package."""
 
 

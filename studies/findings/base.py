@@ -86,6 +86,11 @@ def negatives(scores: Tensor, fill: float = -torch.inf) -> Tensor:
     return scores.masked_fill(torch.eye(len(scores), dtype=torch.bool), fill)
 
 
+def first_ranks(scores: Tensor) -> float:
+    """Share of queries whose own candidate has the highest score."""
+    return (scores.argmax(1) == torch.arange(len(scores))).double().mean().item()
+
+
 def gradient(value: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(value, leaves, retain_graph=True)
 

@@ -7,6 +7,7 @@ Code: microsoft/VSE_Gradient@3db6c6d, one file,
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 import torch
@@ -163,7 +164,7 @@ def code_keeps_bounds() -> Shown:
     )
 
 
-def code_does_not_parse() -> None:
+def code_does_not_parse() -> Shown:
     """The released file does not parse.
 
     Kind: behavior of the code
@@ -175,6 +176,13 @@ def code_does_not_parse() -> None:
     Effect: In this state the file cannot have trained the models of the paper, so differences listed here need not be in its tables.
     visavis: ``Goal(semantics="reference")`` gives the gradients of the file with these repairs.
     """
+    outcomes = []
+    for text in ('{"fun_rs": 1 "T_ti": 2}', '{"fun_rs": 1, "T_ti": 2}'):
+        try:
+            outcomes.append(f"{len(ast.literal_eval(text))} entries")
+        except SyntaxError:
+            outcomes.append("SyntaxError")
+    return Shown(outcomes == ["SyntaxError", "2 entries"], f"such a dictionary without the comma: {outcomes[0]}, with it: {outcomes[1]}")
 
 
 class _Prescribed(torch.autograd.Function):

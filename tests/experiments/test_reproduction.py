@@ -10,8 +10,10 @@ import pytest
 import visavis
 from visavis.errors import RecipeError, RunError
 from visavis.experiments.jobs import RunOutcome
-from visavis.experiments.reproduction import Reproduction, select_rows
+from visavis.experiments.reproduction import Reproduction, _on_base, select_rows
+from visavis.recipes.files import read_recipe
 from visavis.recipes.published_tables import published_results
+from visavis.recipes.recipe import build_recipe
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +35,19 @@ def test_reproduce_rows_use_objectives_of_the_paper(table):
         "they differ only in the training of the image encoder, which a base recipe replaces"
     )
     assert len(list((table.folder / "runs").iterdir())) == 4
+
+
+def test_reproduce_keeps_captions_and_steps_of_smooth_ap(recipe):
+    """COCOS trains SmoothAP on all five captions of an image, with five times the epochs. An epoch has a fifth of the batches."""
+    decay = {"phases.0.schedule.kind": "exponential", "phases.0.schedule.factor": 0.5, "phases.0.loss_warmup_epochs": 0.5}
+    base = read_recipe(str(recipe), {"phases.0.schedule.milestones": [1], **decay})
+    rows = [published_results()[f"cocos/1/vse++-flickr30k-{name}"] for name in ("smooth-ap", "triplet-hn")]
+    smooth_ap, triplet = (build_recipe(setting.recipe_values, {}, "test") for setting in _on_base(rows, base).values())
+    assert (smooth_ap.training.captions_per_image, triplet.training.captions_per_image) == (5, None)
+    found, expected = smooth_ap.phases[0], triplet.phases[0]
+    assert (found.epochs, found.schedule.milestones, found.loss_warmup_epochs) == (5 * expected.epochs, (5,), 2.5)
+    assert found.schedule.factor**5 == pytest.approx(expected.schedule.factor) == 0.5
+    assert (triplet.phases[0].epochs, triplet.phases[0].schedule) == (base.phases[0].epochs, base.phases[0].schedule)
 
 
 def test_reproduce_reports_published_and_reached_values(table):
@@ -91,7 +106,7 @@ def test_select_rows_rejects_unknown_tables_and_rows(table, patterns, message):
 
 
 def test_reproduce_rejects_untrainable_rows_and_other_folders(tmp_path):
-    with pytest.raises(RecipeError, match="expected a row that can be trained, got none: scores are drawn at random"):
+    with pytest.raises(RecipeError, match="expected a row that can be trained, got none: scores are sampled at random"):
         visavis.reproduce("ladder/1", rows="random-1k", out=tmp_path / "out")
     with pytest.raises(RunError, match=r"expected table\.json in it"):
         visavis.reproduce(resume=tmp_path)

@@ -31,7 +31,7 @@ def test_evaluate_feedback_matches_hand_values(index, tmp_path):
     other = [(QueryKey(text="red -blue"), hits[0], True), (QueryKey(similar_to=hits[1].key), hits[0], True)]
     result = visavis.evaluate(index, feedback=write(tmp_path / "votes.jsonl", votes + other))
     assert (result.queries, result.candidates, result.skipped) == (1, 70, 2)
-    assert result.recall == {1: 0.0, 5: 100.0, 10: 100.0}  # three unjudged or unfitting ones lie before the first that fits
+    assert result.recall == {1: 0.0, 5: 100.0, 10: 100.0}  # three unjudged or irrelevant ones rank before the first relevant one
     assert (result.pairs, result.pairwise_accuracy) == (4, 50.0)
 
 

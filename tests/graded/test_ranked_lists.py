@@ -108,7 +108,7 @@ def test_clustered_mean_counts_undefined_and_clusters_images():
 
 
 def test_list_statistics_match_hand_values():
-    """Captions a to d have these relevance with images 0 to 3; two of four, and what is as low, are irrelevant:
+    """Captions a to d have these relevance values for images 0 to 3; two of four, and what is as low, are irrelevant:
 
     a 1 .5 .6 .7: 1, 2;  b .1 1 .3 .4: 0, 2;  c .2 .2 1 .3: 0, 1;  d .3 .2 .1 1: 1, 2. The first two of the false order,
     lowest relevance first, are exactly these, also for images as queries.

@@ -137,7 +137,7 @@ def test_published_values_follow_laws_of_metrics(table):
         ),
         (
             "unified/4/ce-full-unified",
-            r"MSR-VTT .* dataset_msrvtt-full\.json, experts/ and, for CE, texts/w2v/ .* no msrvtt/dataset_msrvtt-full\.json",
+            r"MSR-VTT .* dataset_msrvtt-full\.json, experts/ and, for CE, caption_features/w2v/ .* no msrvtt/dataset_msrvtt-full\.json",
         ),
         ("unified/4/mmt-1ka-unified", r"MSR-VTT .* for MMT, the text encoder bert-base-cased .* no msrvtt/dataset_msrvtt-1ka-all\.json"),
     ],
@@ -156,7 +156,7 @@ def test_ce_rows_state_deviations_from_code():
     for address in ("unified/4/ce-full-max-margin", "unified/4/ce-full-unified"):
         recipe = read_recipe(address)
         assert recipe.phases[0].optimizer.name == "Adam" and "clusters" not in recipe.model
-        assert re.search(r"Adam .* Ranger at 0\.1.* NetVLAD .*model\.netvlad_clusters", ROWS[address].unreported)
+        assert re.search(r"Adam .* Ranger at 0\.1.* NetVLAD .*model\.netvlad_clusters", ROWS[address].substitutes)
 
 
 def test_unknown_row_reports_nearest_row():

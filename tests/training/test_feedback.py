@@ -270,7 +270,7 @@ def test_feedback_run_ignores_line_order_and_resumes_exactly(without, recipe, sc
 def test_train_command_reports_feedback_errors_in_one_line(recipe, scenes, command_line, tmp_path):
     for arguments, sentence in (
         (["--feedback", "none.jsonl"], "none.jsonl cannot be read: No such file or directory."),
-        (["--feedback", ""], ": expected a regular file, got a folder."),
+        (["--feedback", ""], "--feedback: expected a path or name, got an empty text."),
         (["--feedback", "a.jsonl", "data.feedback=b.jsonl"], "data.feedback is set twice: --feedback a.jsonl and data.feedback=b.jsonl"),
     ):
         code, out, err = command_line("train", recipe, "--data", scenes, "--out", tmp_path / "run", *arguments)

@@ -9,17 +9,18 @@ import torch
 from safetensors.torch import load_file
 
 import visavis
-from visavis import parse, spec
+from visavis import PairLoss, parse, spec
 from visavis.data import open_dataset
 from visavis.data.loader import derive_seed
 from visavis.errors import MissingSupervision, RecipeError, RunError
+from visavis.objectives import NCR
 from visavis.progress import NoProgress
 from visavis.recipes.files import read_recipe
 from visavis.runs.open_run import read_run_recipe
 from visavis.runs.run_folder import RunFolder
 from visavis.supervision import CATALOG, PairSupervision, Supervision
 from visavis.supervision.learned_weights import WeightNetwork
-from visavis.supervision.noisy_correspondence import clean_probability, predicted_correspondence, soft_margin
+from visavis.supervision.noisy_correspondence import NoisySupervision, clean_probability, predicted_correspondence, soft_margin
 from visavis.targets import Targets
 from visavis.training.checkpoint import Checkpoint
 from visavis.training.start_training import start_training
@@ -359,6 +360,31 @@ def test_soft_margin_grows_from_zero_to_margin(growth):
 def test_predicted_correspondence_matches_hand_values():
     assert predicted_correspondence(torch.tensor([0.0, 0.1, 0.2, 0.5]), 0.2).tolist() == pytest.approx([1.0, 0.5, 0.0, 0.0])
     assert predicted_correspondence(torch.full((3,), 0.5), 0.2).tolist() == [0, 0, 0]
+
+
+def test_noisy_pairs_are_left_out_before_their_epoch(generator):
+    """The loss equals that of a batch without them, for either network."""
+    images, texts = (torch.randn(6, 5, generator=generator) for _ in range(2))
+    captions, ids = np.arange(6) + 3, torch.arange(6)
+    data = object()
+    batch = SimpleNamespace(captions=captions, image_ids=ids, text_ids=ids, loader=SimpleNamespace(data=data))
+    supervision = NoisySupervision(warmup_epochs=2, noisy_pairs_from_epoch=4)
+    supervision._context = SimpleNamespace(is_training_batch=lambda batch: batch.loader.data is data)
+    supervision._labels = torch.rand(2, 9, generator=generator)
+    supervision._clean = torch.ones(2, 9)
+    supervision._clean[1, [3, 6]] = 0.2
+    supervision._clean[0, [8]] = 0.1
+    for network, noisy in ((0, [0, 3]), (1, [5])):
+        kept = [row for row in range(6) if row not in noisy]
+        supervision._epochs = 3
+        found = PairLoss(NCR())(images, texts, targets=supervision._margin_targets(batch, network))
+        part = SimpleNamespace(captions=captions[kept], image_ids=ids[kept], text_ids=ids[kept], loader=batch.loader)
+        supervision._epochs = 4
+        expected = PairLoss(NCR())(images[kept], texts[kept], targets=supervision._margin_targets(part, network))
+        assert expected > 0
+        torch.testing.assert_close(found, expected)
+        whole = PairLoss(NCR())(images, texts, targets=supervision._margin_targets(batch, network))
+        assert whole > found
 
 
 def test_clean_probability_separates_two_groups():

@@ -99,7 +99,7 @@ def resolve_recipe(
         The recipe and all overrides.
 
     Raises:
-        RecipeError: If a key is set twice, or no recipe suits the data.
+        RecipeError: If a key is set twice, an option is empty, or no recipe suits the data.
     """
     from visavis.recipes.default_recipe import choose_recipe
 
@@ -107,6 +107,8 @@ def resolve_recipe(
     for option, key, value in (("data", "data.path", data), ("feedback", "data.feedback", feedback)):
         if value is None:
             continue
+        if value == "":
+            raise RecipeError(f"--{option}: expected a path or name, got an empty text. Leave the option out, or pass a value.")
         if key in settings:
             raise RecipeError(f"{key} is set twice: --{option} {value} and {key}={settings[key]}. Pass only one of them.")
         settings[key] = str(value)

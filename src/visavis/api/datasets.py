@@ -61,7 +61,7 @@ def data_audit(
 
     Args:
         path: Data set: a folder, a list in it, or a name under VISAVIS_DATA.
-        recipe: Recipe of the encoders, model and objective. Default: chosen by the installed encoders.
+        recipe: Recipe of the encoders, model and objective. Default: chosen from the encoders available.
         overrides: Recipe overrides, such as visual.encoder=mobilenet-v2.
         parts: Part of the audit: duplicates, captions, mislabeled or learning_curve. Default: all.
         folds: Folds of the cross-validation that finds mislabeled pairs.

@@ -38,7 +38,7 @@ def train(
     """Train a model into a run folder and evaluate it. Ctrl-C saves a checkpoint, and --resume continues.
 
     Args:
-        recipe: TOML file or name of a shipped recipe. Default: chosen by the installed encoders.
+        recipe: TOML file or name of a shipped recipe. Default: chosen from the encoders available.
         data: Data set. Default: the recipe's.
         feedback: Feedback file of visavis serve to train on. Default: none.
         out: New run folder. Default: ``runs/<recipe>-<n>``.
@@ -199,7 +199,7 @@ def compare(
     All settings have the same seeds and batches. A run computes with one thread unless ``training.threads`` is set.
 
     Args:
-        recipe: TOML file or name of a shipped recipe. Default: chosen by the installed encoders.
+        recipe: TOML file or name of a shipped recipe. Default: chosen from the encoders available.
         objective: Objective, such as "Unified()". "Goal.all()" is fifteen.
         model: Model, such as "VSE++(embedding_dim=512)".
         grid: Values of a recipe key, such as "phases.0.optimizer.lr=[3e-4, 1e-3]". The best on validation is reported.

@@ -122,6 +122,7 @@ def print_differences(result: Evaluation) -> None:
         print_line(f"Protocols differ: published {row.protocol}, reached {reached.protocol}, with other candidates.")
     remarks = {
         "Not published": row.unreported,
+        "Trained with": row.substitutes,
         "Misprint in the paper": row.misprint,
         "Published as counted by the released code": row.code_difference,
     }
@@ -136,13 +137,21 @@ def print_published_rows(rows: list[dict[str, Any]]) -> None:
     Args:
         rows: Entries of the catalog of recipes.
     """
-    labels = {"cited": "cited", "not_trainable": "not trainable", "unreported": "settings not published", "misprint": "misprint"}
+    labels = {
+        "cited": "cited",
+        "not_trainable": "not trainable",
+        "unreported": "settings not published",
+        "substitutes": "with substitutes",
+        "misprint": "misprint",
+    }
     for row in rows:
         marks = [label for key, label in labels.items() if row[key]]
         packages = ", ".join([row["needs"].partition(",")[0], *row["encoders"]])
         needs = f"needs {packages}" if row["needs"] else f"no recipe: {row['not_trainable']}"
         line = escape(f"{_format_results(row['published'])}  ({', '.join([*marks, needs])})")
         print_markup(f"  [cyan]{escape(row['name'])}[/cyan]  {line}")
+    for text in dict.fromkeys(row["substitutes"] for row in rows if row["substitutes"]):
+        print_line(f"  With substitutes: {text}.")
 
 
 def _format_results(published: dict[str, float]) -> str:

@@ -24,6 +24,7 @@ class PublishedRow:
         experiment_id: Number of the experiment in the paper, the same in all its tables, if it has one.
         cited: Whether the paper took the row from another paper.
         unreported: Training settings that are not published.
+        substitutes: Parts that are trained here in place of the published ones.
         misprint: How the row contradicts itself.
         code_difference: How the released code counts differently from the paper's definition.
         not_trainable: Why the row cannot be trained here. Empty if it can.
@@ -38,6 +39,7 @@ class PublishedRow:
     experiment_id: str = ""
     cited: bool = False
     unreported: str = ""
+    substitutes: str = ""
     misprint: str = ""
     code_difference: str = ""
     not_trainable: str = ""

@@ -25,6 +25,7 @@ from visavis.progress import Progress
 from visavis.recipes.files import paper_tables, read_recipe
 from visavis.recipes.published_tables import published_results
 from visavis.recipes.recipe import Recipe, build_recipe
+from visavis.recipes.settings import Phase
 from visavis.runs.open_run import with_absolute_paths
 from visavis.spec import validate_int
 from visavis.types import DIRECTIONS
@@ -175,6 +176,7 @@ class Reproduction:
                 for one in self.rank_agreements
             ),
             *(f"{row.id}: not reported in the paper: {row.unreported}." for row in _first_of_each(rows, "unreported")),
+            *(f"{row.id}: trained with {row.substitutes}." for row in _first_of_each(rows, "substitutes")),
             *(f"{row.id}: misprint in the paper: {row.misprint}." for row in _first_of_each(rows, "misprint")),
             *(f"{one.setting}, seed {one.seed} failed: {one.failure}" for runs in self.outcomes.values() for one in runs if one.failure),
         ]
@@ -378,20 +380,39 @@ def _describe_base(base: Recipe, overrides: dict[str, Any]) -> str:
 
 
 def _on_base(rows: Iterable[PublishedRow], base: Recipe) -> dict[str, Setting]:
-    """Settings of another recipe with the objective and supervision of each row in every phase. Equal rows share one."""
+    """Settings of another recipe with the objective and supervision of each row in every phase. Equal rows share one.
+
+    A row whose batches have k captions per image (SmoothAP in COCOS) keeps them, and has k times the epochs, so that all rows take
+    the same number of steps.
+    """
     settings = dict[str, Setting]()
     for row in rows:
         recipe = read_recipe(row.id)
-        changes = {
+        changes: dict[str, Any] = {
             "objective": recipe.phases[-1].objective,
             "evaluation.relevance": recipe.evaluation.relevance,
             "evaluation.extra_metrics": recipe.evaluation.extra_metrics,
         }
         changes |= {f"phases.{number}.supervision": recipe.phases[-1].supervision for number in range(len(base.phases))}
+        if (captions := recipe.training.captions_per_image) is not None:
+            changes["training.captions_per_image"] = captions
+            for number, phase in enumerate(base.phases):
+                changes |= {f"phases.{number}.{key}": value for key, value in _with_longer_epochs(phase, captions).items()}
         content = build_recipe(with_absolute_paths(base).to_dict(), changes, f"{base.name} with {row.id}").to_dict()
         same = next((setting for setting in settings.values() if setting.recipe_values == content), None)
         settings[row.id] = same or Setting(row.row, recipe_values=content)
     return settings
+
+
+def _with_longer_epochs(phase: Phase, factor: int) -> dict[str, Any]:
+    """Overrides of a phase that has ``factor`` times the epochs in the same number of steps."""
+    schedule = phase.schedule
+    return {
+        "epochs": factor * phase.epochs,
+        "loss_warmup_epochs": factor * phase.loss_warmup_epochs,
+        "schedule.milestones": [factor * epoch for epoch in schedule.milestones],
+        "schedule.factor": schedule.factor ** (1 / factor) if schedule.kind == "exponential" else schedule.factor,
+    }
 
 
 def _run(folder: Path, plan: ExperimentPlan, reproduction: ReproductionPlan, workers: Workers, progress: Progress) -> Reproduction:

@@ -310,10 +310,10 @@ def more_seeds(
     for name, value, limit in (("seeds", seeds, 10**6), ("max_seeds", max_seeds, 10**6), ("level", level, 1), ("power", power, 1)):
         if not 0 <= value <= limit:
             raise SpecError(f"{name}: expected a number from 0 to {limit:,}, got {value}.")
-    if not (difference and std and math.isfinite(difference / std)):
+    if not (difference and std):
         return None
     total = np.arange(max(seeds, 2), seeds + max_seeds + 1)
-    critical, expected = stdtrit(total - 1, 1 - level / 2), abs(difference) / std * np.sqrt(total)
+    critical, expected = stdtrit(total - 1, 1 - level / 2), min(abs(difference) / std, 1e150) * np.sqrt(total)
     found = 1 - nctdtr(total - 1, expected, critical) + nctdtr(total - 1, expected, -critical) >= power
     return int(total[found.argmax()]) - seeds if found.any() else None
 

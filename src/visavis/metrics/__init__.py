@@ -1,6 +1,6 @@
 """Metrics: pure functions of scores, ranks and targets. Each metric is declared once, in ``catalog``.
 
-A new metric is a `Metric` in one of the tuples of ``catalog``. Results, ``visavis catalog metrics`` and the reference then
+A new metric is one entry in ``catalog``. Results, ``visavis catalog metrics`` and the reference then
 have it: in both directions, or once if it combines them.
 """
 

@@ -1,4 +1,4 @@
-"""Catalog of metrics. A new metric is a `Metric` in one of the tuples ``RANKING``, ``COMBINED`` and ``GRADED``."""
+"""Catalog of metrics. A new metric is a `Metric` in ``RANKING``, in ``COMBINED``, or in ``_graded_metrics``."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class AOQ(SummaryObjective):
 
     Gradient:
         dL/ds_ij = w_i + hinge / alpha at the hardest negative and dL/ds_ip = -w_i where the online hinge is open, less 1
-        for each open offline hinge. DL/do_ik is 1 where its hinge is open, less hinge / alpha for column 0.
+        for each open offline hinge. dL/do_ik is 1 where its hinge is open, less hinge / alpha for column 0.
 
     Advice:
         For a second round of training, once batches contain no hard negatives anymore. Train with

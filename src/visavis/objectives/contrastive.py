@@ -221,10 +221,10 @@ class Unified(SummaryObjective):
         ``(1 / gamma) sum_p log(1 + sum_j e^(gamma (s_ij - s_ip + margin)))`` over positive pairs, both directions.
 
     Gradient:
-        dL/ds_ij = p_ij, the weight of the negative in the softmax. DL/ds_ip = -sum_j p_ij. No factor gamma.
+        dL/ds_ij = p_ij, the weight of the negative in the softmax. dL/ds_ip = -sum_j p_ij. No factor gamma.
 
     Advice:
-        The one to try first. Margin 0.2 and gamma 50 suit most models, a smaller gamma where the hardest negatives are
+        A good first choice, like VLC and InfoNCE. Margin 0.2 and gamma 50 suit most models, a smaller gamma where the hardest negatives are
         often false negatives.
 
     Source:

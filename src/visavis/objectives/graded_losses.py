@@ -158,7 +158,7 @@ class GradedVLC(VLC):
 
     Formula:
         ``sum_p log(1 + sum_j e^(gamma (s_ij - s_ip)))`` over positive pairs, and once for each query that has one ``beta
-        sum_j p_ij log(p_ij / q_ij)`` over its negatives, both directions. P_ij is the softmax of ``R_ij / tau``, q_ij that
+        sum_j p_ij log(p_ij / q_ij)`` over its negatives, both directions. p_ij is the softmax of ``R_ij / tau``, q_ij that
         of ``graded_gamma s_ij``, R being ``targets.relevance``.
 
     Gradient:
@@ -166,7 +166,7 @@ class GradedVLC(VLC):
         is pushed, one that scores lower is pulled.
 
     Advice:
-        As Ladder, without thresholds. Tau of about the spread of the highest relevance values. A larger beta favors order, a smaller
+        As Ladder, without thresholds. Set tau to about the spread of the highest relevance values. A larger beta favors order, a smaller
         one R@1.
 
     Source:

@@ -76,7 +76,7 @@ class MultiSimilarity(Objective):
         query with a positive, over its positives s_p < max_n s_n + epsilon and its negatives s_n > min_p s_p - epsilon.
 
     Gradient:
-        dL/ds_p = -e_p / (1 + sum_p e_p) with e_p = e^(-alpha (s_p - lam)). DL/ds_n likewise, with the other sign.
+        dL/ds_p = -e_p / (1 + sum_p e_p) with e_p = e^(-alpha (s_p - lam)). dL/ds_n likewise, with the other sign.
 
     Advice:
         As a baseline with many positives in a batch. Its epsilon mines both sides.
@@ -123,7 +123,7 @@ class Circle(Objective):
         with a positive, with a_n = [s_n + margin]_+ and a_p = [1 + margin - s_p]_+ taken as constants.
 
     Gradient:
-        dL/ds_n = Z gamma a_n q_n, dL/ds_p = -Z gamma a_p q_p. Q are softmax weights among a query's negatives and among its
+        dL/ds_n = Z gamma a_n q_n, dL/ds_p = -Z gamma a_p q_p. q are softmax weights among a query's negatives and among its
         positives, Z = 1 - e^(-L). As a_n and a_p are constants, it is not the gradient of the value.
 
     Advice:

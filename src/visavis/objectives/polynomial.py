@@ -86,7 +86,7 @@ class RSP(SummaryObjective):
 
     Gradient:
         dL/ds_ij = G'(s_ij - s_ip) at the hardest negative where the hinge is open, or times its weight in the softmax.
-        DL/ds_ip is minus their sum.
+        dL/ds_ip is minus their sum.
 
     Advice:
         To try another penalty for the gap s_ij - s_ip than the linear one. Keep the polynomial increasing.

@@ -31,7 +31,17 @@ from visavis.recipes.recipe import PHASE_SHORTCUTS, Recipe, apply_overrides, bui
 Values = dict[str, Any]  # plain values of TOML
 
 # Keys of a row of a paper's table that do not describe its training, in files with a ``[table]``.
-ROW_ANNOTATIONS = ("published", "experiment_id", "protocol", "cited", "unreported", "misprint", "code_difference", "not_trainable")
+ROW_ANNOTATIONS = (
+    "published",
+    "experiment_id",
+    "protocol",
+    "cited",
+    "unreported",
+    "substitutes",
+    "misprint",
+    "code_difference",
+    "not_trainable",
+)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from pydantic import TypeAdapter
 from visavis.errors import RecipeError
 from visavis.evaluation import Evaluation
 from visavis.evaluation.published_row import PublishedRow
-from visavis.recipes.files import RecipeFile, paper_tables, read_recipe, read_recipe_file, suggest_row
+from visavis.recipes.files import ROW_ANNOTATIONS, RecipeFile, paper_tables, read_recipe, read_recipe_file, suggest_row
 from visavis.recipes.recipe import Recipe
 
-_COPIED_ANNOTATIONS = ("source", "experiment_id", "cited", "unreported", "misprint", "code_difference", "not_trainable")
+_COPIED_ANNOTATIONS = ("source", *(key for key in ROW_ANNOTATIONS if key not in ("published", "protocol")))
 # A mean, or a mean and its standard deviation.
 _VALUES: TypeAdapter[dict[str, float | tuple[float, float]]] = TypeAdapter(dict[str, float | tuple[float, float]])
 

@@ -15,7 +15,7 @@ from visavis.errors import MissingExtra, RecipeError
 from visavis.models.base import Matcher, evaluation_mode
 from visavis.objectives import Triplet
 from visavis.scoring import score_matrix
-from visavis.spec import require_field, validate_fields
+from visavis.spec import PositiveInt, require_field, validate_fields
 from visavis.supervision.base import Supervision, TrainingContext
 from visavis.targets import Factors, Targets
 from visavis.types import Encoded
@@ -60,13 +60,13 @@ class NoisySupervision(Supervision):
     """Soft margins for pairs that may be mislabeled, as NCR uses them. A second network is trained with the first.
 
     Division:
-        From the second epoch on, the mean hinge loss ``l_p`` of each training pair over its batch, scaled to [0, 1], is fitted by a mixture of
+        After the warm-up epochs, the mean hinge loss ``l_p`` of each training pair over its batch, scaled to [0, 1], is fitted by a mixture of
         two Gaussians. The probability w of the component with the lower mean is the probability that the pair is clean.
 
     Labels:
         Each network learns from the division of the other. A pair with w > ``threshold`` has the label ``w + (1 - w) P``, where P is the
         network's own prediction. Another pair has the mean of both predictions. The label sets the margin of both anchors of the pair, and the
-        margin of the image in both directions, which ``NCR(semantics="reference")`` uses. In the first epoch all labels are 1.
+        margin of the image in both directions, which ``NCR(semantics="reference")`` uses. During the warm-up all labels are 1.
 
     Prediction:
         P of a pair is ``margin - l_p``, clamped to [0, margin], divided by the mean of the largest tenth of its batch, at most 1.
@@ -79,16 +79,22 @@ class NoisySupervision(Supervision):
         margin: Margin of a pair with label 1.
         growth: How the margin grows with the label. See `soft_margin`.
         threshold: Pairs with a higher clean probability are treated as clean.
+        warmup_epochs: Epochs before the first division. Epochs count from the first phase with this supervision.
+        noisy_pairs_from_epoch: First epoch, from 1, with a loss for noisy pairs. Before it they are left out of the batch, also as negatives.
 
     Source:
-        Huang et al., NCR (2021), section 3. Threshold and mixture as in its code, except for the number of iterations. Differs from the released
-        code, which evaluates the mean of both networks' scores and also selects the best epoch by it, predicts again at each batch with
-        networks in training mode, samples clean and noisy pairs in separate batches, and mixes two shapes of labels into a matrix of margins.
+        Huang et al., NCR (2021), section 3. Threshold and mixture as in its code, except for the number of iterations. Its authors
+        warm up for 5 epochs on Flickr30K and 10 on MS-COCO, and train on noisy pairs from the second half of the epochs on. Differs
+        from the released code, which evaluates the mean of both networks' scores and also selects the best epoch by it, predicts
+        again at each batch with networks in training mode, samples clean and noisy pairs in separate batches, and mixes two shapes
+        of labels into a matrix of margins.
     """
 
     margin: float = 0.2
     growth: MarginGrowth = "exponential"
     threshold: float = 0.5
+    warmup_epochs: PositiveInt = 1
+    noisy_pairs_from_epoch: PositiveInt = 1
 
     def __post_init__(self) -> None:
         validate_fields(self)
@@ -120,7 +126,7 @@ class NoisySupervision(Supervision):
 
     def begin_epoch(self, epoch: int) -> None:
         """Divide the training pairs into clean and noisy ones. See `Supervision.begin_epoch`."""
-        if self._epochs:
+        if self._epochs >= self.warmup_epochs:
             self._divide()
         self._epochs += 1
 
@@ -140,11 +146,17 @@ class NoisySupervision(Supervision):
 
     def _margin_targets(self, batch: Batch, network: int) -> Targets:
         """Targets with the margins for one network. All pairs outside of the training data have label 1."""
-        labels = self._labels[network, batch.captions] if self._context.is_training_batch(batch) else torch.ones(len(batch.captions))
-        margins = soft_margin(labels, self.margin, self.growth).to(batch.image_ids.device)
+        is_training, device = self._context.is_training_batch(batch), batch.image_ids.device
+        labels = self._labels[network, batch.captions] if is_training else torch.ones(len(batch.captions))
+        margins = soft_margin(labels, self.margin, self.growth).to(device)
         image_margins = Factors(margins[:, None], torch.ones_like(margins)[:, None])
         ids = {"query_ids": batch.image_ids, "candidate_ids": batch.text_ids}
-        return Targets(**ids, query_margin=margins, candidate_margin=margins, pair_margin=image_margins)
+        ignore = None
+        if is_training and self._epochs < self.noisy_pairs_from_epoch:
+            noisy = (self._clean[1 - network, batch.captions] <= self.threshold).float().to(device)
+            # A pair of rows is ignored if one of them is noisy: n_i + (1 - n_i) n_j.
+            ignore = Factors(torch.stack([noisy, 1 - noisy], 1), torch.stack([torch.ones_like(noisy), noisy], 1))
+        return Targets(**ids, query_margin=margins, candidate_margin=margins, pair_margin=image_margins, ignore=ignore)
 
     def _divide(self) -> None:
         """Compute the clean probability of every pair by each network, and the labels for the other network."""

@@ -164,10 +164,10 @@ ACTION_PHRASES = {
     "meet": ("meets {other}", "visits {other}"),
 }
 CROSSING_PHRASES = {
-    "left": ("crosses from right to left", "travels all the offset to the left"),
-    "right": ("crosses from left to right", "travels all the offset to the right"),
-    "up": ("rises from the bottom to the top", "travels all the offset up"),
-    "down": ("sinks from the top to the bottom", "travels all the offset down"),
+    "left": ("crosses from right to left", "travels all the way to the left"),
+    "right": ("crosses from left to right", "travels all the way to the right"),
+    "up": ("rises from the bottom to the top", "travels all the way up"),
+    "down": ("sinks from the top to the bottom", "travels all the way down"),
 }
 SOUND_PHRASES = ("with a {sound}", "to the sound of a {sound}")
 # In the last phrase, the later event comes first.

@@ -1,4 +1,4 @@
-"""Setup of a phase: its loss, the context of its supervision, and the second network of co-teaching."""
+"""Loss of a phase and of each of its batches, the context of its supervision, and the second network of co-teaching."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Training loop over the phases of a recipe, which can stop after any step and resume exactly.
 
-Batches, dropout and the order of everything else depend on (seed, step) alone. So a checkpoint holds no random state, and a
+Batches, dropout and all other random choices depend on (seed, step) alone. So a checkpoint holds no random state, and a
 run that is stopped and resumed on the same kind of machine with the same number of threads ends with bit-identical weights.
 """
 

@@ -99,10 +99,10 @@ class SGRAF(RegionWordMatcher):
                 f"SGRAF: expected {self.config.num_regions} regions per image, got {get_vectors(items).shape[1]}. "
                 "Set model.num_regions. 0 allows any number."
             )
-        return _with_global_vectors(super().encode_visual(items), self.visual_global)
+        return add_global_vectors(super().encode_visual(items), self.visual_global)
 
     def encode_text(self, items: Encoded) -> Encoded:
-        return _with_global_vectors(super().encode_text(items), self.text_global)
+        return add_global_vectors(super().encode_text(items), self.text_global)
 
     def attention_weights(self, products: RegionWordSimilarity) -> Tensor:
         return attention_weights(products, self.config.inverse_temperature)
@@ -235,7 +235,15 @@ class AttentionFiltration(nn.Module):
         return l2_normalize((weights[..., None, :] @ nodes).squeeze(-2))
 
 
-def _with_global_vectors(fragments: Encoded, pool: nn.Module) -> Encoded:
-    """Return the parts "fragments" ``[N, L, D]`` and "whole" ``[N, D]``, which ``pool`` computes."""
+def add_global_vectors(fragments: Encoded, pool: nn.Module) -> Encoded:
+    """Join fragments with the global vector of each item.
+
+    Args:
+        fragments: Encoded fragments, shape ``[N, L, D]``.
+        pool: Pools fragments to global vectors.
+
+    Returns:
+        The parts "fragments" ``[N, L, D]`` and "whole" ``[N, D]``.
+    """
     mask = valid_mask(fragments)
     return Encoded({"fragments": get_vectors(fragments), "whole": pool(get_vectors(fragments), mask)}, {"fragments": mask})
