@@ -16,9 +16,11 @@ from visavis import api, cli
 from visavis.api.catalog_entries import docstring_arguments, docstring_summary
 from visavis.cli.commands import COMMANDS
 from visavis.data import open_dataset
-from visavis.errors import RecipeError, RunError, SpecError, VisavisError
+from visavis.errors import RecipeError, RefusedOverwrite, RunError, SpecError, VisavisError
 from visavis.metrics import CATALOG as METRICS
 from visavis.progress import NoProgress
+from visavis.recipes.data_module import DERIVED_MODEL_KEYS
+from visavis.recipes.files import read_recipe
 from visavis.synthetic import write_synthetic_scenes
 
 RECIPE = """
@@ -72,6 +74,47 @@ def trained(recipe, scenes, progress, tmp_path_factory):
 
 def weights(run):
     return (run / "model" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda recipe, data: visavis.compare(recipe, data=data, overrides={"seed": 5}), "seed: expected none, .* set --seeds"),
+        (lambda recipe, data: visavis.compare(recipe, data=data, grid="seed=[1, 2]"), "seed: expected none, .* set --seeds"),
+        (lambda recipe, data: visavis.reproduce("goal/3", overrides=["seed=5"]), "seed: expected none, .* set --seeds"),
+        *(
+            (lambda recipe, data, key=key: visavis.train(recipe, data=data, overrides={f"model.{key}": 3}), f"model.{key}: expected none")
+            for key in DERIVED_MODEL_KEYS
+        ),
+    ],
+)
+def test_settings_without_effect_are_rejected(call, message, recipe, scenes, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match=message):
+        call(recipe, scenes)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "suggestion"),
+    [
+        ("training.epochs", r"epochs or phases\.0\.epochs"),
+        ("batch_size", r"training\.batch_size"),
+        ("phases.0.lr", r"phases\.0\.optimizer\.lr"),
+        ("data.seed", "seed"),
+        ("training.optimizer", r"phases\.0\.optimizer"),
+    ],
+)
+def test_unknown_key_suggests_key_of_other_section(key, suggestion, recipe):
+    with pytest.raises(RecipeError, match=rf"{key} is not a key of recipes: did you mean {suggestion}\?$"):
+        read_recipe(recipe, {key: 2})
+
+
+def test_features_rejects_run_folder(trained, scenes):
+    before = sorted(trained.run.iterdir())
+    with pytest.raises(RefusedOverwrite, match=r"expected a new folder or one of features, got .* in it\. Name"):
+        visavis.features(scenes, visual="scenes", out=trained.run)
+    assert sorted(trained.run.iterdir()) == before
 
 
 def test_api_functions_survive_the_import_of_every_module():

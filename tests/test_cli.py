@@ -15,11 +15,12 @@ from functools import partial
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
 import visavis
 from visavis import cli
 from visavis.api import graded_runs
-from visavis.cli import console
+from visavis.cli import commands, console
 from visavis.cli.terminal import ENDING_SIGNALS
 from visavis.data import open_dataset
 from visavis.progress import TrainingStep
@@ -503,3 +504,9 @@ def test_progress_bars_print_lines_to_a_log(monkeypatch, capsys):
         progress.training_step(step)
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["features: 512/8,000  90/s", "epoch 3/14: loss 0.5  RSUM 250.1  900 pairs/s  4 min 10 s left"]
+
+
+@pytest.mark.parametrize("name", commands.COMMANDS)
+def test_help_has_no_python_types(name):
+    result = CliRunner().invoke(cli.app, [*name.split("_"), "--help"])
+    assert not re.search(r"<class|list\[|<(str|int|float|bool)>", result.output)

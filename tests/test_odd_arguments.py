@@ -1,22 +1,36 @@
-"""Public functions of metrics and evaluation accept any argument or raise an error of one line that names it."""
+"""Public functions accept any argument or raise an error of one line that names it."""
 
 from __future__ import annotations
 
 import inspect
+import json
+import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import visavis
 from visavis import DataError, ShapeError, SpecError, Targets, VisavisError, evaluation, metrics
+from visavis.data import check_dataset, open_dataset
 from visavis.data.dataset import Dataset, Image
+from visavis.errors import format_value
 from visavis.evaluation import Protocol
 from visavis.evaluation import tiled_ranking as blocks
+from visavis.experiments import statistics
+from visavis.feedback.evaluate_feedback import evaluate_feedback
+from visavis.feedback.records import Judgment, QueryKey, latest_judgments, read_feedback
 from visavis.graded.estimators.known_relevance import FunctionRelevance
 from visavis.graded.ranking_coherence import ranking_coherence
+from visavis.retrieval.index_folder import Index
+from visavis.retrieval.index_search import SearchQuery, query_vector, rank_texts, search_index
+from visavis.retrieval.items import ItemFilter
+from visavis.synthetic import write_synthetic_scenes
 from visavis.types import Encoded
 
 NUMBERS = torch.arange(12.0).view(3, 4)
@@ -48,6 +62,7 @@ ALSO_CALLED = {
     "visual": "item",
     "text": "item",
     "targets": "query",
+    "overrides": "key",
 }
 """Other names of an argument in error messages."""
 
@@ -217,3 +232,199 @@ def test_metrics_reject_nan_score_of_negative_pair() -> None:
             DataError, match=r"^score of image 2 and text 5: expected a number, got NaN\. Check the model and its features\.$"
         ):
             blocks.rank_by_tiles(items, items, score, torch.arange(9), torch.arange(9), max_tile=tile)
+
+
+# The functions below read files: a data set, a run, an index and feedback, all tiny.
+
+RECIPE = """
+name = "tiny"
+visual = { encoder = "scenes", granularity = "pooled" }
+text = { encoder = "vocabulary", min_count = 1 }
+model = { kind = "VSE++", embedding_dim = 8, word_dim = 4 }
+training = { batch_size = 8, metric_batches = 1, threads = 1 }
+phases = [{ epochs = 1, objective = "VLC()" }]
+"""
+ODD_TEXTS = ["", " ", "\0", "a\0b", "\udcff", "\ud800", "~nosuchuser/x", "/proc/x", "x" * 300, "-1", "nan", "{}", "\x1b[2J", "a\nb"]
+ODD_VALUES = [
+    *ODD,
+    *ODD_TEXTS,
+    Path("/proc/nowhere"),
+    Path("\0"),
+    [None],
+    [""],
+    ["\0"],
+    [[]],
+    {"a": 1},
+    {1: "a"},
+    {"": ""},
+    -(10**400),
+    2**63,
+    -1e308,
+]
+"""Odd values of any argument."""
+LONG_CALLS = {("demo", "out"), ("train", "recipe"), ("relevance", "estimator"), ("compare", "recipe")}
+"""Arguments for which a path, an empty list or None starts a long call."""
+NEW = Path("new")
+"""Replaced by a new path for each call."""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A data set, a recipe, a run, an index and a feedback file."""
+    root = tmp_path_factory.mktemp("odd")
+    scenes = write_synthetic_scenes(root / "scenes", num_train=16, num_val=4, num_test=4, captions_per_image=2, size=32)
+    (root / "recipe.toml").write_text(RECIPE)
+    run = visavis.train(root / "recipe.toml", data=scenes, out=root / "run").run
+    index = visavis.index(run, scenes, out=root / "index", store=root / "vectors").folder
+    item = next(iter(Index.open(index).items.values()))
+    record = Judgment("2026-01-01T00:00:00+00:00", "index", QueryKey("red circle"), item.key, item.content, relevant=True)
+    (root / "votes.jsonl").write_text(json.dumps(asdict(record)) + "\n")
+    image = next(scenes.rglob("*.png"))
+    return {
+        "root": root,
+        "scenes": scenes,
+        "recipe": root / "recipe.toml",
+        "run": run,
+        "index": index,
+        "votes": root / "votes.jsonl",
+        "image": image,
+    }
+
+
+def api_calls(files: dict[str, Path]) -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    """Every public function that reads files, with valid arguments. ``NEW`` is replaced by a new path for each call."""
+    run, index, scenes, image, gone = files["run"], files["index"], files["scenes"], files["image"], files["root"] / "gone"
+    known = {
+        "demo": {"out": files["run"]},
+        "catalog": {"kind": "recipes", "paper": "goal"},
+        "data_audit": {"path": gone, "recipe": files["recipe"], "overrides": {}, "parts": "captions", "folds": 2, "seeds": 2},
+        "data_convert": {"sources": [files["votes"]], "out": NEW},
+        "data_scenes": {"out": NEW, "clips": False, "num_train": 2, "num_val": 0, "num_test": 1, "size": 32, "seed": 1},
+        "features": {"path": scenes, "visual": "scenes", "out": NEW, "granularity": "pooled", "crops": 1, "frames_per_second": 0.0},
+        "convert": {"checkpoint": image, "out": NEW, "text_encoder": "", "config": "", "image_size": None},
+        "train": {"recipe": files["recipe"], "data": scenes, "out": NEW, "overrides": (), "feedback": None, "resume": None},
+        "evaluate": {"run": run, "protocol": None, "split": "test", "data": scenes, "relevance": None, "semantics": "paper"},
+        "compare": {"recipe": gone, "objective": "VLC()", "model": (), "grid": (), "seeds": 1, "budget": None, "data": gone, "out": NEW},
+        "reproduce": {"table": "none/1", "rows": (), "base_recipe": None, "seeds": 1, "out": NEW, "overrides": ()},
+        "diagnose": {"run": run, "objective": "VLC()", "checkpoint": "best", "epsilon": 0.1, "max_batches": 1, "data": scenes, "out": None},
+        "probe": {"run": run, "num_images": 2, "data": scenes, "split": "test"},
+        "explain": {"run": run, "image": image, "text": "red", "out": NEW.with_suffix(".png")},
+        "anatomy": {"objective": "Nothing()", "out": NEW},
+        "coherence": {"runs": run, "relevance": "SceneRelevance()", "queries": 1, "top": 2, "split": "test", "data": scenes, "seed": 0, "out": files["run"]},
+        "agreement": {"runs": run, "data": scenes, "relevance": "SceneRelevance()"},
+        "relevance": {"estimator": "SceneRelevance()"},
+        "relevance_thresholds": {"data": scenes, "estimator": "SceneRelevance()", "caption_aggregation": "max", "num_pairs": 10, "plot": None},
+        "relevance_fit": {"out": NEW, "model": str(gone), "epochs": 1, "lr": 0.1, "batch_size": 2, "seed": 0},
+        "index": {"run": run, "source": scenes, "out": NEW, "store": NEW, "moment_seconds": None, "embedding_dim": None, "workers": 1},
+        "search": {"run": index, "query": "red", "image": image, "without": "blue", "metadata": {"split": "test"}, "top": 2, "path": "*"},
+        "classify": {"run": run, "image": image, "labels": ["red", "blue"], "top": 1},
+        "serve": {"index": gone, "host": "127.0.0.1", "port": 0, "token": None, "feedback": None},
+        "load": {"path": run, "device": "cpu", "batch_size": 2},
+    }  # fmt: skip
+    for name in visavis.api.__all__:
+        function = getattr(visavis, name)
+        shared = {"memory": None, "progress": None, "model": None, "skip_bad": False, "path": scenes}
+        parameters = inspect.signature(function).parameters
+        yield function, {key: value for key, value in shared.items() if key in parameters} | known.get(name, {})
+
+
+def class_calls(files: dict[str, Path]) -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    """Public classes and functions below the API, with valid arguments."""
+    opened = Index.open(files["index"])
+    model, image = opened.model, str(files["image"])
+    rows = {"a": {1: 2.0, 2: 3.0}, "b": {1: 2.5, 2: 3.0}}
+    yield Index.open, {"folder": files["index"], "model": files["run"], "device": "cpu", "memory": None}
+    yield opened.locate, {"item": next(iter(opened.items.values()))}
+    yield SearchQuery, {"texts": ((1.0, "red"),), "images": ((1.0, image),), "like": ()}
+    yield SearchQuery.from_text, {"text": "red"}
+    yield search_index, {"index": opened, "query": SearchQuery.from_text("red"), "top": 2, "item_filter": ItemFilter(), "rerank": None}
+    yield query_vector, {"index": opened, "query": SearchQuery.from_text("red")}
+    yield rank_texts, {"model": model, "image": image, "texts": ["red", "blue"]}
+    yield ItemFilter, {"path": "", "kind": None, "after": None, "before": None, "metadata": {}}
+    yield visavis.Retriever, {"matcher": model.matcher, "processor": model.processor, "batch_size": 2, "memory": None}
+    yield visavis.Retriever.load, {"folder": files["run"], "device": None, "batch_size": 2, "memory": None}
+    yield model.with_embedding_dim, {"embedding_dim": 8}
+    yield model.encode_images, {"images": [image]}
+    yield model.encode_visual, {"images": [image]}
+    yield model.encode_videos, {"videos": [image]}
+    yield model.encode_texts, {"texts": ["red"]}
+    yield model.encode_text, {"texts": ["red"]}
+    yield model.score, {"images": [image], "texts": ["red"], "direction": "t2i"}
+    yield visavis.parse, {"text": "VLC()"}
+    yield open_dataset, {"path": files["scenes"], "skip_bad": False, "frames_per_second": 0.0}
+    yield check_dataset, {"path": files["scenes"]}
+    yield read_feedback, {"path": files["votes"]}
+    yield QueryKey, {"text": "red", "similar_to": "", "image_hash": ""}
+    yield latest_judgments, {"records": read_feedback(files["votes"])}
+    yield evaluate_feedback, {"file": files["votes"], "content_hashes": {"a": "b"}, "rank": lambda text: [("a", 1.0)], "name": "x"}
+    yield statistics.t_interval, {"values": [1.0, 2.0], "confidence": 0.9}
+    yield statistics.paired_t_test, {"a": rows["a"], "b": rows["b"], "names": ("a", "b")}
+    yield statistics.holm, {"p_values": [0.1, 0.2]}
+    yield statistics.paired_tests, {"rows": rows, "reference": "a"}
+    yield statistics.differences_from, {"pairs": statistics.paired_tests(rows), "name": "a"}
+    yield statistics.more_seeds, {"difference": 1.0, "std": 1.0, "seeds": 2, "level": 0.05, "power": 0.8, "max_seeds": 20}
+    yield statistics.format_number, {"value": 1.0, "signed": False}
+
+
+def check_odd_calls(calls: Iterable[tuple[Callable[..., Any], dict[str, Any]]], folder: Path, count: int | None) -> int:
+    """Call each function with odd values, ``count`` for each parameter. Return the number of errors."""
+    generator, refused, faults, number = random.Random(1), 0, [], 0
+    for function, arguments in calls:
+        called = getattr(function, "__qualname__", repr(function))
+        expected = str(refusal(function, fresh(arguments, folder / "valid")))
+        for name in arguments:
+            for odd in ODD_VALUES if count is None else generator.sample(ODD_VALUES, count):
+                if (called, name) in LONG_CALLS and isinstance(odd, Iterable | Path | None):
+                    continue
+                number += 1
+                cwd = folder / f"cwd {number}"
+                cwd.mkdir()
+                os.chdir(cwd)
+                error = refusal(function, fresh(arguments, folder / str(number)) | {name: odd})
+                message = str(error)
+                refused += error is not None
+                words = {
+                    name,
+                    name.replace("_", " "),
+                    name.replace("_", "-"),
+                    name.removesuffix("s"),
+                    ALSO_CALLED.get(name, name),
+                    *printed(odd),
+                }
+                named = error is None or message == expected or any(word in message for word in words)
+                if not isinstance(error, VisavisError | TypeError | None) or not named:
+                    faults.append(f"{called}({name}={odd!r}): {type(error).__name__}: {message}")
+    assert not faults, "\n".join(faults)
+    return refused
+
+
+def printed(odd: Any) -> set[str]:
+    """Forms of a value, or of the items of a list, in a message. The path of an empty text is a dot."""
+    items = [odd, *odd] if isinstance(odd, tuple | list) or (isinstance(odd, np.ndarray) and odd.ndim) else [odd]
+    texts = {format_value(item) for item in items} | {str(item) for item in items if isinstance(item, str | int | float | Path)}
+    texts |= {text[:50] for text in texts}
+    return {"." if text in ("", "''") else text for text in texts} | {ascii(text).strip("'").replace("udc", "x") for text in texts}
+
+
+def fresh(arguments: dict[str, Any], path: Path) -> dict[str, Any]:
+    return {
+        name: path.with_suffix(value.suffix) if isinstance(value, Path) and value.stem == NEW.stem else value
+        for name, value in arguments.items()
+    }
+
+
+def test_api_functions_reject_odd_arguments(files, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert check_odd_calls(api_calls(files), tmp_path, 2) > 100
+
+
+def test_classes_reject_odd_arguments(files, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert check_odd_calls(class_calls(files), tmp_path, 5) > 100
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("calls", [api_calls, class_calls])
+def test_functions_reject_every_odd_argument(calls, files, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert check_odd_calls(calls(files), tmp_path, None) > 2000

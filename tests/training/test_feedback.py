@@ -223,14 +223,14 @@ def without(recipe, scenes, tmp_path_factory):
     return train(recipe, scenes, tmp_path_factory.mktemp("runs") / "without")
 
 
-def test_feedback_without_judgments_changes_nothing(without, recipe, scenes, outcome, listener, tmp_path):
-    file = write(tmp_path / "votes.jsonl", [judgment("a dog", "x.png", True), judgment("a dog", "x.png", None)])
-    train(recipe, scenes, tmp_path / "run", feedback=file, progress=listener)
-    found, expected = outcome(tmp_path / "run"), outcome(without)
-    assert found["result"].pop("positives_by") == "ids and feedback"
-    assert expected["result"].pop("positives_by") == "ids"
-    assert found == expected
-    assert f"{file}: no judgment is in force. Training ignores the file." in listener.messages
+@pytest.mark.parametrize("records", [[], [judgment("a dog", "x.png", True), judgment("a dog", "x.png", None)]])
+def test_feedback_without_judgments_is_rejected(records, recipe, scenes, tmp_path):
+    file = write(tmp_path / "votes.jsonl", records)
+    with pytest.raises(
+        DataError, match=r"votes\.jsonl: expected relevance judgments, got none in force\. Collect .*, or remove the file\.$"
+    ):
+        train(recipe, scenes, tmp_path / "run", feedback=file)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.fixture

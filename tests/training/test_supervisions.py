@@ -2,7 +2,6 @@
 
 import json
 from types import SimpleNamespace
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -24,6 +23,7 @@ from visavis.supervision.learned_weights import WeightNetwork
 from visavis.supervision.noisy_correspondence import NoisySupervision, clean_probability, predicted_correspondence, soft_margin
 from visavis.targets import Targets
 from visavis.training.checkpoint import Checkpoint
+from visavis.training.start_training import start_training
 from visavis.training.trainer import Trainer
 from visavis.training.training_run import prepare_training
 
@@ -115,24 +115,17 @@ def test_supervised_run_resumes_exactly(name, recipes, scenes, outcome, in_piece
     assert supervision_of(tmp_path / "whole")
 
 
-def test_unused_supervision_is_reported(recipes, scenes, tmp_path):
-    class Listener(NoProgress):
-        messages: ClassVar[list[str]] = []
-
-        def message(self, text):
-            self.messages.append(text)
-
-    def messages_of(objective):
-        Listener.messages.clear()
+def test_train_rejects_unused_supervision(recipes, scenes, tmp_path):
+    def train(objective):
         overrides = {"phases.1.objective": objective, "phases.1.initial_weights": "last", "training.batches_per_epoch": 1}
-        visavis.train(recipes / "AOQ.toml", data=scenes, out=tmp_path / objective, overrides=overrides, progress=Listener())
-        return [sentence for sentence in Listener.messages if "does not use the annotations" in sentence]
+        return visavis.train(recipes / "AOQ.toml", data=scenes, out=tmp_path / objective, overrides=overrides)
 
-    (remark,) = messages_of("VLC()")
-    annotations = "query_offline_scores, candidate_offline_scores"
-    expected = f"phases.1: VLC does not use the annotations of OfflineNegativeSupervision ({annotations}). It is trained on pairs alone."
-    assert remark == expected
-    assert messages_of("AOQ()") == []
+    annotations = r"\(query_offline_scores, candidate_offline_scores\)"
+    expected = rf"^phases\.1: VLC does not use the annotations of OfflineNegativeSupervision {annotations}\. Set another objective, or"
+    with pytest.raises(RecipeError, match=expected):
+        train("VLC()")
+    assert not (tmp_path / "VLC()").exists()
+    assert train("AOQ()").run.exists()
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -454,5 +447,6 @@ def test_learned_weights_detect_mismatched_captions(recipes, tmp_path):
 def test_learned_weights_stay_if_unused(recipes, tmp_path):
     write_codes(tmp_path, train=24, val=12)
     overrides = {"visual": {"features": "precomp"}, "epochs": 1, "training.batch_size": 12, "phases.0.objective": "Triplet()"}
-    visavis.train(recipes / "weights.toml", data=tmp_path, out=tmp_path / "run", overrides=overrides)
+    recipe = read_recipe(recipes / "weights.toml", overrides | {"data.path": str(tmp_path)})
+    start_training(recipe, tmp_path / "run", NoProgress())  # visavis.train rejects it, a comparison does not
     assert not supervision_of(tmp_path / "run")["layers.2.weight"].any()

@@ -11,6 +11,7 @@ from visavis.api.diagnosing import anatomy, diagnose, explain, probe
 from visavis.api.grading import agreement, coherence, relevance, relevance_fit, relevance_thresholds
 from visavis.api.indexing import classify, index, search, serve
 from visavis.api.training_runs import compare, evaluate, load, reproduce, train
+from visavis.spec import validate_arguments
 
 __all__ = [
     "demo",
@@ -41,3 +42,6 @@ __all__ = [
     "classify",
     "serve",
 ]
+
+for _name in __all__:
+    globals()[_name] = validate_arguments(globals()[_name])

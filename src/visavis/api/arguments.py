@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from visavis.errors import RecipeError
+from visavis.errors import RecipeError, RunError
 from visavis.progress import Progress
 
 T = TypeVar("T", str, float)
@@ -25,9 +26,14 @@ def to_paths(paths: str | Path | Sequence[str | Path]) -> list[Path]:
     """Return the paths as a list, also a single one.
 
     Args:
-        paths: One path, or several.
+        paths: One path of a run or an index, or several.
+
+    Raises:
+        RunError: If there is none.
     """
-    return [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+    if not (listed := [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]):
+        raise RunError("run, index: expected at least one folder, got none. Pass one.")
+    return listed
 
 
 def optional_text(value: str | Path | None) -> str | None:
@@ -35,7 +41,12 @@ def optional_text(value: str | Path | None) -> str | None:
 
     Args:
         value: A path or name, or None.
+
+    Raises:
+        RunError: If it is not UTF-8.
     """
+    if value is not None and re.search("[\ud800-\udfff]", str(value)):
+        raise RunError(f"the path {str(value)!a} is not UTF-8, which the files of a run require. Rename it.")
     return None if value is None else str(value)
 
 

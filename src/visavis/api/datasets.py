@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from visavis.api.arguments import parse_overrides
-from visavis.errors import VisavisError, suggest_name
+from visavis.errors import RefusedOverwrite, VisavisError, suggest_name
 from visavis.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from visavis.data.features.store import FeatureStore
     from visavis.environment import EnvironmentCheck
     from visavis.models.checkpoint_conversion import CheckpointConversion
+
+
+SIDES = ("visual", "text", ".")
+"""Beginnings of the names in a folder of feature stores."""
 
 
 def data_check(path: str | Path, *, progress: Progress | None = None) -> CheckReport:
@@ -170,6 +174,7 @@ def features(
 
     Raises:
         VisavisError: If no encoder is named.
+        RefusedOverwrite: If ``out`` has other content than features, such as a run.
         DataError: If the data cannot be read.
     """
     from visavis.data import open_dataset
@@ -182,6 +187,8 @@ def features(
     dataset = open_dataset(
         path, skip_bad=skip_bad, decode_images=bool(visual), frames_per_second=frames_per_second, decode_all_frames=skip_bad
     )
+    if out and Path(out).is_dir() and (other := [file.name for file in Path(out).iterdir() if not file.name.startswith(SIDES)]):
+        raise RefusedOverwrite(f"{out}: expected a new folder or one of features, got {other[0]} in it. Name another folder.")
     for skipped in dataset.skipped:
         progress.message(f"left out: {skipped}")
     encoders = {"images": EncoderSpec("visual", visual, granularity, crops, frames_per_second)} if visual else {}

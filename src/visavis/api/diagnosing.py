@@ -49,7 +49,7 @@ def diagnose(
     run: str | Path,
     *,
     objective: str | Sequence[str] = (),
-    checkpoint: str = "best",
+    checkpoint: str | int = "best",
     epsilon: float | Sequence[float] = (0.01,),
     max_batches: int | None = None,
     data: str | Path | None = None,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from visavis.api.arguments import optional_path, optional_text, parse_overrides, resolve_recipe, to_list, to_paths
-from visavis.errors import MissingExtra, RunError
+from visavis.errors import MissingExtra, RecipeError, RunError
 from visavis.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
@@ -63,11 +63,17 @@ def train(
     from visavis.recipes.files import read_recipe
     from visavis.runs.open_run import with_absolute_paths
     from visavis.training.start_training import resume_training, start_training
+    from visavis.training.training_run import check_supervisions, unused_supervisions
 
     progress = progress or NoProgress()
     if resume is None:
         name, settings = resolve_recipe(recipe, overrides, progress, data=data, feedback=feedback, skip_bad=skip_bad)
-        return start_training(with_absolute_paths(read_recipe(name, settings)), out, progress)
+        chosen = with_absolute_paths(read_recipe(name, settings))
+        if not chosen.members:
+            check_supervisions(chosen)
+            if unused := unused_supervisions(chosen):
+                raise RecipeError(f"{unused[0]} Set another objective, or remove the supervision.")
+        return start_training(chosen, out, progress)
     if overrides or skip_bad or any(value is not None for value in (data, feedback, out, recipe)):
         raise RunError("--resume: expected the run folder alone, as a run keeps its recipe and data. Remove the other options.")
     return resume_training(Path(resume), progress)
@@ -240,6 +246,7 @@ def compare(
         comparison = resume_comparison(Path(resume), seeds, pool, progress, feedback=feedback, budget_s=budget_s)
     else:
         name, settings = resolve_recipe(recipe, overrides, progress, data=data)
+        _require_no_seed([*settings, *(text.partition("=")[0].strip() for text in to_list(grid))])
         plan = plan_comparison(
             read_recipe(name, settings),
             (to_list(objective), to_list(model), to_list(grid)),
@@ -254,6 +261,11 @@ def compare(
     except MissingExtra as missing:
         progress.message(str(missing))
     return comparison
+
+
+def _require_no_seed(keys: Sequence[str]) -> None:
+    if "seed" in keys:
+        raise RecipeError("seed: expected none, because every setting is trained with seeds 1, 2, ... Remove it, and set --seeds.")
 
 
 def reproduce(
@@ -306,4 +318,5 @@ def reproduce(
     if table is None:
         raise RunError("table: expected a table such as goal/3, got none. Choose one of visavis catalog recipes, or pass --resume FOLDER.")
     settings = parse_overrides(overrides)
+    _require_no_seed([*settings])
     return start_reproduction(table, to_list(rows), base_recipe or "", settings, seeds, optional_path(out), pool, progress)

@@ -17,6 +17,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
+from typer.core import TyperArgument
 
 from visavis import api
 from visavis.api.catalog_entries import docstring_arguments, docstring_summary
@@ -117,7 +118,18 @@ GROUPS: dict[str, str | None] = {"data": "Check, audit, convert and create data 
 ENVIRONMENT_VARIABLES = {"token": "VISAVIS_TOKEN"}
 """Environment variables that set an option."""
 
-SIMPLE_TYPES = {"bool": bool, "int": int, "float": float, "str": str, "str | Path": str, "MemoryLimit": str}
+SIMPLE_TYPES = {"bool": bool, "int": int, "float": float, "str": str, "str | int": str, "str | Path": str, "MemoryLimit": str}
+METAVARS = {
+    "bool": None,
+    "Literal": None,
+    "Mapping": "NAME=VALUE",
+    "Path": "PATH",
+    "str": "TEXT",
+    "int": "INTEGER",
+    "float": "NUMBER",
+    "Mem": "SIZE",
+}
+"""Values of options in the help, by the first part that an annotation has. Choices are listed instead."""
 
 
 def build_app() -> typer.Typer:
@@ -126,6 +138,8 @@ def build_app() -> typer.Typer:
     Returns:
         The application with all commands.
     """
+    # Typer adds the Python type of an argument to its name, such as list[str].
+    setattr(TyperArgument, "display_type_rich", lambda self, ctx: None)  # noqa: B010, ARG005
     app = typer.Typer(
         name="visavis",
         help="Train, evaluate, diagnose and use vision-language retrieval.",
@@ -213,7 +227,7 @@ def _typer_parameter(parameter: inspect.Parameter, text: str, *, is_argument: bo
     else:
         option = f"--{name.replace('_', '-')}"
         names = (f"{option}/--no-{option[2:]}" if parameter.default is not False else option,) if kind is bool else (option,)
-        metavar = "NAME=VALUE" if "Mapping" in parameter.annotation else None
+        metavar = next((shown for part, shown in METAVARS.items() if part in parameter.annotation), None)
         text = f"{_help(text)} Can be repeated." if _is_repeatable(parameter) else _help(text)
         info = typer.Option(*names, metavar=metavar, help=text, envvar=ENVIRONMENT_VARIABLES.get(name))
     if not required and default is None:

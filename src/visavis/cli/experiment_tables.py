@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,8 @@ def print_agreement(agreements: Iterable[HumanAgreement]) -> None:
 
 
 def _format_correlation(measure: str, correlation: RankCorrelation) -> str:
+    if math.isnan(correlation.value):
+        return "undefined (equal values)"
     if measure == "sampled_spearman":
         return f"{correlation.value:.3f} ± {correlation.std:.3f}"
     low, high = correlation.interval

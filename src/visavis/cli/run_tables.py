@@ -97,6 +97,8 @@ def _print_coherence(result: RankingCoherence) -> None:
         f"Relevance by {result.relevance}. CS is {tau} over the top K of {captions}: {result.candidates[0]:,} texts, "
         f"{result.candidates[1]:,} images, the upper limit of K. Queries left out as undefined (constant in the top K): {undefined}."
     )
+    if None in result.metrics.values():
+        print_line("undefined: expected a query with different relevance in its top K, got none. Use another --relevance or more images.")
 
 
 def print_differences(result: Evaluation) -> None:

@@ -24,10 +24,12 @@ from visavis.data.formats.precomp import PRECOMP
 from visavis.data.formats.video_lists import MSRVTT, MSVD
 from visavis.data.image_validation import validate_images
 from visavis.errors import DataError, suggest_name
+from visavis.spec import validate_arguments
 
 FORMATS: tuple[DatasetFormat, ...] = (CAPTION_TABLE, CAPTION_LINES, MSRVTT, KARPATHY, MSVD, PRECOMP)
 
 
+@validate_arguments
 def open_dataset(
     path: str | Path,
     *,
@@ -142,6 +144,7 @@ class CheckReport:
         return {**asdict(self), "path": str(self.path), "ok": self.ok}
 
 
+@validate_arguments
 def check_dataset(path: str | Path, *, on_progress: ProgressCallback | None = None) -> CheckReport:
     """Read and decode everything once.
 

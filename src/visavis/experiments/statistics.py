@@ -27,6 +27,7 @@ from typing import Any, Literal
 import numpy as np
 
 from visavis.errors import DataError, SpecError, suggest_name
+from visavis.spec import validate_arguments
 
 SIGNIFICANCE_LEVEL = 0.05
 """Share of comparisons of equal rows in which some difference may be reported."""
@@ -156,6 +157,7 @@ class PairedTest:
         return asdict(self) | {"verdict": self.verdict, "more_seeds": self.more_seeds}
 
 
+@validate_arguments
 def t_interval(values: Iterable[float], confidence: float = CONFIDENCE) -> Interval | None:
     """Compute the t interval of a mean over seeds: mean ± t s / sqrt(n).
 
@@ -179,6 +181,7 @@ def t_interval(values: Iterable[float], confidence: float = CONFIDENCE) -> Inter
     return Interval(mean - half, mean + half)
 
 
+@validate_arguments
 def paired_t_test(a: Mapping[int, float], b: Mapping[int, float], *, names: tuple[str, str] = ("a", "b")) -> PairedTest:
     """Test the difference of two rows over the seeds that both have.
 
@@ -214,6 +217,7 @@ def paired_t_test(a: Mapping[int, float], b: Mapping[int, float], *, names: tupl
     return PairedTest(a=names[0], b=names[1], seeds=seeds, difference=mean, std=deviation, interval=interval, p=p, adjusted_p=p)
 
 
+@validate_arguments
 def holm(p_values: Sequence[float]) -> list[float]:
     """Correct p-values for multiple tests, so that any false alarm is as rare as with one test, however the tests depend.
 
@@ -237,6 +241,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted.tolist()
 
 
+@validate_arguments
 def paired_tests(rows: Mapping[str, Mapping[int, float]], reference: str | None = None) -> list[PairedTest]:
     """Test every row against a reference, or all pairs of rows, corrected for the number of tests.
 
@@ -262,6 +267,7 @@ def paired_tests(rows: Mapping[str, Mapping[int, float]], reference: str | None 
     return [replace(test, adjusted_p=None if test.p is None else next(adjusted), tests=max(len(p_values), 1)) for test in tests]
 
 
+@validate_arguments
 def differences_from(pairs: Iterable[PairedTest], name: str) -> dict[str, PairedTest]:
     """Select the tests of one row, each as the other row minus this row.
 
@@ -276,6 +282,7 @@ def differences_from(pairs: Iterable[PairedTest], name: str) -> dict[str, Paired
     return {test.a: test for test in tests}
 
 
+@validate_arguments
 def more_seeds(
     difference: float, std: float, seeds: int, *, level: float = SIGNIFICANCE_LEVEL, power: float = POWER, max_seeds: int = MAX_MORE_SEEDS
 ) -> int | None:
@@ -294,17 +301,24 @@ def more_seeds(
 
     Returns:
         Number of further seeds, or None if ``max_seeds`` are not enough.
+
+    Raises:
+        SpecError: If a number is out of range.
     """
     from scipy.special import nctdtr, stdtrit
 
+    for name, value, limit in (("seeds", seeds, 10**6), ("max_seeds", max_seeds, 10**6), ("level", level, 1), ("power", power, 1)):
+        if not 0 <= value <= limit:
+            raise SpecError(f"{name}: expected a number from 0 to {limit:,}, got {value}.")
     if not (difference and std):
         return None
     total = np.arange(max(seeds, 2), seeds + max_seeds + 1)
-    critical, expected = stdtrit(total - 1, 1 - level / 2), abs(difference) / std * np.sqrt(total)
+    critical, expected = stdtrit(total - 1, 1 - level / 2), min(abs(difference) / std, 1e150) * np.sqrt(total)
     found = 1 - nctdtr(total - 1, expected, critical) + nctdtr(total - 1, expected, -critical) >= power
     return int(total[found.argmax()]) - seeds if found.any() else None
 
 
+@validate_arguments
 def format_number(value: float, *, signed: bool = False) -> str:
     """Format a number with three significant digits and a typographic minus.
 

@@ -17,6 +17,7 @@ from visavis.feedback.records import latest_judgments, read_feedback
 from visavis.feedback.training_pairs import FeedbackPairs
 from visavis.metrics.recall import random_recall
 from visavis.progress import Progress
+from visavis.spec import validate_arguments
 
 KS = (1, 5, 10)
 """Cutoffs of recall."""
@@ -217,6 +218,7 @@ class FeedbackEvaluation:
         return {key: value for key, value in asdict(self).items() if key != "recall"} | recalls
 
 
+@validate_arguments
 def evaluate_feedback(
     file: Path, content_hashes: Mapping[str, str], rank: Callable[[str], Sequence[tuple[str, float]]], name: str
 ) -> FeedbackEvaluation:

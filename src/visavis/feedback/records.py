@@ -10,8 +10,10 @@ from typing import Literal, TypeAlias
 
 from visavis import storage
 from visavis.errors import DataError, warn
+from visavis.spec import validate_arguments
 
 
+@validate_arguments
 @dataclass(frozen=True)
 class QueryKey:
     """A query as a user entered it. Parts that the query does not have are empty.
@@ -117,6 +119,7 @@ class FeedbackFile:
 
 
 @contextmanager
+@validate_arguments
 def open_feedback(path: str | Path) -> Iterator[FeedbackFile]:
     """Open a new or an existing feedback file for writing. Only one process at a time can open it.
 
@@ -146,6 +149,7 @@ def open_feedback(path: str | Path) -> Iterator[FeedbackFile]:
     storage.remove_lock(path)
 
 
+@validate_arguments
 def read_feedback(path: str | Path) -> list[FeedbackRecord]:
     """Read all records of a feedback file, oldest first. A last line that a crash cut short is skipped.
 
@@ -165,6 +169,7 @@ def read_feedback(path: str | Path) -> list[FeedbackRecord]:
     return records
 
 
+@validate_arguments
 def latest_judgments(records: Iterable[FeedbackRecord]) -> dict[tuple[QueryKey, str], Judgment]:
     """Select the judgments that are in force.
 

@@ -149,7 +149,7 @@ def read_feedback_pairs(file: str, data: Dataset, progress: Progress) -> Feedbac
         Pairs of text queries and training images, or None without a file.
 
     Raises:
-        DataError: If the file is not a feedback file, or holds judgments but none of a text query and a training image.
+        DataError: If the file is not a feedback file, or holds no judgment of a text query and a training image.
     """
     if not file:
         return None
@@ -159,7 +159,9 @@ def read_feedback_pairs(file: str, data: Dataset, progress: Progress) -> Feedbac
             f"{file}: expected judgments of text queries and training images of {data.name}, got none. {pairs.skipped_summary} "
             "Pass the data set whose images were judged."
         )
-    progress.message(f"{file}: {pairs or 'no judgment is in force. Training ignores the file.'}")
+    if not pairs:
+        raise DataError(f"{file}: expected relevance judgments, got none in force. Collect some with visavis serve, or remove the file.")
+    progress.message(f"{file}: {pairs}")
     return pairs
 
 

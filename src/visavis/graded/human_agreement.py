@@ -24,6 +24,7 @@ from visavis.data.formats.karpathy import match_coco_ids
 from visavis.errors import DataError
 from visavis.graded.caption_ratings import read_ratings
 from visavis.graded.estimators.base import ImageRelevance
+from visavis.spec import validate_arguments
 
 FLICKR8K_FILES = {"expert": "ExpertAnnotations.txt", "crowd": "CrowdFlowerAnnotations.txt"}
 """File of each kind of judgments of Flickr8k."""
@@ -250,6 +251,7 @@ class HumanAgreement:
         }
 
 
+@validate_arguments
 def measure_agreement(
     judgments: HumanJudgments, scores: Mapping[str, np.ndarray], *, resamples: int = RESAMPLES
 ) -> Iterator[HumanAgreement]:

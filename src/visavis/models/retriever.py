@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import Tensor
 from visavis import storage
 from visavis.data.images import decode_image
 from visavis.data.video import is_video, read_frames
-from visavis.errors import DataError, RunError, ShapeError, VisavisError, suggest_name
+from visavis.errors import DataError, RunError, ShapeError, VisavisError, format_value, suggest_name
 from visavis.memory_budget import MemoryLimit, parse_memory
 from visavis.models.base import Matcher, load_matcher, verify_config_hash
 from visavis.models.clip.model import find_dual_encoder, open_dual_encoder
@@ -24,7 +23,7 @@ from visavis.models.device import choose_device
 from visavis.models.encoders.pretrained_files import weights_checksum
 from visavis.models.inference import OnBatch, consecutive_batches, device_of, encode_items, score_all_pairs
 from visavis.models.processor import Processor, SavedModelConfig
-from visavis.spec import build_object
+from visavis.spec import build_object, validate_arguments
 from visavis.types import Direction, Encoded, unit_rows
 
 if TYPE_CHECKING:
@@ -34,8 +33,6 @@ DEFAULT_BATCH_SIZE = 64
 """Number of items per batch."""
 VIDEO_BATCH_SIZE = 4
 """Number of videos per batch. Each of them is many images."""
-LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-"""Half of a character, which is not valid text."""
 
 
 class Retriever:
@@ -59,6 +56,7 @@ class Retriever:
     embedding_dim: int | None = None
     """Number of dimensions of returned vectors, a prefix of the whole. None: all."""
 
+    @validate_arguments
     def __init__(self, matcher: Matcher, processor: Processor, *, batch_size: int = DEFAULT_BATCH_SIZE, memory: MemoryLimit = None):
         if batch_size < 1:
             raise ShapeError(f"batch_size: expected an integer >= 1, got {batch_size}. Set a positive batch size.")
@@ -77,6 +75,7 @@ class Retriever:
         description = repr((type(self.matcher).__name__, self.matcher.config, self.processor.to_config))
         return hashlib.sha256(f"{weights_checksum(self.matcher)} {description}".encode()).hexdigest()[:16]
 
+    @validate_arguments
     def with_embedding_dim(self, embedding_dim: int) -> Retriever:
         """Return this model with shorter vectors: their first dimensions, as unit vectors. ``score`` continues to read all.
 
@@ -100,6 +99,7 @@ class Retriever:
         return other
 
     @classmethod
+    @validate_arguments
     def load(
         cls,
         folder: str | Path,
@@ -149,6 +149,7 @@ class Retriever:
         model.matryoshka_dims = config.matryoshka_dims
         return cls(model.to(chosen), processor, batch_size=batch_size, memory=memory)
 
+    @validate_arguments
     def encode_images(self, images: Sequence[str | Path | Image], on_progress: OnBatch | None = None) -> Tensor:
         """Encode images.
 
@@ -165,6 +166,7 @@ class Retriever:
         """
         return self.to_unit_rows(self.encode_visual(images, on_progress))
 
+    @validate_arguments
     def encode_videos(self, videos: Sequence[str | Path], on_progress: OnBatch | None = None) -> Tensor:
         """Encode video files.
 
@@ -181,6 +183,7 @@ class Retriever:
         """
         return self.to_unit_rows(self.encode_visual(videos, on_progress))
 
+    @validate_arguments
     def encode_texts(self, texts: Sequence[str], on_progress: OnBatch | None = None) -> Tensor:
         """Encode texts.
 
@@ -196,6 +199,7 @@ class Retriever:
         """
         return self.to_unit_rows(self.encode_text(texts, on_progress))
 
+    @validate_arguments
     def score(self, images: Sequence[str | Path | Image], texts: Sequence[str], *, direction: Direction = "t2i") -> Tensor:
         """Score every image with every text, on the CPU, in blocks that fit into memory.
 
@@ -209,6 +213,7 @@ class Retriever:
         """
         return score_all_pairs(self.matcher, self.encode_visual(images), self.encode_text(texts), self.memory, direction)
 
+    @validate_arguments
     def encode_visual(self, images: Sequence[str | Path | Image | Sequence[Image]], on_progress: OnBatch | None = None) -> Encoded:
         """Encode images or videos for ``matcher.score``: one vector each, regions, or named parts.
 
@@ -220,19 +225,20 @@ class Retriever:
             Encoded items.
 
         Raises:
-            ShapeError: If ``images`` is a single path, or empty.
+            ShapeError: If ``images`` is empty.
         """
-        if isinstance(images, str | Path):
-            raise ShapeError(f"images: expected a list of images or videos, got one path. Pass [{str(images)!r}].")
         rate = self.processor.visual_spec.frames_per_second
 
         def read(index: np.ndarray) -> Encoded:
             opened = [_open_clip(images[i], rate) if rate else _open_image(images[i]) for i in index]
             return self.processor.process_images(opened, self.matcher.config.visual_granularity, self.device)
 
-        batches = consecutive_batches(_checked_count(images), min(VIDEO_BATCH_SIZE, self.batch_size) if rate else self.batch_size)
+        batches = consecutive_batches(
+            _checked_count(images, "images or videos"), min(VIDEO_BATCH_SIZE, self.batch_size) if rate else self.batch_size
+        )
         return encode_items(self.matcher, "visual", read, batches, on_batch=on_progress)
 
+    @validate_arguments
     def encode_text(self, texts: Sequence[str], on_progress: OnBatch | None = None) -> Encoded:
         """Encode texts for ``matcher.score``.
 
@@ -244,16 +250,11 @@ class Retriever:
             Encoded texts.
 
         Raises:
-            ShapeError: If ``texts`` is a single text, or empty.
-            DataError: If an item is not valid text.
+            ShapeError: If ``texts`` is empty.
+            SpecError: If a text has a lone surrogate.
         """
-        if isinstance(texts, str):
-            raise ShapeError(f"texts: expected a list of texts, got one text. Pass [{texts!r}].")
-        for number, text in enumerate(texts):
-            if not isinstance(text, str) or LONE_SURROGATE.search(text):
-                raise DataError(f"text {number}: expected valid Unicode text, got {text!r}. Remove other types and lone surrogates.")
         by_length = np.argsort([len(text) for text in texts], kind="stable")
-        batches = [by_length[batch] for batch in consecutive_batches(_checked_count(texts), self.batch_size)]
+        batches = [by_length[batch] for batch in consecutive_batches(_checked_count(texts, "texts"), self.batch_size)]
 
         def read(index: np.ndarray) -> Encoded:
             return self.processor.process_texts([texts[i] for i in index], self.device)
@@ -281,9 +282,9 @@ class Retriever:
         return rows if self.embedding_dim is None else unit_rows(rows[:, : self.embedding_dim])
 
 
-def _checked_count(items: Sequence[Any]) -> int:
+def _checked_count(items: Sequence[Any], name: str) -> int:
     if not len(items):
-        raise ShapeError("items: expected at least one item to encode, got an empty list. Pass some.")
+        raise ShapeError(f"{name}: expected at least one to encode, got an empty list. Pass some.")
     return len(items)
 
 
@@ -301,5 +302,7 @@ def _open_image(image: Any) -> Image:
         if is_video(str(image)):
             raise DataError(f'{image}: expected an image, got a video. Use a model that was trained with visual.granularity = "frames".')
         return decode_image(storage.read_bytes(image), str(image))
+    if not hasattr(image, "convert"):
+        raise DataError(f"images: expected paths or Pillow images, got {format_value(image)}.")
     rgb: Image = image.convert("RGB")
     return rgb

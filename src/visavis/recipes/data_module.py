@@ -397,6 +397,18 @@ def _fit_standardization(data_module: DataModule) -> Standardization:
     return Standardization.fit(vectors, signed_sqrt=data_module.recipe.visual.standardize == "sqrt_zscore")
 
 
+DERIVED_MODEL_KEYS = {
+    "backbone": 'visual.encoder with visual.granularity = "pixels"',
+    "text_backbone": 'text.encoder with text.granularity = "tokens"',
+    "visual_granularity": "visual.granularity",
+    "text_granularity": "text.granularity",
+    "visual_input_dim": "the encoder or features of visual",
+    "text_input_dim": "the encoder or features of text",
+    "experts": "visual.experts",
+}
+"""Fields of a model that follow from other sections of a recipe, and would be replaced."""
+
+
 def _architecture(data_module: DataModule, kind: type[Matcher]) -> dict[str, Any]:
     """The fields of the model config: the fields of the recipe, and the granularity and dimensions of the features."""
     recipe = data_module.recipe
@@ -421,10 +433,9 @@ def _architecture(data_module: DataModule, kind: type[Matcher]) -> dict[str, Any
 def _text_backbone(recipe: Recipe) -> dict[str, str]:
     """The config field of a model that trains its text encoder. {} for another."""
     kind, text = CATALOG[recipe.model["kind"]], recipe.text
-    if "text_backbone" in recipe.model:
-        raise RecipeError(
-            'model.text_backbone: expected none, because it follows from text.encoder. Set text.encoder and granularity = "tokens".'
-        )
+    for key, source in DERIVED_MODEL_KEYS.items():
+        if key in recipe.model:
+            raise RecipeError(f"model.{key}: expected none, because it follows from {source}. Remove model.{key}, and set {source}.")
     if text.encoder == "vocabulary" or text.granularity != "tokens":
         return {}
     if "text_backbone" in {field.name for field in fields(kind.Config)}:

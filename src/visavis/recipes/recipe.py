@@ -312,7 +312,9 @@ def _first_error(errors: ValidationError) -> str:
     steps = [str(step) for step in first["loc"]]
     key = ".".join(steps) or "recipe"
     if first["type"] == "extra_forbidden":
-        return f"{key} is not a key of recipes: {suggest_name(steps[-1], _keys_at(steps[:-1]))}"
+        elsewhere = [name for name in _all_keys() if name.rpartition(".")[2] == steps[-1]]
+        suggestion = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else suggest_name(steps[-1], _keys_at(steps[:-1]))
+        return f"{key} is not a key of recipes: {suggestion}"
     if first["type"] == "missing":
         return f"{key} is missing."
     if first["type"] == "value_error":
@@ -330,6 +332,18 @@ def _keys_at(steps: list[str]) -> list[str]:
         if not step.isdigit():
             section = Phase if step == "phases" else section.model_fields[step].annotation
     return list(section.model_fields)
+
+
+def _all_keys(section: type[RecipeSection] = Recipe, prefix: str = "") -> list[str]:
+    """The dotted keys of a section and of the sections in it, with short keys and those of the first phase."""
+    keys = list[str]()
+    for name, field in section.model_fields.items():
+        keys.append(prefix + name)
+        if name == "phases":
+            keys += [*PHASE_SHORTCUTS, *_all_keys(Phase, "phases.0.")]
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, RecipeSection):
+            keys += _all_keys(field.annotation, f"{prefix}{name}.")
+    return keys
 
 
 def _without_none(value: Any) -> Any:

@@ -22,6 +22,7 @@ from visavis.retrieval.items import IndexItem
 from visavis.retrieval.source_files import SourceFile, list_source_files
 from visavis.retrieval.stores import open_store
 from visavis.retrieval.stores.base import REMEDY, StoreDigest, VectorStore
+from visavis.spec import validate_arguments
 
 MANIFEST, STORE_FOLDER = "index.json", "items.lance"
 FORMAT = 2
@@ -82,6 +83,7 @@ class Index:
         self.folder, self.manifest, self.model, self.store = folder, manifest, model, store
 
     @classmethod
+    @validate_arguments
     def open(
         cls,
         folder: str | Path,
@@ -146,6 +148,7 @@ class Index:
         calibration = self.manifest.calibration
         return calibration if calibration is not None and calibration.is_valid_for(len(self.items)) else None
 
+    @validate_arguments
     def locate(self, item: IndexItem) -> ByteRange:
         """Find the bytes of an item.
 
@@ -210,6 +213,7 @@ def write_manifest(folder: Path, manifest: IndexManifest) -> None:
     storage.write_checksummed_json(folder / MANIFEST, asdict(manifest))
 
 
+@validate_arguments
 def is_index(folder: str | Path) -> bool:
     """Check whether a folder contains an index.
 

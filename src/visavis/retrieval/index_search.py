@@ -17,6 +17,7 @@ from visavis.errors import DataError, ShapeError, VisavisError
 from visavis.models.retriever import Retriever
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
+from visavis.spec import validate_arguments
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
@@ -30,6 +31,7 @@ EXCLUDED_WEIGHT = -0.5
 """Weight of a text that a query excludes."""
 
 
+@validate_arguments
 @dataclass(frozen=True)
 class SearchQuery:
     """Texts, images and items of the index to search for, each with a weight. A negative weight excludes.
@@ -48,6 +50,7 @@ class SearchQuery:
     like: tuple[tuple[float, str], ...] = ()
 
     @classmethod
+    @validate_arguments
     def from_text(cls, text: str) -> SearchQuery:
         """Make a query of one text.
 
@@ -144,6 +147,7 @@ class SearchResults(Sequence[SearchResult]):
         return {"no_match": self.no_match, "hits": [hit.to_json() for hit in self.hits]}
 
 
+@validate_arguments
 def search_index(
     index: Index,
     query: SearchQuery,
@@ -183,6 +187,7 @@ def search_index(
     return SearchResults(hits, results[0].score < calibration.min_score)
 
 
+@validate_arguments
 def query_vector(index: Index, query: SearchQuery) -> np.ndarray:
     """Compute the vector of a query.
 
@@ -287,6 +292,7 @@ def _decode(index: Index, item: IndexItem) -> PILImage | None:
         return None
 
 
+@validate_arguments
 def attach_images(index: Index, results: SearchResults) -> SearchResults:
     """Add the images of results whose files still exist.
 
@@ -307,6 +313,7 @@ def _image(index: Index, item: IndexItem) -> Image | None:
         return None
 
 
+@validate_arguments
 def rank_texts(model: Retriever, image: str | Path | PILImage, texts: Sequence[str]) -> list[tuple[str, float]]:
     """Rank captions or labels for an image.
 

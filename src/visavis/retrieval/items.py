@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+from visavis.spec import validate_arguments
+
 ItemKind = Literal["image", "video", "moment"]
 ITEM_FIELDS = ("key", "path", "kind", "content", "size", "modified_ns", "start", "end", "dhash", "metadata")
 """Fields of an item, which are the columns of every store."""
@@ -61,6 +63,7 @@ class IndexItem:
         return cls(**{name: row[name] for name in ITEM_FIELDS} | {"metadata": tags_to_metadata(row["metadata"])})
 
 
+@validate_arguments
 @dataclass(frozen=True)
 class ItemFilter:
     """Conditions on the items that a search may return. An empty field does not restrict.

@@ -62,7 +62,7 @@ def write_synthetic_scenes(
     """
     counts = {"train": num_train, "val": num_val, "test": num_test}
     check_ranges(
-        **{f"num_{split}": (count, 0, math.inf) for split, count in counts.items()},
+        **{f"num_{split}": (count, 0, 10**7) for split, count in counts.items()},
         captions_per_image=(captions_per_image, 1, 20),
         size=(size, 32, 1024),
         seed=(seed, 0, math.inf),

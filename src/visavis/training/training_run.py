@@ -263,6 +263,24 @@ def check_supervisions(recipe: Recipe) -> None:
             raise MissingSupervision(f"phases.{number}: {error}") from None
 
 
+def unused_supervisions(recipe: Recipe) -> list[str]:
+    """Find phases whose objective uses nothing that the supervision supplies. In a comparison that is a baseline.
+
+    Args:
+        recipe: Recipe to check.
+
+    Returns:
+        One sentence for each such phase.
+    """
+    sentences = []
+    for number, phase in enumerate(recipe.phases):
+        source, objective = spec.parse(phase.supervision, supervision.CATALOG), objectives.parse(phase.objective)
+        if unused := source.unused_annotations(objective):
+            names = f"{type(objective).__name__} does not use the annotations of {type(source).__name__}"
+            sentences.append(f"phases.{number}: {names} ({', '.join(unused)}).")
+    return sentences
+
+
 def prepare_and_check_phases(recipe: Recipe, progress: Progress) -> tuple[DataModule, Matcher]:
     """Open the data, compute features, build the model, and check every phase before the first step.
 
@@ -279,15 +297,11 @@ def prepare_and_check_phases(recipe: Recipe, progress: Progress) -> tuple[DataMo
     """
     check_forgetting(recipe, progress)
     data_module, matcher = prepare_training(recipe, progress)
-    for number, phase in enumerate(recipe.phases):
+    for phase in recipe.phases:
         make_optimizer(matcher, phase)
         phase_loss(matcher, phase)
-        source, objective = spec.parse(phase.supervision, supervision.CATALOG), objectives.parse(phase.objective)
-        if unused := source.unused_annotations(objective):
-            progress.message(
-                f"phases.{number}: {type(objective).__name__} does not use the annotations of {type(source).__name__} "
-                f"({', '.join(unused)}). It is trained on pairs alone."
-            )
+    for sentence in unused_supervisions(recipe):
+        progress.message(f"{sentence} It is trained on pairs alone.")
     return data_module, matcher
 
 
