@@ -35,7 +35,7 @@ def index(
 ) -> IndexReport:
     """Index a folder of images and videos, or update an index: only new and changed files are encoded.
 
-    A file is unchanged if its size, modification time and metadata are the same. A file with the same content keeps its vectors.
+    A file is unchanged if its size, modification time and metadata are the same. A file whose content is in the index keeps its vectors.
     If the validation data of the run are available, the match probability is calibrated.
 
     Args:
@@ -43,8 +43,8 @@ def index(
         source: Folder of images and videos, or a data set.
         out: Folder of the index. An existing index is updated.
         store: LanceDB folder or s3:// URI, or Milvus *.db file or http:// URL. Required again for an update. Default: LanceDB inside --out.
-        moment_seconds: Length of a video moment in seconds. Default: 4.
-        embedding_dim: Number of leading dimensions to store, for a model trained with matryoshka_dims. Default: all.
+        moment_seconds: Length of a video moment in seconds. Default: 4, or the value of the index.
+        embedding_dim: Number of leading dimensions to store, for a model trained with matryoshka_dims. Default: all, or the value of the index.
         compression: Also measure recall, bytes and latency of compressed vectors.
         engine: Encode locally, or on a Ray cluster.
         workers: Number of processes on a Ray cluster.

@@ -27,7 +27,7 @@ def print_index_report(report: IndexReport) -> None:
     counts = {
         "encoded": report.num_encoded,
         "unchanged": report.num_unchanged,
-        "moved or copied": report.num_moved,
+        "with known content": report.num_moved,
         "removed": report.num_removed,
     }
     changes = ", ".join(f"{count:,} {change}" for change, count in counts.items() if count) or "no changes"

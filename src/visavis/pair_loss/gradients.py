@@ -1,4 +1,4 @@
-"""Gradients of a PairLoss: annotations on the graph, and a value with gradients that are already computed."""
+"""Gradients of a PairLoss: annotations that need a gradient, and a value with gradients that are already computed."""
 
 from __future__ import annotations
 

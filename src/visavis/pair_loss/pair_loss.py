@@ -51,7 +51,7 @@ from visavis.types import Encoded, Items, all_tensors, require_values
 
 EncodeFunction = Callable[[Any], Items]
 BATCHES_BEFORE_WARNING = 2
-"""Batches without a negative. A single one may be the rest of a data set."""
+"""Number of first batches without a negative after which the loss warns. A single one may be the rest of a data set."""
 
 
 class _Comparison(NamedTuple):
@@ -164,7 +164,7 @@ class PairLoss(nn.Module):
         scale: OptionalScalar = None,
         bias: OptionalScalar = None,
     ) -> Tensor:
-        """Compute the loss of a batch. Warns once if no batch has a negative, so that nothing can be learned.
+        """Compute the loss of a batch. Warns in train mode if the first batches have no negative and loss 0.
 
         Args:
             images: Image embeddings ``[V, D]``, or Encoded images.

@@ -1,4 +1,4 @@
-"""Execution plan of a PairLoss: dense, cached, row blocks or tiles, chosen before anything is scored.
+"""Execution plan of a PairLoss: dense, cached, row blocks or tiles, chosen before the batch is scored.
 
 >>> from visavis.objectives import Unified
 >>> directions = Targets.paired(8192), Targets.paired(8192).T

@@ -34,7 +34,7 @@ class Tile(NamedTuple):
     Attributes:
         rows: Queries.
         columns: Candidates.
-        pair_rows: The positive pairs of the tile among all positive pairs.
+        pairs: The positive pairs of the tile among all positive pairs.
         pair_positions: Row and column of each of them in the tile.
         positive_scores: Their scores.
         block: The scores and the accumulation of their gradient.
@@ -42,7 +42,7 @@ class Tile(NamedTuple):
 
     rows: slice
     columns: slice
-    pair_rows: slice
+    pairs: slice
     pair_positions: tuple[Tensor, Tensor]
     positive_scores: Tensor
     block: ScoreBlock
@@ -56,8 +56,8 @@ class Tile(NamedTuple):
 class TileGrid:
     """All tiles of a score matrix, in steps for the two passes of a log-sum-exp.
 
-    Step k is the rows and the columns of block k that were not scored before. These rows and columns are complete after the
-    step. Tiles near the diagonal therefore wait only a few steps for the second pass, and a band of them is cached in the
+    Step k scores the tiles of row block k and of column block k that no earlier step scored. These rows and columns are
+    complete after the step. Tiles near the diagonal therefore wait only a few steps for the second pass, and a band of them is cached in the
     meantime. Tiles far from the diagonal are scored a second time.
 
     Args:
@@ -172,7 +172,7 @@ class TileGrid:
 
 
 def max_cached_band(cache_bytes: float, cell_bytes: float) -> float:
-    """Compute the widest band of tiles next to the diagonal that fits into the cache.
+    """Compute the widest band next to the diagonal whose tiles that wait for a later step fit into the cache.
 
     Args:
         cache_bytes: Memory of the cache.
@@ -329,7 +329,7 @@ def _log_sum_exp_loss(
     loss, exponentials = _SummaryLoss(objective, tiles, group, needs_grad=needs_grad), TileExponentials()
     for step in range(tiles.num_steps):
         for tile in tiles.first_pass(step):
-            loss.positive[tile.pair_rows] = tile.positive_scores / scale
+            loss.positive[tile.pairs] = tile.positive_scores / scale
             tile_sums = exponentials.log_sums(tile.scores)
             for totals, items, sums in zip((loss.rows, loss.columns), (tile.rows, tile.columns), tile_sums, strict=True):
                 totals[items] = torch.logaddexp(totals[items], sums)
@@ -341,7 +341,7 @@ def _log_sum_exp_loss(
             row_sums, column_sums = _inf_if_empty(loss.rows[tile.rows]), _inf_if_empty(loss.columns[tile.columns])
             grads = loss.row_grads[tile.rows], loss.column_grads[tile.columns]
             gradient = exponentials.softmax_gradient(tile.scores, row_sums, column_sums, *grads)
-            gradient[tile.pair_positions] = loss.positive_grads[tile.pair_rows] / scale
+            gradient[tile.pair_positions] = loss.positive_grads[tile.pairs] / scale
             tile.block.accumulate_grad(gradient)
             # Free the tile before the next one is scored.
             del tile, gradient
@@ -357,7 +357,7 @@ def _hardest_loss(objective: SummaryObjective, tiles: TileGrid, group: ProcessGr
     loss = _SummaryLoss(objective, tiles, group, needs_grad=needs_grad)
     row_argmax, column_argmax = (tiles.query.new_zeros(length) for length in tiles.scores.shape)
     for tile in tiles.first_pass(0):
-        loss.positive[tile.pair_rows] = tile.positive_scores
+        loss.positive[tile.pairs] = tile.positive_scores
         _update_max(loss.rows, row_argmax, tile.rows, tile.columns.start, tile.scores)
         _update_max(loss.columns, column_argmax, tile.columns, tile.rows.start, tile.scores.T)
     loss.columns, owner = group.all_gather_stack(loss.columns).max(0)

@@ -33,7 +33,7 @@ FRAMES_PER_SECOND = 1.0
 READER_THREADS, READ_AHEAD = 4, 32
 """Threads that decode files, and files that are decoded ahead of the model."""
 SHARD_SIZE = 256
-"""Files that are encoded and stored at once. A killed process loses at most this work."""
+"""Files that are encoded and stored at once. A killed process loses the shards in progress."""
 MAX_PAGED_PIXELS = 64_000_000
 """Size limit of the first frame of an animated image."""
 

@@ -54,8 +54,8 @@ class IndexReport:
         num_items: Number of images, clips and moments in the index.
         num_encoded: Number of files that were encoded.
         num_unchanged: Number of files that did not change.
-        num_moved: Number of files that were moved or copied and kept their vectors.
-        num_removed: Number of files that were removed from the index.
+        num_moved: Number of files with known content, such as moved, copied or touched files, which kept their vectors.
+        num_removed: Number of paths that were removed, including the old paths of moved files.
         skipped: One sentence for each file that is skipped.
         seconds: Duration of the update in seconds.
         compression: Measured vector encodings, if requested.
@@ -97,7 +97,7 @@ def build_index(
 ) -> IndexReport:
     """Build an index of a folder or data set, or update an existing index.
 
-    A killed process loses at most one shard of work. The next call continues.
+    A killed process loses the shards in progress: one, or more on a Ray cluster. The next call continues.
 
     Args:
         model: Run folder, or the folder or hub name of a dual encoder.
@@ -206,7 +206,7 @@ def _open_or_create_manifest(
 class _IndexChanges:
     """Differences between the files and the stored items.
 
-    ``reused``: items of files whose content is known under another path, with the keys of the vectors of that path.
+    ``reused``: items of new or touched files whose content is in the index, with the keys of the vectors of that path.
     """
 
     new_files: tuple[SourceFile, ...]
