@@ -11,6 +11,7 @@ on the val list. Then the list ``-all`` trains on all other videos, and the list
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -186,7 +187,7 @@ def convert_features(sources: Sequence[str | Path], out: str | Path, progress: P
         raise DataError("sources: expected pickles, .npy of objects, .h5 files or a folder of them, and lists of videos, got nothing.")
     progress = progress or NoProgress()
     out, values, lists, videos = Path(out), PublishedFeatures(), SplitLists(), list[HDF5Videos]()
-    if out.exists():
+    if os.path.exists(out):
         storage.prepare_empty_folder(out, will_be_replaced=True)
     checksums: dict[str, str] = {}
     for number, source in enumerate(sources):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -159,7 +160,7 @@ def convert_xvlm(
         part, name = target.split("/")
         is_table = name.endswith(POSITION_BIAS_TABLE)
         converted[part][name] = _resize_bias_table(tensor, original_size, size, checkpoint) if is_table else tensor
-    if Path(out).exists():
+    if os.path.exists(out):
         storage.prepare_empty_folder(out, will_be_replaced=True)
     with storage.atomic_folder(out) as folder:
         storage.write_json(folder / VISUAL_FOLDER / "config.json", _swin_config(converted[VISUAL_FOLDER], size))
