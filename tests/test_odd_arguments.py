@@ -275,7 +275,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     scenes = write_synthetic_scenes(root / "scenes", num_train=16, num_val=4, num_test=4, captions_per_image=2, size=32)
     (root / "recipe.toml").write_text(RECIPE)
     run = visavis.train(root / "recipe.toml", data=scenes, out=root / "run").run
-    index = visavis.index(run, scenes, out=root / "index", store=root / "vectors").folder
+    index = visavis.index(run, scenes, out=root / "index", store=root / "index" / "vectors").folder
     item = next(iter(Index.open(index).items.values()))
     record = Judgment("2026-01-01T00:00:00+00:00", "index", QueryKey("red circle"), item.key, item.content, relevant=True)
     (root / "votes.jsonl").write_text(json.dumps(asdict(record)) + "\n")

@@ -49,8 +49,8 @@ def parse_memory(memory: MemoryLimit) -> int | None:
     if memory is None:
         return None
     text = str(memory) if isinstance(memory, int | str) and not isinstance(memory, bool) else ""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
-    size = int(min(float(match[1]) * BYTE_UNITS[match[2]], 2**63)) if match and match[2] in BYTE_UNITS else 0
+    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    size = int(float(match[1]) * BYTE_UNITS[match[2]]) if match and match[2] in BYTE_UNITS else 0
     if size <= 0:
         raise SpecError(
             f"memory: expected bytes such as 2000000000, a text such as '2GiB' or '500MB', or None, got {format_value(memory)}. "

@@ -290,12 +290,9 @@ def validate_arguments(function: FunctionT) -> FunctionT:
         The function, which raises a `SpecError` that names the first invalid argument.
 
     Example:
-        >>> @validate_arguments
-        ... def double(number: "int") -> "int":
-        ...     return 2 * number
-        >>> double("5")
+        >>> validate_arguments(parse)(5, [])
         Traceback (most recent call last):
-        visavis.errors.SpecError: number: expected an integer, got '5'.
+        visavis.errors.SpecError: text: expected a text, got 5.
     """
     if isinstance(function, type):
         function.__init__ = validate_arguments(function.__init__)  # type: ignore[misc]
@@ -373,6 +370,8 @@ def _convert_argument(value: Any, kinds: Kinds, name: str) -> Any:
     given = format_value(str(value) if isinstance(value, Path) else value)
     if isinstance(value, str) and LONE_SURROGATE.search(value):
         raise SpecError(f"{name}: expected {_describe(kinds)} of valid Unicode, got {given}. Remove lone surrogates.")
+    if isinstance(value, str | Path) and any(kind == "Path" for kind, _ in kinds):
+        raise SpecError(f"{name}: expected a path whose names have at most 255 bytes and no NUL, got {given}. Shorten it.")
     hint = f" Pass [{given}]." if isinstance(value, str | Path) and any(kind == "Sequence" for kind, _ in kinds) else ""
     raise SpecError(f"{name}: expected {_describe(kinds)}, got {given}.{hint}")
 

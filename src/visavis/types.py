@@ -365,8 +365,9 @@ def unit_rows(rows: Tensor) -> Tensor:
         Vectors of length 1, of the same shape.
 
     Example:
-        >>> unit_rows(torch.tensor([[3e30, 4e30], [0, 0]])).tolist()
-        [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
+        >>> unit_rows(torch.tensor([[3e30, 4e30], [0, 0]]))
+        tensor([[0.6000, 0.8000],
+                [0.0000, 0.0000]])
     """
     rows, norms, _ = scaled_norms(rows)
     return rows / norms

@@ -18,6 +18,7 @@ from visavis.data.features.store import FeatureStore
 from visavis.errors import DataError, RefusedOverwrite
 from visavis.evaluation import Protocol
 from visavis.progress import NoProgress
+from visavis.runs.evaluate_runs import evaluate_runs
 
 VIDEOS = [f"video{number}" for number in range(20)]
 WORDS = {video: [["a", "dog", str(number)], ["one", "cat"], ["é"]] for number, video in enumerate(VIDEOS)}
@@ -364,7 +365,7 @@ def test_converted_features_train_and_evaluate_ce(ce, tmp_path):
     trained = visavis.train(recipe, out=tmp_path / "run")
     assert (trained.test.num_images, trained.test.num_texts) == (5, 5)
     pairs = Protocol(name="pairs", description="", num_images=5, captions_per_image=1, ties="mean")
-    assert visavis.evaluate(tmp_path / "run", protocol=pairs).ties == "mean"
+    assert evaluate_runs([tmp_path / "run"], pairs, None, None, NoProgress()).ties == "mean"
 
 
 @pytest.mark.parametrize("name", ["../../evil", "{folder}/evil", "", ".hidden"])

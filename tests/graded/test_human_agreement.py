@@ -186,7 +186,7 @@ def test_judgments_report_missing_empty_and_invalid_files(split: Dataset, tmp_pa
         read_flickr8k_judgments("crowd", tmp_path, split)
     with pytest.raises(DataError, match=r"^run: expected a finite score, got NaN for pair 3"):
         next(measure_agreement(make_judgments(), {"run": np.where(np.arange(480) == 3, np.nan, 1.0)}))
-    with pytest.raises(RunError, match=r"^runs: expected at least one run folder"):
+    with pytest.raises(RunError, match=r"^run, index: expected at least one folder"):
         visavis.agreement([])
 
 

@@ -64,7 +64,7 @@ def test_clip_vectors_and_scores_match_transformers(dual_encoders, kind, images)
 
 @pytest.mark.parametrize("text", ["a \ud800 circle", None, b"a circle"])
 def test_encode_text_rejects_invalid_text(dual_encoders, text):
-    with pytest.raises(VisavisError, match=r"^texts\[1\]: expected (valid Unicode|a) text, got "):
+    with pytest.raises(VisavisError, match=r"^texts\[1\]: expected a text( of valid Unicode)?, got "):
         visavis.load(dual_encoders / "clip").encode_texts(["a circle", text])
 
 

@@ -82,7 +82,8 @@ def test_ladder_improves_coherence_over_its_first_level(recipe, scenes, tmp_path
     one = "Ladder(margins=(0.2,), thresholds=(), betas=(1.0,))"
     runs = {name: tmp_path / str(number) for number, name in enumerate((LADDER, one, "TripletHN(margin=0.2)"))}
     for objective, out in runs.items():
-        visavis.train(recipe(objective), data=scenes, out=out, overrides={"training.batch_size": 32})
+        supervision = SHARE if "Ladder" in objective else "PairSupervision()"
+        visavis.train(recipe(objective, supervision), data=scenes, out=out, overrides={"training.batch_size": 32})
     ladder, one_rung, triplet = (
         torch.cat(
             [part.flatten() for _, part in sorted(load_file(max((out / "checkpoint").glob("step-*")) / "weights.safetensors").items())]
