@@ -208,7 +208,7 @@ def _cache() -> EnvironmentCheck:
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         value, fix = f"{folder} is not writable", "export VISAVIS_CACHE=FOLDER with a writable folder"
     elif free < _GIB:
-        fix = f"free disk space, or export VISAVIS_CACHE=FOLDER on another disk than that of {existing}"
+        fix = f"free disk space, or export VISAVIS_CACHE=FOLDER on a disk other than the one of {existing}"
     return EnvironmentCheck("VISAVIS_CACHE", value, not fix, fix)
 
 

@@ -49,7 +49,7 @@ def index(
         engine: Encode locally, or on a Ray cluster.
         workers: Number of processes on a Ray cluster.
         device: Device of the model: cpu or cuda. Default: CUDA if available.
-        memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of the free memory.
+        memory: Maximum memory of score blocks, such as 2GiB. Default: a share of the free memory.
         progress: Receives the progress.
 
     Returns:

@@ -51,7 +51,7 @@ def print_diagnosis(result: ContributionAnalysis) -> None:
 
 
 def _print_published_counts(result: ContributionAnalysis) -> None:
-    """Published and measured counts, by the definition of the paper and by that of its released code."""
+    """Published and measured counts, by the definitions of the paper and of its released code."""
     from visavis.diagnostics.contribution_analysis import DEFAULT_EPSILON, MEASURES
 
     count, published = result.counts[0], result.published_counts

@@ -118,7 +118,7 @@ class Evaluation:
         published: Row of a paper to compare with.
         pretrained: The same result for the pretrained model from which training started.
         image_ids: Id of each image query, as given, or its position in the data set if the protocol lists its queries.
-        text_ids: Id of each text query, which is that of its image.
+        text_ids: Id of the image of each text query.
         top_texts: Position of the best-scored text of each image query.
         top_images: Position of the best-scored image of each text query.
         score_samples: Scores of all positives ("positive") and of the hardest negative of each query that has one

@@ -399,7 +399,7 @@ def _concordance(x: np.ndarray, y: np.ndarray, image: np.ndarray) -> np.ndarray:
     """
     levels = np.arange(y.max() + 1)
     concordance = np.zeros((image.max() + 1,) * 2)
-    # By level and image: the number of earlier rows with a lower y minus that of rows with a higher y.
+    # By level and image: the number of earlier rows with a lower y, minus the number with a higher y.
     earlier = np.zeros((len(levels), len(concordance)))
     for tied in np.split(np.arange(len(x)), np.flatnonzero(np.diff(x)) + 1):
         # Rows with equal x are neither concordant nor discordant: read all of them before any is added.

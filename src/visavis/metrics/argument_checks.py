@@ -82,7 +82,7 @@ def validate_relevance(value: Any, shape: torch.Size, *, as_gains: bool = False)
         The relevance values.
 
     Raises:
-        ShapeError: If the shape is not that of the scores.
+        ShapeError: If the shape differs from the shape of the scores.
     """
     relevance = validate_tensor(value, "relevance", "queries x candidates")
     raise_on_invalid_row(relevance.isnan(), "relevance of query {}: expected numbers, got NaN. Check the relevance estimator.")

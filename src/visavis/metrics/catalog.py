@@ -96,7 +96,7 @@ RANKING: tuple[Metric, ...] = (
         Metric(
             name=f"r{k}_mean_ties",
             label=f"R@{k} by mean ties",
-            definition=f'R@{k} as the code of CE and MMT counts mean ranks of ties (those of ties="mean"): a hit is {hit}. '
+            definition=f'R@{k} as the code of CE and MMT counts mean ranks of ties (ties="mean"): a hit is {hit}. '
             f"For integer ranks it equals R@{k}",
             formula=f"100 mean[rank {condition}]",
             unit="percent",

@@ -148,7 +148,7 @@ class CosineScores(Scores):
         return len(self.unit_vectors[0].unit_rows), len(self.unit_vectors[1].unit_rows)
 
     def gradients(self) -> InputGradients:
-        """Convert the gradients of the normalized vectors to those of the embeddings."""
+        """Convert gradients of normalized vectors to gradients of the embeddings."""
         visual, textual = (side.input_gradient() for side in self.unit_vectors)
         return InputGradients([visual], [textual], [self.scale_gradient] if self.parameters else [])
 

@@ -2,7 +2,7 @@
 
 The pass scores a block of queries against all candidates, computes the loss terms of the block, and propagates their
 gradient to the embeddings before it scores the next block. Peak memory is the embeddings, their gradients and one block. With
-CachedCosines, the matrix of all scores and that of their gradients are kept too.
+CachedCosines, the matrices of all scores and of their gradients are kept too.
 """
 
 from __future__ import annotations

@@ -335,7 +335,7 @@ def _keys_at(steps: list[str]) -> list[str]:
 
 
 def _all_keys(section: type[RecipeSection] = Recipe, prefix: str = "") -> list[str]:
-    """The dotted keys of a section and of the sections in it, with short keys and those of the first phase."""
+    """The dotted keys of a section and of the sections in it, with short keys and keys of the first phase."""
     keys = list[str]()
     for name, field in section.model_fields.items():
         keys.append(prefix + name)

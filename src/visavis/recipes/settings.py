@@ -18,7 +18,7 @@ RelevanceSpec = Annotated[str, AfterValidator(lambda text: text and repr(spec.pa
 
 
 MAX_INTEGER = 2**32 - 1
-"""Largest integer in a recipe, which is that of a seed."""
+"""Largest integer in a recipe, the largest seed."""
 
 
 class RecipeSection(BaseModel):

@@ -309,7 +309,7 @@ def merge_adapters(adapted: nn.Module, base: nn.Module) -> None:
 
 
 def _freeze(module: nn.Module) -> None:
-    """Turn parameters of a module, except those of adapters, and its buffers into buffers that are not saved."""
+    """Turn buffers and parameters of a module, except adapters, into buffers that are not saved."""
     buffers: dict[str, Any] = dict(module.named_buffers(recurse=False))
     for name, parameter in list(module.named_parameters(recurse=False)):
         if not parameter.requires_grad:

@@ -109,7 +109,7 @@ def build_empty_model(folder: Path, *, with_pooler: bool = False) -> Any:
 
     Args:
         folder: Folder with the config.
-        with_pooler: Whether these weights include those of a pooler. Otherwise a pooler with weights is removed.
+        with_pooler: Whether these weights include a pooler. Otherwise a pooler with weights is removed.
 
     Returns:
         The model.

@@ -71,7 +71,7 @@ class BFAN(RegionWordMatcher):
 
     Formula:
         Attention a as in SCAN is kept where ``a_i C - sum_j a_j > 0`` ("equal") or ``sum_j (a_i - a_j) sqrt(a_j) > 0`` ("prob"), and
-        divided by its sum. The score is the mean cosine of words plus that of regions, in [-2, 2].
+        divided by its sum. The score is the mean cosine of words plus the mean cosine of regions, in [-2, 2].
 
     Source:
         Liu et al., Focus Your Attention (2019), equations 3 to 9. BFAN* in tables is the mean of both variants.
