@@ -13,6 +13,7 @@ from .conftest import PROJECT
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(PROJECT / "studies")
     import claims
+    import recompute_claims
     import study
     import verdicts
 
@@ -121,6 +122,14 @@ def test_every_claim_uses_runs_of_study():
 
 def test_page_matches_numbers():
     assert claims.PAGE.read_text() == claims.page()
+
+
+def test_claims_agree_with_an_independent_computation(monkeypatch):
+    assert recompute_claims.mistakes() == []
+    column = recompute_claims.column
+    monkeypatch.setattr(recompute_claims, "column", lambda *of: {seed: value + 9 * seed for seed, value in column(*of).items()})
+    monkeypatch.setattr(recompute_claims, "differences", lambda *of: recompute_claims.np.array([1.0, 2.0, 4.0]))
+    assert len(recompute_claims.mistakes()) > 60
 
 
 def test_advice_states_corrected_verdicts():
