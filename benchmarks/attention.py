@@ -66,11 +66,12 @@ class WordAttention(Matcher):
         return Encoded(normalize(self.text(get_vectors(items)), dim=-1), items.mask)
 
     def score(self, visual: Encoded, text: Encoded) -> Tensor:
+        assert isinstance(text.mask, Tensor)
         regions, words = get_vectors(visual), get_vectors(text)
         affinity = torch.einsum("vrd,twd->vtwr", regions, words).relu()
         attention = (self.inverse_temperature * normalize(affinity, dim=2)).softmax(-1)
         attended = torch.einsum("vtwr,vrd->vtwd", attention, regions)
-        return (cosine_similarity(attended, words[None], dim=-1) * text.mask).sum(-1) / text.mask.sum(-1)  # type: ignore[union-attr]
+        return (cosine_similarity(attended, words[None], dim=-1) * text.mask).sum(-1) / text.mask.sum(-1)
 
     def score_pairs(self, visual: Encoded, text: Encoded) -> Tensor:
         return torch.cat([self.score(visual[i : i + 1], text[i : i + 1])[0] for i in range(len(visual))])
@@ -133,7 +134,7 @@ def measure(arguments: argparse.Namespace) -> None:
     found = JOBS[arguments.job](matcher, visual, text, arguments.memory)
     seconds = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    np.savez(arguments.out, **found)
+    np.savez(arguments.out, allow_pickle=False, **found)
     sys.stdout.write(json.dumps({"seconds": seconds, "bytes": peak - before, "inputs": before}) + "\n")
 
 

@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +28,7 @@ from torch.nn.functional import normalize
 
 from visavis.data.dataset import Dataset, Image
 from visavis.graded import RelevanceEstimator, ranking_coherence
-from visavis.graded.estimators.word_vectors import CosineRelevance
+from visavis.graded.estimators.base import CosineRelevance
 from visavis.metrics import coherent_scores
 from visavis.types import Encoded
 
@@ -40,7 +41,7 @@ class Known(RelevanceEstimator):
 
     vectors: Tensor
 
-    def for_captions(self, captions):
+    def for_captions(self, captions: Sequence[str]) -> CosineRelevance:
         return CosineRelevance(self.vectors)
 
 
@@ -53,7 +54,7 @@ def embeddings(images: int) -> Sides:
 
 def by_blocks(sides: Sides, ks: list[int]) -> list[float]:
     visual, text, words = sides
-    sums = []
+    sums = list[float]()
     for queries, candidates in ((visual, text), (text, visual)):
         found = dict.fromkeys(ks, 0.0)
         for rows in torch.arange(len(visual)).split(256):
@@ -95,8 +96,8 @@ def measure(way: str, arguments: argparse.Namespace) -> None:
     """Run one method once and write one JSON line."""
     torch.set_num_threads(arguments.threads)
     sides = embeddings(arguments.images)
-    small = tuple(side[:20] for side in sides)
-    WAYS[way](small, [10])  # Warm up, so that libraries loaded on first use do not count as memory of the method.
+    visual, text, words = (side[:20] for side in sides)
+    WAYS[way]((visual, text, words), [10])  # Warm up, so that libraries loaded on first use do not count as memory of the method.
     before, start, cpu = peak_bytes(), time.perf_counter(), time.process_time()
     sums = WAYS[way](sides, arguments.ks)
     spent = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu, "bytes": peak_bytes() - before}

@@ -111,7 +111,7 @@ def plan(chosen: argparse.Namespace) -> None:
             measured = worker.run()["bytes"]
             worker.close()
             images = texts = torch.empty(size, 1)
-            known = Targets(query_ids=range(size), candidate_ids=range(size), **facts(images, texts))
+            known = Targets(query_ids=torch.arange(size), candidate_ids=torch.arange(size), **facts(images, texts))
             expected = PairLoss(parse(name)).plan(size, size, embedding_dim=chosen.width, targets=known)
             print(
                 f"  {name:18} {expected.path:6} {expected.expected_bytes / 1e6:7.0f} MB expected {measured / 1e6:7.0f} MB measured"
@@ -289,7 +289,7 @@ def some_queries(objective: Objective, images: Tensor, texts: Tensor, targets: T
     rows = slice(0, number)
     with torch.no_grad():
         scores = RecomputedCosines(images, texts, None, ([True], [True]))
-        of_a_block = PairLoss(objective).plan(len(images), len(texts), targets=targets).rows
+        of_a_block = PairLoss(objective).plan(len(images), len(texts), targets=targets).block_rows
         alone = ProcessGroup(images.device, distributed_group=False)
         run_row_blocks(objective, scores, (rows, rows), (targets[rows], targets.T[rows]), of_a_block, alone, needs_grad=True)
 

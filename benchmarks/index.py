@@ -71,18 +71,18 @@ def main() -> None:
             folder / "few", num_train=200, num_val=20, num_test=20, captions_per_image=2, size=64, seed=options.seed
         )
         (folder / "recipe.toml").write_text(RECIPE)
-        run = visavis.train(folder / "recipe.toml", data=scenes, out=folder / "run").folder
+        run = visavis.train(folder / "recipe.toml", data=scenes, out=folder / "run").run
         many = write_synthetic_scenes(
             folder / "many", num_train=0, num_val=0, num_test=options.images, captions_per_image=1, size=64, seed=options.seed + 1
         )
         photos = many / "images"
         first, built = timed(lambda: visavis.index(run, photos, out=folder / "index"))
-        print(f"{built.encoded:,} images: {first:.1f} s, {built.encoded / first:.0f} a second")
+        print(f"{built.num_encoded:,} images: {first:.1f} s, {built.num_encoded / first:.0f} a second")
         again, _ = timed(lambda: visavis.index(run, photos, out=folder / "index"))
         print(f"nothing changed: {again:.1f} s, {100 * again / first:.1f} %")
         change(sorted(photos.iterdir()), np.random.default_rng(options.seed))
         later, changed = timed(lambda: visavis.index(run, photos, out=folder / "index"))
-        print(f"{changed.encoded:,} changed, {changed.moved:,} moved: {later:.1f} s, {100 * later / first:.1f} %")
+        print(f"{changed.num_encoded:,} changed, {changed.num_moved:,} moved: {later:.1f} s, {100 * later / first:.1f} %")
         visavis.index(run, photos, out=folder / "anew")
         (items, vectors), (others, theirs) = contents(folder / "index"), contents(folder / "anew")
         print(f"equal items: {items == others}, largest difference of vectors: {np.abs(vectors - theirs).max():.1e}")

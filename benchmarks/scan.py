@@ -19,14 +19,15 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, leaky_relu, normalize
 
-from visavis.models import SCAN
 from visavis.models.base import get_vectors
+from visavis.models.image_text.region_word_matchers import SCAN
 from visavis.models.inference import score_all_pairs
 from visavis.types import Encoded
 
@@ -47,7 +48,7 @@ def items(images: int, captions: int, longest: int) -> tuple[SCAN, Encoded, Enco
 
 def looped(matcher: SCAN, visual: Encoded, text: Encoded) -> Tensor:
     """The scores ``[V, T]``, one caption at a time, with the attended vector of each word in every image."""
-    regions, sharpness = get_vectors(visual), matcher.config.sharpness
+    regions, sharpness = get_vectors(visual), matcher.config.inverse_temperature
     assert isinstance(text.mask, Tensor)
     columns = []
     for caption, there in zip(get_vectors(text), text.mask, strict=True):
@@ -83,7 +84,7 @@ def measure(options: argparse.Namespace) -> None:
 
 def compare(options: argparse.Namespace) -> None:
     """Run both methods and print the comparison."""
-    costs, scores = {}, {}
+    costs, scores = dict[str, dict[str, Any]](), dict[str, np.ndarray]()
     with tempfile.TemporaryDirectory() as folder:
         for way in WAYS:
             out = Path(folder) / f"{way}.npy"
@@ -91,9 +92,9 @@ def compare(options: argparse.Namespace) -> None:
             command = [sys.executable, __file__, "--way", way, "--out", str(out), *(f"--{name}={value}" for name, value in given.items())]
             costs[way] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
             scores[way] = np.load(out)
-            of = costs[way]
-            each = " and ".join(f"{1000 * of[kind] / of['captions']:.2f} ms" for kind in ("seconds", "cpu"))
-            line = f"{way:6s} {of['captions']:6,} captions in {of['seconds']:6.1f} s, {each} of CPU each, {of['held'] / 1e9:.2f} GB held"
+            cost = costs[way]
+            both = " and ".join(f"{1000 * cost[kind] / cost['captions']:.2f} ms" for kind in ("seconds", "cpu"))
+            line = f"{way:6s} {cost['captions']:6,} captions in {cost['seconds']:6.1f} s, {both} of CPU each, {cost['held'] / 1e9:.2f} GB held"
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
     each = {way: costs[way]["seconds"] / costs[way]["captions"] for way in WAYS}

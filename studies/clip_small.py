@@ -31,6 +31,7 @@ import torch
 import visavis
 from visavis import storage
 from visavis.errors import VisavisError
+from visavis.evaluation import Evaluation
 from visavis.models.clip.model import export_to_transformers
 from visavis.synthetic import write_synthetic_scenes
 from visavis.training.stop_signals import Stopped
@@ -182,7 +183,9 @@ def trained(recipe: str, run: Path, data: Path, overrides: dict[str, Any]) -> di
 
 
 def r10_of(model: Path, data: Path, split: str = "test") -> float:
-    return r10(visavis.evaluate(model, data=data, split=split).metrics)
+    evaluation = visavis.evaluate(model, data=data, split=split)
+    assert isinstance(evaluation, Evaluation)
+    return r10(evaluation.metrics)
 
 
 def r10(metrics: dict[str, Any]) -> float:

@@ -26,6 +26,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from noise import with_interval
@@ -45,7 +46,7 @@ from visavis.synthetic import CaptionFacts, Scene, SceneGraphs, fact_relevance, 
 
 # The seed of the scenes is this number plus the seed of the study.
 WORLD = 3000
-NUM_SCENES = {"num_train": 1000, "num_val": 500, "num_test": 1000, "captions_per_image": 1}
+NUM_SCENES: dict[str, Any] = {"num_train": 1000, "num_val": 500, "num_test": 1000, "captions_per_image": 1}
 # Queries of a round, and questions of a round.
 ROUND = 50
 WAYS = ("doubt", "random", "first", "edge")
@@ -101,7 +102,7 @@ def chosen(way: str, texts: Sequence[str], found: Sequence[SearchResults], rando
     if way == "random":
         every = [(text, result) for text, results in zip(texts, found, strict=True) for result in results]
         return [every[i] for i in random.choice(len(every), ROUND, replace=False)]
-    recent = RecentQueries()
+    recent = RecentQueries[SearchResult]()
     for text, results in zip(texts, found, strict=True):
         hits = results.hits if way == "doubt" else tuple(replace(hit, match_probability=None) for hit in results)
         assert way == "edge" or hits[0].match_probability is not None
@@ -138,7 +139,7 @@ def further(world: World, folder: Path, way: str, seed: int, count: int, options
     if count and not file.exists():
         with open_feedback(file) as votes:
             for judgment in judgments_of(world, way, seed, count):
-                votes.add(judgment)
+                votes.append(judgment)
     if not (run / "result.json").exists():
         storage.remove_folder(run)
         settings = {**FURTHER, **dict(options.further), "start_from": str(world.run), "seed": seed + 100}

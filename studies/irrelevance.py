@@ -12,6 +12,7 @@ long captions.
 from __future__ import annotations
 
 import sys
+from typing import get_args
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.vocabulary import tokenize
 from visavis.graded import CATALOG
+from visavis.graded.estimators.base import CaptionAggregation
 from visavis.spec import parse
 
 
@@ -43,7 +45,7 @@ def main() -> None:
     print(f"{len(ratings):,} pairs of a test image and another's caption: {unrelated.sum():,} unrelated, {related.sum():,} rated 3 or more")
     print(f"{'relevance':18}{'image':8}{'bound':14}{'AUC':>6}{'unrelated marked':>20}{'related marked':>18}")
     for text in sys.argv[1:] or ["CBoW()"]:
-        for image in ("own", "best", "mean"):
+        for image in get_args(CaptionAggregation):
             relevance = parse(text, CATALOG).for_dataset(data, image)
             asked, place = np.unique(captions, return_inverse=True)
             block = relevance(torch.arange(len(data.images)), torch.from_numpy(asked)).numpy()
@@ -54,10 +56,10 @@ def main() -> None:
                 marked = how <= middle
                 print(f"{text:18}{image:8}{bound:14}{auc:6.3f}{marked[unrelated].mean():20.1%}{marked[related].mean():18.1%}")
         lengths = np.array([len(tokenize(caption)) for caption in data.captions])
-        block = parse(text, CATALOG).for_dataset(data, "best")(torch.arange(len(data.images)), torch.arange(len(data.captions))).numpy()
+        block = parse(text, CATALOG).for_dataset(data, "max")(torch.arange(len(data.images)), torch.arange(len(data.captions))).numpy()
         below = (block <= np.median(block)).mean(0)
         for words, which in (("up to 4", lengths <= 4), ("15 or more", lengths >= 15)):
-            print(f"{text}, image best, all pairs: {below[which].mean():.0%} of images for the {which.sum()} captions of {words} words")
+            print(f"{text}, image max, all pairs: {below[which].mean():.0%} of images for the {which.sum()} captions of {words} words")
 
 
 if __name__ == "__main__":

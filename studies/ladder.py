@@ -44,7 +44,7 @@ from visavis.synthetic import HELD_OUT_COLORS, HELD_OUT_RELATIONS, CaptionFacts,
 Measures = dict[str, float]
 # The seed of the scenes.
 WORLD = 2027
-NUM_SCENES = {"num_train": 1000, "num_val": 200, "num_test": 500}
+NUM_SCENES: dict[str, Any] = {"num_train": 1000, "num_val": 200, "num_test": 500}
 ONE_LEVEL, LADDER, PLAIN, GRADED, MORE = "one level", "Ladder", "VLC", "GradedVLC", "GradedVLC, beta 3"
 OBJECTIVES: dict[str, str | None] = {
     ONE_LEVEL: "Ladder(margins=(0.2,), thresholds=(), betas=(1.0,), sampling='sum', reduction='mean')",

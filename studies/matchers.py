@@ -192,7 +192,7 @@ def paces(data_module: DataModule, matcher: Matcher) -> Iterator[float]:
     matcher.train()
     started = time.process_time()
     for batch in data_module.loader(data_module.data.split("train")).epoch(1):
-        with bfloat16_autocast(torch.device("cpu"), data_module.recipe.training.bfloat16_autocast):
+        with bfloat16_autocast(torch.device("cpu"), data_module.recipe.training.autocast):
             visual, text = matcher.encode_visual(batch.visual), matcher.encode_text(batch.text)
             targets = Targets(query_ids=batch.image_ids, candidate_ids=batch.text_ids)
             value = loss(matcher.first_stage_items(visual), matcher.first_stage_items(text), targets=targets)

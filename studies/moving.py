@@ -35,6 +35,7 @@ from visavis.recipes.data_module import prepare_training
 from visavis.runs.open_run import read_run_recipe
 from visavis.synthetic import ClipAnnotations, write_synthetic_clips
 from visavis.training.stop_signals import Stopped
+from visavis.training.training_run import TrainingResult
 
 TIE = 1e-6
 RECIPES = ("mmt", "ce", "ce-appearance")
@@ -42,9 +43,9 @@ COMPARED = (("mmt", "ce", "order"), ("ce", "ce-appearance", "missing"), ("ce", "
 
 
 @torch.no_grad()
-def figures(run: read_run_recipe, truth: ClipAnnotations) -> dict[str, float]:
+def figures(run: TrainingResult, truth: ClipAnnotations) -> dict[str, float]:
     """The metrics of a run on the test split, in percent."""
-    data_module, matcher = prepare_training(prepare_training(run.run))
+    data_module, matcher = prepare_training(read_run_recipe(run.run))
     matcher.load_state_dict(visavis.load(run.run).matcher.state_dict())
     test = data_module.data.split("test")
     with evaluation_mode(matcher):

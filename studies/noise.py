@@ -64,10 +64,10 @@ def train_weighted(out: Path, seed: int, share: float, threads: int) -> dict[str
 
 def separation(run: TrainingResult) -> float:
     """How well a run's supervision separates correct from mismatched training captions: the area under the ROC curve."""
-    recipe, checkpoint = read_run_recipe(run.folder), Checkpoint.latest(run.folder / "checkpoint")
+    recipe, checkpoint = read_run_recipe(run.run), Checkpoint.latest(run.run / "checkpoint")
     assert checkpoint is not None
     data = open_dataset(recipe.data.path)
-    noisy = data.with_noisy_correspondence(recipe.data.with_noisy_correspondence, recipe.seed)
+    noisy = data.with_noisy_correspondence(recipe.data.noise_ratio, recipe.seed)
     right = (noisy.image_of == data.image_of)[noisy.split("train").caption_rows]
     state = checkpoint.supervision
     trust = state["clean"].mean(0) if "clean" in state else weights(recipe, checkpoint)

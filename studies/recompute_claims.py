@@ -78,7 +78,7 @@ def column(address: str, name: str) -> dict[int, float]:
 
 def settings_of(addresses: list[str]) -> list[str]:
     """Setting ids, with a star expanded."""
-    expanded = []
+    expanded = list[str]()
     for address in addresses:
         experiment, setting = address.split("/", 1)
         expanded += dict.fromkeys(f"{experiment}/{run['setting']}" for run in runs_of(experiment)) if setting == "*" else [address]
@@ -138,7 +138,7 @@ def recompute(claim: dict[str, Any]) -> Result:
         return one_sided(differences(claim["a"], claim["b"], name), -claim["allowed"])
     if test in ("reaches", "stays_below"):
         values = np.array(list(column(claim["a"], name).values()))
-        return one_sided(values, claim.get("at_least", claim.get("at_most")), 1 if test == "reaches" else -1)
+        return one_sided(values, claim["at_least" if test == "reaches" else "at_most"], 1 if test == "reaches" else -1)
     if test == "same":
         values, allowed = differences(claim["a"], claim["b"], name), claim["allowed"]
         low, high = interval(values)
@@ -165,7 +165,7 @@ def recompute(claim: dict[str, Any]) -> Result:
         result.figures += [lead.mean() for lead in leads]
         return result
     if test == "inner_peak":
-        means = {one: np.mean(list(column(one, name).values())) for one in claim["series"]}
+        means = {one: float(np.mean(list(column(one, name).values()))) for one in claim["series"]}
         first, *inner, last = claim["series"]
         top = max(inner, key=means.__getitem__)
         result = all_above([differences(top, end, name) for end in (first, last)], len(inner))

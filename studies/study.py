@@ -137,7 +137,7 @@ def experiments(only: Container[str]) -> Iterator[Experiment]:
     """
     plan = tomllib.loads(PLAN.read_text())
     tries = {
-        f"{name} | {spec} | {rate:g}": {SPEC: spec, RATE: rate, **entry.get("with", {})}
+        f"{name} | {spec} | {rate:g}": {SPEC: spec, RATE: rate, **dict.fromkeys(entry.get("more_rates", ()), rate), **entry.get("with", {})}
         for name, entry in plan["objectives"].items()
         for spec in entry["try"]
         for rate in entry.get("rates", plan["rates"])
@@ -145,6 +145,7 @@ def experiments(only: Container[str]) -> Iterator[Experiment]:
     tuning = Experiment(TUNING, "Which rate and which parameter value are best for each objective?", tries, (TUNING_SEED,))
     yield tuning
     chosen = {"": best_tries(tuning)}
+    only_named = {name for name, entry in plan["objectives"].items() if entry.get("only_named")}
     for name, entry in plan["experiments"].items():
         if name not in only:
             continue
@@ -153,7 +154,8 @@ def experiments(only: Container[str]) -> Iterator[Experiment]:
             tuning = _tuning_in(world, plan["worlds"][world], chosen[""])
             yield tuning
             chosen[world] = best_tries(tuning)
-        yield _experiment(name, entry, chosen[world], plan["always"] | plan["worlds"].get(world, {}).get("always", {}))
+        objectives = [one for one in chosen[world] if one not in only_named] if entry["of"] == ["all"] else entry["of"]
+        yield _experiment(name, entry, {one: chosen[world][one] for one in objectives}, plan["always"] | plan["worlds"].get(world, {}).get("always", {}))
 
 
 def _tuning_in(world: str, entry: dict[str, Any], chosen: dict[str, Overrides]) -> Experiment:
@@ -175,13 +177,13 @@ def best_tries(tuning: Experiment) -> dict[str, Overrides]:
 
 
 def _experiment(name: str, entry: dict[str, Any], chosen: dict[str, Overrides], always: Overrides) -> Experiment:
-    """An experiment of the plan. ``of`` lists objectives or "all". ``vary`` lists changes by name. ``times_rate`` multiplies the learning rate."""
+    """An experiment of the plan with the chosen overrides of its objectives. ``vary`` lists changes by name, ``times_rate`` multiplies the rate."""
     settings = {}
-    for objective in chosen if entry["of"] == ["all"] else entry["of"]:
+    for objective, best in chosen.items():
         for label, changes in entry.get("vary", {"": {}}).items():
-            overrides = {**chosen[objective], **always, **changes}
+            overrides = {**best, **always, **changes}
             overrides[RATE] *= overrides.pop("times_rate", 1.0)
-            settings[", ".join(filter(None, (objective if len(entry["of"]) > 1 or not label else "", label)))] = overrides
+            settings[", ".join(filter(None, (objective if len(chosen) > 1 or not label else "", label)))] = overrides
     return Experiment(name, entry["question"], settings, tuple(range(1, entry["seeds"] + 1)))
 
 
@@ -196,7 +198,7 @@ def made(run: Run) -> dict[str, Any]:
     if not run.experiment.tunes:
         best = open_run(run.folder, read_run_recipe(run.folder), NoProgress())
         line |= {
-            "metrics": rounded(outcome.numbers),
+            "metrics": rounded(outcome.measured_metrics),
             "epochs": epochs_of(run.folder),
             "counts": counts_of(run.folder),
             **people_of(*best),

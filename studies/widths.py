@@ -32,10 +32,10 @@ def main() -> None:
         data_module, matcher = open_run(run, recipe, NoProgress())
         split, rules = data_module.data.split(recipe.evaluation.test), get_protocols(recipe.evaluation.protocol)
         sides = [matcher.first_stage_items(items) for items in data_module.encode(matcher, split)]
-        trained = ", ".join(map(str, matcher.encoded_items)) or "all dimensions"
-        for width in options.encoded_items:
-            short = [encode_unit_rows(get_vectors(truncate_embeddings(items, width))) for items in sides]
-            found = evaluate_dataset(*short, device_score(matcher), split, rules).metrics
+        trained = ", ".join(map(str, matcher.matryoshka_dims)) or "all dimensions"
+        for width in options.widths:
+            visual, text = (encode_unit_rows(get_vectors(truncate_embeddings(items, width))) for items in sides)
+            found = evaluate_dataset(visual, text, device_score(matcher), split, rules).metrics
             print(
                 f"| {run.name} | {trained} | {width:,} | {found['i2t_r10']:.1f} | {found['t2i_r10']:.1f} | {found['rsum']:.1f} |",
                 flush=True,

@@ -16,7 +16,7 @@ import transformers
 import visavis
 from visavis.data import open_dataset
 from visavis.progress import NoProgress, TrainingStep
-from visavis.training.trainer import Stopped
+from visavis.training.stop_signals import Stopped
 
 RECIPE = """
 name = "small"

@@ -31,7 +31,7 @@ def eqs_3_4_mined_negative() -> Shown:
     moved = leaf(images)
     scores = moved @ texts.T
     hinges = [0.2 + negatives(way).amax(1) - way.diag() for way in (scores, scores.T)]
-    (true,) = gradient(sum(hinge.clamp(min=0).sum() for hinge in hinges), moved)
+    (true,) = gradient(torch.stack(hinges).clamp(min=0).sum(), moved)
     of_image, of_text = ((hinge > 0).double()[:, None] for hinge in hinges)
     printed = of_image * (texts[negatives(scores).argmax(1)] - texts) - of_text * texts
     right = printed.index_add(0, negatives(scores).argmax(0), of_text * texts)

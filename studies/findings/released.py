@@ -211,7 +211,7 @@ def vse_infinity_warm_up() -> Shown:
     visavis: ``Triplet()`` is the sum, ``Triplet(reduction="mean")`` a mean.
     """
     scores = scores_of(128, seed=0, noise=2.0, dimension=64)
-    hinges = sum((0.2 + negatives(way) - way.diag()[:, None]).clamp(min=0) for way in (scores, scores.T))
+    hinges = torch.stack([(0.2 + negatives(way) - way.diag()[:, None]).clamp(min=0) for way in (scores, scores.T)])
     total, mean = hinges.sum(), hinges.sum() / 127
     hardest = sum((0.2 + negatives(way).amax(1) - way.diag()).clamp(min=0).sum() for way in (scores, scores.T))
     return Shown(
