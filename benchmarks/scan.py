@@ -94,7 +94,9 @@ def compare(options: argparse.Namespace) -> None:
             scores[way] = np.load(out)
             cost = costs[way]
             both = " and ".join(f"{1000 * cost[kind] / cost['captions']:.2f} ms" for kind in ("seconds", "cpu"))
-            line = f"{way:6s} {cost['captions']:6,} captions in {cost['seconds']:6.1f} s, {both} of CPU each, {cost['held'] / 1e9:.2f} GB held"
+            line = (
+                f"{way:6s} {cost['captions']:6,} captions in {cost['seconds']:6.1f} s, {both} of CPU each, {cost['held'] / 1e9:.2f} GB held"
+            )
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
     each = {way: costs[way]["seconds"] / costs[way]["captions"] for way in WAYS}

@@ -148,7 +148,7 @@ def recompute(claim: dict[str, Any]) -> Result:
         others = [one for one in settings_of(claim["among"]) if one != claim["a"]]
         rows = [differences(claim["a"], other, name) for other in others]
         result = all_above(rows)
-        result.figures = [-min((row.mean() for row in rows))]
+        result.figures = [-min(row.mean() for row in rows)]
         return result
     if test == "each":
         rows = [differences(a, b, name) for a, b in claim["pairs"]]

@@ -155,7 +155,9 @@ def experiments(only: Container[str]) -> Iterator[Experiment]:
             yield tuning
             chosen[world] = best_tries(tuning)
         objectives = [one for one in chosen[world] if one not in only_named] if entry["of"] == ["all"] else entry["of"]
-        yield _experiment(name, entry, {one: chosen[world][one] for one in objectives}, plan["always"] | plan["worlds"].get(world, {}).get("always", {}))
+        yield _experiment(
+            name, entry, {one: chosen[world][one] for one in objectives}, plan["always"] | plan["worlds"].get(world, {}).get("always", {})
+        )
 
 
 def _tuning_in(world: str, entry: dict[str, Any], chosen: dict[str, Overrides]) -> Experiment:
