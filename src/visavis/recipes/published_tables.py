@@ -57,7 +57,8 @@ def with_published(result: Evaluation, recipe: Recipe) -> Evaluation:
     Returns:
         The evaluation with ``extra_metrics`` and ``published``.
     """
-    row = published_results().get(recipe.published)
+    # Reading all tables takes half a second, which most recipes do not need.
+    row = published_results().get(recipe.published) if recipe.published else None
     return replace(result, extra_metrics=recipe.evaluation.extra_metrics, published=row if row and row.protocol else None)
 
 
