@@ -31,6 +31,8 @@ FRACTIONS = (0.125, 0.25, 0.5, 1.0)
 # A part of the data is trained on for as many steps as the whole, but for at most this factor of the epochs. The curve shows the best
 # of several evaluations, so that neither a too short nor a too long training is mistaken for too little data.
 MAX_EPOCH_FACTOR, NUM_EVALUATIONS = 4.0, 4
+# More steps change the curve little. A part that has more steps in one epoch of each phase is trained for that.
+MAX_STEPS = 400
 
 Verdict = Literal["more", "little", "unclear"]
 
@@ -226,7 +228,7 @@ def curve_models(data_module: DataModule, identity: Any, seeds: int) -> list[Cur
     axes = {"images": [(count := round(fraction * len(train.images)), fraction, (count, 0)) for fraction in FRACTIONS]}
     max_captions = min(map(len, train.captions_of))
     if max_captions > 1:
-        caption_counts = sorted({1, -(-max_captions // 2), max_captions})
+        caption_counts = sorted({1, 2, -(-max_captions // 2), max_captions})
         axes["captions per image"] = [(count, count / max_captions, (0, count)) for count in caption_counts]
     return [
         CurveModel(unit, size, seed, _point_model(data_module, train.subsample(*limits, seed), identity, seed, fraction))
@@ -238,10 +240,9 @@ def curve_models(data_module: DataModule, identity: Any, seeds: int) -> list[Cur
 
 def _point_model(data_module: DataModule, part: Dataset, identity: Any, seed: int, fraction: float) -> CachedModel[list[float]]:
     """Return the model that is trained on a part of the data and evaluated several times on the validation split."""
-    epoch_factor, validation = min(1 / fraction, MAX_EPOCH_FACTOR), data_module.validation
-    cache = cache_path(
-        "curve", identity, part.image_rows.tolist(), part.caption_rows.tolist(), seed, fraction, NUM_EVALUATIONS, MAX_EPOCH_FACTOR
-    )
+    recipe, validation = data_module.recipe, data_module.validation
+    epoch_factor = min(1 / fraction, MAX_EPOCH_FACTOR, MAX_STEPS / count_steps(recipe, part))
+    cache = cache_path("curve", identity, part.image_rows.tolist(), part.caption_rows.tolist(), seed, epoch_factor, NUM_EVALUATIONS)
 
     def evaluate_during_training(progress: Progress) -> list[float]:
         values = list[float]()
@@ -258,4 +259,4 @@ def _point_model(data_module: DataModule, part: Dataset, identity: Any, seed: in
         rsums: list[float] = cached_value(cache, list[float], partial(evaluate_during_training, progress))
         return rsums
 
-    return CachedModel(cache.with_suffix(".json"), count_steps(data_module.recipe, part, epoch_factor), result)
+    return CachedModel(cache.with_suffix(".json"), count_steps(recipe, part, epoch_factor), result)
