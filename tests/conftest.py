@@ -29,6 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
     shared_data = PROJECT.parent / "shared" / "data"
     if "VISAVIS_DATA" not in os.environ and shared_data.is_dir():
         os.environ["VISAVIS_DATA"] = str(shared_data)
+    _write_temporary_files_to_memory()
     config.stash[_CACHE] = tempfile.mkdtemp(prefix="visavis-cache-")
     os.environ["VISAVIS_CACHE"] = config.stash[_CACHE]
     os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
@@ -37,6 +38,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 _CACHE = pytest.StashKey[str]()
+
+
+def _write_temporary_files_to_memory() -> None:
+    """Use the file system in memory, where writing to disk takes a tenth of the suite's CPU time. A given TMPDIR is respected."""
+    memory = Path("/dev/shm")
+    if "TMPDIR" not in os.environ and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free >= 4 * 2**30:
+        os.environ["TMPDIR"] = tempfile.tempdir = str(memory)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

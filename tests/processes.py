@@ -23,13 +23,24 @@ def in_processes(work: Callable[..., None], arguments: tuple[object, ...], *, np
     multiprocessing.start_processes(work, arguments, nprocs, start_method="forkserver")
 
 
-class Command:
-    """The command ``visavis ARGUMENTS`` in a new process. Its output goes to a file."""
+def run_visavis() -> None:
+    """Run ``visavis`` with the arguments of this process."""
+    from visavis.cli import main
 
-    def __init__(self, output: Path, *arguments: object):
+    main()
+
+
+class Command:
+    """The command ``visavis ARGUMENTS``, or another program, in a new process.
+
+    Its output goes to a file, its messages to the same or to ``messages``. The first terminal among them controls the process.
+    """
+
+    def __init__(self, output: Path, *arguments: object, messages: Path | None = None, program: Callable[[], None] = run_visavis):
         self.output = output
-        worker_arguments = (output, Path.cwd(), dict(os.environ), ["visavis", *map(str, arguments)])
-        self.process = FORKED.Process(target=_visavis, args=worker_arguments)
+        files = (output, messages or output)
+        worker_arguments = (program, files, Path.cwd(), dict(os.environ), ["visavis", *map(str, arguments)])
+        self.process = FORKED.Process(target=_run, args=worker_arguments)
         self.process.start()
         atexit.register(self.send, signal.SIGKILL)
 
@@ -53,17 +64,17 @@ class Command:
         return self.process.exitcode
 
 
-def _visavis(output: Path, folder: Path, environment: dict[str, str], arguments: list[str]) -> None:
-    with output.open("w") as file:
-        for stream in (1, 2):
-            os.dup2(file.fileno(), stream)
+def _run(program: Callable[[], None], files: tuple[Path, Path], folder: Path, environment: dict[str, str], arguments: list[str]) -> None:
+    os.setsid()
+    for stream, file in zip((1, 2), files, strict=True):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666), stream)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
+    # The streams of the server assume the kind of file that it wrote to.
+    sys.stdout, sys.stderr = (os.fdopen(stream, "w", buffering=1, closefd=False) for stream in (1, 2))
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the server may have been started under nohup
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = arguments
-    from visavis.cli import main
-
-    main()
+    program()

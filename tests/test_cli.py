@@ -7,14 +7,15 @@ import pty
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from tests.processes import Command
 from typer.testing import CliRunner
 
 import visavis
@@ -344,12 +345,13 @@ def test_train_prints_a_long_run_folder_on_one_line(call, run):
     assert "RSUM" in out
 
 
-def test_json_and_progress_bars_do_not_mix(scenes, tmp_path):
+def test_json_and_progress_bars_do_not_mix(scenes, tmp_path, monkeypatch):
     """stderr is a terminal, so that bars are drawn. stdout is a pipe."""
     (tmp_path / "tiny.toml").write_text(RECIPE)
     reader, terminal = pty.openpty()
-    command = [sys.executable, "-m", "visavis", "train", "tiny.toml", "--data", str(scenes), "--out", "run", "--json"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm-256color", "COLUMNS": "100"}
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"OMP_NUM_THREADS": "1", "TERM": "xterm-256color", "COLUMNS": "100"}.items():
+        monkeypatch.setenv(name, value)
     output = []
 
     def read_terminal():
@@ -360,7 +362,11 @@ def test_json_and_progress_bars_do_not_mix(scenes, tmp_path):
 
     thread = threading.Thread(target=read_terminal)
     thread.start()
-    out = subprocess.run(command, stdout=subprocess.PIPE, stderr=terminal, env=environment, cwd=tmp_path, check=True).stdout
+    command = Command(
+        tmp_path / "output", "train", "tiny.toml", "--data", scenes, "--out", "run", "--json", messages=Path(os.ttyname(terminal))
+    )
+    assert command.wait(60) == 0
+    out = command.output.read_bytes()
     os.close(terminal)
     thread.join()
     os.close(reader)

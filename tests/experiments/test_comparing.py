@@ -8,8 +8,6 @@ import math
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -17,10 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.processes import FORKED, Command
 
 import visavis
 from visavis.errors import RecipeError, RunError, SpecError, VisavisError
 from visavis.evaluation import Evaluation
+from visavis.experiments import jobs
 from visavis.experiments.grid import Setting, build_settings
 from visavis.experiments.jobs import Job, RunOutcome
 from visavis.experiments.run_comparison import TimeBudget, all_runs, better_half, halving_rounds, parse_budget
@@ -131,29 +131,25 @@ def test_compare_resumes_after_signals_without_losing_runs(plain, recipe, tmp_pa
         pytest.importorskip("ray")
     out = tmp_path / "ended"
     options = {"--seeds": 2, "--workers": 2, "--engine": engine, "--out": out}
-    command = [
-        sys.executable,
-        "-m",
-        "visavis",
+    objectives = (part for spec in OBJECTIVES for part in ("--objective", spec))
+    process = Command(
+        tmp_path / "output",
         "compare",
-        str(recipe),
+        recipe,
         "training.checkpoint_s=0",
-        *(str(part) for option in options.items() for part in option),
-    ]
-    process = subprocess.Popen(
-        [*command, *(part for spec in OBJECTIVES for part in ("--objective", spec))], stderr=subprocess.PIPE, text=True
+        *(part for option in options.items() for part in option),
+        *objectives,
     )
     deadline = time.monotonic() + 120
     while not (finished := list(out.glob("runs/*/outcome.json"))) and time.monotonic() < deadline:
-        assert process.poll() is None, process.communicate()
+        assert not process.ended, process.output_text
         time.sleep(0.02)
     if target == "comparison":
-        os.kill(process.pid, number)
+        process.send(number)
     else:
         _end_workers(process, out, number, each=target == "every worker")
-    stderr = process.communicate(timeout=120)[1]
-    assert process.returncode == code
-    assert message.format(out=out) in stderr
+    assert process.wait(120) == code
+    assert message.format(out=out) in process.output_text
     written = {file: file.stat().st_mtime_ns for file in finished}
     while _worker_pids(out) and time.monotonic() < deadline:  # workers end automatically when their comparison has died
         time.sleep(0.1)
@@ -163,10 +159,10 @@ def test_compare_resumes_after_signals_without_losing_runs(plain, recipe, tmp_pa
     assert {file: file.stat().st_mtime_ns for file in finished} == written
 
 
-def _end_workers(process: subprocess.Popen, out: Path, number: int, *, each: bool) -> None:
+def _end_workers(process: Command, out: Path, number: int, *, each: bool) -> None:
     """Signal one worker of a comparison, or every worker until it ends, because Ray retries a lost run."""
-    while process.poll() is None:
-        workers = [pid for pid in _worker_pids(out) if pid != process.pid]
+    while not process.ended:
+        workers = [pid for pid in _worker_pids(out) if pid != process.process.pid]
         for pid in workers if each else workers[:1]:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -320,18 +316,19 @@ def test_parse_budget_units_and_errors():
             parse_budget(text)
 
 
-def test_worker_ends_when_stopped_after_training():
-    code = (
-        "import multiprocessing, time\n"
-        "from visavis.experiments import jobs\n"
-        "def run_job(job, progress):\n"
-        "    with jobs.StopRequest().install_signal_handlers():\n"  # a training that has stopped polling for stop requests
-        "        sender.close()\n"
-        "        time.sleep(3 * jobs.POLL_SECONDS)\n"
-        "jobs.run_job = run_job\n"
-        "receiver, sender = multiprocessing.Pipe(duplex=False)\n"
-        "jobs._start_worker(receiver)\n"
-        "jobs._run_in_worker(None)\n"
-        "time.sleep(60)\n"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=50).returncode == 128 + signal.SIGTERM
+def run_stopped_worker():
+    def run_job(job, progress):
+        # A training that has stopped polling for stop requests.
+        with jobs.StopRequest().install_signal_handlers():
+            sender.close()
+            time.sleep(3 * jobs.POLL_SECONDS)
+
+    jobs.run_job = run_job
+    receiver, sender = FORKED.Pipe(duplex=False)
+    jobs._start_worker(receiver)
+    jobs._run_in_worker(None)
+    time.sleep(60)
+
+
+def test_worker_ends_when_stopped_after_training(tmp_path):
+    assert Command(tmp_path / "output", program=run_stopped_worker).wait(50) == 128 + signal.SIGTERM

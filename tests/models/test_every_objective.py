@@ -133,7 +133,7 @@ def test_every_matcher_overfits_32_pairs(name, objective):
     matcher, ids = made(name), torch.arange(32)
     visual, text, targets = images(name, 32), texts(name, 32, has_variable_length=False), facts(ids, ids)
     # by hard negatives and a larger rate, SGR ends below its ReLU and MMT collapses. MMT and SAF start slowly and need more steps
-    rate, steps = {"SGR": (0.001, 25), "SAF": (0.01, 50), "MMT": (0.001, 100)}.get(name, (0.01, 25))
+    rate, steps = {"SGR": (0.001, 25), "SAF": (0.01, 50), "MMT": (0.001, 60)}.get(name, (0.01, 25))
     loss, optimizer = loss_of(matcher, objective()), torch.optim.Adam(matcher.parameters(), lr=rate)
 
     def rsum() -> float:

@@ -17,8 +17,6 @@ from visavis.retrieval.index_builder import build_index
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.index_search import SearchQuery, search_index
 
-pytest.importorskip("lancedb")
-pytest.importorskip("pymilvus")
 STORES = {"lance": None, "milvus": "items.db"}
 REMEDIES = (
     "un visavis index ",
@@ -33,6 +31,8 @@ SKIPPED_NAMES = {"index.lock", "snapshot.lock", "LOCK"}
 
 @pytest.fixture(scope="module", autouse=True)
 def load_models_once():
+    for package in ("lancedb", "pymilvus"):
+        pytest.importorskip(package)
     with pytest.MonkeyPatch.context() as patch:
         original = Retriever.load
         load = cache(lambda name: original(name))

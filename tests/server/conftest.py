@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import io
 import os
-import select
+import re
 import signal
-import subprocess
-import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 from PIL import Image, ImageDraw, TiffImagePlugin
+from tests.processes import Command
 
 import visavis
 from visavis.feedback.records import open_feedback
@@ -127,27 +127,21 @@ def client(collection: ServedIndex, tmp_path: Path) -> Iterator[TestClient]:
 
 
 @contextmanager
-def served(*arguments: str | Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def served(*arguments: str | Path) -> Iterator[tuple[str, Command]]:
     """The address and the process of ``visavis serve``, which is stopped on exit."""
-    command = [sys.executable, "-m", "visavis", "serve", *map(str, arguments), "--port", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    output = ""
-    try:
-        deadline = time.monotonic() + 60
-        while " at http" not in output:
-            assert time.monotonic() < deadline, f"the server does not respond: {output}"
-            assert process.stderr is not None
-            if select.select([process.stderr], [], [], 1.0)[0]:
-                line = process.stderr.readline()
-                assert line or process.poll() is None, f"the server stopped: {output}"
-                output += line
-        yield output.rpartition(" at ")[2].split()[0], process
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
+    with tempfile.TemporaryDirectory() as folder:
+        process = Command(Path(folder) / "output", "serve", *arguments, "--port", "0")
+        try:
+            deadline = time.monotonic() + 60
+            while (address := re.search(r" at (http\S+)\s", process.output_text)) is None:
+                assert time.monotonic() < deadline, f"the server does not respond: {process.output_text}"
+                assert not process.ended, f"the server stopped: {process.output_text}"
+                time.sleep(0.02)
+            yield address[1], process
+        finally:
+            process.send(signal.SIGINT)
             try:
                 process.wait(15)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        process.stderr.close()
+            except AssertionError:
+                process.send(signal.SIGKILL)
+                process.wait(15)

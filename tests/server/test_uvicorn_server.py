@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import threading
@@ -186,10 +185,10 @@ def test_uncertainties_peak_at_even_probability(collection):
 
 def stop(process, signal_number, code):
     connection = socket.create_connection((urlsplit(process[0]).hostname, urlsplit(process[0]).port))
-    os.kill(process[1].pid, signal_number)
+    process[1].send(signal_number)
     assert process[1].wait(20) == code
     connection.close()
-    output = process[1].stderr.read()
+    output = process[1].output_text
     assert "Traceback" not in output
     return output
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import time
 
 import pytest
@@ -38,27 +39,44 @@ def address(index_folder, votes):
         yield url
 
 
+@pytest.fixture(scope="module")
+def shared_page(browser):
+    """One page for all tests, because a new one starts three processes."""
+    context = browser.new_context(reduced_motion="reduce")
+    page = context.new_page()
+    page.set_default_timeout(20_000)
+    yield page
+    context.close()
+
+
 @pytest.fixture
-def open_page(browser):
-    """Open the page with a size and theme. Errors on its console fail the test."""
-    contexts, logged = [], []
+def open_page(shared_page):
+    """Open an address with a size and theme. Errors on the console fail the test."""
+    logged, page = [], shared_page
+
+    def log_message(message):
+        if message.type in ("error", "warning"):
+            logged.append(f"{message.text} {message.location}")
+
+    def log_error(error):
+        logged.append(str(error))
 
     def open_url(url, width=1200, height=800, scheme="light", wait=".tile.shown"):
-        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce")
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(20_000)
-        page.on(
-            "console", lambda message: logged.append(f"{message.text} {message.location}") if message.type in ("error", "warning") else None
-        )
-        page.on("pageerror", lambda error: logged.append(str(error)))
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(color_scheme=scheme)
+        page.on("console", log_message)
+        page.on("pageerror", log_error)
         page.goto(url)
         page.wait_for_selector(wait)
         return page
 
     yield open_url
-    for context in contexts:
-        context.close()
+    page.remove_listener("console", log_message)
+    page.remove_listener("pageerror", log_error)
+    page.unroute_all()
+    page.mouse.move(0, 0)
+    page.evaluate("localStorage.clear()")
+    page.goto("about:blank")
     assert [line for line in logged if "leaves.png" not in line] == [], "except for the image that points outside"
 
 
@@ -313,7 +331,7 @@ def test_web_ui_reports_stopped_server(browser, pair):
     page = context.new_page()
     page.goto(pair[0])
     page.wait_for_selector("#notice:visible")
-    pair[1].terminate()
+    pair[1].send(signal.SIGTERM)
     pair[1].wait(20)
     page.fill("#text", "a star")
     page.wait_for_selector("#notice:has-text('The server does not respond.')")

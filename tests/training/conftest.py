@@ -207,15 +207,15 @@ def stop_at() -> type[StopAt]:
     return StopAt
 
 
-def _in_pieces(recipe: Path, run: Path, **given: object) -> int:
-    """Train a run that is stopped every one to four steps and resumed. Return the number of stops."""
+def _in_pieces(recipe: Path, run: Path, longest: int = 8, **given: object) -> int:
+    """Train a run that is stopped after one step, then every two to ``longest`` steps, and resumed. Return the number of stops."""
     with pytest.raises(Stopped, match=re.escape(str(run))):
         visavis.train(recipe, out=run, progress=StopAt(1), **given)
     stops = 0
     while not (run / "result.json").exists():
         stops += 1
         with contextlib.suppress(Stopped):
-            visavis.train(resume=run, progress=StopAt(stops % 4 + 1))
+            visavis.train(resume=run, progress=StopAt(stops % longest + 1))
     return stops
 
 

@@ -174,14 +174,22 @@ def test_frozen_backbone_and_loss_warmup_resume_exactly(few_scenes, outcome, sto
 def test_loss_warmup_starts_at_zero(few_scenes, stop_at, tmp_path):
     (tmp_path / "grid.toml").write_text(RECIPE)
 
-    def moved(steps, ramp):
-        run = tmp_path / f"{steps}-{ramp}"
-        with pytest.raises(Stopped):
-            overrides = {"phases.0.epochs": 1, "phases.1.loss_warmup_epochs": ramp}
-            visavis.train(tmp_path / "grid.toml", data=few_scenes, out=run, overrides=overrides, progress=stop_at(4 + steps))
-        weights = Checkpoint.read(complete_checkpoints(run / "checkpoint")[-1]).weights
-        return weights["visual.weight"]
+    def first_weights(ramp):
+        """Weights before the second phase, and after its first and second step."""
+        run, weights = tmp_path / str(ramp), []
+        overrides = {"phases.0.epochs": 1, "phases.1.loss_warmup_epochs": ramp}
+        for given in (
+            {"recipe": tmp_path / "grid.toml", "data": few_scenes, "out": run, "overrides": overrides},
+            {"resume": run},
+            {"resume": run},
+        ):
+            with pytest.raises(Stopped):
+                visavis.train(**given, progress=stop_at(1 if weights else 4))
+            weights.append(Checkpoint.read(complete_checkpoints(run / "checkpoint")[-1]).weights["visual.weight"])
+        return weights
 
-    start = moved(0, 1.0)
-    assert torch.equal(moved(1, 1.0), start) and not torch.equal(moved(1, 0.0), start)
-    assert 0 < (moved(2, 1.0) - start).norm() < (moved(2, 0.0) - start).norm()
+    start, one, two = first_weights(1.0)
+    start_at_once, one_at_once, two_at_once = first_weights(0.0)
+    assert torch.equal(start, start_at_once)
+    assert torch.equal(one, start) and not torch.equal(one_at_once, start)
+    assert 0 < (two - start).norm() < (two_at_once - start).norm()

@@ -87,7 +87,7 @@ def test_signals_save_and_report_how_to_resume(training, recipe, scenes, uninter
 def test_run_stopped_every_few_steps_resumes_exactly(recipe, scenes, uninterrupted, outcome, in_pieces, tmp_path, autocast):
     """Stops are also within accumulation groups, right after validations, and between phases."""
     run = tmp_path / "run"
-    assert in_pieces(recipe, run, data=scenes, overrides={"training.autocast": autocast, "training.checkpoint_s": 1e6}) > 10
+    assert in_pieces(recipe, run, longest=4, data=scenes, overrides={"training.autocast": autocast, "training.checkpoint_s": 1e6}) > 10
     assert outcome(run) == outcome(uninterrupted(autocast))
 
 

@@ -110,7 +110,7 @@ def supervision_of(run):
 def test_supervised_run_resumes_exactly(name, recipes, scenes, outcome, in_pieces, tmp_path):
     plan = {"AOQ": {}, "NCR": {"training.batches_per_epoch": 4}, "weights": {"training.batch_size": 16}}[name]
     visavis.train(recipes / f"{name}.toml", data=scenes, out=tmp_path / "whole", overrides=plan)
-    assert in_pieces(recipes / f"{name}.toml", tmp_path / "pieces", data=scenes, overrides=plan) > 4
+    assert in_pieces(recipes / f"{name}.toml", tmp_path / "pieces", data=scenes, overrides=plan) > 2
     assert outcome(tmp_path / "pieces") == outcome(tmp_path / "whole")
     assert supervision_of(tmp_path / "whole")
 
