@@ -187,6 +187,30 @@ def test_net_vlad_matches_formula_and_gradient():
     assert torch.autograd.gradcheck(lambda x: pool.train()(x, mask), items.requires_grad_(), atol=1e-4)
 
 
+def test_net_vlad_by_hand_with_ghost_cluster():
+    """Equal shares first. Then the ghost takes the first vector. Normalization removes the factor of the shares."""
+    items = torch.tensor([[[2.0, 0.0], [0.0, 1.0]]])
+    for ghosts in (0, 1):
+        pool = NetVLAD(2, 2, ghosts).eval()
+        nn.init.zeros_(pool.assign.weight)
+        pool.centers.data = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+        # residuals of the centers: (1, 0) + (-1, 1) = (0, 1) and (2, 0) + (0, 1) = (2, 1)
+        torch.testing.assert_close(pool(items), torch.tensor([[0.0, 1.0, 2 / 5**0.5, 1 / 5**0.5]]) / 2**0.5)
+    pool.assign.weight.data[2] = torch.tensor([99.0, -99.0])
+    torch.testing.assert_close(pool(items), torch.tensor([[-(0.5**0.5), 0.5**0.5, 0.0, 1.0]]) / 2**0.5)
+
+
+def test_net_vlad_ignores_order_and_padding():
+    torch.manual_seed(0)
+    pool, items = NetVLAD(3, 2, 1), torch.randn(4, 5, 3)
+    mask = torch.tensor([5, 3, 1, 2])[:, None] > torch.arange(5)
+    order = torch.randperm(5)
+    for mode in (True, False):
+        pool.train(mode)
+        torch.testing.assert_close(pool(items, mask), pool(items[:, order], mask[:, order]))
+        torch.testing.assert_close(pool(items, mask), pool(items.masked_fill(~mask[..., None], 1e3), mask))
+
+
 def test_masked_batch_norm_matches_batch_norm_of_valid_rows():
     torch.manual_seed(0)
     ours, theirs, items = MaskedBatchNorm(3), nn.BatchNorm1d(3), torch.randn(4, 2, 3)
