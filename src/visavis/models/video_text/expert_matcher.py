@@ -16,7 +16,7 @@ from visavis.models.encoders.text_backbone import TextBackbone
 from visavis.models.layers import MaskedBatchNorm, at_least_float32
 from visavis.models.word_encoders import GRUWordEncoder, WordMatcherConfig, pool_words
 from visavis.spec import DropoutRate, NonNegativeInt, PositiveInt, require_field
-from visavis.types import Encoded, unit_rows
+from visavis.types import Encoded, seconds_part, unit_rows
 
 
 class GatedEmbedding(nn.Module):
@@ -156,10 +156,12 @@ class ExpertFeatures:
     Attributes:
         features: Features, shape ``[N, L, D]``, 0 at padding.
         mask: Valid features, shape ``[N, L]``.
+        seconds: Time of each feature, shape ``[N, L]``, -1 where unknown. None: all unknown.
     """
 
     features: Tensor
     mask: Tensor
+    seconds: Tensor | None = None
 
     @cached_property
     def present(self) -> Tensor:
@@ -259,7 +261,16 @@ class ExpertMatcher(Matcher):
     def encode_visual(self, items: Encoded) -> Encoded:
         """Encode videos as ``v_e`` ``[V, E, embedding_dim]``, 0 where the expert is missing, with the weights ``p_e``."""
         parts = [get_part(items, name) for name in self.config.experts]
-        experts = [ExpertFeatures(get_vectors(part).masked_fill(~valid_mask(part)[..., None], 0.0), valid_mask(part)) for part in parts]
+        assert isinstance(items.vectors, dict)
+        seconds = [items.vectors.get(seconds_part(name)) for name in self.config.experts]
+        experts = [
+            ExpertFeatures(
+                get_vectors(part).masked_fill(~valid_mask(part)[..., None], 0.0),
+                valid_mask(part),
+                None if times is None else times[..., 0],
+            )
+            for part, times in zip(parts, seconds, strict=True)
+        ]
         embeddings = at_least_float32(self.visual(experts))
         return Encoded(embeddings, weights=torch.stack([expert.present for expert in experts], 1).to(embeddings.dtype))
 
