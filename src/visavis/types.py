@@ -135,6 +135,18 @@ class AttentionWeights:
     scores: Tensor
 
 
+def seconds_part(name: str) -> str:
+    """Name the part that holds the times of an expert's features.
+
+    Args:
+        name: Name of the expert.
+
+    Returns:
+        A name that no expert can have.
+    """
+    return f"{name}:seconds"
+
+
 Items = Tensor | Encoded
 """Items of one side: one tensor of vectors, or encoded items."""
 

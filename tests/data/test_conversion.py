@@ -9,6 +9,7 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 
 import visavis
 from visavis.data.conversion.convert_features import NUM_HELD_OUT
@@ -254,7 +255,7 @@ def mmt(tmp_path):
             file["features.rgb"] = np.full((2 + number % 3, 4), number, np.float32)
             if number % 2:
                 file["features.audio"] = np.full((1, 3), np.nan if number == 1 else number, np.float32)
-                file["features_t.audio"] = np.zeros((1, 2))
+                file["features_t.audio"] = np.array([[number, number + 1.0]])
             for caption, words in enumerate(WORDS[video]):
                 file[f"raw_captions.{caption}"] = np.array([word.encode() for word in words])
     return tmp_path / "vid_feat_files"
@@ -264,7 +265,10 @@ def test_convert_hdf5_files(mmt, tmp_path, capsys):
     converted = visavis.data_convert([mmt], tmp_path / "mmt")
     assert converted.experts == {"audio": (3, 9), "rgb": (4, 20)}
     store = ExpertStore.open(tmp_path / "mmt" / "experts")
-    assert store.read(store.rows(["video7", "video1"])).mask["audio"].sum(1).tolist() == [1, 0]
+    read = store.read(store.rows(["video7", "video1"]))
+    assert read.mask["audio"].sum(1).tolist() == [1, 0]
+    assert read.vectors["audio:seconds"][0].tolist() == [[7.5]]  # the middle of its stored times
+    torch.testing.assert_close(read.vectors["rgb:seconds"][0, :3, 0], torch.tensor([0.1, 0.3, 0.5]))  # 0.2 s for each, as the code of MMT
     assert sorted(open_dataset(tmp_path / "mmt", skip_bad=True).captions) == sorted(" ".join(w) for own in WORDS.values() for w in own)
 
 

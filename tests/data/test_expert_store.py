@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 
@@ -13,7 +14,7 @@ from visavis.data.features import expert_store as experts_file
 from visavis.data.features.expert_store import ExpertStore, create_expert_store
 from visavis.errors import DataError, RefusedOverwrite
 from visavis.storage import DamagedCacheError
-from visavis.types import concatenate
+from visavis.types import concatenate, seconds_part
 
 WIDTHS = {"appearance": 3, "sound": 2}
 
@@ -57,6 +58,55 @@ def test_expert_store_round_trip(folder, items):
             stored = np.empty((0, width)) if given is None else given.reshape(-1, width)
             assert np.array_equal(read.vectors[expert][row][mask].numpy(), stored)
             assert not read.vectors[expert][row][~mask].any()
+
+
+@pytest.fixture
+def timed(tmp_path, items):
+    """The same store with times of two items."""
+    with create_expert_store(tmp_path / "timed", WIDTHS) as store:
+        for name, parts in items.items():
+            store.append(name, parts, {"appearance": np.arange(len(parts["appearance"])) + 0.5} if name in "ac" else None)
+    return tmp_path / "timed"
+
+
+def test_expert_store_reads_seconds_of_the_vectors_it_reads(timed, folder):
+    store = ExpertStore.open(timed, max_length=3)
+    read = store.read(store.rows(["c", "b"]))
+    assert list(read.vectors) == ["appearance", "sound", seconds_part("appearance")]
+    assert read.vectors[seconds_part("appearance")][..., 0].tolist() == [[0.5, 2.5, 4.5], [-1, 0, 0]]
+    assert torch.equal(read.mask[seconds_part("appearance")], read.mask["appearance"])
+    plain = ExpertStore.open(folder)
+    assert list(plain.read([0]).vectors) == ["appearance", "sound"]
+    assert plain.sha256 != store.sha256
+
+
+def test_expert_store_of_earlier_version_opens(folder):
+    """Its experts.json has no timed_experts, and its checksum is the same."""
+    contents = json.loads((folder / "experts.json").read_text())
+    assert contents.pop("timed_experts") == []
+    (folder / "experts.json").write_text(json.dumps(contents))
+    assert ExpertStore.open(folder).sha256 == contents["sha256"]
+
+
+def test_expert_store_detects_changed_seconds(timed):
+    file = timed / "appearance.seconds.npy"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(DamagedCacheError, match="checksum mismatch"):
+        ExpertStore.open(timed)
+    file.unlink()
+    with pytest.raises(DamagedCacheError, match=r"lacks appearance\.seconds\.npy"):
+        ExpertStore.open(timed)
+
+
+@pytest.mark.parametrize("seconds", [np.zeros(3), np.array([0.0, np.nan]), np.array(["a", "b"]), np.array([0.0, 1e300])])
+def test_expert_writer_reports_malformed_seconds(tmp_path, seconds):
+    with (
+        pytest.raises(DataError, match="x: seconds of expert sound: expected a finite number for each of 2 vectors"),
+        create_expert_store(tmp_path / "store", WIDTHS) as store,
+    ):
+        store.append("x", {"sound": np.zeros((2, 2))}, {"sound": seconds})
 
 
 def test_expert_store_finds_items_by_file_name(folder):

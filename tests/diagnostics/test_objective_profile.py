@@ -13,6 +13,7 @@ import visavis
 from visavis.diagnostics.objective_profile import INITIAL_ANGLES, STEP_LENGTH, VECTOR_NAMES, profile_objective, rotation, triplet_weights
 from visavis.errors import RefusedOverwrite, SpecError
 from visavis.objectives import CATALOG, VLC, Goal, TripletHN, Unified, parse
+from visavis.reports.profile_report import plot_pair_weights
 
 GRID = torch.tensor([-0.9, -0.3, 0.05, 0.4, 0.95], dtype=torch.float64)
 POSITIVE, NEGATIVE = (axis.double() for axis in torch.meshgrid(GRID, GRID, indexing="ij"))
@@ -116,3 +117,29 @@ def test_profile_rejects_missing_objective_without_folder(tmp_path):
         with pytest.raises(SpecError, match=sentence):
             visavis.anatomy(specs, out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_pair_weights_of_goal_match_figure_3():
+    """Eqs. 9 to 13 with m = 0.1: lin_ms is 0.9 times, and 1.1 times, lin."""
+    similarity = torch.tensor([0.0, 0.5, 0.8], dtype=torch.float64)
+    weights = {pair: Goal(pair=pair).pair_weights(similarity, similarity) for pair in ("con", "lin", "sig", "lin_ms", "sig_ms")}
+    expected = {
+        "con": ([1, 1, 1], [1, 1, 1]),
+        "lin": ([1, 0.5, 0.2], [0, 0.5, 0.8]),
+        "sig": ([1 / (1 + math.exp(-1)), 0.5, 1 / (1 + math.exp(0.6))], [1 / (1 + math.exp(5)), 0.5, 1 / (1 + math.exp(-3))]),
+        "lin_ms": ([0.9, 0.45, 0.18], [0, 0.55, 0.88]),
+        "sig_ms": (
+            [1 / (0.1 + math.exp(-1)), 1 / 1.1, 1 / (0.1 + math.exp(0.6))],
+            [1 / (0.1 + math.exp(5)), 1 / 1.1, 1 / (0.1 + math.exp(-3))],
+        ),
+    }
+    for pair, (positive, negative) in expected.items():
+        assert weights[pair][0].tolist() == pytest.approx(positive)
+        assert weights[pair][1].tolist() == pytest.approx(negative)
+
+
+def test_profile_report_plots_each_pair_weight_of_goal_once(tmp_path):
+    found = visavis.anatomy(["Goal(pair='lin')", "Goal(pair='lin_ms')", "Goal(triplet='con', pair='lin')"], out=tmp_path / "anatomy")
+    assert [one["name"] for one in found.to_json()["pair_weights"]] == ["lin", "lin_ms, m=0.1"]
+    images = [plot_pair_weights([goal]) for goal in found.goals]
+    assert images[0] != images[1] and (found.folder / "pair-weights.png").read_bytes() not in images

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from visavis.experiments.comparison_result import find_sweep
+from visavis.experiments.comparison_result import find_sweeps
 from visavis.experiments.grid import build_settings
 from visavis.experiments.jobs import RunOutcome
 from visavis.experiments.statistics import t_interval
 from visavis.recipes.files import read_recipe
-from visavis.reports.comparison_report import plot_sweep
+from visavis.reports.comparison_report import plot_sweeps
 
 HEADS = read_recipe("heads-flickr8k")
 MARGINS = [f"Unified(margin={margin}, gamma=60)" for margin in (0.3, 0.1, 0.2)]
 
 
 def swept(objectives=(), models=(), grid=()):
-    """Sweep of settings with validation RSUM = position + seed, and a test RSUM of ten times that."""
+    """Sweeps of settings with validation RSUM = position + seed, and a test RSUM of ten times that."""
     settings = build_settings(HEADS, objectives, models, grid)
-    return find_sweep(
+    return find_sweeps(
         [(setting, [outcome(setting.name, seed, position + seed) for seed in (1, 2, 3)]) for position, setting in enumerate(settings)]
     )
 
@@ -30,13 +31,13 @@ def outcome(name, seed, rsum):
     return RunOutcome(name, seed, Path(), float(rsum), {"rsum": 10.0 * rsum})
 
 
-def test_find_sweep_by_hand():
-    sweep = swept(MARGINS)
+def test_find_sweeps_by_hand():
+    (sweep,) = swept(MARGINS)
     validation, test = sweep.curves[""]
     assert sweep.name == "margin"
-    assert [(point.value, point.mean, point.seeds) for point in validation] == [(0.1, 3, 3), (0.2, 4, 3), (0.3, 2, 3)]
-    assert [point.mean for point in test] == [30, 40, 20]
-    assert test[0].interval == t_interval([20, 30, 40])
+    assert [(point.value, point.rsum.mean, point.rsum.seeds) for point in validation] == [(0.1, 3, 3), (0.2, 4, 3), (0.3, 2, 3)]
+    assert [point.rsum.mean for point in test] == [30, 40, 20]
+    assert test[0].rsum.interval == t_interval([20, 30, 40])
     assert json.loads(json.dumps(sweep.to_json()))["curves"][0]["test"][0]["mean"] == 30
 
 
@@ -53,8 +54,8 @@ def test_find_sweep_by_hand():
         ),
     ],
 )
-def test_find_sweep_finds_the_varied_value(given, name, curves):
-    sweep = swept(**given)
+def test_find_sweeps_finds_the_varied_value(given, name, curves):
+    (sweep,) = swept(**given)
     assert sweep.name == name
     assert [any(part in label for label in sweep.curves) for part in curves] == [True] * len(curves)
     assert len(sweep.curves) == len(curves)
@@ -64,17 +65,37 @@ def test_find_sweep_finds_the_varied_value(given, name, curves):
     "given",
     [
         {"objectives": MARGINS[:2]},
-        {"objectives": [*MARGINS, "VLC()"]},
         {"objectives": ["Unified()", "VLC()", "TripletHN()"]},
-        {"grid": ["training.batch_size=[64, 128, 256]", "phases.0.optimizer.lr=[1e-4, 1e-3, 1e-2]"]},
         {"objectives": ["Unified(margin=0.1, gamma=10)", "Unified(margin=0.2, gamma=20)", "Unified(margin=0.3, gamma=40)"]},
         {"grid": ["training.device=['cpu', 'cuda', 'auto']"]},
     ],
-    ids=["two values", "another objective", "no number", "two numbers", "together", "names"],
+    ids=["two values", "no number", "together", "names"],
 )
-def test_find_sweep_rejects_more_than_one_varied_value(given):
-    assert swept(**given) is None
+def test_find_sweeps_needs_three_values_of_one_number(given):
+    assert swept(**given) == ()
 
 
-def test_plot_sweep_depends_on_the_points():
-    assert plot_sweep(swept(MARGINS)) != plot_sweep(swept(sorted(MARGINS)))
+def test_find_sweeps_separates_two_numbers_and_references():
+    gammas = [f"Unified(margin=0.2, gamma={gamma})" for gamma in (20, 100)]
+    gamma, margin = swept(["TripletHN()", *MARGINS, *gammas, "VLC()"])
+    assert (gamma.name, list(gamma.curves)) == ("gamma", ["objective=Unified, margin=0.2"])
+    assert (margin.name, list(margin.curves)) == ("margin", ["objective=Unified, gamma=60.0"])
+    assert gamma.references == margin.references and list(gamma.references) == ["TripletHN()", "VLC()"]
+    assert [(validation.mean, test.mean) for validation, test in gamma.references.values()] == [(2, 20), (8, 80)]
+
+
+def test_find_sweeps_finds_both_numbers_of_a_grid():
+    batch_sizes, rates = "training.batch_size=[64, 128, 256]", "phases.0.optimizer.lr=[1e-4, 1e-3, 1e-2]"
+    assert [(sweep.name, len(sweep.curves)) for sweep in swept(grid=[batch_sizes, rates])] == [
+        ("phases.0.optimizer.lr", 3),
+        ("training.batch_size", 3),
+    ]
+
+
+def test_plot_sweeps_depends_on_the_points():
+    assert plot_sweeps(swept(MARGINS)) != plot_sweeps(swept(sorted(MARGINS)))
+
+
+def test_plot_sweeps_draws_references():
+    with_reference = swept([*MARGINS, "VLC()"])
+    assert plot_sweeps(with_reference) != plot_sweeps([replace(with_reference[0], references={})])

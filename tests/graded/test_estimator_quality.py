@@ -3,9 +3,11 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import visavis
@@ -15,12 +17,14 @@ from visavis.errors import DataError, RefusedOverwrite, SpecError, VisavisError
 from visavis.graded import FunctionRelevance
 from visavis.graded.caption_ratings import RatedCaptionPairs, read_crisscrossed_captions, read_stsb
 from visavis.graded.estimator_quality import measure_speed, random_pairs, rating_correlations, sample_relevance, summarize_relevance
-from visavis.graded.fine_tuning import _Cosine, _Output, rating_pearson
+from visavis.graded.fine_tuning import _Cosine, _LinearOutput, _Output, _parameter_groups, rating_pearson
 from visavis.models.encoders.frozen_encoders import open_text_encoder
 from visavis.models.encoders.sentence_encoders import open_text_pair_encoder
 from visavis.objectives import CATALOG as OBJECTIVES
 from visavis.objectives import Ladder
+from visavis.recipes.files import read_recipe
 from visavis.spec import parse
+from visavis.supervision import CATALOG as SUPERVISIONS
 from visavis.synthetic import write_synthetic_scenes
 
 HEAD = "genre\tfile\tyear\tindex\tscore\tsentence1\tsentence2\n"
@@ -151,24 +155,68 @@ def test_relevance_command_evaluates_estimators(people, vectors_file, tiny_model
     assert f"{rows[0].pearson['STS-B test']:.3f}" in shown.stdout
 
 
-@pytest.mark.parametrize("kind", ["bi", "cross"])
+@pytest.mark.parametrize("kind", ["bi", "cross", "regression"])
 def test_fine_tuned_model_is_reproducible_and_readable(people, tiny_models, tmp_path, kind):
     out = tmp_path / "fitted"
     options = {"kind": kind, "model": str(tiny_models / "bert"), "epochs": 3, "lr": 0.01 if kind == "bi" else 0.003, "batch_size": 8}
     fitted = verbs.relevance_fit(out, **options)
     assert len(fitted.dev) == 4
     assert len(set(fitted.dev)) > 1  # whether the best epoch is a later one depends on the processor
-    kept = _Cosine(open_text_encoder(str(out))) if kind == "bi" else _Output(open_text_pair_encoder(str(out)))
+    opened = open_text_encoder(str(out)) if kind == "bi" else open_text_pair_encoder(str(out))
+    kept = {"bi": _Cosine, "cross": _Output, "regression": _LinearOutput}[kind](opened)
     assert rating_pearson(kept, read_stsb("dev")) == pytest.approx(max(fitted.dev), abs=1e-5)
     assert rating_pearson(kept, read_stsb("test")) == pytest.approx(fitted.test, abs=1e-5)
     read = parse(fitted.estimator, visavis.graded.CATALOG)(["a dog runs"], ["the cat sleeps"])
-    assert read.item() == pytest.approx(kept.relevance(["a dog runs"], ["the cat sleeps"]).item(), abs=0.01)  # kept as float16 of bfloat16
+    assert read.item() == pytest.approx(kept.relevance(["a dog runs"], ["the cat sleeps"]).clamp(0, 1).item(), abs=0.01)  # kept as float16
     again = verbs.relevance_fit(tmp_path / "again", **options)
     assert again.dev == fitted.dev
     assert verbs.relevance_fit(tmp_path / "other", **options, seed=1).dev != fitted.dev
     assert json.loads((out / "fit.json").read_text())["dev"] == list(fitted.dev)
     with pytest.raises(RefusedOverwrite):
         verbs.relevance_fit(out, **options)
+
+
+def test_regression_decays_matrices_only(tiny_models):
+    encoder = open_text_pair_encoder(str(tiny_models / "cross"))
+    for kind, decay_of_vectors in (("regression", 0.0), ("cross", 0.01)):
+        matrices, vectors = _parameter_groups(encoder, kind)
+        assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.01, decay_of_vectors)
+        assert {parameter.dim() for parameter in vectors["params"]} == {1}
+        assert len(matrices["params"]) + len(vectors["params"]) == len(list(encoder.parameters()))
+
+
+class FixedOutputs:
+    """A pair encoder of two given outputs."""
+
+    def preprocess(self, first, second):
+        return None
+
+    def __call__(self, tokens):
+        return torch.tensor([0.5, -0.25])
+
+
+def test_regression_loss_by_hand():
+    """Ratings of 0 to 1, and the output itself: (0.5 - 1)^2 and (-0.25 - 0)^2."""
+    loss = _LinearOutput(FixedOutputs()).loss(["a", "b"], ["c", "d"], torch.tensor([1.0, 0.0]))
+    assert loss.item() == pytest.approx((0.25 + 0.0625) / 2)
+
+
+def test_recipe_of_ladder_paper_refines_by_fine_tuned_bert(people, tiny_models, vectors_file, tmp_path, monkeypatch):
+    """The documented steps with a BERT of two layers: fit to the folder sts-bert, then the relevance that the recipe names."""
+    monkeypatch.chdir(tmp_path)
+    fitted = verbs.relevance_fit("sts-bert", kind="regression", model=str(tiny_models / "bert"), epochs=1, lr=0.003, batch_size=8)
+    assert fitted.estimator == "CrossEncoder(model='sts-bert', output='identity')"
+    recipe = read_recipe("cvse++-bert/flickr30k")
+    supervision = parse(recipe.phases[0].supervision, SUPERVISIONS)
+    words = f"CBoW(vectors={str(vectors_file)!r})"
+    refined = parse(supervision.relevance, visavis.graded.CATALOG)
+    assert refined == parse(recipe.evaluation.relevance, visavis.graded.CATALOG)
+    found, coarse, fine = (
+        one(SENTENCES, SENTENCES)
+        for one in (replace(refined, coarse=words), *(parse(s, visavis.graded.CATALOG) for s in (words, refined.fine)))
+    )
+    assert 0 < (coarse > 0.8).float().mean() < 1
+    torch.testing.assert_close(found, torch.where(coarse > 0.8, fine, coarse))
 
 
 def test_fine_tuned_model_keeps_pooling(people, tiny_models, tmp_path):
@@ -186,7 +234,7 @@ def test_fine_tuned_model_keeps_pooling(people, tiny_models, tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"kind": "tri"}, "kind: expected 'bi' or 'cross', got 'tri'"),
+        ({"kind": "tri"}, "kind: expected 'bi' or 'cross' or 'regression', got 'tri'"),
         ({"epochs": 0}, "epochs, batch_size: expected integers >= 1, got 0 and 16"),
         ({"batch_size": 0}, "epochs, batch_size: expected integers >= 1, got 4 and 0"),
         ({"model": "no/such"}, "no/such: expected a folder with a config.json"),

@@ -15,7 +15,7 @@ from visavis.models.layers import MaskedBatchNorm
 from visavis.models.video_text.expert_matcher import CollaborativeGating, GatedEmbedding, NetVLAD
 from visavis.objectives import VLC, InfoNCE, MaxMargin, Triplet, Unified
 from visavis.pair_loss import PairLoss
-from visavis.types import Encoded, concatenate
+from visavis.types import Encoded, concatenate, seconds_part
 
 EXPERTS = {"face": 4, "audio": 3, "motion": 5}
 SIZES = {"experts": EXPERTS, "visual_input_dim": 12, "embedding_dim": 8, "hidden_dim": 6, "word_dim": 5}
@@ -187,6 +187,30 @@ def test_net_vlad_matches_formula_and_gradient():
     assert torch.autograd.gradcheck(lambda x: pool.train()(x, mask), items.requires_grad_(), atol=1e-4)
 
 
+def test_net_vlad_by_hand_with_ghost_cluster():
+    """Equal shares first. Then the ghost takes the first vector. Normalization removes the factor of the shares."""
+    items = torch.tensor([[[2.0, 0.0], [0.0, 1.0]]])
+    for ghosts in (0, 1):
+        pool = NetVLAD(2, 2, ghosts).eval()
+        nn.init.zeros_(pool.assign.weight)
+        pool.centers.data = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+        # residuals of the centers: (1, 0) + (-1, 1) = (0, 1) and (2, 0) + (0, 1) = (2, 1)
+        torch.testing.assert_close(pool(items), torch.tensor([[0.0, 1.0, 2 / 5**0.5, 1 / 5**0.5]]) / 2**0.5)
+    pool.assign.weight.data[2] = torch.tensor([99.0, -99.0])
+    torch.testing.assert_close(pool(items), torch.tensor([[-(0.5**0.5), 0.5**0.5, 0.0, 1.0]]) / 2**0.5)
+
+
+def test_net_vlad_ignores_order_and_padding():
+    torch.manual_seed(0)
+    pool, items = NetVLAD(3, 2, 1), torch.randn(4, 5, 3)
+    mask = torch.tensor([5, 3, 1, 2])[:, None] > torch.arange(5)
+    order = torch.randperm(5)
+    for mode in (True, False):
+        pool.train(mode)
+        torch.testing.assert_close(pool(items, mask), pool(items[:, order], mask[:, order]))
+        torch.testing.assert_close(pool(items, mask), pool(items.masked_fill(~mask[..., None], 1e3), mask))
+
+
 def test_masked_batch_norm_matches_batch_norm_of_valid_rows():
     torch.manual_seed(0)
     ours, theirs, items = MaskedBatchNorm(3), nn.BatchNorm1d(3), torch.randn(4, 2, 3)
@@ -253,6 +277,45 @@ def test_expert_config_rejects_invalid_values(case):
     with pytest.raises(SpecError) as raised:
         kind.Config(**(SIZES | {"text_input_dim": 3} | changes))
     assert all(part in str(raised.value) for part in parts)
+
+
+def with_seconds(items: Encoded, seconds: torch.Tensor) -> Encoded:
+    """Items whose features have the given times ``[L]``, but not those of the expert motion."""
+    timed = [name for name in EXPERTS if name != "motion"]
+    times = {seconds_part(name): seconds.double().expand(len(items), -1)[..., None] for name in timed}
+    return Encoded({**items.vectors, **times}, {**items.mask, **{seconds_part(name): items.mask[name] for name in timed}})
+
+
+def test_mmt_embeds_the_second_of_a_feature():
+    sizes = SIZES | {"text_input_dim": 3, "layers": 1, "heads": 2, "feedforward_dim": 4, "max_seconds": 5}
+    torch.manual_seed(0)
+    by_second = MMT(MMT.Config(**sizes, time_unit="second")).double().eval()
+    items = videos()
+
+    def encoded_at(*seconds):
+        return by_second.encode_visual(with_seconds(items, torch.tensor(seconds))).vectors
+
+    start = encoded_at(0.0, 1.0, 2.0, 3.0)
+    torch.testing.assert_close(encoded_at(0.9, 1.5, 2.2, 3.9), start, rtol=0, atol=0)
+    torch.testing.assert_close(encoded_at(-1.0, 1.0, 2.0, 3.0), start, rtol=0, atol=0)  # unknown times have the first embedding
+    torch.testing.assert_close(encoded_at(1.0, 2.0, 4.0, 99.0), encoded_at(1.0, 2.0, 4.0, 4.0), rtol=0, atol=0)
+    assert not torch.allclose(encoded_at(1.0, 2.0, 3.0, 4.0), start)
+
+
+def test_mmt_by_second_equals_positions_at_seconds_1_to_n():
+    sizes = SIZES | {"text_input_dim": 3, "layers": 1, "heads": 2, "feedforward_dim": 4, "max_length": 4, "max_seconds": 5}
+    by_position, by_second = (MMT(MMT.Config(**sizes, time_unit=unit)).double().eval() for unit in ("position", "second"))
+    by_second.load_state_dict(by_position.state_dict())
+    items = videos()
+    items.mask["motion"][:] = False
+    timed = with_seconds(items, torch.arange(1, 5))
+    torch.testing.assert_close(by_second.encode_visual(timed).vectors, by_position.encode_visual(items).vectors)
+
+
+def test_mmt_by_second_needs_seconds():
+    matcher = MMT(MMT.Config(**SIZES, text_input_dim=3, layers=1, heads=2, feedforward_dim=4, time_unit="second")).double()
+    with pytest.raises(ShapeError, match=r"^MMT: expected features with seconds .* got none\. .* model\.time_unit=position\.$"):
+        matcher.encode_visual(videos())
 
 
 def test_mmt_rejects_more_features_than_max_length():

@@ -65,6 +65,10 @@ def overrides(address: str, toys: Path) -> dict[str, Any]:
     changed |= {f"phases.{number}.supervision": f"GradedSupervision(relevance='{RELEVANCE}', by='position')" for number in graded}
     fields = {field.name for field in dataclasses.fields(CATALOG[recipe.model["kind"]].Config)}
     changed |= {f"model.{key}": value for key, value in SMALL.items() if key in fields}
+    if "time_unit" in recipe.model:
+        changed["model.time_unit"] = "position"
+    if "netvlad_clusters" in recipe.model:
+        changed["model.netvlad_clusters"] = {"sound": 2}
     for name in recipe.members:
         changed |= {f"members.{name}.phases.{number}.epochs": 1 for number in range(len(recipe.phases))}
     changed |= {f"phases.{number}.epochs": 1 for number in range(len(recipe.phases))}

@@ -97,7 +97,7 @@ def test_unknown_part_is_reported(matcher, given):
         make_optimizer(matcher, phase(**given))
 
 
-@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD"])
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "Ranger", "SGD"])
 def test_kept_optimizer_continues_for_known_parameters(matcher, name):
     """The trained parts have other positions in the second phase, and each parameter keeps its state."""
     first = make_optimizer(matcher, phase(trainable=["text"], optimizer={"name": name}))

@@ -91,6 +91,20 @@ def test_run_stopped_every_few_steps_resumes_exactly(recipe, scenes, uninterrupt
     assert outcome(run) == outcome(uninterrupted(autocast))
 
 
+def test_run_with_ranger_resumes_exactly(recipe, scenes, outcome, stop_at, tmp_path):
+    """Stops are between two moves of the slow weights, in both phases."""
+    overrides = {"training.accumulation_steps": 1, "training.checkpoint_s": 1e6, "phases.1.epochs": 1}
+    overrides |= {f"phases.{phase}.optimizer.name": "Ranger" for phase in (0, 1)}
+    visavis.train(recipe, data=scenes, out=tmp_path / "whole", overrides=overrides)
+    with pytest.raises(Stopped):
+        visavis.train(recipe, data=scenes, out=tmp_path / "run", overrides=overrides, progress=stop_at(8))
+    with pytest.raises(Stopped):
+        visavis.train(resume=tmp_path / "run", progress=stop_at(9))
+    visavis.train(resume=tmp_path / "run")
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+    assert any(name.endswith(".slow") for name in outcome(tmp_path / "run")["optimizer"])
+
+
 def test_finished_run_returns_result_without_training(uninterrupted, outcome, listener):
     run, progress = uninterrupted(False), listener
     before = outcome(run)

@@ -194,7 +194,7 @@ def relevance_thresholds(
 def relevance_fit(
     out: str | Path,
     *,
-    kind: Literal["bi", "cross"] = "bi",
+    kind: Literal["bi", "cross", "regression"] = "bi",
     model: str = "minilm",
     epochs: int = 4,
     lr: float | None = None,
@@ -206,10 +206,10 @@ def relevance_fit(
 
     Args:
         out: New folder for the model.
-        kind: One vector per caption (bi), or both captions read together (cross).
+        kind: One vector per caption (bi), or both captions read together, with a sigmoid (cross) or a linear output (regression).
         model: Pretrained model: minilm, a transformers folder, or a hub name.
         epochs: Number of epochs. The best on STS-B dev is saved.
-        lr: Learning rate. Default: 2e-5 for bi, 5e-5 for cross.
+        lr: Learning rate. Default: 5e-5 for cross, otherwise 2e-5.
         batch_size: Pairs per step.
         seed: Seed of the batch order, dropout and output layer.
         progress: Receives the progress.

@@ -21,7 +21,7 @@ from torch import Tensor
 from visavis import objectives
 from visavis.diagnostics.pair_gradients import pair_weights, tangent_norms_of_slopes
 from visavis.errors import SpecError
-from visavis.objectives import Objective
+from visavis.objectives import Goal, Objective
 from visavis.targets import Targets
 
 VECTOR_NAMES = ("query", "positive", "negative 1", "negative 2", "negative 3", "negative 4")
@@ -218,9 +218,40 @@ class ObjectiveProfiles:
     profiles: tuple[ObjectiveProfile, ...]
     folder: Path
 
+    @property
+    def goals(self) -> tuple[Goal, ...]:
+        """The first objective GOAL of each kind of pair weight."""
+        goals: dict[str, Goal] = {}
+        for profile in self.profiles:
+            if isinstance(profile.objective, Goal):
+                goals.setdefault(pair_weight_name(profile.objective), profile.objective)
+        return tuple(goals.values())
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
-        return {"folder": str(self.folder), "objectives": [profile.to_json() for profile in self.profiles]}
+        similarity = torch.linspace(0, 1, 101, dtype=torch.float64)
+        weights = [(pair_weight_name(goal), goal.pair_weights(similarity, similarity)) for goal in self.goals]
+        return {
+            "folder": str(self.folder),
+            "objectives": [profile.to_json() for profile in self.profiles],
+            "pair_weights": [
+                {"name": name, "similarity": _rounded(similarity), "positive": _rounded(positive), "negative": _rounded(negative)}
+                for name, (positive, negative) in weights
+            ],
+        }
+
+
+def pair_weight_name(goal: Goal) -> str:
+    """Name the pair weight of an objective GOAL.
+
+    Args:
+        goal: The objective.
+
+    Returns:
+        The name with its parameters, such as ``"sig_ms, alpha=2, beta=10, lam=0.5, m=0.1"``.
+    """
+    slopes = f", alpha={goal.alpha:g}, beta={goal.beta:g}, lam={goal.lam:g}" if goal.pair.startswith("sig") else ""
+    return f"{goal.pair}{slopes}{', m=0.1' if goal.needs_positive_scores else ''}"
 
 
 def profile_objectives(specs: Sequence[str]) -> tuple[ObjectiveProfile, ...]:

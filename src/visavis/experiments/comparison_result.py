@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,10 +23,38 @@ from visavis.runs.run_folder import RunFolder
 
 # The feedback metric that is described in words.
 FEEDBACK_METRIC, FEEDBACK_LABEL = "judged_r10", "feedback R@10"
+SPLITS = ("validation", "test")
 MIN_VALUES = 3
 """Minimum number of values of a curve."""
 Column: TypeAlias = tuple[Any, ...]
 """Value of each setting for one key."""
+
+
+@dataclass(frozen=True)
+class MeanRsum:
+    """RSUM of one setting on one split.
+
+    Attributes:
+        mean: Mean RSUM over seeds.
+        interval: 95 % t interval of RSUM. None if the seeds show no spread.
+        seeds: Number of seeds.
+    """
+
+    mean: float
+    interval: Interval | None
+    seeds: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> MeanRsum:
+        """Compute the mean and its interval.
+
+        Args:
+            values: RSUM of each seed.
+
+        Returns:
+            The mean.
+        """
+        return cls(statistics.fmean(values), t_interval(values), len(values))
 
 
 @dataclass(frozen=True)
@@ -35,15 +63,11 @@ class SweepPoint:
 
     Attributes:
         value: The value.
-        mean: Mean RSUM over seeds.
-        interval: 95 % t interval of RSUM. None if the seeds show no spread.
-        seeds: Number of seeds.
+        rsum: RSUM at this value.
     """
 
     value: float
-    mean: float
-    interval: Interval | None
-    seeds: int
+    rsum: MeanRsum
 
 
 @dataclass(frozen=True)
@@ -56,22 +80,29 @@ class Sweep:
     Attributes:
         name: Name of the number.
         curves: Points on validation and on test, by what else differs between settings. The key is "" if nothing does.
+        references: Validation and test of the settings that are on no curve of the comparison, by name.
     """
 
     name: str
     curves: Mapping[str, tuple[tuple[SweepPoint, ...], tuple[SweepPoint, ...]]]
+    references: Mapping[str, tuple[MeanRsum, MeanRsum]]
 
     def to_json(self) -> dict[str, Any]:
         """Return the sweep as a JSON object.
 
         Returns:
-            The name, and the points of each curve.
+            The name, the points of each curve, and the references.
         """
         curves = [
-            {"name": name, "validation": [asdict(one) for one in validation], "test": [asdict(one) for one in test]}
-            for name, (validation, test) in self.curves.items()
+            {"name": name}
+            | {split: [{"value": one.value, **asdict(one.rsum)} for one in points] for split, points in zip(SPLITS, curve, strict=True)}
+            for name, curve in self.curves.items()
         ]
-        return {"name": self.name, "curves": curves}
+        references = [
+            {"name": name} | {split: asdict(one) for split, one in zip(SPLITS, splits, strict=True)}
+            for name, splits in self.references.items()
+        ]
+        return {"name": self.name, "curves": curves, "references": references}
 
 
 @dataclass(frozen=True)
@@ -192,9 +223,9 @@ class Comparison:
         return {name: tests[name].swapped() for name in self.differences_from_best}
 
     @cached_property
-    def sweep(self) -> Sweep | None:
-        """Curve over one number, if the settings differ in nothing else."""
-        return find_sweep([(setting, self.runs(setting)) for setting in self.settings])
+    def sweeps(self) -> tuple[Sweep, ...]:
+        """Curves over each number that varies while everything else is equal."""
+        return find_sweeps([(setting, self.runs(setting)) for setting in self.settings])
 
     @property
     def findings(self) -> list[str]:
@@ -260,7 +291,7 @@ class Comparison:
             ],
             "rsum_tests": [test.to_json() for test in self.rsum_tests],
             "feedback": self._feedback_to_json(),
-            "sweep": self.sweep and self.sweep.to_json(),
+            "sweeps": [sweep.to_json() for sweep in self.sweeps],
             "settings": [
                 {
                     "name": setting.name,
@@ -297,48 +328,53 @@ class Comparison:
         return len(self.runs(setting)), self.validation(setting)
 
 
-def find_sweep(runs: Sequence[tuple[Setting, Sequence[RunOutcome]]]) -> Sweep | None:
-    """Find the one number in which settings differ.
+def find_sweeps(runs: Sequence[tuple[Setting, Sequence[RunOutcome]]]) -> tuple[Sweep, ...]:
+    """Find the numbers that vary while everything else is equal.
 
     Args:
         runs: Settings, each with its runs.
 
     Returns:
-        The sweep, or None if no number, or several numbers, vary with at least three values.
+        A sweep for each number with at least three values on a curve. Settings on no curve are references of every sweep.
     """
     facts = [_facts(setting.recipe_values) for setting, _ in runs]
     columns = {key: tuple(row.get(key) for row in facts) for key in sorted({key for row in facts for key in row})}
     differing = {
         column: key for key, column in reversed(columns.items()) if len(set(column)) > 1
     }  # keys that always vary together count as one
-    swept = {column: _groups(runs, column, differing) for column in differing if all(map(_is_number, column))}
-    found = [column for column, groups in swept.items() if groups]
-    if len(found) != 1:
-        return None
-    key, groups = differing[found[0]], swept[found[0]]
-    curves = {}
-    for label, points in groups.items():
-        by_value = sorted(points.items(), key=lambda point: point[0])
-        validation, test = _curve(by_value, lambda one: one.validation_rsum), _curve(by_value, lambda one: one.measured_metrics[RSUM.name])
-        curves[label if len(groups) > 1 else ""] = validation, test
-    return Sweep(key.partition(".objective.")[2] or key, curves)
+    # A number can be absent from some settings, such as the margin from an objective without one.
+    numeric = sorted((key, column) for column, key in differing.items() if all(value is None or _is_number(value) for value in column))
+    curves = {key: found for key, column in numeric if (found := _curves(column, differing))}
+    on_curve = {place for found in curves.values() for places in found.values() for _, place in places}
+    scores = [_split_rsums(outcomes) for _, outcomes in runs]
+    references = {setting.name: scores[place] for place, (setting, _) in enumerate(runs) if place not in on_curve}
+    return tuple(
+        Sweep(key.partition(".objective.")[2] or key, {label: _points(places, scores) for label, places in found.items()}, references)
+        for key, found in curves.items()
+    )
 
 
-def _groups(
-    runs: Sequence[tuple[Setting, Sequence[RunOutcome]]], column: Column, differing: Mapping[Column, str]
-) -> dict[str, dict[float, Sequence[RunOutcome]]]:
-    """Runs by value, grouped by what else differs. Empty if a group has too few values for a curve."""
-    others = [(key.rpartition(".")[2], other) for other, key in differing.items() if other != column]
-    groups: dict[str, dict[float, Sequence[RunOutcome]]] = {}
-    for place, (value, (_, of_setting)) in enumerate(zip(column, runs, strict=True)):
-        alike = ", ".join(f"{key}={other[place]}" for key, other in others if other[place] is not None)
-        groups.setdefault(alike, {})[value] = of_setting
-    return groups if all(len(points) >= MIN_VALUES for points in groups.values()) else {}
+def _curves(column: Column, differing: Mapping[Column, str]) -> dict[str, list[tuple[float, int]]]:
+    """Values in ascending order with the positions of their settings, by what else differs. Groups of too few values are left out."""
+    others = [(key.rpartition(".")[2], other) for other, key in reversed(list(differing.items())) if other != column]
+    groups: dict[str, list[tuple[float, int]]] = {}
+    for place, value in enumerate(column):
+        if value is not None:
+            alike = ", ".join(f"{key}={other[place]}" for key, other in others if other[place] is not None)
+            groups.setdefault(alike, []).append((value, place))
+    return {label: sorted(points) for label, points in groups.items() if len(points) >= MIN_VALUES}
 
 
-def _curve(by_value: Sequence[tuple[float, Sequence[RunOutcome]]], rsum: Callable[[RunOutcome], float]) -> tuple[SweepPoint, ...]:
-    rows = [(value, [rsum(one) for one in runs]) for value, runs in by_value]
-    return tuple(SweepPoint(value, statistics.fmean(row), t_interval(row), len(row)) for value, row in rows)
+def _split_rsums(runs: Sequence[RunOutcome]) -> tuple[MeanRsum, MeanRsum]:
+    """RSUM on validation and on test."""
+    return MeanRsum.of([one.validation_rsum for one in runs]), MeanRsum.of([one.measured_metrics[RSUM.name] for one in runs])
+
+
+def _points(
+    places: Sequence[tuple[float, int]], scores: Sequence[tuple[MeanRsum, MeanRsum]]
+) -> tuple[tuple[SweepPoint, ...], tuple[SweepPoint, ...]]:
+    validation, test = (tuple(SweepPoint(value, scores[place][split]) for value, place in places) for split in range(2))
+    return validation, test
 
 
 def _facts(content: Any, name: str = "") -> dict[str, Any]:

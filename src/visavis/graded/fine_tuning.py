@@ -23,11 +23,12 @@ from visavis.models.encoders.sentence_encoders import TextPairEncoder, open_text
 from visavis.progress import Progress
 from visavis.spec import validate_seed
 
-EncoderKind = Literal["bi", "cross"]
-"""Kind of model: one embedding per caption, or two captions read together."""
+EncoderKind = Literal["bi", "cross", "regression"]
+"""Kind of model: one embedding per caption, or two captions read together, with a sigmoid ("cross") or a linear output ("regression")."""
 
-LEARNING_RATES = {"bi": 2e-5, "cross": 5e-5}
+LEARNING_RATES = {"bi": 2e-5, "cross": 5e-5, "regression": 2e-5}
 """Default learning rates of AdamW. The output layer of "cross" starts untrained and needs the higher one."""
+WEIGHT_DECAY = 0.01
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def fine_tune(
 
     Args:
         out: New folder of the model.
-        kind: "bi" for a SentenceModel, "cross" for a CrossEncoder.
+        kind: "bi" for a SentenceModel, "cross" or "regression" for a CrossEncoder.
         model: Pretrained model: "minilm", a ``transformers`` folder, or a name on the Hugging Face hub.
         epochs: Number of epochs.
         lr: Learning rate. Default: see `LEARNING_RATES`.
@@ -74,8 +75,6 @@ def fine_tune(
         SpecError: If an argument is invalid.
     """
     train, dev, test = (read_stsb(split) for split in ("train", "dev", "test"))
-    if kind not in LEARNING_RATES:
-        raise SpecError(f"kind: expected 'bi' or 'cross', got {kind!r}.")
     if epochs < 1 or batch_size < 1:
         raise SpecError(f"epochs, batch_size: expected integers >= 1, got {epochs} and {batch_size}.")
     if lr is not None and not 0 < lr < math.inf:
@@ -83,11 +82,15 @@ def fine_tune(
     validate_seed(seed)
     batch_size = min(batch_size, len(train.first))
     torch.manual_seed(seed)
-    regression: Regression = _Cosine(open_text_encoder(model)) if kind == "bi" else _Output(open_text_pair_encoder(model, new_head=True))
+    regression: Regression
+    if kind == "bi":
+        regression = _Cosine(open_text_encoder(model))
+    else:
+        regression = (_Output if kind == "cross" else _LinearOutput)(open_text_pair_encoder(model, new_head=True))
     encoder, lr = regression.encoder, LEARNING_RATES[kind] if lr is None else lr
     out = storage.prepare_empty_folder(out, will_be_replaced=True)
     steps = epochs * -(-len(train.first) // batch_size)
-    optimizer = torch.optim.AdamW(encoder.parameters(), lr=lr, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(_parameter_groups(encoder, kind), lr=lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / (0.1 * steps), (steps - step) / (0.9 * steps), 1))
     curve = [rating_pearson(regression, dev)]
     best = copy.deepcopy(encoder.state_dict())
@@ -107,8 +110,8 @@ def fine_tune(
         if curve[-1] >= max(curve):
             best = copy.deepcopy(encoder.state_dict())
     encoder.load_state_dict(best)
-    name = "SentenceModel" if kind == "bi" else "CrossEncoder"
-    result = FineTunedModel(out, f"{name}(model={str(out)!r})", tuple(curve), rating_pearson(regression, test))
+    name, output = ("SentenceModel" if kind == "bi" else "CrossEncoder"), (", output='identity'" if kind == "regression" else "")
+    result = FineTunedModel(out, f"{name}(model={str(out)!r}{output})", tuple(curve), rating_pearson(regression, test))
     _save(result, encoder, model, {"kind": kind, "model": model, "epochs": epochs, "lr": lr, "batch_size": batch_size, "seed": seed})
     return result
 
@@ -140,8 +143,30 @@ class _Output:
         return binary_cross_entropy_with_logits(self.encoder(self.encoder.preprocess(first, second)), target)
 
 
-Regression = _Cosine | _Output
+@dataclass(frozen=True)
+class _LinearOutput:
+    """Relevance as one output, trained by the squared difference from ratings of 0 to 1, as BERT's authors train STS-B."""
+
+    encoder: TextPairEncoder
+
+    def relevance(self, first: Sequence[str], second: Sequence[str]) -> Tensor:
+        return self.encoder(self.encoder.preprocess(first, second))
+
+    def loss(self, first: Sequence[str], second: Sequence[str], target: Tensor) -> Tensor:
+        return mse_loss(self.relevance(first, second), target)
+
+
+Regression = _Cosine | _Output | _LinearOutput
 """A model that predicts ratings."""
+
+
+def _parameter_groups(encoder: nn.Module, kind: EncoderKind) -> list[dict[str, object]]:
+    """Parameters with their weight decay. BERT's authors leave out biases and layer normalization, which are vectors."""
+    groups: list[dict[str, object]] = []
+    for is_vector in (False, True):
+        params = [parameter for parameter in encoder.parameters() if (parameter.dim() < 2) == is_vector]
+        groups.append({"params": params, "weight_decay": 0.0 if is_vector and kind == "regression" else WEIGHT_DECAY})
+    return groups
 
 
 def _rating_batches(pairs: RatedCaptionPairs, size: int) -> Iterator[tuple[list[str], list[str], Tensor]]:

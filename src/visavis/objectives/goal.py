@@ -121,6 +121,24 @@ class Goal(SummaryObjective):
         """
         return tuple(cls(triplet=triplet, pair=pair, **fields) for triplet in TRIPLET_WEIGHTS for pair in PAIR_WEIGHTS)  # type: ignore[arg-type]
 
+    def pair_weights(self, positive: Tensor, negative: Tensor, mean: float = 0.1) -> tuple[Tensor, Tensor]:
+        """Compute the pair weights without a batch.
+
+        Args:
+            positive: Similarities of positives, any shape.
+            negative: Similarities of negatives, any shape.
+            mean: Value of m_p and m_n. Only "lin_ms" and "sig_ms" use it.
+
+        Returns:
+            P_p and P_n, in the shape of the similarities.
+
+        Source:
+            GOAL, figure 3, in which m_p and m_n are 0.1.
+        """
+        if self.pair in WEIGHTS_BY_MEANS:
+            return WEIGHTS_BY_MEANS[self.pair](self, positive, negative, mean, mean)
+        return PAIR_WEIGHTS[self.pair](self, _DetachedScores(positive, negative, None))
+
     @property
     def needs_positive_scores(self) -> bool:
         return self.pair in ("lin_ms", "sig_ms")
@@ -214,7 +232,7 @@ def _pair_lin_ms(goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Tensor]
         in_mean &= distance > 0
     m_p = _mean_or_zero(lead, count - is_counted)
     m_n = _mean_or_zero(torch.where(in_mean, distance, 0.0).sum(-1), in_mean.sum(-1))[query]
-    return (1 - m_p) * (1 - detached.positive), (1 + m_n) * detached.hardest
+    return _lin_ms_weights(goal, detached.positive, detached.hardest, m_p, m_n)
 
 
 def _pair_sig_ms(goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Tensor]:
@@ -224,7 +242,15 @@ def _pair_sig_ms(goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Tensor]
     m_p = _mean_or_zero((goal.alpha * detached.positive + log_sums[count]).exp() - is_counted, count - is_counted).clamp(min=0)
     distance, query = _distance_to_hardest(goal, detached)
     m_n = _mean_or_zero((-goal.beta * distance).exp().sum(-1), distance.isfinite().sum(-1))[query]
-    return 1 / (m_p + (goal.alpha * (detached.positive - goal.lam)).exp()), 1 / (m_n + (goal.beta * (goal.lam - detached.hardest)).exp())
+    return _sig_ms_weights(goal, detached.positive, detached.hardest, m_p, m_n)
+
+
+def _lin_ms_weights(_goal: Goal, positive: Tensor, negative: Tensor, m_p: Tensor | float, m_n: Tensor | float) -> tuple[Tensor, Tensor]:
+    return (1 - m_p) * (1 - positive), (1 + m_n) * negative
+
+
+def _sig_ms_weights(goal: Goal, positive: Tensor, negative: Tensor, m_p: Tensor | float, m_n: Tensor | float) -> tuple[Tensor, Tensor]:
+    return 1 / (m_p + (goal.alpha * (positive - goal.lam)).exp()), 1 / (m_n + (goal.beta * (goal.lam - negative)).exp())
 
 
 def _other_positives(goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Tensor, Tensor]:
@@ -260,3 +286,4 @@ PAIR_WEIGHTS: dict[str, Callable[[Goal, _DetachedScores], tuple[Tensor, Tensor]]
     "lin_ms": _pair_lin_ms,
     "sig_ms": _pair_sig_ms,
 }
+WEIGHTS_BY_MEANS = {"lin_ms": _lin_ms_weights, "sig_ms": _sig_ms_weights}

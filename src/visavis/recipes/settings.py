@@ -151,7 +151,7 @@ class OptimizerSettings(RecipeSection):
     """Optimizer and its learning rates.
 
     Attributes:
-        name: Class of ``torch.optim``.
+        name: Class of ``torch.optim``. "Ranger": RAdam with Lookahead.
         lr: Learning rate.
         weight_decay: Weight decay of all parts except "scale".
         lr_multipliers: Factor of the learning rate by part of the model, such as "visual", "text" or "backbone". Default 1.
@@ -159,7 +159,7 @@ class OptimizerSettings(RecipeSection):
             pretrained encoder change least.
     """
 
-    name: Literal["Adam", "AdamW", "SGD"] = "Adam"
+    name: Literal["Adam", "AdamW", "Ranger", "SGD"] = "Adam"
     lr: float = Field(5e-4, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     lr_multipliers: dict[str, Multiplier] = {}

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from visavis import storage
 from visavis.diagnostics.contribution_analysis import ContributionCount, diagnose_run
 from visavis.environment import shell_command
 from visavis.errors import VisavisError
 from visavis.experiments.bootstrap import BootstrapEstimate
-from visavis.experiments.comparison_result import Comparison, Sweep
+from visavis.experiments.comparison_result import Comparison, MeanRsum, Sweep
 from visavis.experiments.example_queries import example_queries
 from visavis.experiments.statistics import PairedTest, format_number
 from visavis.metrics.catalog import RSUM
@@ -36,6 +38,7 @@ from visavis.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from visavis.experiments.statistics import Interval
 
@@ -45,6 +48,8 @@ DIAGNOSED_BATCHES = 8
 """Training batches over which contributing samples are counted."""
 PROBED_IMAGES = 100
 """Test images for the capability tests."""
+SPLIT_STYLES: tuple[tuple[str, Any], ...] = (("validation", "-"), ("test", (0, (3, 1.6))))
+"""Line styles of the splits in the plot of sweeps."""
 MIN_LOG_RATIO = 10
 """Ratio of the largest to the smallest value from which a sweep has a logarithmic axis."""
 REPORTED_MEASURES = {
@@ -66,7 +71,7 @@ def write_comparison_report(comparison: Comparison, progress: Progress) -> None:
     Raises:
         MissingExtra: If the packages of the extra ``report`` are not installed.
     """
-    folder, examples, sweep = comparison.folder, example_queries(comparison), comparison.sweep
+    folder, examples, sweeps = comparison.folder, example_queries(comparison), comparison.sweeps
     logs = [
         TrainingCurve(setting.name, RunFolder(run.folder).read_log()) for setting in comparison.selected for run in comparison.runs(setting)
     ]
@@ -74,7 +79,7 @@ def write_comparison_report(comparison: Comparison, progress: Progress) -> None:
     differences = [(test, comparison.image_bootstrap.difference(test.a, test.b)) for test in tests]
     curves = ThemedImage.draw(partial(plot_training_curves, logs), folder / "curves.png")
     differences_image = ThemedImage.draw(partial(plot_differences, differences), folder / "differences.png") if differences else None
-    sweep_image = ThemedImage.draw(partial(plot_sweep, sweep), folder / "sweep.png") if sweep else None
+    sweep_image = ThemedImage.draw(partial(plot_sweeps, sweeps), folder / "sweep.png") if sweeps else None
     diagnoses = _measure_settings(
         comparison, "gradients", "diagnosed", progress, lambda run: diagnose_run(run, [], DIAGNOSED_BATCHES, NoProgress())
     )
@@ -93,7 +98,7 @@ def write_comparison_report(comparison: Comparison, progress: Progress) -> None:
         pairs=[_pair_row(test.b, test, estimate) for test, estimate in differences],
         feedback_pairs=_feedback_rows(comparison),
         sweep_image=sweep_image,
-        sweep_alt=_sweep_alt(sweep) if sweep else "",
+        sweep_alt=_sweeps_alt(sweeps) if sweeps else "",
         diagnoses=diagnoses,
         count_rows=[[name, *_count_cells(diagnosis.counts[0])] for name, diagnosis in diagnoses.items()],
         measures=list(REPORTED_MEASURES.values()),
@@ -172,13 +177,17 @@ def _probe_rows(probes: Mapping[str, ProbeReport]) -> list[list[str]]:
     return [[kind, *(by_setting.get(name, "-") for name in probes)] for kind, by_setting in cells.items()]
 
 
-def _sweep_alt(sweep: Sweep) -> str:
-    """Mean RSUM on validation and on test for each value."""
-    curves = []
-    for name, (validation, test) in sweep.curves.items():
-        points = (f"{point.value:g}: {point.mean:.1f}, {other.mean:.1f}" for point, other in zip(validation, test, strict=True))
-        curves.append(f"{name or sweep.name}: {'; '.join(points)}")
-    return f"RSUM on validation and on test. {'. '.join(curves)}."
+def _sweeps_alt(sweeps: Sequence[Sweep]) -> str:
+    """Mean RSUM on validation and on test for each value and reference."""
+    lines = []
+    for sweep in sweeps:
+        for name, (validation, test) in sweep.curves.items():
+            points = (
+                f"{point.value:g}: {point.rsum.mean:.1f}, {other.rsum.mean:.1f}" for point, other in zip(validation, test, strict=True)
+            )
+            lines.append(f"{', '.join(filter(None, (sweep.name, name)))}: {'; '.join(points)}")
+    lines += [f"{name}: {validation.mean:.1f}, {test.mean:.1f}" for name, (validation, test) in sweeps[0].references.items()]
+    return f"RSUM on validation and on test. {'. '.join(lines)}."
 
 
 def _commands(comparison: Comparison) -> list[tuple[str, str]]:
@@ -222,44 +231,78 @@ def _plot_interval(axes: Axes, interval: Interval | None, y: float, color: str, 
         axes.plot([interval.low, interval.high], [y, y], color=color, linewidth=width, solid_capstyle="round")
 
 
-def plot_sweep(sweep: Sweep, theme: PlotTheme = LIGHT_THEME) -> bytes:
-    """Plot mean RSUM against the value that was varied, with 95 % intervals over seeds.
+def plot_sweeps(sweeps: Sequence[Sweep], theme: PlotTheme = LIGHT_THEME) -> bytes:
+    """Plot mean RSUM against each value that was varied, with 95 % intervals over seeds.
 
     Args:
-        sweep: Settings that differ in one value.
+        sweeps: Sweeps of one comparison, at least one.
         theme: Colors.
 
     Returns:
-        A PNG. Validation is solid, test is dashed.
+        A PNG with a panel for each sweep. Validation is solid, test is dashed. References are horizontal lines.
 
     Source:
         Unified loss, figure 5.
     """
-    figure = new_figure(8.6, 3.4 + 0.2 * len(sweep.curves), theme)
+    references, columns = sweeps[0].references, min(2, len(sweeps))
+    rows, legend = math.ceil(len(sweeps) / columns), 0.1 + 0.2 * math.ceil((len(references) + 2) / 2)
+    panel = 3.0 + 0.2 * max(len(sweep.curves) for sweep in sweeps)
+    figure = new_figure(8.6, legend + rows * panel, theme)
     # matplotlib is optional: new_figure raises MissingExtra if it is not installed
+    from matplotlib.lines import Line2D
+
+    panels = figure.subplots(rows, columns, squeeze=False, sharey=True).flat
+    for sweep, axes in zip_longest(sweeps, panels):
+        if sweep is None:
+            axes.set_visible(False)
+        else:
+            _plot_sweep(axes, figure, sweep, theme)
+    handles = [Line2D([], [], color=theme.foreground, linestyle=style, label=split) for split, style in SPLIT_STYLES]
+    handles += [Line2D([], [], color=_reference_color(number, theme), linewidth=2.4, label=name) for number, name in enumerate(references)]
+    figure.tight_layout(rect=(0, legend / figure.get_figheight(), 1, 1))
+    figure.legend(handles=handles, loc="lower left", ncols=2, **legend_style(theme, 2.6))
+    return figure_to_png(figure)
+
+
+def _plot_sweep(axes: Axes, figure: Figure, sweep: Sweep, theme: PlotTheme) -> None:
+    """Curves and horizontal reference lines. Lines are colored by setting, so that one name has one color in all panels."""
     from matplotlib.transforms import offset_copy
 
-    axes = figure.add_subplot()
-    splits = (("validation", "-"), ("test", (0, (3, 1.6))))
+    step = 5 * min(1, 3 / len(sweep.curves))
     for number, (name, curve) in enumerate(sweep.curves.items()):
-        for second, (points, (split, style)) in enumerate(zip(curve, splits, strict=True)):
-            color = theme.lines[(number if len(sweep.curves) > 1 else second) % len(theme.lines)]
+        for second, (points, (_, style)) in enumerate(zip(curve, SPLIT_STYLES, strict=True)):
+            color = theme.lines[number % len(theme.lines)]
             # bars at the same value are drawn next to each other
-            shifted = offset_copy(axes.transData, figure, x=5 * number + 2.5 * second, units="points")
-            values, means = [point.value for point in points], [point.mean for point in points]
+            shifted = offset_copy(axes.transData, figure, x=step * (number + second / 2), units="points")
+            values, means = [point.value for point in points], [point.rsum.mean for point in points]
             lines = axes.plot(values, means, "o", linestyle=style, color=color, markersize=4)
-            lines[0].set_label(", ".join(filter(None, (name, split))))
+            if name and not second:
+                lines[0].set_label(name)
             for point in points:
-                if point.interval is not None:
-                    ends = point.interval.low, point.interval.high
+                if point.rsum.interval is not None:
+                    ends = point.rsum.interval.low, point.rsum.interval.high
                     lines += axes.plot([point.value] * 2, ends, color=color, linewidth=1.2, alpha=0.7)
             for line in lines:
                 line.set_transform(shifted)
+    for number, splits in enumerate(sweep.references.values()):
+        for rsum, (_, style) in zip(splits, SPLIT_STYLES, strict=True):
+            _plot_reference(axes, rsum, _reference_color(number, theme), style)
     _set_value_axis(axes, sorted({point.value for validation, _ in sweep.curves.values() for point in validation}))
     style_axes(axes, "RSUM", theme, sweep.name)
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, **legend_style(theme, 2.6))
-    figure.tight_layout()
-    return figure_to_png(figure)
+    axes.tick_params(labelleft=True)
+    if any(sweep.curves):
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1.06), **legend_style(theme, 2.6))
+
+
+def _reference_color(number: int, theme: PlotTheme) -> str:
+    """Color of a reference. Curves take the colors from the other end."""
+    return theme.lines[-1 - number % len(theme.lines)]
+
+
+def _plot_reference(axes: Axes, rsum: MeanRsum, color: str, style: Any) -> None:
+    axes.axhline(rsum.mean, color=color, linestyle=style, linewidth=1.4)
+    if rsum.interval is not None:
+        axes.axhspan(rsum.interval.low, rsum.interval.high, color=color, alpha=0.08, linewidth=0)
 
 
 def _set_value_axis(axes: Axes, values: Sequence[float]) -> None:

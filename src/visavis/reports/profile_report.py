@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import shlex
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ from visavis.diagnostics.objective_profile import (
     ObjectiveProfiles,
     Rotation,
     TripletWeights,
+    pair_weight_name,
 )
 from visavis.environment import shell_command
 from visavis.reports.html_report import ThemedImage, render_report
@@ -28,6 +31,8 @@ from visavis.reports.plotting import DASH_PATTERN, LIGHT_THEME, PlotTheme, figur
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from visavis.objectives import Goal
+
 
 LINE_STYLES = ("-", (0, (4, 1.4)), (0, (1, 1.2)))
 """Line styles of the fixed similarities."""
@@ -35,6 +40,8 @@ LINE_STYLES = ("-", (0, (4, 1.4)), (0, (1, 1.2)))
 
 def write_profile_report(result: ObjectiveProfiles) -> None:
     """Write ``report.html``, ``profiles.json`` and a plot of each objective, such as ``1-Unified.png``, to the folder.
+
+    With objectives GOAL, ``pair-weights.png`` has their pair weights in one plot.
 
     Args:
         result: Profiles and their folder.
@@ -48,8 +55,11 @@ def write_profile_report(result: ObjectiveProfiles) -> None:
         for number, (name, profile) in enumerate(zip(names, result.profiles, strict=True), 1)
     ]
     storage.write_json(result.folder / "profiles.json", result.to_json())
+    pair_weights = ThemedImage.draw(partial(plot_pair_weights, result.goals), result.folder / "pair-weights.png") if result.goals else None
     page = render_report(
         "profiles",
+        pair_weights=pair_weights,
+        pair_weights_alt=f"Weights of positives and of negatives: {'; '.join(map(pair_weight_name, result.goals))}.",
         profiles=[_section(profile, image) for profile, image in zip(result.profiles, images, strict=True)],
         names=list(dict.fromkeys(names)),
         step_length=f"{STEP_LENGTH:g}",
@@ -91,6 +101,34 @@ def plot_objective_profile(profile: ObjectiveProfile, theme: PlotTheme = LIGHT_T
     _plot_circle(circle, profile.rotation, theme)
     _plot_norms(norms, profile.rotation, theme)
     return figure_to_png(figure, colors=256)
+
+
+def plot_pair_weights(goals: Sequence[Goal], theme: PlotTheme = LIGHT_THEME) -> bytes:
+    """Plot the pair weights of objectives GOAL against similarity.
+
+    Args:
+        goals: The objectives, at least one.
+        theme: Colors.
+
+    Returns:
+        A PNG. Left: weights of positives. Right: weights of negatives. The means of "lin_ms" and "sig_ms" are 0.1.
+
+    Source:
+        GOAL, figure 3.
+    """
+    similarity = torch.linspace(0, 1, 201, dtype=torch.float64)
+    figure = new_figure(8.6, 3.3 + 0.2 * math.ceil(len(goals) / 2), theme)
+    panels = figure.subplots(1, 2)
+    for number, goal in enumerate(goals):
+        style = LINE_STYLES[1 if goal.needs_positive_scores else 0]
+        for axes, weights in zip(panels, goal.pair_weights(similarity, similarity), strict=True):
+            color = theme.lines[number % len(theme.lines)]
+            axes.plot(similarity.numpy(), weights.numpy(), color=color, linestyle=style, linewidth=1.8, label=pair_weight_name(goal))
+    for axes, name in zip(panels, ("positive", "negative"), strict=True):
+        style_axes(axes, f"weight of the {name}", theme, f"similarity of the {name}")
+    figure.tight_layout(rect=(0, (0.1 + 0.2 * math.ceil(len(goals) / 2)) / figure.get_figheight(), 1, 1))
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="lower left", ncols=2, **legend_style(theme, 2.2))
+    return figure_to_png(figure)
 
 
 def _plot_triplets(axes: Axes, color_bar: Axes, triplets: TripletWeights, theme: PlotTheme) -> None:

@@ -4,21 +4,82 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, groupby
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer, RAdam
 
 from visavis.errors import RecipeError, RunError, suggest_name
 from visavis.models.base import SCALE_PART, Matcher
 from visavis.recipes.settings import Phase, ScheduleSettings
 
+
+class Ranger(RAdam):
+    """RAdam with Lookahead: every k steps each parameter moves back to a slow copy that follows it.
+
+    Args:
+        params: Parameters or groups, as for ``torch.optim``.
+        lr: Learning rate.
+        weight_decay: Decoupled weight decay, multiplied by the learning rate.
+        k: Steps between two moves of the slow copy.
+        alpha: Share of the way to the parameter that the slow copy moves.
+        betas: Decay rates of the mean gradient and of its square.
+        eps: Added to the root of the mean square.
+
+    Formula:
+        Every k steps ``slow += alpha (parameter - slow)``, then ``parameter = slow``. The slow copy starts as the initial parameter.
+
+    Special cases:
+        ``k=1, alpha=1`` is RAdam.
+
+    Source:
+        Zhang et al., Lookahead Optimizer: k steps forward, 1 step back (2019), and Liu et al., On the Variance of the Adaptive Learning
+        Rate and Beyond (2020). Defaults of the Ranger in the released code of CE.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        weight_decay: float = 0.0,
+        k: int = 6,
+        alpha: float = 0.5,
+        betas: tuple[float, float] = (0.95, 0.999),
+        eps: float = 1e-5,
+    ):
+        super().__init__(params, lr, betas, eps, weight_decay, decoupled_weight_decay=True)
+        self.k, self.alpha = k, alpha
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Step each parameter that has a gradient, and move the slow copies that are due.
+
+        Args:
+            closure: Computes the loss again.
+
+        Returns:
+            The loss of the closure.
+        """
+        parameters = [parameter for group in self.param_groups for parameter in group["params"] if parameter.grad is not None]
+        # RAdam fills only an empty state, so the slow copies are stored after its first step.
+        initial = {parameter: parameter.clone() for parameter in parameters if not self.state[parameter]}
+        loss = super().step(closure)
+        for parameter in parameters:
+            state = self.state[parameter]
+            slow = state.setdefault("slow", initial.get(parameter))
+            if state["step"] % self.k == 0:
+                parameter.copy_(slow.lerp_(parameter, self.alpha))
+        return loss
+
+
 # What each optimizer stores for a parameter that it has updated. "step" is a scalar, the others have the shape of the parameter.
 STATE_NAMES: dict[type[Optimizer], tuple[str, ...]] = {
     Adam: ("exp_avg", "exp_avg_sq", "step"),
     AdamW: ("exp_avg", "exp_avg_sq", "step"),
+    Ranger: ("exp_avg", "exp_avg_sq", "slow", "step"),
     SGD: (),
 }
 
@@ -171,6 +232,8 @@ def make_optimizer(matcher: Matcher, phase: Phase) -> Optimizer:
         for depth, members in groupby(zip(depths, parameters, strict=True), key=lambda member: member[0]):
             params = [parameter for _, parameter in members]
             groups.append({"params": params, "base_lr": lr * settings.layer_decay**depth, "weight_decay": weight_decay})
+    if settings.name == "Ranger":
+        return Ranger(groups, settings.lr, settings.weight_decay)
     optimizer: Optimizer = getattr(torch.optim, settings.name)(groups, lr=settings.lr, weight_decay=settings.weight_decay, fused=True)
     return optimizer
 

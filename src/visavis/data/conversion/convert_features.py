@@ -263,9 +263,11 @@ def _write_experts(folder: Path, values: PublishedFeatures, videos: list[HDF5Vid
     with create_expert_store(folder, embedding_dims) as store:
         for number, video in enumerate(names, 1):
             parts = {name: table.get(video) for name, table in values.experts.items()}
+            seconds: dict[str, np.ndarray] = {}
             for files in videos:
                 parts |= {name: None if is_missing(part) else part for name, part in files.read(video).items()}
-            store.append(video, parts)
+                seconds |= {name: times for name, times in files.read_seconds(video).items() if parts.get(name) is not None}
+            store.append(video, parts, seconds)
             for name, part in parts.items():
                 num_videos_with[name] += part is not None
             progress.update("videos", number, len(names), 0.0)

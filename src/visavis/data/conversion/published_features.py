@@ -1,7 +1,7 @@
 """Published features of videos: pickles whose values determine what they are, and HDF5 files with one video each.
 
 A pickle has an expert, captions, features of captions, or the index of the tested caption for each video. An ``.h5`` has
-``features.EXPERT`` ``[L, D]`` and ``raw_captions.0``, ``raw_captions.1``, ... of words.
+``features.EXPERT`` ``[L, D]``, their times ``features_t.EXPERT`` ``[L, 2]`` and ``raw_captions.0``, ``raw_captions.1``, ... of words.
 
 Source: the files that Gabeur et al. (2020, MMT) published.
 """
@@ -186,7 +186,9 @@ def _caption_index(value: Any, video: str, path: Path) -> int:
 
 
 HDF5_SUFFIXES = (".h5", ".hdf5")
-_FEATURES, _CAPTIONS = "features.", "raw_captions."
+_FEATURES, _SECONDS, _CAPTIONS = "features.", "features_t.", "raw_captions."
+FEATURE_SECONDS = {"rgb": 0.2, "scene": 1.0, "s3d": 1.0, "vggish": 1.0}
+"""Seconds that a feature of an expert covers, by the released code of MMT. Other experts have no times."""
 _CONTENT = "one .h5 per video with features.EXPERT and raw_captions.NUMBER"
 
 
@@ -248,6 +250,31 @@ class HDF5Videos:
             return {}
         with _open_hdf5(self.paths[video]) as content:
             return {name: content[_FEATURES + name][()] for name in self.embedding_dims if _FEATURES + name in content}
+
+    def read_seconds(self, video: str) -> dict[str, np.ndarray]:
+        """Read the times of the features of a video: the middle of their stored start and end, or their place by `FEATURE_SECONDS`.
+
+        Args:
+            video: Name of the video.
+
+        Returns:
+            Times in seconds by expert, ``[L]``.
+        """
+        if video not in self.paths:
+            return {}
+        seconds = {}
+        with _open_hdf5(self.paths[video]) as content:
+            for name in self.embedding_dims:
+                features = content.get(_FEATURES + name)
+                if features is None or features.ndim != 2:
+                    continue
+                stored = np.asarray(content[_SECONDS + name][()]) if _SECONDS + name in content else np.empty(0)
+                middles = stored[: len(features)].mean(1) if stored.ndim == 2 and stored.size else stored[: len(features)]
+                if middles.dtype.kind in "fiu" and middles.shape == (len(features),) and np.isfinite(middles).all():
+                    seconds[name] = middles
+                elif name in FEATURE_SECONDS:
+                    seconds[name] = (np.arange(len(features)) + 0.5) * FEATURE_SECONDS[name]
+        return seconds
 
     def add_file(self, path: Path, video: Any) -> None:
         """Add the captions and dimensions of a file. Features are not read.

@@ -2,7 +2,7 @@
 
 A store is a folder: ``experts.json`` (names and dimensions of experts, the items in order, a checksum), and for each expert a flat
 array ``NAME.npy`` ``[total, D]``, memory-mapped, with ``NAME.offsets.npy`` ``[N + 1]``. Item i has the vectors from ``offsets[i]`` to
-``offsets[i + 1]``, and none if the expert is missing.
+``offsets[i + 1]``, and none if the expert is missing. An expert with known times has them in ``NAME.seconds.npy`` ``[total]``, -1 where unknown.
 
 Example:
     >>> with create_expert_store(folder, {"appearance": 2048, "sound": 128}) as store:    # doctest: +SKIP
@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
@@ -28,7 +28,7 @@ from visavis.data.features.arrays import are_offsets, look_up_rows, read_padded
 from visavis.data.features.store import MAX_BYTES_HASHED_AT_OPEN, raise_as_damaged
 from visavis.data.video import video_id
 from visavis.errors import DataError, suggest_name
-from visavis.types import Encoded
+from visavis.types import Encoded, seconds_part
 
 EXPERTS_FILE = "experts.json"
 # Names of stored features. They are parts of file names.
@@ -39,23 +39,27 @@ _HASH_BLOCK_ROWS = 2**20
 
 @dataclass(frozen=True)
 class _Contents:
-    """Content of ``experts.json``. The checksum covers items, dimensions, offsets and vectors."""
+    """Content of ``experts.json``. The checksum covers items, dimensions, offsets, vectors and times."""
 
     embedding_dims: dict[str, int]
     items: list[str]
     sha256: str
+    timed_experts: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class _Expert:
     vectors: np.ndarray
     offsets: np.ndarray
+    seconds: np.ndarray | None
 
     def digest(self) -> str:
         digest = hashlib.sha256()
         for start in range(0, len(self.vectors), _HASH_BLOCK_ROWS):
             digest.update(self.vectors[start : start + _HASH_BLOCK_ROWS].tobytes())
         digest.update(self.offsets.astype(np.int64).tobytes())
+        if self.seconds is not None:
+            digest.update(self.seconds.tobytes())
         return digest.hexdigest()
 
 
@@ -105,10 +109,7 @@ class ExpertStore:
             contents = storage.read_json(folder / EXPERTS_FILE, _Contents)
             if wrong := next((name for name in contents.embedding_dims if not EXPERT_NAME.fullmatch(name)), None):
                 raise storage.DamagedCacheError(f"{folder / EXPERTS_FILE} has the expert {wrong!r}, which is not allowed as a file name")
-            experts = {
-                name: _open_expert(folder, name, embedding_dim, len(contents.items))
-                for name, embedding_dim in contents.embedding_dims.items()
-            }
+            experts = {name: _open_expert(folder, name, embedding_dim, contents) for name, embedding_dim in contents.embedding_dims.items()}
         _verify(folder, contents, experts)
         if unknown := [name for name in names if name not in experts]:
             raise DataError(f"{folder} has no expert {unknown[0]!r}: {suggest_name(unknown[0], experts)}")
@@ -181,13 +182,15 @@ class ExpertStore:
             rows: Row numbers.
 
         Returns:
-            For each expert float32 vectors ``[n, L, D]`` with a mask ``[n, L]``, which is false for a missing expert. L is at least 1.
+            For each expert float32 vectors ``[n, L, D]`` with a mask ``[n, L]``, which is false for a missing expert. L is at least 1. Experts
+            with known times have the part ``seconds_part(name)``, ``[n, L, 1]``.
         """
         index = np.asarray(rows)
-        parts = {
-            name: read_padded(expert.vectors, expert.offsets, index, max_length=self.max_length, min_length=1)
-            for name, expert in self._experts.items()
-        }
+        arrays = {name: (expert.vectors, expert.offsets) for name, expert in self._experts.items()}
+        for name, expert in self._experts.items():
+            if expert.seconds is not None:
+                arrays[seconds_part(name)] = expert.seconds[:, None], expert.offsets
+        parts = {name: read_padded(*stored, index, max_length=self.max_length, min_length=1) for name, stored in arrays.items()}
         return Encoded({name: part for name, (part, _) in parts.items()}, {name: mask for name, (_, mask) in parts.items()})
 
 
@@ -203,25 +206,30 @@ class ExpertWriter:
     def __init__(self, folder: Path, embedding_dims: Mapping[str, int], files: Mapping[str, BinaryIO]):
         self._folder, self._embedding_dims, self._files = folder, dict(embedding_dims), files
         self._lengths: dict[str, list[int]] = {name: [] for name in embedding_dims}
+        self._seconds: dict[str, list[np.ndarray]] = {name: [] for name in embedding_dims}
         self._digests: dict[str, Any] = {name: hashlib.sha256() for name in embedding_dims}
         self._items: dict[str, None] = {}
 
-    def append(self, item: str, experts: Mapping[str, np.ndarray | None]) -> None:
+    def append(self, item: str, experts: Mapping[str, np.ndarray | None], seconds: Mapping[str, np.ndarray] | None = None) -> None:
         """Write the next item.
 
         Args:
             item: Name of the item.
             experts: Vectors ``[L, D]``, or ``[D]`` for one vector. None or no entry: the expert is missing.
+            seconds: Time of each vector in its video, ``[L]``. No entry: unknown.
 
         Raises:
             DataError: If the item is a duplicate, or an expert is unknown, has another dimension or values that are not finite.
         """
+        seconds = seconds or {}
         if item in self._items:
             raise DataError(f"duplicate item {item!r}: expected the experts of each item once.")
         if unknown := [name for name in experts if name not in self._embedding_dims]:
             raise DataError(f"{item}: unknown expert {unknown[0]!r}: {suggest_name(unknown[0], self._embedding_dims)}")
         checked = {name: _to_rows(experts.get(name), item, name, embedding_dim) for name, embedding_dim in self._embedding_dims.items()}
+        times = {name: _to_seconds(seconds.get(name), item, name, len(vectors)) for name, vectors in checked.items()}
         for name, vectors in checked.items():
+            self._seconds[name].append(times[name])
             self._files[name].write(vectors.data)
             self._digests[name].update(vectors.data)
             self._lengths[name].append(len(vectors))
@@ -229,18 +237,21 @@ class ExpertWriter:
 
     def finish(self) -> None:
         """Write lengths, names and the checksum, which are known only at the end."""
-        digests = {}
+        digests, timed = {}, []
         for name, embedding_dim in self._embedding_dims.items():
             offsets = np.concatenate([[0], np.cumsum(self._lengths[name], dtype=np.int64)])
             self._files[name].seek(0)
             _write_header(self._files[name], int(offsets[-1]), embedding_dim)
             storage.write_array(self._folder / f"{name}.offsets.npy", offsets)
             self._digests[name].update(offsets.tobytes())
+            if self._seconds[name] and ((all_seconds := np.concatenate(self._seconds[name])) >= 0).any():
+                timed.append(name)
+                storage.write_array(self._folder / f"{name}.seconds.npy", all_seconds)
+                self._digests[name].update(all_seconds.tobytes())
             digests[name] = self._digests[name].hexdigest()
         items = list(self._items)
-        storage.write_json(
-            self._folder / EXPERTS_FILE, asdict(_Contents(self._embedding_dims, items, _checksum(items, self._embedding_dims, digests)))
-        )
+        contents = _Contents(self._embedding_dims, items, _checksum(items, self._embedding_dims, digests), timed)
+        storage.write_json(self._folder / EXPERTS_FILE, asdict(contents))
 
 
 @contextmanager
@@ -259,7 +270,7 @@ def create_expert_store(folder: str | Path, embedding_dims: Mapping[str, int]) -
     """
     folder = Path(folder)
     for name, embedding_dim in embedding_dims.items():
-        if not EXPERT_NAME.fullmatch(name) or name.endswith(".offsets") or embedding_dim < 1:
+        if not EXPERT_NAME.fullmatch(name) or name.endswith((".offsets", ".seconds")) or embedding_dim < 1:
             raise DataError(
                 f"expert {name!r}: expected a name of letters, digits, . _ - and a dimension >= 1, got dimension {embedding_dim}."
             )
@@ -293,20 +304,38 @@ def _to_rows(vectors: np.ndarray | None, item: str, name: str, embedding_dim: in
     return single
 
 
-def _open_expert(folder: Path, name: str, embedding_dim: int, items: int) -> _Expert:
+def _to_seconds(seconds: np.ndarray | None, item: str, name: str, length: int) -> np.ndarray:
+    if seconds is None:
+        return np.full(length, -1, np.float32)
+    if seconds.shape != (length,) or seconds.dtype.kind not in "fiu" or not (np.abs(seconds) < np.finfo(np.float32).max).all():
+        raise DataError(
+            f"{item}: seconds of expert {name}: expected a finite number for each of {length} vectors, got {seconds.dtype} of shape "
+            f"{list(seconds.shape)}."
+        )
+    return seconds.astype(np.float32)
+
+
+def _open_expert(folder: Path, name: str, embedding_dim: int, contents: _Contents) -> _Expert:
     """Open the files of an expert and check them against ``experts.json``."""
-    for file in (folder / f"{name}.npy", folder / f"{name}.offsets.npy"):
+    is_timed = name in contents.timed_experts
+    files = [f"{name}.npy", f"{name}.offsets.npy", *([f"{name}.seconds.npy"] if is_timed else [])]
+    for file in (folder / file for file in files):
         if not file.exists():
             raise storage.DamagedCacheError(
                 f"{folder} lacks {file.name} of the expert {name}. Restore a complete copy of the folder, or convert again."
             )
     vectors = storage.read_array(folder / f"{name}.npy", dimensions=2, memory_map=True)
     offsets = storage.read_array(folder / f"{name}.offsets.npy", dimensions=1, kinds="i")
-    if not are_offsets(offsets, items) or vectors.shape != (offsets[-1], embedding_dim) or vectors.dtype != np.float32:
+    if not are_offsets(offsets, len(contents.items)) or vectors.shape != (offsets[-1], embedding_dim) or vectors.dtype != np.float32:
         raise storage.DamagedCacheError(
             f"{folder / name}.npy has {vectors.dtype} of shape {list(vectors.shape)}, which does not match {EXPERTS_FILE} and its offsets"
         )
-    return _Expert(vectors, offsets)
+    seconds = storage.read_array(folder / f"{name}.seconds.npy", dimensions=1, kinds="f") if is_timed else None
+    if seconds is not None and (seconds.shape != vectors.shape[:1] or seconds.dtype != np.float32):
+        raise storage.DamagedCacheError(
+            f"{folder / name}.seconds.npy has {seconds.dtype} of shape {list(seconds.shape)}, which does not match"
+        )
+    return _Expert(vectors, offsets, seconds)
 
 
 def _checksum(items: list[str], embedding_dims: Mapping[str, int], digests: Mapping[str, str]) -> str:
@@ -315,7 +344,8 @@ def _checksum(items: list[str], embedding_dims: Mapping[str, int], digests: Mapp
 
 def _verify(folder: Path, contents: _Contents, experts: dict[str, _Expert]) -> None:
     """Verify the checksum, if the store is small or the result is not cached."""
-    files = (folder / f"{name}{ending}" for name in experts for ending in (".npy", ".offsets.npy"))
+    endings = {name: (".npy", ".offsets.npy", ".seconds.npy")[: 3 if name in contents.timed_experts else 2] for name in experts}
+    files = (folder / f"{name}{ending}" for name in experts for ending in endings[name])
     record = storage.cache_folder() / "checks" / f"experts-{storage.stat_hash(files, contents.sha256)}.json"
     small = sum(expert.vectors.nbytes for expert in experts.values()) <= MAX_BYTES_HASHED_AT_OPEN
     if not small and storage.read_checksummed_json(record, str) == contents.sha256:

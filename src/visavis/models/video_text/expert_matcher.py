@@ -15,8 +15,8 @@ from visavis.models.base import Matcher, get_mask, get_part, get_vectors, valid_
 from visavis.models.encoders.text_backbone import TextBackbone
 from visavis.models.layers import MaskedBatchNorm, at_least_float32
 from visavis.models.word_encoders import GRUWordEncoder, WordMatcherConfig, pool_words
-from visavis.spec import DropoutRate, PositiveInt, require_field
-from visavis.types import Encoded, unit_rows
+from visavis.spec import DropoutRate, NonNegativeInt, PositiveInt, require_field
+from visavis.types import Encoded, seconds_part, unit_rows
 
 
 class GatedEmbedding(nn.Module):
@@ -65,8 +65,8 @@ class CollaborativeGating(nn.Module):
         Liu et al., Use What You Have: Video Retrieval Using Representations From Collaborative Experts (2019), section 3.2.
 
     Differs from:
-        The paper sums over the others. The released code takes the mean, as here, but an expert meets those before it in the list
-        after their own gating.
+        The paper sums over the others. The released code takes the mean, as here, but an expert meets itself, and those before it in the
+        list after their own gating. Its g has three layers with Mish and batch norm, and there is no h.
     """
 
     def __init__(self, num_experts: int, embedding_dim: int):
@@ -111,6 +111,7 @@ class NetVLAD(nn.Module):
     Args:
         input_dim: Dimensions of a vector.
         num_clusters: Number of centers.
+        ghost_clusters: Number of further clusters that take a share of each vector and are left out of the sums.
 
     Formula:
         ``V_k = unit(sum_l a_lk (x_l - c_k))`` with ``a_l. = softmax(BN(x_l W))``. All V_k are concatenated and normalized to length 1.
@@ -122,11 +123,11 @@ class NetVLAD(nn.Module):
         In released codes, padding is assigned to clusters and enters the batch statistics. Here it does neither.
     """
 
-    def __init__(self, input_dim: int, num_clusters: int):
+    def __init__(self, input_dim: int, num_clusters: int, ghost_clusters: int = 0):
         super().__init__()
-        self.assign = nn.Linear(input_dim, num_clusters, bias=False)
+        self.assign = nn.Linear(input_dim, num_clusters + ghost_clusters, bias=False)
         self.centers = nn.Parameter(torch.empty(num_clusters, input_dim))
-        self.norm = MaskedBatchNorm(num_clusters)
+        self.norm = MaskedBatchNorm(num_clusters + ghost_clusters)
         self.output_dim = num_clusters * input_dim
         nn.init.normal_(self.assign.weight, std=input_dim**-0.5)
         nn.init.normal_(self.centers, std=input_dim**-0.5)
@@ -142,7 +143,7 @@ class NetVLAD(nn.Module):
             Vectors, shape ``[N, num_clusters D]``, 0 without valid vectors.
         """
         present = valid_mask(Encoded(items, mask))
-        shares = self.norm(self.assign(items), present).softmax(-1) * present[..., None]
+        shares = self.norm(self.assign(items), present).softmax(-1)[..., : len(self.centers)] * present[..., None]
         sums = shares.transpose(1, 2) @ items.masked_fill(~present[..., None], 0.0)
         residuals = sums - shares.sum(1)[..., None] * self.centers
         return unit_rows(unit_rows(residuals).flatten(1))
@@ -155,10 +156,12 @@ class ExpertFeatures:
     Attributes:
         features: Features, shape ``[N, L, D]``, 0 at padding.
         mask: Valid features, shape ``[N, L]``.
+        seconds: Time of each feature, shape ``[N, L]``, -1 where unknown. None: all unknown.
     """
 
     features: Tensor
     mask: Tensor
+    seconds: Tensor | None = None
 
     @cached_property
     def present(self) -> Tensor:
@@ -207,6 +210,7 @@ class ExpertMatcher(Matcher):
             bidirectional: Whether the GRU has two directions, which are averaged.
             word_pool: Pooling of words. "vlad": NetVLAD.
             text_clusters: Number of NetVLAD clusters of words.
+            text_ghost_clusters: Number of further clusters whose words are left out.
             dropout: Dropout of word embeddings.
         """
 
@@ -217,6 +221,7 @@ class ExpertMatcher(Matcher):
         bidirectional: bool = False
         word_pool: Literal["vlad", "first", "last", "max", "mean"] = "last"
         text_clusters: PositiveInt = 32
+        text_ghost_clusters: NonNegativeInt = 0
         dropout: DropoutRate = 0.0
 
         def __post_init__(self) -> None:
@@ -244,7 +249,7 @@ class ExpertMatcher(Matcher):
             self.words, input_dim = GRUWordEncoder(*sizes, bidirectional=config.bidirectional, dropout=config.dropout), config.hidden_dim
         self.word_clusters = None
         if config.word_pool == "vlad" and config.text_granularity != "pooled":
-            self.word_clusters = NetVLAD(input_dim, config.text_clusters)
+            self.word_clusters = NetVLAD(input_dim, config.text_clusters, config.text_ghost_clusters)
             input_dim = self.word_clusters.output_dim
         self.text_gates = nn.ModuleList(GatedEmbedding(input_dim, config.embedding_dim) for _ in config.experts)
         self.mixture = nn.Linear(input_dim, len(config.experts))
@@ -256,7 +261,16 @@ class ExpertMatcher(Matcher):
     def encode_visual(self, items: Encoded) -> Encoded:
         """Encode videos as ``v_e`` ``[V, E, embedding_dim]``, 0 where the expert is missing, with the weights ``p_e``."""
         parts = [get_part(items, name) for name in self.config.experts]
-        experts = [ExpertFeatures(get_vectors(part).masked_fill(~valid_mask(part)[..., None], 0.0), valid_mask(part)) for part in parts]
+        assert isinstance(items.vectors, dict)
+        seconds = [items.vectors.get(seconds_part(name)) for name in self.config.experts]
+        experts = [
+            ExpertFeatures(
+                get_vectors(part).masked_fill(~valid_mask(part)[..., None], 0.0),
+                valid_mask(part),
+                None if times is None else times[..., 0],
+            )
+            for part, times in zip(parts, seconds, strict=True)
+        ]
         embeddings = at_least_float32(self.visual(experts))
         return Encoded(embeddings, weights=torch.stack([expert.present for expert in experts], 1).to(embeddings.dtype))
 

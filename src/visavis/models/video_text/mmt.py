@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from visavis.types import unit_rows
 class MMT(ExpertMatcher):
     """MMT: multi-modal transformer. The features of all experts at all times attend to one another.
 
-    Each expert's features go through a linear layer to length 1, plus an embedding of the expert and one of the time step. The sequence
+    Each expert's features go through a linear layer to length 1, plus an embedding of the expert and one of the time. The sequence
     starts with a video token and one aggregate token per expert, the projection of its maximum over time. The encoder's state of this
     token is the vector of the expert. Texts and score are those of every ``ExpertMatcher``.
 
@@ -29,8 +30,9 @@ class MMT(ExpertMatcher):
         Gabeur et al., Multi-modal Transformer for Video Retrieval (2020), section 3.
 
     Differs from:
-        In the released code, time embeddings are of the second of a feature, missing experts count in the score of MSR-VTT, and all
-        weights start at a standard deviation of 0.02, at which a narrow model does not start to use the order.
+        In the released code, missing experts count in the score of MSR-VTT, and all weights start at a standard deviation of 0.02, at
+        which a narrow model does not start to use the order. The paper has further embeddings for aggregates and unknown times. In the
+        code, and with ``time_unit="second"`` here, both have the embedding of the first second.
     """
 
     name = "MMT"
@@ -45,6 +47,8 @@ class MMT(ExpertMatcher):
             feedforward_dim: Hidden dimensions of the feed-forward layers.
             attention_dropout: Dropout of the transformer.
             max_length: Maximum number of features per expert. ``visual.max_length`` samples longer ones.
+            time_unit: Time of a feature: its position in the sequence, or its second in the video.
+            max_seconds: Number of embeddings of seconds. Later features share the last one.
         """
 
         layers: PositiveInt = 4
@@ -52,6 +56,8 @@ class MMT(ExpertMatcher):
         feedforward_dim: PositiveInt = 3072
         attention_dropout: DropoutRate = 0.1
         max_length: PositiveInt = 30
+        time_unit: Literal["position", "second"] = "position"
+        max_seconds: PositiveInt = 32
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -73,11 +79,12 @@ class ExpertTransformer(nn.Module):
 
     def __init__(self, config: MMT.Config):
         super().__init__()
-        dim, self.max_length = config.embedding_dim, config.max_length
+        dim, self.max_length, self.by_second = config.embedding_dim, config.max_length, config.time_unit == "second"
         self.projections = nn.ModuleList(nn.Linear(inputs, dim) for inputs in config.experts.values())
         self.video = nn.Parameter(torch.zeros(dim))
         self.experts = nn.Embedding(len(config.experts), dim)
-        self.times = nn.Embedding(1 + config.max_length, dim)  # 0: the aggregate token
+        # 0: the aggregate token
+        self.times = nn.Embedding(config.max_seconds if self.by_second else 1 + config.max_length, dim)
         self.norm, self.dropout = nn.LayerNorm(dim, eps=1e-12), nn.Dropout(config.attention_dropout)
         layer = nn.TransformerEncoderLayer(
             dim, config.heads, config.feedforward_dim, config.attention_dropout, "gelu", layer_norm_eps=1e-12, batch_first=True
@@ -97,8 +104,13 @@ class ExpertTransformer(nn.Module):
             Unit vectors, shape ``[N, E, embedding_dim]``, 0 where an expert is missing.
 
         Raises:
-            ShapeError: If an expert has more than ``max_length`` features.
+            ShapeError: If an expert has more than ``max_length`` features, or seconds are needed and no expert has them.
         """
+        if self.by_second and all(expert.seconds is None for expert in experts):
+            raise ShapeError(
+                "MMT: expected features with seconds for time_unit='second', got none. Convert published features with times, or set "
+                "model.time_unit=position."
+            )
         present = torch.stack([expert.present for expert in experts], 1)
         aggregates, tokens, masks = list[Tensor](), list[Tensor](), list[Tensor]()
         for number, (project, expert) in enumerate(zip(self.projections, experts, strict=True)):
@@ -109,10 +121,18 @@ class ExpertTransformer(nn.Module):
                     "sample them at equal intervals, or a larger model.max_length."
                 )
             aggregates.append(unit_rows(project(expert.pool(max_pool))) + self.experts.weight[number] + self.times.weight[0])
-            tokens.append(unit_rows(project(features)) + self.experts.weight[number] + self.times.weight[1 : 1 + features.shape[1]])
+            tokens.append(unit_rows(project(features)) + self.experts.weight[number] + self.times(self._time_ids(expert)))
             masks.append(expert.mask)
         video = self.video.expand(len(present), 1, -1)
         states = self.dropout(self.norm(torch.cat([video, torch.stack(aggregates, 1), *tokens], 1)))
         present_tokens = torch.cat([torch.ones_like(present[:, :1]), present, *masks], 1)
         encoded = self.encoder(states, src_key_padding_mask=~present_tokens)
         return unit_rows(encoded[:, 1 : 1 + len(experts)]) * present[..., None]
+
+    def _time_ids(self, expert: ExpertFeatures) -> Tensor:
+        """Return the row of ``times`` of each feature, ``[N, L]`` or ``[L]``."""
+        if not self.by_second:
+            return torch.arange(1, 1 + expert.mask.shape[1], device=expert.mask.device)
+        if expert.seconds is None:
+            return torch.zeros_like(expert.mask, dtype=torch.long)
+        return expert.seconds.clamp(0, self.times.num_embeddings - 1).long()
