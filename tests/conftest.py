@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -45,6 +46,17 @@ def _write_temporary_files_to_memory() -> None:
     memory = Path("/dev/shm")
     if "TMPDIR" not in os.environ and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free >= 4 * 2**30:
         os.environ["TMPDIR"] = tempfile.tempdir = str(memory)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect without the garbage collector: it took 7 of 19 CPU s to visit the imported modules again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
