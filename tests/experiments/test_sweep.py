@@ -96,6 +96,7 @@ def test_plot_sweeps_depends_on_the_points():
     assert plot_sweeps(swept(MARGINS)) != plot_sweeps(swept(sorted(MARGINS)))
 
 
-def test_plot_sweeps_draws_references():
-    with_reference = swept([*MARGINS, "VLC()"])
-    assert plot_sweeps(with_reference) != plot_sweeps([replace(with_reference[0], references={})])
+def test_plot_sweeps_draws_references_at_their_rsum():
+    (sweep,) = swept([*MARGINS, "VLC()"])
+    lower = {name: tuple(replace(split, mean=split.mean / 2) for split in splits) for name, splits in sweep.references.items()}
+    assert plot_sweeps([sweep]) != plot_sweeps([replace(sweep, references=lower)])
