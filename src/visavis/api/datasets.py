@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -187,7 +188,7 @@ def features(
     dataset = open_dataset(
         path, skip_bad=skip_bad, decode_images=bool(visual), frames_per_second=frames_per_second, decode_all_frames=skip_bad
     )
-    if out and Path(out).is_dir() and (other := [file.name for file in Path(out).iterdir() if not file.name.startswith(SIDES)]):
+    if out and os.path.isdir(out) and (other := [file.name for file in Path(out).iterdir() if not file.name.startswith(SIDES)]):
         raise RefusedOverwrite(f"{out}: expected a new folder or one of features, got {other[0]} in it. Name another folder.")
     for skipped in dataset.skipped:
         progress.message(f"left out: {skipped}")

@@ -188,7 +188,7 @@ def check_models_exist(outcomes: Iterable[RunOutcome]) -> None:
         RunError: If a model was removed.
     """
     for outcome in outcomes:
-        if not outcome.failure and not (RunFolder(outcome.folder).model / "model.safetensors").exists():
+        if not outcome.failure and not os.path.exists(RunFolder(outcome.folder).model / "model.safetensors"):
             raise RunError(
                 f"{outcome.folder}: expected the model, which feedback is evaluated with, got only its results. Restore the model, or remove "
                 "the folder to train the run again."
@@ -329,7 +329,7 @@ _stopping = Event()  # set in a worker that was asked to end
 
 def _train(job: Job, progress: Progress) -> TrainingResult:
     folder = RunFolder(job.folder)
-    if folder.recipe.exists() or folder.ensemble.exists():
+    if os.path.exists(folder.recipe) or os.path.exists(folder.ensemble):
         return resume_training(job.folder, progress)
     # A killed process may have left files of a folder that is not a run yet.
     folder.remove()

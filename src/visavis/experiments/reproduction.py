@@ -7,6 +7,7 @@ The folder is that of a comparison, with ``table.json`` (the setting of each row
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -337,7 +338,7 @@ def resume_reproduction(folder: Path, seeds: int | None, workers: Workers, progr
         RunError: If the folder is not a reproduction.
         Stopped: After a signal, when everything is saved.
     """
-    if not (folder / "table.json").exists():
+    if not os.path.exists(folder / "table.json"):
         raise RunError(f"{folder}: expected table.json in it, found none. Pass a folder of visavis reproduce.")
     reproduction = storage.read_json(folder / "table.json", ReproductionPlan, error=RunError)
     plan = read_plan(folder, seeds, successive_halving=False, command="reproduce")

@@ -10,6 +10,7 @@ a folder for each run, and the results ``comparison.json``, ``table.md``, ``tabl
 
 from __future__ import annotations
 
+import os
 import re
 import statistics
 import time
@@ -256,7 +257,7 @@ def resume_comparison(
     plan = read_plan(folder, seeds, successive_halving=budget_s is not None, command="compare")
     cache_setting_features(plan, progress)
     file, test = feedback or folder / FEEDBACK_FILE, None
-    if feedback is not None or file.exists():
+    if feedback is not None or os.path.exists(file):
         test = _read_feedback_test(plan, file, progress)
         finished = [read_outcome(job) for job in _jobs(folder, plan).values()]
         check_models_exist(outcome for outcome in finished if outcome is not None and not outcome.has_answers_for(test))
@@ -298,7 +299,7 @@ def read_plan(folder: Path, seeds: int | None, *, successive_halving: bool, comm
     Raises:
         RunError: If there is no plan, or if it has more seeds.
     """
-    if not (folder / PLAN_FILE).exists():
+    if not os.path.exists(folder / PLAN_FILE):
         raise RunError(f"{folder}: expected {PLAN_FILE} in it, found none. Pass a folder of visavis {command}.")
     plan: ExperimentPlan = storage.read_json(folder / PLAN_FILE, ExperimentPlan, error=RunError)
     if seeds is not None and seeds < plan.seeds:
@@ -439,7 +440,7 @@ def _read_feedback_test(plan: ExperimentPlan, file: Path, progress: Progress) ->
 def _copy_feedback(folder: Path, feedback: bytes, progress: Progress) -> None:
     """Copy a feedback file into the folder, and report if it replaces another one."""
     file = folder / FEEDBACK_FILE
-    if file.exists() and (before := storage.read_bytes(file)) != feedback:
+    if os.path.exists(file) and (before := storage.read_bytes(file)) != feedback:
         lines = f"{len(before.splitlines()):,} lines before, {len(feedback.splitlines()):,} now"
         progress.message(f"{file}: replaced by the given feedback ({lines}).")
     storage.write_bytes(file, feedback)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -185,8 +186,8 @@ def _save(result: FineTunedModel, encoder: TextEncoder | TextPairEncoder, model:
 
 def _copy_pooling(source: Path, folder: Path) -> None:
     """Copy the pooling configuration of a sentence-transformers folder. A plain transformers folder has none."""
-    if (source / "modules.json").exists():
+    if os.path.exists(source / "modules.json"):
         modules = [Path(module.path) / "config.json" for module in read_sentence_transformers_modules(source)]
         for name in (Path("modules.json"), Path("sentence_bert_config.json"), *modules):
-            if name != Path("config.json") and (source / name).exists():
+            if name != Path("config.json") and os.path.exists(source / name):
                 storage.write_bytes(folder / name, storage.read_bytes(source / name))

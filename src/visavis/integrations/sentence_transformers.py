@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -255,7 +256,7 @@ class LossCheckpoints:
         if not state.global_step:
             return
         file = self._file(args, state)
-        if not file.is_file():
+        if not os.path.isfile(file):
             raise RunError(f"{file}: expected the learned scale, got no file. The checkpoint was made without LossCheckpoints.")
         saved = storage.read_tensors(file)
         if saved.keys() != self.scales.keys():

@@ -176,7 +176,7 @@ def _find_config_file(config: str, checkpoint: Path) -> Path:
     candidates = [Path(config) if config else checkpoint.parent / OPEN_CLIP_CONFIG]
     if config and installed is not None and installed.origin:
         candidates.append(Path(installed.origin).parent / "model_configs" / f"{config}.json")
-    if (file := next(filter(Path.is_file, candidates), None)) is not None:
+    if (file := next(filter(os.path.isfile, candidates), None)) is not None:
         return file
     problem = f"got {config!r}, which is not a file" if config else f"got none, and no {OPEN_CLIP_CONFIG} next to {checkpoint}"
     raise DataError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +79,7 @@ class SentencePooling:
         Raises:
             DataError: If the folder uses another pooling.
         """
-        if not (folder / "modules.json").exists():
+        if not os.path.exists(folder / "modules.json"):
             return cls(max_length=max_length)
         modules = {module.type.rsplit(".", 1)[-1]: folder / module.path for module in read_sentence_transformers_modules(folder)}
         if "Pooling" not in modules:
@@ -95,7 +96,7 @@ class SentencePooling:
                 f"{', '.join(modules)}. Use another sentence model."
             )
         file = folder / "sentence_bert_config.json"
-        limit = storage.read_json(file, _Settings).max_seq_length if file.exists() else None
+        limit = storage.read_json(file, _Settings).max_seq_length if os.path.exists(file) else None
         return cls(names[modes[0]], "Normalize" in modules, min(limit or max_length, max_length))
 
     def __call__(self, words: Tensor, mask: Tensor) -> Tensor:

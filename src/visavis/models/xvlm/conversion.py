@@ -175,7 +175,7 @@ def convert_xvlm(
         fusion_layers = sum(name.endswith("crossattention.self.query.weight") for name in names)
         embedding_dim, temperature = len(tensors["vision_proj.weight"]), tensors["temp"].item() if "temp" in tensors else 0.07
         fields = {"fusion_layers": fusion_layers, "embedding_dim": embedding_dim, "temperature": round(temperature, 6)}
-        _write_model(folder, Path(out).resolve(), fields)
+        _write_model(folder, Path(os.path.realpath(out)), fields)
     return CheckpointConversion(
         Path(out),
         {

@@ -1,0 +1,81 @@
+"""Names that the operating system rejects, wherever a path or a model is expected: one error, or a skipped file."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+import visavis
+from visavis import Retriever, VisavisError
+from visavis.graded.estimators.sentence_models import CrossEncoder, SentenceModel
+from visavis.models.encoders.pretrained_files import model_folder
+from visavis.retrieval.index_folder import Index
+from visavis.retrieval.source_files import list_source_files
+from visavis.synthetic import write_synthetic_scenes
+
+NAMES = {
+    "long name": "a" * 300,
+    "longer name": "a" * 5000,
+    "long path": "/".join(["a" * 200] * 20),
+    "long URI": "s3://" + "a" * 5000,
+    "loop": "loop",
+    "below a loop": "loop/x",
+    "loop of two": "first",
+    "NUL": "a\0b",
+    "unknown user": "~nosuchuser/a",
+}
+CALLS = {
+    "load": lambda name: visavis.load(name),
+    "Retriever.load": lambda name: Retriever.load(name),
+    "evaluate": lambda name: visavis.evaluate(name),
+    "data_check": lambda name: visavis.data_check(name),
+    "features": lambda name: visavis.features("scenes", visual=name, out="made"),
+    "features of a text encoder": lambda name: visavis.features("scenes", text=name, out="made"),
+    "data_convert": lambda name: visavis.data_convert([name], "made"),
+    "model_folder": lambda name: model_folder(name),
+    "search": lambda name: visavis.search(name, "a dog"),
+    "Index.open": lambda name: Index.open(name),
+    "cross-encoder": lambda name: CrossEncoder(model=name).for_captions(["a", "b"]).pairs(torch.tensor([0]), torch.tensor([1])),
+    "sentence model": lambda name: SentenceModel(model=name).for_captions(["a", "b"]),
+    **{
+        key: lambda name, key=key: visavis.train("demo", overrides={key: name}, data=None if key == "data.path" else "scenes", out="run")
+        for key in (
+            "data.path",
+            "data.feedback",
+            "visual.encoder",
+            "visual.features",
+            "text.encoder",
+            "text.features",
+            "evaluation.forgetting",
+        )
+    },
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for link, target in (("loop", "loop"), ("first", "second"), ("second", "first")):
+        os.symlink(target, link)
+    write_synthetic_scenes(tmp_path / "scenes", num_train=8, num_val=2, num_test=2, captions_per_image=1, size=32)
+    monkeypatch.setenv("VISAVIS_DATA", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_names_the_system_rejects_are_refused(call, folder):
+    for kind, name in NAMES.items():
+        with pytest.raises(VisavisError) as refused:
+            CALLS[call](name)
+        assert "\n" not in str(refused.value), kind
+        assert not os.path.exists("run"), kind
+
+
+def test_links_in_a_loop_are_skipped_or_refused(folder):
+    (folder / "scenes" / "images" / "loop.png").symlink_to("loop.png")
+    (folder / "scenes" / "images" / "loop").symlink_to("../images", target_is_directory=True)
+    for source in ("scenes", "scenes/images"):
+        assert len(list_source_files(source).files) == 12
+    assert any("loop.png" in skipped for skipped in list_source_files("scenes/images").skipped)
