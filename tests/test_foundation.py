@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from visavis import errors
 from visavis.data.dataset import ByteRange, Dataset, Image
-from visavis.errors import DataError, MissingExtra, SpecError, VisavisError, suggest_name
+from visavis.errors import DataError, MissingExtra, ShapeError, SpecError, VisavisError, suggest_name
 from visavis.spec import UnitFloat, parse, require_field, validate_fields
 from visavis.types import Encoded, concatenate
 
@@ -64,7 +64,7 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 samples = st.builds(
     Sample,
     margin=finite,
-    count=st.integers(min_value=0),
+    count=st.integers(0, 2**32 - 1),
     name=st.text(),
     hard=st.booleans(),
     mode=st.sampled_from(["paper", "reference"]),
@@ -167,6 +167,12 @@ def test_concatenate_is_the_inverse_of_slicing():
     assert len(again) == len(items) == 5
     assert all(torch.equal(again.vectors[name], parts[name]) and torch.equal(again.mask[name], masks[name]) for name in parts)
     assert torch.equal(again.weights, items.weights)
+
+
+@pytest.mark.parametrize("odd", [None, {}, [], [[1.0]], np.ones((3, 2)), 5, "a"])
+def test_encoded_rejects_vectors_that_are_not_tensors(odd):
+    with pytest.raises(ShapeError, match=r"^vectors: expected a tensor, or a dict of tensors, got "):
+        Encoded(odd)
 
 
 def test_encoded_to_dtype_keeps_masks_and_token_ids():

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import pkgutil
 
 import pytest
 import torch
 
 import visavis
-from visavis import Retriever, VisavisError
+from visavis import Retriever, VisavisError, api
 from visavis.graded.estimators.sentence_models import CrossEncoder, SentenceModel
 from visavis.models.encoders.pretrained_files import model_folder
 from visavis.retrieval.index_folder import Index
@@ -79,3 +81,67 @@ def test_links_in_a_loop_are_skipped_or_refused(folder):
     for source in ("scenes", "scenes/images"):
         assert len(list_source_files(source).files) == 12
     assert any("loop.png" in skipped for skipped in list_source_files("scenes/images").skipped)
+
+
+WORK = {
+    "anatomy": "visavis.diagnostics.objective_profile.profile_objectives",
+    "coherence": "visavis.api.graded_runs.open_rankers",
+    "compare": "visavis.experiments.run_comparison.cache_setting_features",
+    "convert": "visavis.models.encoders.pretrained_loading.read_checkpoint",
+    "data_convert": "visavis.data.conversion.convert_features._parse_source",
+    "data_scenes": "visavis.synthetic.write_synthetic_clips",
+    "demo": "visavis.demonstration.demo_run._Demo.run",
+    "diagnose": "visavis.diagnostics.contribution_analysis.diagnose_run",
+    "explain": "visavis.diagnostics.attention_maps.attention_map",
+    "features": "visavis.data.open_dataset",
+    "index": "visavis.models.retriever.Retriever.load",
+    "relevance_fit": "visavis.graded.fine_tuning.read_stsb",
+    "relevance_thresholds": "visavis.graded.estimator_quality.relevance_distributions",
+    "reproduce": "visavis.experiments.run_comparison.cache_setting_features",
+    "train": "visavis.training.training_run.prepare_and_check_phases",
+}
+"""The function of each command that does its work."""
+ARGUMENTS = {
+    "anatomy": ("VLC()",),
+    "coherence": ("run",),
+    "convert": ("weights.pt",),
+    "data_convert": (["features.pkl"],),
+    "diagnose": ("run",),
+    "explain": ("run", "image.png", "red"),
+    "features": ("scenes",),
+    "index": ("run", "scenes"),
+    "relevance_thresholds": ("scenes",),
+    "reproduce": ("cocos/1",),
+    "train": ("demo",),
+}
+OPTIONS = {
+    "coherence": {"relevance": "CBoW()"},
+    "compare": {"objective": ["VLC()", "NTXent()"], "data": "scenes"},
+    "features": {"visual": "scenes"},
+    "reproduce": {"base_recipe": "demo", "overrides": {"data.path": "scenes"}},
+    "train": {"data": "scenes"},
+}
+
+
+def test_every_command_with_an_output_is_listed():
+    outputs = {name for name in api.__all__ if {"out", "plot"} & inspect.signature(getattr(visavis, name)).parameters.keys()}
+    assert outputs == set(WORK)
+
+
+@pytest.mark.parametrize("command", WORK)
+def test_existing_output_is_refused_before_any_work(command, folder, monkeypatch):
+    (folder / "full").mkdir()
+    (folder / "full" / "letter.txt").write_text("dear")
+    (folder / "full.png").write_text("dear")
+    name = "full.png" if command in ("explain", "diagnose", "relevance_thresholds") else "full"
+    module, _, function = WORK[command].rpartition(".")
+
+    def work(*args, **kwargs):
+        raise AssertionError("the work has begun")
+
+    owner = pkgutil.resolve_name(module)
+    monkeypatch.setattr(owner, function, work)
+    output = {"plot" if command == "relevance_thresholds" else "out": name}
+    with pytest.raises(VisavisError, match=r"already exists|expected a new folder"):
+        getattr(visavis, command)(*ARGUMENTS.get(command, ()), **OPTIONS.get(command, {}), **output)
+    assert sorted(os.listdir("full")) == ["letter.txt"]

@@ -23,7 +23,7 @@ from visavis import storage
 from visavis.errors import RecipeError, RunError, VisavisError
 from visavis.experiments.comparison_result import Comparison
 from visavis.experiments.grid import Choices, Setting, build_settings
-from visavis.experiments.jobs import Job, JobRunner, RunOutcome, Workers, check_models_exist, read_outcome, with_feedback_answers
+from visavis.experiments.jobs import MAX_RUNS, Job, JobRunner, RunOutcome, Workers, check_models_exist, read_outcome, with_feedback_answers
 from visavis.feedback.evaluate_feedback import FeedbackTest
 from visavis.progress import Progress
 from visavis.recipes.data_module import prepare_training
@@ -203,7 +203,7 @@ def plan_comparison(recipe: Recipe, choices: Choices, seeds: int, *, successive_
             f"{recipe.name}: expected a recipe of one model, got an ensemble of {', '.join(recipe.members)}. Compare its members."
         )
     settings = build_settings(with_absolute_paths(recipe), *choices)
-    return ExperimentPlan(recipe.name, settings, validate_int(seeds, "seeds", 1), successive_halving)
+    return ExperimentPlan(recipe.name, settings, validate_int(seeds, "seeds", 1, MAX_RUNS), successive_halving)
 
 
 def start_comparison(
@@ -267,7 +267,7 @@ def resume_comparison(
 
 @contextmanager
 def new_experiment_folder(plan: ExperimentPlan, out: Path | None, stem: str, progress: Progress) -> Iterator[Path]:
-    """Create a folder with a plan, after its data were opened and its features computed.
+    """Create a folder, open the data of a plan, compute its features, and write the plan.
 
     Args:
         plan: Plan.
@@ -278,8 +278,8 @@ def new_experiment_folder(plan: ExperimentPlan, out: Path | None, stem: str, pro
     Yields:
         The folder.
     """
-    cache_setting_features(plan, progress)
     with storage.create_output_folder(out, Path("runs") / stem) as folder:
+        cache_setting_features(plan, progress)
         storage.write_json(folder / PLAN_FILE, asdict(plan))
         yield folder
 
@@ -304,7 +304,11 @@ def read_plan(folder: Path, seeds: int | None, *, successive_halving: bool, comm
     plan: ExperimentPlan = storage.read_json(folder / PLAN_FILE, ExperimentPlan, error=RunError)
     if seeds is not None and seeds < plan.seeds:
         raise RunError(f"seeds: expected at least {plan.seeds}, the seeds of {folder}, got {seeds}. Pass --seeds {plan.seeds} or more.")
-    updated = replace(plan, seeds=seeds or plan.seeds, successive_halving=plan.successive_halving or successive_halving)
+    updated = replace(
+        plan,
+        seeds=plan.seeds if seeds is None else validate_int(seeds, "seeds", 1, MAX_RUNS),
+        successive_halving=plan.successive_halving or successive_halving,
+    )
     if updated != plan:
         storage.write_json(folder / PLAN_FILE, asdict(updated))
     return updated

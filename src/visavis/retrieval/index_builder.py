@@ -33,7 +33,7 @@ from visavis.retrieval.index_folder import (
     is_index,
     open_index_store,
     read_manifest,
-    store_location,
+    relative_store,
     truncate_model,
     write_manifest,
 )
@@ -178,7 +178,7 @@ def _open_or_create_manifest(
 ) -> IndexManifest:
     """The manifest of an index of this model and source. A new one is written before any vector."""
     model_name = str(Path(model).absolute()) if os.path.exists(model) else str(model)
-    store = store_location(store) if store else None
+    store = relative_store(folder, store) if store else None
     if not is_index(folder):
         words = retriever.processor.vocabulary
         manifest = IndexManifest(
@@ -195,6 +195,9 @@ def _open_or_create_manifest(
         return manifest
     manifest = read_manifest(folder)
     check_model(folder, manifest, str(model), retriever)
+    if "://" not in manifest.store:
+        # An earlier version wrote absolute paths.
+        manifest = replace(manifest, store=relative_store(folder, folder / manifest.store))
     settings = {"source": str(source.root), "store": store, "moment_seconds": moment_seconds, "embedding_dim": embedding_dim}
     for name, value in settings.items():
         expected = getattr(manifest, name)

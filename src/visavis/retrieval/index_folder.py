@@ -246,9 +246,24 @@ def store_location(store: str | Path) -> str:
         store: Path or URI.
 
     Returns:
-        Absolute path or URI, as in a manifest.
+        Absolute path or URI.
     """
     return str(store) if "://" in str(store) else os.path.abspath(os.path.expanduser(store))
+
+
+def relative_store(folder: Path, store: str | Path) -> str:
+    """Make the location of a store relative to its index if it lies inside, so that the folder can be moved.
+
+    Args:
+        folder: Folder of the index.
+        store: Path or URI. A relative path is resolved against the current directory.
+
+    Returns:
+        Relative path, absolute path or URI, as in a manifest.
+    """
+    location = store_location(store)
+    path, root = os.path.realpath(location), os.path.realpath(folder)
+    return os.path.relpath(path, root) if "://" not in location and Path(path).is_relative_to(root) else location
 
 
 def open_index_store(
@@ -276,8 +291,7 @@ def open_index_store(
     """
     stores = [confirmed] if isinstance(confirmed, str | Path) else confirmed or ()
     uri = manifest.store if "://" in manifest.store else store_location(folder / manifest.store)
-    is_inside = "://" not in uri and Path(os.path.realpath(uri)).is_relative_to(Path(os.path.realpath(folder)))
-    if not is_inside and uri not in map(store_location, stores):
+    if relative_store(folder, uri) == uri and uri not in map(store_location, stores):
         raise RunError(
             f"{folder}: expected a store inside this folder, got {uri}. If you trust the index, confirm its store with --store {uri}."
         )

@@ -142,8 +142,6 @@ def convert_open_clip(
     text_folder, tokenizer = open_text_source(text or DEFAULT_TOKENIZER, checkpoint, "needs the tokenizer of CLIP")
     _check_sizes(tensors, model, len(tokenizer), checkpoint)
     converted = rename_weights(tensors | {name: tensors[name].T for name in TRANSPOSED_WEIGHTS}, names)
-    if os.path.exists(out):
-        storage.prepare_empty_folder(out, will_be_replaced=True)
     with storage.atomic_folder(out) as folder:
         # Copies the tokenizer. Its config and preprocessing are replaced by the following files.
         copy_config_files(text_folder, folder)
