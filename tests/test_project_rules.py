@@ -111,6 +111,12 @@ def test_paths_are_checked_with_functions_that_do_not_raise():
     assert calls == []
 
 
+def test_vectors_are_normalized_with_unit_rows():
+    """``torch.nn.functional.normalize`` gives zero vectors for norms above 1e19. Pixels are no such vectors."""
+    users = [module_path(path) for path in SOURCES if re.search(r"import .*\bnormalize\b|functional\.normalize\(", path.read_text())]
+    assert users == ["audit/duplicates.py", "blocking.py"]
+
+
 def test_make_targets_in_docs_exist():
     targets = set(re.findall(r"^([a-z]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE))
     assert {"demo", "test", "lint", "fix", "docs", "bench", "study", "golden"} <= targets

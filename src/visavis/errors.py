@@ -139,8 +139,8 @@ def format_value(value: Any) -> str:
     # The shape of a nested tensor cannot be read.
     shape = None if getattr(value, "is_nested", False) else getattr(value, "shape", None)
     if value is None or isinstance(value, bool | int | float | complex | str | bytes | list | tuple) or shape in ((), (1,)):
-        # Python formats only integers of up to 4,300 digits.
-        with suppress(ValueError):
+        # Python formats only integers of up to 4,300 digits, and limits the depth of lists.
+        with suppress(ValueError, RecursionError):
             text = repr(value)
             if len(text) <= 60 and "\n" not in text:
                 return text

@@ -364,11 +364,12 @@ class EncodedBatches(Encoded):
         return tree_map(join, *(field(block) for _, block, _ in used))
 
 
-def unit_rows(rows: Tensor) -> Tensor:
+def unit_rows(rows: Tensor, dim: int = -1) -> Tensor:
     """Divide vectors by their length, at any scale that the dtype holds. A zero vector stays zero, and its gradient is 0.
 
     Args:
         rows: Vectors, shape ``[..., D]``.
+        dim: Axis of the vectors, if it is not the last.
 
     Returns:
         Vectors of length 1, of the same shape.
@@ -378,29 +379,30 @@ def unit_rows(rows: Tensor) -> Tensor:
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]])
     """
-    rows, norms, _ = scaled_norms(rows)
+    rows, norms, _ = scaled_norms(rows, dim)
     return rows / norms
 
 
-def scaled_norms(rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+def scaled_norms(rows: Tensor, dim: int = -1) -> tuple[Tensor, Tensor, Tensor | None]:
     """Compute the norms of vectors. Vectors whose squares overflow or underflow are scaled first, all others are unchanged.
 
     Args:
         rows: Vectors, shape ``[..., D]``.
+        dim: Axis of the vectors, if it is not the last.
 
     Returns:
         The scaled vectors, their norms ``[..., 1]``, inf for a zero vector, and the factors of the vectors, None for 1.
     """
-    norms = rows.norm(dim=-1, keepdim=True)
+    norms = rows.norm(dim=dim, keepdim=True)
     exact = (norms >= MIN_EXACT_NORM) & (norms < torch.inf)
     # Only on the CPU, because the condition would wait for other devices.
     if rows.device.type == "cpu" and not torch.compiler.is_compiling() and exact.all():
         return rows, norms, None
     tiny = torch.finfo(rows.dtype).tiny
-    sums = rows.detach().norm(1, dim=-1, keepdim=True).clamp(tiny, 1 / tiny)
+    sums = rows.detach().norm(1, dim=dim, keepdim=True).clamp(tiny, 1 / tiny)
     factors = torch.where(exact, 1.0, 1 / sums)
     rows = rows * factors
-    norms = rows.norm(dim=-1, keepdim=True)
+    norms = rows.norm(dim=dim, keepdim=True)
     return rows, norms.masked_fill(norms == 0, torch.inf), factors
 
 

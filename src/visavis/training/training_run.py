@@ -239,7 +239,7 @@ def check_recipe(recipe: Recipe) -> Recipe:
     if recipe.members:
         raise RecipeError(
             f"{recipe.name}: expected a recipe of one model, got an ensemble of {', '.join(recipe.members)}. "
-            "Train it with visavis train, which makes one run for each member."
+            "Pass a recipe without members. Only visavis train trains an ensemble."
         )
     check_published_id(recipe.published)
     recipe = with_feedback(recipe)

@@ -227,7 +227,7 @@ class Listing:
         is_whole = len(image_rows) == len(self.images) and len(caption_rows) == len(self.captions)
         images, captions = [self.images[row] for row in image_rows], [self.captions[row] for row in caption_rows]
         return Dataset(
-            name=(self.source if os.path.isdir(self.source) else Path(os.path.realpath(self.source)).parent).name,
+            name=(folder if os.path.isdir(folder := self.source) else Path(os.path.realpath(folder)).parent).name,
             images=tuple(Image(image.name, image.split or "", image.location) for image in images),
             captions=tuple(caption.text for caption in captions),
             image_of=np.array([index_of[caption.image] for caption in captions], dtype=np.int64),

@@ -16,6 +16,7 @@ from visavis import storage
 from visavis.errors import DataError
 from visavis.models.encoders.pretrained_files import model_folder
 from visavis.models.encoders.pretrained_loading import check_encoding, load_pretrained_model, load_pretrained_tokenizer
+from visavis.types import unit_rows
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class SentencePooling:
     def __call__(self, words: Tensor, mask: Tensor) -> Tensor:
         weight = mask[..., None].float()
         pooled = words[:, 0] if self.mode == "first" else (words * weight).sum(1) / weight.sum(1)
-        return nn.functional.normalize(pooled, dim=-1) if self.normalize else pooled
+        return unit_rows(pooled) if self.normalize else pooled
 
 
 CROSS_ENCODER_ADVICE = "Use a cross-encoder with one output, such as one of visavis relevance fit --kind cross"
