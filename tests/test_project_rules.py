@@ -112,7 +112,7 @@ def test_paths_are_checked_with_functions_that_do_not_raise():
 
 
 def test_vectors_are_normalized_with_unit_rows():
-    """``torch.nn.functional.normalize`` gives zero vectors for norms above 1e19. Pixels are no such vectors."""
+    """``torch.nn.functional.normalize`` gives zero vectors for norms above 1e19. Pixels have no such norms."""
     users = [module_path(path) for path in SOURCES if re.search(r"import .*\bnormalize\b|functional\.normalize\(", path.read_text())]
     assert users == ["audit/duplicates.py", "blocking.py"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -307,6 +308,8 @@ class LanceStore:
             # Damaged files raise errors of every kind in LanceDB. A panic of its Rust code is not an Exception.
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
+            if os.strerror(errno.ENOSPC) in str(error):
+                raise StorageError(f"{self.uri} cannot be written: {storage.DISK_FULL}.") from None
             remedy = f" {REMEDY}" if self.index_id else ""
             raise StorageError(f"{self.uri}: the table cannot be read or written: {_reason(error)}.{remedy}") from None
 
