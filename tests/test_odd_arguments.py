@@ -43,7 +43,7 @@ ODD: list[Any] = [
     *(NUMBERS.to(dtype) for dtype in (torch.complex64, torch.bool, torch.int8, torch.float16)),
     *(NUMBERS.bfloat16().requires_grad_(), NUMBERS.to_sparse(), NUMBERS.T, NUMBERS - 20, NUMBERS.log(), NUMBERS * torch.nan),
     *(NUMBERS.where(NUMBERS != 5, torch.nan), torch.tensor([0, 1, 2]), torch.tensor([True] * 3), torch.tensor([1, torch.nan, torch.inf])),
-    *(Encoded(vectors) for vectors in (torch.ones(3, 2), torch.ones(0, 2), torch.tensor(1.0), np.ones((3, 2)), None, {})),  # type: ignore[arg-type]
+    *(Encoded(vectors) for vectors in (torch.ones(3, 2), torch.ones(0, 2), torch.tensor(1.0))),
     *(Targets.paired(3), Targets(query_ids=[0, 1, 2], candidate_ids=[5, 6, 7, 8])),
     *(torch.ones(shape, device="meta") for shape in ((3, 4), (3, 3), (3,))),
     *(
@@ -51,7 +51,7 @@ ODD: list[Any] = [
         torch.eye(3).to_sparse(),
         torch.nested.as_nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
     ),
-    *([{}, {}, {}], [[1], [2], [3]], [2**70] * 3, {1: 2}, [True, False, True], [1.5, 2, 3], np.array([1, 2, 3], dtype=object), 10**400),
+    *([{}, {}, {}], [[1], [2], [3]], [2**70] * 3, {1: 2}, [True, False, True], [1.5, 2, 3], np.array([1, 2, 3], dtype=object), 10**5000),
     *(Encoded(torch.ones(3, 2, device="meta")), Encoded(torch.eye(3).to_sparse()), Encoded({"a": torch.ones(3, 2), "b": torch.ones(2, 2)})),
     *(Encoded(torch.ones(3, 2), mask=torch.ones(2, 2, dtype=torch.bool)), Encoded(torch.ones(3, 2), weights=5)),  # type: ignore[arg-type]
 ]
@@ -129,7 +129,7 @@ def test_functions_reject_odd_arguments_in_one_line(sample_size: int) -> None:
     for function, arguments in calls():
         for name in arguments:
             for odd in generator.sample(ODD, sample_size):
-                called = f"{function.__name__}({name}={odd!r})"
+                called = f"{function.__name__}({name}={format_value(odd)})"
                 error = refusal(function, arguments | {name: odd})
                 refused += error is not None
                 accepted_words = (
@@ -257,7 +257,7 @@ ODD_VALUES = [
     {"a": 1},
     {1: "a"},
     {"": ""},
-    -(10**400),
+    -(10**5000),
     2**63,
     -1e308,
 ]
@@ -393,7 +393,7 @@ def check_odd_calls(calls: Iterable[tuple[Callable[..., Any], dict[str, Any]]], 
                 }
                 named = error is None or message == expected or any(word in message for word in words)
                 if not isinstance(error, VisavisError | TypeError | None) or not named:
-                    faults.append(f"{called}({name}={odd!r}): {type(error).__name__}: {message}")
+                    faults.append(f"{called}({name}={format_value(odd)}): {type(error).__name__}: {message}")
     assert not faults, "\n".join(faults)
     return refused
 
@@ -401,7 +401,9 @@ def check_odd_calls(calls: Iterable[tuple[Callable[..., Any], dict[str, Any]]], 
 def printed(odd: Any) -> set[str]:
     """Forms of a value, or of the items of a list, in a message. The path of an empty text is a dot."""
     items = [odd, *odd] if isinstance(odd, tuple | list) or (isinstance(odd, np.ndarray) and odd.ndim) else [odd]
-    texts = {format_value(item) for item in items} | {str(item) for item in items if isinstance(item, str | int | float | Path)}
+    texts = {format_value(item) for item in items} | {
+        str(item) for item in items if isinstance(item, str | float | Path) or (isinstance(item, int) and abs(item) < 10**60)
+    }
     texts |= {text[:50] for text in texts}
     return {"." if text in ("", "''") else text for text in texts} | {ascii(text).strip("'").replace("udc", "x") for text in texts}
 

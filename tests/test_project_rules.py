@@ -97,6 +97,26 @@ def test_files_are_written_only_through_storage():
     assert lines == []
 
 
+def test_paths_are_checked_with_functions_that_do_not_raise():
+    """``Path.exists`` and the like raise OSError on long names, ``Path.resolve`` raises RuntimeError on links in a loop."""
+    methods = {"exists", "is_file", "is_dir", "is_symlink", "resolve"}
+    calls = [
+        f"{module_path(path)}:{node.lineno}"
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and node.attr in methods
+        and ast.unparse(node.value) not in ("Path(__file__)", "entry", "os.path")
+    ]
+    assert calls == []
+
+
+def test_vectors_are_normalized_with_unit_rows():
+    """``torch.nn.functional.normalize`` gives zero vectors for norms above 1e19. Pixels have no such norms."""
+    users = [module_path(path) for path in SOURCES if re.search(r"import .*\bnormalize\b|functional\.normalize\(", path.read_text())]
+    assert users == ["audit/duplicates.py", "blocking.py"]
+
+
 def test_make_targets_in_docs_exist():
     targets = set(re.findall(r"^([a-z]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE))
     assert {"demo", "test", "lint", "fix", "docs", "bench", "study", "golden"} <= targets

@@ -59,7 +59,7 @@ class EnvironmentCheck:
 def shell_command() -> str:
     """Return the command that runs visavis from the current folder: its name if it is on the PATH, else its path."""
     script = Path(sys.prefix) / "bin" / "visavis"
-    if shutil.which("visavis") is not None or not script.exists():
+    if shutil.which("visavis") is not None or not os.path.exists(script):
         return "visavis"
     return shlex.quote(os.path.relpath(script))
 
@@ -114,7 +114,7 @@ def installed_version(package: str) -> str | None:
 def git_hash() -> str | None:
     """Return the commit of the checkout that visavis runs from, with ``+`` if files were changed, or None outside a checkout."""
     root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists() or shutil.which("git") is None:
+    if not os.path.exists(root / ".git") or shutil.which("git") is None:
         return None
     commit = _output("git", "-C", str(root), "rev-parse", "--short=12", "HEAD")
     changed = _output("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no")
@@ -202,7 +202,7 @@ def _data() -> EnvironmentCheck:
     fix = "export VISAVIS_DATA=FOLDER, the parent folder of flickr8k/ and other data sets"
     if folder is None:
         return EnvironmentCheck("VISAVIS_DATA", "not set", fix=fix)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         return EnvironmentCheck("VISAVIS_DATA", f"{folder} is not a folder", ok=False, fix=fix)
     names = list_dataset_names(folder)
     fix = "" if names else "copy each data set into a subfolder"
@@ -211,11 +211,11 @@ def _data() -> EnvironmentCheck:
 
 def _cache() -> EnvironmentCheck:
     folder = cache_folder()
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    existing = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
     free = shutil.disk_usage(existing).free
-    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    size = sum(file.stat().st_size for file in folder.rglob("*") if os.path.isfile(file))
     value, fix = f"{folder}: {size / _GIB:.2f} GiB used, {free / _GIB:.0f} GiB free on the disk", ""
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
+    if not os.path.isdir(existing) or not os.access(existing, os.W_OK):
         value, fix = f"{folder} is not writable", "export VISAVIS_CACHE=FOLDER with a writable folder"
     elif free < _GIB:
         fix = f"free disk space, or export VISAVIS_CACHE=FOLDER on a disk other than the one of {existing}"

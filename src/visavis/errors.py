@@ -17,6 +17,7 @@ from __future__ import annotations
 import difflib
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 __all__ = [
@@ -130,15 +131,21 @@ def format_value(value: Any) -> str:
     Example:
         >>> format_value(2.5), format_value([1, 2]), format_value({})
         ('2.5', '[1, 2]', 'a dict')
+        >>> format_value(10**5000)
+        'an integer of more than 60 digits'
     """
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes | list | tuple):
-        text = repr(value)
-        if len(text) <= 60 and "\n" not in text:
-            return text
-        if isinstance(value, str):
-            return f"{text[:57]}..."
+    if isinstance(value, int) and abs(value) >= 10**60:
+        return "an integer of more than 60 digits"
     # The shape of a nested tensor cannot be read.
     shape = None if getattr(value, "is_nested", False) else getattr(value, "shape", None)
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes | list | tuple) or shape in ((), (1,)):
+        # Python formats only integers of up to 4,300 digits, and limits the depth of lists.
+        with suppress(ValueError, RecursionError):
+            text = repr(value)
+            if len(text) <= 60 and "\n" not in text:
+                return text
+            if isinstance(value, str):
+                return f"{text[:57]}..."
     return f"a {type(value).__name__}" + (f" of shape {list(shape)}" if isinstance(shape, tuple) else "")
 
 

@@ -48,7 +48,8 @@ def parse_memory(memory: MemoryLimit) -> int | None:
     """
     if memory is None:
         return None
-    text = str(memory) if isinstance(memory, int | str) and not isinstance(memory, bool) else ""
+    is_size = isinstance(memory, str) or (isinstance(memory, int) and not isinstance(memory, bool) and 0 < memory < 10**18)
+    text = str(memory) if is_size else ""
     match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
     size = int(float(match[1]) * BYTE_UNITS[match[2]]) if match and match[2] in BYTE_UNITS else 0
     if size <= 0:

@@ -42,8 +42,14 @@ class Constraint:
     expected: str
 
 
+MAX_INTEGER = 2**32 - 1
+"""Largest magnitude of an integer in a field or recipe, the largest seed."""
+MAX_INTEGER_ARGUMENT = 2**63 - 1
+"""Largest magnitude of an integer argument, the largest int64."""
 PositiveInt = Annotated[int, Constraint(lambda number: number >= 1, "an integer >= 1")]
 NonNegativeInt = Annotated[int, Constraint(lambda number: number >= 0, "an integer >= 0")]
+LayerCount = Annotated[int, Constraint(lambda number: 1 <= number <= 1000, "an integer from 1 to 1,000")]
+OptionalLayerCount = Annotated[int, Constraint(lambda number: 0 <= number <= 1000, "an integer from 0 to 1,000")]
 PositiveFloat = Annotated[float, Constraint(lambda number: number > 0, "a number > 0")]
 NonNegativeFloat = Annotated[float, Constraint(lambda number: number >= 0, "a number >= 0")]
 UnitFloat = Annotated[float, Constraint(lambda number: 0 <= number <= 1, "a number from 0 to 1")]
@@ -146,7 +152,7 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
         ('VSE++', {'embedding_dim': 512})
     """
     if not isinstance(text, str):
-        raise SpecError(f"spec: expected a text of the form Name(field=value, ...), got {text!r}.")
+        raise SpecError(f"spec: expected a text of the form Name(field=value, ...), got {format_value(text)}.")
     match = re.fullmatch(r"\s*([^\W\d][\w+-]*)\s*(\(.*\))?\s*", text, re.DOTALL)
     try:
         call = ast.parse(f"_{match[2] or '()'}", mode="eval").body if match else None
@@ -192,7 +198,7 @@ def build_object(kind: type[T], values: dict[str, Any]) -> T:
 def validate_fields(value: Any) -> None:
     """Check the field values of a frozen dataclass against their types and `Constraint`. Call it from ``__post_init__``.
 
-    Numbers must be finite. An int in a float field becomes a float and a list in a tuple field becomes a tuple, so that
+    Numbers must be finite, and integers at most `MAX_INTEGER`. An int in a float field becomes a float and a list in a tuple field becomes a tuple, so that
     equal specs are equal values.
 
     Args:
@@ -207,20 +213,7 @@ def validate_fields(value: Any) -> None:
         try:
             object.__setattr__(value, field.name, _coerce(given, hints[field.name]))
         except TypeError as expected:
-            raise SpecError(f"{_title(type(value))}.{field.name}: expected {expected}, got {given!r}.") from None
-
-
-def validate_seed(seed: int) -> None:
-    """Check that numpy and torch accept a seed.
-
-    Args:
-        seed: The seed.
-
-    Raises:
-        SpecError: If it is out of range.
-    """
-    if not 0 <= seed < 2**63:
-        raise SpecError(f"seed: expected an integer from 0 to 2^63 - 1, got {seed}.")
+            raise SpecError(f"{_title(type(value))}.{field.name}: expected {expected}, got {format_value(given)}.") from None
 
 
 def require_field(condition: bool, value: Any, field: str, expected: str) -> None:
@@ -236,7 +229,7 @@ def require_field(condition: bool, value: Any, field: str, expected: str) -> Non
         SpecError: If the condition does not hold.
     """
     if not condition:
-        raise SpecError(f"{_title(type(value))}.{field}: expected {expected}, got {getattr(value, field)!r}.")
+        raise SpecError(f"{_title(type(value))}.{field}: expected {expected}, got {format_value(getattr(value, field))}.")
 
 
 def is_valid_parameter(number: float) -> bool:
@@ -251,19 +244,20 @@ def is_valid_parameter(number: float) -> bool:
     return number == 0 or PARAMETER_RANGE[0] <= abs(number) <= PARAMETER_RANGE[1]
 
 
-def validate_int(value: Any, name: str, minimum: int = 0) -> int:
+def validate_int(value: Any, name: str, minimum: int = 0, maximum: int | None = None) -> int:
     """Check an integer argument and limit it to 2**53, which is exact in comparisons with floats.
 
     Args:
         value: The argument.
         name: Its name.
         minimum: Smallest allowed value.
+        maximum: Largest allowed value, or None.
 
     Returns:
         The integer.
 
     Raises:
-        SpecError: If it is not an integer or is too small.
+        SpecError: If it is not an integer, too small or too large.
 
     Example:
         >>> validate_int(3, "k")
@@ -273,8 +267,9 @@ def validate_int(value: Any, name: str, minimum: int = 0) -> int:
         number = minimum - 1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = minimum - 1
-    if number < minimum:
-        raise SpecError(f"{name}: expected an integer >= {minimum}, got {format_value(value)}.")
+    if number < minimum or (maximum is not None and number > maximum):
+        expected = f">= {minimum}" if maximum is None else f"from {minimum} to {maximum:,}"
+        raise SpecError(f"{name}: expected an integer {expected}, got {format_value(value)}.")
     return min(number, 2**53)
 
 
@@ -350,7 +345,9 @@ def _convert_argument(value: Any, kinds: Kinds, name: str) -> Any:
         if not accepts(value):
             continue
         if kind == "int":
-            return operator.index(value)
+            if abs(number := operator.index(value)) > MAX_INTEGER_ARGUMENT:
+                raise SpecError(f"{name}: expected an integer up to {MAX_INTEGER_ARGUMENT:,}, got {format_value(number)}.")
+            return number
         if kind == "float" and not isinstance(value, int):
             return float(value)
         if kind in ("dict", "Mapping") and inner:
@@ -424,6 +421,8 @@ def _coerce(given: Any, hint: Any) -> Any:
         return float(given)
     if hint in EXPECTED_KINDS and (not isinstance(given, hint) or (hint is int and isinstance(given, bool))):
         raise TypeError(EXPECTED_KINDS[hint])
+    if hint is int and abs(given) > MAX_INTEGER:
+        raise TypeError(f"an integer up to {MAX_INTEGER:,}")
     return given
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from visavis.errors import ShapeError
+from visavis.errors import ShapeError, format_value
 
 Parts = Tensor | dict[str, Tensor]
 """One tensor, or named tensors (one per expert)."""
@@ -36,6 +36,9 @@ class Encoded:
         mask: ``[N, L]``, true at valid positions. None: everywhere. A dict if ``vectors`` is one.
         weights: Mixture weights of experts, ``[N, E]``.
 
+    Raises:
+        ShapeError: If ``vectors`` is neither a tensor nor a dict with an entry.
+
     Example:
         >>> items = Encoded(torch.eye(3))
         >>> len(items), len(items[:2])
@@ -45,6 +48,12 @@ class Encoded:
     vectors: Parts
     mask: Parts | None = None
     weights: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.vectors, Tensor) and not (isinstance(self.vectors, dict) and self.vectors):
+            raise ShapeError(
+                f"vectors: expected a tensor, or a dict of tensors, got {format_value(self.vectors)}. Pass the vectors of the items."
+            )
 
     def __len__(self) -> int:
         first = self.vectors if isinstance(self.vectors, Tensor) else next(iter(self.vectors.values()))
@@ -367,11 +376,12 @@ class EncodedBatches(Encoded):
         return tree_map(join, *(field(block) for _, block, _ in used))
 
 
-def unit_rows(rows: Tensor) -> Tensor:
+def unit_rows(rows: Tensor, dim: int = -1) -> Tensor:
     """Divide vectors by their length, at any scale that the dtype holds. A zero vector stays zero, and its gradient is 0.
 
     Args:
         rows: Vectors, shape ``[..., D]``.
+        dim: Axis of the vectors, if it is not the last.
 
     Returns:
         Vectors of length 1, of the same shape.
@@ -381,29 +391,30 @@ def unit_rows(rows: Tensor) -> Tensor:
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]])
     """
-    rows, norms, _ = scaled_norms(rows)
+    rows, norms, _ = scaled_norms(rows, dim)
     return rows / norms
 
 
-def scaled_norms(rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+def scaled_norms(rows: Tensor, dim: int = -1) -> tuple[Tensor, Tensor, Tensor | None]:
     """Compute the norms of vectors. Vectors whose squares overflow or underflow are scaled first, all others are unchanged.
 
     Args:
         rows: Vectors, shape ``[..., D]``.
+        dim: Axis of the vectors, if it is not the last.
 
     Returns:
         The scaled vectors, their norms ``[..., 1]``, inf for a zero vector, and the factors of the vectors, None for 1.
     """
-    norms = rows.norm(dim=-1, keepdim=True)
+    norms = rows.norm(dim=dim, keepdim=True)
     exact = (norms >= MIN_EXACT_NORM) & (norms < torch.inf)
     # Only on the CPU, because the condition would wait for other devices.
     if rows.device.type == "cpu" and not torch.compiler.is_compiling() and exact.all():
         return rows, norms, None
     tiny = torch.finfo(rows.dtype).tiny
-    sums = rows.detach().norm(1, dim=-1, keepdim=True).clamp(tiny, 1 / tiny)
+    sums = rows.detach().norm(1, dim=dim, keepdim=True).clamp(tiny, 1 / tiny)
     factors = torch.where(exact, 1.0, 1 / sums)
     rows = rows * factors
-    norms = rows.norm(dim=-1, keepdim=True)
+    norms = rows.norm(dim=dim, keepdim=True)
     return rows, norms.masked_fill(norms == 0, torch.inf), factors
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import gc
 import os
 import pickle
 import pickletools
 import struct
 import subprocess
+import time
 
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 
+from visavis.data.conversion import safe_pickle
 from visavis.data.conversion.safe_pickle import read_plain_pickle
 from visavis.errors import DataError
 
@@ -245,6 +248,34 @@ def test_safe_pickle_deep_nesting_takes_no_stack(read):
     assert len(read(doubled(10_000))) == 2
     endless = read(b"]p0\ng0\na.")
     assert endless[0] is endless
+
+
+REPEATED = {
+    "constants": b"N",
+    "lists": b"]",
+    "marks": b"(",
+    "pops": b"N0",
+    "memo": b"]q\x00",
+    "memo reads": b"Np1\ng1\n",
+    "duplicates": b"N2",
+    "tuples": b")\x85",
+    "items": b"}NNs",
+    "texts": b"S'a'\n",
+    "calls": b"cbuiltins\nlist\n)R",
+}
+"""Instructions that are repeated to make a file slow."""
+
+
+@pytest.mark.parametrize("size", [2**14, pytest.param(2**26, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", REPEATED)
+def test_safe_pickle_limits_number_of_instructions(read, kind, size, monkeypatch):
+    if size < 2**20:
+        monkeypatch.setattr(safe_pickle, "_MAX_INSTRUCTIONS", 1000)
+    start = time.process_time()
+    with pytest.raises(DataError, match=r"x\.pkl has more than [\d,]+ instructions, split it into several files\.$"):
+        read(b"\x80\x02" + REPEATED[kind] * (size // len(REPEATED[kind])) + b".")
+    assert time.process_time() - start < 10
+    assert gc.isenabled()
 
 
 def test_safe_pickle_refuses_truncated_pickles(read):

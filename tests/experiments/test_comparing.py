@@ -8,6 +8,8 @@ import math
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -239,8 +241,8 @@ def test_build_settings_rejects_invalid_choices(given, error, message):
 def test_compare_rejects_invalid_arguments_before_training(recipe, tmp_path):
     for arguments, message in (
         ({"grid": "training.batchsize=[1, 2]"}, "batchsize is not a key of recipes"),
-        ({"seeds": 0}, "seeds: expected an integer >= 1, got 0"),
-        ({"workers": 0}, "workers: expected an integer >= 1, got 0"),
+        ({"seeds": 0}, "seeds: expected an integer from 1 to 1,000, got 0"),
+        ({"workers": 0}, "workers: expected an integer from 1 to 1,000, got 0"),
         ({"engine": "spark"}, "expected 'local' or 'ray'"),
         ({"budget": "soon"}, "expected a time such as 90s"),
         ({"overrides": ["evaluation.test=dev"]}, "scenes: unknown split dev: known: test, train, val"),
@@ -332,3 +334,15 @@ def run_stopped_worker():
 
 def test_worker_ends_when_stopped_after_training(tmp_path):
     assert Command(tmp_path / "output", program=run_stopped_worker).wait(50) == 128 + signal.SIGTERM
+
+
+def test_script_without_main_guard_starts_workers(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from visavis.experiments.jobs import process_pool\n"
+        "print(__name__, flush=True)\n"
+        "with process_pool(1) as pool:\n"
+        "    print(*pool.map(abs, [-1, -2]), __file__[-9:])\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=100)
+    assert done.stdout.splitlines() == ["__main__", "1 2 script.py"], done.stderr

@@ -99,7 +99,7 @@ def test_clip_loss_rejects_unsupported_options():
     for objective in (NTXent(), Unified()):
         with pytest.raises(VisavisError, match=mentions("logit_bias", "ClipLoss(Sigmoid")):
             ClipLoss(objective)(*features()[0], 10.0, torch.tensor(-10.0))
-    with pytest.raises(SpecError, match=mentions("logit_bias", "tensor([1., 1.])")):
+    with pytest.raises(SpecError, match=mentions("logit_bias", "a Tensor of shape [2]")):
         ClipLoss(Sigmoid())(*features()[0], 10.0, torch.ones(2))
     with pytest.raises(SpecError, match="expected an objective"):
         ClipLoss("Unified()")
@@ -119,5 +119,5 @@ def test_clip_loss_compiles(objective):
 
 
 def test_clip_loss_checks_scale_at_call():
-    with pytest.raises(SpecError, match=mentions("logit_scale", "tensor([1., 1.])")):
+    with pytest.raises(SpecError, match=mentions("logit_scale", "a Tensor of shape [2]")):
         ClipLoss(NTXent())(*features()[0], torch.ones(2))

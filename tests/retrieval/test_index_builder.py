@@ -313,6 +313,16 @@ def test_index_resolves_relative_store_path(run, photos, tmp_path, monkeypatch):
     assert len(content(tmp_path / "index", tmp_path / "vectors")[0]) == 40
 
 
+@pytest.mark.parametrize("store", ["vectors", "deep/vectors", "."])
+def test_moved_index_keeps_explicit_store_inside(store, run, photos, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "index")
+    build(run, photos, tmp_path / "index", store=tmp_path / "link" / store)
+    assert read_manifest(tmp_path / "index").store == store
+    moved = (tmp_path / "index").rename(tmp_path / "moved")
+    assert visavis.search(moved, "a red circle").hits
+    assert build(run, photos, moved, store=moved / store).num_unchanged == build(run, photos, moved).num_unchanged == 40
+
+
 def test_search_opens_outside_store_only_if_confirmed(run, photos, tmp_path):
     """An index from elsewhere may name any location. Opening it neither creates nor changes anything there."""
     build(run, photos, tmp_path / "index")

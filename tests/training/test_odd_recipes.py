@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 import tomllib
+from dataclasses import MISSING, fields
 from typing import Any
 
 import pytest
 import tomli_w
+from pydantic import BaseModel
 
+from visavis import graded, models, objectives, supervision
 from visavis.errors import VisavisError
+from visavis.evaluation import Protocol
+from visavis.experiments.jobs import Workers
+from visavis.experiments.run_comparison import plan_comparison
 from visavis.recipes.files import read_recipe, read_recipe_file, shipped_files
-from visavis.recipes.recipe import parse_override
+from visavis.recipes.recipe import Recipe, parse_override
+from visavis.recipes.settings import Phase
 
 from ..mutation import ODD, changed, flipped
 
@@ -95,11 +103,60 @@ def test_override_accepts_toml_table_or_literal(table):
     assert recipe.model["netvlad_clusters"] == {"audio": 16, "speech": 32}
 
 
-INTEGERS = ("seed", "data.training_images", "text.min_count", "training.batch_size", "training.threads", "training.patience", "memory")
+def recipe_keys(section=Recipe, prefix=""):
+    """Every dotted key of a recipe."""
+    for name, field in section.model_fields.items():
+        if name == "phases" or (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            yield from recipe_keys(Phase if name == "phases" else field.annotation, f"{prefix}{name}{'.0' if name == 'phases' else ''}.")
+        else:
+            yield prefix + name
 
 
-@pytest.mark.parametrize("key", INTEGERS)
-@pytest.mark.parametrize("value", [2**63, 10**30, 10**400], ids=["2^63", "10^30", "10^400"])
-def test_oversized_integer_is_rejected(key, value):
-    with pytest.raises(VisavisError, match=f"{key.rpartition('.')[2]}: expected"):
-        read_recipe("demo", {key: value})
+NUMBERS = ("lr", "clip_norm", "checkpoint_s", "factor", "weight_decay", "loss_warmup_epochs")
+"""Keys that may be any finite number."""
+
+
+@pytest.mark.parametrize("key", list(recipe_keys()))
+def test_oversized_integer_in_a_recipe_is_rejected(key):
+    last = key.rpartition(".")[2]
+    for value in (2**63, 10**30, -(10**30), 10**5000, -(10**5000), [10**30], [10**5000], {"a": 10**5000}):
+        if (key in ("model", "members", "published") and not isinstance(value, int)) or (last in NUMBERS and value in (2**63, 10**30)):
+            continue
+        with pytest.raises(VisavisError, match=rf"{last}(\.\w+)*: expected|{key} is not a key") as refused:
+            read_recipe("demo", {key: value})
+        assert len(str(refused.value)) < 400 and "digits) for integer" not in str(refused.value)
+
+
+CATALOGS = (objectives.CATALOG, supervision.CATALOG, graded.CATALOG, [model.Config for model in models.CATALOG.values()], [Protocol])
+
+
+@pytest.mark.parametrize("kind", list(itertools.chain(*CATALOGS)), ids=lambda kind: kind.__qualname__)
+def test_oversized_integer_in_a_field_is_rejected(kind):
+    given = {field.name: 8 for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING}
+    for field in fields(kind):
+        for value in (2**63, 10**30, 10**5000, -(10**5000)):
+            if "float" in str(field.type).lower() and value < 10**300:
+                continue
+            with pytest.raises(VisavisError, match=r"expected .+, got [^(]+$"):
+                kind(**given | {field.name: value})
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [("MMT", "layers"), ("VSRN", "reasoning_steps"), ("SGRAF", "reasoning_steps"), ("HEADS", "hidden_layers"), ("XVLM", "fusion_layers")],
+)
+def test_number_of_layers_is_limited(kind, field):
+    config = next(model.Config for name, model in models.CATALOG.items() if name.replace("-", "").upper() == kind)
+    given = {"visual_input_dim": 8, "text_input_dim": 8} | ({"experts": {"audio": 8}} if kind == "MMT" else {})
+    given |= {"backbone": "vit", "text_backbone": "bert"} if kind == "XVLM" else {}
+    with pytest.raises(VisavisError, match=f"{field}: expected an integer from [01] to 1,000, got 1000000000"):
+        config(**given | {field: 10**9})
+
+
+def test_number_of_seeds_workers_and_threads_is_limited():
+    with pytest.raises(VisavisError, match=r"seeds: expected an integer from 1 to 1,000, got 1000000000"):
+        plan_comparison(read_recipe("demo"), ((), (), ()), 10**9, successive_halving=False)
+    with pytest.raises(VisavisError, match=r"workers: expected an integer from 1 to 1,000, got 2147483647"):
+        Workers(num_workers=2**31 - 1)
+    with pytest.raises(VisavisError, match=r"training.threads: expected a value less than or equal to 1024, got 2147483647"):
+        read_recipe("demo", {"training.threads": 2**31 - 1})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -184,11 +185,11 @@ def features(
     progress = progress or NoProgress()
     if not visual and not text:
         raise VisavisError("features: expected an image encoder, a text encoder, or both, got none. Pass --visual or --text.")
+    if out and os.path.isdir(out) and (other := [file.name for file in Path(out).iterdir() if not file.name.startswith(SIDES)]):
+        raise RefusedOverwrite(f"{out}: expected a new folder or one of features, got {other[0]} in it. Name another folder.")
     dataset = open_dataset(
         path, skip_bad=skip_bad, decode_images=bool(visual), frames_per_second=frames_per_second, decode_all_frames=skip_bad
     )
-    if out and Path(out).is_dir() and (other := [file.name for file in Path(out).iterdir() if not file.name.startswith(SIDES)]):
-        raise RefusedOverwrite(f"{out}: expected a new folder or one of features, got {other[0]} in it. Name another folder.")
     for skipped in dataset.skipped:
         progress.message(f"left out: {skipped}")
     encoders = {"images": EncoderSpec("visual", visual, granularity, crops, frames_per_second)} if visual else {}
@@ -218,11 +219,14 @@ def convert(
         DataError: If the checkpoint cannot be read or has unknown weights.
         VisavisError: If an option is not for this kind of checkpoint.
     """
+    from visavis import storage
     from visavis.models.checkpoint_conversion import matching_shapes
     from visavis.models.clip.conversion import convert_open_clip, is_open_clip
     from visavis.models.encoders.pretrained_loading import read_checkpoint
     from visavis.models.xvlm.conversion import convert_xvlm
 
+    if os.path.exists(out):
+        storage.prepare_empty_folder(out, will_be_replaced=True)
     file = Path(checkpoint)
     tensors = read_checkpoint(file)
     with matching_shapes(file):

@@ -38,9 +38,8 @@ def anatomy(objective: str | Sequence[str], *, out: str | Path | None = None) ->
     from visavis.reports.profile_report import write_profile_report
 
     require_report_packages()
-    profiles = profile_objectives(to_list(objective))
     with storage.create_output_folder(out, "runs/anatomy") as folder:
-        result = ObjectiveProfiles(profiles, folder)
+        result = ObjectiveProfiles(profile_objectives(to_list(objective)), folder)
         write_profile_report(result)
     return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -90,7 +91,7 @@ def open_rankers(
     """
     recipes = [read_run_recipe(run, data, memory) for run in runs]
     split = split or recipes[0].evaluation.test
-    names = [run.resolve().name for run in runs]
+    names = [os.path.basename(os.path.realpath(run)) for run in runs]
     if len(set(names)) < len(names):
         names = [str(run) for run in runs]
     rankers, datasets = [], []

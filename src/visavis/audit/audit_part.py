@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -97,7 +98,7 @@ def cached_tensors(path: Path, compute: Callable[[], dict[str, Tensor]]) -> dict
         The tensors by name.
     """
     file = path.with_suffix(".safetensors")
-    if file.exists():
+    if os.path.exists(file):
         try:
             return storage.read_tensors(file)
         except DataError as damage:

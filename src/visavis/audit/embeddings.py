@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from PIL.Image import Image as PILImage
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from visavis.data.dataset import Dataset
 from visavis.data.loader import ItemSource, StoredFeatures
@@ -19,7 +18,7 @@ from visavis.errors import VisavisError
 from visavis.models.encoders.preprocessing import blank_image
 from visavis.models.inference import consecutive_batches
 from visavis.recipes.data_module import DataModule
-from visavis.types import Encoded
+from visavis.types import Encoded, unit_rows
 
 ITEMS_PER_BATCH, IMAGES_PER_BATCH, PROJECTION_DIM = 256, 16, 512
 
@@ -55,9 +54,9 @@ def image_vectors(data_module: DataModule, data: Dataset) -> ImageVectors | None
 
     def encode(images: Sequence[PILImage]) -> Tensor:
         batches = (images[start : start + IMAGES_PER_BATCH] for start in range(0, len(images), IMAGES_PER_BATCH))
-        return normalize(torch.cat([_pool(data_module.processor.process_images(batch, granularity)) for batch in batches]) - mean, dim=1)
+        return unit_rows(torch.cat([_pool(data_module.processor.process_images(batch, granularity)) for batch in batches]) - mean)
 
-    return ImageVectors(normalize(rows - mean, dim=1), encode if _has_encoder(data_module, len(mean)) else None)
+    return ImageVectors(unit_rows(rows - mean), encode if _has_encoder(data_module, len(mean)) else None)
 
 
 def caption_vectors(data_module: DataModule, data: Dataset) -> tuple[Tensor, str]:
@@ -72,7 +71,7 @@ def caption_vectors(data_module: DataModule, data: Dataset) -> tuple[Tensor, str
     """
     if data_module.text is not None and data_module.recipe.text.granularity == "pooled":
         rows = _read_pooled(data_module.sources(data)[1], len(data.captions))
-        return normalize(rows - rows.mean(0), dim=1), data_module.recipe.text.encoder or data_module.recipe.text.features
+        return unit_rows(rows - rows.mean(0)), data_module.recipe.text.encoder or data_module.recipe.text.features
     return tfidf_vectors(data.captions), "words"
 
 
@@ -91,7 +90,7 @@ def tfidf_vectors(captions: Sequence[str]) -> Tensor:
     for word, count in sorted(document_counts.items()):
         projection[word] = np.log(len(captions) / count) * random.standard_normal(PROJECTION_DIM).astype(np.float32) / PROJECTION_DIM**0.5
     rows = [np.sum([projection[word] for word in words] or [np.zeros(PROJECTION_DIM, np.float32)], axis=0) for words in words_of]
-    return normalize(torch.from_numpy(np.stack(rows)), dim=1)
+    return unit_rows(torch.from_numpy(np.stack(rows)))
 
 
 def _read_pooled(source: ItemSource, count: int) -> Tensor:

@@ -211,7 +211,7 @@ def list_dataset_names(folder: Path) -> list[str]:
     Returns:
         Sorted names.
     """
-    children = (child for child in folder.iterdir() if child.is_dir())
+    children = (child for child in folder.iterdir() if os.path.isdir(child))
     return sorted(child.name for child in children if any(dataset_format.find_sources(child) for dataset_format in FORMATS))
 
 
@@ -245,7 +245,7 @@ def _locate(path: str | Path) -> tuple[DatasetFormat, Path]:
     patterns = ", ".join(pattern for dataset_format in FORMATS for pattern in dataset_format.patterns)
     expected = f"one of {patterns} (`visavis catalog formats` describes them)"
     folder = _find_path(path, f" A data set is a folder with {expected}.")
-    if folder.is_file():
+    if os.path.isfile(folder):
         matches = [(dataset_format, source) for dataset_format in FORMATS if (source := dataset_format.source_for_file(folder)) is not None]
         if not matches:
             suffixes = ", ".join(suffix for dataset_format in FORMATS for suffix in dataset_format.suffixes)
@@ -271,5 +271,5 @@ def _find_path(path: str | Path, expected: str) -> Path:
         raise DataError(f"{path} does not exist, and VISAVIS_DATA, where it is searched next, is not set.{expected}")
     if os.path.exists(root / path):
         return root / path
-    names = [entry.name for entry in root.iterdir()] if root.is_dir() else []
+    names = [entry.name for entry in root.iterdir()] if os.path.isdir(root) else []
     raise DataError(f"{path} does not exist, neither here nor under VISAVIS_DATA ({root}): {suggest_name(str(path), names)}{expected}")

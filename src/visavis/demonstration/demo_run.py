@@ -6,6 +6,7 @@ durations), ``scenes/`` (a data set) and a run folder for each training.
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import time
@@ -176,7 +177,7 @@ class _Demo:
         for recipe in self.settings.recipes:
             name = _objective_name(recipe)
             for seed in self.settings.seeds:
-                overrides = {**self.settings.overrides, "data.path": str(self.scenes.resolve()), "seed": seed}
+                overrides = {**self.settings.overrides, "data.path": os.path.realpath(self.scenes), "seed": seed}
                 values = with_absolute_paths(read_recipe(recipe, overrides)).to_dict()
                 jobs.append(Job(name, seed, values, self.folder / f"{name.lower()}-{seed}"))
             runs[name] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,7 +101,7 @@ def write_trec_files(comparison: Comparison, progress: Progress) -> None:
     for number, setting in enumerate(comparison.selected):
         progress.update("lists", number, len(comparison.selected), 0)
         run = _best_run(comparison, setting)
-        if (comparison.folder / "trec" / f"{run.folder.name}.i2t.run").exists():
+        if os.path.exists(comparison.folder / "trec" / f"{run.folder.name}.i2t.run"):
             continue
         recipe, test, (visual, text), matcher = _encoded(run.folder)
         [protocol] = [rules for rules in get_protocols(recipe.evaluation.protocols) if rules.name == comparison.table.conditions.protocol]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -39,6 +40,8 @@ from visavis.training.training_run import TrainingResult
 
 Engine = Literal["local", "ray"]
 POLL_SECONDS = 0.3
+MAX_RUNS = 1000
+"""Maximum number of seeds of a setting, and of runs at the same time."""
 OUTCOME_FILE = "outcome.json"
 """File of a finished run in its folder."""
 
@@ -188,7 +191,7 @@ def check_models_exist(outcomes: Iterable[RunOutcome]) -> None:
         RunError: If a model was removed.
     """
     for outcome in outcomes:
-        if not outcome.failure and not (RunFolder(outcome.folder).model / "model.safetensors").exists():
+        if not outcome.failure and not os.path.exists(RunFolder(outcome.folder).model / "model.safetensors"):
             raise RunError(
                 f"{outcome.folder}: expected the model, which feedback is evaluated with, got only its results. Restore the model, or remove "
                 "the folder to train the run again."
@@ -267,7 +270,7 @@ class Workers:
         if self.engine not in ("local", "ray"):
             raise VisavisError(f'engine: expected "local" or "ray", got {self.engine!r}. Choose one of them.')
         if self.num_workers is not None:
-            validate_int(self.num_workers, "workers", 1)
+            validate_int(self.num_workers, "workers", 1, MAX_RUNS)
 
     @contextmanager
     def start(self, threads: int, progress: Progress) -> Iterator[JobRunner]:
@@ -294,9 +297,23 @@ class Workers:
                     yield partial(_run_in_processes, pool, stop)
 
 
+class _WorkerPool(ProcessPoolExecutor):
+    """Pool whose processes do not import the script of the user, which would run it again in each of them."""
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        # A process is started by the call that submits its first job. It imports the script that these attributes name.
+        main = vars(sys.modules["__main__"])
+        script: dict[str, Any] = {name: main.pop(name) for name in ("__file__", "__spec__") if name in main}
+        main["__spec__"] = None
+        try:
+            return super().submit(*args, **kwargs)
+        finally:
+            main.update(script)
+
+
 @contextmanager
 def process_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
-    """Start processes that end with this one, after their training is saved.
+    """Start processes that end with this one, after their training is saved. A script needs no ``if __name__ == "__main__"``.
 
     Args:
         num_processes: Number of processes.
@@ -308,7 +325,7 @@ def process_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
     # A worker waits for the other end of a pipe to close, which also happens if this process is killed.
     receiver, sender = context.Pipe(duplex=False)
     with receiver, sender:
-        pool = ProcessPoolExecutor(num_processes, context, _start_worker, (receiver,))
+        pool = _WorkerPool(num_processes, context, _start_worker, (receiver,))
         try:
             yield pool
         except BaseException:
@@ -329,7 +346,7 @@ _stopping = Event()  # set in a worker that was asked to end
 
 def _train(job: Job, progress: Progress) -> TrainingResult:
     folder = RunFolder(job.folder)
-    if folder.recipe.exists() or folder.ensemble.exists():
+    if os.path.exists(folder.recipe) or os.path.exists(folder.ensemble):
         return resume_training(job.folder, progress)
     # A killed process may have left files of a folder that is not a run yet.
     folder.remove()

@@ -7,6 +7,7 @@ The folder is that of a comparison, with ``table.json`` (the setting of each row
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +20,7 @@ from visavis import storage
 from visavis.errors import RecipeError, RunError, suggest_name
 from visavis.evaluation.published_row import PublishedRow, find_metric, metric_label
 from visavis.experiments.grid import Setting
-from visavis.experiments.jobs import RunOutcome, Workers
+from visavis.experiments.jobs import MAX_RUNS, RunOutcome, Workers
 from visavis.experiments.run_comparison import ExperimentPlan, cache_setting_features, new_experiment_folder, read_plan, train_runs
 from visavis.progress import Progress
 from visavis.recipes.files import paper_tables, read_recipe
@@ -311,7 +312,7 @@ def start_reproduction(
         settings = {
             row.id: Setting(row.row, recipe_values=with_absolute_paths(read_recipe(row.id, overrides)).to_dict()) for row in trained
         }
-    number = validate_int(PAPER_SEEDS.get(rows[0].paper, 1) if seeds is None else seeds, "seeds", 1)
+    number = validate_int(PAPER_SEEDS.get(rows[0].paper, 1) if seeds is None else seeds, "seeds", 1, MAX_RUNS)
     unique = {setting.name: setting for setting in settings.values()}
     plan = ExperimentPlan(table, tuple(unique.values()), number)
     with new_experiment_folder(plan, out, table.replace("/", "-"), progress) as folder:
@@ -337,7 +338,7 @@ def resume_reproduction(folder: Path, seeds: int | None, workers: Workers, progr
         RunError: If the folder is not a reproduction.
         Stopped: After a signal, when everything is saved.
     """
-    if not (folder / "table.json").exists():
+    if not os.path.exists(folder / "table.json"):
         raise RunError(f"{folder}: expected table.json in it, found none. Pass a folder of visavis reproduce.")
     reproduction = storage.read_json(folder / "table.json", ReproductionPlan, error=RunError)
     plan = read_plan(folder, seeds, successive_halving=False, command="reproduce")

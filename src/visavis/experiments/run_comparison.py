@@ -10,6 +10,7 @@ a folder for each run, and the results ``comparison.json``, ``table.md``, ``tabl
 
 from __future__ import annotations
 
+import os
 import re
 import statistics
 import time
@@ -22,7 +23,7 @@ from visavis import storage
 from visavis.errors import RecipeError, RunError, VisavisError
 from visavis.experiments.comparison_result import Comparison
 from visavis.experiments.grid import Choices, Setting, build_settings
-from visavis.experiments.jobs import Job, JobRunner, RunOutcome, Workers, check_models_exist, read_outcome, with_feedback_answers
+from visavis.experiments.jobs import MAX_RUNS, Job, JobRunner, RunOutcome, Workers, check_models_exist, read_outcome, with_feedback_answers
 from visavis.feedback.evaluate_feedback import FeedbackTest
 from visavis.progress import Progress
 from visavis.recipes.data_module import prepare_training
@@ -202,7 +203,7 @@ def plan_comparison(recipe: Recipe, choices: Choices, seeds: int, *, successive_
             f"{recipe.name}: expected a recipe of one model, got an ensemble of {', '.join(recipe.members)}. Compare its members."
         )
     settings = build_settings(with_absolute_paths(recipe), *choices)
-    return ExperimentPlan(recipe.name, settings, validate_int(seeds, "seeds", 1), successive_halving)
+    return ExperimentPlan(recipe.name, settings, validate_int(seeds, "seeds", 1, MAX_RUNS), successive_halving)
 
 
 def start_comparison(
@@ -256,7 +257,7 @@ def resume_comparison(
     plan = read_plan(folder, seeds, successive_halving=budget_s is not None, command="compare")
     cache_setting_features(plan, progress)
     file, test = feedback or folder / FEEDBACK_FILE, None
-    if feedback is not None or file.exists():
+    if feedback is not None or os.path.exists(file):
         test = _read_feedback_test(plan, file, progress)
         finished = [read_outcome(job) for job in _jobs(folder, plan).values()]
         check_models_exist(outcome for outcome in finished if outcome is not None and not outcome.has_answers_for(test))
@@ -266,7 +267,7 @@ def resume_comparison(
 
 @contextmanager
 def new_experiment_folder(plan: ExperimentPlan, out: Path | None, stem: str, progress: Progress) -> Iterator[Path]:
-    """Create a folder with a plan, after its data were opened and its features computed.
+    """Create a folder, open the data of a plan, compute its features, and write the plan.
 
     Args:
         plan: Plan.
@@ -277,8 +278,8 @@ def new_experiment_folder(plan: ExperimentPlan, out: Path | None, stem: str, pro
     Yields:
         The folder.
     """
-    cache_setting_features(plan, progress)
     with storage.create_output_folder(out, Path("runs") / stem) as folder:
+        cache_setting_features(plan, progress)
         storage.write_json(folder / PLAN_FILE, asdict(plan))
         yield folder
 
@@ -298,12 +299,16 @@ def read_plan(folder: Path, seeds: int | None, *, successive_halving: bool, comm
     Raises:
         RunError: If there is no plan, or if it has more seeds.
     """
-    if not (folder / PLAN_FILE).exists():
+    if not os.path.exists(folder / PLAN_FILE):
         raise RunError(f"{folder}: expected {PLAN_FILE} in it, found none. Pass a folder of visavis {command}.")
     plan: ExperimentPlan = storage.read_json(folder / PLAN_FILE, ExperimentPlan, error=RunError)
     if seeds is not None and seeds < plan.seeds:
         raise RunError(f"seeds: expected at least {plan.seeds}, the seeds of {folder}, got {seeds}. Pass --seeds {plan.seeds} or more.")
-    updated = replace(plan, seeds=seeds or plan.seeds, successive_halving=plan.successive_halving or successive_halving)
+    updated = replace(
+        plan,
+        seeds=plan.seeds if seeds is None else validate_int(seeds, "seeds", 1, MAX_RUNS),
+        successive_halving=plan.successive_halving or successive_halving,
+    )
     if updated != plan:
         storage.write_json(folder / PLAN_FILE, asdict(updated))
     return updated
@@ -439,7 +444,7 @@ def _read_feedback_test(plan: ExperimentPlan, file: Path, progress: Progress) ->
 def _copy_feedback(folder: Path, feedback: bytes, progress: Progress) -> None:
     """Copy a feedback file into the folder, and report if it replaces another one."""
     file = folder / FEEDBACK_FILE
-    if file.exists() and (before := storage.read_bytes(file)) != feedback:
+    if os.path.exists(file) and (before := storage.read_bytes(file)) != feedback:
         lines = f"{len(before.splitlines()):,} lines before, {len(feedback.splitlines()):,} now"
         progress.message(f"{file}: replaced by the given feedback ({lines}).")
     storage.write_bytes(file, feedback)

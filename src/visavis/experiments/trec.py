@@ -11,6 +11,7 @@ that is not below the previous one is written as the next lower float32, so ever
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -210,7 +211,7 @@ def write_trec(folder: str | Path, tag: str, lists: dict[Direction, TrecRankings
     runs = {way: storage.require_new_file(folder / f"{stem}.{way}.run") for way in lists}
     qrels = {folder / f"{way}.qrels": "".join(of_way.qrels_lines()) for way, of_way in lists.items()}
     for path, content in qrels.items():
-        if path.exists() and storage.read_text(path) != content:
+        if os.path.exists(path) and storage.read_text(path) != content:
             raise RefusedOverwrite(f"{path} holds judgments of other queries. Nothing was changed. Choose another folder.")
     for path, content in qrels.items():
         storage.write_text(path, content)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -138,7 +139,7 @@ def open_feedback(path: str | Path) -> Iterator[FeedbackFile]:
     """
     path = Path(path)
     with storage.folder_lock(path, wait=False):
-        if path.exists():
+        if os.path.exists(path):
             records = read_feedback(path)
             if num_bytes := storage.remove_incomplete_line(path):
                 warn(f"{path}: an incomplete last line of {num_bytes:,} bytes was removed. Its record was never confirmed.")

@@ -202,8 +202,8 @@ def _empty_cache() -> Iterator[None]:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["VISAVIS_CACHE"] = folder
         try:
-            if backbones.exists():
-                (Path(folder) / "backbones").symlink_to(backbones.resolve())
+            if os.path.exists(backbones):
+                (Path(folder) / "backbones").symlink_to(Path(os.path.realpath(backbones)))
             yield
         finally:
             os.environ.pop("VISAVIS_CACHE")

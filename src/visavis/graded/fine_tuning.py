@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from visavis.models.encoders.frozen_encoders import TextEncoder, open_text_encod
 from visavis.models.encoders.pretrained_files import model_folder, quiet_transformers
 from visavis.models.encoders.sentence_encoders import TextPairEncoder, open_text_pair_encoder, read_sentence_transformers_modules
 from visavis.progress import Progress
-from visavis.spec import validate_seed
+from visavis.spec import MAX_INTEGER_ARGUMENT, validate_int
 
 EncoderKind = Literal["bi", "cross", "regression"]
 """Kind of model: one embedding per caption, or two captions read together, with a sigmoid ("cross") or a linear output ("regression")."""
@@ -74,12 +75,14 @@ def fine_tune(
         DataError: If the ratings of STS-B are missing or damaged.
         SpecError: If an argument is invalid.
     """
+    if os.path.exists(out):
+        storage.prepare_empty_folder(out, will_be_replaced=True)
     train, dev, test = (read_stsb(split) for split in ("train", "dev", "test"))
     if epochs < 1 or batch_size < 1:
         raise SpecError(f"epochs, batch_size: expected integers >= 1, got {epochs} and {batch_size}.")
     if lr is not None and not 0 < lr < math.inf:
         raise SpecError(f"lr: expected a finite number above 0, got {lr}.")
-    validate_seed(seed)
+    validate_int(seed, "seed", 0, MAX_INTEGER_ARGUMENT)
     batch_size = min(batch_size, len(train.first))
     torch.manual_seed(seed)
     regression: Regression
@@ -210,8 +213,8 @@ def _save(result: FineTunedModel, encoder: TextEncoder | TextPairEncoder, model:
 
 def _copy_pooling(source: Path, folder: Path) -> None:
     """Copy the pooling configuration of a sentence-transformers folder. A plain transformers folder has none."""
-    if (source / "modules.json").exists():
+    if os.path.exists(source / "modules.json"):
         modules = [Path(module.path) / "config.json" for module in read_sentence_transformers_modules(source)]
         for name in (Path("modules.json"), Path("sentence_bert_config.json"), *modules):
-            if name != Path("config.json") and (source / name).exists():
+            if name != Path("config.json") and os.path.exists(source / name):
                 storage.write_bytes(folder / name, storage.read_bytes(source / name))

@@ -10,6 +10,7 @@ values of the same images use the same resamples, so differences between them ar
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +82,7 @@ def find_human_judgments(source: Path, data: Dataset) -> list[HumanJudgments]:
     Raises:
         DataError: If there are none, a line is damaged, or an image or caption is not in the split.
     """
-    if (source.parent / CRISSCROSSED_FILE).is_file():
+    if os.path.isfile(source.parent / CRISSCROSSED_FILE):
         return [read_crisscrossed_image_captions(source.parent / CRISSCROSSED_FILE, source, data)]
     return [read_flickr8k_judgments(kind, source.parent, data) for kind in FLICKR8K_FILES]
 
@@ -130,7 +131,7 @@ def read_flickr8k_judgments(kind: str, folder: Path, data: Dataset) -> HumanJudg
         DataError: If the file is missing, a line is damaged, or an image or caption is not in the split.
     """
     path = folder / FLICKR8K_FILES[kind]
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise DataError(
             f"{path} does not exist. Human judgments are available for the test images of Flickr8k, and for those of MS-COCO with "
             f"{CRISSCROSSED_FILE} next to their list. Pass the folder of one of them with --data."

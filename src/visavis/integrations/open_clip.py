@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from visavis.errors import SpecError, VisavisError
+from visavis.errors import SpecError, VisavisError, format_value
 from visavis.objectives import Objective
 from visavis.pair_loss import PairLoss
 from visavis.pair_loss.logits import is_valid_bias, is_valid_scale
@@ -89,13 +89,13 @@ class ClipLoss(nn.Module):
         """
         if logit_bias is not None and self.loss.bias is None:
             raise VisavisError(
-                f"logit_bias: expected None with {self.loss.objective!r}, got {logit_bias!r}. "
+                f"logit_bias: expected None with {self.loss.objective!r}, got {format_value(logit_bias)}. "
                 "Use ClipLoss(Sigmoid()), or make the model without init_logit_bias."
             )
         if not is_valid_bias(logit_bias):
-            raise SpecError(f"logit_bias: expected one finite number, got {logit_bias!r}.")
+            raise SpecError(f"logit_bias: expected one finite number, got {format_value(logit_bias)}.")
         if not is_valid_scale(logit_scale) or logit_scale is None:
-            raise SpecError(f"logit_scale: expected one number > 0, got {logit_scale!r}. Pass the scale, not its logarithm.")
+            raise SpecError(f"logit_scale: expected one number > 0, got {format_value(logit_scale)}. Pass the scale, not its logarithm.")
         if self.loss.scale is None:
             # DistributedDataParallel waits for a gradient of every parameter.
             value = self.loss(image_features, text_features, image_ids, text_ids) + 0 * logit_scale

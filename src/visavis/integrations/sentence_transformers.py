@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -19,7 +20,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from visavis import storage
-from visavis.errors import RunError, ShapeError, SpecError, VisavisError, warn
+from visavis.errors import RunError, ShapeError, SpecError, VisavisError, format_value, warn
 from visavis.integrations.pytorch_metric_learning import self_comparison_loss, validate_labels
 from visavis.objectives import Objective
 from visavis.pair_loss import LearnedScale, PairLoss, encode_in_chunks
@@ -70,7 +71,9 @@ class VisavisLoss(nn.Module):
         if mini_batch_size is not None and (
             isinstance(mini_batch_size, bool) or not isinstance(mini_batch_size, int) or mini_batch_size < 1
         ):
-            raise SpecError(f"mini_batch_size: expected an integer >= 1, or None for all inputs at once, got {mini_batch_size!r}.")
+            raise SpecError(
+                f"mini_batch_size: expected an integer >= 1, or None for all inputs at once, got {format_value(mini_batch_size)}."
+            )
         self.model = model
         self.objective = objective
         self.gather = gather
@@ -255,7 +258,7 @@ class LossCheckpoints:
         if not state.global_step:
             return
         file = self._file(args, state)
-        if not file.is_file():
+        if not os.path.isfile(file):
             raise RunError(f"{file}: expected the learned scale, got no file. The checkpoint was made without LossCheckpoints.")
         saved = storage.read_tensors(file)
         if saved.keys() != self.scales.keys():

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from visavis.errors import ShapeError, SpecError
+from visavis.errors import ShapeError, SpecError, format_value
 from visavis.integrations.pytorch_metric_learning import validate_labels
 from visavis.objectives import Objective
 from visavis.pair_loss import PairLoss
@@ -49,7 +49,7 @@ class TrainerLoss:
         if logit_scale is not None and not (
             isinstance(logit_scale, Tensor) and logit_scale.numel() == 1 and logit_scale.is_floating_point()
         ):
-            raise SpecError(f"logit_scale: expected model.logit_scale, the logarithm of a scale, got {logit_scale!r}.")
+            raise SpecError(f"logit_scale: expected model.logit_scale, the logarithm of a scale, got {format_value(logit_scale)}.")
         self.loss = PairLoss(objective, scale=None if logit_scale is None else 1.0, gather=gather)
         self.logit_scale = logit_scale
         self.names = (image_embeds, text_embeds)

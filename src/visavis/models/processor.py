@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -91,7 +92,7 @@ class Processor:
         """
         words = Vocabulary(tuple(config.vocabulary)) if config.vocabulary else None
         backbone_folder = folder / VisualEncoder.part_name
-        visual_folder = backbone_folder if (backbone_folder / "config.json").is_file() else None
+        visual_folder = backbone_folder if os.path.isfile(backbone_folder / "config.json") else None
         tokenizer_folder = folder / TEXT_BACKBONE_FOLDER if config.architecture.get("text_backbone") else visual_folder
         parts = (config.visual, config.text, words, config.tokenizer, config.standardization)
         return cls(

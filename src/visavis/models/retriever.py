@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -125,11 +126,11 @@ class Retriever:
         from visavis.models import CATALOG
 
         chosen, folder = choose_device(device), Path(folder)
-        folder = folder / "model" if (folder / "model" / "config.json").exists() else folder
+        folder = folder / "model" if os.path.exists(folder / "model" / "config.json") else folder
         if (name := find_dual_encoder(folder)) is not None:
             matcher, processor = open_dual_encoder(name)
             return cls(matcher.to(chosen), processor, batch_size=batch_size, memory=memory)
-        if not (folder / "config.json").exists():
+        if not os.path.exists(folder / "config.json"):
             raise RunError(
                 f"{folder}: expected a run or model folder (config.json and model.safetensors in it, or in its folder model), or a CLIP or "
                 "SigLIP model of transformers, got neither. Pass the folder of a run."

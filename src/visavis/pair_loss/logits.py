@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from visavis.errors import SpecError
+from visavis.errors import SpecError, format_value
 from visavis.spec import is_valid_parameter
 
 OptionalScalar = Tensor | float | None
@@ -42,7 +42,9 @@ class LearnedScale(nn.Module):
         super().__init__()
         if not (is_valid_scale(initial_scale) and isinstance(initial_scale, int | float) and min_scale <= initial_scale <= max_scale):
             lower = f">= {min_scale:g}" if min_scale > 0 else "> 0"
-            raise SpecError(f"initial_scale: expected a number {lower} and <= {max_scale:g}, got {initial_scale!r}. It is 1 / temperature.")
+            raise SpecError(
+                f"initial_scale: expected a number {lower} and <= {max_scale:g}, got {format_value(initial_scale)}. It is 1 / temperature."
+            )
         self.initial_scale, self.min_scale, self.max_scale = float(initial_scale), float(min_scale), float(max_scale)
         self.log = nn.Parameter(torch.tensor(math.log(initial_scale)))
 
@@ -131,9 +133,9 @@ def resolve_logits(defaults: tuple[Scale, OptionalScalar], overrides: tuple[Opti
     """
     for name, default, override, is_valid in zip(("scale", "bias"), defaults, overrides, (is_valid_scale, is_valid_bias), strict=True):
         if override is not None and default is None:
-            raise SpecError(f"{name}: expected None, got {override!r}. Make the loss with a {name} to override it in a call.")
+            raise SpecError(f"{name}: expected None, got {format_value(override)}. Make the loss with a {name} to override it in a call.")
         if override is not None and not is_valid(override):
-            raise SpecError(f"{name}: expected one valid number, got {override!r}.")
+            raise SpecError(f"{name}: expected one valid number, got {format_value(override)}.")
     scale, bias = overrides
     bias = defaults[1] if bias is None else bias
     return Logits(current_scale(defaults[0]) if scale is None else scale, bias.reshape(()) if isinstance(bias, Tensor) else bias)

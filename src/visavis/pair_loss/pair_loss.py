@@ -132,10 +132,10 @@ class PairLoss(nn.Module):
                 f"objective: expected an objective such as Unified(), got {format_value(objective)}. visavis.parse makes one of a text."
             )
         if block_rows is not None and (isinstance(block_rows, bool) or not isinstance(block_rows, int) or block_rows < 1):
-            raise SpecError(f"block_rows: expected an integer >= 1, or None for an automatic choice, got {block_rows!r}.")
+            raise SpecError(f"block_rows: expected an integer >= 1, or None for an automatic choice, got {format_value(block_rows)}.")
         unscaled, scale, bias = _split_scale_and_bias(objective, scale, bias)
         if not (gather is None or isinstance(gather, bool)):
-            raise SpecError(f"gather: expected True, False, or None to gather where possible, got {gather!r}.")
+            raise SpecError(f"gather: expected True, False, or None to gather where possible, got {format_value(gather)}.")
         self.matryoshka_dims = validate_matryoshka_dims(matryoshka_dims)
         if self.matryoshka_dims and score not in (None, cosine):
             raise SpecError("matryoshka_dims: expected cosine scores, got a score function. Leave out one of them.")
@@ -423,18 +423,22 @@ def _split_scale_and_bias(objective: Objective, scale: Scale, bias: OptionalScal
     if bias is not None:
         unbiased = objective.without_bias()
         if unbiased is None:
-            raise SpecError(f"bias: expected None, got {bias!r}. {objective!r} has no bias. Pass a bias only with Sigmoid.")
+            raise SpecError(f"bias: expected None, got {format_value(bias)}. {objective!r} has no bias. Pass a bias only with Sigmoid.")
         if not is_valid_bias(bias):
-            raise SpecError(f"bias: expected a number up to 1e12 or an nn.Parameter of one number, got {bias!r}{_dtype_note(bias)}.")
+            raise SpecError(
+                f"bias: expected a number up to 1e12 or an nn.Parameter of one number, got {format_value(bias)}{_dtype_note(bias)}."
+            )
         objective, scale = unbiased, objective.gradient_scale if scale is None else scale
     unscaled = objective if scale is None else objective.without_scale()
     if unscaled is None:
         raise SpecError(
-            f"scale: expected None, got {scale!r}. {objective!r} has a fixed gamma or margin, which a scale would change. "
+            f"scale: expected None, got {format_value(scale)}. {objective!r} has a fixed gamma or margin, which a scale would change. "
             "Pass a scale only with NTXent, InfoNCE or Sigmoid."
         )
     if not is_valid_scale(scale):
-        raise SpecError(f"scale: expected a number from 1e-12 to 1e12 or an nn.Parameter of one number, got {scale!r}{_dtype_note(scale)}.")
+        raise SpecError(
+            f"scale: expected a number from 1e-12 to 1e12 or an nn.Parameter of one number, got {format_value(scale)}{_dtype_note(scale)}."
+        )
     return unscaled, scale, bias
 
 

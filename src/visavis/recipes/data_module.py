@@ -5,6 +5,7 @@ A training may start from the model of another run, with its weights, vocabulary
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -309,7 +310,7 @@ def start_model_files(recipe: Recipe) -> list[Path]:
     root = Path(recipe.start_from)
     for folder in (root / "model", root):
         files = [folder / "config.json", folder / "model.safetensors"]
-        if all(file.is_file() for file in files):
+        if all(os.path.isfile(file) for file in files):
             return files
     raise RecipeError(f"start_from: expected a run folder, or its folder model, got {recipe.start_from}. Name a folder of visavis train.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -123,7 +124,7 @@ def visual_features(recipe: Recipe, data: Dataset, progress: Progress) -> tuple[
         return _check_axes(ArrayFeatures.open_precomp(find_source(recipe.data.path)), visual), encoder
     if visual.features:
         path = _resolve("visual.features", visual.features)
-        has_ids = path.is_dir() or ".tsv" in path.suffixes  # features by the ids of images, not by rows
+        has_ids = os.path.isdir(path) or ".tsv" in path.suffixes  # features by the ids of images, not by rows
         return _open_regions(visual, path, progress) if has_ids else _check_axes(ArrayFeatures.open(path, data), visual), encoder
     assert encoder is not None
     return cache_features(data, encoder, on_progress=partial(progress.update, "image features")), encoder
@@ -224,7 +225,7 @@ def check_feature_dims(config: MatcherConfig, visual: AnyFeatures | None, text: 
 def _expert_folder(path: str) -> Path:
     """The folder of the experts of a data set."""
     source = find_source(path)
-    return (source if source.is_dir() else source.parent) / "experts"
+    return (source if os.path.isdir(source) else source.parent) / "experts"
 
 
 def _resolve(key: str, name: str) -> Path:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from visavis import storage
-from visavis.errors import MAX_LISTED_NAMES, RecipeError, suggest_name
+from visavis.errors import MAX_LISTED_NAMES, RecipeError, format_value, suggest_name
 from visavis.recipes.recipe import PHASE_SHORTCUTS, Recipe, apply_overrides, build_recipe, normalize_values, phase_at
 
 Values = dict[str, Any]  # plain values of TOML
@@ -254,7 +254,7 @@ def _change_phases(phases: Any, changes: Values, source: str) -> list[Any]:
         phase = phase_at(phases, number, f"phases.{number}", source)
         for table in (phase, change):
             if not isinstance(table, dict):
-                raise RecipeError(f"{source}: phases.{number}: expected a table of changes, got {table!r}.")
+                raise RecipeError(f"{source}: phases.{number}: expected a table of changes, got {format_value(table)}.")
         phases[int(number)] = _merge_tables(phase, change)
     return phases
 
@@ -291,7 +291,7 @@ def _parents(extends: Any, name: str, path: Path, children: tuple[Path, ...]) ->
     names = extends if isinstance(extends, list) else [extends]
     if not all(isinstance(one, str) for one in names):
         raise RecipeError(
-            f"{name}: extends: expected the name of a shipped recipe, the path of a file, or a list of them, got {extends!r}."
+            f"{name}: extends: expected the name of a shipped recipe, the path of a file, or a list of them, got {format_value(extends)}."
         )
     return [_parent(one, name, path, children) for one in names]
 
@@ -348,7 +348,7 @@ def _list_command(file: str) -> str:
 
 def _check_variants(variants: Any, source: str) -> dict[str, Values]:
     if not isinstance(variants, dict) or not all(isinstance(values, dict) for values in variants.values()):
-        raise RecipeError(f"{source}: variants: expected tables of changes such as [variants.large], got {variants!r}.")
+        raise RecipeError(f"{source}: variants: expected tables of changes such as [variants.large], got {format_value(variants)}.")
     return {name: normalize_values(values) for name, values in variants.items()}
 
 

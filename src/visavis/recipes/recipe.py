@@ -16,7 +16,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from visavis import spec, supervision
-from visavis.errors import RecipeError, SpecError, suggest_name
+from visavis.errors import RecipeError, SpecError, format_value, suggest_name
 from visavis.memory_budget import parse_memory
 from visavis.recipes.settings import (
     DataSettings,
@@ -322,7 +322,7 @@ def _first_error(errors: ValidationError) -> str:
     expected = EXPECTED_TYPES.get(first["type"], first["msg"].removeprefix("Input should be "))
     if expected.startswith(("greater", "less")):
         expected = f"a value {expected}"
-    return f"{key}: expected {expected}, got {first['input']!r}."
+    return f"{key}: expected {expected}, got {format_value(first['input'])}."
 
 
 def _keys_at(steps: list[str]) -> list[str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from torch.utils._pytree import tree_leaves
 
 from visavis import graded, metrics, objectives, spec, supervision
-from visavis.errors import suggest_name
+from visavis.errors import format_value, suggest_name
 from visavis.models.encoders.cnn_backbones import SMALL_CNN
 
 Multiplier = Annotated[float, Field(gt=0)]
@@ -17,10 +18,6 @@ SupervisionSpec = Annotated[str, AfterValidator(lambda text: repr(spec.parse(tex
 RelevanceSpec = Annotated[str, AfterValidator(lambda text: text and repr(spec.parse(text, graded.CATALOG)))]
 
 
-MAX_INTEGER = 2**32 - 1
-"""Largest integer in a recipe, the largest seed."""
-
-
 class RecipeSection(BaseModel):
     """Base class of the sections: immutable, strict about types (only a list may become a tuple), without unknown keys."""
 
@@ -28,9 +25,9 @@ class RecipeSection(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _check_integer(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, int) and abs(value) > MAX_INTEGER:
-            raise ValueError(f"{info.field_name}: expected an integer up to {MAX_INTEGER:,}, got a larger one. Set a smaller number.")
+    def _check_integers(cls, value: Any, info: ValidationInfo) -> Any:
+        if any(abs(number) > spec.MAX_INTEGER for number in tree_leaves(value) if isinstance(number, int)):
+            raise ValueError(f"{info.field_name}: expected integers up to {spec.MAX_INTEGER:,}, got a larger one. Set a smaller number.")
         return value
 
 
@@ -224,7 +221,7 @@ class TrainingSettings(RecipeSection):
         patience: Validations without a better RSUM after which a phase ends. 0: never.
         evaluate_every: Steps between validations. 0: one validation per epoch.
         checkpoint_s: Minimum time between checkpoints, in seconds.
-        threads: CPU threads. 0: the default of torch.
+        threads: CPU threads, at most 1,024. 0: the default of torch.
         device: "auto" uses CUDA if available.
         metric_batches: Batches of each split on which losses and similarities are logged.
         batches_per_epoch: Batches of an epoch, other ones in each. 0: all.
@@ -239,7 +236,7 @@ class TrainingSettings(RecipeSection):
     patience: int = Field(0, ge=0)
     evaluate_every: int = Field(0, ge=0)
     checkpoint_s: float = Field(30.0, ge=0)
-    threads: int = Field(0, ge=0)
+    threads: int = Field(0, ge=0, le=1024)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     metric_batches: int = Field(8, gt=0)
     batches_per_epoch: int = Field(0, ge=0)
@@ -248,7 +245,7 @@ class TrainingSettings(RecipeSection):
     @classmethod
     def _check_autocast(cls, value: Any) -> Any:
         if not isinstance(value, bool) and value != "auto":
-            raise ValueError(f'training.autocast: expected true, false or "auto", got {value!r}. Set one of them.')
+            raise ValueError(f'training.autocast: expected true, false or "auto", got {format_value(value)}. Set one of them.')
         return value
 
 
@@ -285,9 +282,11 @@ class EvaluationSettings(RecipeSection):
     def _check_protocol(cls, value: Any) -> str | tuple[str, ...]:
         names = tuple(value) if isinstance(value, list | tuple) else (value,)
         if not names or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"evaluation.protocol: expected the name of a protocol in quotes, or a list of names, got {value!r}.")
+            raise ValueError(
+                f"evaluation.protocol: expected the name of a protocol in quotes, or a list of names, got {format_value(value)}."
+            )
         if len(set(names)) < len(names):
-            raise ValueError(f"evaluation.protocol: expected different names, got {value!r}. Name each protocol once.")
+            raise ValueError(f"evaluation.protocol: expected different names, got {format_value(value)}. Name each protocol once.")
         return value if isinstance(value, str) else names
 
     @field_validator("extra_metrics")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 from collections.abc import Iterator
 from functools import partial
@@ -38,7 +39,7 @@ def render_diagnosis(diagnosis: ContributionAnalysis) -> str:
     """
     files = RunFolder(diagnosis.run)
     curves = None
-    if files.log.exists():
+    if os.path.exists(files.log):
         name = diagnosis.counts[0].objective.partition("(")[0]
         curves = ThemedImage.draw(partial(plot_training_curves, [TrainingCurve(name, files.read_log())]))
     epsilons = " ".join(f"--epsilon {epsilon:g}" for epsilon in diagnosis.epsilons)

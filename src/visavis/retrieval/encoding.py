@@ -23,6 +23,7 @@ from visavis.models.retriever import Retriever
 from visavis.retrieval.index_folder import SkippedFile
 from visavis.retrieval.items import IndexItem, ItemKind
 from visavis.retrieval.source_files import SourceFile
+from visavis.types import unit_rows
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
@@ -149,7 +150,7 @@ def _encode_clip(model: Retriever, clip: _DecodedFile, moment_seconds: float) ->
         vectors = model.to_unit_rows(model.encode_visual([[frames[i] for i in span] for span in spans]))
     else:
         frame_vectors = model.encode_images(frames)
-        vectors = torch.nn.functional.normalize(torch.stack([frame_vectors[list(span)].mean(0) for span in spans]), dim=1)
+        vectors = unit_rows(torch.stack([frame_vectors[list(span)].mean(0) for span in spans]))
     items = [_item(clip, "video", frames[len(frames) // 2])]
     items += [
         _item(clip, "moment", frames[span[len(span) // 2]], span.start / rate, float(math.ceil(span.stop / rate))) for span in moments

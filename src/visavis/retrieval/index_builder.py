@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import secrets
 import time
 from collections import defaultdict
@@ -32,7 +33,7 @@ from visavis.retrieval.index_folder import (
     is_index,
     open_index_store,
     read_manifest,
-    store_location,
+    relative_store,
     truncate_model,
     write_manifest,
 )
@@ -160,7 +161,7 @@ def build_index(
 def _validate_arguments(folder: Path, moment_seconds: float | None) -> None:
     if moment_seconds is not None and not 0 < moment_seconds < math.inf:
         raise VisavisError(f"moment_seconds: expected a number > 0, got {moment_seconds:g}. Pass a length such as {MOMENT_SECONDS:g}.")
-    if not is_index(folder) and folder.exists() and any(not path.name.endswith(".lock") for path in folder.iterdir()):
+    if not is_index(folder) and os.path.exists(folder) and any(not path.name.endswith(".lock") for path in folder.iterdir()):
         raise RefusedOverwrite(
             f"{folder}: expected a new folder or an index, got a folder with other files. Pass another folder with --out."
         )
@@ -176,8 +177,8 @@ def _open_or_create_manifest(
     embedding_dim: int | None,
 ) -> IndexManifest:
     """The manifest of an index of this model and source. A new one is written before any vector."""
-    model_name = str(Path(model).absolute()) if Path(model).exists() else str(model)
-    store = store_location(store) if store else None
+    model_name = str(Path(model).absolute()) if os.path.exists(model) else str(model)
+    store = relative_store(folder, store) if store else None
     if not is_index(folder):
         words = retriever.processor.vocabulary
         manifest = IndexManifest(
@@ -194,6 +195,9 @@ def _open_or_create_manifest(
         return manifest
     manifest = read_manifest(folder)
     check_model(folder, manifest, str(model), retriever)
+    if "://" not in manifest.store:
+        # An earlier version wrote absolute paths.
+        manifest = replace(manifest, store=relative_store(folder, folder / manifest.store))
     settings = {"source": str(source.root), "store": store, "moment_seconds": moment_seconds, "embedding_dim": embedding_dim}
     for name, value in settings.items():
         expected = getattr(manifest, name)
@@ -301,7 +305,7 @@ def calibrate_index(run: Path, embedding_dim: int, progress: Progress) -> Calibr
     Returns:
         The calibration. None if it is not available.
     """
-    if not (run / "run.toml").is_file():
+    if not os.path.isfile(run / "run.toml"):
         progress.message("Match probabilities are not available: they need the validation data of a trained run.")
         return None
     try:

@@ -167,9 +167,9 @@ class Index:
                 raise missing
             return self._dataset_files[item.path].location
         path = self.root / item.path
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise missing
-        return ByteRange(path, root=self.root.resolve())
+        return ByteRange(path, root=Path(os.path.realpath(self.root)))
 
     @cached_property
     def _dataset_files(self) -> dict[str, SourceFile] | None:
@@ -223,7 +223,7 @@ def is_index(folder: str | Path) -> bool:
     Returns:
         Whether there is a manifest, or a store whose manifest is lost.
     """
-    return (Path(folder) / MANIFEST).exists() or (Path(folder) / STORE_FOLDER).exists()
+    return os.path.exists(Path(folder) / MANIFEST) or os.path.exists(Path(folder) / STORE_FOLDER)
 
 
 def truncate_model(model: Retriever, embedding_dim: int) -> Retriever:
@@ -246,9 +246,24 @@ def store_location(store: str | Path) -> str:
         store: Path or URI.
 
     Returns:
-        Absolute path or URI, as in a manifest.
+        Absolute path or URI.
     """
     return str(store) if "://" in str(store) else os.path.abspath(os.path.expanduser(store))
+
+
+def relative_store(folder: Path, store: str | Path) -> str:
+    """Make the location of a store relative to its index if it lies inside, so that the folder can be moved.
+
+    Args:
+        folder: Folder of the index.
+        store: Path or URI. A relative path is resolved against the current directory.
+
+    Returns:
+        Relative path, absolute path or URI, as in a manifest.
+    """
+    location = store_location(store)
+    path, root = os.path.realpath(location), os.path.realpath(folder)
+    return os.path.relpath(path, root) if "://" not in location and Path(path).is_relative_to(root) else location
 
 
 def open_index_store(
@@ -276,8 +291,7 @@ def open_index_store(
     """
     stores = [confirmed] if isinstance(confirmed, str | Path) else confirmed or ()
     uri = manifest.store if "://" in manifest.store else store_location(folder / manifest.store)
-    is_inside = "://" not in uri and Path(uri).resolve().is_relative_to(folder.resolve())
-    if not is_inside and uri not in map(store_location, stores):
+    if relative_store(folder, uri) == uri and uri not in map(store_location, stores):
         raise RunError(
             f"{folder}: expected a store inside this folder, got {uri}. If you trust the index, confirm its store with --store {uri}."
         )

@@ -149,10 +149,12 @@ def open_image_collection(path: Path, frames_per_second: float = 0.0) -> Dataset
     if not files:
         raise DataError(f"{path}: expected a data set or a folder of images, got no images. Pass a folder that contains some.")
     listing = Listing(
-        path, "images", [ListedImage(str(file.relative_to(path)), "all", location=ByteRange(file, root=path.resolve())) for file in files]
+        path,
+        "images",
+        [ListedImage(str(file.relative_to(path)), "all", location=ByteRange(file, root=Path(os.path.realpath(path)))) for file in files],
     )
     listing.check_texts()
     validate_images(listing, frames_per_second=frames_per_second, decode_all_frames=read_clips)
     stats = [(str(file.relative_to(path)), *file_stat[1:]) for file, file_stat in storage.file_stats(files).items()]
     digest = hashlib.sha256(json.dumps(stats).encode())
-    return replace(listing.dataset(), name=f"{path.resolve().name}-{digest.hexdigest()[:8]}")
+    return replace(listing.dataset(), name=f"{os.path.basename(os.path.realpath(path))}-{digest.hexdigest()[:8]}")

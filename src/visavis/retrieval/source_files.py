@@ -90,9 +90,9 @@ def list_source_files(path: str | Path) -> FileCollection:
 
 
 def _list_folder(root: Path) -> FileCollection:
-    files, skipped, resolved = list[SourceFile](), list[str](), root.resolve()
+    files, skipped, resolved = list[SourceFile](), list[str](), Path(os.path.realpath(root))
     for file, problem in files_under(root):
-        if file.suffix.lower() not in VISUAL_SUFFIXES and not (problem and file.is_symlink()):
+        if file.suffix.lower() not in VISUAL_SUFFIXES and not (problem and os.path.islink(file)):
             continue
         name = file.relative_to(root).as_posix()
         if problem is None and not is_valid_unicode(name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,9 +147,9 @@ class _ProbeInputs:
 
 def _probe_captions(inputs: _ProbeInputs, folder: Path) -> tuple[str, tuple[ProbeResult, ...]]:
     """By what edited captions are false, and the accuracies."""
-    if (folder / "clips.jsonl").is_file():
+    if os.path.isfile(folder / "clips.jsonl"):
         return "the ground truth of the synthetic clips", _probe_clip_partners(inputs, ClipAnnotations.open(folder))
-    if (folder / "scenes.jsonl").is_file():
+    if os.path.isfile(folder / "scenes.jsonl"):
         return "the ground truth of the synthetic scenes", _probe_pairs(inputs, _scene_pairs(SceneGraphs.open(folder), inputs.data))
     return "word lists, not checked by people", _probe_pairs(inputs, make_minimal_pairs(inputs.data))
 

@@ -59,7 +59,7 @@ def read_run_recipe(folder: Path, data: str | None = None, memory: MemoryLimit =
     """
     check_single_run(folder)
     file = RunFolder(folder).recipe
-    recipe = build_recipe(storage.read_toml(file), {}, str(file)) if file.exists() else pretrained_recipe(folder)
+    recipe = build_recipe(storage.read_toml(file), {}, str(file)) if os.path.exists(file) else pretrained_recipe(folder)
     if recipe is None:
         raise RunError(
             f"{folder}: expected a run folder with {file.name}, or a CLIP or SigLIP model, found neither. Pass a folder that visavis train wrote."
@@ -81,7 +81,7 @@ def read_ensemble_recipe(folder: Path) -> Recipe | None:
         The recipe. None if the folder is not an ensemble.
     """
     file = RunFolder(folder).ensemble
-    return build_recipe(storage.read_toml(file), {}, str(file)) if file.exists() else None
+    return build_recipe(storage.read_toml(file), {}, str(file)) if os.path.exists(file) else None
 
 
 def expand_ensembles(folders: Sequence[Path]) -> list[Path]:
@@ -106,8 +106,8 @@ def check_single_run(folder: Path) -> None:
     Raises:
         RunError: If the folder is an ensemble.
     """
-    if RunFolder(folder).ensemble.exists():
-        names = sorted(child.name for child in folder.iterdir() if RunFolder(child).recipe.exists())
+    if os.path.exists(RunFolder(folder).ensemble):
+        names = sorted(child.name for child in folder.iterdir() if os.path.exists(RunFolder(child).recipe))
         raise RunError(
             f"{folder}: expected one run, got an ensemble of {' and '.join(names)}. "
             f"Name one of these runs, such as {folder / names[0] if names else folder}."
@@ -123,8 +123,8 @@ def pretrained_recipe(name: str | Path) -> Recipe | None:
     Returns:
         The recipe. None if the model does not exist.
     """
-    if (file := Path(name) / "model" / "config.json").is_file():
-        return _recipe_of_saved_model(Path(name).resolve().name, storage.read_json(file, SavedModelConfig, error=RunError))
+    if os.path.isfile(file := Path(name) / "model" / "config.json"):
+        return _recipe_of_saved_model(os.path.basename(os.path.realpath(name)), storage.read_json(file, SavedModelConfig, error=RunError))
     backbone = find_dual_encoder(name)
     if backbone is None:
         return None
@@ -172,7 +172,7 @@ def open_run(folder: Path, recipe: Recipe, progress: Progress) -> tuple[DataModu
     if not recipe.data.path:
         raise RunError(f"{folder}: expected a data set, but the model was not trained here and has none. Name one with --data.")
     set_threads(recipe)
-    if recipe.phases and not (RunFolder(folder).model / "model.safetensors").exists():
+    if recipe.phases and not os.path.exists(RunFolder(folder).model / "model.safetensors"):
         raise RunError(
             f"{folder}: expected a model, but the training has not reached its first validation. Resume it with --resume {folder}."
         )
@@ -183,7 +183,7 @@ def open_run(folder: Path, recipe: Recipe, progress: Progress) -> tuple[DataModu
     model = Retriever.load(folder, device=device)
     data_module = open_data_module(recipe, progress, model.processor)
     check_feature_dims(model.matcher.config, data_module.visual, data_module.text, folder)
-    if (environment := RunFolder(folder).environment).exists():
+    if os.path.exists(environment := RunFolder(folder).environment):
         RunRecord.read(environment).check_encoders(data_module, folder, progress)
     return data_module, model.matcher
 
@@ -202,7 +202,7 @@ def open_peer_network(folder: Path, first: Matcher) -> Matcher:
         RunError: If the run trained one network.
     """
     peer = RunFolder(folder).peer
-    if not (peer / "model.safetensors").exists():
+    if not os.path.exists(peer / "model.safetensors"):
         raise RunError(f"{folder}: expected a second network in {peer.name}, found none. Evaluate this run without averaging two networks.")
     return Retriever.load(peer, device=device_of(first)).matcher
 
@@ -217,7 +217,7 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
         The recipe with absolute paths. Names of models and of data sets stay as they are.
     """
     values = flatten_recipe(recipe.to_dict())
-    paths = {key: str(Path(values[key]).resolve()) for key, is_path in PATH_KEYS.items() if values.get(key) and is_path(values[key])}
+    paths = {key: os.path.realpath(values[key]) for key, is_path in PATH_KEYS.items() if values.get(key) and is_path(values[key])}
     return build_recipe(recipe.to_dict(), paths, recipe.name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, NotRequired
 
@@ -108,7 +109,7 @@ class RunFolder:
         Raises:
             RunError: If the log is empty, or a row is invalid.
         """
-        rows = storage.read_json_lines(self.log, LogRow, error=RunError) if self.log.exists() else []
+        rows = storage.read_json_lines(self.log, LogRow, error=RunError) if os.path.exists(self.log) else []
         if not rows:
             raise RunError(
                 f"{self.path}: expected a validation in {self.log.name}, found none. Resume the training with --resume {self.path}."

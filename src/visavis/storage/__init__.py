@@ -35,6 +35,7 @@ from visavis.storage.reading import read_toml as read_toml
 from visavis.storage.reading import reading_regular_file as reading_regular_file
 from visavis.storage.reading import tensor_names as tensor_names
 from visavis.storage.reading import tensors_hash as tensors_hash
+from visavis.storage.writing import DISK_FULL as DISK_FULL
 from visavis.storage.writing import append_json_line as append_json_line
 from visavis.storage.writing import atomic_file as atomic_file
 from visavis.storage.writing import atomic_folder as atomic_folder

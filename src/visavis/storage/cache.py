@@ -100,7 +100,7 @@ def read_checksummed_json(path: str | Path, shape: Any, *, error: type[VisavisEr
         VisavisError: ``error`` if the file is damaged.
     """
     path = Path(path)
-    if not path.exists():
+    if not os.path.exists(path):
         return None
     try:
         stored = read_json(path, _ChecksummedContent)

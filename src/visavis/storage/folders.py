@@ -34,10 +34,10 @@ def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) ->
     if re.search("[\0\ud800-\udfff]", str(path)):
         raise StorageError(f"{str(path)!r} cannot be a file name. Choose another folder.")
     try:
-        if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
+        if os.path.lexists(path) and (not os.path.isdir(path) or any(path.iterdir())):
             raise RefusedOverwrite(f"{path} already exists and is not an empty folder. Nothing was changed. Choose another folder.")
-        if will_be_replaced and (path.is_symlink() or os.path.ismount(path)):
-            kind = "link" if path.is_symlink() else "mount point"
+        if will_be_replaced and (os.path.islink(path) or os.path.ismount(path)):
+            kind = "link" if os.path.islink(path) else "mount point"
             raise RefusedOverwrite(f"{path} is a {kind} and cannot be replaced. Nothing was changed. Choose a folder in it.")
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -88,7 +88,7 @@ def require_new_file(path: str | Path) -> Path:
         RefusedOverwrite: If a file exists.
     """
     path = Path(path)
-    if path.exists():
+    if os.path.exists(path):
         raise RefusedOverwrite(f"{path} already exists. Nothing was changed. Choose another file.")
     return path
 
@@ -181,7 +181,7 @@ def remove_partial_files(folder: str | Path) -> None:
         folder: Folder to search, with its subfolders.
     """
     for part in list(Path(folder).rglob(".*.part")):
-        if part.is_dir():
+        if os.path.isdir(part):
             shutil.rmtree(part, ignore_errors=True)
         else:
             part.unlink(missing_ok=True)

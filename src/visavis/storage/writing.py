@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # None: errors of numpy, which reports only the number of bytes
-_FULL = f"{os.strerror(errno.ENOSPC)}. Free space and run the command again"
+DISK_FULL = f"{os.strerror(errno.ENOSPC)}. Free space and run the command again"
+"""End of the message about a full disk, without its period."""
 
 
 @contextmanager
@@ -51,7 +52,7 @@ def storage_errors(path: str | Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _NO_ROOM:
-            raise StorageError(f"{path} cannot be written: {_FULL}.") from None
+            raise StorageError(f"{path} cannot be written: {DISK_FULL}.") from None
         if error.filename is None or Path(os.fsdecode(error.filename)).parent in (path, path.parent, path.parent.parent):
             raise StorageError(f"{path} cannot be written: {error.strerror or error}.") from None
         raise
@@ -252,7 +253,7 @@ def write_tensors(path: str | Path, tensors: dict[str, Tensor], *, for_transform
             metadata = {"format": "pt"} if for_transformers else {TENSORS_HASH: tensors_hash(tensors)}
             save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, part, metadata)
         except SafetensorError:
-            raise StorageError(f"{path} cannot be written: {_FULL}.") from None
+            raise StorageError(f"{path} cannot be written: {DISK_FULL}.") from None
 
 
 def write_array(path: str | Path, array: np.ndarray) -> None:
@@ -318,7 +319,7 @@ def sqlite_database(path: str | Path) -> Iterator[sqlite3.Connection]:
 
 
 _UNWRITABLE = {
-    sqlite3.SQLITE_FULL: _FULL,
+    sqlite3.SQLITE_FULL: DISK_FULL,
     sqlite3.SQLITE_READONLY: os.strerror(errno.EROFS),
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
     sqlite3.SQLITE_PERM: os.strerror(errno.EACCES),

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from visavis.blocking import score_in_blocks
 from visavis.data.loader import Batch, Loader, derive_seed
@@ -20,7 +19,7 @@ from visavis.scoring import largest_items, score_query_rows, tile_shape
 from visavis.spec import require_field, validate_fields
 from visavis.supervision.base import Supervision, TrainingContext
 from visavis.targets import Targets
-from visavis.types import Direction, Encoded
+from visavis.types import Direction, Encoded, unit_rows
 
 ENCODING_BATCH_SIZE = 512
 """Number of items that are encoded together."""
@@ -72,7 +71,7 @@ def _part_means(items: Encoded, names: list[str]) -> Tensor:
         vectors, masks = _named_parts(block)
         means = [vectors[name] if vectors[name].dim() == 2 else mean_pool(vectors[name], masks.get(name)) for name in names]
         indices.append(block_indices)
-        rows.append(normalize(torch.cat([normalize(mean.float(), dim=-1).nan_to_num(0.0) for mean in means], -1), dim=-1))
+        rows.append(unit_rows(torch.cat([unit_rows(mean.float()).nan_to_num(0.0) for mean in means], -1)))
     return torch.cat(rows)[torch.cat(indices).argsort()]
 
 

@@ -7,6 +7,7 @@ Random states are not stored, because every step draws from a seed of (run, step
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -183,7 +184,7 @@ def complete_checkpoints(folder: Path) -> list[Path]:
     Returns:
         Their folders, oldest first.
     """
-    return sorted(path for path in folder.glob("step-*") if (path / STATE).exists())
+    return sorted(path for path in folder.glob("step-*") if os.path.exists(path / STATE))
 
 
 def _unused_name(target: Path) -> Path:

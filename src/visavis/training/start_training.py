@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from visavis import storage
@@ -88,7 +89,7 @@ def _start_ensemble(recipe: Recipe, out: str | Path | None, progress: Progress) 
         try:
             return _resume_ensemble(recipe, folder, progress)
         finally:
-            if not any(RunFolder(folder / name).recipe.exists() for name in recipe.members):
+            if not any(os.path.exists(RunFolder(folder / name).recipe) for name in recipe.members):
                 RunFolder(folder).ensemble.unlink()
 
 
@@ -97,7 +98,7 @@ def _resume_ensemble(recipe: Recipe, folder: Path, progress: Progress) -> Traini
     members: list[TrainingResult] = []
     for name, member in member_recipes(recipe).items():
         try:
-            if RunFolder(folder / name).recipe.exists():
+            if os.path.exists(RunFolder(folder / name).recipe):
                 members.append(resume_run(folder / name, progress))
             else:
                 members.append(start_run(with_absolute_paths(member), folder / name, progress))

@@ -133,7 +133,7 @@ def start_run(recipe: Recipe, out: str | Path | None, progress: Progress) -> Tra
                 storage.write_toml(folder.recipe, recipe.to_dict())  # last: it makes the folder a run
                 return train_and_evaluate(data_module, matcher, folder, cache_seconds, progress)
             except VisavisError as error:
-                can_resume = complete_checkpoints(folder.checkpoints) or (isinstance(error, StorageError) and folder.recipe.exists())
+                can_resume = complete_checkpoints(folder.checkpoints) or (isinstance(error, StorageError) and os.path.exists(folder.recipe))
                 if not can_resume:
                     folder.remove()
                 raise
@@ -239,7 +239,7 @@ def check_recipe(recipe: Recipe) -> Recipe:
     if recipe.members:
         raise RecipeError(
             f"{recipe.name}: expected a recipe of one model, got an ensemble of {', '.join(recipe.members)}. "
-            "Train it with visavis train, which makes one run for each member."
+            "Pass a recipe without members. Only visavis train trains an ensemble."
         )
     check_published_id(recipe.published)
     recipe = with_feedback(recipe)

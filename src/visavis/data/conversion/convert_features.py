@@ -192,7 +192,7 @@ def convert_features(sources: Sequence[str | Path], out: str | Path, progress: P
     checksums: dict[str, str] = {}
     for number, source in enumerate(sources):
         name, path = _parse_source(source)
-        if path.is_dir() or path.name.endswith(HDF5_SUFFIXES):
+        if os.path.isdir(path) or path.name.endswith(HDF5_SUFFIXES):
             videos.append(HDF5Videos.open(path, lambda done, total: progress.update("files of videos", done, total, 0.0)))
             values.add_captions(videos[-1].captions, path)
         elif _LIST.fullmatch(path.name):
@@ -214,7 +214,7 @@ def convert_features(sources: Sequence[str | Path], out: str | Path, progress: P
             _write_caption_features(part / "caption_features" / name, name, checksums[name], values, progress)
             for name in values.caption_features
         )
-        split_files = _write_split_files(part, out.resolve().name, values, lists)
+        split_files = _write_split_files(part, os.path.basename(os.path.realpath(out)), values, lists)
         if not (experts or caption_features or split_files):
             raise DataError("the sources have only indices of tested captions. Add the features, captions or lists they belong to.")
         all_videos = {
@@ -230,7 +230,7 @@ def _parse_source(source: str | Path) -> tuple[str, Path]:
     """Split a source into its name and its path."""
     text = str(source)
     name, equals, rest = text.partition("=")
-    has_name = equals and not Path(text).exists()
+    has_name = equals and not os.path.exists(text)
     path = resolve_path(rest if has_name else text)
     name = name if has_name else re.sub(r"[^A-Za-z0-9._-]", "_", path.stem)
     if not EXPERT_NAME.fullmatch(name):

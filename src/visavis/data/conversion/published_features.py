@@ -9,6 +9,7 @@ Source: the files that Gabeur et al. (2020, MMT) published.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -220,10 +221,10 @@ class HDF5Videos:
         Raises:
             DataError: If there are only other files, or one of another layout.
         """
-        entries = [(path, None)] if path.is_file() else list(files_under(path))
+        entries = [(path, None)] if os.path.isfile(path) else list(files_under(path))
         listed = [file for file, _ in entries if file.name.endswith(HDF5_SUFFIXES)]
         for file, problem in entries:
-            if problem is not None and (file in listed or file.is_dir()):
+            if problem is not None and (file in listed or os.path.isdir(file)):
                 raise DataError(f"{file}: {problem}.")
         if not listed:
             raise DataError(f"{path} has no .h5: expected {_CONTENT}.")

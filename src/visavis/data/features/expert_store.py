@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -103,7 +104,7 @@ class ExpertStore:
             DamagedCacheError: If its content has changed.
         """
         folder = Path(folder)
-        if not (folder / EXPERTS_FILE).exists():
+        if not os.path.exists(folder / EXPERTS_FILE):
             raise DataError(f"{folder} is not a store of experts: expected a file {EXPERTS_FILE}. Create one with visavis data convert.")
         with raise_as_damaged():
             contents = storage.read_json(folder / EXPERTS_FILE, _Contents)
@@ -274,7 +275,7 @@ def create_expert_store(folder: str | Path, embedding_dims: Mapping[str, int]) -
             raise DataError(
                 f"expert {name!r}: expected a name of letters, digits, . _ - and a dimension >= 1, got dimension {embedding_dim}."
             )
-    if folder.exists():
+    if os.path.exists(folder):
         storage.prepare_empty_folder(folder, will_be_replaced=True)
     with storage.atomic_folder(folder) as part, ExitStack() as opened:
         files = {name: opened.enter_context(open(part / f"{name}.npy", "w+b")) for name in embedding_dims}
@@ -320,7 +321,7 @@ def _open_expert(folder: Path, name: str, embedding_dim: int, contents: _Content
     is_timed = name in contents.timed_experts
     files = [f"{name}.npy", f"{name}.offsets.npy", *([f"{name}.seconds.npy"] if is_timed else [])]
     for file in (folder / file for file in files):
-        if not file.exists():
+        if not os.path.exists(file):
             raise storage.DamagedCacheError(
                 f"{folder} lacks {file.name} of the expert {name}. Restore a complete copy of the folder, or convert again."
             )

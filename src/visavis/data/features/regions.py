@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 import re
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,7 +42,7 @@ def find_region_files(path: Path) -> list[Path]:
     Raises:
         DataError: If there are none.
     """
-    if path.is_file():
+    if os.path.isfile(path):
         return [path]
     for patterns in (("*.tsv", "*.tsv.[0-9]*"), ("*.npy", "*.npz")):
         if files := sorted(file for pattern in patterns for file in path.glob(pattern)):
@@ -167,12 +168,12 @@ class RegionFeatures:
         files = find_region_files(path)
         folder = storage.cache_folder() / "regions" / f"{path.name}-{storage.stat_hash(files)}"
         with storage.folder_lock(folder, wait=True):
-            if not folder.exists():
+            if not os.path.exists(folder):
                 _convert(files, folder, on_progress)
             try:
                 return cls(path, ExpertStore.open(folder))
             except storage.DamagedCacheError as reason:
-                storage.remove_damaged(folder, [file for file in folder.iterdir() if file.is_file()], str(reason))
+                storage.remove_damaged(folder, [file for file in folder.iterdir() if os.path.isfile(file)], str(reason))
                 _convert(files, folder, on_progress)
                 return cls(path, ExpertStore.open(folder))
 

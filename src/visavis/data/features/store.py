@@ -149,7 +149,7 @@ def read_description(folder: Path) -> StoreDescription:
         DataError: If the folder is not a store.
         DamagedCacheError: If the description is not of this version.
     """
-    if not (folder / "features.json").exists():
+    if not os.path.exists(folder / "features.json"):
         raise DataError(f"{folder} is not a feature store: expected a file features.json. Create one with visavis features.")
     try:
         with raise_as_damaged():
@@ -170,7 +170,7 @@ def create_store(folder: Path, description: StoreDescription, keys: Sequence[str
         keys: Image names or caption texts.
         lengths: Number of words or frames of each key, for these granularities.
     """
-    if folder.exists():
+    if os.path.exists(folder):
         storage.prepare_empty_folder(folder, will_be_replaced=True)
     with storage.atomic_folder(folder) as part:
         storage.write_json(part / "features.json", asdict(description))
@@ -293,7 +293,7 @@ class FeatureStore:
 
     def _file_stats(self) -> tuple[tuple[int, int], ...]:
         """Return the size in bytes and the time of change in ns of each file with keys or features."""
-        paths = [self.folder / name for name in _CONTENT_FILES if (self.folder / name).exists()]
+        paths = [self.folder / name for name in _CONTENT_FILES if os.path.exists(self.folder / name)]
         return tuple((status.st_size, status.st_mtime_ns) for path in paths for status in [path.stat()])
 
     def _record_file_stats(self, written: WriteProgress) -> None:
@@ -374,7 +374,7 @@ class FeatureWriter:
             RefusedOverwrite: If the folder has other content.
         """
         folder = Path(folder)
-        if not (folder / "features.json").exists():
+        if not os.path.exists(folder / "features.json"):
             create_store(folder, description, keys, lengths)
             return cls(folder, description)
         found = read_description(folder)

@@ -160,7 +160,7 @@ class ImageFiles:
             return None
         if not storage.is_inside(outside, self.folder):
             raise DataError(f"the image is outside {self.folder}. Move it there, or add its folder to {storage.IMAGE_ROOTS}")
-        self.by_path[file] = ByteRange(outside, root=self.folder.resolve())  # hidden
+        self.by_path[file] = ByteRange(outside, root=Path(os.path.realpath(self.folder)))  # hidden
         return file
 
     @property
@@ -194,7 +194,7 @@ def find_files(folder: Path) -> ImageFiles:
     Returns:
         The files.
     """
-    files, archives, root = ImageFiles(folder), [], folder.resolve()
+    files, archives, root = ImageFiles(folder), [], Path(os.path.realpath(folder))
     for path, problem in files_under(folder):
         name = path.relative_to(folder).as_posix()
         if problem is not None:

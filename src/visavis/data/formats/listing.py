@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import reprlib
 from collections import Counter
 from collections.abc import Callable
@@ -226,7 +227,7 @@ class Listing:
         is_whole = len(image_rows) == len(self.images) and len(caption_rows) == len(self.captions)
         images, captions = [self.images[row] for row in image_rows], [self.captions[row] for row in caption_rows]
         return Dataset(
-            name=(self.source if self.source.is_dir() else self.source.resolve().parent).name,
+            name=(folder if os.path.isdir(folder := self.source) else Path(os.path.realpath(folder)).parent).name,
             images=tuple(Image(image.name, image.split or "", image.location) for image in images),
             captions=tuple(caption.text for caption in captions),
             image_of=np.array([index_of[caption.image] for caption in captions], dtype=np.int64),
@@ -329,7 +330,7 @@ class DatasetFormat:
         Returns:
             Lists in the order of the patterns, or the folder itself.
         """
-        lists = [path for pattern in self.patterns for path in sorted(folder.glob(pattern)) if path.is_file()]
+        lists = [path for pattern in self.patterns for path in sorted(folder.glob(pattern)) if os.path.isfile(path)]
         return [folder] if self.reads_whole_folder and lists else lists
 
     def source_for_file(self, file: Path) -> Path | None:

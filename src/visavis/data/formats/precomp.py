@@ -9,6 +9,7 @@ Example:
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -142,7 +143,7 @@ def _open_split(folder: Path, stem: str) -> tuple[np.ndarray, list[str]]:
     rows = storage.read_array(features, folder, kinds="fiu", memory_map=True)
     if rows.ndim < 2 or 0 in rows.shape:
         raise DataError(f"{features}: expected numbers with one row per image, got {rows.dtype} of shape {rows.shape}.")
-    if not texts.exists():
+    if not os.path.exists(texts):
         raise DataError(f"{texts} is missing: expected the captions of {features.name}.")
     lines = decode_utf8(storage.read_bytes(texts, folder)).split("\n")
     return rows, [line.rstrip("\r") for line in (lines[:-1] if not lines[-1] else lines)]

@@ -12,6 +12,7 @@ Source: Xu et al. (2016) for MSR-VTT. Chen and Dolan (2011) and Venugopalan et a
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ def list_msvd(folder: Path) -> Listing:
     """
     listing = Listing(folder)
     for split, file in SPLIT_FILES.items():
-        if not (folder / file).exists():
+        if not os.path.exists(folder / file):
             raise DataError(f"{folder / file} is missing: expected {MSVD.description}.")
         for name in decode_utf8(storage.read_bytes(folder / file, folder)).split():
             listing.add_image(name, split)

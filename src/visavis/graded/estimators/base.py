@@ -15,9 +15,9 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from visavis.data.dataset import Dataset
+from visavis.types import unit_rows
 
 CaptionAggregation = Literal["paired", "max", "mean"]
 """How the relevance to an image follows from the relevance to its captions: of its paired caption, their maximum, or their mean."""
@@ -217,7 +217,7 @@ class CosineRelevance(CaptionRelevance):
         Returns:
             The relevance of the captions.
         """
-        return cls(normalize(vectors.float(), dim=-1), notes)
+        return cls(unit_rows(vectors.float()), notes)
 
     def __call__(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Compute a block of the relevance matrix. See `CaptionRelevance`."""

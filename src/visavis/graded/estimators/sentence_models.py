@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sqlite3
 import struct
 import zlib
@@ -164,8 +165,9 @@ class _CrossEncoderRelevance(CaptionRelevance):
     @cached_property
     def _cache(self) -> PairCache:
         """The cache of this model: its name holds a hash of weights, output and precision."""
-        name = Path(self.config.model).resolve().name if Path(self.config.model).exists() else self.config.model.replace("/", "--")
-        settings = f"{self.config.output} {self.config.bfloat16} {weights_fingerprint(self.config.model)}"
+        model = self.config.model
+        name = os.path.basename(os.path.realpath(model)) if os.path.exists(model) else model.replace("/", "--")
+        settings = f"{self.config.output} {self.config.bfloat16} {weights_fingerprint(model)}"
         return PairCache(storage.cache_folder() / "relevance" / f"{name}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}.sqlite")
 
 

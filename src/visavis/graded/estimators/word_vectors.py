@@ -14,7 +14,6 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from visavis import storage
 from visavis.data.dataset import Dataset
@@ -23,6 +22,7 @@ from visavis.data.vocabulary import tokenize
 from visavis.errors import DataError
 from visavis.graded.estimators.base import CosineRelevance, RelevanceEstimator, treatment_note
 from visavis.spec import require_field, validate_fields
+from visavis.types import unit_rows
 
 MAX_LINE_LENGTH = 2**20
 """Maximum number of characters per line of a file of word vectors. The rest of a longer line is read as another line and refused."""
@@ -102,7 +102,7 @@ def remove_principal_components(vectors: Tensor, number: int) -> Tensor:
     Returns:
         The remaining vectors, shape ``[N, D]``. Zero where nothing remains.
     """
-    unit = normalize(vectors, dim=-1)
+    unit = unit_rows(vectors)
     if not number:
         return unit
     principal = torch.linalg.svd(unit.T @ unit).U[:, :number]

@@ -142,8 +142,6 @@ def convert_open_clip(
     text_folder, tokenizer = open_text_source(text or DEFAULT_TOKENIZER, checkpoint, "needs the tokenizer of CLIP")
     _check_sizes(tensors, model, len(tokenizer), checkpoint)
     converted = rename_weights(tensors | {name: tensors[name].T for name in TRANSPOSED_WEIGHTS}, names)
-    if os.path.exists(out):
-        storage.prepare_empty_folder(out, will_be_replaced=True)
     with storage.atomic_folder(out) as folder:
         # Copies the tokenizer. Its config and preprocessing are replaced by the following files.
         copy_config_files(text_folder, folder)
@@ -176,7 +174,7 @@ def _find_config_file(config: str, checkpoint: Path) -> Path:
     candidates = [Path(config) if config else checkpoint.parent / OPEN_CLIP_CONFIG]
     if config and installed is not None and installed.origin:
         candidates.append(Path(installed.origin).parent / "model_configs" / f"{config}.json")
-    if (file := next(filter(Path.is_file, candidates), None)) is not None:
+    if (file := next(filter(os.path.isfile, candidates), None)) is not None:
         return file
     problem = f"got {config!r}, which is not a file" if config else f"got none, and no {OPEN_CLIP_CONFIG} next to {checkpoint}"
     raise DataError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -224,9 +225,9 @@ def find_dual_encoder(name: str | Path) -> str | None:
     """
     if (folder := local_model_folder(str(name))) is not None:
         kind = storage.read_json(folder / "config.json", dict[str, Any]).get("model_type")
-        return str(folder.resolve()) if kind in DUAL_ENCODER_TYPES else None
+        return os.path.realpath(folder) if kind in DUAL_ENCODER_TYPES else None
     refuse_adapter(Path(name))
-    if Path(name).exists() or not HUB_NAME.fullmatch(str(name)) or Path(name).parent.exists():
+    if os.path.exists(name) or not HUB_NAME.fullmatch(str(name)) or os.path.exists(Path(name).parent):
         return None
     return str(name) if find_dual_encoder(model_folder(str(name))) else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -230,7 +231,7 @@ def published_weights_file(name: str) -> Path:
         DataError: If the file does not exist.
     """
     candidates = _weights_paths(name)
-    if (existing := next((path for path in candidates if path.is_file()), None)) is not None:
+    if (existing := next((path for path in candidates if os.path.isfile(path)), None)) is not None:
         return existing
     entry = published_backbone_name(name) or name
     url = f"{WEIGHTS_URL}/{PUBLISHED_BACKBONES[entry].files[0]}"
@@ -246,7 +247,7 @@ def is_downloaded(name: str) -> bool:
     Returns:
         Whether the file exists.
     """
-    return any(path.is_file() for path in _weights_paths(name))
+    return any(os.path.isfile(path) for path in _weights_paths(name))
 
 
 def _weights_paths(name: str) -> list[Path]:

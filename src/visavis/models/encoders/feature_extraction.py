@@ -62,7 +62,7 @@ def feature_store_folder(dataset: Dataset, spec: EncoderSpec) -> Path:
     Returns:
         Folder in the cache.
     """
-    encoder = Path(spec.name).resolve().name if os.path.exists(spec.name) else spec.name.replace("/", "--")
+    encoder = os.path.basename(os.path.realpath(spec.name)) if os.path.exists(spec.name) else spec.name.replace("/", "--")
     crops = "" if spec.crops == 1 else f"-{spec.crops}crops"
     crops += f"-{spec.frames_per_second:g}fps" if spec.frames_per_second else ""
     crops += ("-random" if spec.random_crops else "") + (f"-{spec.image_size}px" if spec.image_size else "")
@@ -128,7 +128,7 @@ def cache_features(
 def _open_finished(folder: Path) -> FeatureStore | None:
     """Return the complete store in a folder. A damaged store is discarded."""
     try:
-        return FeatureStore.open(folder) if (folder / "features.json").exists() and read_description(folder).complete else None
+        return FeatureStore.open(folder) if os.path.exists(folder / "features.json") and read_description(folder).complete else None
     except storage.DamagedCacheError as reason:
         discard_store(folder, reason)
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -104,7 +105,7 @@ class Preprocessing:
         Raises:
             DataError: If the folder has no preprocessor_config.json, or an invalid one.
         """
-        if not (folder / "preprocessor_config.json").exists():
+        if not os.path.exists(folder / "preprocessor_config.json"):
             raise DataError(
                 f"{folder}: expected a preprocessor_config.json with the size and normalization of images, got none. Add the file."
             )

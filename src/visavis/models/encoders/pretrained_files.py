@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -58,7 +59,7 @@ def weights_fingerprint(name: str) -> str:
     """
     if name == "scenes":
         return storage.content_hash(SCENE_ENCODER_WEIGHTS)
-    folders = (Path(name), storage.cache_folder() / "backbones" / name)
+    folders = filter(os.path.isdir, (Path(name), storage.cache_folder() / "backbones" / name))
     files = sorted(file for folder in folders for pattern in ("*.safetensors", BIN_WEIGHTS_PATTERN) for file in folder.glob(pattern))
     files = [published_weights_file(name)] if published_backbone_name(name) else files
     return " ".join(f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files)
@@ -129,7 +130,7 @@ def local_model_folder(name: str) -> Path | None:
         The folder. None if it does not exist.
     """
     folders = (Path(name), storage.cache_folder() / "backbones" / name)
-    return next((folder for folder in folders if (folder / "config.json").exists()), None)
+    return next((folder for folder in folders if os.path.exists(folder / "config.json")), None)
 
 
 def _hub_problem(error: OSError | ValueError) -> str:
@@ -205,7 +206,7 @@ def saved_part_folder(part: str, *, required: bool = True) -> Path | None:
         RunError: If the folder is required and does not exist.
     """
     folder = _MODEL_FOLDER.get()
-    if folder is None or (folder / part / "config.json").is_file():
+    if folder is None or os.path.isfile(folder / part / "config.json"):
         return folder and folder / part
     if required:
         raise RunError(f"{folder / part}: expected the config.json of this part of the model, got none. Copy the whole model folder.")
@@ -236,7 +237,7 @@ def copy_config_files(folder: Path, target: Path) -> None:
     Raises:
         DataError: If the folder does not exist.
     """
-    if not (folder / "config.json").is_file():
+    if not os.path.isfile(folder / "config.json"):
         raise DataError(f"{folder}: expected the config and preprocessing of the pretrained model, got no config.json. Restore the folder.")
     files = [file for pattern in CONFIG_FILE_PATTERNS for file in folder.glob(pattern) if not file.name.endswith(".index.json")]
     for name, content in {file.name: storage.read_bytes(file) for file in files}.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import textwrap
 import warnings
@@ -303,7 +304,7 @@ def check_encoding(encode: Callable[[], Any], folder: Path, input_name: str) -> 
 def _transformers_for(folder: Path, problem: str) -> Iterator[Any]:
     """Provide transformers to read a folder. Files that would run code, or that cannot be read, are a DataError."""
     for file in folder.iterdir():
-        if not file.is_dir():
+        if not os.path.isdir(file):
             with storage.reading_regular_file(file):
                 pass
     _refuse_code(folder)
@@ -325,7 +326,7 @@ def _refuse_code(folder: Path) -> None:
         raise DataError(
             f"{folder}: expected a model type of transformers, got {kind} with code of its own (auto_map in config.json). {_REFUSED}."
         )
-    settings = storage.read_json(file, _Tokenizer) if (file := folder / "tokenizer_config.json").exists() else _Tokenizer()
+    settings = storage.read_json(file, _Tokenizer) if os.path.exists(file := folder / "tokenizer_config.json") else _Tokenizer()
     if settings.auto_map and not hasattr(transformers, settings.tokenizer_class or ""):
         raise DataError(
             f"{folder}: expected a tokenizer of transformers, got one with code of its own (auto_map in tokenizer_config.json). {_REFUSED}."
@@ -344,7 +345,7 @@ def refuse_adapter(folder: Path) -> None:
     Raises:
         DataError: If the folder holds an adapter.
     """
-    if (folder / "adapter_config.json").exists():
+    if os.path.exists(folder / "adapter_config.json"):
         raise DataError(
             f"{folder}: expected a model, got an adapter of another model (adapter_config.json). Merge both and use the folder of the result."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from visavis import storage
 from visavis.errors import DataError
 from visavis.models.encoders.pretrained_files import model_folder
 from visavis.models.encoders.pretrained_loading import check_encoding, load_pretrained_model, load_pretrained_tokenizer
+from visavis.types import unit_rows
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class SentencePooling:
         Raises:
             DataError: If the folder uses another pooling.
         """
-        if not (folder / "modules.json").exists():
+        if not os.path.exists(folder / "modules.json"):
             return cls(max_length=max_length)
         modules = {module.type.rsplit(".", 1)[-1]: folder / module.path for module in read_sentence_transformers_modules(folder)}
         if "Pooling" not in modules:
@@ -95,13 +97,13 @@ class SentencePooling:
                 f"{', '.join(modules)}. Use another sentence model."
             )
         file = folder / "sentence_bert_config.json"
-        limit = storage.read_json(file, _Settings).max_seq_length if file.exists() else None
+        limit = storage.read_json(file, _Settings).max_seq_length if os.path.exists(file) else None
         return cls(names[modes[0]], "Normalize" in modules, min(limit or max_length, max_length))
 
     def __call__(self, words: Tensor, mask: Tensor) -> Tensor:
         weight = mask[..., None].float()
         pooled = words[:, 0] if self.mode == "first" else (words * weight).sum(1) / weight.sum(1)
-        return nn.functional.normalize(pooled, dim=-1) if self.normalize else pooled
+        return unit_rows(pooled) if self.normalize else pooled
 
 
 CROSS_ENCODER_ADVICE = "Use a cross-encoder with one output, such as one of visavis relevance fit --kind cross"

@@ -11,7 +11,7 @@ from visavis.models.base import GlobalMatcher, MatcherConfig, encode_unit_rows, 
 from visavis.models.encoders.frozen_encoders import open_visual_encoder
 from visavis.models.layers import build_mlp
 from visavis.models.word_encoders import TextCNN
-from visavis.spec import DropoutRate, NonNegativeInt, PositiveInt
+from visavis.spec import DropoutRate, OptionalLayerCount, PositiveInt
 from visavis.types import Encoded
 
 
@@ -45,7 +45,7 @@ class Heads(GlobalMatcher):
         """
 
         embedding_dim: PositiveInt = 1024
-        hidden_layers: NonNegativeInt = 1
+        hidden_layers: OptionalLayerCount = 1
         hidden_dim: PositiveInt = 2048
         dropout: DropoutRate = 0.5
         input_dropout: DropoutRate = 0.0

@@ -12,7 +12,7 @@ from visavis.errors import ShapeError
 from visavis.models.base import get_part, get_vectors, valid_mask
 from visavis.models.image_text.cross_attention import EPSILON, RegionWordMatcher, RegionWordSimilarity, attention_weights, l2_normalize
 from visavis.models.layers import xavier_linear
-from visavis.spec import DropoutRate, NonNegativeInt, PositiveFloat, PositiveInt
+from visavis.spec import DropoutRate, LayerCount, NonNegativeInt, PositiveFloat, PositiveInt
 from visavis.types import Encoded
 
 
@@ -59,7 +59,7 @@ class SGRAF(RegionWordMatcher):
         similarity_module: Literal["SGR", "SAF"] = "SGR"
         num_regions: NonNegativeInt = 36
         similarity_dim: PositiveInt = 256
-        reasoning_steps: PositiveInt = 3
+        reasoning_steps: LayerCount = 3
         inverse_temperature: PositiveFloat = 9.0
         global_dropout: DropoutRate = 0.4
 

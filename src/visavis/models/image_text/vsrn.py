@@ -7,12 +7,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import cross_entropy
 
 from visavis.models.base import GlobalMatcher, encode_unit_rows, get_mask, get_part, get_vectors, valid_mask
 from visavis.models.layers import xavier_linear
 from visavis.models.word_encoders import WordMatcherConfig, build_word_encoder, pool_words
-from visavis.spec import DropoutRate, NonNegativeFloat, NonNegativeInt, PositiveInt
+from visavis.spec import DropoutRate, NonNegativeFloat, OptionalLayerCount, PositiveInt
 from visavis.targets import Targets
 from visavis.types import Encoded, unit_rows
 
@@ -113,7 +113,7 @@ class VSRN(GlobalMatcher):
         visual_granularity: Literal["regions"] = "regions"
         text_granularity: Literal["tokens"] = "tokens"
         embedding_dim: PositiveInt = 2048
-        reasoning_steps: NonNegativeInt = 4
+        reasoning_steps: OptionalLayerCount = 4
         normalize_over: Literal["regions", "features"] = "regions"
         normalize_projected: bool = False
         batch_norm: bool = False
@@ -145,11 +145,11 @@ class VSRN(GlobalMatcher):
         if self.config.normalize_over == "features":
             regions = unit_rows(regions)
         elif self.config.normalize_projected:
-            regions = normalize(regions * valid_mask(items)[..., None], dim=1)
+            regions = unit_rows(regions * valid_mask(items)[..., None], dim=1)
         for convolution in self.reasoning:
             regions = convolution(regions, get_mask(items))
         if self.config.normalize_over == "regions":
-            regions = normalize(regions, dim=1)
+            regions = unit_rows(regions, dim=1)
         states = self.fusion(regions)[0]
         image = encode_unit_rows(self.norm(pool_words(states, get_mask(items), "last")))
         return self._add_decoder_input(image, Encoded(regions, items.mask))

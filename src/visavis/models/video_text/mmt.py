@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from visavis.errors import ShapeError
 from visavis.models.layers import max_pool
 from visavis.models.video_text.expert_matcher import ExpertFeatures, ExpertMatcher
-from visavis.spec import DropoutRate, PositiveInt, require_field
+from visavis.spec import DropoutRate, LayerCount, PositiveInt, require_field
 from visavis.types import unit_rows
 
 
@@ -51,7 +51,7 @@ class MMT(ExpertMatcher):
             max_seconds: Number of embeddings of seconds. Later features share the last one.
         """
 
-        layers: PositiveInt = 4
+        layers: LayerCount = 4
         heads: PositiveInt = 4
         feedforward_dim: PositiveInt = 3072
         attention_dropout: DropoutRate = 0.1

@@ -160,8 +160,6 @@ def convert_xvlm(
         part, name = target.split("/")
         is_table = name.endswith(POSITION_BIAS_TABLE)
         converted[part][name] = _resize_bias_table(tensor, original_size, size, checkpoint) if is_table else tensor
-    if os.path.exists(out):
-        storage.prepare_empty_folder(out, will_be_replaced=True)
     with storage.atomic_folder(out) as folder:
         storage.write_json(folder / VISUAL_FOLDER / "config.json", _swin_config(converted[VISUAL_FOLDER], size))
         storage.write_json(
@@ -175,7 +173,7 @@ def convert_xvlm(
         fusion_layers = sum(name.endswith("crossattention.self.query.weight") for name in names)
         embedding_dim, temperature = len(tensors["vision_proj.weight"]), tensors["temp"].item() if "temp" in tensors else 0.07
         fields = {"fusion_layers": fusion_layers, "embedding_dim": embedding_dim, "temperature": round(temperature, 6)}
-        _write_model(folder, Path(out).resolve(), fields)
+        _write_model(folder, Path(os.path.realpath(out)), fields)
     return CheckpointConversion(
         Path(out),
         {

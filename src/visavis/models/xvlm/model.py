@@ -17,7 +17,7 @@ from visavis.models.encoders.pretrained_files import saved_part_folder
 from visavis.models.encoders.text_backbone import TEXT_BACKBONE_FOLDER, TextBackbone
 from visavis.models.image_text.cross_attention import EPSILON
 from visavis.pair_loss.logits import LearnedScale
-from visavis.spec import NonNegativeInt, PositiveFloat, PositiveInt
+from visavis.spec import LayerCount, NonNegativeInt, PositiveFloat, PositiveInt
 from visavis.targets import Targets
 from visavis.types import AttentionWeights, Encoded
 
@@ -183,7 +183,7 @@ class XVLM(GlobalMatcher):
         text_granularity: Literal["tokens"] = "tokens"
         backbone: str
         text_backbone: str
-        fusion_layers: PositiveInt = 6
+        fusion_layers: LayerCount = 6
         embedding_dim: PositiveInt = 256
         rerank_top_k: NonNegativeInt = 128
         temperature: PositiveFloat = 0.07

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -40,6 +41,6 @@ def open_store(uri: str | Path, embedding_dim: int | None = None, memory: Memory
         raise DataError(f"store: expected a folder, s3://BUCKET/PATH, FILE.db or http(s)://HOST:PORT[/COLLECTION], got {text!r}.")
     if text.endswith(".db"):
         return MilvusStore(text, COLLECTION, embedding_dim, memory, index_id=index_id)
-    if Path(text).exists() and not Path(text).is_dir():
+    if os.path.exists(text) and not os.path.isdir(text):
         raise DataError(f"{text}: expected the folder of a store, got a file. Pass a folder, or a file name ending in .db for Milvus.")
     return LanceStore(text, embedding_dim, memory, index_id=index_id)

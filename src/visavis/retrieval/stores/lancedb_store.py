@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -78,7 +79,7 @@ class TableSnapshot:
     @cached_property
     def exact_search(self) -> ExactSearch:
         """Exact search in the vectors, with int8 codes if there are any."""
-        coarse = open_int8_codes(self.folder) if (self.folder / CODES).exists() and supports_int8_matmul() else None
+        coarse = open_int8_codes(self.folder) if os.path.exists(self.folder / CODES) and supports_int8_matmul() else None
         return ExactSearch(self.vectors, coarse=coarse, memory=self.memory)
 
     def search(self, queries: np.ndarray, top: int, item_filter: ItemFilter) -> list[list[Neighbor]]:
@@ -138,7 +139,7 @@ class LanceStore:
         self._keeps_version = embedding_dim is None and bool(index_id)
         self.remote = "://" in self.uri
         with self._storage_errors():
-            if embedding_dim is None and not self.remote and not (Path(self.uri) / f"{TABLE}.lance").is_dir():
+            if embedding_dim is None and not self.remote and not os.path.isdir(Path(self.uri) / f"{TABLE}.lance"):
                 raise self._no_table()
             self._database: Any = lancedb.connect(self.uri, read_consistency_interval=timedelta(0))
             self._table = self._open_table(embedding_dim)
@@ -236,10 +237,10 @@ class LanceStore:
         folder = self._snapshot_folder()
         with storage.folder_lock(folder, wait=True):
             version = self._version()
-            if (folder / version).exists() and (reason := self._snapshot_damage(folder / version)):
+            if os.path.exists(folder / version) and (reason := self._snapshot_damage(folder / version)):
                 storage.remove_damaged(folder / version, [], reason)
                 storage.remove_folder(folder / version)
-            if not (folder / version).exists():
+            if not os.path.exists(folder / version):
                 self._build_snapshot(folder / version)
                 _remove_stale_snapshots(folder, version)
             self._snapshot = version, TableSnapshot(folder / version, self.memory)
@@ -293,7 +294,7 @@ class LanceStore:
         """The folder of snapshots: next to the table if that is writable, else in the cache."""
         if not self.remote and os.access(self.uri, os.W_OK):
             return Path(self.uri) / SNAPSHOT_FOLDER
-        name = self.uri if self.remote else str(Path(self.uri).resolve())
+        name = self.uri if self.remote else os.path.realpath(self.uri)
         return storage.cache_folder() / SNAPSHOT_FOLDER / hashlib.sha256(name.encode()).hexdigest()[:16]
 
     @contextmanager
@@ -307,6 +308,8 @@ class LanceStore:
             # Damaged files raise errors of every kind in LanceDB. A panic of its Rust code is not an Exception.
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
+            if os.strerror(errno.ENOSPC) in str(error):
+                raise StorageError(f"{self.uri} cannot be written: {storage.DISK_FULL}.") from None
             remedy = f" {REMEDY}" if self.index_id else ""
             raise StorageError(f"{self.uri}: the table cannot be read or written: {_reason(error)}.{remedy}") from None
 
@@ -321,7 +324,7 @@ def _remove_stale_snapshots(folder: Path, version: str) -> None:
     """Remove snapshots of other versions, and partial files of killed processes."""
     storage.remove_partial_files(folder)
     for snapshot in folder.iterdir():
-        if snapshot.is_dir() and snapshot.name != version:
+        if os.path.isdir(snapshot) and snapshot.name != version:
             storage.remove_folder(snapshot)
 
 

@@ -87,7 +87,7 @@ class MilvusStore:
         is_file = "://" not in self.uri
         self._is_in_memory = is_file and bool(index_id)
         missing = DataError(f"{self.uri}: expected a collection {collection!r}, got none. Run visavis index to create it.")
-        if is_file and embedding_dim is None and not Path(self.uri).exists():
+        if is_file and embedding_dim is None and not os.path.exists(self.uri):
             raise missing
         with self._storage_errors():
             if is_file:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from visavis.data.dataset import Dataset
 from visavis.data.loader import Batch, Loader
@@ -27,7 +26,7 @@ from visavis.recipes.recipe import Recipe
 from visavis.scoring import score_matrix
 from visavis.supervision import Supervision
 from visavis.targets import Targets
-from visavis.types import Direction, Encoded
+from visavis.types import Direction, Encoded, unit_rows
 
 MIN_GRADIENT = 1e-6  # of |dL/ds|: a query with no larger derivative has no gradient
 MAX_RANK_ITEMS = 128  # items of a batch whose effective rank is computed
@@ -142,7 +141,7 @@ def effective_rank(items: Encoded) -> float:
     """
     parts = items.vectors.values() if isinstance(items.vectors, dict) else [items.vectors]
     first = [part[:MAX_RANK_ITEMS].double() for part in parts]
-    unit = normalize(torch.cat([part.flatten(1, -2).mean(1) if part.dim() > 2 else part for part in first], 1).cpu(), dim=1)
+    unit = unit_rows(torch.cat([part.flatten(1, -2).mean(1) if part.dim() > 2 else part for part in first], 1).cpu())
     eigenvalues = torch.linalg.eigvalsh(unit @ unit.T / len(unit)).clamp(min=0)
     return round(torch.special.entr(eigenvalues).sum().exp().item(), 6)
 

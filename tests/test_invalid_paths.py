@@ -1,0 +1,147 @@
+"""Names that the operating system rejects, wherever a path or a model is expected: one error, or a skipped file."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pkgutil
+
+import pytest
+import torch
+
+import visavis
+from visavis import Retriever, VisavisError, api
+from visavis.graded.estimators.sentence_models import CrossEncoder, SentenceModel
+from visavis.models.encoders.pretrained_files import model_folder
+from visavis.retrieval.index_folder import Index
+from visavis.retrieval.source_files import list_source_files
+from visavis.synthetic import write_synthetic_scenes
+
+NAMES = {
+    "long name": "a" * 300,
+    "longer name": "a" * 5000,
+    "long path": "/".join(["a" * 200] * 20),
+    "long URI": "s3://" + "a" * 5000,
+    "loop": "loop",
+    "below a loop": "loop/x",
+    "loop of two": "first",
+    "NUL": "a\0b",
+    "unknown user": "~nosuchuser/a",
+}
+CALLS = {
+    "load": lambda name: visavis.load(name),
+    "Retriever.load": lambda name: Retriever.load(name),
+    "evaluate": lambda name: visavis.evaluate(name),
+    "data_check": lambda name: visavis.data_check(name),
+    "features": lambda name: visavis.features("scenes", visual=name, out="made"),
+    "features of a text encoder": lambda name: visavis.features("scenes", text=name, out="made"),
+    "data_convert": lambda name: visavis.data_convert([name], "made"),
+    "model_folder": lambda name: model_folder(name),
+    "search": lambda name: visavis.search(name, "a dog"),
+    "Index.open": lambda name: Index.open(name),
+    "cross-encoder": lambda name: CrossEncoder(model=name).for_captions(["a", "b"]).pairs(torch.tensor([0]), torch.tensor([1])),
+    "sentence model": lambda name: SentenceModel(model=name).for_captions(["a", "b"]),
+    **{
+        key: lambda name, key=key: visavis.train("demo", overrides={key: name}, data=None if key == "data.path" else "scenes", out="run")
+        for key in (
+            "data.path",
+            "data.feedback",
+            "visual.encoder",
+            "visual.features",
+            "text.encoder",
+            "text.features",
+            "evaluation.forgetting",
+        )
+    },
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for link, target in (("loop", "loop"), ("first", "second"), ("second", "first")):
+        os.symlink(target, link)
+    write_synthetic_scenes(tmp_path / "scenes", num_train=8, num_val=2, num_test=2, captions_per_image=1, size=32)
+    monkeypatch.setenv("VISAVIS_DATA", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_names_the_system_rejects_are_refused(call, folder):
+    for kind, name in NAMES.items():
+        with pytest.raises(VisavisError) as refused:
+            CALLS[call](name)
+        assert "\n" not in str(refused.value), kind
+        assert not os.path.exists("run"), kind
+
+
+def test_links_in_a_loop_are_skipped_or_refused(folder):
+    (folder / "scenes" / "images" / "loop.png").symlink_to("loop.png")
+    (folder / "scenes" / "images" / "loop").symlink_to("../images", target_is_directory=True)
+    for source in ("scenes", "scenes/images"):
+        assert len(list_source_files(source).files) == 12
+    assert any("loop.png" in skipped for skipped in list_source_files("scenes/images").skipped)
+
+
+WORK = {
+    "anatomy": "visavis.diagnostics.objective_profile.profile_objectives",
+    "coherence": "visavis.api.graded_runs.open_rankers",
+    "compare": "visavis.experiments.run_comparison.cache_setting_features",
+    "convert": "visavis.models.encoders.pretrained_loading.read_checkpoint",
+    "data_convert": "visavis.data.conversion.convert_features._parse_source",
+    "data_scenes": "visavis.synthetic.write_synthetic_clips",
+    "demo": "visavis.demonstration.demo_run._Demo.run",
+    "diagnose": "visavis.diagnostics.contribution_analysis.diagnose_run",
+    "explain": "visavis.diagnostics.attention_maps.attention_map",
+    "features": "visavis.data.open_dataset",
+    "index": "visavis.models.retriever.Retriever.load",
+    "relevance_fit": "visavis.graded.fine_tuning.read_stsb",
+    "relevance_thresholds": "visavis.graded.estimator_quality.relevance_distributions",
+    "reproduce": "visavis.experiments.run_comparison.cache_setting_features",
+    "train": "visavis.training.training_run.prepare_and_check_phases",
+}
+"""The function of each command that does its work."""
+ARGUMENTS = {
+    "anatomy": ("VLC()",),
+    "coherence": ("run",),
+    "convert": ("weights.pt",),
+    "data_convert": (["features.pkl"],),
+    "diagnose": ("run",),
+    "explain": ("run", "image.png", "red"),
+    "features": ("scenes",),
+    "index": ("run", "scenes"),
+    "relevance_thresholds": ("scenes",),
+    "reproduce": ("cocos/1",),
+    "train": ("demo",),
+}
+OPTIONS = {
+    "coherence": {"relevance": "CBoW()"},
+    "compare": {"objective": ["VLC()", "NTXent()"], "data": "scenes"},
+    "features": {"visual": "scenes"},
+    "reproduce": {"base_recipe": "demo", "overrides": {"data.path": "scenes"}},
+    "train": {"data": "scenes"},
+}
+
+
+def test_every_command_with_an_output_is_listed():
+    outputs = {name for name in api.__all__ if {"out", "plot"} & inspect.signature(getattr(visavis, name)).parameters.keys()}
+    assert outputs == set(WORK)
+
+
+@pytest.mark.parametrize("command", WORK)
+def test_existing_output_is_refused_before_any_work(command, folder, monkeypatch):
+    (folder / "full").mkdir()
+    (folder / "full" / "letter.txt").write_text("dear")
+    (folder / "full.png").write_text("dear")
+    name = "full.png" if command in ("explain", "diagnose", "relevance_thresholds") else "full"
+    module, _, function = WORK[command].rpartition(".")
+
+    def work(*args, **kwargs):
+        raise AssertionError("the work has begun")
+
+    owner = pkgutil.resolve_name(module)
+    monkeypatch.setattr(owner, function, work)
+    output = {"plot" if command == "relevance_thresholds" else "out": name}
+    with pytest.raises(VisavisError, match=r"already exists|expected a new folder"):
+        getattr(visavis, command)(*ARGUMENTS.get(command, ()), **OPTIONS.get(command, {}), **output)
+    assert sorted(os.listdir("full")) == ["letter.txt"]
