@@ -40,7 +40,9 @@ def only_large_margin() -> Shown:
     total = {number: sum(map(float, row.split())) for number, row in _TABLE_1.items()}
     gaps = {second: total[first] - total[second] for first, second in (("1.2", "1.4"), ("1.6", "1.8"), ("2.2", "2.4"), ("2.6", "2.8"))}
     counts = {"1.4": (1.27, 1.47), "1.8": (2.33, 1.62), "2.4": (1.48, 1.41), "2.8": (1.67, 1.42)}
-    by_gap, by_image, by_text = (sorted(gaps, key=key) for key in (gaps.__getitem__, lambda row: counts[row][0], lambda row: counts[row][1]))
+    by_gap, by_image, by_text = (
+        sorted(gaps, key=key) for key in (gaps.__getitem__, lambda row: counts[row][0], lambda row: counts[row][1])
+    )
     return Shown(
         gaps["2.8"] > 15 and gaps["2.8"] > 2 * max(gaps["1.4"], gaps["2.4"]) and by_gap == by_image != by_text,
         "rsum of Triplet SH minus that of SmoothAP: " + ", ".join(f"row {number} {gap:.1f}" for number, gap in gaps.items()),
