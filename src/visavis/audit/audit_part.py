@@ -8,13 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from visavis import storage
 from visavis.errors import DataError
+from visavis.progress import Progress
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,21 @@ class Issue:
     fix: str
     examples: tuple[str, ...]
     serious: bool
+
+
+@dataclass(frozen=True)
+class CachedModel(Generic[Result]):
+    """Model that an audit trains, and whose result is cached.
+
+    Attributes:
+        file: Cache file of the result.
+        num_steps: Number of training steps.
+        result: Function that returns the result, and trains the model if the file does not exist. It receives the progress.
+    """
+
+    file: Path
+    num_steps: int
+    result: Callable[[Progress], Result]
 
 
 def format_count(count: int, noun: str) -> str:

@@ -13,12 +13,13 @@ Source: J. Hestness et al., "Deep Learning Scaling is Predictable, Empirically" 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
-from visavis.audit.audit_part import Issue, cache_path, cached_value
-from visavis.audit.model_fit import fit_model
+from visavis.audit.audit_part import CachedModel, Issue, cache_path, cached_value
+from visavis.audit.model_fit import count_steps, fit_model
 from visavis.data.dataset import Dataset
 from visavis.models import Matcher
 from visavis.progress import Progress
@@ -181,34 +182,68 @@ def measure_learning_curve(data_module: DataModule, identity: Any, seeds: int, p
     Returns:
         The curve.
     """
-    train, validation = data_module.data.split("train"), data_module.validation
+    models, curves = curve_models(data_module, identity, seeds), list[CurveAxis]()
+    for unit in dict.fromkeys(model.unit for model in models):
+        own = [model for model in models if model.unit == unit]
+        points = [CurvePoint(model.size, model.seed, max(model.cached.result(progress))) for model in own]
+        sizes = {point.size for point in points}
+        can_extrapolate = len(sizes) > 2 and seeds > 1
+        extrapolation = extrapolate(np.array([p.size for p in points]), np.array([p.rsum for p in points])) if can_extrapolate else None
+        curves.append(CurveAxis(unit, tuple(points), extrapolation))
+    return LearningCurve(tuple(curves), len(data_module.validation.images))
+
+
+@dataclass(frozen=True)
+class CurveModel:
+    """Model of a point of the curve.
+
+    Attributes:
+        unit: "images" or "captions per image".
+        size: Number of images, or of captions per image, that it is trained on.
+        seed: Seed of the training.
+        cached: The model. Its result is its validation RSUM at each evaluation.
+    """
+
+    unit: str
+    size: int
+    seed: int
+    cached: CachedModel[list[float]]
+
+
+def curve_models(data_module: DataModule, identity: Any, seeds: int) -> list[CurveModel]:
+    """List the models of the curve. Models of both axes that are trained on all data are the same.
+
+    Args:
+        data_module: The recipe with its data and features.
+        identity: JSON data that identifies the recipe, the data and the features in the cache.
+        seeds: Number of models per size.
+
+    Returns:
+        The models, in the order of their axes and sizes.
+    """
+    train = data_module.data.split("train")
     # For each size: the size, its fraction of the data, and the arguments of `Dataset.subsample`.
     axes = {"images": [(count := round(fraction * len(train.images)), fraction, (count, 0)) for fraction in FRACTIONS]}
     max_captions = min(map(len, train.captions_of))
     if max_captions > 1:
-        caption_counts = sorted({1, 2, -(-max_captions // 2), max_captions})
+        caption_counts = sorted({1, -(-max_captions // 2), max_captions})
         axes["captions per image"] = [(count, count / max_captions, (0, count)) for count in caption_counts]
-    total, done, curves = seeds * sum(map(len, axes.values())), 0, list[CurveAxis]()
-    for unit, sizes in axes.items():
-        points = []
-        for size, fraction, limits in sizes:
-            for seed in range(seeds):
-                rsum = _validation_rsum(data_module, train.subsample(*limits, seed), validation, identity, seed, fraction, progress)
-                points.append(CurvePoint(size, seed, rsum))
-                done += 1
-                progress.update("learning curve", done, total, 0.0)
-        can_extrapolate = len(sizes) > 2 and seeds > 1
-        extrapolation = extrapolate(np.array([p.size for p in points]), np.array([p.rsum for p in points])) if can_extrapolate else None
-        curves.append(CurveAxis(unit, tuple(points), extrapolation))
-    return LearningCurve(tuple(curves), len(validation.images))
+    return [
+        CurveModel(unit, size, seed, _point_model(data_module, train.subsample(*limits, seed), identity, seed, fraction))
+        for unit, sizes in axes.items()
+        for size, fraction, limits in sizes
+        for seed in range(seeds)
+    ]
 
 
-def _validation_rsum(
-    data_module: DataModule, part: Dataset, validation: Dataset, identity: Any, seed: int, fraction: float, progress: Progress
-) -> float:
-    """Return the best validation RSUM of a model that is trained on a part of the data."""
+def _point_model(data_module: DataModule, part: Dataset, identity: Any, seed: int, fraction: float) -> CachedModel[list[float]]:
+    """Return the model that is trained on a part of the data and evaluated several times on the validation split."""
+    epoch_factor, validation = min(1 / fraction, MAX_EPOCH_FACTOR), data_module.validation
+    cache = cache_path(
+        "curve", identity, part.image_rows.tolist(), part.caption_rows.tolist(), seed, fraction, NUM_EVALUATIONS, MAX_EPOCH_FACTOR
+    )
 
-    def compute() -> list[float]:
+    def evaluate_during_training(progress: Progress) -> list[float]:
         values = list[float]()
 
         def on_step(matcher: Matcher, done: int, total: int) -> None:
@@ -216,9 +251,11 @@ def _validation_rsum(
             if done * NUM_EVALUATIONS // total > (done - 1) * NUM_EVALUATIONS // total:
                 values.append(data_module.evaluate(matcher, validation).metrics["rsum"])
 
-        fit_model(data_module, part, validation, seed, on_step, epoch_factor=min(1 / fraction, MAX_EPOCH_FACTOR))
+        fit_model(data_module, part, validation, seed, on_step, epoch_factor=epoch_factor)
         return values
 
-    key = (identity, part.image_rows.tolist(), part.caption_rows.tolist(), seed, fraction, NUM_EVALUATIONS, MAX_EPOCH_FACTOR)
-    rsums: list[float] = cached_value(cache_path("curve", *key), list[float], compute)
-    return max(rsums)
+    def result(progress: Progress) -> list[float]:
+        rsums: list[float] = cached_value(cache, list[float], partial(evaluate_during_training, progress))
+        return rsums
+
+    return CachedModel(cache.with_suffix(".json"), count_steps(data_module.recipe, part, epoch_factor), result)

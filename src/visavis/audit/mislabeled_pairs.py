@@ -8,6 +8,7 @@ pairs look like.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,9 @@ import torch
 from torch import Tensor
 
 from visavis import objectives
-from visavis.audit.audit_part import Issue, cache_path, cached_tensors
+from visavis.audit.audit_part import CachedModel, Issue, cache_path, cached_tensors
 from visavis.audit.caption_audit import sample_other_images, sibling_agreement, sibling_mean
-from visavis.audit.model_fit import fit_model
+from visavis.audit.model_fit import count_steps, fit_model
 from visavis.audit.noise_estimate import NoiseEstimate, mismatch_log_odds
 from visavis.blocking import chunk_slices
 from visavis.data.dataset import Dataset
@@ -126,7 +127,10 @@ def find_mislabeled_pairs(
         The likely mislabeled pairs.
     """
     data = data_module.data
-    pairs = _score_held_out_pairs(data_module, text_vectors, copy_groups, identity, folds, progress)
+    parts = [model.result(progress) for model in fold_models(data_module, text_vectors, copy_groups, identity, folds)]
+    joined = {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
+    order = np.argsort(joined["caption"])
+    pairs = {name: column[order] for name, column in joined.items()}
     scores, wrong = mismatch_log_odds(pairs["features"], pairs["mismatched_features"])
     estimate = NoiseEstimate.from_scores(scores, wrong)
     suspects = []
@@ -148,25 +152,34 @@ def find_mislabeled_pairs(
     return MislabeledPairs(tuple(suspects), len(data.captions), estimate.noise_ratio, estimate.max_noise_ratio, recall, objective, folds)
 
 
-def _score_held_out_pairs(
-    data_module: DataModule, text_vectors: Tensor, copy_groups: np.ndarray, identity: Any, folds: int, progress: Progress
-) -> dict[str, np.ndarray]:
-    """Train one model per fold on the other folds, and return the columns of ``_pair_features`` in the order of the captions.
+def fold_models(
+    data_module: DataModule, text_vectors: Tensor, copy_groups: np.ndarray, identity: Any, folds: int
+) -> list[CachedModel[dict[str, Tensor]]]:
+    """List the models of the cross-validation, each trained on all folds except one.
 
-    Each fold is cached, so that an interrupted call resumes.
+    Args:
+        data_module: The recipe with its data and features.
+        text_vectors: Unit vectors of the captions, shape ``[C, D]``.
+        copy_groups: Group of each image, equal for copies, shape ``[N]``.
+        identity: JSON data that identifies the recipe, the data and the features in the cache.
+        folds: Number of folds.
+
+    Returns:
+        The models. The result of each is the columns of ``_pair_features`` for the captions of its fold.
     """
     data, seed = data_module.data, data_module.recipe.seed
     random = np.random.default_rng([seed, len(data.images)])
     fold_of = random.permutation(copy_groups.max() + 1)[copy_groups] % folds
-    parts = list[dict[str, Tensor]]()
-    for fold in range(folds):
 
-        def compute(fold: int = fold) -> dict[str, Tensor]:
+    def make(fold: int) -> CachedModel[dict[str, Tensor]]:
+        train, held_out = data.take(np.flatnonzero(fold_of != fold)), np.flatnonzero(fold_of == fold)
+        cache = cache_path("fold", identity, folds, fold, seed, fold_of.tolist())
+
+        def score_fold(progress: Progress) -> dict[str, Tensor]:
             def on_step(_: Matcher, done: int, total: int) -> None:
                 progress.update(f"fold {fold + 1} of {folds}", done, total, 0.0)
 
-            held_out = np.flatnonzero(fold_of == fold)
-            matcher = fit_model(data_module, data.take(np.flatnonzero(fold_of != fold)), data.take(held_out), seed, on_step)
+            matcher = fit_model(data_module, train, data.take(held_out), seed, on_step)
             objective = at_learned_scale(objectives.parse(data_module.recipe.phases[-1].objective), matcher)
             shuffled = np.random.default_rng([seed, 1]).permutation(held_out)
             chunks = map(np.sort, np.array_split(shuffled, -(-len(held_out) // MAX_IMAGES)))
@@ -174,10 +187,10 @@ def _score_held_out_pairs(
                 rows = [_pair_features(data_module, matcher, objective, data.take(chunk), text_vectors, copy_groups) for chunk in chunks]
             return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
-        parts.append(cached_tensors(cache_path("fold", identity, folds, fold, seed, fold_of.tolist()), compute))
-    joined = {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
-    order = np.argsort(joined["caption"])
-    return {name: column[order] for name, column in joined.items()}
+        steps = count_steps(data_module.recipe, train)
+        return CachedModel(cache.with_suffix(".safetensors"), steps, lambda progress: cached_tensors(cache, partial(score_fold, progress)))
+
+    return [make(fold) for fold in range(folds)]
 
 
 def _pair_features(

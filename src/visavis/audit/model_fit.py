@@ -13,6 +13,7 @@ from visavis.data.loader import Batch, Loader, derive_seed
 from visavis.models import Matcher
 from visavis.models.device import bfloat16_autocast, choose_device
 from visavis.recipes.data_module import DataModule, build_matcher
+from visavis.recipes.recipe import Recipe
 from visavis.supervision import Supervision
 from visavis.training.optimizer import loss_warmup_factor, lr_factor, make_optimizer, optimizer_step, set_lr, train_mode
 from visavis.training.phase_setup import compute_loss, phase_loss, training_context
@@ -26,7 +27,7 @@ def fit_model(
     on_step: Callable[[Matcher, int, int], None],
     epoch_factor: float = 1.0,
 ) -> Matcher:
-    """Train a model on a part of a data set.
+    """Train a model on a part of a data set, with one thread unless the recipe sets ``training.threads``.
 
     Args:
         data_module: The recipe with its features.
@@ -40,6 +41,7 @@ def fit_model(
         The model after the last step of all phases, in evaluation mode.
     """
     recipe = data_module.recipe.model_copy(update={"seed": seed})
+    torch.set_num_threads(recipe.training.threads or 1)
     data_module = replace(data_module, recipe=recipe)
     device = choose_device(recipe.training.device, "training.device")
     matcher = build_matcher(data_module, seed).to(device)
@@ -64,6 +66,21 @@ def fit_model(
             done += 1
             on_step(matcher, done, steps * sum(epochs))
     return matcher.eval()
+
+
+def count_steps(recipe: Recipe, train: Dataset, epoch_factor: float = 1.0) -> int:
+    """Count the steps of `fit_model`.
+
+    Args:
+        recipe: The recipe.
+        train: Data to train on.
+        epoch_factor: Factor on the recipe's number of epochs.
+
+    Returns:
+        The number of steps. A last, smaller batch of an epoch is counted, even if it is left out.
+    """
+    items = train.captions if recipe.training.captions_per_image is None else train.images
+    return -(-len(items) // recipe.training.batch_size) * sum(max(1, round(phase.epochs * epoch_factor)) for phase in recipe.phases)
 
 
 def _as_training_split(data: Dataset) -> Dataset:

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from visavis import storage
-from visavis.audit.audit_part import Issue, cache_path, cached_value
+from visavis.audit.audit_part import CachedModel, Issue, cache_path, cached_value
 from visavis.audit.caption_audit import CaptionAudit, audit_captions
 from visavis.audit.duplicates import Duplicates, find_duplicates, read_thumbnails
 from visavis.audit.embeddings import caption_vectors, image_vectors
-from visavis.audit.learning_curve import LearningCurve, measure_learning_curve
-from visavis.audit.mislabeled_pairs import MislabeledPairs, find_mislabeled_pairs
+from visavis.audit.learning_curve import LearningCurve, curve_models, measure_learning_curve
+from visavis.audit.mislabeled_pairs import MislabeledPairs, find_mislabeled_pairs, fold_models
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.features.store import FeatureStore
 from visavis.errors import VisavisError, suggest_name
+from visavis.experiments.jobs import available_cores, process_pool
 from visavis.models.encoders import cnn_backbones
-from visavis.progress import Progress
+from visavis.progress import NoProgress, Progress
 from visavis.recipes.data_module import DataModule, open_data_module
 from visavis.recipes.default_recipe import choose_recipe
 from visavis.recipes.features import PRECOMP
 from visavis.recipes.files import read_recipe
+from visavis.recipes.recipe import build_recipe
 
 # Parts of an audit, and the attribute of `Audit` that holds the result.
 AUDIT_PARTS = {
@@ -36,6 +40,8 @@ AUDIT_PARTS = {
     "mislabeled": "mislabeled_pairs",
     "learning_curve": "learning_curve",
 }
+# With fewer steps of all models together, starting processes takes longer than they save.
+MIN_PARALLEL_STEPS = 3000
 # Images of a fold or a validation split, below which ranks mean little.
 MIN_IMAGES = 50
 
@@ -156,6 +162,31 @@ class _Auditor:
     def learning_curve(self) -> LearningCurve:
         return measure_learning_curve(self.data_module, self.identity, self.seeds, self.progress)
 
+    def models(self, parts: Collection[str]) -> list[CachedModel[Any]]:
+        """List the models of some parts."""
+        models = list[CachedModel[Any]]()
+        if "mislabeled" in parts:
+            models += fold_models(self.data_module, self.caption_vectors[0], self.copy_groups, self.identity, self.folds)
+        if "learning_curve" in parts:
+            models += [model.cached for model in curve_models(self.data_module, self.identity, self.seeds)]
+        return models
+
+    def train_models(self, parts: Collection[str]) -> None:
+        """Train the models of some parts in several processes if this saves time. Their results are cached."""
+        models, recipe = self.models(parts), self.data_module.recipe
+        missing = {model.file: number for number, model in enumerate(models) if not model.file.exists()}
+        workers = min(len(missing), available_cores() // (recipe.training.threads or 1))
+        if workers < 2 or sum(models[number].num_steps for number in missing.values()) < MIN_PARALLEL_STEPS:
+            return
+        # The models with the most steps come first, so that no process waits long for the last one.
+        order = sorted(missing.values(), key=lambda number: -models[number].num_steps)
+        arguments = json.dumps(recipe.to_dict()), tuple(parts), self.folds, self.seeds
+        with process_pool(workers) as pool:
+            futures = [pool.submit(_train_in_worker, number, *arguments) for number in order]
+            for done, future in enumerate(as_completed(futures), 1):
+                future.result()
+                self.progress.update(f"models in {workers} processes", done, len(futures), 0.0)
+
     def reason_to_skip(self, part: str) -> str:
         """Return why a part is not possible, or an empty text."""
         if part == "duplicates" and not self.has_pixels:
@@ -177,6 +208,17 @@ class _Auditor:
             if small := [f"{count:,} in {name}" for name, count in sizes.items() if count < MIN_IMAGES]:
                 return f"learning_curve: expected at least {MIN_IMAGES} images per split, got {' and '.join(small)}."
         return ""
+
+
+def _train_in_worker(number: int, *arguments: Any) -> None:
+    """Train one of the models of an audit."""
+    _models_in_worker(*arguments)[number].result(NoProgress())
+
+
+@lru_cache(maxsize=1)
+def _models_in_worker(recipe_values: str, parts: tuple[str, ...], folds: int, seeds: int) -> list[CachedModel[Any]]:
+    recipe = build_recipe(json.loads(recipe_values), {}, "audit")
+    return _Auditor(open_data_module(recipe, NoProgress()), True, folds, seeds, NoProgress()).models(parts)
 
 
 def audit(
@@ -222,6 +264,7 @@ def audit(
     auditor = _Auditor(open_data_module(chosen, progress), can_train, folds, seeds, progress)
     requested = [part for part in AUDIT_PARTS if part in (parts or AUDIT_PARTS)]
     skipped = {part: why for part in requested if (why := auditor.reason_to_skip(part))}
+    auditor.train_models([part for part in requested if part not in skipped])
     results = {AUDIT_PARTS[part]: getattr(auditor, part) for part in requested if part not in skipped}
     return Audit(
         path=str(path),

@@ -283,7 +283,7 @@ class Workers:
         Raises:
             MissingExtra: If Ray is not installed.
         """
-        count, stop = self.num_workers or max(1, _available_cores() // threads), StopRequest()
+        count, stop = self.num_workers or max(1, available_cores() // threads), StopRequest()
         with stop.install_signal_handlers():
             if self.engine == "ray":
                 yield partial(_run_on_ray, count, stop)
@@ -337,7 +337,12 @@ def _train(job: Job, progress: Progress) -> TrainingResult:
     return start_training(build_recipe(job.recipe_values, {}, job.setting), job.folder, progress)
 
 
-def _available_cores() -> int:
+def available_cores() -> int:
+    """Count the CPU cores that this process may use.
+
+    Returns:
+        The number of cores.
+    """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
