@@ -31,7 +31,7 @@ name = "seconds"
 visual = { encoder = "scenes", granularity = "pooled" }
 text = { encoder = "vocabulary", min_count = 1 }
 model = { kind = "VSE++", embedding_dim = 64, word_dim = 32 }
-training = { batch_size = 64, probe_batches = 1, threads = 1 }
+training = { batch_size = 64, metric_batches = 1, threads = 1 }
 phases = [{ epochs = 2, objective = "Unified(gamma=30)", optimizer = { lr = 0.01 } }]
 """
 COLORS, SHAPES, PLACES = ("red", "green", "blue", "orange", "pink"), ("star", "circle", "square", "heart"), ("", " on a beach", " at night")

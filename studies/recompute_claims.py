@@ -60,7 +60,12 @@ def metric_of(run: dict[str, Any], name: str) -> float:
     if name in ("C^q", "C^q at 0.1", "effective negatives"):
         key = {"C^q": "per_query", "C^q at 0.1": "per_query_at_0.1", "effective negatives": "effective"}[name]
         return float(np.mean([counts[f"{side}_{key}"] for side in DIRECTIONS]))
-    return metrics[name] if name in metrics else run[name]
+    if name == "pull":
+        return float(np.mean([counts[f"{side}_pull"] for side in DIRECTIONS]))
+    if name == "texts without a gradient":
+        num_texts = counts["t2i_in_batch"] / counts["t2i_per_query"]
+        return 100 * counts["t2i_idle"] / num_texts
+    return next(numbers[name] for numbers in (metrics, counts, run) if name in numbers)
 
 
 @cache

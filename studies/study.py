@@ -154,10 +154,9 @@ def experiments(only: Container[str]) -> Iterator[Experiment]:
             tuning = _tuning_in(world, plan["worlds"][world], chosen[""])
             yield tuning
             chosen[world] = best_tries(tuning)
-        objectives = [one for one in chosen[world] if one not in only_named] if entry["of"] == ["all"] else entry["of"]
-        yield _experiment(
-            name, entry, {one: chosen[world][one] for one in objectives}, plan["always"] | plan["worlds"].get(world, {}).get("always", {})
-        )
+        # Objectives that only some experiments name are left out of those of all objectives.
+        named = {one: best for one, best in chosen[world].items() if one not in only_named or one in entry["of"]}
+        yield _experiment(name, entry, named, plan["always"] | plan["worlds"].get(world, {}).get("always", {}))
 
 
 def _tuning_in(world: str, entry: dict[str, Any], chosen: dict[str, Overrides]) -> Experiment:
@@ -179,13 +178,13 @@ def best_tries(tuning: Experiment) -> dict[str, Overrides]:
 
 
 def _experiment(name: str, entry: dict[str, Any], chosen: dict[str, Overrides], always: Overrides) -> Experiment:
-    """An experiment of the plan with the chosen overrides of its objectives. ``vary`` lists changes by name, ``times_rate`` multiplies the rate."""
+    """An experiment of the plan. ``of`` lists objectives or "all". ``vary`` lists changes by name. ``times_rate`` multiplies the learning rate."""
     settings = {}
-    for objective, best in chosen.items():
+    for objective in chosen if entry["of"] == ["all"] else entry["of"]:
         for label, changes in entry.get("vary", {"": {}}).items():
-            overrides = {**best, **always, **changes}
+            overrides = {**chosen[objective], **always, **changes}
             overrides[RATE] *= overrides.pop("times_rate", 1.0)
-            settings[", ".join(filter(None, (objective if len(chosen) > 1 or not label else "", label)))] = overrides
+            settings[", ".join(filter(None, (objective if len(entry["of"]) > 1 or not label else "", label)))] = overrides
     return Experiment(name, entry["question"], settings, tuple(range(1, entry["seeds"] + 1)))
 
 

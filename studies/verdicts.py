@@ -86,6 +86,10 @@ DERIVED: dict[str, Callable[[dict[str, Any]], float]] = {
     "CS@1000": _both("metrics", "cs_at_1000"),
     "C^q": _both("counts", "per_query"),
     "effective negatives": _both("counts", "effective"),
+    "pull": _both("counts", "pull"),
+    "texts without a gradient": lambda line: (
+        100 * line["counts"]["t2i_idle"] * line["counts"]["t2i_per_query"] / line["counts"]["t2i_in_batch"]
+    ),
     "C^q at 0.1": _both("counts", "per_query_at_0.1"),
 }
 """Metrics computed from others, by name. A metric without a direction is the mean of both directions."""
@@ -276,6 +280,9 @@ def _describe(pair: PairedTest, metric: str) -> str:
 
 
 LABELS = {
+    "i2t_per_moved": "C^q image to text",
+    "pull": "gradient weight of a positive",
+    "texts without a gradient": "texts without a gradient, %:",
     "rsum": "RSUM",
     "i2t_r1": "R@1 image to text",
     "moved at the start": "queries with a gradient at the start, %:",

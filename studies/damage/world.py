@@ -25,7 +25,7 @@ data = {{ path = "{photos}" }}
 visual = {visual}
 text = {text}
 model = {model}
-training = {{ batch_size = 8, threads = 1, checkpoint_s = 0, probe_batches = 1 }}
+training = {{ batch_size = 8, threads = 1, checkpoint_s = 0, metric_batches = 1 }}
 
 [[phases]]
 epochs = 4
