@@ -25,7 +25,7 @@ visual = { encoder = "scenes", granularity = "pooled" }
 text = { encoder = "vocabulary", min_count = 1 }
 model = { kind = "VSE++", embedding_dim = 8, word_dim = 4 }
 training = { batch_size = 8, metric_batches = 1, threads = 1, checkpoint_s = 0 }
-phases = [{ epochs = 2, objective = "VLC()" }]
+phases = [{ epochs = 1, objective = "VLC()" }]
 """
 DISK_BYTES = 2**25
 READERS: dict[str, Callable[[Path], Any]] = {

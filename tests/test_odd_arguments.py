@@ -371,7 +371,7 @@ def check_odd_calls(calls: Iterable[tuple[Callable[..., Any], dict[str, Any]]], 
     generator, refused, faults, number = random.Random(1), 0, [], 0
     for function, arguments in calls:
         called = getattr(function, "__qualname__", repr(function))
-        expected = str(refusal(function, fresh(arguments, folder / "valid")))
+        expected = str(refusal(function, fresh(arguments, folder / f"valid {called}")))
         for name in arguments:
             for odd in ODD_VALUES if count is None else generator.sample(ODD_VALUES, count):
                 if (called, name) in LONG_CALLS and isinstance(odd, Iterable | Path | None):

@@ -44,8 +44,10 @@ class Constraint:
 
 MAX_INTEGER = 2**32 - 1
 """Largest magnitude of an integer in a field or recipe, the largest seed."""
-MAX_INTEGER_ARGUMENT = 2**63 - 1
-"""Largest magnitude of an integer argument, the largest int64."""
+MAX_SEED = 2**63 - 1
+"""Largest seed of numpy and torch."""
+MAX_INTEGER_ARGUMENT = 10**30
+"""Largest magnitude of an integer argument. A filter by time takes any date in ns, far beyond int64."""
 PositiveInt = Annotated[int, Constraint(lambda number: number >= 1, "an integer >= 1")]
 NonNegativeInt = Annotated[int, Constraint(lambda number: number >= 0, "an integer >= 0")]
 LayerCount = Annotated[int, Constraint(lambda number: 1 <= number <= 1000, "an integer from 1 to 1,000")]
@@ -346,7 +348,7 @@ def _convert_argument(value: Any, kinds: Kinds, name: str) -> Any:
             continue
         if kind == "int":
             if abs(number := operator.index(value)) > MAX_INTEGER_ARGUMENT:
-                raise SpecError(f"{name}: expected an integer up to {MAX_INTEGER_ARGUMENT:,}, got {format_value(number)}.")
+                raise SpecError(f"{name}: expected an integer up to {MAX_INTEGER_ARGUMENT:.0e}, got {format_value(number)}.")
             return number
         if kind == "float" and not isinstance(value, int):
             return float(value)

@@ -109,10 +109,10 @@ def test_damaged_index_is_repaired_or_refused(indexes, run, caplog, count):
     root, store = indexes
     expected, others = answers(root / "a"), [path for path in (root / "b").rglob("*") if path.is_file()]
     assert expected == answers(root / "a")
-    folder = (root / "a").rename(root / "intact").with_name("a")
+    (root / "a").rename(root / "intact")
     for seed in range(count):
-        generator = random.Random(seed)
-        shutil.rmtree(folder, ignore_errors=True)
+        # Milvus Lite may keep the content of a file that is replaced in the same process, so every seed has its own folder.
+        generator, folder = random.Random(seed), root / f"damaged {seed}"
         shutil.copytree(root / "intact", folder)
         files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in SKIPPED_NAMES)
         file = generator.choice(files)

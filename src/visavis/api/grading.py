@@ -97,12 +97,12 @@ def coherence(
     from visavis.graded.ranked_lists import RankedListComparison, choose_queries, query_lists
     from visavis.reports.coherence_report import write_coherence_report
     from visavis.reports.plotting import require_report_packages
-    from visavis.spec import MAX_INTEGER_ARGUMENT, parse, validate_int
+    from visavis.spec import MAX_SEED, parse, validate_int
 
     require_report_packages()
     if top < 1:
         raise VisavisError(f"top: expected an integer >= 1, got {top}. Set the length of the lists.")
-    validate_int(seed, "seed", 0, MAX_INTEGER_ARGUMENT)
+    validate_int(seed, "seed", 0, MAX_SEED)
     if caption_aggregation not in get_args(CaptionAggregation):
         expected = " or ".join(map(repr, get_args(CaptionAggregation)))
         raise VisavisError(f"caption_aggregation: expected {expected}, got {format_value(caption_aggregation)}.")

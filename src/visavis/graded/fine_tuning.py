@@ -22,7 +22,7 @@ from visavis.models.encoders.frozen_encoders import TextEncoder, open_text_encod
 from visavis.models.encoders.pretrained_files import model_folder, quiet_transformers
 from visavis.models.encoders.sentence_encoders import TextPairEncoder, open_text_pair_encoder, read_sentence_transformers_modules
 from visavis.progress import Progress
-from visavis.spec import MAX_INTEGER_ARGUMENT, validate_int
+from visavis.spec import MAX_SEED, validate_int
 
 EncoderKind = Literal["bi", "cross", "regression"]
 """Kind of model: one embedding per caption, or two captions read together, with a sigmoid ("cross") or a linear output ("regression")."""
@@ -82,7 +82,7 @@ def fine_tune(
         raise SpecError(f"epochs, batch_size: expected integers >= 1, got {epochs} and {batch_size}.")
     if lr is not None and not 0 < lr < math.inf:
         raise SpecError(f"lr: expected a finite number above 0, got {lr}.")
-    validate_int(seed, "seed", 0, MAX_INTEGER_ARGUMENT)
+    validate_int(seed, "seed", 0, MAX_SEED)
     batch_size = min(batch_size, len(train.first))
     torch.manual_seed(seed)
     regression: Regression

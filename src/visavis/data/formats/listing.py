@@ -21,8 +21,7 @@ import numpy as np
 from visavis.data.dataset import ByteRange, Dataset, Image
 from visavis.errors import DataError
 
-# A batch of captions is as long as its longest caption.
-MAX_CAPTION_CHARS = 20_000
+MAX_CAPTION_CHARS = 20_000  # because a batch of captions is as long as its longest caption
 SPLITS = ("train", "val", "test")
 _SPLIT_NAMES = {
     **dict.fromkeys(["restval", "training"], "train"),
@@ -224,7 +223,7 @@ class Listing:
         caption_rows = [row for row, caption in enumerate(self.captions) if caption.usable and caption.image in index_of]
         if not image_rows:
             raise DataError(f"{self.source} has no usable image ({summarize_kinds(self.losses)}): {self.losses[0]}.")
-        is_whole = len(image_rows) == len(self.images) and len(caption_rows) == len(self.captions)
+        is_whole = (len(image_rows), len(caption_rows)) == (len(self.images), len(self.captions))
         images, captions = [self.images[row] for row in image_rows], [self.captions[row] for row in caption_rows]
         return Dataset(
             name=(folder if os.path.isdir(folder := self.source) else Path(os.path.realpath(folder)).parent).name,
@@ -330,7 +329,7 @@ class DatasetFormat:
         Returns:
             Lists in the order of the patterns, or the folder itself.
         """
-        lists = [path for pattern in self.patterns for path in sorted(folder.glob(pattern)) if os.path.isfile(path)]
+        lists = [path for pattern in self.patterns for path in sorted(filter(os.path.isfile, folder.glob(pattern)))]
         return [folder] if self.reads_whole_folder and lists else lists
 
     def source_for_file(self, file: Path) -> Path | None:
