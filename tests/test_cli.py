@@ -127,7 +127,7 @@ INVALID_OVERRIDES = [
     ("phases.0.schedule.milestones=[1.5]", r"milestones\.0\b.*1\.5"),
     ("model.embedding_dim=wide", r"embedding_dim\b.*wide"),
     ("model.embedding_dim=0", r"VSE\+\+.*embedding_dim\b.*0"),
-    ("model.embedding_dim=1000000000000", r"VSE\+\+"),
+    ("model.embedding_dim=1000000000000", r"embedding_dim\b.*4,294,967,295, got 1000000000000"),
     ("model.dropout=1.0", r"VSE\+\+.*dropout\b.*1\.0"),
     ("model.region_pool=min", r"region_pool\b.*min"),
     # overrides of an unknown form

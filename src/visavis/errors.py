@@ -130,7 +130,7 @@ def format_value(value: Any) -> str:
 
     Example:
         >>> format_value(2.5), format_value([1, 2]), format_value({})
-        ('2.5', '[1, 2]', 'a dict')
+        ('2.5', '[1, 2]', '{}')
         >>> format_value(10**5000)
         'an integer of more than 60 digits'
     """
@@ -138,7 +138,7 @@ def format_value(value: Any) -> str:
         return "an integer of more than 60 digits"
     # The shape of a nested tensor cannot be read.
     shape = None if getattr(value, "is_nested", False) else getattr(value, "shape", None)
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes | list | tuple) or shape in ((), (1,)):
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes | list | tuple | dict) or shape in ((), (1,)):
         # Python formats only integers of up to 4,300 digits, and limits the depth of lists.
         with suppress(ValueError, RecursionError):
             text = repr(value)

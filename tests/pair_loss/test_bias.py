@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from visavis import PairLoss, Targets
-from visavis.errors import SpecError
+from visavis.errors import SpecError, format_value
 from visavis.objectives import NTXent, Sigmoid, Unified
 from visavis.pair_loss import LearnedScale, cosine
 
@@ -135,5 +135,5 @@ def test_bias_is_rejected_for_other_objectives(objective):
 
 @pytest.mark.parametrize("bias", [math.nan, math.inf, True, "1", nn.Parameter(torch.ones(3)), torch.tensor(-10)], ids=str)
 def test_bias_rejects_invalid_values(bias):
-    with raises_error("bias", "expected a number up to 1e12 or an nn.Parameter", bias, kind=SpecError):
+    with raises_error("bias", "expected a number up to 1e12 or an nn.Parameter", format_value(bias), kind=SpecError):
         PairLoss(Sigmoid(), bias=bias)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import as_completed
@@ -174,7 +175,7 @@ class _Auditor:
     def train_models(self, parts: Collection[str]) -> None:
         """Train the models of some parts in several processes if this saves time. Their results are cached."""
         models, recipe = self.models(parts), self.data_module.recipe
-        missing = {model.file: number for number, model in enumerate(models) if not model.file.exists()}
+        missing = {model.file: number for number, model in enumerate(models) if not os.path.exists(model.file)}
         workers = min(len(missing), available_cores() // (recipe.training.threads or 1))
         if workers < 2 or sum(models[number].num_steps for number in missing.values()) < MIN_PARALLEL_STEPS:
             return

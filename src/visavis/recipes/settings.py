@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from visavis import graded, metrics, objectives, spec, supervision
 from visavis.errors import format_value, suggest_name
@@ -26,8 +26,12 @@ class RecipeSection(BaseModel):
     @field_validator("*")
     @classmethod
     def _check_integers(cls, value: Any, info: ValidationInfo) -> Any:
-        if any(abs(number) > spec.MAX_INTEGER for number in tree_leaves(value) if isinstance(number, int)):
-            raise ValueError(f"{info.field_name}: expected integers up to {spec.MAX_INTEGER:,}, got a larger one. Set a smaller number.")
+        for path, number in tree_flatten_with_path(value)[0]:
+            if isinstance(number, int) and abs(number) > spec.MAX_INTEGER:
+                key = f"{info.field_name}{keystr(path)}"
+                raise ValueError(
+                    f"{key}: expected an integer up to {spec.MAX_INTEGER:,}, got {format_value(number)}. Set a smaller number."
+                )
         return value
 
 
