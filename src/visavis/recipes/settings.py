@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
-from torch.utils._pytree import keystr, tree_flatten_with_path
+from torch.utils._pytree import tree_flatten_with_path
 
 from visavis import graded, metrics, objectives, spec, supervision
 from visavis.errors import format_value, suggest_name
@@ -28,7 +28,7 @@ class RecipeSection(BaseModel):
     def _check_integers(cls, value: Any, info: ValidationInfo) -> Any:
         for path, number in tree_flatten_with_path(value)[0]:
             if isinstance(number, int) and abs(number) > spec.MAX_INTEGER:
-                key = f"{info.field_name}{keystr(path)}"
+                key = ".".join([str(info.field_name), *(str(getattr(part, "idx", getattr(part, "key", ""))) for part in path)])
                 raise ValueError(
                     f"{key}: expected an integer up to {spec.MAX_INTEGER:,}, got {format_value(number)}. Set a smaller number."
                 )
