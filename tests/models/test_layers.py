@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from visavis.models.layers import GeneralizedPooling, _sort_ascending, max_pool, mean_pool, sinusoidal_positions
+from visavis.models.layers import GeneralizedPooling, Whitening, _sort_ascending, max_pool, mean_pool, sinusoidal_positions
 
 GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "golden"
 
@@ -136,3 +136,19 @@ def test_sinusoidal_positions_by_hand():
     table = sinusoidal_positions(3, 4)
     expected = [[math.sin(p), math.cos(p), math.sin(p / 100), math.cos(p / 100)] for p in range(3)]
     torch.testing.assert_close(table, torch.tensor(expected))
+
+
+@pytest.mark.parametrize("shrinkage", [0.0, 0.05])
+def test_whitening_makes_covariance_identity_up_to_shrinkage(shrinkage):
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(500, 6, generator=generator) @ torch.randn(6, 6, generator=generator) + 3
+    whitening = Whitening(6, shrinkage)
+    torch.testing.assert_close(whitening(features), features)
+    whitening.fit(features)
+    eigenvalues = torch.linalg.eigvalsh(features.T.cov(correction=0).double())
+    whitened = whitening(features).double()
+    torch.testing.assert_close(whitened.mean(0), torch.zeros(6, dtype=torch.float64), atol=1e-5, rtol=0)
+    expected = eigenvalues / (eigenvalues + shrinkage * eigenvalues.mean())
+    torch.testing.assert_close(torch.linalg.eigvalsh(whitened.T.cov(correction=0)), expected.sort().values, atol=1e-4, rtol=0)
+    whitening.fit(torch.ones(4, 6))
+    assert whitening(torch.ones(2, 6)).abs().max() == 0

@@ -36,6 +36,56 @@ def build_mlp(
     return nn.Sequential(*layers, nn.Linear(input_dim, output_dim))
 
 
+class Whitening(nn.Module):
+    """Affine map after which features have mean 0 and nearly the identity as covariance (ZCA).
+
+    Formula: ``W (x - mean)`` with ``W = C^(-1/2)``, C the covariance plus ``shrinkage`` times its mean eigenvalue. The map has no parameters to
+    learn. It is saved with the weights, and is the identity until ``fit``.
+
+    Args:
+        input_dim: Dimensions of the features.
+        shrinkage: Part of the mean eigenvalue that is added, so that directions with little variance are not amplified.
+
+    Source:
+        A. Kessy, A. Lewin, K. Strimmer, "Optimal Whitening and Decorrelation" (2018).
+    """
+
+    mean: Tensor
+    matrix: Tensor
+
+    def __init__(self, input_dim: int, shrinkage: float = 0.05):
+        super().__init__()
+        self.shrinkage = shrinkage
+        self.register_buffer("mean", torch.zeros(input_dim))
+        self.register_buffer("matrix", torch.eye(input_dim))
+
+    @torch.no_grad()
+    def fit(self, features: Tensor) -> None:
+        """Compute the map from features.
+
+        Args:
+            features: Features, shape ``[N, D]``.
+        """
+        values = features.double()
+        mean = values.mean(0)
+        eigenvalues, vectors = torch.linalg.eigh((values - mean).T @ (values - mean) / len(values))
+        scales = (eigenvalues.clamp(min=0) + self.shrinkage * eigenvalues.mean()).clamp(min=torch.finfo(torch.float32).tiny).rsqrt()
+        self.mean.copy_(mean)
+        self.matrix.copy_((vectors * scales) @ vectors.T)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Whiten features.
+
+        Args:
+            features: Features, shape ``[..., D]``.
+
+        Returns:
+            Whitened features in float32.
+        """
+        with torch.autocast(features.device.type, enabled=False):
+            return (features.float() - self.mean) @ self.matrix
+
+
 def xavier_linear(input_dim: int, output_dim: int, layer_type: type[nn.Linear] = nn.Linear) -> nn.Linear:
     """Build a linear layer with the initialization of the VSE family: uniform within Glorot's bound, bias 0.
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from visavis.data.dataset import Dataset
 from visavis.data.features.expert_store import ExpertStore
@@ -29,6 +30,7 @@ from visavis.models.encoders.frozen_encoders import VisualEncoder
 from visavis.models.encoders.preprocessing import CROP_FUNCTIONS, PixelSource
 from visavis.models.encoders.text_backbone import EncoderTokens
 from visavis.models.inference import batches_by_length, device_score, encode_items, equal_batches
+from visavis.models.layers import Whitening
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
 from visavis.progress import NoProgress, Progress
@@ -39,6 +41,8 @@ from visavis.types import Encoded
 
 # Items that are encoded at once in an evaluation.
 IMAGES_PER_BATCH, CLIPS_PER_BATCH, TEXTS_PER_BATCH = 256, 32, 512
+# Captions that the whitening of texts is fitted to, 150 MB of MiniLM features.
+MAX_WHITENING_CAPTIONS = 100_000
 
 
 @dataclass(frozen=True)
@@ -286,11 +290,22 @@ def build_matcher(data_module: DataModule, seed: int) -> Matcher:
     kind = CATALOG[data_module.recipe.model["kind"]]
     torch.manual_seed(seed)
     try:
-        return kind(build_object(kind.Config, _architecture(data_module, kind)))
+        matcher = kind(build_object(kind.Config, _architecture(data_module, kind)))
     except VisavisError as error:
         raise RecipeError(f"model {kind.name}: {str(error).removeprefix(f'{kind.__name__}: ')}") from None
     except (ValueError, RuntimeError) as error:
         raise RecipeError(f"model {kind.name}: cannot be built: {str(error).splitlines()[0]}.") from None
+    for whitening in (module for module in matcher.modules() if isinstance(module, Whitening)):
+        whitening.fit(_training_text_features(data_module))
+    return matcher
+
+
+def _training_text_features(data_module: DataModule) -> Tensor:
+    """Features of the training captions, at most ``MAX_WHITENING_CAPTIONS`` of them in equal distances."""
+    train = data_module.data.split("train")
+    _, text = data_module.sources(train)
+    rows = np.linspace(0, len(train.captions) - 1, min(len(train.captions), MAX_WHITENING_CAPTIONS)).astype(np.int64)
+    return torch.cat([get_vectors(text.read(rows[part])) for part in equal_batches(np.arange(len(rows)), IMAGES_PER_BATCH)])
 
 
 def start_model_files(recipe: Recipe) -> list[Path]:

@@ -16,6 +16,7 @@ from visavis.errors import RecipeError
 from visavis.memory_budget import MemoryLimit
 from visavis.models import Matcher
 from visavis.models.device import bfloat16_autocast
+from visavis.models.layers import Whitening
 from visavis.pair_loss import PairLoss
 from visavis.recipes.recipe import Recipe
 from visavis.recipes.settings import Phase
@@ -138,6 +139,9 @@ class PeerNetwork:
         self.device = next(first.parameters()).device
         torch.manual_seed(seed)
         self.matcher = type(first)(first.config).to(self.device)
+        for own, source in zip(self.matcher.modules(), first.modules(), strict=True):
+            if isinstance(own, Whitening):
+                own.load_state_dict(source.state_dict())
         self.matcher.matryoshka_dims = first.matryoshka_dims
         self.loss = phase_loss(self.matcher, phase, recipe.memory or None)
         self.optimizer = make_optimizer(self.matcher, phase)

@@ -9,9 +9,9 @@ from torch import nn
 
 from visavis.models.base import GlobalMatcher, MatcherConfig, encode_unit_rows, get_vectors
 from visavis.models.encoders.frozen_encoders import open_visual_encoder
-from visavis.models.layers import build_mlp
+from visavis.models.layers import Whitening, build_mlp
 from visavis.models.word_encoders import TextCNN
-from visavis.spec import DropoutRate, OptionalLayerCount, PositiveInt
+from visavis.spec import DropoutRate, OptionalLayerCount, PositiveInt, require_field
 from visavis.types import Encoded
 
 
@@ -42,6 +42,7 @@ class Heads(GlobalMatcher):
             num_filters: Filters of the ``TextCNN`` per size.
             word_dropout: Dropout of word embeddings and of the outputs of filters.
             backbone: Image encoder for pixels, which a recipe may train.
+            whiten_text: Whether to whiten pooled text features with the mean and covariance of the training captions.
         """
 
         embedding_dim: PositiveInt = 1024
@@ -54,6 +55,11 @@ class Heads(GlobalMatcher):
         num_filters: PositiveInt = 512
         word_dropout: DropoutRate = 0.4
         backbone: str = ""
+        whiten_text: bool = False
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            require_field(not self.whiten_text or self.text_granularity == "pooled", self, "whiten_text", 'False unless texts are "pooled"')
 
         @property
         def backbone_granularity(self) -> Literal["pooled"]:
@@ -70,6 +76,7 @@ class Heads(GlobalMatcher):
         output_dim = config.visual_input_dim if config.bilinear else config.embedding_dim
         layers = {key: getattr(config, key) for key in ("hidden_layers", "hidden_dim", "dropout", "input_dropout")}
         self.visual = nn.Identity() if config.bilinear else build_mlp(config.visual_input_dim, output_dim, **layers)
+        self.whitening = Whitening(config.text_input_dim) if config.whiten_text else nn.Identity()
         if config.text_granularity == "pooled":
             self.text = build_mlp(config.text_input_dim, output_dim, **layers)
         else:
@@ -80,4 +87,4 @@ class Heads(GlobalMatcher):
         return encode_unit_rows(self.visual(get_vectors(self.backbone(items))))
 
     def encode_text(self, items: Encoded) -> Encoded:
-        return encode_unit_rows(self.text(get_vectors(items) if self.config.text_granularity == "pooled" else items))
+        return encode_unit_rows(self.text(self.whitening(get_vectors(items)) if self.config.text_granularity == "pooled" else items))
