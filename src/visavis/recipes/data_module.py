@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from visavis.data.dataset import Dataset
 from visavis.data.features.expert_store import ExpertStore
@@ -34,15 +33,13 @@ from visavis.models.layers import Whitening
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
 from visavis.progress import NoProgress, Progress
-from visavis.recipes.features import feedback_query_features, open_data, text_features, training_subset, visual_features
+from visavis.recipes.features import feedback_query_features, open_data, sample_features, text_features, training_subset, visual_features
 from visavis.recipes.recipe import Recipe
 from visavis.spec import build_object
 from visavis.types import Encoded
 
 # Items that are encoded at once in an evaluation.
 IMAGES_PER_BATCH, CLIPS_PER_BATCH, TEXTS_PER_BATCH = 256, 32, 512
-# Captions that the whitening of texts is fitted to, 150 MB of MiniLM features.
-MAX_WHITENING_CAPTIONS = 100_000
 
 
 @dataclass(frozen=True)
@@ -296,16 +293,9 @@ def build_matcher(data_module: DataModule, seed: int) -> Matcher:
     except (ValueError, RuntimeError) as error:
         raise RecipeError(f"model {kind.name}: cannot be built: {str(error).splitlines()[0]}.") from None
     for whitening in (module for module in matcher.modules() if isinstance(module, Whitening)):
-        whitening.fit(_training_text_features(data_module))
+        train = data_module.data.split("train")
+        whitening.fit(sample_features(data_module.sources(train)[1], len(train.captions)))
     return matcher
-
-
-def _training_text_features(data_module: DataModule) -> Tensor:
-    """Features of the training captions, at most ``MAX_WHITENING_CAPTIONS`` of them in equal distances."""
-    train = data_module.data.split("train")
-    _, text = data_module.sources(train)
-    rows = np.linspace(0, len(train.captions) - 1, min(len(train.captions), MAX_WHITENING_CAPTIONS)).astype(np.int64)
-    return torch.cat([get_vectors(text.read(rows[part])) for part in equal_batches(np.arange(len(rows)), IMAGES_PER_BATCH)])
 
 
 def start_model_files(recipe: Recipe) -> list[Path]:
@@ -406,8 +396,7 @@ def _check_splits(data_module: DataModule) -> None:
 def _fit_standardization(data_module: DataModule) -> Standardization:
     """Fit the standardization to the features of the training images."""
     train = data_module.data.split("train")
-    source, _ = data_module.sources(train)
-    batches = map(source.read, equal_batches(np.arange(len(train.images)), IMAGES_PER_BATCH))
+    batches = map(data_module.sources(train)[0].read, equal_batches(np.arange(len(train.images)), IMAGES_PER_BATCH))
     # Without the padding of features of different lengths.
     vectors = (get_vectors(items) if items.mask is None else get_vectors(items)[items.mask] for items in batches)  # type: ignore[index]
     return Standardization.fit(vectors, signed_sqrt=data_module.recipe.visual.standardize == "sqrt_zscore")

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import data_folder, find_source, open_dataset, path_exists, resolve_path
@@ -16,13 +18,14 @@ from visavis.data.features.arrays import ArrayFeatures, first_nonfinite_row
 from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.regions import RegionFeatures
 from visavis.data.features.store import FeatureStore
-from visavis.data.loader import AnyFeatures
+from visavis.data.loader import AnyFeatures, ItemSource
 from visavis.data.vocabulary import Vocabulary
 from visavis.errors import DataError, RecipeError, RunError
 from visavis.feedback.training_pairs import FeedbackPairs
 from visavis.models.base import MatcherConfig, get_vectors
 from visavis.models.encoders.feature_extraction import cache_features
 from visavis.models.encoders.frozen_encoders import EncoderSpec
+from visavis.models.inference import equal_batches
 from visavis.models.processor import Processor
 from visavis.progress import Progress
 from visavis.recipes.recipe import Recipe
@@ -271,3 +274,17 @@ def _build_vocabulary(train: Dataset, extra_captions: Sequence[str], min_count: 
             f"{train.name}, found none. Lower text.min_count."
         )
     return vocabulary
+
+
+def sample_features(source: ItemSource, count: int) -> Tensor:
+    """Read features of up to 100,000 items (150 MB of MiniLM features) in equal distances.
+
+    Args:
+        source: The features.
+        count: Number of items.
+
+    Returns:
+        Features, shape ``[N, D]``.
+    """
+    rows = np.linspace(0, count - 1, min(count, 100_000)).astype(np.int64)
+    return torch.cat([get_vectors(source.read(part)) for part in equal_batches(rows, 256)])
