@@ -154,7 +154,7 @@ def experiments(only: Container[str]) -> Iterator[Experiment]:
             tuning = _tuning_in(world, plan["worlds"][world], chosen[""])
             yield tuning
             chosen[world] = best_tries(tuning)
-        # Objectives that only some experiments name are left out of those of all objectives.
+        # An experiment of all objectives leaves out objectives that are marked only_named.
         named = {one: best for one, best in chosen[world].items() if one not in only_named or one in entry["of"]}
         yield _experiment(name, entry, named, plan["always"] | plan["worlds"].get(world, {}).get("always", {}))
 

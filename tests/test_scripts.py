@@ -9,7 +9,6 @@ from .conftest import PROJECT
 
 COMMANDS = [
     "benchmarks/coherence.py --images 100 --ks 10 50",
-    "benchmarks/curve.py --help",
     "benchmarks/engine.py --rows large --objectives VLC --size 256 --repeats 1",
     "benchmarks/index.py --images 60",
     "benchmarks/scan.py --images 20 --captions 40 --looped 10",

@@ -280,7 +280,7 @@ def test_expert_config_rejects_invalid_values(case):
 
 
 def with_seconds(items: Encoded, seconds: torch.Tensor) -> Encoded:
-    """Items whose features have the given times ``[L]``, but not those of the expert motion."""
+    """Items whose features have the given times ``[L]``, except for the expert motion."""
     timed = [name for name in EXPERTS if name != "motion"]
     times = {seconds_part(name): seconds.double().expand(len(items), -1)[..., None] for name in timed}
     return Encoded({**items.vectors, **times}, {**items.mask, **{seconds_part(name): items.mask[name] for name in timed}})

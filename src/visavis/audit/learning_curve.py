@@ -31,7 +31,7 @@ FRACTIONS = (0.125, 0.25, 0.5, 1.0)
 # A part of the data is trained on for as many steps as the whole, but for at most this factor of the epochs. The curve shows the best
 # of several evaluations, so that neither a too short nor a too long training is mistaken for too little data.
 MAX_EPOCH_FACTOR, NUM_EVALUATIONS = 4.0, 4
-# More steps change the curve little. A part that has more steps in one epoch of each phase is trained for that.
+# More steps change the curve little. Each phase has at least one epoch, also if that takes more steps.
 MAX_STEPS = 400
 
 Verdict = Literal["more", "little", "unclear"]

@@ -66,7 +66,7 @@ class CollaborativeGating(nn.Module):
 
     Differs from:
         The paper sums over the others. The released code takes the mean, as here, but an expert meets itself, and those before it in the
-        list after their own gating. Its g has three layers with Mish and batch norm, and there is no h.
+        list after their own gating. Its g has three layers with Mish and batch norm. It has no h.
     """
 
     def __init__(self, num_experts: int, embedding_dim: int):
