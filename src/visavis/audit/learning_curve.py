@@ -184,12 +184,12 @@ def measure_learning_curve(data_module: DataModule, identity: Any, seeds: int, p
     Returns:
         The curve.
     """
-    models, curves = curve_models(data_module, identity, seeds), list[CurveAxis]()
-    for unit in dict.fromkeys(model.unit for model in models):
-        own = [model for model in models if model.unit == unit]
-        points = [CurvePoint(model.size, model.seed, max(model.cached.result(progress))) for model in own]
-        sizes = {point.size for point in points}
-        can_extrapolate = len(sizes) > 2 and seeds > 1
+    models, points_of, curves = curve_models(data_module, identity, seeds), dict[str, list[CurvePoint]](), list[CurveAxis]()
+    for done, model in enumerate(models, 1):
+        points_of.setdefault(model.unit, []).append(CurvePoint(model.size, model.seed, max(model.cached.result(progress))))
+        progress.update("learning curve", done, len(models), 0.0)
+    for unit, points in points_of.items():
+        can_extrapolate = len({point.size for point in points}) > 2 and seeds > 1
         extrapolation = extrapolate(np.array([p.size for p in points]), np.array([p.rsum for p in points])) if can_extrapolate else None
         curves.append(CurveAxis(unit, tuple(points), extrapolation))
     return LearningCurve(tuple(curves), len(data_module.validation.images))
