@@ -10,6 +10,7 @@ VisavisError
 +-- RefusedOverwrite     a file of the user exists where a file should be written
 +-- StorageError         a file cannot be written: the disk is full or read-only
 +-- MissingExtra         an optional package is not installed, with the name of its extra
++-- ReportedByOtherProcess   a training of several processes has ended, and another process reports why
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ __all__ = [
     "MissingSupervision",
     "RecipeError",
     "RefusedOverwrite",
+    "ReportedByOtherProcess",
     "RunError",
     "ShapeError",
     "SpecError",
@@ -73,6 +75,19 @@ class RefusedOverwrite(VisavisError):
 
 class StorageError(VisavisError):
     """A file cannot be written: the disk is full or read-only."""
+
+
+class ReportedByOtherProcess(VisavisError):
+    """A training of several processes has ended, and another process reports why. The command line does not print it.
+
+    Args:
+        message: The message.
+        exit_code: Exit code of the command.
+    """
+
+    def __init__(self, message: str, exit_code: int = 1):
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class MissingExtra(VisavisError):

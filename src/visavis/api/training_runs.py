@@ -37,6 +37,8 @@ def train(
 ) -> TrainingResult:
     """Train a model into a run folder and evaluate it. Ctrl-C saves a checkpoint, and --resume continues.
 
+    Under ``torchrun``, all processes train one model on the same batches as one process.
+
     Args:
         recipe: TOML file or name of a shipped recipe. Default: chosen from the encoders available.
         data: Data set. Default: the recipe's.
@@ -56,27 +58,36 @@ def train(
         RefusedOverwrite: If ``out`` is a file or a folder with other content.
         RunError: If ``out`` is a run already, or if other options are given with ``resume``.
         Stopped: After Ctrl-C, once everything is saved.
+        ReportedByOtherProcess: If another process of the training fails or was stopped.
 
     Example:
         >>> run = visavis.train("heads-flickr8k", overrides={"training.batch_size": 64})  # doctest: +SKIP
     """
     from visavis.recipes.files import read_recipe
     from visavis.runs.open_run import with_absolute_paths
+    from visavis.runs.run_folder import RunFolder
+    from visavis.training.processes import can_restart, join_processes, restarted
     from visavis.training.start_training import resume_training, start_training
     from visavis.training.training_run import check_supervisions, unused_supervisions
 
-    progress = progress or NoProgress()
-    if resume is None:
+    with join_processes() as group:
+        progress = progress if progress is not None and group.is_first else NoProgress()
+        if resume is not None:
+            if overrides or skip_bad or any(value is not None for value in (data, feedback, out, recipe)):
+                raise RunError("--resume: expected the run folder alone, as a run keeps its recipe and data. Remove the other options.")
+            return resume_training(Path(resume), progress, group)
+        if out is None and can_restart():
+            raise RunError("--out: expected a run folder, which a restarted training resumes, got none. Pass --out RUN.")
+        # Rank 0 decides, because it creates the run while the others still start.
+        if out is not None and restarted() and group.broadcast_text("run" if RunFolder(Path(out)).is_run else ""):
+            return resume_training(Path(out), progress, group)
         name, settings = resolve_recipe(recipe, overrides, progress, data=data, feedback=feedback, skip_bad=skip_bad)
         chosen = with_absolute_paths(read_recipe(name, settings))
         if not chosen.members:
             check_supervisions(chosen)
             if unused := unused_supervisions(chosen):
                 raise RecipeError(f"{unused[0]} Set another objective, or remove the supervision.")
-        return start_training(chosen, out, progress)
-    if overrides or skip_bad or any(value is not None for value in (data, feedback, out, recipe)):
-        raise RunError("--resume: expected the run folder alone, as a run keeps its recipe and data. Remove the other options.")
-    return resume_training(Path(resume), progress)
+        return start_training(chosen, out, progress, group)
 
 
 def load(path: str | Path, *, device: str | None = None, batch_size: int = 64, memory: MemoryLimit = None) -> Retriever:

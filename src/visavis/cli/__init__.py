@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from visavis.cli.commands import build_app
 from visavis.cli.terminal import SignalReceived, escape_unencodable_output, print_error, signals_raised
-from visavis.errors import VisavisError
+from visavis.errors import ReportedByOtherProcess, VisavisError
 
 app = build_app()
 
@@ -26,6 +26,8 @@ def main() -> None:
     try:
         with signals_raised():
             app()
+    except ReportedByOtherProcess as error:
+        sys.exit(error.exit_code)
     except VisavisError as error:
         _exit(str(error), 1)
     except MemoryError as error:

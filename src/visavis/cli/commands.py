@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -198,6 +199,8 @@ def _callback(name: str, command: Command) -> Callable[..., None]:
                 bars = ProgressBars()
                 values["progress"] = stack.enter_context(bars) if command.has_result else bars
             result = getattr(api, name)(**values)
+        if name == "train" and os.environ.get("RANK", "0") != "0":
+            return  # of the processes of torchrun, the first one prints the result
         if as_json:
             print_json(command.to_json(result, values))
         elif command.printer:

@@ -27,10 +27,11 @@ from visavis.models import Matcher
 from visavis.models.inference import device_of
 from visavis.objectives import Objective
 from visavis.progress import Progress
-from visavis.recipes.data_module import DataModule, initial_matcher, load_start_model
+from visavis.recipes.data_module import DataModule, initial_matcher
 from visavis.recipes.published_tables import contributing_sample_rows, row_objective
 from visavis.recipes.recipe import Recipe
 from visavis.recipes.settings import Phase
+from visavis.recipes.start_model import load_start_model
 from visavis.runs.open_run import open_run, read_run_recipe
 from visavis.runs.record import RunRecord
 from visavis.runs.run_folder import RunFolder

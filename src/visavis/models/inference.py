@@ -42,6 +42,32 @@ def encode_items(
     Returns:
         Encoded items in ascending order of their indices.
     """
+    return join_batches(encode_batches(matcher, side, read_items, batches, output_device=output_device, on_batch=on_batch), batches)
+
+
+@torch.inference_mode()
+def encode_batches(
+    matcher: Matcher,
+    side: Modality,
+    read_items: Callable[[np.ndarray], Encoded],
+    batches: Sequence[np.ndarray],
+    *,
+    output_device: torch.device | str = "cpu",
+    on_batch: OnBatch | None = None,
+) -> list[Encoded]:
+    """Encode batches of items. See `encode_items`.
+
+    Args:
+        matcher: The matcher.
+        side: "visual" or "text".
+        read_items: Returns the items at some indices.
+        batches: Indices of each batch.
+        output_device: Device of the result.
+        on_batch: Called after each batch.
+
+    Returns:
+        Encoded items of each batch.
+    """
     device = device_of(matcher)
     encode = matcher.encode_visual if side == "visual" else matcher.encode_text
     total, encoded = sum(map(len, batches)), list[Encoded]()
@@ -50,9 +76,22 @@ def encode_items(
             encoded.append(encode(read_items(batch).to(device)).to(output_device))
             if on_batch is not None:
                 on_batch(sum(map(len, encoded)), total)
-    items, index = collect_batches(encoded), np.concatenate(batches)
+    return encoded
+
+
+def join_batches(encoded: Sequence[Encoded], batches: Sequence[np.ndarray]) -> Encoded:
+    """Join encoded batches.
+
+    Args:
+        encoded: Encoded items of each batch.
+        batches: Indices of each batch.
+
+    Returns:
+        Encoded items in ascending order of their indices.
+    """
+    items, index = collect_batches(list(encoded)), np.concatenate(batches)
     in_order = bool((index[1:] >= index[:-1]).all())
-    return items if in_order else items[torch.from_numpy(np.argsort(index, kind="stable")).to(output_device)]
+    return items if in_order else items[torch.from_numpy(np.argsort(index, kind="stable"))]
 
 
 def consecutive_batches(count: int, size: int) -> list[np.ndarray]:

@@ -13,7 +13,7 @@ from visavis.errors import ShapeError
 from visavis.objectives.base import Objective
 from visavis.pair_loss.encoded_items import concatenate_items, float_tensors, truncate_embeddings
 from visavis.pair_loss.gradients import annotations_needing_grad
-from visavis.pair_loss.process_group import ProcessGroup
+from visavis.process_group import ProcessGroup
 from visavis.targets import ANNOTATIONS, CANDIDATE_ANNOTATIONS, PAIRWISE_ANNOTATIONS, Factors, Ids, Targets, to_id_tensor
 from visavis.types import Items, all_tensors, map_tensors
 

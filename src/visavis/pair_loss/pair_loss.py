@@ -43,9 +43,9 @@ from visavis.pair_loss.function_scores import FunctionScores
 from visavis.pair_loss.gradients import ValueAndGradients, annotations_needing_grad, attach_gradients
 from visavis.pair_loss.logits import Logits, OptionalScalar, Scale, is_valid_bias, is_valid_scale, resolve_logits
 from visavis.pair_loss.plan import ExecutionPlan, Planner
-from visavis.pair_loss.process_group import ProcessGroup, select_process_group
 from visavis.pair_loss.row_blocks import run_row_blocks
 from visavis.pair_loss.tiles import run_tiles
+from visavis.process_group import ProcessGroup, select_process_group
 from visavis.targets import Ids, Targets
 from visavis.types import Encoded, Items, all_tensors, require_values
 

@@ -23,7 +23,7 @@ from visavis.pair_loss.gradients import (
     replace_annotation_tensors,
     with_annotation_leaves,
 )
-from visavis.pair_loss.process_group import ProcessGroup
+from visavis.process_group import ProcessGroup
 from visavis.targets import Targets
 
 

@@ -24,7 +24,7 @@ from visavis.pair_loss.gradients import (
     get_annotation_tensor,
     with_annotation_leaves,
 )
-from visavis.pair_loss.process_group import ProcessGroup
+from visavis.process_group import ProcessGroup
 from visavis.targets import Targets
 
 

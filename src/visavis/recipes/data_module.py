@@ -5,10 +5,8 @@ A training may start from the model of another run, with its weights, vocabulary
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +15,9 @@ import torch
 from visavis.data.dataset import Dataset
 from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.standardization import Standardization
+from visavis.data.features.store import Modality
 from visavis.data.loader import AnyFeatures, BatchSchedule, ConcatSource, ItemSource, Loader, StoredFeatures, TokenizedCaptions
-from visavis.errors import DataError, RecipeError, RunError, VisavisError, suggest_name
+from visavis.errors import DataError, RecipeError, VisavisError, suggest_name
 from visavis.evaluation import Evaluation
 from visavis.evaluation.protocols import Protocol, get_protocols, select_captions
 from visavis.evaluation.results import evaluate_dataset
@@ -28,13 +27,15 @@ from visavis.models.base import evaluation_mode, get_vectors
 from visavis.models.encoders.frozen_encoders import VisualEncoder
 from visavis.models.encoders.preprocessing import CROP_FUNCTIONS, PixelSource
 from visavis.models.encoders.text_backbone import EncoderTokens
-from visavis.models.inference import batches_by_length, device_score, encode_items, equal_batches
+from visavis.models.inference import batches_by_length, device_score, encode_batches, encode_items, equal_batches, join_batches
 from visavis.models.layers import Whitening
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
+from visavis.process_group import ONE_PROCESS, ProcessGroup
 from visavis.progress import NoProgress, Progress
 from visavis.recipes.features import feedback_query_features, open_data, sample_features, text_features, training_subset, visual_features
 from visavis.recipes.recipe import Recipe
+from visavis.recipes.start_model import copy_start_weights, load_start_model
 from visavis.spec import build_object
 from visavis.types import Encoded
 
@@ -54,6 +55,7 @@ class DataModule:
         text: Caption features. None: the model reads tokens.
         feedback: Judged pairs of training images. None: no feedback.
         query_features: Features of judged text queries. None: the model reads tokens, or the feedback has no queries.
+        group: Processes of the training, which share out batches and evaluations.
     """
 
     recipe: Recipe
@@ -63,12 +65,14 @@ class DataModule:
     text: AnyFeatures | None
     feedback: FeedbackPairs | None = None
     query_features: AnyFeatures | None = None
+    group: ProcessGroup = ONE_PROCESS
 
     @property
     def train(self) -> Loader:
-        """Batches of the training split, with its feedback."""
+        """Batches of the training split, with its feedback. Each process reads its part of every batch."""
         split = self.data.split("train")
-        return self.loader(split, None if self.feedback is None else FeedbackSplit.from_pairs(split, self.feedback))
+        loader = self.loader(split, None if self.feedback is None else FeedbackSplit.from_pairs(split, self.feedback))
+        return replace(loader, rank=self.group.rank, world_size=self.group.world_size)
 
     @property
     def validation(self) -> Dataset:
@@ -133,7 +137,7 @@ class DataModule:
         return Loader(data, *self.sources(split, queries), schedule, self.recipe.seed, feedback)
 
     def encode(self, matcher: Matcher, split: Dataset) -> tuple[Encoded, Encoded]:
-        """Encode all images and captions of a split in evaluation mode.
+        """Encode all images and captions of a split in evaluation mode. Each process encodes its part of the batches.
 
         Args:
             matcher: Model.
@@ -145,9 +149,16 @@ class DataModule:
         visual, text = self.sources(split)
         batch_size = CLIPS_PER_BATCH if self.recipe.visual.granularity in ("experts", "frames") else IMAGES_PER_BATCH
         return (
-            encode_items(matcher, "visual", visual.read, equal_batches(np.arange(len(split.images)), batch_size)),
-            encode_items(matcher, "text", text.read, batches_by_length(split.captions, TEXTS_PER_BATCH)),
+            self._encode(matcher, "visual", visual, equal_batches(np.arange(len(split.images)), batch_size)),
+            self._encode(matcher, "text", text, batches_by_length(split.captions, TEXTS_PER_BATCH)),
         )
+
+    def _encode(self, matcher: Matcher, side: Modality, source: ItemSource, batches: list[np.ndarray]) -> Encoded:
+        """Encode the items of one side. A few batches are not worth sharing out."""
+        if len(batches) < self.group.world_size:
+            return encode_items(matcher, side, source.read, batches)
+        local = encode_batches(matcher, side, source.read, self.group.part(batches))
+        return join_batches(self.group.all_gather_batches(local, len(batches)), batches)
 
     def evaluate(
         self,
@@ -192,12 +203,13 @@ def first_images(split: Dataset, max_images: int) -> Dataset:
     return split.take(np.arange(len(split.images))[: max_images or None])
 
 
-def prepare_training(recipe: Recipe, progress: Progress | None = None) -> tuple[DataModule, Matcher]:
+def prepare_training(recipe: Recipe, progress: Progress | None = None, group: ProcessGroup = ONE_PROCESS) -> tuple[DataModule, Matcher]:
     """Open the data, compute or open the features, and build the model with its initial weights.
 
     Args:
         recipe: Recipe.
         progress: Receives progress.
+        group: Processes of the training. Rank 0 computes features, and the others read them.
 
     Returns:
         The data and the model.
@@ -209,8 +221,15 @@ def prepare_training(recipe: Recipe, progress: Progress | None = None) -> tuple[
     kind = str(recipe.model.get("kind"))
     if kind not in CATALOG:
         raise RecipeError(f"model.kind: {kind!r} is not a model: {suggest_name(kind, CATALOG)}")
-    start = load_start_model(recipe)
-    data_module = open_data_module(recipe, progress, start.processor if start else None, training=True)
+    if recipe.training.batch_size < group.world_size:
+        raise RecipeError(
+            f"training.batch_size: expected at least one item for each of {group.world_size} processes, got {recipe.training.batch_size}. "
+            "Set a larger batch, or start fewer processes."
+        )
+    with group.first_rank_first():
+        start = load_start_model(recipe)
+        data_module = open_data_module(recipe, progress, start.processor if start else None, training=True)
+    data_module = replace(data_module, group=group)
     _check_splits(data_module)
     matcher = initial_matcher(data_module, start)
     matcher.matryoshka_dims = _resolve_matryoshka_dims(data_module, matcher)
@@ -267,7 +286,7 @@ def initial_matcher(data_module: DataModule, start: Retriever | None) -> Matcher
     """
     matcher = build_matcher(data_module, data_module.recipe.seed)
     if start is not None:
-        _copy_start_weights(start, matcher, data_module)
+        copy_start_weights(start, matcher, data_module.processor, data_module.recipe)
     return matcher
 
 
@@ -296,65 +315,6 @@ def build_matcher(data_module: DataModule, seed: int) -> Matcher:
         train = data_module.data.split("train")
         whitening.fit(sample_features(data_module.sources(train)[1], len(train.captions)))
     return matcher
-
-
-def start_model_files(recipe: Recipe) -> list[Path]:
-    """List the files of the model that a training starts from.
-
-    Args:
-        recipe: Recipe.
-
-    Returns:
-        Config and weights. Empty without ``start_from``.
-
-    Raises:
-        RecipeError: If ``start_from`` is not a run folder.
-    """
-    if not recipe.start_from:
-        return []
-    root = Path(recipe.start_from)
-    for folder in (root / "model", root):
-        files = [folder / "config.json", folder / "model.safetensors"]
-        if all(os.path.isfile(file) for file in files):
-            return files
-    raise RecipeError(f"start_from: expected a run folder, or its folder model, got {recipe.start_from}. Name a folder of visavis train.")
-
-
-def load_start_model(recipe: Recipe) -> Retriever | None:
-    """Load the model that a training starts from.
-
-    Args:
-        recipe: Recipe.
-
-    Returns:
-        The model. None without ``start_from``.
-
-    Raises:
-        RecipeError: If ``start_from`` is not a run folder, or its model is broken.
-    """
-    if not (files := start_model_files(recipe)):
-        return None
-    try:
-        return Retriever.load(files[0].parent, device="cpu")
-    except RunError as error:
-        raise RecipeError(f"start_from: {error}") from None
-
-
-def _copy_start_weights(start: Retriever, matcher: Matcher, data_module: DataModule) -> None:
-    """Copy the weights of ``start_from``. Raises RecipeError naming the first difference of the models."""
-    source = f"start_from: {data_module.recipe.start_from}"
-    advice = "Train with the recipe of that run, its run.toml."
-    if type(start.matcher) is not type(matcher):
-        raise RecipeError(f"{source}: expected a model of kind {matcher.name}, got {start.matcher.name}. {advice}")
-    before, now = start.processor.to_config, data_module.processor.to_config
-    if changed := next((key for key in {**before, **now} if before.get(key) != now.get(key)), None):
-        raise RecipeError(f"{source}: expected the same {changed} as in this recipe, got another. {advice}")
-    theirs, ours = ({name: list(part.shape) for name, part in model.state_dict().items()} for model in (start.matcher, matcher))
-    for name in sorted(theirs.keys() | ours.keys()):
-        if theirs.get(name) != ours.get(name):
-            actual, expected = (f"shape {shapes[name]}" if name in shapes else "nothing" for shapes in (theirs, ours))
-            raise RecipeError(f"{source}: {name}: expected {expected}, got {actual}. {advice}")
-    matcher.load_state_dict(start.matcher.state_dict())
 
 
 def _resolve_matryoshka_dims(data_module: DataModule, matcher: Matcher) -> tuple[int, ...]:

@@ -22,8 +22,9 @@ from visavis.models.base import Matcher
 from visavis.models.encoders.cnn_backbones import published_backbone_name
 from visavis.models.encoders.pretrained_files import model_files, weights_checksum
 from visavis.progress import Progress
-from visavis.recipes.data_module import DataModule, start_model_files
+from visavis.recipes.data_module import DataModule
 from visavis.recipes.recipe import Recipe
+from visavis.recipes.start_model import start_model_files
 from visavis.runs.run_folder import RunFolder
 
 ENCODER_INPUTS = ("image_encoder", "text_encoder")

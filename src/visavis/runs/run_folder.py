@@ -92,6 +92,11 @@ class RunFolder:
         self.result = path / "result.json"
         self.ranks = path / "ranks.safetensors"
 
+    @property
+    def is_run(self) -> bool:
+        """Whether the folder holds a run or an ensemble."""
+        return os.path.exists(self.recipe) or os.path.exists(self.ensemble)
+
     def remove(self) -> None:
         """Remove everything that a training writes, and nothing else."""
         for file in (self.recipe, self.environment, self.log, self.ranks, self.result):

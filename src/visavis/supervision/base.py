@@ -21,6 +21,7 @@ from visavis.data.loader import Batch, Loader
 from visavis.memory_budget import MemoryLimit
 from visavis.models.base import Matcher
 from visavis.objectives import Objective
+from visavis.process_group import ONE_PROCESS, ProcessGroup
 from visavis.spec import validate_fields
 from visavis.targets import ANNOTATIONS, Annotation, Targets
 from visavis.types import Encoded
@@ -69,6 +70,7 @@ class TrainingContext:
         seed: Seed of the run. Use it with `derive_seed`, so that runs are repeatable.
         device: Device of the model.
         memory: Memory for blocks of scores.
+        group: Processes that train together.
     """
 
     matcher: Matcher
@@ -80,6 +82,7 @@ class TrainingContext:
     seed: int
     device: torch.device
     memory: MemoryLimit = None
+    group: ProcessGroup = ONE_PROCESS
 
     def is_training_batch(self, batch: Batch) -> bool:
         """Check whether a batch comes from ``train`` and not from ``validation``, which can have the same split.
@@ -98,9 +101,11 @@ class Supervision(ABC):
 
     Attributes:
         pairs_only: Whether the targets hold only positive and negative pairs, without further annotations.
+        one_process_only: Why the supervision needs the whole batch in one process. "": it works with any number.
     """
 
     pairs_only: ClassVar[bool] = False
+    one_process_only: ClassVar[str] = ""
 
     @property
     def peer(self) -> Matcher | None:

@@ -34,6 +34,7 @@ class FeedbackSupervision(Supervision):
     """
 
     pairs_only: ClassVar[bool] = True
+    one_process_only: ClassVar[str] = "it compares each query with the scores of all images of a batch"
     # How positives are defined, for the report of a training.
     by: ClassVar[str] = "ids and feedback"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +47,8 @@ class LearnedWeights(Supervision):
     Source:
         The idea of Meta-SPN (Wei et al., 2021), whose sizes and code are not published. This is not a reproduction.
     """
+
+    one_process_only: ClassVar[str] = "its virtual step needs second derivatives of the loss of the whole batch"
 
     hidden_dim: int = 32
     lr: float = 0.05

@@ -136,7 +136,7 @@ class NoisySupervision(Supervision):
 
     def observe(self, batch: Batch, loss: float) -> None:
         """Train the second network on the same batch, with the labels from the division of the first. See `Supervision.observe`."""
-        torch.manual_seed(derive_seed(self._context.seed, batch.epoch, batch.index, SECOND_NETWORK))
+        torch.manual_seed(derive_seed(self._context.seed, batch.epoch, batch.index, SECOND_NETWORK, *self._context.group.seed_numbers))
         self._second.train_step(batch, lambda _visual, _text, batch: self._margin_targets(batch, SECOND_NETWORK))
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -175,7 +175,7 @@ class NoisySupervision(Supervision):
         losses, predictions = torch.zeros(2, len(loader.data.captions))
         hinge = Triplet(margin=self.margin)
         with evaluation_mode(matcher):
-            for rows in training_batches(loader):
+            for rows in self._context.group.part(training_batches(loader)):
                 visual = matcher.encode_visual(loader.visual.read(loader.data.image_of[rows]).to(device))
                 text = matcher.encode_text(loader.text.read(rows).to(device))
                 scores = score_matrix(matcher.score, visual, text, self._context.memory).float()
@@ -183,7 +183,8 @@ class NoisySupervision(Supervision):
                 loss = (hinge.one_way(scores, pairs) + hinge.one_way(scores.T, pairs)).cpu() / (2 * len(rows))
                 losses[rows] = loss
                 predictions[rows] = predicted_correspondence(loss, self.margin)
-        return losses, predictions
+        # Each process has computed the rows of its batches. The others are 0.
+        return tuple(map(self._context.group.all_reduce_sum, (losses, predictions)))  # type: ignore[return-value]
 
 
 def predicted_correspondence(loss: Tensor, margin: float) -> Tensor:

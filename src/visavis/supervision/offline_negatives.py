@@ -136,9 +136,13 @@ class OfflineNegativeSupervision(Supervision):
             return lists[items, random.integers(lists.shape[1], size=len(items))].numpy()
 
         # The order of sampling and encoding defines the random numbers of a run.
-        own_captions = np.array([random.choice(loader.data.captions_of[image]) for image in batch.images])
-        near_texts, far_texts = sample(text_lists, batch.images), sample(text_lists, loader.data.image_of[batch.captions])
-        near_images, far_images = sample(image_lists, batch.captions), sample(image_lists, own_captions)
+        # Items are sampled for the batch of all processes, so that their number does not matter.
+        all_images, all_captions = batch.global_images, batch.global_captions
+        own_captions = np.array([random.choice(loader.data.captions_of[image]) for image in all_images])
+        texts = sample(text_lists, all_images), sample(text_lists, loader.data.image_of[all_captions])
+        images = sample(image_lists, all_captions), sample(image_lists, own_captions)
+        near_texts, far_texts, far_images = texts[0][batch.image_rows], texts[1][batch.caption_rows], images[1][batch.image_rows]
+        near_images = images[0][batch.caption_rows]
         distant_images, negative_images = self._visual(loader, far_images), self._visual(loader, near_images)
         negative_texts, distant_texts = self._text(loader, near_texts), self._text(loader, far_texts)
         query_scores = [matcher.score_pairs(visual, negative_texts), matcher.score_pairs(distant_images, negative_texts)]

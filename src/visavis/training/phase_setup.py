@@ -1,13 +1,15 @@
-"""Loss of a phase and of each of its batches, the context of its supervision, and the second network of co-teaching."""
+"""Loss of a phase, its forward pass over one or more processes, the context of its supervision, and the second network."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from visavis import objectives
@@ -18,6 +20,7 @@ from visavis.models import Matcher
 from visavis.models.device import bfloat16_autocast
 from visavis.models.layers import Whitening
 from visavis.pair_loss import PairLoss
+from visavis.process_group import ONE_PROCESS, ProcessGroup
 from visavis.recipes.recipe import Recipe
 from visavis.recipes.settings import Phase
 from visavis.supervision import TrainingContext
@@ -25,14 +28,17 @@ from visavis.targets import Targets
 from visavis.training.optimizer import make_optimizer, optimizer_step, optimizer_tensors, restore_optimizer, train_mode
 from visavis.types import Encoded
 
+ComputeTargets = Callable[[Encoded, Encoded, Batch], Targets]
 
-def phase_loss(matcher: Matcher, phase: Phase, memory: MemoryLimit = None) -> PairLoss:
+
+def phase_loss(matcher: Matcher, phase: Phase, memory: MemoryLimit = None, group: ProcessGroup = ONE_PROCESS) -> PairLoss:
     """Build the loss of a phase: its objective on the scores of a model.
 
     Args:
         matcher: Model, whose learned scale and Matryoshka dimensions the loss uses.
         phase: Phase of a recipe.
         memory: Memory limit of score blocks.
+        group: Processes that train together. Queries of one process are compared with the candidates of all.
 
     Returns:
         The loss.
@@ -47,10 +53,11 @@ def phase_loss(matcher: Matcher, phase: Phase, memory: MemoryLimit = None) -> Pa
             f'got {objective!r}. Use NTXent, InfoNCE or Sigmoid, or set model.scale="fixed".'
         )
     score = None if matcher.score_is_cosine else matcher.score
-    return PairLoss(objective, score=score, scale=matcher.scale, memory=memory, matryoshka_dims=matcher.matryoshka_dims)
+    gather = group.world_size > 1
+    return PairLoss(objective, score=score, scale=matcher.scale, gather=gather, memory=memory, matryoshka_dims=matcher.matryoshka_dims)
 
 
-def compute_loss(matcher: Matcher, loss: PairLoss, compute_targets: Callable[[Encoded, Encoded, Batch], Targets], batch: Batch) -> Tensor:
+def compute_loss(matcher: Matcher, loss: PairLoss, compute_targets: ComputeTargets, batch: Batch) -> Tensor:
     """Compute the training loss of one batch.
 
     Args:
@@ -67,6 +74,60 @@ def compute_loss(matcher: Matcher, loss: PairLoss, compute_targets: Callable[[En
     value = loss(matcher.first_stage_items(visual), matcher.first_stage_items(text), targets=targets)
     auxiliary = matcher.auxiliary_loss(visual, text, targets)
     return value if auxiliary is None else value + auxiliary
+
+
+class BatchLoss(nn.Module):
+    """Forward pass of a batch as one module, which ``DistributedDataParallel`` can wrap.
+
+    Args:
+        matcher: Model.
+        loss: Loss of the phase.
+    """
+
+    def __init__(self, matcher: Matcher, loss: PairLoss):
+        super().__init__()
+        self.matcher, self.loss = matcher, loss
+
+    def forward(self, batch: Batch, compute_targets: ComputeTargets) -> Tensor:
+        """Compute the training loss of a batch. See ``compute_loss``.
+
+        Args:
+            batch: Batch on the device of the model.
+            compute_targets: Builds the targets of the encoded batch.
+
+        Returns:
+            The loss.
+        """
+        return compute_loss(self.matcher, self.loss, compute_targets, batch)
+
+
+def distribute(module: BatchLoss, group: ProcessGroup) -> nn.Module:
+    """Average the gradients of a module over processes after each backward pass.
+
+    Args:
+        module: Forward pass of a batch.
+        group: Processes that train together.
+
+    Returns:
+        The module itself for one process, else ``DistributedDataParallel`` around it.
+    """
+    if group.world_size == 1:
+        return module
+    # A model may have parameters that a phase does not reach, such as an unused pooling layer of a pretrained encoder.
+    return DistributedDataParallel(module, find_unused_parameters=True, gradient_as_bucket_view=True)
+
+
+def gradient_sync(module: nn.Module, *, enabled: bool) -> AbstractContextManager[None]:
+    """Build the context of a forward and backward pass, whose gradients are averaged over processes or kept for a later pass.
+
+    Args:
+        module: Module of ``distribute``.
+        enabled: Whether to average.
+
+    Returns:
+        The context.
+    """
+    return module.no_sync() if isinstance(module, DistributedDataParallel) and not enabled else nullcontext()
 
 
 @dataclass
@@ -90,6 +151,7 @@ def training_context(
     train: Loader,
     validation: Loader,
     step_control: StepControl | None = None,
+    group: ProcessGroup = ONE_PROCESS,
 ) -> TrainingContext:
     """Build the context that a supervision receives at the start of a phase.
 
@@ -101,6 +163,7 @@ def training_context(
         train: Batches of the training split.
         validation: Batches of the validation split.
         step_control: Control that the trainer sets for each batch. None: one optimizer step per batch.
+        group: Processes that train together.
 
     Returns:
         The context.
@@ -109,12 +172,13 @@ def training_context(
         matcher=matcher,
         objective=objectives.parse(phase.objective),
         optimizer=optimizer,
-        make_peer=partial(PeerNetwork, matcher, optimizer, phase, recipe, step_control or StepControl()),
+        make_peer=partial(PeerNetwork, matcher, optimizer, phase, recipe, step_control or StepControl(), group),
         train=train,
         validation=validation,
         seed=recipe.seed,
         device=next(matcher.parameters()).device,
         memory=recipe.memory or None,
+        group=group,
     )
 
 
@@ -127,6 +191,7 @@ class PeerNetwork:
         phase: Phase that trains both.
         recipe: Recipe of the run.
         step_control: Accumulation and loss scale of the trainer.
+        group: Processes that train together.
         seed: Seed of the initial weights.
 
     Attributes:
@@ -135,7 +200,16 @@ class PeerNetwork:
         optimizer: Its own optimizer.
     """
 
-    def __init__(self, first: Matcher, main_optimizer: Optimizer, phase: Phase, recipe: Recipe, step_control: StepControl, seed: int):
+    def __init__(
+        self,
+        first: Matcher,
+        main_optimizer: Optimizer,
+        phase: Phase,
+        recipe: Recipe,
+        step_control: StepControl,
+        group: ProcessGroup,
+        seed: int,
+    ):
         self.device = next(first.parameters()).device
         torch.manual_seed(seed)
         self.matcher = type(first)(first.config).to(self.device)
@@ -143,11 +217,12 @@ class PeerNetwork:
             if isinstance(own, Whitening):
                 own.load_state_dict(source.state_dict())
         self.matcher.matryoshka_dims = first.matryoshka_dims
-        self.loss = phase_loss(self.matcher, phase, recipe.memory or None)
+        self.loss = phase_loss(self.matcher, phase, recipe.memory or None, group)
         self.optimizer = make_optimizer(self.matcher, phase)
+        self.batch_loss = distribute(BatchLoss(self.matcher, self.loss), group)
         self.main_optimizer, self.training, self.step_control = main_optimizer, recipe.training, step_control
 
-    def train_step(self, batch: Batch, compute_targets: Callable[[Encoded, Encoded, Batch], Targets]) -> None:
+    def train_step(self, batch: Batch, compute_targets: ComputeTargets) -> None:
         """Backpropagate a batch, and step if the first network steps, at its current learning rates.
 
         Args:
@@ -155,9 +230,10 @@ class PeerNetwork:
             compute_targets: Builds the targets of this network.
         """
         train_mode(self.matcher)
-        with bfloat16_autocast(self.device, self.training.autocast):
-            loss = compute_loss(self.matcher, self.loss, compute_targets, batch)
-        (loss * self.step_control.loss_scale).backward()
+        with gradient_sync(self.batch_loss, enabled=self.step_control.is_optimizer_step):
+            with bfloat16_autocast(self.device, self.training.autocast):
+                loss = self.batch_loss(batch, compute_targets)
+            (loss * self.step_control.loss_scale).backward()
         if not self.step_control.is_optimizer_step:
             return
         for group, first in zip(self.optimizer.param_groups, self.main_optimizer.param_groups, strict=True):

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from visavis import storage
+from visavis.process_group import ONE_PROCESS, ProcessGroup
 from visavis.progress import Progress
 from visavis.recipes.features import check_data_exists
 from visavis.recipes.files import merge_values
@@ -15,16 +16,17 @@ from visavis.runs.evaluate_runs import evaluate_runs
 from visavis.runs.open_run import read_ensemble_recipe, with_absolute_paths
 from visavis.runs.run_folder import RunFolder
 from visavis.training.stop_signals import Stopped
-from visavis.training.training_run import TrainingResult, check_supervisions, resume_run, start_run
+from visavis.training.training_run import TrainingResult, check_supervisions, create_run_folder, resume_run, start_run
 
 
-def start_training(recipe: Recipe, out: str | Path | None, progress: Progress) -> TrainingResult:
+def start_training(recipe: Recipe, out: str | Path | None, progress: Progress, group: ProcessGroup = ONE_PROCESS) -> TrainingResult:
     """Train a recipe in a new folder: one run, or one run for each member of an ensemble.
 
     Args:
         recipe: Recipe with absolute paths, from ``read_recipe`` and ``with_absolute_paths``.
         out: New folder. None: ``runs/<recipe>-<n>``.
         progress: Receives progress and messages.
+        group: Processes that train together.
 
     Returns:
         The result of the run, or of the ensemble.
@@ -36,15 +38,16 @@ def start_training(recipe: Recipe, out: str | Path | None, progress: Progress) -
         RefusedOverwrite: If ``out`` is another folder with content, or a file.
         Stopped: After a signal, when everything is saved.
     """
-    return _start_ensemble(recipe, out, progress) if recipe.members else start_run(recipe, out, progress)
+    return (_start_ensemble if recipe.members else start_run)(recipe, out, progress, group)
 
 
-def resume_training(folder: Path, progress: Progress) -> TrainingResult:
+def resume_training(folder: Path, progress: Progress, group: ProcessGroup = ONE_PROCESS) -> TrainingResult:
     """Resume a stopped run, or the members of an ensemble that are not finished.
 
     Args:
         folder: Folder of the run or of the ensemble.
         progress: Receives progress and messages.
+        group: Processes that train together. Their number may differ from that of the start.
 
     Returns:
         The result of the run, or of the ensemble.
@@ -54,7 +57,7 @@ def resume_training(folder: Path, progress: Progress) -> TrainingResult:
         Stopped: After a signal, when everything is saved.
     """
     recipe = read_ensemble_recipe(folder)
-    return resume_run(folder, progress) if recipe is None else _resume_ensemble(recipe, folder, progress)
+    return resume_run(folder, progress, group) if recipe is None else _resume_ensemble(recipe, folder, progress, group)
 
 
 def member_recipes(recipe: Recipe) -> dict[str, Recipe]:
@@ -78,33 +81,37 @@ def member_recipes(recipe: Recipe) -> dict[str, Recipe]:
     return recipes
 
 
-def _start_ensemble(recipe: Recipe, out: str | Path | None, progress: Progress) -> TrainingResult:
+def _start_ensemble(recipe: Recipe, out: str | Path | None, progress: Progress, group: ProcessGroup) -> TrainingResult:
     """Train the members one after the other, in subfolders of a new folder."""
     check_published_id(recipe.published)
     for member in member_recipes(recipe).values():
         check_supervisions(member)
     check_data_exists(recipe)
-    with storage.create_output_folder(out, Path("runs") / recipe.name) as folder:
-        storage.write_toml(RunFolder(folder).ensemble, recipe.to_dict())
+    with create_run_folder(recipe, out, group) as folder:
+        with group.first_rank_first():
+            if group.is_first:
+                storage.write_toml(RunFolder(folder).ensemble, recipe.to_dict())
         try:
-            return _resume_ensemble(recipe, folder, progress)
+            return _resume_ensemble(recipe, folder, progress, group)
         finally:
-            if not any(os.path.exists(RunFolder(folder / name).recipe) for name in recipe.members):
+            if group.is_first and not any(os.path.exists(RunFolder(folder / name).recipe) for name in recipe.members):
                 RunFolder(folder).ensemble.unlink()
 
 
-def _resume_ensemble(recipe: Recipe, folder: Path, progress: Progress) -> TrainingResult:
+def _resume_ensemble(recipe: Recipe, folder: Path, progress: Progress, group: ProcessGroup) -> TrainingResult:
     """Train or resume each member in its subfolder, then evaluate them together."""
     members: list[TrainingResult] = []
     for name, member in member_recipes(recipe).items():
         try:
-            if os.path.exists(RunFolder(folder / name).recipe):
-                members.append(resume_run(folder / name, progress))
+            # Rank 0 decides, because it may already have created the run.
+            if group.broadcast_text("run" if RunFolder(folder / name).is_run else ""):
+                members.append(resume_run(folder / name, progress, group))
             else:
-                members.append(start_run(with_absolute_paths(member), folder / name, progress))
+                members.append(start_run(with_absolute_paths(member), folder / name, progress, group))
         except Stopped as stopped:
             raise Stopped(str(folder), stopped.signal) from None
     settings, has_test = recipe.evaluation, all(member.test is not None for member in members)
+    group.barrier()  # until rank 0 has written the models
     validation = evaluate_runs([folder], "plain", settings.validation, None, progress, max_images=settings.validation_images)
     result = TrainingResult(
         run=folder,
@@ -118,5 +125,6 @@ def _resume_ensemble(recipe: Recipe, folder: Path, progress: Progress) -> Traini
         cache_seconds=sum(member.cache_seconds for member in members),
         members=tuple(members),
     )
-    result.write()
+    if group.is_first:
+        result.write()
     return result

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from signal import Signals
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.optim import Optimizer
 
 from visavis import spec, storage, supervision
 from visavis.data.loader import Batch, derive_seed
-from visavis.errors import RunError
+from visavis.errors import RecipeError, RunError
 from visavis.models import Matcher
 from visavis.models.device import bfloat16_autocast, choose_device
 from visavis.progress import Progress, TrainingStep
@@ -37,17 +38,19 @@ from visavis.training.optimizer import (
     set_lr,
     train_mode,
 )
-from visavis.training.phase_setup import StepControl, compute_loss, phase_loss, training_context
+from visavis.training.phase_setup import BatchLoss, StepControl, distribute, gradient_sync, phase_loss, training_context
 from visavis.training.stop_signals import Stopped, StopRequest
 
 
 class Trainer:
     """Trains a model by a recipe into a run folder: call ``start`` or ``resume``, then ``run``.
 
+    Each of several processes has a trainer of its own, on its part of every batch. Their weights stay equal.
+
     Args:
-        data_module: Data of the run.
+        data_module: Data of the run, with the processes that train together.
         matcher: Model to train.
-        folder: Folder of the run.
+        folder: Folder of the run, into which the first process writes.
         progress: Receives the progress.
 
     Attributes:
@@ -64,19 +67,27 @@ class Trainer:
     def __init__(self, data_module: DataModule, matcher: Matcher, folder: RunFolder, progress: Progress):
         recipe = data_module.recipe
         self.recipe, self.data_module, self.folder, self.progress = recipe, data_module, folder, progress
+        self.group = data_module.group
         self.device = choose_device(recipe.training.device, "training.device")
         self.matcher = matcher.to(self.device)
         self.train = data_module.train
         self.val = data_module.loader(data_module.validation)
         for phase in recipe.phases:
-            spec.parse(phase.supervision, supervision.CATALOG).check(self.train, self.val)
+            source = spec.parse(phase.supervision, supervision.CATALOG)
+            source.check(self.train, self.val)
+            if self.group.world_size > 1 and source.one_process_only:
+                raise RecipeError(
+                    f"phases.supervision: {type(source).__name__} trains in one process, because {source.one_process_only}. "
+                    "Start it without torchrun."
+                )
         self.state, self.step_control, self.log = TrainerState(), StepControl(), list[dict[str, Any]]()
         self.best, self.last_checkpoint, self.stop = self._weights(), time.monotonic(), StopRequest()
 
     def start(self) -> None:
         """Start at the first phase, with an empty log."""
         self._begin_phase({})
-        storage.write_json_lines(self.folder.log, [])
+        if self.group.is_first:
+            storage.write_json_lines(self.folder.log, [])
 
     def resume(self) -> bool:
         """Resume from the newest usable checkpoint, and restore the log and the best model of that step.
@@ -91,13 +102,15 @@ class Trainer:
         if checkpoint is None:
             return False
         self.state, self.log, self.best = checkpoint.state, checkpoint.log, checkpoint.best_weights
-        storage.write_json_lines(self.folder.log, self.log)
-        self.matcher.load_state_dict(self.best)
-        self.data_module.processor.save(self.matcher, self.folder.model)
+        self.group.barrier()  # until all processes have read the checkpoint
+        if self.group.is_first:
+            storage.write_json_lines(self.folder.log, self.log)
+            self.matcher.load_state_dict(self.best)
+            self.data_module.processor.save(self.matcher, self.folder.model)
+            checkpoint.remove_newer()
         self.matcher.load_state_dict(checkpoint.weights)
         self._begin_phase(checkpoint.supervision)
         restore_optimizer(self.optimizer, checkpoint.optimizer)
-        checkpoint.remove_newer()
         return True
 
     def run(self) -> TrainerState:
@@ -134,9 +147,10 @@ class Trainer:
                 return
             # Between optimizer steps there are gradients, which a checkpoint does not hold.
             if self.step_control.is_optimizer_step:
-                if self.stop.signal is not None:
+                if (signal := self._agreed_signal()) is not None:
                     self._checkpoint()
-                    raise Stopped(str(self.folder.path), self.stop.signal)
+                    self.group.barrier()  # torchrun ends all processes as soon as one of them has ended
+                    raise Stopped(str(self.folder.path), signal)
                 self._checkpoint_if_due()
             started = time.perf_counter()
         state.epoch, state.batch = state.epoch + 1, 0
@@ -148,38 +162,41 @@ class Trainer:
     def _step(self, batch: Batch, steps: int) -> None:
         """Forward and backward of one batch, and an optimizer step at the end of an accumulation group."""
         state, training = self.state, self.recipe.training
-        torch.manual_seed(derive_seed(self.recipe.seed, state.step))
-        train_mode(self.matcher)
-        with bfloat16_autocast(self.device, training.autocast):
-            loss = compute_loss(self.matcher, self.loss, self.supervision.targets, batch)
-        value = loss.item()
-        if not math.isfinite(value):
-            raise RunError(
-                f"{self.folder.path}: expected a finite loss, got {value} at step {state.step}. Lower the learning rate, or check the "
-                "features for NaN. The last checkpoint is intact."
-            )
         group_start = batch.index // training.accumulation_steps * training.accumulation_steps
         group_end = min(group_start + training.accumulation_steps, steps)  # the last group of an epoch may be smaller
         control = self.step_control
         control.loss_scale = loss_warmup_factor(self.phase.loss_warmup_epochs, state.phase_step, steps) / (group_end - group_start)
         control.is_optimizer_step = batch.index + 1 == group_end
-        (loss * control.loss_scale).backward()
+        torch.manual_seed(derive_seed(self.recipe.seed, state.step, *self.group.seed_numbers))
+        train_mode(self.matcher)
+        with gradient_sync(self.batch_loss, enabled=control.is_optimizer_step):
+            with bfloat16_autocast(self.device, training.autocast):
+                loss = self.batch_loss(batch, self.supervision.targets)
+            (loss * control.loss_scale).backward()
+        # Processes differ by the auxiliary loss of the model, whose gradients are averaged, too.
+        value = self.group.mean(loss.item())
+        if not math.isfinite(value):
+            raise RunError(
+                f"{self.folder.path}: expected a finite loss, got {value} at step {state.step}. Lower the learning rate, or check the "
+                "features for NaN. The last checkpoint is intact."
+            )
         if control.is_optimizer_step:
             set_lr(self.optimizer, lr_factor(self.phase.schedule, state.phase_step, steps, self.phase.epochs))
             optimizer_step(self.optimizer, training.clip_norm)
         self.supervision.observe(batch, value)
-        state.step, state.phase_step, state.pairs = state.step + 1, state.phase_step + 1, state.pairs + len(batch.captions)
+        state.step, state.phase_step, state.pairs = state.step + 1, state.phase_step + 1, state.pairs + len(batch.global_captions)
         state.loss_sum, state.loss_steps = state.loss_sum + value, state.loss_steps + 1
 
     def _validate(self) -> bool:
         """Append a row to the log and save the best model. Returns whether patience ends the phase."""
         row = self._log_row()
-        alerts = find_alerts(row, self.log)
-        for message in new_alerts(alerts, self.log):
-            self.progress.message(message)
-        row["health"]["alerts"] = list(alerts)
+        if self.group.is_first:
+            alerts = find_alerts(row, self.log)
+            for message in new_alerts(alerts, self.log):
+                self.progress.message(message)
+            row["health"]["alerts"] = list(alerts)
+            storage.append_json_line(self.folder.log, row)
         self.log.append(row)
-        storage.append_json_line(self.folder.log, row)
         state = self.state
         state.loss_sum, state.loss_steps = 0.0, 0
         if row["rsum"] > state.best_rsum:
@@ -193,7 +210,10 @@ class Trainer:
         """Measure the model on the validation split and on a few batches of both splits."""
         state, started = self.state, time.perf_counter()
         result = self.data_module.evaluate(self.matcher, self.val.data)
-        train, health = validation_metrics(self.matcher, self.loss, self.supervision, self.train, self.recipe)
+        if not self.group.is_first:
+            return {"rsum": result.metrics["rsum"], "time": {"validation_s": time.perf_counter() - started}}
+        train_loader = replace(self.train, rank=0, world_size=1)
+        train, health = validation_metrics(self.matcher, self.loss, self.supervision, train_loader, self.recipe)
         val, _ = validation_metrics(self.matcher, self.loss, self.supervision, self.val, self.recipe)
         # The second stage of a two-stage model scores in another unit, so its similarities are not logged.
         similarity = {} if self.matcher.rerank_top_k else {"similarity": summarize([result.score_samples])}
@@ -218,6 +238,8 @@ class Trainer:
     def _save_best(self) -> None:
         """Keep the current weights as the best ones, and write the model, with the second network if there is one."""
         self.best = self._weights()
+        if not self.group.is_first:
+            return
         self.data_module.processor.save(self.matcher, self.folder.model)
         if self.supervision.peer is not None:
             self.data_module.processor.save(self.supervision.peer, self.folder.peer)
@@ -227,13 +249,16 @@ class Trainer:
     def _begin_phase(self, state: dict[str, Tensor], previous: Optimizer | None = None) -> None:
         """Build loss, supervision and optimizer of the current phase. ``state`` belongs to the supervision."""
         self.phase = self.recipe.phases[self.state.phase]
-        self.loss = phase_loss(self.matcher, self.phase, self.recipe.memory or None)
+        self.loss = phase_loss(self.matcher, self.phase, self.recipe.memory or None, self.group)
         self.supervision = spec.parse(self.phase.supervision, supervision.CATALOG)
         self.optimizer = make_optimizer(self.matcher, self.phase)
         self.matcher.zero_grad(set_to_none=True)
         if previous is not None and self.phase.keep_optimizer:
             restore_optimizer(self.optimizer, optimizer_tensors(previous))
-        context = training_context(self.recipe, self.phase, self.matcher, self.optimizer, self.train, self.val, self.step_control)
+        self.batch_loss = distribute(BatchLoss(self.matcher, self.loss), self.group)
+        context = training_context(
+            self.recipe, self.phase, self.matcher, self.optimizer, self.train, self.val, self.step_control, self.group
+        )
         self.supervision.begin_phase(context, state)
 
     def _finish_phase(self) -> None:
@@ -278,15 +303,23 @@ class Trainer:
     def _weights(self) -> dict[str, Tensor]:
         return {name: tensor.detach().cpu().clone() for name, tensor in self.matcher.state_dict().items()}
 
+    def _agreed_signal(self) -> Signals | None:
+        """The stop signal of this process, or of another one."""
+        own = torch.tensor([0 if self.stop.signal is None else self.stop.signal])
+        number = int(self.group.all_gather_stack(own).max())
+        return Signals(number) if number else None
+
     def _checkpoint_if_due(self) -> None:
-        if time.monotonic() - self.last_checkpoint >= self.recipe.training.checkpoint_s:
+        is_due = time.monotonic() - self.last_checkpoint >= self.recipe.training.checkpoint_s
+        if self.group.any_rank(self.group.is_first and is_due):  # the clock of the first process counts
             self._checkpoint()
 
     def _checkpoint(self) -> None:
         checkpoint = Checkpoint(
             self.state, self._weights(), self.best, optimizer_tensors(self.optimizer), self.supervision.state_dict(), self.log
         )
-        checkpoint.write(self.folder.checkpoints)
+        if self.group.is_first:
+            checkpoint.write(self.folder.checkpoints)
         self.last_checkpoint = time.monotonic()
 
     def _report_step(self, steps: int) -> None:

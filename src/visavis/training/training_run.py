@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from visavis.evaluation.results import write_query_ranks
 from visavis.metrics.recall import random_rsum
 from visavis.models.base import Matcher
 from visavis.models.score_ensemble import ScoreEnsemble
+from visavis.process_group import ONE_PROCESS, ProcessGroup
 from visavis.progress import Progress
 from visavis.recipes.data_module import DataModule, prepare_training
 from visavis.recipes.published_tables import check_published_id, with_published
@@ -96,7 +98,7 @@ class TrainingResult:
         storage.write_json(RunFolder(self.run).result, self.to_json())  # last: it marks a finished run
 
 
-def start_run(recipe: Recipe, out: str | Path | None, progress: Progress) -> TrainingResult:
+def start_run(recipe: Recipe, out: str | Path | None, progress: Progress, group: ProcessGroup = ONE_PROCESS) -> TrainingResult:
     """Train a recipe of one model in a new folder.
 
     A run that fails before its first checkpoint leaves nothing behind. Only after a full disk the folder stays, so that
@@ -106,6 +108,7 @@ def start_run(recipe: Recipe, out: str | Path | None, progress: Progress) -> Tra
         recipe: Recipe with absolute paths and without ``members``.
         out: New folder. None: ``runs/<recipe>-<n>``.
         progress: Receives progress and messages.
+        group: Processes that train together. Rank 0 writes the run.
 
     Returns:
         The result, which is also written into the folder.
@@ -117,14 +120,14 @@ def start_run(recipe: Recipe, out: str | Path | None, progress: Progress) -> Tra
         Stopped: After a signal, when everything is saved.
     """
     recipe = check_recipe(recipe)
-    if out is not None:
-        _check_no_run(Path(out))
-    with storage.create_output_folder(out, Path("runs") / recipe.name) as path:
+    with create_run_folder(recipe, out, group) as path:
         folder = RunFolder(path)
         set_threads(recipe)
         started = time.perf_counter()
-        data_module, matcher = prepare_and_check_phases(recipe, progress)
+        data_module, matcher = prepare_and_check_phases(recipe, progress, group)
         cache_seconds = time.perf_counter() - started
+        if not group.is_first:
+            return train_and_evaluate(data_module, matcher, folder, cache_seconds, progress)
         record = RunRecord.from_training(data_module, matcher, progress)
         with storage.folder_lock(folder.lock, wait=False):
             _check_no_run(path)  # again: another process may have been faster
@@ -139,12 +142,39 @@ def start_run(recipe: Recipe, out: str | Path | None, progress: Progress) -> Tra
                 raise
 
 
-def resume_run(path: Path, progress: Progress) -> TrainingResult:
+@contextmanager
+def create_run_folder(recipe: Recipe, out: str | Path | None, group: ProcessGroup) -> Iterator[Path]:
+    """Create the folder of a run on rank 0.
+
+    Args:
+        recipe: Recipe of the run.
+        out: New folder. None: ``runs/<recipe>-<n>``.
+        group: Processes that train together.
+
+    Yields:
+        The folder, on each rank.
+
+    Raises:
+        RunError: If ``out`` is a run already.
+        RefusedOverwrite: If ``out`` is another folder with content, or a file.
+    """
+    if not group.is_first:
+        yield Path(group.broadcast_text(""))
+        return
+    if out is not None:
+        _check_no_run(Path(out))
+    with storage.create_output_folder(out, Path("runs") / recipe.name) as path:
+        group.broadcast_text(str(path))
+        yield path
+
+
+def resume_run(path: Path, progress: Progress, group: ProcessGroup = ONE_PROCESS) -> TrainingResult:
     """Resume a stopped run with the same recipe and the same inputs.
 
     Args:
         path: Folder of the run.
         progress: Receives progress and messages.
+        group: Processes that train together. Their number may differ from that of the start.
 
     Returns:
         The result, which is also written into the folder.
@@ -154,15 +184,17 @@ def resume_run(path: Path, progress: Progress) -> TrainingResult:
         Stopped: After a signal, when everything is saved.
     """
     recipe, folder = read_run_recipe(path), RunFolder(path)
-    with storage.folder_lock(folder.lock, wait=False):
-        storage.remove_partial_files(path)
+    with storage.folder_lock(folder.lock, wait=False) if group.is_first else nullcontext():
         record = RunRecord.read(folder.environment)
-        record.check_recipe(recipe, folder)
+        if group.is_first:
+            storage.remove_partial_files(path)
+            record.check_recipe(recipe, folder)
+            record.warn_about_environment(progress)
         set_threads(recipe)
-        record.warn_about_environment(progress)
         started = time.perf_counter()
-        data_module, matcher = prepare_training(recipe, progress)
-        record.check_data(data_module, path, progress)
+        data_module, matcher = prepare_training(recipe, progress, group)
+        if group.is_first:
+            record.check_data(data_module, path, progress)
         if recipe.interpolation.alphas:
             record.check_initial_weights(matcher, path)
         return train_and_evaluate(data_module, matcher, folder, time.perf_counter() - started, progress)
@@ -193,12 +225,14 @@ def train_and_evaluate(
     if not trainer.resume():
         trainer.start()
     state = trainer.run()
+    data_module.group.barrier()  # until the first process has written the best model
     matcher.load_state_dict(trainer.best)
     interpolation, validation_rsum = None, state.best_rsum
     if recipe.interpolation.alphas:
         interpolation = choose_interpolation(data_module, matcher, initial_weights, trainer.best, trainer.log[0]["rsum"])
         validation_rsum = interpolation.rsum[interpolation.alpha]
-        data_module.processor.save(matcher, folder.model)
+        if data_module.group.is_first:
+            data_module.processor.save(matcher, folder.model)
         progress.message(str(interpolation))
     if warning := chance_warning(validation_rsum, np.bincount(trainer.val.data.image_of).tolist()):
         progress.message(warning)
@@ -219,7 +253,8 @@ def train_and_evaluate(
         interpolation=interpolation,
         forgetting=forgetting,
     )
-    result.write()
+    if data_module.group.is_first:
+        result.write()
     return result
 
 
@@ -281,12 +316,13 @@ def unused_supervisions(recipe: Recipe) -> list[str]:
     return sentences
 
 
-def prepare_and_check_phases(recipe: Recipe, progress: Progress) -> tuple[DataModule, Matcher]:
+def prepare_and_check_phases(recipe: Recipe, progress: Progress, group: ProcessGroup = ONE_PROCESS) -> tuple[DataModule, Matcher]:
     """Open the data, compute features, build the model, and check every phase before the first step.
 
     Args:
         recipe: Checked recipe.
         progress: Receives progress and warnings.
+        group: Processes that train together.
 
     Returns:
         The data and the model with its initial weights.
@@ -296,7 +332,7 @@ def prepare_and_check_phases(recipe: Recipe, progress: Progress) -> tuple[DataMo
         DataError: If the data set cannot be read.
     """
     check_forgetting(recipe, progress)
-    data_module, matcher = prepare_training(recipe, progress)
+    data_module, matcher = prepare_training(recipe, progress, group)
     for phase in recipe.phases:
         make_optimizer(matcher, phase)
         phase_loss(matcher, phase)

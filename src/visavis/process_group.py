@@ -1,18 +1,27 @@
 """Process group: collectives over the ranks of a training. With one rank, each operation is the identity.
 
-Each rank scores its own queries against the candidates of all ranks. Sums over ranks are formed in the forward pass. The
+In the loss, each rank scores its own queries against the candidates of all ranks. Sums over ranks are formed in the forward pass. The
 backward pass therefore needs no other rank, and a rank without items needs no special case.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TypeVar
 
 import torch
 from torch import Tensor, distributed
 
 from visavis.errors import VisavisError, warn
-from visavis.types import Items, all_tensors, concatenate, map_tensors
+from visavis.types import Encoded, Items, all_tensors, concatenate, map_tensors
+
+T = TypeVar("T")
+POLL_INTERVAL = timedelta(seconds=5)
+"""Time between two checks whether the first rank, which works alone for any time, has failed."""
+FAILURES = "visavis/failures"
+"""Key of the store that counts the ranks that have ended early."""
 
 
 class ProcessGroup:
@@ -27,6 +36,68 @@ class ProcessGroup:
         self.device = device
         self.world_size = distributed.get_world_size() if distributed_group else 1
         self.rank = distributed.get_rank() if distributed_group else 0
+        self._num_turns = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which writes files and reports progress."""
+        return self.rank == 0
+
+    @property
+    def seed_numbers(self) -> tuple[int, ...]:
+        """Numbers that make a seed different on each rank. None for one process."""
+        return (self.rank,) if self.world_size > 1 else ()
+
+    def part(self, items: Sequence[T]) -> Sequence[T]:
+        """Select the items of this rank: every ``world_size``-th one.
+
+        Args:
+            items: Items, in the same order on each rank.
+
+        Returns:
+            The items of this rank.
+        """
+        return items[self.rank :: self.world_size]
+
+    @contextmanager
+    def first_rank_first(self) -> Iterator[None]:
+        """Run a block on rank 0 before it runs on the other ranks, which then find the files that rank 0 wrote.
+
+        The other ranks wait for any time, and end when another rank has failed.
+
+        Yields:
+            Nothing.
+        """
+        if self.world_size == 1:
+            yield
+            return
+        store, self._num_turns = default_store(), self._num_turns + 1
+        key = f"visavis/turn-{self._num_turns}"
+        while not self.is_first:
+            try:
+                store.wait([key], POLL_INTERVAL)
+                break
+            except distributed.DistStoreError:
+                if store.check([FAILURES]):
+                    raise
+        yield
+        if self.is_first:
+            store.set(key, "done")
+
+    def barrier(self) -> None:
+        """Wait until all ranks have come here."""
+        self.any_rank(False)
+
+    def broadcast_text(self, message: str) -> str:
+        """Send a text from rank 0 to all ranks.
+
+        Args:
+            message: The text of this rank. Only that of rank 0 is used.
+
+        Returns:
+            The text of rank 0.
+        """
+        return message if self.world_size == 1 else self.all_gather_text(message)[0]
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over ranks.
@@ -52,6 +123,17 @@ class ProcessGroup:
             The gradient times the number of ranks.
         """
         return gradient if self.world_size == 1 else gradient * self.world_size
+
+    def mean(self, value: float) -> float:
+        """Average a number over ranks.
+
+        Args:
+            value: The number of this rank.
+
+        Returns:
+            The mean, equal on each rank.
+        """
+        return value if self.world_size == 1 else self.all_reduce_sum(torch.tensor(value, dtype=torch.float64)).item() / self.world_size
 
     def any_rank(self, condition: bool) -> bool:
         """Return whether a condition holds on any rank.
@@ -153,6 +235,29 @@ class ProcessGroup:
         """
         return torch.stack(self.all_gather(tensor))
 
+    def all_gather_batches(self, batches: Sequence[Encoded], num_batches: int) -> list[Encoded]:
+        """Gather encoded batches, of which each rank has those that ``part`` gives it.
+
+        Args:
+            batches: Batches of this rank, at least one.
+            num_batches: Number of batches of all ranks.
+
+        Returns:
+            The batches of all ranks in their order.
+        """
+        if self.world_size == 1:
+            return list(batches)
+        gathered = []
+        for start in range(0, num_batches, self.world_size):
+            number = start // self.world_size
+            # A rank without a batch in the last round sends an empty one, which has the same tensors.
+            local = batches[number] if number < len(batches) else batches[0][:0]
+            by_part = [self.all_gather(part) for part in all_tensors(local)]
+            for rank in range(min(self.world_size, num_batches - start)):
+                parts = iter([part[rank] for part in by_part])
+                gathered.append(map_tensors(lambda _, parts=parts: next(parts), local))  # type: ignore[misc]
+        return gathered
+
     def all_gather_items(self, items: Items) -> tuple[Items, slice]:
         """Gather the items of all ranks.
 
@@ -171,6 +276,19 @@ class ProcessGroup:
         start = sum(len(other) for other in by_rank[: self.rank])
         local_rows = slice(start, start + len(items))
         return (torch.cat(by_rank) if isinstance(items, Tensor) else concatenate(by_rank)), local_rows  # type: ignore[arg-type]
+
+
+ONE_PROCESS = ProcessGroup(torch.device("cpu"), distributed_group=False)
+"""The group of a training in one process."""
+
+
+def default_store() -> distributed.Store:
+    """Return the store through which the ranks found each other.
+
+    Returns:
+        The store of the default group.
+    """
+    return distributed.distributed_c10d._get_default_store()  # there is no public function
 
 
 def select_process_group(gather: bool | None, device: torch.device, *, training: bool, describe_batch: Callable[[], str]) -> ProcessGroup:

@@ -1,0 +1,81 @@
+"""Model that a training starts from: that of ``start_from``, with its weights, vocabulary and standardization."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from visavis.errors import RecipeError, RunError
+from visavis.models import Matcher
+from visavis.models.processor import Processor
+from visavis.models.retriever import Retriever
+from visavis.recipes.recipe import Recipe
+
+
+def start_model_files(recipe: Recipe) -> list[Path]:
+    """List the files of the model that a training starts from.
+
+    Args:
+        recipe: Recipe.
+
+    Returns:
+        Config and weights. Empty without ``start_from``.
+
+    Raises:
+        RecipeError: If ``start_from`` is not a run folder.
+    """
+    if not recipe.start_from:
+        return []
+    root = Path(recipe.start_from)
+    for folder in (root / "model", root):
+        files = [folder / "config.json", folder / "model.safetensors"]
+        if all(os.path.isfile(file) for file in files):
+            return files
+    raise RecipeError(f"start_from: expected a run folder, or its folder model, got {recipe.start_from}. Name a folder of visavis train.")
+
+
+def load_start_model(recipe: Recipe) -> Retriever | None:
+    """Load the model that a training starts from.
+
+    Args:
+        recipe: Recipe.
+
+    Returns:
+        The model. None without ``start_from``.
+
+    Raises:
+        RecipeError: If ``start_from`` is not a run folder, or its model is broken.
+    """
+    if not (files := start_model_files(recipe)):
+        return None
+    try:
+        return Retriever.load(files[0].parent, device="cpu")
+    except RunError as error:
+        raise RecipeError(f"start_from: {error}") from None
+
+
+def copy_start_weights(start: Retriever, matcher: Matcher, processor: Processor, recipe: Recipe) -> None:
+    """Copy the weights of the model that a training starts from.
+
+    Args:
+        start: Model of ``start_from``.
+        matcher: Model of the training.
+        processor: Preprocessing of the training.
+        recipe: Recipe of the training.
+
+    Raises:
+        RecipeError: Naming the first difference of the models.
+    """
+    source = f"start_from: {recipe.start_from}"
+    advice = "Train with the recipe of that run, its run.toml."
+    if type(start.matcher) is not type(matcher):
+        raise RecipeError(f"{source}: expected a model of kind {matcher.name}, got {start.matcher.name}. {advice}")
+    before, now = start.processor.to_config, processor.to_config
+    if changed := next((key for key in {**before, **now} if before.get(key) != now.get(key)), None):
+        raise RecipeError(f"{source}: expected the same {changed} as in this recipe, got another. {advice}")
+    theirs, ours = ({name: list(part.shape) for name, part in model.state_dict().items()} for model in (start.matcher, matcher))
+    for name in sorted(theirs.keys() | ours.keys()):
+        if theirs.get(name) != ours.get(name):
+            actual, expected = (f"shape {shapes[name]}" if name in shapes else "nothing" for shapes in (theirs, ours))
+            raise RecipeError(f"{source}: {name}: expected {expected}, got {actual}. {advice}")
+    matcher.load_state_dict(start.matcher.state_dict())
