@@ -1,5 +1,7 @@
 """Batches of a data set: coverage, reproducibility, and resuming."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -210,7 +212,7 @@ def test_random_transforms_depend_on_seed_epoch_and_batch(pixels):
 def test_pixel_source_uses_crops_only_in_training(pixels):
     read = pixels(True, 0).visual
     read.preprocess, read.preprocess_crops = (lambda images, n=n: torch.full((len(images), 1), n) for n in (1.0, 2.0))
-    assert read.read(np.arange(2), torch.Generator()).vectors.tolist() == [[2.0], [2.0]]
+    assert read.read(np.arange(2), np.arange(2)).vectors.tolist() == [[2.0], [2.0]]
     assert read.read(np.arange(2)).vectors.tolist() == [[1.0], [1.0]]
 
 
@@ -225,6 +227,40 @@ def test_unreadable_image_in_batch_is_one_error(pixels, tmp_path):
     (tmp_path / "3.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"3\.png"):
         list(batches.epoch(0))
+
+
+@given(st.lists(st.integers(1, 6), min_size=6, max_size=20), st.integers(4, 9), st.none() | st.integers(1, 3), st.integers(1, 4))
+def test_parts_of_ranks_make_the_global_batch(counts, batch_size, k, world_size):
+    size = batch_size if k is None else 6
+    whole = loader(dataset(counts), BatchSchedule(batch_size=size, captions_per_image=k, drop_last=True))
+    parts = [replace(whole, rank=rank, world_size=world_size).epoch(1) for rank in range(world_size)]
+    for expected, *ranks in zip(whole.epoch(1), *parts, strict=True):
+        assert expected.global_images.tolist() == expected.images.tolist()
+        images, captions = ([part.tolist() for part in np.array_split(items, world_size)] for items in (expected.images, expected.captions))
+        assert [batch.images.tolist() for batch in ranks] == images
+        assert [batch.captions.tolist() for batch in ranks] == captions
+        for rank, batch in enumerate(ranks):
+            assert (batch.image_start, batch.caption_start) == (sum(map(len, images[:rank])), sum(map(len, captions[:rank])))
+            assert batch.global_images.tolist() == expected.images.tolist()
+            assert batch.global_captions.tolist() == expected.captions.tolist()
+        for name in ("image_ids", "text_ids"):
+            assert torch.equal(torch.cat([getattr(batch, name) for batch in ranks]), getattr(expected, name))
+        assert torch.equal(torch.cat([batch.visual.vectors for batch in ranks]), expected.visual.vectors)
+
+
+def test_batch_with_fewer_items_than_ranks_is_an_error():
+    batches = replace(loader(dataset([1] * 9), BatchSchedule(batch_size=4)), world_size=3)
+    read = batches.epoch(0)
+    next(read), next(read)
+    with pytest.raises(DataError, match="expected at least 3 images and captions in a batch, one for each process, got 1"):
+        next(read)
+
+
+def test_random_transforms_do_not_depend_on_ranks(pixels):
+    whole = list(pixels(True, 0).epoch(1))
+    parts = [list(replace(pixels(True, 0), rank=rank, world_size=2).epoch(1)) for rank in range(2)]
+    for expected, *ranks in zip(whole, *parts, strict=True):
+        assert torch.equal(torch.cat([batch.visual.vectors for batch in ranks]), expected.visual.vectors)
 
 
 @given(st.lists(st.integers(0, 2**31), min_size=1, max_size=4))

@@ -137,7 +137,7 @@ def batch_of(votes, supervision, visual, text, captions):
         def __init__(self, rows):
             self.rows = torch.tensor(rows)[:, None]
 
-        def read(self, index, generator=None):
+        def read(self, index, seeds=None):
             return Encoded(self.rows[torch.from_numpy(index)])
 
     loader = Loader(split.data, Numbers(visual), Numbers(text), BatchSchedule(batch_size=2), 0, split)
@@ -182,7 +182,7 @@ def test_concatenated_sources_read_as_one():
         def __init__(self, start):
             self.start = start
 
-        def read(self, index, generator=None):
+        def read(self, index, seeds=None):
             longest = int(index.max()) + 1
             mask = torch.arange(longest) <= torch.from_numpy(index)[:, None]
             return Encoded((mask * (self.start + torch.from_numpy(index)[:, None] + 1.0))[..., None], mask)

@@ -1,7 +1,7 @@
 """Batches of a data set: which images and captions are in a batch, and what a model reads of them.
 
-The batches of an epoch and all random transforms are functions of the seed, the epoch and the batch. So a run that was stopped continues with
-the same batches.
+The batches of an epoch are functions of the seed and the epoch, and random transforms of the position of an image in its batch, too. So a run
+that was stopped continues with the same batches, and neither the number of ranks nor of workers changes them.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ AnyFeatures = FeatureStore | ArrayFeatures | RegionFeatures | ExpertStore
 class ItemSource(Protocol):
     """Input of a model for the images or for the captions of a data set."""
 
-    def read(self, index: np.ndarray, generator: torch.Generator | None = None) -> Encoded:
+    def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
         """Read items.
 
         Args:
             index: Indices of the items.
-            generator: Random generator of transforms, in training. None: no random transforms.
+            seeds: Seed of the random transforms of each item, in training. None: no random transforms.
 
         Returns:
             The items in the given order.
@@ -63,12 +63,12 @@ class StoredFeatures:
     crops: int = 1
     standardization: Standardization | None = None
 
-    def read(self, index: np.ndarray, generator: torch.Generator | None = None) -> Encoded:
+    def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
         """Read items, as ``ItemSource.read``.
 
         Args:
             index: Indices of the items.
-            generator: Not used.
+            seeds: Not used.
 
         Returns:
             The items in the given order.
@@ -92,22 +92,22 @@ class ConcatSource:
     second: ItemSource
     first_count: int
 
-    def read(self, index: np.ndarray, generator: torch.Generator | None = None) -> Encoded:
+    def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
         """Read items, as ``ItemSource.read``.
 
         Args:
             index: Indices of the items.
-            generator: Random generator of transforms.
+            seeds: Seed of the random transforms of each item.
 
         Returns:
             The items in the given order.
         """
         in_second = index >= self.first_count
-        if not in_second.any():
-            return self.first.read(index, generator)
-        if in_second.all():
-            return self.second.read(index - self.first_count, generator)
-        parts = self.first.read(index[~in_second], generator), self.second.read(index[in_second] - self.first_count, generator)
+        parts = [
+            source.read(index[part] - offset, None if seeds is None else seeds[part])
+            for source, part, offset in ((self.first, ~in_second, 0), (self.second, in_second, self.first_count))
+            if part.any()
+        ]
         return concatenate(parts)[torch.from_numpy(np.argsort(np.argsort(in_second, kind="stable")))]
 
 
@@ -122,12 +122,12 @@ class TokenizedCaptions:
     def __init__(self, captions: Sequence[str], vocabulary: Vocabulary):
         self.token_ids = [vocabulary.token_ids(caption) for caption in captions]
 
-    def read(self, index: np.ndarray, generator: torch.Generator | None = None) -> Encoded:
+    def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
         """Read items, as ``ItemSource.read``.
 
         Args:
             index: Indices of the items.
-            generator: Not used.
+            seeds: Not used.
 
         Returns:
             Padded token ids in the given order.
@@ -159,7 +159,7 @@ class BatchExtension(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """The images and captions of one training step.
+    """The images and captions of one training step, or the part of them that one rank reads.
 
     Attributes:
         images: Indices of images in the split, shape ``[V]``.
@@ -171,6 +171,10 @@ class Batch:
         epoch: Epoch of the batch.
         index: Number of the batch in its epoch.
         loader: The loader that made it.
+        global_images: Indices of the images of all ranks, in the order of ranks.
+        global_captions: Indices of the captions of all ranks.
+        image_start: Position of the first image in ``global_images``.
+        caption_start: Position of the first caption in ``global_captions``.
     """
 
     images: np.ndarray
@@ -182,6 +186,10 @@ class Batch:
     epoch: int
     index: int
     loader: Loader
+    global_images: np.ndarray
+    global_captions: np.ndarray
+    image_start: int = 0
+    caption_start: int = 0
 
     @property
     def split(self) -> str:
@@ -287,6 +295,9 @@ class Loader:
         schedule: How an epoch is divided into batches.
         seed: Random seed.
         feedback: Adds known negatives from relevance judgments.
+        rank: Rank of this process. It reads the part ``rank`` of ``world_size`` of each batch, images and captions each for themselves.
+        world_size: Number of ranks.
+        workers: Number of processes that read batches.
     """
 
     data: Dataset
@@ -295,6 +306,9 @@ class Loader:
     schedule: BatchSchedule
     seed: int
     feedback: BatchExtension | None = None
+    rank: int = 0
+    world_size: int = 1
+    workers: int = 0
 
     @cached_property
     def split(self) -> str:
@@ -303,7 +317,7 @@ class Loader:
         return name
 
     def num_batches(self, epoch: int) -> int:
-        """Count the batches of an epoch.
+        """Count the batches of an epoch, the same for all ranks.
 
         Args:
             epoch: The epoch.
@@ -328,22 +342,38 @@ class Loader:
         yield from prefetch(lambda number: self._read(*plan[number], epoch, number, training), range(start, len(plan)))
 
     def _read(self, images: np.ndarray, captions: np.ndarray, epoch: int, number: int, training: bool) -> Batch:
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch, number)) if training else None
         image_of = self.data.image_of
         if self.feedback is not None:
             images, captions = self.feedback.add_known_negatives(images, captions, np.random.default_rng((self.seed, epoch, number)))
             image_of = self.feedback.image_of
+        own_images, own_captions = self._part(len(images)), self._part(len(captions))
+        seeds = np.random.SeedSequence((self.seed, epoch, number)).generate_state(len(images))[own_images] if training else None
         return Batch(
-            images,
-            captions,
-            torch.from_numpy(images),
-            torch.from_numpy(image_of[captions]),
-            self.visual.read(images, generator),
-            self.text.read(captions, generator),
+            images[own_images],
+            captions[own_captions],
+            torch.from_numpy(images[own_images]),
+            torch.from_numpy(image_of[captions[own_captions]]),
+            self.visual.read(images[own_images], seeds),
+            self.text.read(captions[own_captions]),
             epoch,
             number,
             self,
+            images,
+            captions,
+            own_images.start,
+            own_captions.start,
         )
+
+    def _part(self, count: int) -> slice:
+        """Positions of this rank in a batch of ``count`` items. The first ranks have one more if the parts are not equal."""
+        if count < self.world_size:
+            raise DataError(
+                f"data set {self.data.name}: expected at least {self.world_size} images and captions in a batch, one for each process, "
+                f"got {count}. Set a larger training.batch_size, or start fewer processes."
+            )
+        size, larger = divmod(count, self.world_size)
+        start = self.rank * size + min(self.rank, larger)
+        return slice(start, start + size + (self.rank < larger))
 
 
 def prefetch(read: Callable[[T], Result], items: Iterable[T]) -> Iterator[Result]:

@@ -292,18 +292,21 @@ class PixelSource:
         self.data, self.preprocess, self.preprocess_crops = data, preprocess, preprocess_crops
         self.crop = crop or CROP_FUNCTIONS["random_area"]
 
-    def read(self, index: np.ndarray, generator: torch.Generator | None = None) -> Encoded:
+    def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
         """Read pixels of some images.
 
         Args:
             index: Indices of the images.
-            generator: Random numbers of crops. None: no cropping and flipping.
+            seeds: Seed of the crop and the flip of each image. None: no cropping and flipping.
 
         Returns:
             Pixels, shape ``[N, 3, H, W]``.
         """
         images = [self.data.images[i].open() for i in index]
-        if self.preprocess_crops is None or generator is None:
+        if self.preprocess_crops is None or seeds is None:
             return Encoded(self.preprocess(images))
-        crops = [random_horizontal_flip(self.crop(image, generator), generator) for image in images]
+        generators = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
+        crops = [
+            random_horizontal_flip(self.crop(image, generator), generator) for image, generator in zip(images, generators, strict=True)
+        ]
         return Encoded(self.preprocess_crops(crops))

@@ -84,12 +84,12 @@ class EncoderTokens:
     def __init__(self, captions: Sequence[str], tokenizer: PretrainedTokenizer):
         self.captions, self.tokenizer = captions, tokenizer
 
-    def read(self, index: np.ndarray, generator: torch.Generator | None = None) -> Encoded:
+    def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
         """Tokenize some captions.
 
         Args:
             index: Indices of the captions.
-            generator: Not used.
+            seeds: Not used.
 
         Returns:
             Token ids, shape ``[N, L]``.
