@@ -283,8 +283,8 @@ def facts(images: Tensor, texts: Tensor) -> dict[str, Any]:
 def some_queries(objective: Objective, images: Tensor, texts: Tensor, targets: Targets, number: int) -> None:
     """Value and gradient of some queries per direction against all candidates."""
     from visavis.pair_loss.cosine_scores import RecomputedCosines
-    from visavis.process_group import ProcessGroup
     from visavis.pair_loss.row_blocks import run_row_blocks
+    from visavis.process_group import ProcessGroup
 
     rows = slice(0, number)
     with torch.no_grad():

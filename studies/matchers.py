@@ -44,16 +44,15 @@ from noise import with_interval
 from visavis import storage
 from visavis.errors import VisavisError
 from visavis.models import Matcher
-from visavis.models.device import bfloat16_autocast, has_native_bfloat16
+from visavis.models.device import has_native_bfloat16
 from visavis.models.inference import score_all_pairs
 from visavis.progress import NoProgress
 from visavis.recipes.data_module import DataModule, first_images, prepare_training
 from visavis.recipes.files import read_recipe
 from visavis.runs.open_run import open_run, read_run_recipe
 from visavis.runs.run_folder import RunFolder
-from visavis.targets import Targets
-from visavis.training.optimizer import make_optimizer, optimizer_step
-from visavis.training.phase_setup import phase_loss
+from visavis.supervision import PairSupervision
+from visavis.training.train_step import TrainStep
 from visavis.training.trainer import Trainer
 
 RECIPE = Path(__file__).with_suffix(".toml")
@@ -188,18 +187,11 @@ def steps_within(job: Job) -> dict[str, Any]:
 def paces(data_module: DataModule, matcher: Matcher) -> Iterator[float]:
     """The processor seconds of some training steps, after the first ones."""
     phase = data_module.recipe.phases[0]
-    loss, optimizer = phase_loss(matcher, phase), make_optimizer(matcher, phase)
-    matcher.train()
+    step = TrainStep(matcher, phase, data_module.recipe)
     started = time.process_time()
     for batch in data_module.loader(data_module.data.split("train")).epoch(1):
-        with bfloat16_autocast(torch.device("cpu"), data_module.recipe.training.autocast):
-            visual, text = matcher.encode_visual(batch.visual), matcher.encode_text(batch.text)
-            targets = Targets(query_ids=batch.image_ids, candidate_ids=batch.text_ids)
-            value = loss(matcher.first_stage_items(visual), matcher.first_stage_items(text), targets=targets)
-            if (extra := matcher.auxiliary_loss(visual, text, targets)) is not None:
-                value = value + extra
-        value.backward()
-        optimizer_step(optimizer, 2.0)
+        step.backward(batch, PairSupervision().targets)
+        step.step(1.0)
         if batch.index >= WARM:
             yield time.process_time() - started
         if batch.index + 1 == WARM + TIMED:

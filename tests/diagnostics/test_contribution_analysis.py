@@ -31,7 +31,7 @@ from visavis.supervision import PairSupervision
 from visavis.synthetic import write_synthetic_scenes
 from visavis.training.checkpoint import Checkpoint
 from visavis.training.monitoring.validation_metrics import validation_metrics
-from visavis.training.phase_setup import phase_loss
+from visavis.training.train_step import phase_loss
 
 RECIPE = """
 name = "tiny"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from visavis.models.device import bfloat16_autocast, has_native_bfloat16
+from visavis.models.device import autocast_context, has_native_bfloat16
 
 CPU = torch.device("cpu")
 
@@ -11,12 +11,12 @@ CPU = torch.device("cpu")
 def product(device, enabled):
     torch.manual_seed(0)
     left, right = torch.randn(2, 16, 16, device=device)
-    with bfloat16_autocast(device, enabled):
+    with autocast_context(device, enabled):
         return left @ right
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_bfloat16_autocast_auto_follows_native_support(device):
+def test_autocast_context_auto_follows_native_support(device):
     device = torch.device(device)
     on, off, auto = (product(device, enabled) for enabled in (True, False, "auto"))
     assert (on.dtype, off.dtype) == (torch.bfloat16, torch.float32)

@@ -15,8 +15,7 @@ from visavis.recipes.data_module import prepare_training
 from visavis.recipes.files import read_recipe
 from visavis.recipes.recipe import Recipe
 from visavis.synthetic import write_synthetic_clips, write_synthetic_scenes
-from visavis.training.optimizer import make_optimizer, optimizer_step
-from visavis.training.phase_setup import phase_loss, training_context
+from visavis.training.train_step import TrainStep, training_context
 
 REGIONS = 3
 RELEVANCE = "SceneRelevance()"
@@ -85,22 +84,15 @@ def one_step(recipe: Recipe) -> list[float]:
     train, val = (data_module.loader(data_module.data.split(name)) for name in ("train", "val"))
     losses = []
     for phase in recipe.phases:
-        optimizer = make_optimizer(matcher, phase)
+        step = TrainStep(matcher, phase, recipe)
         supervised = spec.parse(phase.supervision, supervision.CATALOG)
         supervised.check(train, val)
-        supervised.begin_phase(training_context(recipe, phase, matcher, optimizer, train, val), {})
+        supervised.begin_phase(training_context(recipe, phase, matcher, step.optimizer, train, val), {})
         supervised.begin_epoch(1)
         batch = next(iter(train.epoch(1)))
         torch.manual_seed(0)
-        matcher.train()
-        visual, text = matcher.encode_visual(batch.visual), matcher.encode_text(batch.text)
-        targets = supervised.targets(visual, text, batch)
-        loss = phase_loss(matcher, phase)(matcher.first_stage_items(visual), matcher.first_stage_items(text), targets=targets)
-        if (extra := matcher.auxiliary_loss(visual, text, targets)) is not None:
-            loss = loss + extra
         before = [parameter.detach().clone() for parameter in matcher.parameters()]
-        loss.backward()
-        optimizer_step(optimizer, recipe.training.clip_norm)
+        losses.append(step.backward(batch, supervised.targets))
+        step.step(1.0)
         assert any(not torch.equal(*pair) for pair in zip(before, matcher.parameters(), strict=True)), phase.objective
-        losses.append(loss.item())
     return losses

@@ -75,8 +75,9 @@ def train_until(rank: int, world_size: int, rendezvous: Path, arguments: dict[st
     try:
         visavis.train(**arguments)
     except Stopped:
-        assert rank == 0 and stop_step
+        stopped = rank == 0
     except ReportedByOtherProcess as error:
-        assert rank > 0 and stop_step and error.exit_code == 128 + signal.SIGTERM
+        stopped = rank > 0 and error.exit_code == 128 + signal.SIGTERM
     else:
-        assert not stop_step
+        stopped = False
+    assert stopped == (stop_step > 0)

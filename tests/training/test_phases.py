@@ -125,13 +125,15 @@ def test_accumulated_batches_step_by_mean_gradient(trainer):
         run.matcher.zero_grad()
         for batch in group:
             visual, text = run.matcher.encode_visual(batch.visual), run.matcher.encode_text(batch.text)
-            (run.loss(visual, text, targets=run.supervision.targets(visual, text, batch)) / len(group)).backward()
+            (run.train_step.loss(visual, text, targets=run.supervision.targets(visual, text, batch)) / len(group)).backward()
         found = {name: parameter.grad.clone() for name, parameter in run.matcher.named_parameters()}
         run.matcher.zero_grad()
         return found
 
     seen = []
-    run.optimizer.step = lambda: seen.append({name: parameter.grad.clone() for name, parameter in run.matcher.named_parameters()})
+    run.train_step.optimizer.step = lambda: seen.append(
+        {name: parameter.grad.clone() for name, parameter in run.matcher.named_parameters()}
+    )
     expected = [gradient_of(batches[start : start + 2]) for start in range(0, len(batches), 2)]
     for batch in batches:
         run._step(batch, len(batches))
@@ -146,7 +148,7 @@ def test_phase_end_drops_partial_accumulation(trainer):
     run = trainer(training__accumulation_steps=3)
     run._step(next(run.train.epoch(1)), 10)
     assert any(parameter.grad is not None for parameter in run.matcher.parameters())
-    run._begin_phase({}, run.optimizer)
+    run._begin_phase({}, run.train_step.optimizer)
     assert all(parameter.grad is None for parameter in run.matcher.parameters())
 
 
@@ -265,7 +267,9 @@ def test_model_with_custom_score_uses_it_everywhere(recipe, scenes, tmp_path):
     matcher.eval()
     visual, text = matcher.encode_visual(batch.visual), matcher.encode_text(batch.text)
     targets = trainer.supervision.targets(visual, text, batch)
-    torch.testing.assert_close(trainer.loss(visual, text, targets=targets), trainer.loss.objective(matcher.score(visual, text), targets))
+    torch.testing.assert_close(
+        trainer.train_step.loss(visual, text, targets=targets), trainer.train_step.loss.objective(matcher.score(visual, text), targets)
+    )
     split = data_module.data.split("val")
     expected = evaluation.evaluate(
         *data_module.encode(matcher, split),
@@ -306,7 +310,7 @@ def test_memory_budget_holds_in_steps_and_evaluation(recipe, scenes, tmp_path):
             (
                 "probe",
                 lambda trainer=trainer: rows.setdefault("probe", []).append(
-                    validation_metrics(trainer.matcher, trainer.loss, trainer.supervision, trainer.val, trainer.recipe)[0]
+                    validation_metrics(trainer.matcher, trainer.train_step.loss, trainer.supervision, trainer.val, trainer.recipe)[0]
                 ),
             ),
             (

@@ -11,7 +11,7 @@ from visavis.recipes.recipe import build_recipe
 from visavis.supervision import OfflineNegativeSupervision
 from visavis.supervision.offline_negatives import mean_pooled
 from visavis.training.optimizer import make_optimizer
-from visavis.training.phase_setup import training_context
+from visavis.training.train_step import training_context
 from visavis.types import Encoded
 
 RECIPE = {

@@ -27,7 +27,7 @@ from visavis.recipes.data_module import prepare_training
 from visavis.recipes.files import read_recipe
 from visavis.runs.run_folder import RunFolder
 from visavis.supervision import CATALOG
-from visavis.training.batch_norm import synchronize_batch_norm
+from visavis.training.encoder_blocks import synchronize_batch_norm
 from visavis.training.trainer import Trainer
 
 
@@ -80,6 +80,22 @@ def test_200_steps_are_equal_on_one_two_and_four_processes(recipes, scenes, dual
             check_equal(out / name, one / name, 1e-5)
 
 
+def fsdp_jobs(scenes, dual_encoders) -> dict:
+    encoder = str(dual_encoders / "clip")
+    values = {"data.path": str(scenes), "visual.encoder": encoder, "text.encoder": encoder, "epochs": 2, "training.strategy": "fsdp"}
+    sizes = {"training.batch_size": 24, "training.threads": 1, "training.batches_per_epoch": 3, "phases.0.optimizer.lr": 1e-3}
+    return {"fsdp": ("clip/full", values | sizes)}
+
+
+def test_sharded_parameters_train_the_same_model(few_scenes, dual_encoders, tmp_path):
+    """FSDP2 of a tiny CLIP with a learned scale."""
+    jobs = fsdp_jobs(few_scenes, dual_encoders)
+    one, two = (train_on(world_size, jobs, tmp_path) for world_size in (1, 2))
+    check_equal(two / "fsdp", one / "fsdp", 1e-5)
+    weights, expected = (load_file(out / "fsdp" / "model" / "model.safetensors") for out in (two, one))
+    assert all(torch.allclose(weights[key], expected[key], rtol=1e-3, atol=1e-5) for key in expected)
+
+
 def test_a_run_resumes_with_another_number_of_processes(recipe, scenes, tmp_path):
     """The recipe has dropout, which depends on the number of processes, so it is switched off."""
     start = {"recipe": str(recipe), "overrides": {"data.path": str(scenes), "model.dropout": 0.0}, "out": tmp_path / "run"}
@@ -123,7 +139,7 @@ def test_what_one_process_needs_alone_is_refused(recipe, scenes, tmp_path):
     group = ProcessGroup(torch.device("cpu"), distributed_group=False)
     group.world_size = 64
     values = {"data.path": str(scenes), "objective": "Unified()", "phases.0.supervision": "LearnedWeights()"}
-    with pytest.raises(RecipeError, match="training.batch_size: expected at least one item for each of 64 processes, got 16"):
+    with pytest.raises(RecipeError, match=r"training\.batch_size: expected at least one item for each of 64 processes, got 16"):
         prepare_training(read_recipe(str(recipe), values), None, group)
     data_module, matcher = prepare_training(read_recipe(str(recipe), values))
     with pytest.raises(RecipeError, match="LearnedWeights trains in one process, because its virtual step"):

@@ -10,12 +10,12 @@ import visavis
 from visavis.errors import RecipeError, RunError
 from visavis.models import CATALOG
 from visavis.models.base import get_vectors
+from visavis.process_group import ONE_PROCESS
 from visavis.progress import NoProgress
 from visavis.recipes.files import read_recipe
 from visavis.runs.open_run import open_run, read_run_recipe
 from visavis.spec import build_object
-from visavis.training.optimizer import make_optimizer
-from visavis.training.phase_setup import PeerNetwork, StepControl
+from visavis.training.train_step import PeerNetwork, StepControl
 
 
 def test_stored_and_new_images_are_standardized_alike(scenes, recipe, tmp_path):
@@ -83,6 +83,6 @@ def test_second_network_has_the_whitening_of_the_first():
     )
     first.whitening.fit(torch.randn(9, 4))
     recipe = read_recipe("heads-flickr8k", {})
-    second = PeerNetwork(first, make_optimizer(first, recipe.phases[0]), recipe.phases[0], recipe, StepControl(), 1).matcher
+    second = PeerNetwork(first, recipe.phases[0], recipe, StepControl(), ONE_PROCESS, 1).matcher
     torch.testing.assert_close(second.whitening.matrix, first.whitening.matrix, rtol=0, atol=0)
     assert not torch.equal(second.text[0].weight, first.text[0].weight)

@@ -11,12 +11,14 @@ from visavis import spec, supervision
 from visavis.data.dataset import Dataset
 from visavis.data.loader import Batch, Loader, derive_seed
 from visavis.models import Matcher
-from visavis.models.device import bfloat16_autocast, choose_device
+from visavis.models.device import choose_device
+from visavis.process_group import ONE_PROCESS
 from visavis.recipes.data_module import DataModule, build_matcher
 from visavis.recipes.recipe import Recipe
 from visavis.supervision import Supervision
-from visavis.training.optimizer import loss_warmup_factor, lr_factor, make_optimizer, optimizer_step, set_lr, train_mode
-from visavis.training.phase_setup import compute_loss, phase_loss, training_context
+from visavis.training.encoder_blocks import prepare_encoders
+from visavis.training.optimizer import loss_warmup_factor, lr_factor
+from visavis.training.train_step import TrainStep, training_context
 
 
 def fit_model(
@@ -45,24 +47,21 @@ def fit_model(
     data_module = replace(data_module, recipe=recipe)
     device = choose_device(recipe.training.device, "training.device")
     matcher = build_matcher(data_module, seed).to(device)
+    prepare_encoders(matcher, recipe.training, ONE_PROCESS)
     loader, validation = (data_module.loader(_as_training_split(part)) for part in (train, held_out))
     epochs, steps = [max(1, round(phase.epochs * epoch_factor)) for phase in recipe.phases], loader.num_batches(1)
     done = 0
     for number, phase in enumerate(recipe.phases):
-        loss, optimizer = phase_loss(matcher, phase, recipe.memory or None), make_optimizer(matcher, phase)
+        train_step = TrainStep(matcher, phase, recipe)
         supervisor = spec.parse(phase.supervision, supervision.CATALOG)
-        supervisor.begin_phase(training_context(recipe, phase, matcher, optimizer, loader, validation), {})
+        supervisor.begin_phase(training_context(recipe, phase, matcher, train_step.optimizer, loader, validation), {})
         for step, batch in enumerate(_batches(loader, supervisor, 1 + sum(epochs[:number]), epochs[number])):
             # Each step has its own seed, so that dropout does not depend on how often the model was evaluated.
             torch.manual_seed(derive_seed(seed, done))
-            train_mode(matcher)
             on_device = batch.to(device)
-            with bfloat16_autocast(device, recipe.training.autocast):
-                value = compute_loss(matcher, loss, supervisor.targets, on_device)
-            (value * loss_warmup_factor(phase.loss_warmup_epochs, step, steps)).backward()
-            set_lr(optimizer, lr_factor(phase.schedule, step, steps, epochs[number]))
-            optimizer_step(optimizer, recipe.training.clip_norm)
-            supervisor.observe(on_device, value.item())
+            value = train_step.backward(on_device, supervisor.targets, loss_warmup_factor(phase.loss_warmup_epochs, step, steps))
+            train_step.step(lr_factor(phase.schedule, step, steps, epochs[number]))
+            supervisor.observe(on_device, value)
             done += 1
             on_step(matcher, done, steps * sum(epochs))
     return matcher.eval()

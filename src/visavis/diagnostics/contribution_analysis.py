@@ -40,7 +40,7 @@ from visavis.supervision import Supervision
 from visavis.targets import Targets
 from visavis.training.checkpoint import Checkpoint, complete_checkpoints
 from visavis.training.optimizer import make_optimizer
-from visavis.training.phase_setup import training_context
+from visavis.training.train_step import training_context
 
 BATCH_SIZE = 128
 """Number of images per analyzed batch."""

@@ -33,17 +33,19 @@ def choose_device(name: str | torch.device | None = None, setting_name: str = "d
     return device
 
 
-def bfloat16_autocast(device: torch.device, enabled: bool | Literal["auto"]) -> torch.autocast:
-    """Build the context in which a device multiplies matrices in bfloat16.
+def autocast_context(device: torch.device, setting: bool | Literal["auto", "float16"]) -> torch.autocast:
+    """Build the context in which a device multiplies matrices in half precision.
 
     Args:
         device: The device.
-        enabled: Whether to use bfloat16. "auto": only if it is faster than float32.
+        setting: Whether to use bfloat16. "auto": only if it is faster than float32. "float16": use float16.
 
     Returns:
         The autocast context.
     """
-    return torch.autocast(device.type, torch.bfloat16, enabled=has_native_bfloat16(device) if enabled == "auto" else enabled)
+    if setting == "float16":
+        return torch.autocast(device.type, torch.float16)
+    return torch.autocast(device.type, torch.bfloat16, enabled=has_native_bfloat16(device) if setting == "auto" else setting)
 
 
 def has_native_bfloat16(device: torch.device) -> bool:

@@ -220,8 +220,14 @@ class TrainingSettings(RecipeSection):
         length_buckets: Batches within which captions are sorted by length. 0: no sorting.
         clip_norm: Maximum norm of the gradient over all parameters. 0: no clipping.
         accumulation_steps: Batches whose gradients are averaged in one optimizer step.
+        strategy: How several processes share a training. "ddp": each holds the whole model. "fsdp": each holds a part of the
+            weights, gradients and optimizer state, and one copy of the weights for validations.
+        chunk_size: Items that are encoded at once in a step, to save memory. The loss still compares all items of the batch.
+            Activations are computed twice. 0: all items at once.
+        activation_checkpointing: Whether to compute the activations of encoder blocks again in the backward pass, to save memory.
+        compile: Whether to compile encoder blocks with ``torch.compile``. Needs a C++ compiler, or Triton on CUDA.
         autocast: Whether to multiply matrices in bfloat16. "auto": where the processor has instructions for it. Without
-            them a step takes two to three times as long.
+            them a step takes two to three times as long. "float16": float16 with scaled gradients, for older GPUs.
         patience: Validations without a better RSUM after which a phase ends. 0: never.
         evaluate_every: Steps between validations. 0: one validation per epoch.
         checkpoint_s: Minimum time between checkpoints, in seconds.
@@ -236,7 +242,11 @@ class TrainingSettings(RecipeSection):
     length_buckets: int = Field(0, ge=0)
     clip_norm: float = Field(2.0, ge=0)
     accumulation_steps: int = Field(1, gt=0)
-    autocast: bool | Literal["auto"] = False
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    chunk_size: int = Field(0, ge=0)
+    activation_checkpointing: bool = False
+    compile: bool = False
+    autocast: bool | Literal["auto", "float16"] = False
     patience: int = Field(0, ge=0)
     evaluate_every: int = Field(0, ge=0)
     checkpoint_s: float = Field(30.0, ge=0)
@@ -248,8 +258,8 @@ class TrainingSettings(RecipeSection):
     @field_validator("autocast", mode="before")
     @classmethod
     def _check_autocast(cls, value: Any) -> Any:
-        if not isinstance(value, bool) and value != "auto":
-            raise ValueError(f'training.autocast: expected true, false or "auto", got {format_value(value)}. Set one of them.')
+        if not isinstance(value, bool) and value not in ("auto", "float16"):
+            raise ValueError(f'training.autocast: expected true, false, "auto" or "float16", got {format_value(value)}. Set one of them.')
         return value
 
 

@@ -101,10 +101,12 @@ class Supervision(ABC):
 
     Attributes:
         pairs_only: Whether the targets hold only positive and negative pairs, without further annotations.
+        reads_model: Whether the targets depend on the model, which must then be whole in each process.
         one_process_only: Why the supervision needs the whole batch in one process. "": it works with any number.
     """
 
     pairs_only: ClassVar[bool] = False
+    reads_model: ClassVar[bool] = False
     one_process_only: ClassVar[str] = ""
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -89,6 +89,8 @@ class NoisySupervision(Supervision):
         again at each batch with networks in training mode, samples clean and noisy pairs in separate batches, and mixes two shapes
         of labels into a matrix of margins.
     """
+
+    reads_model: ClassVar[bool] = True
 
     margin: float = 0.2
     growth: MarginGrowth = "exponential"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -92,6 +93,8 @@ class OfflineNegativeSupervision(Supervision):
         Chen et al., AOQ (2020), with lists of 300. Differs from the released code, which reads lists from files, and whose second pair of items is
         sampled once for both directions.
     """
+
+    reads_model: ClassVar[bool] = True
 
     size: int = 300
     preselect: int = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,6 +46,7 @@ class TrainerState:
         pairs: Pairs trained on so far.
         loss_sum: Sum of the losses since the last validation.
         loss_steps: Number of these losses.
+        scaler: State of the gradient scaler of float16. Empty without it.
         done: Whether the training is complete.
     """
 
@@ -61,6 +62,7 @@ class TrainerState:
     pairs: Count = 0
     loss_sum: float = 0.0
     loss_steps: Count = 0
+    scaler: dict[str, float] = field(default_factory=dict)
     done: bool = False
 
 

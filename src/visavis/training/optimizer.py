@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer, RAdam
 
 from visavis.errors import RecipeError, RunError, suggest_name
@@ -95,11 +96,23 @@ def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
     """
     state = optimizer.state_dict()["state"]
     return {
-        f"{parameter}.{name}": torch.as_tensor(value)
+        f"{parameter}.{name}": full_tensor(torch.as_tensor(value))
         for index, parameter in enumerate(_named_parameters(optimizer))
         for name, value in state.get(index, {}).items()
         if value is not None
     }
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Gather the shards of a tensor. All processes must call it.
+
+    Args:
+        tensor: A tensor, sharded or not.
+
+    Returns:
+        The whole tensor.
+    """
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
@@ -119,8 +132,10 @@ def restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
         parameter, name = key.rsplit(".", 1)
         if parameter in indices and name in STATE_NAMES[type(optimizer)]:
             # A fused step reads parameter and state in memory order, so the state needs the memory layout of the parameter.
-            restored = value if name == "step" else torch.empty_like(parameters[parameter]).copy_(value)
-            state.setdefault(indices[parameter], {})[name] = restored
+            like = parameters[parameter]
+            if name != "step" and isinstance(like, DTensor):
+                value = distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
+            state.setdefault(indices[parameter], {})[name] = value if name == "step" else torch.empty_like(like).copy_(value)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
@@ -283,19 +298,6 @@ def set_lr(optimizer: Optimizer, factor: float) -> None:
     """
     for group in optimizer.param_groups:
         group["lr"] = group["base_lr"] * factor
-
-
-def optimizer_step(optimizer: Optimizer, clip_norm: float) -> None:
-    """Clip the gradient, step, and clear the gradient.
-
-    Args:
-        optimizer: Optimizer.
-        clip_norm: Maximum norm of the gradient over all parameters. 0: no clipping.
-    """
-    if clip_norm:
-        torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip_norm)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
 
 
 def _named_parameters(optimizer: Optimizer) -> dict[str, Tensor]:

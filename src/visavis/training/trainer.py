@@ -20,12 +20,12 @@ from visavis import spec, storage, supervision
 from visavis.data.loader import Batch, derive_seed
 from visavis.errors import RecipeError, RunError
 from visavis.models import Matcher
-from visavis.models.device import bfloat16_autocast, choose_device
+from visavis.models.device import choose_device
 from visavis.progress import Progress, TrainingStep
 from visavis.recipes.data_module import DataModule
 from visavis.runs.run_folder import RunFolder
-from visavis.training.batch_norm import synchronize_batch_norm
 from visavis.training.checkpoint import Checkpoint, TrainerState
+from visavis.training.encoder_blocks import prepare_encoders
 from visavis.training.monitoring.alerts import find_alerts, new_alerts
 from visavis.training.monitoring.validation_metrics import hubness, summarize, validation_metrics
 from visavis.training.optimizer import (
@@ -33,14 +33,11 @@ from visavis.training.optimizer import (
     loss_warmup_factor,
     lr_factor,
     make_optimizer,
-    optimizer_step,
     optimizer_tensors,
     restore_optimizer,
-    set_lr,
-    train_mode,
 )
-from visavis.training.phase_setup import BatchLoss, StepControl, distribute, phase_loss, training_context
 from visavis.training.stop_signals import Stopped, StopRequest
+from visavis.training.train_step import StepControl, TrainStep, restore_scaler, training_context
 
 
 class Trainer:
@@ -71,7 +68,7 @@ class Trainer:
         self.group = data_module.group
         self.device = choose_device(recipe.training.device, "training.device")
         self.matcher = matcher.to(self.device)
-        synchronize_batch_norm(self.matcher, self.group)
+        prepare_encoders(self.matcher, recipe.training, self.group)
         self.train = data_module.train
         self.val = data_module.loader(data_module.validation)
         for phase in recipe.phases:
@@ -81,6 +78,11 @@ class Trainer:
                 raise RecipeError(
                     f"phases.supervision: {type(source).__name__} trains in one process, because {source.one_process_only}. "
                     "Start it without torchrun."
+                )
+            if self.group.world_size > 1 and recipe.training.strategy == "fsdp" and source.reads_model:
+                raise RecipeError(
+                    f'training.strategy: expected "ddp" with {type(source).__name__}, which reads the model in each step, got "fsdp". '
+                    'Set training.strategy = "ddp".'
                 )
         self.state, self.step_control, self.log = TrainerState(), StepControl(), list[dict[str, Any]]()
         self.best, self.last_checkpoint, self.stop = self._weights(), time.monotonic(), StopRequest()
@@ -112,7 +114,8 @@ class Trainer:
             checkpoint.remove_newer()
         self.matcher.load_state_dict(checkpoint.weights)
         self._begin_phase(checkpoint.supervision)
-        restore_optimizer(self.optimizer, checkpoint.optimizer)
+        restore_optimizer(self.train_step.optimizer, checkpoint.optimizer)
+        restore_scaler(self.train_step.scaler, self.state.scaler)
         return True
 
     def run(self) -> TrainerState:
@@ -169,27 +172,24 @@ class Trainer:
         control = self.step_control
         control.loss_scale = loss_warmup_factor(self.phase.loss_warmup_epochs, state.phase_step, steps) / (group_end - group_start)
         control.is_optimizer_step = batch.index + 1 == group_end
+        control.lr_factor = lr_factor(self.phase.schedule, state.phase_step, steps, self.phase.epochs)
         torch.manual_seed(derive_seed(self.recipe.seed, state.step, *self.group.seed_numbers))
-        train_mode(self.matcher)
-        with bfloat16_autocast(self.device, training.autocast):
-            loss = self.batch_loss(batch, self.supervision.targets)
-        (loss * control.loss_scale).backward()
         # Processes differ by the auxiliary loss of the model, whose gradients are averaged, too.
-        value = self.group.mean(loss.item())
+        value = self.group.mean(self.train_step.backward(batch, self.supervision.targets, control.loss_scale))
         if not math.isfinite(value):
             raise RunError(
                 f"{self.folder.path}: expected a finite loss, got {value} at step {state.step}. Lower the learning rate, or check the "
                 "features for NaN. The last checkpoint is intact."
             )
         if control.is_optimizer_step:
-            set_lr(self.optimizer, lr_factor(self.phase.schedule, state.phase_step, steps, self.phase.epochs))
-            optimizer_step(self.optimizer, training.clip_norm)
+            self.train_step.step(control.lr_factor)
         self.supervision.observe(batch, value)
         state.step, state.phase_step, state.pairs = state.step + 1, state.phase_step + 1, state.pairs + len(batch.global_captions)
         state.loss_sum, state.loss_steps = state.loss_sum + value, state.loss_steps + 1
 
     def _validate(self) -> bool:
         """Append a row to the log and save the best model. Returns whether patience ends the phase."""
+        self.train_step.copy_weights()
         row = self._log_row()
         if self.group.is_first:
             alerts = find_alerts(row, self.log)
@@ -214,8 +214,8 @@ class Trainer:
         if not self.group.is_first:
             return {"rsum": result.metrics["rsum"], "time": {"validation_s": time.perf_counter() - started}}
         train_loader = replace(self.train, rank=0, world_size=1)
-        train, health = validation_metrics(self.matcher, self.loss, self.supervision, train_loader, self.recipe)
-        val, _ = validation_metrics(self.matcher, self.loss, self.supervision, self.val, self.recipe)
+        train, health = validation_metrics(self.matcher, self.train_step.loss, self.supervision, train_loader, self.recipe)
+        val, _ = validation_metrics(self.matcher, self.train_step.loss, self.supervision, self.val, self.recipe)
         # The second stage of a two-stage model scores in another unit, so its similarities are not logged.
         similarity = {} if self.matcher.rerank_top_k else {"similarity": summarize([result.score_samples])}
         return {
@@ -250,16 +250,13 @@ class Trainer:
     def _begin_phase(self, state: dict[str, Tensor], previous: Optimizer | None = None) -> None:
         """Build loss, supervision and optimizer of the current phase. ``state`` belongs to the supervision."""
         self.phase = self.recipe.phases[self.state.phase]
-        self.loss = phase_loss(self.matcher, self.phase, self.recipe.memory or None, self.group)
         self.supervision = spec.parse(self.phase.supervision, supervision.CATALOG)
-        self.optimizer = make_optimizer(self.matcher, self.phase)
+        self.train_step = TrainStep(self.matcher, self.phase, self.recipe, self.group)
         self.matcher.zero_grad(set_to_none=True)
         if previous is not None and self.phase.keep_optimizer:
-            restore_optimizer(self.optimizer, optimizer_tensors(previous))
-        self.batch_loss = distribute(BatchLoss(self.matcher, self.loss), self.group)
-        context = training_context(
-            self.recipe, self.phase, self.matcher, self.optimizer, self.train, self.val, self.step_control, self.group
-        )
+            restore_optimizer(self.train_step.optimizer, optimizer_tensors(previous))
+        optimizer = self.train_step.optimizer
+        context = training_context(self.recipe, self.phase, self.matcher, optimizer, self.train, self.val, self.step_control, self.group)
         self.supervision.begin_phase(context, state)
 
     def _finish_phase(self) -> None:
@@ -272,7 +269,8 @@ class Trainer:
             following = self.recipe.phases[self.state.phase]
             if following.initial_weights == "best":
                 self.matcher.load_state_dict(self.best)
-            self._begin_phase(self.supervision.carried_over() if following.supervision == self.phase.supervision else {}, self.optimizer)
+            carried_over = self.supervision.carried_over() if following.supervision == self.phase.supervision else {}
+            self._begin_phase(carried_over, self.train_step.optimizer)
         self._checkpoint()
 
     @property
@@ -316,9 +314,10 @@ class Trainer:
             self._checkpoint()
 
     def _checkpoint(self) -> None:
-        checkpoint = Checkpoint(
-            self.state, self._weights(), self.best, optimizer_tensors(self.optimizer), self.supervision.state_dict(), self.log
-        )
+        self.train_step.copy_weights()
+        self.state.scaler = self.train_step.scaler.state_dict()
+        optimizer, supervision_state = optimizer_tensors(self.train_step.optimizer), self.supervision.state_dict()
+        checkpoint = Checkpoint(self.state, self._weights(), self.best, optimizer, supervision_state, self.log)
         if self.group.is_first:
             checkpoint.write(self.folder.checkpoints)
         self.last_checkpoint = time.monotonic()

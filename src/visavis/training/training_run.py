@@ -42,7 +42,7 @@ from visavis.training.checkpoint import complete_checkpoints
 from visavis.training.forgetting import Forgetting, check_forgetting, measure_forgetting
 from visavis.training.interpolation import Interpolation, choose_interpolation
 from visavis.training.optimizer import make_optimizer
-from visavis.training.phase_setup import phase_loss
+from visavis.training.train_step import phase_loss
 from visavis.training.trainer import Trainer
 
 

@@ -1,4 +1,4 @@
-"""Batch norm over the items of all processes, so that a batch has the same statistics on any number of processes."""
+"""Changes of the blocks of encoders before a training: synchronized batch norm, activation checkpointing, compilation."""
 
 from __future__ import annotations
 
@@ -9,9 +9,63 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
 
+from visavis.errors import RecipeError
+from visavis.models import Matcher
 from visavis.models.layers import MaskedBatchNorm
 from visavis.process_group import ProcessGroup
+from visavis.recipes.settings import TrainingSettings
+
+
+def prepare_encoders(model: Matcher, settings: TrainingSettings, group: ProcessGroup) -> None:
+    """Change the blocks of a model as the settings of a training require.
+
+    Args:
+        model: Model on its device, which is changed in place. Names of parameters stay the same.
+        settings: Settings of the training.
+        group: Processes that train together.
+
+    Raises:
+        RecipeError: If the model has no blocks, or a batch norm whose statistics chunks would change.
+    """
+    if settings.chunk_size and any(isinstance(module, _BatchNorm) for module in model.modules()):
+        raise RecipeError(
+            f"training.chunk_size: expected 0, got {settings.chunk_size}. {model.name} has batch norm, whose statistics would be those "
+            "of chunks. Remove it, or use an encoder without batch norm."
+        )
+    synchronize_batch_norm(model, group)
+    for key in ("activation_checkpointing", "compile"):
+        if getattr(settings, key) and not encoder_blocks(model):
+            raise RecipeError(
+                f"training.{key}: expected an encoder with a list of blocks, such as CLIP or BERT with trainable weights, got "
+                f"{model.name}, which has none. Remove it."
+            )
+    for block in encoder_blocks(model):
+        if settings.activation_checkpointing:
+            block.forward = partial(_recompute, block, block.forward)
+        if settings.compile:
+            block.compile()
+
+
+def encoder_blocks(model: nn.Module) -> list[nn.Module]:
+    """List the repeated blocks of a model, such as the layers of a transformer. Blocks inside of blocks are left out.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The blocks in the order of the model.
+    """
+    lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    return [block for name, blocks in lists.items() if not any(name.startswith(f"{other}.") for other in lists) for block in blocks]
+
+
+def _recompute(block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a block. In training its activations are computed again in the backward pass."""
+    if block.training and torch.is_grad_enabled():
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+    return forward(*args, **kwargs)
 
 
 class _SumOverProcesses(torch.autograd.Function):
@@ -23,7 +77,7 @@ class _SumOverProcesses(torch.autograd.Function):
         return group.all_reduce_sum(tensor.clone())
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return ctx.group.all_reduce_sum(gradient.clone()), None
 
 

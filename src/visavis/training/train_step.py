@@ -1,0 +1,337 @@
+"""Training step: loss of a phase, its forward and backward pass, the context of its supervision, and the second network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.experimental import implicit_replication
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from visavis import objectives
+from visavis.data.loader import Batch, Loader
+from visavis.errors import RecipeError
+from visavis.memory_budget import MemoryLimit
+from visavis.models import Matcher
+from visavis.models.device import autocast_context
+from visavis.models.inference import device_of
+from visavis.models.layers import Whitening
+from visavis.pair_loss import PairLoss
+from visavis.pair_loss.encoded_items import encode_in_chunks
+from visavis.process_group import ONE_PROCESS, ProcessGroup
+from visavis.recipes.recipe import Recipe
+from visavis.recipes.settings import Phase
+from visavis.supervision import TrainingContext
+from visavis.targets import Targets
+from visavis.training.encoder_blocks import encoder_blocks, prepare_encoders
+from visavis.training.optimizer import full_tensor, make_optimizer, optimizer_tensors, restore_optimizer, set_lr, train_mode
+from visavis.types import Encoded
+
+ComputeTargets = Callable[[Encoded, Encoded, Batch], Targets]
+
+
+def phase_loss(matcher: Matcher, phase: Phase, memory: MemoryLimit = None, group: ProcessGroup = ONE_PROCESS) -> PairLoss:
+    """Build the loss of a phase: its objective on the scores of a model.
+
+    Args:
+        matcher: Model, whose learned scale and Matryoshka dimensions the loss uses.
+        phase: Phase of a recipe.
+        memory: Memory limit of score blocks.
+        group: Processes that train together. Queries of one process are compared with the candidates of all.
+
+    Returns:
+        The loss.
+
+    Raises:
+        RecipeError: If the objective has a fixed gamma or margin and the model learns a scale.
+    """
+    objective = objectives.parse(phase.objective)
+    if matcher.scale is not None and objective.without_scale() is None:
+        raise RecipeError(
+            f"phases.objective: expected an objective without a fixed gamma or margin, because {type(matcher).__name__} learns a scale, "
+            f'got {objective!r}. Use NTXent, InfoNCE or Sigmoid, or set model.scale="fixed".'
+        )
+    score = None if matcher.score_is_cosine else matcher.score
+    gather = group.world_size > 1
+    return PairLoss(objective, score=score, scale=matcher.scale, gather=gather, memory=memory, matryoshka_dims=matcher.matryoshka_dims)
+
+
+def compute_loss(matcher: Matcher, loss: PairLoss, compute_targets: ComputeTargets, batch: Batch, chunk_size: int = 0) -> Tensor:
+    """Compute the training loss of one batch.
+
+    Args:
+        matcher: Model in training mode.
+        loss: Loss of the phase.
+        compute_targets: Builds the targets of the encoded batch, such as ``Supervision.targets``.
+        batch: Batch on the device of the model.
+        chunk_size: Items whose activations are in memory. The loss compares all items of the batch. 0: all.
+
+    Returns:
+        The loss, a scalar, with the auxiliary loss of the model if it has one.
+    """
+    visual = _encode(matcher.encode_visual, batch.visual, chunk_size)
+    text = _encode(matcher.encode_text, batch.text, chunk_size)
+    targets = compute_targets(visual, text, batch)
+    value = loss(matcher.first_stage_items(visual), matcher.first_stage_items(text), targets=targets)
+    auxiliary = matcher.auxiliary_loss(visual, text, targets)
+    return value if auxiliary is None else value + auxiliary
+
+
+def _encode(encode: Callable[[Encoded], Encoded], items: Encoded, chunk_size: int) -> Encoded:
+    if not 0 < chunk_size < len(items):
+        return encode(items)
+    chunks = (items[start : start + chunk_size] for start in range(0, len(items), chunk_size))
+    return encode_in_chunks(encode, chunks)  # type: ignore[return-value]
+
+
+class BatchLoss(nn.Module):
+    """Forward pass of a batch as one module, which ``DistributedDataParallel`` can wrap.
+
+    Args:
+        matcher: Model.
+        loss: Loss of the phase.
+        chunk_size: Items whose activations are in memory. 0: all.
+    """
+
+    def __init__(self, matcher: Matcher, loss: PairLoss, chunk_size: int):
+        super().__init__()
+        self.matcher, self.loss, self.chunk_size = matcher, loss, chunk_size
+
+    def forward(self, batch: Batch, compute_targets: ComputeTargets) -> Tensor:
+        """Compute the training loss of a batch. See ``compute_loss``.
+
+        Args:
+            batch: Batch on the device of the model.
+            compute_targets: Builds the targets of the encoded batch.
+
+        Returns:
+            The loss.
+        """
+        return compute_loss(self.matcher, self.loss, compute_targets, batch, self.chunk_size)
+
+
+class TrainStep:
+    """Training step of one network in one phase: forward and backward pass, gradient scaling, clipping and optimizer.
+
+    Args:
+        matcher: Network on its device.
+        phase: Phase of the recipe.
+        recipe: Recipe.
+        group: Processes that train together. Their gradients are averaged.
+
+    Attributes:
+        matcher: The network, for evaluation. ``copy_weights`` gives it the trained weights.
+        loss: Loss of the phase.
+        optimizer: Optimizer of the phase.
+        scaler: Scale of the gradients of float16. Without float16 it does nothing.
+    """
+
+    def __init__(self, matcher: Matcher, phase: Phase, recipe: Recipe, group: ProcessGroup = ONE_PROCESS):
+        self.matcher, self.training, self.device = matcher, recipe.training, device_of(matcher)
+        self.is_sharded = self.training.strategy == "fsdp" and group.world_size > 1
+        self.trained_matcher = matcher
+        self.loss = loss = phase_loss(matcher, phase, recipe.memory or None, group)
+        self.optimizer = make_optimizer(matcher, phase)
+        self.scaler = torch.GradScaler(self.device.type, enabled=self.training.autocast == "float16")
+        if self.is_sharded:
+            # A shard cannot encode alone, but validations need the whole network.
+            self.trained_matcher = deepcopy(matcher)
+            loss = phase_loss(self.trained_matcher, phase, recipe.memory or None, group)
+        self.module: nn.Module = BatchLoss(self.trained_matcher, loss, self.training.chunk_size)
+        if self.is_sharded:
+            for part in (*encoder_blocks(self.trained_matcher), self.module):
+                fully_shard(part, ignored_params=scalar_parameters(part))
+            self.optimizer = make_optimizer(self.trained_matcher, phase)  # again, because sharding has replaced the parameters
+        elif group.world_size > 1:
+            # A static graph may leave parameters unused, such as the pooling layer of a pretrained encoder. It excludes ``no_sync``, so
+            # gradients are averaged after each accumulated batch. That costs time and changes nothing, because the mean is linear.
+            self.module = DistributedDataParallel(self.module, static_graph=True, gradient_as_bucket_view=True)
+
+    def backward(self, batch: Batch, compute_targets: ComputeTargets, loss_scale: float = 1.0) -> float:
+        """Add the gradient of a batch to that of earlier ones.
+
+        Args:
+            batch: Batch on the device of the network.
+            compute_targets: Builds the targets of the encoded batch.
+            loss_scale: Factor of the loss in the gradient.
+
+        Returns:
+            The loss.
+        """
+        train_mode(self.trained_matcher)
+        with autocast_context(self.device, self.training.autocast):
+            loss: Tensor = self.module(batch, compute_targets)
+        self.scaler.scale(loss * loss_scale).backward()
+        return loss.item()
+
+    def step(self, lr_factor: float) -> None:
+        """Clip the gradient, step, and clear the gradient. float16 skips a step whose gradient overflows, and scales the next ones less.
+
+        Args:
+            lr_factor: Factor of all learning rates.
+        """
+        set_lr(self.optimizer, lr_factor)
+        if self.training.clip_norm:
+            self.scaler.unscale_(self.optimizer)
+            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+            # A learned scale is not sharded.
+            with implicit_replication() if self.is_sharded else nullcontext():
+                torch.nn.utils.clip_grad_norm_(parameters, self.training.clip_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def copy_weights(self) -> None:
+        """Copy sharded weights into ``matcher``. All processes must call it. Without shards it does nothing."""
+        if self.is_sharded:
+            self.matcher.load_state_dict({name: full_tensor(part) for name, part in self.trained_matcher.state_dict().items()})
+
+
+def scalar_parameters(module: nn.Module) -> set[nn.Parameter]:
+    """Select the parameters of a single number, such as a learned scale, which cannot be sharded.
+
+    Their gradients are equal on all processes, because ``PairLoss`` sums them.
+
+    Args:
+        module: A module.
+
+    Returns:
+        The parameters.
+    """
+    return {parameter for parameter in module.parameters() if parameter.dim() == 0}
+
+
+@dataclass
+class StepControl:
+    """How the trainer uses its current batch.
+
+    Attributes:
+        loss_scale: Factor of the loss.
+        is_optimizer_step: Whether the optimizer steps after this batch.
+        lr_factor: Factor of all learning rates.
+    """
+
+    loss_scale: float = 1.0
+    is_optimizer_step: bool = True
+    lr_factor: float = 1.0
+
+
+def training_context(
+    recipe: Recipe,
+    phase: Phase,
+    matcher: Matcher,
+    optimizer: Optimizer,
+    train: Loader,
+    validation: Loader,
+    step_control: StepControl | None = None,
+    group: ProcessGroup = ONE_PROCESS,
+) -> TrainingContext:
+    """Build the context that a supervision receives at the start of a phase.
+
+    Args:
+        recipe: Recipe of the training.
+        phase: Current phase.
+        matcher: Model.
+        optimizer: Optimizer of the model in this phase.
+        train: Batches of the training split.
+        validation: Batches of the validation split.
+        step_control: Control that the trainer sets for each batch. None: one optimizer step per batch.
+        group: Processes that train together.
+
+    Returns:
+        The context.
+    """
+    return TrainingContext(
+        matcher=matcher,
+        objective=objectives.parse(phase.objective),
+        optimizer=optimizer,
+        make_peer=partial(PeerNetwork, matcher, phase, recipe, step_control or StepControl(), group),
+        train=train,
+        validation=validation,
+        seed=recipe.seed,
+        device=next(matcher.parameters()).device,
+        memory=recipe.memory or None,
+        group=group,
+    )
+
+
+class PeerNetwork:
+    """Second network of co-teaching: same architecture as the first, other weights, trained by the same phase.
+
+    Args:
+        first: The first network.
+        phase: Phase that trains both.
+        recipe: Recipe of the run.
+        step_control: Accumulation, loss scale and learning rates of the trainer.
+        group: Processes that train together.
+        seed: Seed of the initial weights.
+
+    Attributes:
+        matcher: The second network.
+        train: Its training step.
+    """
+
+    def __init__(self, first: Matcher, phase: Phase, recipe: Recipe, step_control: StepControl, group: ProcessGroup, seed: int):
+        torch.manual_seed(seed)
+        self.matcher = type(first)(first.config).to(device_of(first))
+        for own, source in zip(self.matcher.modules(), first.modules(), strict=True):
+            if isinstance(own, Whitening):
+                own.load_state_dict(source.state_dict())
+        prepare_encoders(self.matcher, recipe.training, group)
+        self.matcher.matryoshka_dims = first.matryoshka_dims
+        self.train, self.step_control = TrainStep(self.matcher, phase, recipe, group), step_control
+
+    def train_step(self, batch: Batch, compute_targets: ComputeTargets) -> None:
+        """Backpropagate a batch, and step if the first network steps, at its current learning rates.
+
+        Args:
+            batch: Batch on the device of the networks.
+            compute_targets: Builds the targets of this network.
+        """
+        self.train.backward(batch, compute_targets, self.step_control.loss_scale)
+        if self.step_control.is_optimizer_step:
+            self.train.step(self.step_control.lr_factor)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return weights and the states of optimizer and gradient scaler.
+
+        Returns:
+            Tensors by ``weights.<name>``, ``optimizer.<name>`` and ``scaler.<name>``.
+        """
+        weights = {f"weights.{name}": tensor.detach().cpu().clone() for name, tensor in self.matcher.state_dict().items()}
+        optimizer = {f"optimizer.{name}": tensor for name, tensor in optimizer_tensors(self.train.optimizer).items()}
+        scaler = {f"scaler.{name}": torch.tensor(value, dtype=torch.float64) for name, value in self.train.scaler.state_dict().items()}
+        return weights | optimizer | scaler
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Load what ``state_dict`` returned.
+
+        Args:
+            state: Tensors by name.
+        """
+
+        def select(prefix: str) -> dict[str, Tensor]:
+            return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+
+        self.matcher.load_state_dict(select("weights."))
+        restore_optimizer(self.train.optimizer, select("optimizer."))
+        restore_scaler(self.train.scaler, {name: tensor.item() for name, tensor in select("scaler.").items()})
+
+
+def restore_scaler(scaler: torch.GradScaler, state: dict[str, float]) -> None:
+    """Load the state of a gradient scaler.
+
+    Args:
+        scaler: Scaler of the current phase.
+        state: Result of its ``state_dict``. Empty without float16.
+    """
+    if state and scaler.is_enabled():
+        integers = ("growth_interval", "_growth_tracker")
+        scaler.load_state_dict({name: int(value) if name in integers else value for name, value in state.items()})

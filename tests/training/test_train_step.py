@@ -1,0 +1,126 @@
+"""Training step: encoding in chunks, float16 with scaled gradients, activation checkpointing and compilation."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+
+import pytest
+import torch
+
+import visavis
+from visavis.errors import RecipeError
+from visavis.models.inference import device_of
+from visavis.progress import NoProgress
+from visavis.recipes.data_module import prepare_training
+from visavis.recipes.files import read_recipe
+from visavis.runs.run_folder import RunFolder
+from visavis.training.encoder_blocks import encoder_blocks
+from visavis.training.stop_signals import Stopped
+from visavis.training.trainer import Trainer
+
+
+@pytest.fixture
+def clip(dual_encoders, few_scenes):
+    """Builds a trainer of the tiny CLIP, with further settings."""
+    encoder = str(dual_encoders / "clip")
+    small = {"data.path": str(few_scenes), "visual.encoder": encoder, "text.encoder": encoder, "training.batch_size": 16}
+
+    def build(folder, **settings) -> Trainer:
+        values = small | {f"training.{name}": value for name, value in settings.items()}
+        trainer = Trainer(*prepare_training(read_recipe("clip/full", values)), RunFolder(folder), NoProgress())
+        trainer._begin_phase({})
+        return trainer
+
+    return build
+
+
+def gradients(trainer: Trainer) -> tuple[float, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    batch = next(iter(trainer.train.epoch(1)))
+    value = trainer.train_step.backward(batch.to(device_of(trainer.matcher)), trainer.supervision.targets)
+    return value, {name: part.grad for name, part in trainer.matcher.named_parameters() if part.grad is not None}
+
+
+@pytest.mark.parametrize(
+    "settings", [{"chunk_size": 3}, {"activation_checkpointing": True}, {"chunk_size": 5, "activation_checkpointing": True}]
+)
+def test_memory_settings_do_not_change_loss_and_gradients(clip, tmp_path, settings):
+    value, parts = gradients(clip(tmp_path / "whole"))
+    saved_value, saved_parts = gradients(clip(tmp_path / "saved", **settings))
+    assert saved_value == pytest.approx(value, rel=1e-6)
+    assert parts.keys() == saved_parts.keys()
+    for name, part in parts.items():
+        torch.testing.assert_close(saved_parts[name], part, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_blocks_do_not_change_loss_and_gradients(clip, tmp_path):
+    value, parts = gradients(clip(tmp_path / "whole"))
+    compiled_value, compiled_parts = gradients(clip(tmp_path / "compiled", compile=True, activation_checkpointing=True, chunk_size=4))
+    assert compiled_value == pytest.approx(value, rel=1e-5)
+    for name, part in parts.items():
+        torch.testing.assert_close(compiled_parts[name], part, rtol=1e-3, atol=1e-5)
+
+
+def test_chunks_hold_the_activations_of_one_chunk(clip, tmp_path):
+    """Tensors that the graph of a step keeps for its backward pass, in numbers."""
+
+    def kept(trainer: Trainer) -> int:
+        batch, count = next(iter(trainer.train.epoch(1))), [0]
+
+        def count_and_keep(tensor: torch.Tensor) -> torch.Tensor:
+            count[0] += tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count_and_keep, lambda tensor: tensor):
+            trainer.train_step.module(batch, trainer.supervision.targets)
+        return count[0]
+
+    assert kept(clip(tmp_path / "chunks", chunk_size=2)) < kept(clip(tmp_path / "whole")) / 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"chunk_size": 4}, r"training\.chunk_size: expected 0, got 4\. VSE\+\+ has batch norm"),
+        ({"compile": True}, r"training\.compile: expected an encoder with a list of blocks"),
+        ({"activation_checkpointing": True}, r"training\.activation_checkpointing: expected an encoder with a list of blocks"),
+    ],
+)
+def test_settings_without_effect_are_refused(few_scenes, tmp_path, settings, message):
+    values = {"data.path": str(few_scenes), **{f"training.{name}": value for name, value in settings.items()}}
+    with pytest.raises(RecipeError, match=message):
+        Trainer(*prepare_training(read_recipe("photos/pixels-words", values)), RunFolder(tmp_path), NoProgress())
+
+
+def test_encoder_blocks_are_the_outer_layers(clip, tmp_path):
+    blocks = encoder_blocks(clip(tmp_path).matcher)
+    assert [type(block).__name__ for block in blocks] == ["CLIPEncoderLayer"] * 4
+
+
+def test_float16_resumes_with_its_gradient_scale(recipe, scenes, tmp_path):
+    """The scale halves at each step whose gradient overflows, so it is part of the state."""
+    values = {"data.path": str(scenes), "training.autocast": "float16", "training.threads": 1}
+    whole = visavis.train(str(recipe), overrides=values, out=tmp_path / "whole")
+
+    class StopAfterFiveSteps(NoProgress):
+        def training_step(self, step):
+            if step.step == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped):
+        visavis.train(str(recipe), overrides=values, out=tmp_path / "pieces", progress=StopAfterFiveSteps())
+    pieces = visavis.train(resume=tmp_path / "pieces")
+    assert pieces.test.metrics == whole.test.metrics
+    states = [
+        Trainer(*prepare_training(read_recipe(str(recipe), values)), RunFolder(tmp_path / name), NoProgress())
+        for name in ("whole", "pieces")
+    ]
+    assert all(state.resume() for state in states)
+    first, second = (state.state.scaler for state in states)
+    assert first == second
+    assert first["scale"] > 0
