@@ -100,8 +100,9 @@ def test_profile_of_every_objective_is_finite(kind):
 
 def test_profile_report_holds_plots_and_values(tmp_path):
     out = tmp_path / "anatomy"
-    found = visavis.anatomy(["Unified(gamma=1)", "Unified(gamma=1.0)"], out=out)
-    assert sorted(path.name for path in out.iterdir()) == ["1-Unified.png", "profiles.json", "report.html"]
+    found = visavis.anatomy(["Unified(gamma=1)", "Unified(gamma=1.0)", "Goal(pair='lin')"], out=out)
+    assert sorted(path.name for path in out.iterdir()) == ["1-Unified.png", "2-Goal.png", "pair-weights.png", "profiles.json", "report.html"]
+    assert (out / "pair-weights.png").read_bytes() == plot_pair_weights(found.goals).light
     assert json.loads((out / "profiles.json").read_text()) == found.to_json()
     page = (out / "report.html").read_text()
     assert re.findall(r"<h2>(.*?)</h2>", page)[0] == "Unified(gamma=1.0)"
