@@ -20,6 +20,8 @@ help:
 demo: .venv/.demo
 	@$(BIN)/visavis demo
 
+# Python keeps compiled files: processes that the tests start would compile the package again, in 2 s each.
+test: export PYTHONDONTWRITEBYTECODE =
 test: .venv/.dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 -n auto --dist loadfile --no-loadscope-reorder -m 'not long and not timing'
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m timing $$(grep -rl --include='*.py' 'mark\.timing' tests)

@@ -8,10 +8,14 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from multiprocessing import get_context
+from functools import partial
+from multiprocessing import connection, get_context
 from pathlib import Path
 
+import pytest
 from torch import multiprocessing
+
+from visavis.experiments import jobs
 
 FORKED = get_context("forkserver")
 FORKED.set_forkserver_preload(
@@ -22,6 +26,18 @@ FORKED.set_forkserver_preload(
 def in_processes(work: Callable[..., None], arguments: tuple[object, ...], *, nprocs: int) -> None:
     """Run ``work(rank, *arguments)`` in ``nprocs`` processes and raise the first error."""
     multiprocessing.start_processes(work, arguments, nprocs, start_method="forkserver")
+
+
+def fork_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the workers of comparisons, audits and the demo start from the server, instead of each importing torch."""
+    monkeypatch.setattr(jobs, "get_context", lambda _: FORKED)
+    monkeypatch.setattr(jobs, "_start_worker", partial(_start_forked_worker, dict(os.environ)))
+
+
+def _start_forked_worker(environment: dict[str, str], receiver: connection.Connection) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    jobs._start_worker(receiver)
 
 
 def run_visavis() -> None:

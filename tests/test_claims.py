@@ -120,7 +120,14 @@ def test_every_claim_uses_runs_of_study():
             assert setting in {*made[experiment], "*"}, (claim["name"], address)
 
 
-def test_page_matches_numbers():
+@pytest.fixture(scope="module")
+def results():
+    """The result of every claim. Their bootstraps take seconds."""
+    return claims.results()
+
+
+def test_page_matches_numbers(results, monkeypatch):
+    monkeypatch.setattr(claims, "results", lambda: results)
     assert claims.PAGE.read_text() == claims.page()
 
 
@@ -132,8 +139,8 @@ def test_claims_agree_with_an_independent_computation(monkeypatch):
     assert len(recompute_claims.mistakes()) > 60
 
 
-def test_advice_states_corrected_verdicts():
-    verdict_of = {claim["name"]: claims.corrected_verdict(result, adjusted) for claim, result, adjusted in claims.results()}
+def test_advice_states_corrected_verdicts(results):
+    verdict_of = {claim["name"]: claims.corrected_verdict(result, adjusted) for claim, result, adjusted in results}
     page = (claims.PAGE.parent / "choosing.md").read_text()
     rows = re.findall(r"^\| .* \| ((?:[A-Z]\d+(?:, )?)+) \| (.*) \|$", page, re.MULTILINE)
     assert len(rows) > 10

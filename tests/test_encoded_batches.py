@@ -15,7 +15,7 @@ from visavis.models.inference import device_score, score_all_pairs, score_indexe
 from visavis.supervision.offline_negatives import mean_pooled
 from visavis.types import Encoded, EncodedBatches, collect_batches, concatenate
 
-LONGEST, WIDTH, TEXTS, IMAGES, COPIED = 60, 8, 240, 48, 100
+LONGEST, WIDTH, TEXTS, IMAGES, COPIED = 60, 8, 240, 16, 100
 
 
 def block(number: int, length: int, named: bool) -> Encoded:

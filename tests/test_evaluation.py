@@ -235,7 +235,10 @@ def test_evaluation_result_is_flat_json() -> None:
     assert actual["rsum"] == 600
 
 
-@pytest.mark.parametrize(("protocol", "videos", "captions"), [("msrvtt-full", 2990, 2), ("msrvtt-1ka", 1000, 1), ("msvd", 670, 3)])
+@pytest.mark.parametrize(
+    ("protocol", "videos", "captions"),
+    [pytest.param("msrvtt-full", 2990, 2, marks=pytest.mark.long), ("msrvtt-1ka", 1000, 1), ("msvd", 670, 3)],
+)
 def test_video_protocols_use_mean_rank_for_ties(protocol, videos, captions) -> None:
     """Pairs of videos tie, so the mean rank is 1.5, which is not a hit at 1 but a hit from 2 on."""
     ids = torch.arange(videos).repeat_interleave(captions)

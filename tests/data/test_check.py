@@ -326,6 +326,7 @@ def test_image_validation_is_cached_until_a_file_changes(tmp_path):
 
 
 @pytest.mark.data
+@pytest.mark.long
 def test_flickr8k_has_no_loss():
     report = check_dataset("flickr8k")
     assert report.ok

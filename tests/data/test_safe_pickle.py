@@ -74,7 +74,7 @@ def test_safe_pickle_converts_numpy_scalars(read, protocol):
     assert read(pickle.dumps([np.float32(1.5), np.int64(3), np.bool_(True), words], protocol)) == [1.5, 3, True, ["a", None, ["b"]]]
 
 
-@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=20)
 @hypothesis.given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),

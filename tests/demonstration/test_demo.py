@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from tests.processes import fork_workers
 
 import visavis
 from visavis.demonstration import demo_run
@@ -41,7 +42,9 @@ class RecordedProgress(NoProgress):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     progress = RecordedProgress()
-    return run_demo(tmp_path_factory.mktemp("demo") / "new", progress, SMALL), progress
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        fork_workers(monkeypatch)
+        return run_demo(tmp_path_factory.mktemp("demo") / "new", progress, SMALL), progress
 
 
 def test_demo_writes_report_tables_plots_data_and_runs(finished):

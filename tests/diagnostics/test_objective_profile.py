@@ -100,12 +100,19 @@ def test_profile_of_every_objective_is_finite(kind):
 
 def test_profile_report_holds_plots_and_values(tmp_path):
     out = tmp_path / "anatomy"
-    found = visavis.anatomy(["Unified(gamma=1)", "Unified(gamma=1.0)"], out=out)
-    assert sorted(path.name for path in out.iterdir()) == ["1-Unified.png", "profiles.json", "report.html"]
+    found = visavis.anatomy(["Unified(gamma=1)", "Unified(gamma=1.0)", "Goal(pair='lin')"], out=out)
+    assert sorted(path.name for path in out.iterdir()) == [
+        "1-Unified.png",
+        "2-Goal.png",
+        "pair-weights.png",
+        "profiles.json",
+        "report.html",
+    ]
+    assert (out / "pair-weights.png").read_bytes() == plot_pair_weights(found.goals)
     assert json.loads((out / "profiles.json").read_text()) == found.to_json()
     page = (out / "report.html").read_text()
     assert re.findall(r"<h2>(.*?)</h2>", page)[0] == "Unified(gamma=1.0)"
-    assert page.count("data:image/png;base64,") == 2  # for light and for dark pages
+    assert page.count("data:image/png;base64,") == 3 * 2  # for light and for dark pages
     assert "http" not in page
     assert f"<td>{found.profiles[0].rotation.norm[0]:.3f}</td>" in page
     with pytest.raises(RefusedOverwrite):
@@ -138,8 +145,8 @@ def test_pair_weights_of_goal_match_figure_3():
         assert weights[pair][1].tolist() == pytest.approx(negative)
 
 
-def test_profile_report_plots_each_pair_weight_of_goal_once(tmp_path):
-    found = visavis.anatomy(["Goal(pair='lin')", "Goal(pair='lin_ms')", "Goal(triplet='con', pair='lin')"], out=tmp_path / "anatomy")
+def test_pair_weights_of_goal_are_plotted_once():
+    found = visavis.anatomy(["Goal(pair='lin')", "Goal(pair='lin_ms')", "Goal(triplet='con', pair='lin')"])
     assert [one["name"] for one in found.to_json()["pair_weights"]] == ["lin", "lin_ms, m=0.1"]
     images = [plot_pair_weights([goal]) for goal in found.goals]
-    assert images[0] != images[1] and (found.folder / "pair-weights.png").read_bytes() not in images
+    assert images[0] != images[1] and plot_pair_weights(found.goals) not in images

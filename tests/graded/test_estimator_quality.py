@@ -333,6 +333,7 @@ def test_thresholds_command_prints_ladders(scenes):
     assert len(json.loads(shown.stdout)["estimators"][0]["ladder_specs"]) >= 1
 
 
+@pytest.mark.long
 @pytest.mark.data
 def test_paper_threshold_does_not_suit_short_word_vectors(data_folder):
     word, without = verbs.relevance_thresholds("flickr8k", estimator=["CBoW()", "CBoW(removed_components=1)"], num_pairs=10_000)

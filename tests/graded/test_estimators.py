@@ -47,7 +47,7 @@ def close(left, right):
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(texts=captions)
-@settings(max_examples=12)
+@settings(max_examples=6)
 def test_relevance_is_symmetric_and_one_for_equal_captions(estimators, kind, texts):
     estimator = estimators[kind]
     index = torch.arange(len(texts))
@@ -68,7 +68,7 @@ def test_relevance_is_symmetric_and_one_for_equal_captions(estimators, kind, tex
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(texts=captions, cut=st.integers(0, 6), mixed=st.randoms(use_true_random=False))
-@settings(max_examples=12)
+@settings(max_examples=6)
 def test_relevance_is_equal_in_blocks_and_pairs(estimators, kind, texts, cut, mixed):
     relevance = estimators[kind].for_captions(texts)
     rows, columns = (torch.tensor(mixed.choices(range(len(texts)), k=6)) for _ in range(2))

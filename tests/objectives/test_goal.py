@@ -80,14 +80,13 @@ EDGES = {
 }
 
 
-@pairwise(goal=ALL, dtype=[torch.float64, torch.bfloat16, torch.float16])
-def test_goal_is_finite_for_extreme_scores(goal, dtype):
-    for edge in EDGES.values():
-        scores = edge.to(dtype)
-        by_ids = Targets(query_ids=range(len(scores)), candidate_ids=range(scores.shape[1]))
-        for targets in (by_ids, Targets.from_pairs([], [], *scores.shape)):
-            assert goal(scores, targets).isfinite()
-            assert gradient(goal, scores, targets).isfinite().all()
+@pairwise(edge=EDGES, goal=ALL, dtype=[torch.float64, torch.bfloat16, torch.float16])
+def test_goal_is_finite_for_extreme_scores(edge, goal, dtype):
+    scores = EDGES[edge].to(dtype)
+    by_ids = Targets(query_ids=range(len(scores)), candidate_ids=range(scores.shape[1]))
+    for targets in (by_ids, Targets.from_pairs([], [], *scores.shape)):
+        assert goal(scores, targets).isfinite()
+        assert gradient(goal, scores, targets).isfinite().all()
 
 
 @every_goal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from visavis import Targets
@@ -133,6 +133,7 @@ def test_objectives_accept_noncontiguous_scores(kind):
 
 
 @pytest.mark.parametrize("kind", CATALOG, ids=lambda kind: kind.__name__)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_objectives_are_finite_for_any_ids(kind, data):
     sides = [data.draw(st.lists(st.integers(0, 3), max_size=5)) for _ in range(2)]

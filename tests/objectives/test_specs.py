@@ -6,7 +6,7 @@ import dataclasses
 import typing
 
 import pytest
-from hypothesis import given, reject
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from visavis import parse
@@ -28,6 +28,7 @@ def values_of(hint: object) -> st.SearchStrategy:
 
 
 @pytest.mark.parametrize("kind", CATALOG, ids=lambda kind: kind.__name__)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_objective_repr_round_trips(kind, data):
     hints = typing.get_type_hints(kind)

@@ -132,7 +132,11 @@ def random_items(number: int, length: int) -> Encoded:
     return Encoded(torch.randn(number, length, 6, dtype=torch.float64, requires_grad=True))
 
 
-@pairwise(kind=CATALOG, dropout=[0.0, 0.3])
+@pytest.mark.parametrize(
+    ("kind", "dropout"),
+    [(kind, 0.0) for kind in CATALOG]
+    + [pytest.param(kind, 0.3, marks=() if kind in (Triplet, Unified) else pytest.mark.long) for kind in CATALOG],
+)
 def test_plan_for_little_memory_matches_full_gradient(kind, dropout):
     score, images, texts = AttentionScore(dropout), random_items(40, 9), random_items(40, 7)
     targets = Targets.paired(40, **required_annotations(40, 40))

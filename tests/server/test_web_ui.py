@@ -90,8 +90,9 @@ def names(page):
     return page.locator(".tile .open").evaluate_all("tiles => tiles.map((tile) => tile.title)")
 
 
-def focused(page):
-    return page.evaluate("document.activeElement.title || document.activeElement.id")
+def wait_for_focus(page, title_or_id):
+    """Wait until an element has the focus. A closed dialog returns it in a later task, when its close event is delivered."""
+    page.wait_for_function("name => [document.activeElement.title, document.activeElement.id].includes(name)", arg=title_or_id)
 
 
 def drop(page, path):
@@ -236,7 +237,7 @@ def test_web_ui_by_keyboard_only(open_page, address, votes):
     page.keyboard.press("Escape")
     page.keyboard.press("Tab")
     page.locator("body").press("/")
-    assert focused(page) == "text"
+    wait_for_focus(page, "text")
     page.keyboard.type("an orange star")
     page.keyboard.press("Enter")
     page.wait_for_selector("h1:text-is('“an orange star”')")
@@ -244,12 +245,12 @@ def test_web_ui_by_keyboard_only(open_page, address, votes):
     page.wait_for_selector(".tile.shown")
     found = names(page)
     page.keyboard.press("ArrowDown")
-    assert focused(page) == found[0]
+    wait_for_focus(page, found[0])
     page.keyboard.press("ArrowRight")
-    assert focused(page) == found[1]
+    wait_for_focus(page, found[1])
     columns = page.locator(".grid").evaluate("grid => getComputedStyle(grid).gridTemplateColumns.split(' ').length")
     page.keyboard.press("ArrowDown")
-    assert focused(page) == found[1 + columns]
+    wait_for_focus(page, found[1 + columns])
     page.keyboard.press("ArrowUp")
     page.keyboard.press("y")
     page.wait_for_selector(".tile[data-vote=relevant]")
@@ -262,11 +263,11 @@ def test_web_ui_by_keyboard_only(open_page, address, votes):
     page.wait_for_selector(f"#detail-name:text-is('{found[2].rpartition('/')[2]}')")
     page.keyboard.press("Escape")
     page.wait_for_selector("dialog#detail[open]", state="detached")
-    assert focused(page) == found[2]
+    wait_for_focus(page, found[2])
     page.keyboard.press("m")
     page.wait_for_selector("h1:has-text('Similar to ')")
     page.keyboard.press("Escape")
-    assert focused(page) == "text"
+    wait_for_focus(page, "text")
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 360)])

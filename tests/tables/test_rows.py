@@ -33,12 +33,13 @@ TEXTS = {
 
 
 def kinds() -> dict[tuple[object, ...], str]:
-    """Return one trainable row for each combination of model, objectives and supervision."""
+    """Return one trainable row for each model with its encoders, and for each sequence of objectives with their supervision."""
     found: dict[tuple[object, ...], str] = {}
     for address in TRAINABLE:
         recipe = read_recipe(address)
         phases = tuple((phase.objective.partition("(")[0], phase.supervision.partition("(")[0]) for phase in recipe.phases)
-        found.setdefault((bool(recipe.members), recipe.model["kind"], recipe.visual.granularity, recipe.text.encoder, phases), address)
+        found.setdefault((bool(recipe.members), recipe.model["kind"], recipe.visual.granularity, recipe.text.encoder), address)
+        found.setdefault(phases, address)
     return found
 
 

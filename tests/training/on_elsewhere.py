@@ -31,7 +31,7 @@ TRAININGS = {
         1,
     ),
     "bank": (SCAN, "AOQ()", "OfflineNegativeSupervision(size=3, preselect=5)", 1),
-    "weights": (SCAN, "Unified()", "LearnedWeights(every=1)", 1),
+    "weights": (PLAIN, "Unified()", "LearnedWeights(every=1)", 1),
     "degrees": (PLAIN, "Ladder()", "GradedSupervision(relevance='SceneRelevance()')", 1),
     "two networks": (PLAIN, "NCR()", "NoisySupervision()", 3),
 }
