@@ -2,7 +2,7 @@
 
 With ``--items``, the images are repeated with noise to a larger collection.
 
-    visavis train heads-flickr8k "matryoshka_dims=[32,64,128,256]" seed=1 training.threads=1 --out runs/widths
+    visavis train heads-flickr8k model.whiten_text=false "matryoshka_dims=[32,64,128,256]" seed=1 training.threads=1 --out runs/widths
     VISAVIS_DATA=... python benchmarks/curve.py runs/widths [--items 200000]
 """
 

@@ -1,6 +1,6 @@
 """Calibration of match probabilities: learned on the validation split of a run, tested on its test split.
 
-    visavis train heads-flickr8k seed=1 training.threads=1 --out runs/heads
+    visavis train heads-flickr8k model.whiten_text=false seed=1 training.threads=1 --out runs/heads
     VISAVIS_DATA=... python studies/calibration.py runs/heads [--taken-out 200] [--draws 20] [--seed 0]
 
 Prints the reliability of the probabilities over the first ten results of each test query, in ten bins of equal mass. Then it tests

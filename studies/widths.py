@@ -1,7 +1,7 @@
 """Matryoshka dimensions: R@10 in both directions and RSUM on the test split, by the number of dimensions kept.
 
-visavis train heads-flickr8k seed=1 training.threads=1 --out runs/plain
-visavis train heads-flickr8k "matryoshka_dims=[32,64,128,256]" seed=1 training.threads=1 --out runs/widths
+visavis train heads-flickr8k model.whiten_text=false seed=1 training.threads=1 --out runs/plain
+visavis train heads-flickr8k model.whiten_text=false "matryoshka_dims=[32,64,128,256]" seed=1 training.threads=1 --out runs/widths
 VISAVIS_DATA=... python studies/widths.py runs/plain runs/widths --widths 32 64 128 256 1024
 """
 

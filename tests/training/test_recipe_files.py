@@ -51,7 +51,7 @@ SHIPPED = {
     "demo-triplet-hn": "dafba719",
     "demo-unified": "ea34be2e",
     "demo-vlc": "0973f89c",
-    "heads-flickr8k": "52533f1b",
+    "heads-flickr8k": "8218e015",
     "ladder-scenes": "61e35cf5",
     "aoq-heads-flickr8k": "199d222f",
     "ladder-heads-flickr8k": "2d209ae2",
