@@ -33,7 +33,16 @@ from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
 from visavis.process_group import ONE_PROCESS, ProcessGroup
 from visavis.progress import NoProgress, Progress
-from visavis.recipes.features import feedback_query_features, open_data, sample_features, text_features, training_subset, visual_features
+from visavis.recipes.features import (
+    caption_rows,
+    feedback_query_features,
+    image_rows,
+    open_data,
+    sample_features,
+    text_features,
+    training_subset,
+    visual_features,
+)
 from visavis.recipes.recipe import Recipe
 from visavis.recipes.start_model import copy_start_weights, load_start_model
 from visavis.spec import build_object
@@ -95,20 +104,20 @@ class DataModule:
         Returns:
             The images and the captions.
         """
-        settings, processor, texts = self.recipe.visual, self.processor, [*split.captions, *extra_captions]
+        settings, processor = self.recipe.visual, self.processor
+        texts = [*split.captions, *extra_captions] if extra_captions else split.captions
         visual: ItemSource
         if self.visual is None:
             preprocess_crops = processor.preprocess_crops if settings.augment else None
             visual = PixelSource(split, processor.preprocess, preprocess_crops, CROP_FUNCTIONS[settings.augment_crop])
         else:
-            rows = self.visual.rows(image.name for image in split.images)
-            visual = StoredFeatures(self.visual, rows, settings.crops, processor.standardization)
+            visual = StoredFeatures(self.visual, image_rows(self.visual, split), settings.crops, processor.standardization)
         if processor.vocabulary is not None:
             return visual, TokenizedCaptions(texts, processor.vocabulary)
         if processor.pretrained_tokenizer is not None:
             return visual, EncoderTokens(texts, processor.pretrained_tokenizer)
         assert self.text is not None
-        captions = StoredFeatures(self.text, self.text.rows(split.captions))
+        captions = StoredFeatures(self.text, caption_rows(self.text, split))
         if self.query_features is None:
             return visual, captions
         queries = StoredFeatures(self.query_features, self.query_features.rows(extra_captions))
@@ -348,9 +357,9 @@ def _check_splits(data_module: DataModule) -> None:
         used.append(test)
     for split in used:
         if data_module.visual is not None:
-            data_module.visual.rows(image.name for image in split.images)
+            image_rows(data_module.visual, split)
         if data_module.text is not None:
-            data_module.text.rows(split.captions)
+            caption_rows(data_module.text, split)
 
 
 def _fit_standardization(data_module: DataModule) -> Standardization:

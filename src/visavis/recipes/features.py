@@ -29,7 +29,7 @@ from visavis.models.inference import equal_batches
 from visavis.models.processor import Processor
 from visavis.progress import Progress
 from visavis.recipes.recipe import Recipe
-from visavis.recipes.settings import VisualSettings
+from visavis.recipes.settings import TextSettings, VisualSettings
 
 # Value of ``visual.features`` for features that the data set has: arrays of the VSE++ family, or a store of experts.
 PRECOMP = "precomp"
@@ -160,7 +160,10 @@ def text_features(
     """
     text = recipe.text
     if text.features:
-        store = FeatureStore.open(_resolve("text.features", text.features))
+        path = _resolve("text.features", text.features)
+        if path.suffix == ".npy":
+            return _open_caption_array(text, path, data), Processor(visual_encoder, None, None, stored_text_features=True)
+        store = FeatureStore.open(path)
         modality, granularity = store.description.modality, store.description.granularity
         if (modality, granularity) != ("text", text.granularity):
             raise RecipeError(
@@ -178,6 +181,40 @@ def text_features(
         return None, Processor(visual_encoder, None, None, text.encoder, tokenizer_folder=tokenizer_folder)
     encoder = EncoderSpec("text", text.encoder, text.granularity)
     return cache_features(data, encoder, on_progress=partial(progress.update, "caption features")), Processor(visual_encoder, encoder, None)
+
+
+def image_rows(features: AnyFeatures, split: Dataset) -> np.ndarray:
+    """Look up the rows of the images of a split.
+
+    Args:
+        features: Features of images.
+        split: Split of their data set.
+
+    Returns:
+        Row numbers.
+
+    Raises:
+        DataError: If an image has no features.
+    """
+    if isinstance(features, ArrayFeatures) and features.has_rows_of_dataset:
+        return split.image_rows
+    return features.rows(image.name for image in split.images)
+
+
+def caption_rows(features: AnyFeatures, split: Dataset) -> np.ndarray:
+    """Look up the rows of the captions of a split.
+
+    Args:
+        features: Features of captions.
+        split: Split of their data set.
+
+    Returns:
+        Row numbers.
+
+    Raises:
+        DataError: If a caption has no features.
+    """
+    return split.caption_rows if isinstance(features, ArrayFeatures) else features.rows(split.captions)
 
 
 def feedback_query_features(pairs: FeedbackPairs | None, data: Dataset, processor: Processor) -> AnyFeatures | None:
@@ -254,20 +291,38 @@ def _open_regions(visual: VisualSettings, path: Path, progress: Progress) -> Reg
     return stored
 
 
+def _open_caption_array(text: TextSettings, path: Path, data: Dataset) -> ArrayFeatures:
+    """Open an array with one vector per caption."""
+    if text.granularity != "pooled":
+        raise RecipeError(
+            f'text.granularity: expected "pooled", because {text.features} holds one vector per caption, got "{text.granularity}". Set it.'
+        )
+    stored = ArrayFeatures.open(path, data, "caption")
+    if len(stored.shape) != 1:
+        raise RecipeError(f"{text.features}: expected one vector per caption, got shape {list(stored.shape)} per caption.")
+    _check_finite(stored)
+    return stored
+
+
 def _check_axes(stored: ArrayFeatures, visual: VisualSettings) -> AnyFeatures:
     """Check the axes of stored features, and that they are finite."""
     axes = [*(["crops"] if visual.crops > 1 else []), *(["regions"] if visual.granularity == "regions" else []), "dimensions"]
-    shape = list(get_vectors(stored.read(np.arange(1))).shape[1:])
+    shape = list(stored.shape)
     if len(shape) != len(axes):
         raise RecipeError(f"{visual.features}: expected features {' x '.join(axes)} per image, got shape {shape}. Set visual.granularity.")
+    _check_finite(stored)
+    return stored
+
+
+def _check_finite(stored: ArrayFeatures) -> None:
     if (row := first_nonfinite_row(stored)) is not None:
         raise RecipeError(f"{stored.describe_row(row)}: expected finite features, got NaN or infinity. Compute them again.")
-    return stored
 
 
 def _build_vocabulary(train: Dataset, extra_captions: Sequence[str], min_count: int) -> Vocabulary:
     """Build the vocabulary of the training captions. Without any word, all captions would be equal."""
-    vocabulary = Vocabulary.from_captions([*train.captions, *extra_captions], min_count)
+    captions = [*train.captions, *extra_captions] if extra_captions else train.captions
+    vocabulary = Vocabulary.from_captions(captions, min_count)
     if len(vocabulary) == len(Vocabulary.from_captions([])):
         raise RecipeError(
             f"text.min_count: expected a word that occurs {min_count} times or more in the {len(train.captions):,} training captions of "

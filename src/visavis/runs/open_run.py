@@ -38,7 +38,7 @@ PATH_KEYS: dict[str, Callable[[str], bool]] = {
     **dict.fromkeys(("start_from", "data.path", "data.feedback", "evaluation.forgetting"), os.path.exists),
     **dict.fromkeys(("visual.encoder", "text.encoder"), _is_encoder_path),
     "visual.features": lambda name: name != PRECOMP and os.path.exists(name),
-    "text.features": os.path.isdir,
+    "text.features": os.path.exists,
     "model.pretrained": os.path.isfile,
 }
 
