@@ -17,6 +17,8 @@ from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.standardization import Standardization
 from visavis.data.features.store import Modality
 from visavis.data.loader import AnyFeatures, BatchSchedule, ConcatSource, ItemSource, Loader, StoredFeatures, TokenizedCaptions
+from visavis.data.streams.shard_stream import ShardStream, StreamImages
+from visavis.data.streams.stream_loader import StreamLoader, StreamSchedule
 from visavis.errors import DataError, RecipeError, VisavisError, suggest_name
 from visavis.evaluation import Evaluation
 from visavis.evaluation.protocols import Protocol, get_protocols, select_captions
@@ -38,6 +40,7 @@ from visavis.recipes.features import (
     feedback_query_features,
     image_rows,
     open_data,
+    open_stream,
     sample_features,
     text_features,
     training_subset,
@@ -65,6 +68,7 @@ class DataModule:
         feedback: Judged pairs of training images. None: no feedback.
         query_features: Features of judged text queries. None: the model reads tokens, or the feedback has no queries.
         group: Processes of the training, which share out batches and evaluations.
+        stream: Shards of the training. None: the training split of ``data``.
     """
 
     recipe: Recipe
@@ -75,11 +79,21 @@ class DataModule:
     feedback: FeedbackPairs | None = None
     query_features: AnyFeatures | None = None
     group: ProcessGroup = ONE_PROCESS
+    stream: ShardStream | None = None
+
+    @property
+    def training_split(self) -> Dataset:
+        """Training split of the data set, or the items of the stream."""
+        if self.stream is None and self.recipe.data.stream:
+            raise RecipeError(
+                "data.stream: only visavis train reads shards. Set data.stream to an empty text, and data.path to a data set."
+            )
+        return self.data.split("train") if self.stream is None else self.stream.dataset
 
     @property
     def train(self) -> Loader:
         """Batches of the training split, with its feedback. Each process reads its part of every batch."""
-        split = self.data.split("train")
+        split = self.training_split
         loader = self.loader(split, None if self.feedback is None else FeedbackSplit.from_pairs(split, self.feedback))
         return replace(loader, rank=self.group.rank, world_size=self.group.world_size)
 
@@ -134,6 +148,11 @@ class DataModule:
             The batches.
         """
         training, data = self.recipe.training, split if feedback is None else feedback.data
+        if isinstance(split.images, StreamImages):
+            stream_schedule = StreamSchedule(
+                batch_size=training.batch_size, batches_per_epoch=training.batches_per_epoch, interleave=self.recipe.data.interleave
+            )
+            return StreamLoader(split, *self.sources(split), stream_schedule, self.recipe.seed)
         queries = () if feedback is None else (*data.captions[len(split.captions) :], *feedback.unmatched_queries)
         items = data.captions if training.captions_per_image is None else data.images
         schedule = BatchSchedule(
@@ -266,14 +285,16 @@ def open_data_module(
     progress = progress or NoProgress()
     data = open_data(recipe, progress, skip_bad=recipe.data.skip_bad)
     feedback = read_feedback_pairs(recipe.data.feedback, data, progress) if training else None
+    stream = open_stream(recipe, progress) if training else None
     visual, visual_encoder = visual_features(recipe, data, progress)
-    text, processor = text_features(recipe, data, progress, trained_processor, visual_encoder, feedback.queries if feedback else ())
+    text, processor = text_features(recipe, data, progress, trained_processor, visual_encoder, feedback.queries if feedback else (), stream)
     if trained_processor:
         processor = replace(processor, visual_encoder_folder=trained_processor.visual_encoder_folder)
     for skipped in data.skipped:
         progress.message(f"Skipped: {skipped}")
     data = training_subset(recipe, data)
-    data_module = DataModule(recipe, data, processor, visual, text, feedback, feedback_query_features(feedback, data, processor))
+    query_features = feedback_query_features(feedback, data, processor)
+    data_module = DataModule(recipe, data, processor, visual, text, feedback, query_features, stream=stream)
     if not recipe.visual.standardize:
         return data_module
     standardization = trained_processor.standardization if trained_processor else _fit_standardization(data_module)
@@ -321,7 +342,7 @@ def build_matcher(data_module: DataModule, seed: int) -> Matcher:
     except (ValueError, RuntimeError) as error:
         raise RecipeError(f"model {kind.name}: cannot be built: {str(error).splitlines()[0]}.") from None
     for whitening in (module for module in matcher.modules() if isinstance(module, Whitening)):
-        train = data_module.data.split("train")
+        train = data_module.training_split
         whitening.fit(sample_features(data_module.sources(train)[1], len(train.captions)))
     return matcher
 
@@ -338,7 +359,7 @@ def _resolve_matryoshka_dims(data_module: DataModule, matcher: Matcher) -> tuple
         )
     if any(phase.supervision.startswith("OfflineNegativeSupervision(") for phase in recipe.phases):
         raise RecipeError("matryoshka_dims: OfflineNegativeSupervision supplies scores of full vectors only. Remove one of them.")
-    _, text = data_module.sources(data_module.data.split("train"))
+    _, text = data_module.sources(data_module.training_split)
     full = get_vectors(matcher.first_stage_items(encode_items(matcher, "text", text.read, [np.arange(1)]))).shape[1]
     if max(recipe.matryoshka_dims) > full:
         raise RecipeError(f"matryoshka_dims: expected at most {full}, the dimensions of this model, got {max(recipe.matryoshka_dims)}.")
@@ -348,7 +369,7 @@ def _resolve_matryoshka_dims(data_module: DataModule, matcher: Matcher) -> tuple
 def _check_splits(data_module: DataModule) -> None:
     """Check before a training that all splits exist and have features, and that the protocols fit the test split."""
     data, settings = data_module.data, data_module.recipe.evaluation
-    used = [data.split("train"), data_module.validation]
+    used = [data_module.training_split, data_module.validation]
     if (num_images := len(used[0].images)) < 2:
         raise RecipeError(f"{data.name}: expected at least 2 training images, got {num_images}. Add images to the training split.")
     for protocol in get_protocols(settings.protocol) if settings.test in data.splits or settings.test != "test" else ():
@@ -364,7 +385,7 @@ def _check_splits(data_module: DataModule) -> None:
 
 def _fit_standardization(data_module: DataModule) -> Standardization:
     """Fit the standardization to the features of the training images."""
-    train = data_module.data.split("train")
+    train = data_module.training_split
     batches = map(data_module.sources(train)[0].read, equal_batches(np.arange(len(train.images)), IMAGES_PER_BATCH))
     # Without the padding of features of different lengths.
     vectors = (get_vectors(items) if items.mask is None else get_vectors(items)[items.mask] for items in batches)  # type: ignore[index]

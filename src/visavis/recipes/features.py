@@ -19,6 +19,7 @@ from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.regions import RegionFeatures
 from visavis.data.features.store import FeatureStore
 from visavis.data.loader import AnyFeatures, ItemSource
+from visavis.data.streams.shard_stream import ShardStream
 from visavis.data.vocabulary import Vocabulary
 from visavis.errors import DataError, RecipeError, RunError
 from visavis.feedback.training_pairs import FeedbackPairs
@@ -33,6 +34,8 @@ from visavis.recipes.settings import TextSettings, VisualSettings
 
 # Value of ``visual.features`` for features that the data set has: arrays of the VSE++ family, or a store of experts.
 PRECOMP = "precomp"
+# Captions of a stream whose words are in the vocabulary.
+VOCABULARY_CAPTIONS = 100_000
 
 
 def open_data(recipe: Recipe, progress: Progress, *, skip_bad: bool) -> Dataset:
@@ -60,6 +63,45 @@ def open_data(recipe: Recipe, progress: Progress, *, skip_bad: bool) -> Dataset:
         frames_per_second=recipe.visual.frames_per_second,
         decode_all_frames=recipe.data.skip_bad,
         on_progress=lambda done, total: progress.update("checking images", done, total, 0.0),
+    )
+
+
+def open_stream(recipe: Recipe, progress: Progress) -> ShardStream | None:
+    """Open the shards that a recipe trains on.
+
+    Args:
+        recipe: Recipe.
+        progress: Receives progress.
+
+    Returns:
+        The stream. None if the recipe trains on a split of its data set.
+
+    Raises:
+        RecipeError: If a setting needs the whole training set.
+        DataError: If the shards cannot be read.
+    """
+    data, training = recipe.data, recipe.training
+    if not data.stream:
+        return None
+    needs_all_items = {
+        'visual.granularity = "pixels"': recipe.visual.granularity != "pixels",
+        'text.granularity = "tokens"': recipe.text.granularity != "tokens",
+        "no data.feedback": bool(data.feedback),
+        "data.training_images = 0 and data.training_captions = 0": bool(data.training_images or data.training_captions),
+        "data.noise_ratio = 0": bool(data.noise_ratio),
+        "no training.captions_per_image": training.captions_per_image is not None,
+        "training.length_buckets = 0": bool(training.length_buckets),
+        "PairSupervision in all phases": any(not phase.supervision.startswith("PairSupervision(") for phase in recipe.phases),
+    }
+    if wrong := [setting for setting, is_wrong in needs_all_items.items() if is_wrong]:
+        raise RecipeError(
+            f"data.stream: expected {', '.join(wrong)}, because items of shards are read one after the other. Change these settings."
+        )
+    return ShardStream.open(
+        data.stream,
+        max_open=2 * data.interleave,
+        skip_bad=data.skip_bad,
+        on_progress=lambda done, total: progress.update("counting shards", done, total, 0.0),
     )
 
 
@@ -140,6 +182,7 @@ def text_features(
     trained_processor: Processor | None,
     visual_encoder: EncoderSpec | None,
     extra_captions: Sequence[str] = (),
+    stream: ShardStream | None = None,
 ) -> tuple[AnyFeatures | None, Processor]:
     """Open or compute the features of the captions, and build the processor of new images and texts.
 
@@ -150,6 +193,7 @@ def text_features(
         trained_processor: Processor of a trained model, whose vocabulary and tokenizer are kept.
         visual_encoder: Encoder of the images.
         extra_captions: Further texts whose words are added to the vocabulary.
+        stream: Shards of the training. The vocabulary has the words of its first captions.
 
     Returns:
         The features (None: the model reads tokens) and the processor.
@@ -174,7 +218,11 @@ def text_features(
     if text.encoder == "vocabulary":
         if trained_processor and trained_processor.vocabulary:
             return None, Processor(visual_encoder, None, trained_processor.vocabulary)
-        train = training_subset(recipe, data).split("train")
+        train = (
+            training_subset(recipe, data).split("train")
+            if stream is None
+            else stream.dataset.take(np.arange(len(stream))[:VOCABULARY_CAPTIONS])
+        )
         return None, Processor(visual_encoder, None, _build_vocabulary(train, extra_captions, text.min_count))
     if text.granularity == "tokens":
         tokenizer_folder = trained_processor.tokenizer_folder if trained_processor else None

@@ -34,7 +34,7 @@ ENCODER_INPUTS = ("image_encoder", "text_encoder")
 # Keys of a run's recipe that may change: they do not affect a step, or their content has a fingerprint.
 CHANGEABLE_KEYS = (
     "name", "about", "published", "memory", "start_from",
-    "data.path", "data.requires", "data.feedback",
+    "data.path", "data.stream", "data.requires", "data.feedback",
     "visual.features", "text.features",
     "training.threads", "training.device", "training.checkpoint_s",
     "evaluation.protocol", "evaluation.test", "evaluation.relevance", "evaluation.extra_metrics", "evaluation.average_networks",
@@ -71,6 +71,8 @@ def fingerprint_inputs(
         hashes["images"] = data.fingerprint
     else:
         files["images"] = {image.name: image.location for image in data.images if image.location is not None}
+    if data_module.stream is not None:
+        hashes["stream"] = data_module.stream.fingerprint
     if isinstance(data_module.text, ArrayFeatures):
         files["stored_caption_features"] = _numbered(data_module.text.files)
     sides = ((data_module.visual, recipe.visual.encoder), (data_module.text, recipe.text.encoder))
