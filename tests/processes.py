@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from multiprocessing import get_context
@@ -36,10 +37,17 @@ class Command:
     Its output goes to a file, its messages to the same or to ``messages``. The first terminal among them controls the process.
     """
 
-    def __init__(self, output: Path, *arguments: object, messages: Path | None = None, program: Callable[[], None] = run_visavis):
+    def __init__(
+        self,
+        output: Path,
+        *arguments: object,
+        messages: Path | None = None,
+        program: Callable[[], None] = run_visavis,
+        environment: dict[str, str] | None = None,
+    ):
         self.output = output
         files = (output, messages or output)
-        worker_arguments = (program, files, Path.cwd(), dict(os.environ), ["visavis", *map(str, arguments)])
+        worker_arguments = (program, files, Path.cwd(), {**os.environ, **(environment or {})}, ["visavis", *map(str, arguments)])
         self.process = FORKED.Process(target=_run, args=worker_arguments)
         self.process.start()
         atexit.register(self.send, signal.SIGKILL)
@@ -62,6 +70,24 @@ class Command:
         self.process.join(seconds)
         assert self.process.exitcode is not None, f"the process is still running: {self.output_text}"
         return self.process.exitcode
+
+
+def start_ranks(folder: Path, world_size: int, *arguments: object, program: Callable[[], None] = run_visavis) -> list[Command]:
+    """Start the same command in several processes that find each other, as torchrun does. Outputs go to ``folder/rank-<n>.txt``."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size), "OMP_NUM_THREADS": "1"}
+    folder.mkdir(exist_ok=True)
+    return [
+        Command(
+            folder / f"rank-{rank}.txt",
+            *arguments,
+            program=program,
+            environment=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(world_size)
+    ]
 
 
 def _run(program: Callable[[], None], files: tuple[Path, Path], folder: Path, environment: dict[str, str], arguments: list[str]) -> None:

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed.distributed_c10d import Store, _get_default_store
 
 from visavis.errors import VisavisError, warn
 from visavis.types import Encoded, Items, all_tensors, concatenate, map_tensors
@@ -247,7 +248,7 @@ class ProcessGroup:
         """
         if self.world_size == 1:
             return list(batches)
-        gathered = []
+        gathered = list[Encoded]()
         for start in range(0, num_batches, self.world_size):
             number = start // self.world_size
             # A rank without a batch in the last round sends an empty one, which has the same tensors.
@@ -255,7 +256,7 @@ class ProcessGroup:
             by_part = [self.all_gather(part) for part in all_tensors(local)]
             for rank in range(min(self.world_size, num_batches - start)):
                 parts = iter([part[rank] for part in by_part])
-                gathered.append(map_tensors(lambda _, parts=parts: next(parts), local))  # type: ignore[misc]
+                gathered.append(local.map(lambda _, parts=parts: next(parts)))  # type: ignore[misc]
         return gathered
 
     def all_gather_items(self, items: Items) -> tuple[Items, slice]:
@@ -282,13 +283,13 @@ ONE_PROCESS = ProcessGroup(torch.device("cpu"), distributed_group=False)
 """The group of a training in one process."""
 
 
-def default_store() -> distributed.Store:
+def default_store() -> Store:
     """Return the store through which the ranks found each other.
 
     Returns:
         The store of the default group.
     """
-    return distributed.distributed_c10d._get_default_store()  # there is no public function
+    return _get_default_store()  # there is no public function
 
 
 def select_process_group(gather: bool | None, device: torch.device, *, training: bool, describe_batch: Callable[[], str]) -> ProcessGroup:

@@ -1,4 +1,4 @@
-"""Model that a training starts from: that of ``start_from``, with its weights, vocabulary and standardization."""
+"""Model of ``start_from``, whose weights, vocabulary and standardization a training starts with."""
 
 from __future__ import annotations
 

@@ -141,8 +141,10 @@ class OfflineNegativeSupervision(Supervision):
         own_captions = np.array([random.choice(loader.data.captions_of[image]) for image in all_images])
         texts = sample(text_lists, all_images), sample(text_lists, loader.data.image_of[all_captions])
         images = sample(image_lists, all_captions), sample(image_lists, own_captions)
-        near_texts, far_texts, far_images = texts[0][batch.image_rows], texts[1][batch.caption_rows], images[1][batch.image_rows]
-        near_images = images[0][batch.caption_rows]
+        image_rows = slice(batch.image_start, batch.image_start + len(batch.images))
+        caption_rows = slice(batch.caption_start, batch.caption_start + len(batch.captions))
+        near_texts, far_texts = texts[0][image_rows], texts[1][caption_rows]
+        near_images, far_images = images[0][caption_rows], images[1][image_rows]
         distant_images, negative_images = self._visual(loader, far_images), self._visual(loader, near_images)
         negative_texts, distant_texts = self._text(loader, near_texts), self._text(loader, far_texts)
         query_scores = [matcher.score_pairs(visual, negative_texts), matcher.score_pairs(distant_images, negative_texts)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,6 +24,7 @@ from visavis.recipes.recipe import Recipe
 from visavis.recipes.settings import Phase
 from visavis.supervision import TrainingContext
 from visavis.targets import Targets
+from visavis.training.batch_norm import synchronize_batch_norm
 from visavis.training.optimizer import make_optimizer, optimizer_step, optimizer_tensors, restore_optimizer, train_mode
 from visavis.types import Encoded
 
@@ -113,21 +113,9 @@ def distribute(module: BatchLoss, group: ProcessGroup) -> nn.Module:
     """
     if group.world_size == 1:
         return module
-    # A model may have parameters that a phase does not reach, such as an unused pooling layer of a pretrained encoder.
-    return DistributedDataParallel(module, find_unused_parameters=True, gradient_as_bucket_view=True)
-
-
-def gradient_sync(module: nn.Module, *, enabled: bool) -> AbstractContextManager[None]:
-    """Build the context of a forward and backward pass, whose gradients are averaged over processes or kept for a later pass.
-
-    Args:
-        module: Module of ``distribute``.
-        enabled: Whether to average.
-
-    Returns:
-        The context.
-    """
-    return module.no_sync() if isinstance(module, DistributedDataParallel) and not enabled else nullcontext()
+    # A static graph may leave parameters unused, such as the pooling layer of a pretrained encoder. It excludes ``no_sync``, so gradients
+    # are averaged after each accumulated batch. That costs time and changes nothing, because the mean is linear.
+    return DistributedDataParallel(module, static_graph=True, gradient_as_bucket_view=True)
 
 
 @dataclass
@@ -216,6 +204,7 @@ class PeerNetwork:
         for own, source in zip(self.matcher.modules(), first.modules(), strict=True):
             if isinstance(own, Whitening):
                 own.load_state_dict(source.state_dict())
+        synchronize_batch_norm(self.matcher, group)
         self.matcher.matryoshka_dims = first.matryoshka_dims
         self.loss = phase_loss(self.matcher, phase, recipe.memory or None, group)
         self.optimizer = make_optimizer(self.matcher, phase)
@@ -230,10 +219,9 @@ class PeerNetwork:
             compute_targets: Builds the targets of this network.
         """
         train_mode(self.matcher)
-        with gradient_sync(self.batch_loss, enabled=self.step_control.is_optimizer_step):
-            with bfloat16_autocast(self.device, self.training.autocast):
-                loss = self.batch_loss(batch, compute_targets)
-            (loss * self.step_control.loss_scale).backward()
+        with bfloat16_autocast(self.device, self.training.autocast):
+            loss = self.batch_loss(batch, compute_targets)
+        (loss * self.step_control.loss_scale).backward()
         if not self.step_control.is_optimizer_step:
             return
         for group, first in zip(self.optimizer.param_groups, self.main_optimizer.param_groups, strict=True):

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import torch
 from torch import distributed
+from torch.distributed.distributed_c10d import Store
 
 from visavis.errors import ReportedByOtherProcess, RunError
 from visavis.process_group import FAILURES, ONE_PROCESS, ProcessGroup, default_store
 from visavis.training.stop_signals import Stopped
+
+STORE_TIMEOUT_S = 10.0
+"""Longest time that rank 0 keeps the store for the other ranks after a failure."""
 
 
 @contextmanager
@@ -37,7 +42,7 @@ def join_processes() -> Iterator[ProcessGroup]:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         # Gloo carries what is on the CPU: validation results, texts and the agreement on signals.
         distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-    group = ProcessGroup(torch.device("cpu"), distributed_group=True)
+    group, store = ProcessGroup(torch.device("cpu"), distributed_group=True), default_store()
     try:
         yield group
         group.barrier()
@@ -46,7 +51,7 @@ def join_processes() -> Iterator[ProcessGroup]:
             raise ReportedByOtherProcess("The first process reports that the training was stopped.", 128 + stopped.signal) from None
         raise
     except BaseException as error:
-        if not _is_first_failure():
+        if not _is_first_failure(store, group):
             raise ReportedByOtherProcess("Another process of the training has failed, and reports why.") from error
         if _is_lost_connection(error):
             raise RunError(
@@ -68,11 +73,18 @@ def can_restart() -> bool:
     return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
 
 
-def _is_first_failure() -> bool:
-    """Whether no other process has failed before. Also true if they cannot be asked."""
+def _is_first_failure(store: Store, group: ProcessGroup) -> bool:
+    """Whether no other process has failed before. Also true if the store is gone with the process that held it."""
+    is_first = True
     with suppress(RuntimeError):
-        return default_store().add(FAILURES, 1) == 1
-    return True
+        is_first = store.add(FAILURES, 1) == 1
+        if group.is_first and "TORCHELASTIC_USE_AGENT_STORE" not in os.environ:
+            # Without torchrun, rank 0 holds the store. The others need it to learn that this process has failed.
+            distributed.destroy_process_group()
+            end = time.monotonic() + STORE_TIMEOUT_S
+            while store.add(FAILURES, 0) < group.world_size and time.monotonic() < end:
+                time.sleep(0.05)
+    return is_first
 
 
 def _is_lost_connection(error: BaseException) -> bool:

@@ -24,6 +24,7 @@ from visavis.models.device import bfloat16_autocast, choose_device
 from visavis.progress import Progress, TrainingStep
 from visavis.recipes.data_module import DataModule
 from visavis.runs.run_folder import RunFolder
+from visavis.training.batch_norm import synchronize_batch_norm
 from visavis.training.checkpoint import Checkpoint, TrainerState
 from visavis.training.monitoring.alerts import find_alerts, new_alerts
 from visavis.training.monitoring.validation_metrics import hubness, summarize, validation_metrics
@@ -38,7 +39,7 @@ from visavis.training.optimizer import (
     set_lr,
     train_mode,
 )
-from visavis.training.phase_setup import BatchLoss, StepControl, distribute, gradient_sync, phase_loss, training_context
+from visavis.training.phase_setup import BatchLoss, StepControl, distribute, phase_loss, training_context
 from visavis.training.stop_signals import Stopped, StopRequest
 
 
@@ -70,6 +71,7 @@ class Trainer:
         self.group = data_module.group
         self.device = choose_device(recipe.training.device, "training.device")
         self.matcher = matcher.to(self.device)
+        synchronize_batch_norm(self.matcher, self.group)
         self.train = data_module.train
         self.val = data_module.loader(data_module.validation)
         for phase in recipe.phases:
@@ -169,10 +171,9 @@ class Trainer:
         control.is_optimizer_step = batch.index + 1 == group_end
         torch.manual_seed(derive_seed(self.recipe.seed, state.step, *self.group.seed_numbers))
         train_mode(self.matcher)
-        with gradient_sync(self.batch_loss, enabled=control.is_optimizer_step):
-            with bfloat16_autocast(self.device, training.autocast):
-                loss = self.batch_loss(batch, self.supervision.targets)
-            (loss * control.loss_scale).backward()
+        with bfloat16_autocast(self.device, training.autocast):
+            loss = self.batch_loss(batch, self.supervision.targets)
+        (loss * control.loss_scale).backward()
         # Processes differ by the auxiliary loss of the model, whose gradients are averaged, too.
         value = self.group.mean(loss.item())
         if not math.isfinite(value):

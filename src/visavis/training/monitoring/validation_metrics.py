@@ -18,6 +18,7 @@ from visavis.data.loader import Batch, Loader
 from visavis.data.vocabulary import tokenize
 from visavis.evaluation import Evaluation
 from visavis.models import Matcher
+from visavis.models.base import evaluation_mode
 from visavis.models.inference import device_of
 from visavis.objectives import Objective
 from visavis.pair_loss import PairLoss
@@ -243,7 +244,8 @@ def validation_metrics(
         targets = supervision.targets(visual, text, moved).to(device)
         visual, text = matcher.first_stage_items(visual), matcher.first_stage_items(text)
         scores = score_matrix(matcher.score, visual, text, recipe.memory or None)
-        value = loss(visual, text, targets=targets)
+        with evaluation_mode(loss):  # a loss in training mode gathers over processes
+            value = loss(visual, text, targets=targets)
         scaled = scores if matcher.scale is None else scores * matcher.scale()
         # The loss sums over Matryoshka dimensions, and identical embeddings have the same loss at each.
         loss_per_dim = value / (1 + len(smaller_dims(loss.matryoshka_dims, visual)))

@@ -1,0 +1,66 @@
+"""Batch norm over the items of all processes, so that a batch has the same statistics on any number of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from visavis.models.layers import MaskedBatchNorm
+from visavis.process_group import ProcessGroup
+
+
+class _SumOverProcesses(torch.autograd.Function):
+    """Sum of a tensor over processes. Its gradient is summed as well, because each process uses the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return group.all_reduce_sum(tensor.clone())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return ctx.group.all_reduce_sum(gradient.clone()), None
+
+
+def synchronize_batch_norm(model: nn.Module, group: ProcessGroup) -> None:
+    """Make the batch norms of a model use the mean and variance over all processes in training.
+
+    ``torch.nn.SyncBatchNorm`` does the same on CUDA only. The batch norm over valid vectors of CE and MMT keeps the
+    statistics of each process, because a process may have no valid vector.
+
+    Args:
+        model: Model, which is changed in place.
+        group: Processes that train together.
+    """
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and not isinstance(module, MaskedBatchNorm) and group.world_size > 1:
+            module.forward = partial(_normalize, module, module.forward, group)  # type: ignore[method-assign]
+
+
+def _normalize(module: _BatchNorm, forward: Callable[[Tensor], Tensor], group: ProcessGroup, items: Tensor) -> Tensor:
+    """Normalize items by the statistics of all processes in training, else as the module does."""
+    if not module.training:
+        return forward(items)
+    axes = [0, *range(2, items.dim())]
+    shape = [1, -1, *[1] * (items.dim() - 2)]
+    values = items.float()
+    counts = torch.full((items.shape[1],), float(items.numel() // items.shape[1]), device=items.device)
+    total, count = _SumOverProcesses.apply(torch.stack([values.sum(axes), counts]), group)
+    mean = total / count
+    centered = values - mean.view(shape)
+    variance = _SumOverProcesses.apply(centered.square().sum(axes), group) / count
+    if module.running_mean is not None and module.running_var is not None and module.num_batches_tracked is not None:
+        with torch.no_grad():
+            module.num_batches_tracked += 1
+            momentum = 1 / float(module.num_batches_tracked) if module.momentum is None else module.momentum
+            module.running_mean.lerp_(mean.to(module.running_mean), momentum)
+            module.running_var.lerp_((variance * count / (count - 1)).to(module.running_var), momentum)
+    normalized = centered * (variance + module.eps).rsqrt().view(shape)
+    if module.weight is not None:
+        normalized = normalized * module.weight.view(shape) + module.bias.view(shape)
+    return normalized.to(items.dtype)

@@ -1,0 +1,192 @@
+"""Trainings in several processes: equal to one process, resumed by another number of them, and ended by one message."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.processes import in_processes, start_ranks
+from tests.training.process_cases import RECIPES, train_all, train_until, write_recipes
+from torch import nn
+
+import visavis
+from visavis.errors import RecipeError
+from visavis.process_group import ProcessGroup
+from visavis.progress import NoProgress
+from visavis.recipes.data_module import prepare_training
+from visavis.recipes.files import read_recipe
+from visavis.runs.run_folder import RunFolder
+from visavis.supervision import CATALOG
+from visavis.training.batch_norm import synchronize_batch_norm
+from visavis.training.trainer import Trainer
+
+
+@pytest.fixture(scope="module")
+def recipes(tmp_path_factory) -> dict[str, Path]:
+    return write_recipes(tmp_path_factory.mktemp("recipes"))
+
+
+def read_log(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def check_equal(run: Path, reference: Path, tolerance: float) -> None:
+    """Losses and validations of two runs are equal up to rounding errors."""
+    rows, expected = read_log(run), read_log(reference)
+    assert [row["step"] for row in rows] == [row["step"] for row in expected]
+    assert [row["running_loss"] for row in rows[1:]] == pytest.approx([row["running_loss"] for row in expected[1:]], rel=tolerance)
+    assert [row["rsum"] for row in rows] == [row["rsum"] for row in expected]
+    result, expected_result = (json.loads((folder / "result.json").read_text()) for folder in (run, reference))
+    assert result["rsum"] == expected_result["rsum"]
+
+
+def train_on(world_size: int, jobs: dict, folder: Path) -> Path:
+    out = folder / f"processes-{world_size}"
+    out.mkdir()
+    in_processes(train_all, (world_size, folder / f"rendezvous-{world_size}", jobs, out), nprocs=world_size)
+    return out
+
+
+def test_two_processes_train_the_same_model_as_one(recipes, scenes, tmp_path):
+    jobs = {name: (str(path), {"data.path": str(scenes)}) for name, path in recipes.items()}
+    one, two = (train_on(world_size, jobs, tmp_path) for world_size in (1, 2))
+    for name in RECIPES:
+        check_equal(two / name, one / name, 1e-5)
+        weights, expected = (load_file(out / name / "model" / "model.safetensors") for out in (two, one))
+        assert all(torch.allclose(weights[key], expected[key], rtol=1e-3, atol=1e-5) for key in expected)
+
+
+@pytest.mark.long
+def test_200_steps_are_equal_on_one_two_and_four_processes(recipes, scenes, dual_encoders, tmp_path):
+    sizes = {"training.batches_per_epoch": 0, "training.metric_batches": 1, "training.threads": 1, "training.checkpoint_s": 1e6}
+    jobs = {name: (str(path), {"data.path": str(scenes), "epochs": 30, **sizes}) for name, path in recipes.items()}
+    encoder = str(dual_encoders / "clip")
+    clip = {"data.path": str(scenes), "visual.encoder": encoder, "text.encoder": encoder, "training.batch_size": 24, "epochs": 30, **sizes}
+    jobs["lora"] = ("clip/lora", clip | {"phases.0.optimizer.lr": 1e-4})
+    jobs["heads"] = ("clip/linear", clip | {"training.batch_size": 24})
+    one, *others = (train_on(world_size, jobs, tmp_path) for world_size in (1, 2, 4))
+    for name in jobs:
+        for out in others:
+            check_equal(out / name, one / name, 1e-5)
+
+
+def test_a_run_resumes_with_another_number_of_processes(recipe, scenes, tmp_path):
+    """The recipe has dropout, which depends on the number of processes, so it is switched off."""
+    start = {"recipe": str(recipe), "overrides": {"data.path": str(scenes), "model.dropout": 0.0}, "out": tmp_path / "run"}
+    in_processes(train_until, (1, tmp_path / "r0", start | {"out": tmp_path / "whole"}, 0, 0), nprocs=1)
+    stops = [(2, 5, 1), (1, 9, 0), (2, 13, 0), (2, 0, 0)]
+    for number, (world_size, step, rank) in enumerate(stops, 1):
+        arguments = {"resume": tmp_path / "run"} if number > 1 else start
+        in_processes(train_until, (world_size, tmp_path / f"r{number}", arguments, step, rank), nprocs=world_size)
+    check_equal(tmp_path / "run", tmp_path / "whole", 1e-5)
+
+
+def test_a_failure_of_one_process_is_reported_once(recipes, scenes, tmp_path):
+    """An error that all processes find, and a process that is killed."""
+    broken = start_ranks(tmp_path / "broken", 2, "train", recipes["pooled"], "--data", scenes, "training.batch_size=1")
+    assert [command.wait(60) for command in broken] == [1, 1]
+    assert sum(command.output_text.count("expected") for command in broken) == 1
+
+    run = tmp_path / "run"
+    killed = start_ranks(tmp_path / "killed", 2, "train", recipes["pooled"], "--data", scenes, "--out", run, "epochs=500")
+    wait_for(lambda: (run / "metrics.jsonl").exists() and len(read_log(run)) > 2)
+    killed[1].send(signal.SIGKILL)
+    assert killed[0].wait(60) == 1
+    assert killed[0].output_text.splitlines()[-1].startswith("visavis: A process of the training was killed")
+    assert "Traceback" not in killed[0].output_text
+    stopped = start_ranks(tmp_path / "stopped", 2, "train", "--resume", run)
+    wait_for(lambda: len(read_log(run)) > 6)
+    stopped[1].send(signal.SIGTERM)
+    assert [command.wait(60) for command in stopped] == [128 + signal.SIGTERM] * 2
+    assert sum(command.output_text.count("Everything is saved") for command in stopped) == 1
+    assert stopped[1].output_text == ""
+
+
+def wait_for(condition) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_what_one_process_needs_alone_is_refused(recipe, scenes, tmp_path):
+    group = ProcessGroup(torch.device("cpu"), distributed_group=False)
+    group.world_size = 64
+    values = {"data.path": str(scenes), "objective": "Unified()", "phases.0.supervision": "LearnedWeights()"}
+    with pytest.raises(RecipeError, match="training.batch_size: expected at least one item for each of 64 processes, got 16"):
+        prepare_training(read_recipe(str(recipe), values), None, group)
+    data_module, matcher = prepare_training(read_recipe(str(recipe), values))
+    with pytest.raises(RecipeError, match="LearnedWeights trains in one process, because its virtual step"):
+        Trainer(replace(data_module, group=group), matcher, RunFolder(tmp_path), NoProgress())
+    assert [kind.__name__ for kind in CATALOG if kind.one_process_only] == ["FeedbackSupervision", "LearnedWeights"]
+
+
+@pytest.mark.long
+def test_torchrun_restarts_after_random_kills(recipe, scenes, tmp_path):
+    """20 kills of random processes at random times: torchrun starts all again, and the run ends like an undisturbed one."""
+    visavis.train(str(recipe), data=scenes, overrides={"model.dropout": 0.0, "epochs": 1}, out=tmp_path / "whole")
+    chance = random.Random(0)
+    out = tmp_path / "run"
+    arguments = ["--out", str(out), "--data", str(scenes), "model.dropout=0.0"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=20", "--monitor-interval=0.2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([*launch, "-m", "visavis", "train", str(recipe), *arguments], env=environment, stderr=subprocess.PIPE)
+    for _ in range(20):
+        time.sleep(chance.uniform(5, 12))
+        if process.poll() is not None:
+            break
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        if children:
+            os.kill(int(chance.choice(children)), signal.SIGKILL)
+    assert process.wait(300) == 0
+
+
+class TwoNorms(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.BatchNorm2d(3), nn.BatchNorm1d(3, affine=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(images).mean((2, 3)))
+
+
+def norm_of_part(rank: int, rendezvous: Path, out: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    model = TwoNorms()
+    synchronize_batch_norm(model, ProcessGroup(torch.device("cpu"), distributed_group=True))
+    images = norm_input()[(slice(0, 2), slice(2, 5))[rank]].requires_grad_()
+    result = model(images)
+    (result * weights_of_loss()[(slice(0, 2), slice(2, 5))[rank]]).sum().backward()
+    torch.save([result.detach(), images.grad, model.first.weight.grad, *model.buffers()], out / f"{rank}.pt")
+
+
+def norm_input() -> torch.Tensor:
+    return torch.randn(5, 3, 2, 2, generator=torch.Generator().manual_seed(0)) * 3 + 1
+
+
+def weights_of_loss() -> torch.Tensor:
+    return torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
+
+
+def test_batch_norm_has_the_statistics_of_all_processes(tmp_path):
+    in_processes(norm_of_part, (tmp_path / "rendezvous", tmp_path), nprocs=2)
+    model, images = TwoNorms(), norm_input().requires_grad_()
+    result = model(images)
+    (result * weights_of_loss()).sum().backward()
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    torch.testing.assert_close(torch.cat([first[0], second[0]]), result)
+    torch.testing.assert_close(torch.cat([first[1], second[1]]), images.grad)
+    torch.testing.assert_close(first[2] + second[2], model.first.weight.grad)
+    for ours, others, expected in zip(first[3:], second[3:], model.buffers(), strict=True):
+        torch.testing.assert_close(ours, expected)
+        torch.testing.assert_close(others, expected)
