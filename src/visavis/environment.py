@@ -32,6 +32,7 @@ EXTRA_USES = {
     "search": "visavis index, search: LanceDB store in a folder or on object storage",
     "milvus": "visavis index, search: Milvus store",
     "scale": "visavis index, compare, reproduce: Ray cluster",
+    "large": "visavis data_check, train: Parquet and Arrow tables of captions, shards",
     "serve": "visavis serve: web UI to search an index",
     "docs": "documentation of visavis",
     "dev": "tests and checks of visavis",

@@ -288,6 +288,7 @@ def test_format_is_recognized_by_folder_and_file(tmp_path):
     files = {
         "captions.csv": "captions.csv",
         "captions.jsonl": "metadata.jsonl",
+        "captions.parquet": "captions.arrow",
         "Karpathy JSON": "dataset_x.json",
         "MSR-VTT": "train_val_videodatainfo.json",
         "MSVD": "AllVideoDescriptions.txt",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from visavis.data import Dataset, Image, open_dataset
+from visavis.data.features import arrays
 from visavis.data.features.arrays import ROWS_PER_READ, ArrayFeatures, first_nonfinite_row
 
 ITEMS = ROWS_PER_READ + 7
@@ -18,6 +19,7 @@ def reads(monkeypatch):
     """Number of rows that were read of stored features."""
     counts = []
     read = ArrayFeatures.read
+    monkeypatch.setattr(arrays, "SCAN_BYTES", 0)  # more than one read
     monkeypatch.setattr(ArrayFeatures, "read", lambda self, rows: counts.append(len(rows)) or read(self, rows))
     return counts
 

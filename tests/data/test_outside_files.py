@@ -21,7 +21,8 @@ from PIL import Image
 
 from visavis import storage
 from visavis.data import open_dataset
-from visavis.data.dataset import ByteRange, ContentFingerprint
+from visavis.data.content_fingerprint import ContentFingerprint
+from visavis.data.dataset import ByteRange
 from visavis.data.dataset_reader import check_dataset
 from visavis.data.features.arrays import ArrayFeatures
 from visavis.errors import DataError

@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from PIL.Image import Image as PILImage
 
 from visavis import storage
 from visavis.data.images import decode_image
+from visavis.data.sequences import CaptionGroups, LazySequence, hash_parts
 from visavis.data.video import count_frames, first_frame, is_video, read_frames, video_duration
 from visavis.errors import DataError, ShapeError, suggest_name
 
 # Called with the number of finished units and of all units.
 ProgressCallback = Callable[[int, int], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -203,14 +206,23 @@ class Image:
         return self.location
 
 
+class LazyImages(LazySequence[Image], ABC):
+    """Images that are made when they are read."""
+
+    @property
+    @abstractmethod
+    def split_codes(self) -> tuple[tuple[str, ...], np.ndarray]:
+        """Names of splits, and the index of the split of each image, shape ``[images]``."""
+
+
 @dataclass(frozen=True)
 class Dataset:
     """Images, captions, and which caption describes which image.
 
     Attributes:
         name: Name of the data set.
-        images: Images in the order of their list.
-        captions: Captions in the order of their list.
+        images: Images in the order of their list. Lazy if they come from a large table.
+        captions: Captions in the order of their list. Lazy if they come from a large table.
         image_of: Index of the image of each caption, shape ``[captions]``.
         image_origin: For a part of a data set, the indices of its images in the whole, shape ``[images]``. Features are stored for the whole.
         caption_origin: The same for captions, shape ``[captions]``.
@@ -218,8 +230,8 @@ class Dataset:
     """
 
     name: str
-    images: tuple[Image, ...]
-    captions: tuple[str, ...]
+    images: Sequence[Image]
+    captions: Sequence[str]
     image_of: np.ndarray
     image_origin: np.ndarray | None = None
     caption_origin: np.ndarray | None = None
@@ -228,14 +240,39 @@ class Dataset:
     @property
     def splits(self) -> tuple[str, ...]:
         """Names of the splits in order of first occurrence."""
-        return tuple(dict.fromkeys(image.split for image in self.images))
+        names, codes = self._split_codes
+        firsts = {name: int(np.argmax(codes == code)) for code, name in enumerate(names) if (codes == code).any()}
+        return tuple(sorted(firsts, key=firsts.__getitem__))
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether images and captions are made when they are read, as those of a large table."""
+        return isinstance(self.images, LazyImages) and isinstance(self.captions, LazySequence)
 
     @cached_property
-    def captions_of(self) -> tuple[np.ndarray, ...]:
+    def captions_of(self) -> CaptionGroups:
         """For each image, the indices of its captions, in order."""
-        order = np.argsort(self.image_of, kind="stable")
-        counts = np.bincount(self.image_of, minlength=len(self.images))
-        return tuple(np.split(order, np.cumsum(counts)[:-1]))
+        return CaptionGroups.from_images(self.image_of, len(self.images))
+
+    @cached_property
+    def _split_codes(self) -> tuple[tuple[str, ...], np.ndarray]:
+        """Names of splits, and the index of the split of each image."""
+        if isinstance(self.images, LazyImages):
+            return self.images.split_codes
+        codes: dict[str, int] = {}
+        of_images = np.array([codes.setdefault(image.split, len(codes)) for image in self.images], dtype=np.int64)
+        return tuple(codes), of_images
+
+    @cached_property
+    def caption_lengths(self) -> np.ndarray:
+        """Number of spaces of each caption, a measure of its length, shape ``[captions]``."""
+        spaces = getattr(self.captions, "num_spaces", None)
+        return np.array([caption.count(" ") for caption in self.captions]) if spaces is None else spaces
+
+    def _in_split(self, name: str) -> np.ndarray:
+        """Whether each image is in a split, shape ``[images]``."""
+        names, codes = self._split_codes
+        return codes == names.index(name) if name in names else np.zeros(len(codes), bool)
 
     @property
     def image_rows(self) -> np.ndarray:
@@ -273,7 +310,7 @@ class Dataset:
         Raises:
             DataError: If the split is unknown.
         """
-        chosen = np.array([i for i, image in enumerate(self.images) if image.split == name], dtype=np.int64)
+        chosen = np.flatnonzero(self._in_split(name))
         if not len(chosen):
             raise DataError(f"data set {self.name}: unknown split {name}: {suggest_name(name, self.splits)}")
         return self.take(chosen)
@@ -289,11 +326,11 @@ class Dataset:
         """
         new_index = np.full(len(self.images), -1)
         new_index[images] = np.arange(len(images))
-        captions = np.concatenate([self.captions_of[i] for i in images]) if len(images) else np.empty(0, np.int64)
+        captions = self.captions_of.select(images)
         return replace(
             self,
-            images=tuple(self.images[i] for i in images),
-            captions=tuple(self.captions[i] for i in captions),
+            images=_take(self.images, images),
+            captions=_take(self.captions, captions),
             image_of=new_index[self.image_of[captions]],
             image_origin=self.image_rows[images],
             caption_origin=self.caption_rows[captions],
@@ -308,7 +345,7 @@ class Dataset:
         Returns:
             The data set with all images and fewer captions.
         """
-        return self.with_captions(np.concatenate([captions[:n] for captions in self.captions_of]))
+        return self.with_captions(self.captions_of.select(np.arange(len(self.images)), n))
 
     def with_captions(self, indices: np.ndarray) -> Dataset:
         """Keep some captions, in the order of the data set.
@@ -322,7 +359,7 @@ class Dataset:
         indices = np.sort(indices)
         return replace(
             self,
-            captions=tuple(self.captions[i] for i in indices),
+            captions=_take(self.captions, indices),
             image_of=self.image_of[indices],
             caption_origin=self.caption_rows[indices],
         )
@@ -339,14 +376,14 @@ class Dataset:
         Returns:
             The smaller data set.
         """
-        inside = np.array([image.split == split for image in self.images])
+        inside = self._in_split(split)
         if max_captions:
             random = np.random.default_rng([seed, 5])
-            sampled = [
-                random.permutation(captions)[:max_captions] if is_inside else captions
-                for captions, is_inside in zip(self.captions_of, inside, strict=True)
-            ]
-            return self.with_captions(np.concatenate(sampled)).subsample(max_images, 0, seed, split)
+            # A permutation of one caption reads no random numbers.
+            several = inside & (self.captions_of.counts > 1)
+            sampled = [random.permutation(self.captions_of[i])[:max_captions] for i in np.flatnonzero(several).tolist()]
+            others = self.captions_of.select(np.flatnonzero(~several))
+            return self.with_captions(np.concatenate([*sampled, others])).subsample(max_images, 0, seed, split)
         if max_images:
             sampled_images = np.random.default_rng([seed, 4]).permutation(np.flatnonzero(inside))[:max_images]
             return self.take(np.sort(np.concatenate([np.flatnonzero(~inside), sampled_images])))
@@ -364,7 +401,7 @@ class Dataset:
             The data set. ``image_of`` differs exactly at the captions that are wrong now.
         """
         random = np.random.default_rng([seed, len(self.captions)])
-        inside = np.flatnonzero([self.images[image].split == split for image in self.image_of])
+        inside = np.flatnonzero(self._in_split(split)[self.image_of])
         chosen = np.sort(random.choice(inside, round(noise_ratio * len(inside)), replace=False))
         image_of = self.image_of.copy()
         image_of[chosen] = random.permutation(image_of[chosen])
@@ -373,6 +410,9 @@ class Dataset:
     @cached_property
     def fingerprint(self) -> str:
         """Short hash of names, splits, captions and their images. Pixels are not read."""
+        if isinstance(self.images, LazyImages) and isinstance(self.captions, LazySequence):
+            image_of = np.ascontiguousarray(self.image_of).data
+            return hash_parts(self.images.fingerprint.encode(), self.captions.fingerprint.encode(), image_of)
         digest = hashlib.sha256()
         for image in self.images:
             digest.update(f"{image.name}\x1f{image.split}\x1e".encode())
@@ -381,50 +421,5 @@ class Dataset:
         return digest.hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class ContentFingerprint:
-    """Fingerprint of many files. The same names with the same bytes have the same ``content_hash``.
-
-    Attributes:
-        num_files: Number of files.
-        stat_hash: Hash of names, locations, sizes and times of change.
-        content_hash: Hash of names and bytes.
-    """
-
-    num_files: int
-    stat_hash: str
-    content_hash: str
-
-    @classmethod
-    def compute(
-        cls, files: Mapping[str, ByteRange], previous: ContentFingerprint | None = None, on_progress: ProgressCallback | None = None
-    ) -> ContentFingerprint:
-        """Compute the fingerprint of files. They are read only if a size or time has changed.
-
-        Args:
-            files: Locations by name.
-            previous: An earlier fingerprint, which is returned if its ``stat_hash`` is unchanged.
-            on_progress: Called with the number of files that were read and of all files.
-
-        Returns:
-            The fingerprint.
-        """
-        locations = [[name, str(location.path), location.offset, location.size] for name, location in sorted(files.items())]
-        key = storage.stat_hash({location.path for location in files.values()}, locations)
-        if previous is not None and previous.stat_hash == key:
-            return previous
-        record = storage.cache_folder() / "checks" / f"contents-{key}.json"
-        fingerprint: ContentFingerprint | None = storage.read_checksummed_json(record, cls)
-        if fingerprint is None:
-            fingerprint = cls(len(files), key, _content_hash(files, on_progress))
-            storage.write_checksummed_json(record, asdict(fingerprint))
-        return fingerprint
-
-
-def _content_hash(files: Mapping[str, ByteRange], on_progress: ProgressCallback | None) -> str:
-    digest = hashlib.sha256()
-    for number, (name, location) in enumerate(sorted(files.items()), 1):
-        digest.update(json.dumps([name, location.sha256()]).encode())
-        if on_progress is not None:
-            on_progress(number, len(files))
-    return digest.hexdigest()[:32]
+def _take(items: Sequence[T], indices: np.ndarray) -> Sequence[T]:
+    return items.take(indices) if isinstance(items, LazySequence) else tuple(items[i] for i in indices)

@@ -8,17 +8,16 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from visavis.data.dataset import Dataset, ProgressCallback
 from visavis.data.formats.caption_table import CAPTION_LINES, CAPTION_TABLE
 from visavis.data.formats.image_files import attach_files
 from visavis.data.formats.karpathy import KARPATHY
+from visavis.data.formats.large_table import LARGE_TABLE, table_problems
 from visavis.data.formats.listing import DatasetFormat, Finding, Listing, escape_surrogates, is_valid_unicode, summarize_kinds
 from visavis.data.formats.precomp import PRECOMP
 from visavis.data.formats.video_lists import MSRVTT, MSVD
@@ -26,7 +25,12 @@ from visavis.data.image_validation import validate_images
 from visavis.errors import DataError, suggest_name
 from visavis.spec import validate_arguments
 
-FORMATS: tuple[DatasetFormat, ...] = (CAPTION_TABLE, CAPTION_LINES, MSRVTT, KARPATHY, MSVD, PRECOMP)
+FORMATS: tuple[DatasetFormat, ...] = (CAPTION_TABLE, CAPTION_LINES, LARGE_TABLE, MSRVTT, KARPATHY, MSVD, PRECOMP)
+
+# A larger CSV file is opened like a Parquet file, without a Python object per caption.
+LARGE_FILE_BYTES = 256 * 2**20
+# A check of more images does not open them.
+MAX_CHECKED_IMAGES = 1_000_000
 
 
 @validate_arguments
@@ -39,12 +43,13 @@ def open_dataset(
     decode_all_frames: bool = False,
     on_progress: ProgressCallback | None = None,
 ) -> Dataset:
-    """Open the data set in a folder, or one list in it (``.json``, ``.jsonl``, ``.csv``, ``.tsv``).
+    """Open the data set in a folder, or one list in it (``.json``, ``.jsonl``, ``.csv``, ``.tsv``, ``.parquet``, ``.arrow``).
 
     Args:
         path: The folder or file, or the name of a folder under ``VISAVIS_DATA``.
         skip_bad: Skip unusable items and list them in ``Dataset.skipped``, instead of raising DataError.
         decode_images: Also decode each image once, to find truncated images and copies in two splits. The result is cached.
+            Images of a large table are not decoded.
         frames_per_second: Rate at which videos will be read, to find videos that are too long. 0: unknown.
         decode_all_frames: Decode all frames of a video and not only the first one.
         on_progress: Called with the number of decoded images and of all images.
@@ -55,17 +60,27 @@ def open_dataset(
     Raises:
         DataError: If the path or the format is unknown, or an item is unusable and ``skip_bad`` is not set.
     """
+    dataset_format, source = _locate(path)
+    if dataset_format.open is not None:
+        data = dataset_format.open(source)
+        if data.skipped and not skip_bad:
+            raise _unusable_items(source, path, data.skipped[0], data.skipped[1:])
+        return data
     listing = list_dataset(path)
     if decode_images:
         validate_images(listing, frames_per_second=frames_per_second, decode_all_frames=decode_all_frames, on_progress=on_progress)
     losses = listing.losses
     if losses and not skip_bad and any(image.usable for image in listing.images):
-        examples = ", ".join(map(str, losses[:3])) + (", ..." if len(losses) > 3 else "")
-        raise DataError(
-            f"{listing.source}: unusable items ({summarize_kinds(losses)}): {examples}. Run `visavis data check {shlex.quote(str(path))}` "
-            "for the whole list, or train with --skip-bad to skip them."
-        )
+        raise _unusable_items(listing.source, path, summarize_kinds(losses), losses)
     return listing.dataset()
+
+
+def _unusable_items(source: Path, path: str | Path, kinds: str, losses: Sequence[object]) -> DataError:
+    examples = ", ".join(map(str, losses[:3])) + (", ..." if len(losses) > 3 else "")
+    return DataError(
+        f"{source}: unusable items ({kinds}): {examples}. Run `visavis data check {shlex.quote(str(path))}` "
+        "for the whole list, or train with --skip-bad to skip them."
+    )
 
 
 def list_dataset(path: str | Path) -> Listing:
@@ -158,25 +173,32 @@ def check_dataset(path: str | Path, *, on_progress: ProgressCallback | None = No
     Raises:
         DataError: If there is nothing to read at ``path``.
     """
-    start, source = time.perf_counter(), find_source(path)
+    start, (dataset_format, source) = time.perf_counter(), _locate(path)
     try:
+        data = dataset_format.open(source) if dataset_format.open is not None else None
+        if data is not None and len(data.images) > MAX_CHECKED_IMAGES:
+            note = f"{len(data.images):,} images are not opened: expected at most {MAX_CHECKED_IMAGES:,}"
+            findings = (*table_problems(source), Finding("images not checked", source.name, note, loses_data=False))
+            return _with_counts(CheckReport(source, dataset_format.name, findings), data, start)
         listing = list_dataset(path)
     except DataError as error:
         return CheckReport(source, "unknown", (Finding("unreadable", source.name, str(error)),), seconds=time.perf_counter() - start)
     sizes = validate_images(listing, decode_all_frames=True, on_progress=on_progress, use_cache=False)
-    seconds = time.perf_counter() - start
-    report = CheckReport(source, listing.format_name, tuple(listing.findings), image_sizes=sizes, seconds=seconds)
+    report = CheckReport(source, listing.format_name, tuple(listing.findings), image_sizes=sizes)
     if not any(image.usable for image in listing.images):
-        return report
-    data = listing.dataset()
-    counts = np.bincount(data.image_of, minlength=len(data.images))
-    images = Counter(image.split for image in data.images)
-    captions = Counter(data.images[image].split for image in data.image_of)
+        return replace(report, seconds=time.perf_counter() - start)
+    return _with_counts(report, listing.dataset(), start)
+
+
+def _with_counts(report: CheckReport, data: Dataset, start: float) -> CheckReport:
+    counts = data.captions_of.counts
+    splits = {name: data.split(name) for name in data.splits}
     return replace(
         report,
-        splits={split: SplitCounts(images[split], captions[split]) for split in data.splits},
+        splits={name: SplitCounts(len(split.images), len(split.captions)) for name, split in splits.items()},
         captions_per_image=(int(counts.min()), int(counts.max())),
-        duplicate_captions=len(data.captions) - len(set(data.captions)),
+        duplicate_captions=0 if data.is_lazy else len(data.captions) - len(set(data.captions)),
+        seconds=time.perf_counter() - start,
     )
 
 
@@ -246,6 +268,8 @@ def _locate(path: str | Path) -> tuple[DatasetFormat, Path]:
     expected = f"one of {patterns} (`visavis catalog formats` describes them)"
     folder = _find_path(path, f" A data set is a folder with {expected}.")
     if os.path.isfile(folder):
+        if folder.suffix in (".csv", ".tsv") and os.path.getsize(folder) > LARGE_FILE_BYTES:
+            return LARGE_TABLE, folder
         matches = [(dataset_format, source) for dataset_format in FORMATS if (source := dataset_format.source_for_file(folder)) is not None]
         if not matches:
             suffixes = ", ".join(suffix for dataset_format in FORMATS for suffix in dataset_format.suffixes)
@@ -257,7 +281,8 @@ def _locate(path: str | Path) -> tuple[DatasetFormat, Path]:
     if len(matches) > 1:
         names = ", ".join(dataset_format.patterns[0] if source == folder else source.name for dataset_format, source in matches)
         raise DataError(f"{folder} contains several lists ({names}). Name one of them instead of the folder.")
-    return matches[0]
+    dataset_format, source = matches[0]
+    return _locate(source) if dataset_format is CAPTION_TABLE else matches[0]
 
 
 def _find_path(path: str | Path, expected: str) -> Path:

@@ -22,6 +22,7 @@ from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.regions import RegionFeatures
 from visavis.data.features.standardization import Standardization
 from visavis.data.features.store import FeatureStore
+from visavis.data.sequences import LazySequence, read_items
 from visavis.data.vocabulary import Vocabulary, pad_token_ids
 from visavis.errors import DataError
 from visavis.types import Encoded, concatenate
@@ -112,7 +113,7 @@ class ConcatSource:
 
 
 class TokenizedCaptions:
-    """Captions as token ids of a vocabulary, tokenized once.
+    """Captions as token ids of a vocabulary, tokenized once, or when they are read if they are lazy.
 
     Args:
         captions: The captions.
@@ -120,7 +121,8 @@ class TokenizedCaptions:
     """
 
     def __init__(self, captions: Sequence[str], vocabulary: Vocabulary):
-        self.token_ids = [vocabulary.token_ids(caption) for caption in captions]
+        self.captions, self.vocabulary = captions, vocabulary
+        self.token_ids = None if isinstance(captions, LazySequence) else [vocabulary.token_ids(caption) for caption in captions]
 
     def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
         """Read items, as ``ItemSource.read``.
@@ -132,6 +134,8 @@ class TokenizedCaptions:
         Returns:
             Padded token ids in the given order.
         """
+        if self.token_ids is None:
+            return self.vocabulary.encode(read_items(self.captions, index))
         return pad_token_ids([self.token_ids[i] for i in index])
 
 
@@ -259,7 +263,7 @@ class BatchSchedule:
     def _pairs(self, data: Dataset, random: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
         order = random.permutation(len(data.captions))
         if self.length_buckets:
-            lengths = np.array([caption.count(" ") for caption in data.captions])
+            lengths = data.caption_lengths
             chunk = self.length_buckets * self.batch_size
             chunks = [order[start : start + chunk] for start in range(0, len(order), chunk)]
             order = np.concatenate([part[np.argsort(lengths[part], kind="stable")] for part in chunks])
@@ -270,10 +274,12 @@ class BatchSchedule:
 
     def _images(self, data: Dataset, random: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
         assert self.captions_per_image is not None
-        captioned = np.array([i for i, captions in enumerate(data.captions_of) if len(captions)])
-        plan = []
-        for images in self._cut(random.permutation(captioned)):
-            chosen = [random.permutation(data.captions_of[i])[: self.captions_per_image] for i in images]
+        counts, plan = data.captions_of.counts, []
+        for images in self._cut(random.permutation(np.flatnonzero(counts))):
+            if (counts[images] == 1).all():  # a permutation of one caption reads no random numbers
+                plan.append((images, data.captions_of.select(images)))
+                continue
+            chosen = [random.permutation(data.captions_of[i])[: self.captions_per_image] for i in images.tolist()]
             plan.append((images, np.concatenate(chosen)))
         return plan
 

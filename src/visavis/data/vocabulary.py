@@ -10,6 +10,7 @@ Example:
 
 from __future__ import annotations
 
+import re
 import string
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,9 +19,12 @@ from functools import cached_property
 
 import torch
 
+from visavis.data.columns import TextColumn, import_pyarrow
 from visavis.types import Encoded
 
 PAD, START, END, UNKNOWN = "<pad>", "<start>", "<end>", "<unk>"
+# Captions whose words are in memory at once.
+_CAPTIONS_PER_COUNT = 2**17
 _DELETE = str.maketrans("", "", string.punctuation)
 
 
@@ -60,7 +64,7 @@ class Vocabulary:
         Returns:
             The words in alphabetical order.
         """
-        counts = Counter(word for caption in captions for word in tokenize(caption))
+        counts = _count_words_of_column(captions) if isinstance(captions, TextColumn) else _count_words(captions)
         return cls((PAD, START, END, UNKNOWN, *sorted(word for word, count in counts.items() if count >= min_count)))
 
     def __len__(self) -> int:
@@ -103,6 +107,28 @@ class Vocabulary:
             Token ids ``[N, L]``, padded with 0, and their mask.
         """
         return pad_token_ids([self.token_ids(caption) for caption in captions])
+
+
+def _count_words(captions: Iterable[str]) -> Counter[str]:
+    return Counter(word for caption in captions for word in tokenize(caption))
+
+
+def _count_words_of_column(captions: TextColumn) -> Counter[str]:
+    """Count the words of ``tokenize`` in a memory-mapped column, without a Python object per caption."""
+    compute = import_pyarrow().compute
+    counts: Counter[str] = Counter()
+    for block in captions.blocks():
+        for start in range(0, len(block), _CAPTIONS_PER_COUNT):
+            part = block.slice(start, _CAPTIONS_PER_COUNT)
+            is_ascii = compute.string_is_ascii(part)
+            counts.update(_count_words(part.filter(compute.invert(is_ascii)).to_pylist()))
+            texts = compute.replace_substring_regex(compute.ascii_lower(part.filter(is_ascii)), f"[{re.escape(string.punctuation)}]", "")
+            # Python also splits at these four separators.
+            texts = compute.replace_substring_regex(texts, "[\x1c-\x1f]", " ")
+            words = compute.list_flatten(compute.ascii_split_whitespace(texts)).value_counts()
+            counts.update(dict(zip(words.field(0).to_pylist(), words.field(1).to_pylist(), strict=True)))
+    del counts[""]
+    return counts
 
 
 def pad_token_ids(sequences: Sequence[Sequence[int]]) -> Encoded:

@@ -17,6 +17,8 @@ from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.standardization import Standardization
 from visavis.data.features.store import Modality
 from visavis.data.loader import AnyFeatures, BatchSchedule, ConcatSource, ItemSource, Loader, StoredFeatures, TokenizedCaptions
+from visavis.data.streams.shard_stream import ShardStream, StreamImages
+from visavis.data.streams.stream_loader import StreamLoader, StreamSchedule
 from visavis.errors import DataError, RecipeError, VisavisError, suggest_name
 from visavis.evaluation import Evaluation
 from visavis.evaluation.protocols import Protocol, get_protocols, select_captions
@@ -33,7 +35,17 @@ from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
 from visavis.process_group import ONE_PROCESS, ProcessGroup
 from visavis.progress import NoProgress, Progress
-from visavis.recipes.features import feedback_query_features, open_data, sample_features, text_features, training_subset, visual_features
+from visavis.recipes.features import (
+    caption_rows,
+    feedback_query_features,
+    image_rows,
+    open_data,
+    open_stream,
+    sample_features,
+    text_features,
+    training_subset,
+    visual_features,
+)
 from visavis.recipes.recipe import Recipe
 from visavis.recipes.start_model import copy_start_weights, load_start_model
 from visavis.spec import build_object
@@ -56,6 +68,7 @@ class DataModule:
         feedback: Judged pairs of training images. None: no feedback.
         query_features: Features of judged text queries. None: the model reads tokens, or the feedback has no queries.
         group: Processes of the training, which share out batches and evaluations.
+        stream: Shards of the training. None: the training split of ``data``.
     """
 
     recipe: Recipe
@@ -66,11 +79,21 @@ class DataModule:
     feedback: FeedbackPairs | None = None
     query_features: AnyFeatures | None = None
     group: ProcessGroup = ONE_PROCESS
+    stream: ShardStream | None = None
+
+    @property
+    def training_split(self) -> Dataset:
+        """Training split of the data set, or the items of the stream."""
+        if self.stream is None and self.recipe.data.stream:
+            raise RecipeError(
+                "data.stream: only visavis train reads shards. Set data.stream to an empty text, and data.path to a data set."
+            )
+        return self.data.split("train") if self.stream is None else self.stream.dataset
 
     @property
     def train(self) -> Loader:
         """Batches of the training split, with its feedback. Each process reads its part of every batch."""
-        split = self.data.split("train")
+        split = self.training_split
         loader = self.loader(split, None if self.feedback is None else FeedbackSplit.from_pairs(split, self.feedback))
         return replace(loader, rank=self.group.rank, world_size=self.group.world_size)
 
@@ -95,20 +118,20 @@ class DataModule:
         Returns:
             The images and the captions.
         """
-        settings, processor, texts = self.recipe.visual, self.processor, [*split.captions, *extra_captions]
+        settings, processor = self.recipe.visual, self.processor
+        texts = [*split.captions, *extra_captions] if extra_captions else split.captions
         visual: ItemSource
         if self.visual is None:
             preprocess_crops = processor.preprocess_crops if settings.augment else None
             visual = PixelSource(split, processor.preprocess, preprocess_crops, CROP_FUNCTIONS[settings.augment_crop])
         else:
-            rows = self.visual.rows(image.name for image in split.images)
-            visual = StoredFeatures(self.visual, rows, settings.crops, processor.standardization)
+            visual = StoredFeatures(self.visual, image_rows(self.visual, split), settings.crops, processor.standardization)
         if processor.vocabulary is not None:
             return visual, TokenizedCaptions(texts, processor.vocabulary)
         if processor.pretrained_tokenizer is not None:
             return visual, EncoderTokens(texts, processor.pretrained_tokenizer)
         assert self.text is not None
-        captions = StoredFeatures(self.text, self.text.rows(split.captions))
+        captions = StoredFeatures(self.text, caption_rows(self.text, split))
         if self.query_features is None:
             return visual, captions
         queries = StoredFeatures(self.query_features, self.query_features.rows(extra_captions))
@@ -125,6 +148,11 @@ class DataModule:
             The batches.
         """
         training, data = self.recipe.training, split if feedback is None else feedback.data
+        if isinstance(split.images, StreamImages):
+            stream_schedule = StreamSchedule(
+                batch_size=training.batch_size, batches_per_epoch=training.batches_per_epoch, interleave=self.recipe.data.interleave
+            )
+            return StreamLoader(split, *self.sources(split), stream_schedule, self.recipe.seed)
         queries = () if feedback is None else (*data.captions[len(split.captions) :], *feedback.unmatched_queries)
         items = data.captions if training.captions_per_image is None else data.images
         schedule = BatchSchedule(
@@ -257,14 +285,16 @@ def open_data_module(
     progress = progress or NoProgress()
     data = open_data(recipe, progress, skip_bad=recipe.data.skip_bad)
     feedback = read_feedback_pairs(recipe.data.feedback, data, progress) if training else None
+    stream = open_stream(recipe, progress) if training else None
     visual, visual_encoder = visual_features(recipe, data, progress)
-    text, processor = text_features(recipe, data, progress, trained_processor, visual_encoder, feedback.queries if feedback else ())
+    text, processor = text_features(recipe, data, progress, trained_processor, visual_encoder, feedback.queries if feedback else (), stream)
     if trained_processor:
         processor = replace(processor, visual_encoder_folder=trained_processor.visual_encoder_folder)
     for skipped in data.skipped:
         progress.message(f"Skipped: {skipped}")
     data = training_subset(recipe, data)
-    data_module = DataModule(recipe, data, processor, visual, text, feedback, feedback_query_features(feedback, data, processor))
+    query_features = feedback_query_features(feedback, data, processor)
+    data_module = DataModule(recipe, data, processor, visual, text, feedback, query_features, stream=stream)
     if not recipe.visual.standardize:
         return data_module
     standardization = trained_processor.standardization if trained_processor else _fit_standardization(data_module)
@@ -312,7 +342,7 @@ def build_matcher(data_module: DataModule, seed: int) -> Matcher:
     except (ValueError, RuntimeError) as error:
         raise RecipeError(f"model {kind.name}: cannot be built: {str(error).splitlines()[0]}.") from None
     for whitening in (module for module in matcher.modules() if isinstance(module, Whitening)):
-        train = data_module.data.split("train")
+        train = data_module.training_split
         whitening.fit(sample_features(data_module.sources(train)[1], len(train.captions)))
     return matcher
 
@@ -329,7 +359,7 @@ def _resolve_matryoshka_dims(data_module: DataModule, matcher: Matcher) -> tuple
         )
     if any(phase.supervision.startswith("OfflineNegativeSupervision(") for phase in recipe.phases):
         raise RecipeError("matryoshka_dims: OfflineNegativeSupervision supplies scores of full vectors only. Remove one of them.")
-    _, text = data_module.sources(data_module.data.split("train"))
+    _, text = data_module.sources(data_module.training_split)
     full = get_vectors(matcher.first_stage_items(encode_items(matcher, "text", text.read, [np.arange(1)]))).shape[1]
     if max(recipe.matryoshka_dims) > full:
         raise RecipeError(f"matryoshka_dims: expected at most {full}, the dimensions of this model, got {max(recipe.matryoshka_dims)}.")
@@ -339,7 +369,7 @@ def _resolve_matryoshka_dims(data_module: DataModule, matcher: Matcher) -> tuple
 def _check_splits(data_module: DataModule) -> None:
     """Check before a training that all splits exist and have features, and that the protocols fit the test split."""
     data, settings = data_module.data, data_module.recipe.evaluation
-    used = [data.split("train"), data_module.validation]
+    used = [data_module.training_split, data_module.validation]
     if (num_images := len(used[0].images)) < 2:
         raise RecipeError(f"{data.name}: expected at least 2 training images, got {num_images}. Add images to the training split.")
     for protocol in get_protocols(settings.protocol) if settings.test in data.splits or settings.test != "test" else ():
@@ -348,14 +378,14 @@ def _check_splits(data_module: DataModule) -> None:
         used.append(test)
     for split in used:
         if data_module.visual is not None:
-            data_module.visual.rows(image.name for image in split.images)
+            image_rows(data_module.visual, split)
         if data_module.text is not None:
-            data_module.text.rows(split.captions)
+            caption_rows(data_module.text, split)
 
 
 def _fit_standardization(data_module: DataModule) -> Standardization:
     """Fit the standardization to the features of the training images."""
-    train = data_module.data.split("train")
+    train = data_module.training_split
     batches = map(data_module.sources(train)[0].read, equal_batches(np.arange(len(train.images)), IMAGES_PER_BATCH))
     # Without the padding of features of different lengths.
     vectors = (get_vectors(items) if items.mask is None else get_vectors(items)[items.mask] for items in batches)  # type: ignore[index]

@@ -19,6 +19,7 @@ from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.regions import RegionFeatures
 from visavis.data.features.store import FeatureStore
 from visavis.data.loader import AnyFeatures, ItemSource
+from visavis.data.streams.shard_stream import ShardStream
 from visavis.data.vocabulary import Vocabulary
 from visavis.errors import DataError, RecipeError, RunError
 from visavis.feedback.training_pairs import FeedbackPairs
@@ -29,10 +30,12 @@ from visavis.models.inference import equal_batches
 from visavis.models.processor import Processor
 from visavis.progress import Progress
 from visavis.recipes.recipe import Recipe
-from visavis.recipes.settings import VisualSettings
+from visavis.recipes.settings import TextSettings, VisualSettings
 
 # Value of ``visual.features`` for features that the data set has: arrays of the VSE++ family, or a store of experts.
 PRECOMP = "precomp"
+# Captions of a stream whose words are in the vocabulary.
+VOCABULARY_CAPTIONS = 100_000
 
 
 def open_data(recipe: Recipe, progress: Progress, *, skip_bad: bool) -> Dataset:
@@ -60,6 +63,45 @@ def open_data(recipe: Recipe, progress: Progress, *, skip_bad: bool) -> Dataset:
         frames_per_second=recipe.visual.frames_per_second,
         decode_all_frames=recipe.data.skip_bad,
         on_progress=lambda done, total: progress.update("checking images", done, total, 0.0),
+    )
+
+
+def open_stream(recipe: Recipe, progress: Progress) -> ShardStream | None:
+    """Open the shards that a recipe trains on.
+
+    Args:
+        recipe: Recipe.
+        progress: Receives progress.
+
+    Returns:
+        The stream. None if the recipe trains on a split of its data set.
+
+    Raises:
+        RecipeError: If a setting needs the whole training set.
+        DataError: If the shards cannot be read.
+    """
+    data, training = recipe.data, recipe.training
+    if not data.stream:
+        return None
+    needs_all_items = {
+        'visual.granularity = "pixels"': recipe.visual.granularity != "pixels",
+        'text.granularity = "tokens"': recipe.text.granularity != "tokens",
+        "no data.feedback": bool(data.feedback),
+        "data.training_images = 0 and data.training_captions = 0": bool(data.training_images or data.training_captions),
+        "data.noise_ratio = 0": bool(data.noise_ratio),
+        "no training.captions_per_image": training.captions_per_image is not None,
+        "training.length_buckets = 0": bool(training.length_buckets),
+        "PairSupervision in all phases": any(not phase.supervision.startswith("PairSupervision(") for phase in recipe.phases),
+    }
+    if wrong := [setting for setting, is_wrong in needs_all_items.items() if is_wrong]:
+        raise RecipeError(
+            f"data.stream: expected {', '.join(wrong)}, because items of shards are read one after the other. Change these settings."
+        )
+    return ShardStream.open(
+        data.stream,
+        max_open=2 * data.interleave,
+        skip_bad=data.skip_bad,
+        on_progress=lambda done, total: progress.update("counting shards", done, total, 0.0),
     )
 
 
@@ -140,6 +182,7 @@ def text_features(
     trained_processor: Processor | None,
     visual_encoder: EncoderSpec | None,
     extra_captions: Sequence[str] = (),
+    stream: ShardStream | None = None,
 ) -> tuple[AnyFeatures | None, Processor]:
     """Open or compute the features of the captions, and build the processor of new images and texts.
 
@@ -150,6 +193,7 @@ def text_features(
         trained_processor: Processor of a trained model, whose vocabulary and tokenizer are kept.
         visual_encoder: Encoder of the images.
         extra_captions: Further texts whose words are added to the vocabulary.
+        stream: Shards of the training. The vocabulary has the words of its first captions.
 
     Returns:
         The features (None: the model reads tokens) and the processor.
@@ -160,7 +204,10 @@ def text_features(
     """
     text = recipe.text
     if text.features:
-        store = FeatureStore.open(_resolve("text.features", text.features))
+        path = _resolve("text.features", text.features)
+        if path.suffix == ".npy":
+            return _open_caption_array(text, path, data), Processor(visual_encoder, None, None, stored_text_features=True)
+        store = FeatureStore.open(path)
         modality, granularity = store.description.modality, store.description.granularity
         if (modality, granularity) != ("text", text.granularity):
             raise RecipeError(
@@ -171,13 +218,51 @@ def text_features(
     if text.encoder == "vocabulary":
         if trained_processor and trained_processor.vocabulary:
             return None, Processor(visual_encoder, None, trained_processor.vocabulary)
-        train = training_subset(recipe, data).split("train")
+        train = (
+            training_subset(recipe, data).split("train")
+            if stream is None
+            else stream.dataset.take(np.arange(len(stream))[:VOCABULARY_CAPTIONS])
+        )
         return None, Processor(visual_encoder, None, _build_vocabulary(train, extra_captions, text.min_count))
     if text.granularity == "tokens":
         tokenizer_folder = trained_processor.tokenizer_folder if trained_processor else None
         return None, Processor(visual_encoder, None, None, text.encoder, tokenizer_folder=tokenizer_folder)
     encoder = EncoderSpec("text", text.encoder, text.granularity)
     return cache_features(data, encoder, on_progress=partial(progress.update, "caption features")), Processor(visual_encoder, encoder, None)
+
+
+def image_rows(features: AnyFeatures, split: Dataset) -> np.ndarray:
+    """Look up the rows of the images of a split.
+
+    Args:
+        features: Features of images.
+        split: Split of their data set.
+
+    Returns:
+        Row numbers.
+
+    Raises:
+        DataError: If an image has no features.
+    """
+    if isinstance(features, ArrayFeatures) and features.has_rows_of_dataset:
+        return split.image_rows
+    return features.rows(image.name for image in split.images)
+
+
+def caption_rows(features: AnyFeatures, split: Dataset) -> np.ndarray:
+    """Look up the rows of the captions of a split.
+
+    Args:
+        features: Features of captions.
+        split: Split of their data set.
+
+    Returns:
+        Row numbers.
+
+    Raises:
+        DataError: If a caption has no features.
+    """
+    return split.caption_rows if isinstance(features, ArrayFeatures) else features.rows(split.captions)
 
 
 def feedback_query_features(pairs: FeedbackPairs | None, data: Dataset, processor: Processor) -> AnyFeatures | None:
@@ -254,20 +339,38 @@ def _open_regions(visual: VisualSettings, path: Path, progress: Progress) -> Reg
     return stored
 
 
+def _open_caption_array(text: TextSettings, path: Path, data: Dataset) -> ArrayFeatures:
+    """Open an array with one vector per caption."""
+    if text.granularity != "pooled":
+        raise RecipeError(
+            f'text.granularity: expected "pooled", because {text.features} holds one vector per caption, got "{text.granularity}". Set it.'
+        )
+    stored = ArrayFeatures.open(path, data, "caption")
+    if len(stored.shape) != 1:
+        raise RecipeError(f"{text.features}: expected one vector per caption, got shape {list(stored.shape)} per caption.")
+    _check_finite(stored)
+    return stored
+
+
 def _check_axes(stored: ArrayFeatures, visual: VisualSettings) -> AnyFeatures:
     """Check the axes of stored features, and that they are finite."""
     axes = [*(["crops"] if visual.crops > 1 else []), *(["regions"] if visual.granularity == "regions" else []), "dimensions"]
-    shape = list(get_vectors(stored.read(np.arange(1))).shape[1:])
+    shape = list(stored.shape)
     if len(shape) != len(axes):
         raise RecipeError(f"{visual.features}: expected features {' x '.join(axes)} per image, got shape {shape}. Set visual.granularity.")
+    _check_finite(stored)
+    return stored
+
+
+def _check_finite(stored: ArrayFeatures) -> None:
     if (row := first_nonfinite_row(stored)) is not None:
         raise RecipeError(f"{stored.describe_row(row)}: expected finite features, got NaN or infinity. Compute them again.")
-    return stored
 
 
 def _build_vocabulary(train: Dataset, extra_captions: Sequence[str], min_count: int) -> Vocabulary:
     """Build the vocabulary of the training captions. Without any word, all captions would be equal."""
-    vocabulary = Vocabulary.from_captions([*train.captions, *extra_captions], min_count)
+    captions = [*train.captions, *extra_captions] if extra_captions else train.captions
+    vocabulary = Vocabulary.from_captions(captions, min_count)
     if len(vocabulary) == len(Vocabulary.from_captions([])):
         raise RecipeError(
             f"text.min_count: expected a word that occurs {min_count} times or more in the {len(train.captions):,} training captions of "

@@ -40,6 +40,9 @@ class DataSettings(RecipeSection):
 
     Attributes:
         path: Folder, a list file in it, or a name under ``VISAVIS_DATA``.
+        stream: Shards to train on instead of the training split of ``path``: a pattern such as ``train-{000..039}.tar``, a
+            folder, or an index file. Local, or at ``s3://``, ``gs://`` or ``hf://``.
+        interleave: Number of shards that a batch of a stream is read from.
         requires: Files and format that the recipe expects, as text. Shown if the data set does not exist.
         skip_bad: Whether to skip broken items instead of stopping.
         training_images: Number of training images, sampled by the seed. 0: all.
@@ -49,6 +52,8 @@ class DataSettings(RecipeSection):
     """
 
     path: str = ""
+    stream: str = ""
+    interleave: int = Field(16, gt=0)
     requires: str = ""
     skip_bad: bool = False
     training_images: int = Field(0, ge=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,9 @@ def _is_encoder_path(name: str) -> bool:
 PATH_KEYS: dict[str, Callable[[str], bool]] = {
     **dict.fromkeys(("start_from", "data.path", "data.feedback", "evaluation.forgetting"), os.path.exists),
     **dict.fromkeys(("visual.encoder", "text.encoder"), _is_encoder_path),
+    "data.stream": lambda name: "://" not in name and os.path.exists(os.path.dirname(re.split(r"[{*?[]", name)[0]) or name),
     "visual.features": lambda name: name != PRECOMP and os.path.exists(name),
-    "text.features": os.path.isdir,
+    "text.features": os.path.exists,
     "model.pretrained": os.path.isfile,
 }
 

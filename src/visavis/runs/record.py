@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from visavis import spec, storage, supervision
-from visavis.data.dataset import ByteRange, ContentFingerprint
+from visavis.data.content_fingerprint import ContentFingerprint
+from visavis.data.dataset import ByteRange
+from visavis.data.features.arrays import ArrayFeatures
 from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.regions import RegionFeatures
 from visavis.data.features.store import FeatureStore
@@ -32,7 +34,7 @@ ENCODER_INPUTS = ("image_encoder", "text_encoder")
 # Keys of a run's recipe that may change: they do not affect a step, or their content has a fingerprint.
 CHANGEABLE_KEYS = (
     "name", "about", "published", "memory", "start_from",
-    "data.path", "data.requires", "data.feedback",
+    "data.path", "data.stream", "data.requires", "data.feedback",
     "visual.features", "text.features",
     "training.threads", "training.device", "training.checkpoint_s",
     "evaluation.protocol", "evaluation.test", "evaluation.relevance", "evaluation.extra_metrics", "evaluation.average_networks",
@@ -62,10 +64,17 @@ def fingerprint_inputs(
         hashes["feedback"] = data_module.feedback.fingerprint
     if isinstance(data_module.visual, ExpertStore | RegionFeatures):
         hashes["stored_features"] = data_module.visual.sha256
-    elif isinstance(data_module.visual, FeatureStore) or data_module.visual is None:
-        files["images"] = {image.name: image.location for image in data.images if image.location is not None}
-    else:
+    elif not isinstance(data_module.visual, FeatureStore | None):
         files["stored_features"] = _numbered(data_module.visual.files)
+    elif data.is_lazy:
+        # Millions of files are not read before a training. The list has a hash.
+        hashes["images"] = data.fingerprint
+    else:
+        files["images"] = {image.name: image.location for image in data.images if image.location is not None}
+    if data_module.stream is not None:
+        hashes["stream"] = data_module.stream.fingerprint
+    if isinstance(data_module.text, ArrayFeatures):
+        files["stored_caption_features"] = _numbered(data_module.text.files)
     sides = ((data_module.visual, recipe.visual.encoder), (data_module.text, recipe.text.encoder))
     for name, (features, encoder) in zip(ENCODER_INPUTS, sides, strict=True):
         if isinstance(features, FeatureStore):

@@ -1,10 +1,14 @@
-"""Rows of feature arrays, and features that you computed: a ``.npy`` array with one row per image, or a data set of the VSE++ family."""
+"""Rows of feature arrays, and features that you computed: a ``.npy`` array with one row per image or caption, or a data set of the VSE++ family."""
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -80,28 +84,36 @@ def read_padded(
     return padded, torch.from_numpy(mask)
 
 
+# Bytes that Linux maps around a page that is read. A random row keeps as many of them in the resident memory.
+_BYTES_PER_FAULT = 2**16
+# Bytes of mapped pages after which they are released.
+MAX_MAPPED_BYTES = 2**28
+
+
 class ArrayFeatures:
-    """Arrays with one row (a vector or a grid of regions) per image.
+    """Arrays with one row (a vector or a grid of regions) per image or caption.
 
     Args:
         path: The file or folder.
         files: Files that are read.
         arrays: The arrays, memory-mapped, by what they are for errors. Rows are counted through all arrays.
-        row_of: Row of each image name.
+        names: Name of the image of each row, or a data set whose items have their number in the whole data set as their row.
     """
 
-    def __init__(self, path: Path, files: list[Path], arrays: dict[str, np.ndarray], row_of: dict[str, int]):
-        self.path, self.files, self._arrays, self._row_of = path, files, arrays, row_of
+    def __init__(self, path: Path, files: list[Path], arrays: dict[str, np.ndarray], names: Sequence[str] | Dataset):
+        self.path, self.files, self._arrays, self._names = path, files, arrays, names
         self._first_row = dict(zip(arrays, np.cumsum([0, *map(len, arrays.values())]).tolist(), strict=False))
-        self._shape = next(iter(arrays.values())).shape[1:]
+        self.shape = next(iter(arrays.values())).shape[1:]
+        self._rows_since_release = 0
 
     @classmethod
-    def open(cls, path: str | Path, dataset: Dataset) -> ArrayFeatures:
+    def open(cls, path: str | Path, dataset: Dataset, items: Literal["image", "caption"] = "image") -> ArrayFeatures:
         """Open a ``.npy`` array in the order of a whole data set.
 
         Args:
             path: The file.
             dataset: The data set, or a part of it.
+            items: Kind of the items that have a row.
 
         Returns:
             The features.
@@ -110,16 +122,15 @@ class ArrayFeatures:
             DataError: If the number of rows does not match the data set.
         """
         path = Path(path)
-        vectors, rows = storage.read_array(path, kinds="fiu", memory_map=True), dataset.image_rows
-        is_whole = dataset.image_origin is None
-        has_all_rows = len(vectors) == len(rows) if is_whole else rows.max(initial=-1) < len(vectors)
+        vectors = storage.read_array(path, kinds="fiu", memory_map=True)
+        rows, origin = (dataset.image_rows, dataset.image_origin) if items == "image" else (dataset.caption_rows, dataset.caption_origin)
+        has_all_rows = len(vectors) == len(rows) if origin is None else rows.max(initial=-1) < len(vectors)
         if vectors.ndim < 2 or 0 in vectors.shape or not has_all_rows:
-            expected = f"{len(rows)} rows" if is_whole else f"at least {rows.max() + 1} rows"
+            expected = f"{len(rows)} rows" if origin is None else f"at least {rows.max() + 1} rows"
             raise DataError(
-                f"{path}: expected {expected} of features, one for each image of {dataset.name} in its order, got shape {vectors.shape}."
+                f"{path}: expected {expected} of features, one for each {items} of {dataset.name} in its order, got shape {vectors.shape}."
             )
-        row_of = {image.name: row for image, row in zip(dataset.images, rows.tolist(), strict=True)}
-        return cls(path, [path], {str(path): vectors}, row_of)
+        return cls(path, [path], {str(path): vectors}, dataset)
 
     @classmethod
     def open_precomp(cls, path: str | Path) -> ArrayFeatures:
@@ -139,7 +150,7 @@ class ArrayFeatures:
         arrays = load_all_precomp_features(path)
         names = [f"{split}-{index}" for split, array in arrays.items() for index in range(len(array))]
         parts = {f"split {split} in {path}": array for split, array in arrays.items()}
-        return cls(Path(path), files, parts, {name: row for row, name in enumerate(names)})
+        return cls(Path(path), files, parts, names)
 
     def __len__(self) -> int:
         return sum(map(len, self._arrays.values()))
@@ -147,10 +158,15 @@ class ArrayFeatures:
     @property
     def embedding_dim(self) -> int:
         """Size of the last dimension."""
-        return self._shape[-1]
+        return self.shape[-1]
+
+    @property
+    def has_rows_of_dataset(self) -> bool:
+        """Whether the row of an item is its number in the whole data set, so that no name is looked up."""
+        return isinstance(self._names, Dataset)
 
     def rows(self, keys: Iterable[str]) -> np.ndarray:
-        """Look up the rows of images.
+        """Look up the rows of images by name.
 
         Args:
             keys: Image names.
@@ -159,6 +175,22 @@ class ArrayFeatures:
             Row numbers.
         """
         return look_up_rows(self._row_of, keys, self.path)
+
+    @cached_property
+    def _row_of(self) -> dict[str, int]:
+        if isinstance(self._names, Dataset):
+            return {image.name: row for image, row in zip(self._names.images, self._names.image_rows.tolist(), strict=True)}
+        return {name: row for row, name in enumerate(self._names)}
+
+    def release_pages(self) -> None:
+        """Remove the pages of the memory-mapped arrays from the resident memory. They are read again when they are used."""
+        self._rows_since_release = 0
+        for array in self._arrays.values():
+            base: Any = array
+            while isinstance(base, np.ndarray):
+                base = base.base
+            if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+                base.madvise(mmap.MADV_DONTNEED)
 
     def describe_row(self, row: int) -> str:
         """Describe a row, for errors.
@@ -182,17 +214,21 @@ class ArrayFeatures:
             Float32 features in the given order. Values that are too large become infinite.
         """
         rows = np.asarray(rows)
-        values = np.empty((len(rows), *self._shape), np.float32)
+        values = np.empty((len(rows), *self.shape), np.float32)
         for location, array in self._arrays.items():
             positions = rows - self._first_row[location]
             inside = (positions >= 0) & (positions < len(array))
             with np.errstate(over="ignore"):
                 values[inside] = array[positions[inside]]
+        self._rows_since_release += len(rows)
+        if self._rows_since_release * _BYTES_PER_FAULT > MAX_MAPPED_BYTES:
+            self.release_pages()
         return Encoded(torch.from_numpy(values))
 
 
-# Rows that are in memory at once.
+# Rows that a scan has in memory at once, or more if they are small.
 ROWS_PER_READ = 1024
+SCAN_BYTES = 2**24
 
 
 @dataclass(frozen=True)
@@ -218,9 +254,13 @@ def first_nonfinite_row(features: ArrayFeatures) -> int | None:
 
 
 def _scan(features: ArrayFeatures) -> int | None:
-    for start in range(0, len(features), ROWS_PER_READ):
-        vectors = features.read(np.arange(start, min(start + ROWS_PER_READ, len(features)))).vectors
+    rows_per_read = max(ROWS_PER_READ, SCAN_BYTES // (4 * math.prod(features.shape)))
+    for start in range(0, len(features), rows_per_read):
+        vectors = features.read(np.arange(start, min(start + rows_per_read, len(features)))).vectors
         assert isinstance(vectors, Tensor)
-        for row in (~vectors.flatten(1).isfinite().all(1)).nonzero()[:1, 0].tolist():
-            return start + row
+        # A finite sum has only finite terms. An infinite one may come from large terms.
+        if not vectors.sum(dtype=torch.float64).isfinite():
+            for row in (~vectors.flatten(1).isfinite().all(1)).nonzero()[:1, 0].tolist():
+                return start + row
+        features.release_pages()
     return None

@@ -207,15 +207,26 @@ def find_files(folder: Path) -> ImageFiles:
             files.add(name, ByteRange(path, root=root))
     for archive in archives:
         try:
-            for member, location in _members(archive, root):
+            for member, location in archive_members(archive, root):
                 files.add(member, location)
         except DataError as error:
             files.problems.append(("broken archive", archive.relative_to(folder).as_posix(), str(error)))
     return files
 
 
-def _members(archive: Path, root: Path) -> Iterator[tuple[str, ByteRange]]:
-    """Yield the regular members of an archive and their locations."""
+def archive_members(archive: Path, root: Path | None = None) -> Iterator[tuple[str, ByteRange]]:
+    """Read the headers of a tar archive.
+
+    Args:
+        archive: The archive.
+        root: Folder that must contain it, as for ``ByteRange``.
+
+    Yields:
+        Name and location of each regular member.
+
+    Raises:
+        DataError: If the archive is compressed or damaged, after the members before the damage.
+    """
     try:
         with storage.open_file(archive, root) as file:
             yield from _headers(file, archive, root)
@@ -225,7 +236,7 @@ def _members(archive: Path, root: Path) -> Iterator[tuple[str, ByteRange]]:
         raise DataError(f"the archive is truncated or not a tar archive: {str(error) or type(error).__name__}") from None
 
 
-def _headers(file: BinaryIO, archive: Path, root: Path) -> Iterator[tuple[str, ByteRange]]:
+def _headers(file: BinaryIO, archive: Path, root: Path | None) -> Iterator[tuple[str, ByteRange]]:
     if file.read(6).startswith(_COMPRESSED_MAGIC_BYTES) or not archive.name.endswith(".tar"):
         raise DataError(_UNPACK)
     size = file.seek(0, os.SEEK_END)

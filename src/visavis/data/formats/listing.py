@@ -23,11 +23,8 @@ from visavis.errors import DataError
 
 MAX_CAPTION_CHARS = 20_000  # because a batch of captions is as long as its longest caption
 SPLITS = ("train", "val", "test")
-_SPLIT_NAMES = {
-    **dict.fromkeys(["restval", "training"], "train"),
-    **dict.fromkeys(["dev", "valid", "validate", "validation"], "val"),
-    "testing": "test",
-}
+_SPLIT_NAMES = {"restval": "train", "training": "train", "dev": "val", "valid": "val", "validate": "val", "validation": "val"}
+_SPLIT_NAMES["testing"] = "test"
 
 
 @dataclass(frozen=True)
@@ -243,8 +240,8 @@ class Listing:
     def _skipped(self, images: int, captions: int) -> tuple[str, ...]:
         if not self.losses:
             return ()
-        total = f"{len(self.images) - images} of {len(self.images)} images and "
-        total += f"{len(self.captions) - captions} of {len(self.captions)} captions of {self.source.name} ({summarize_kinds(self.losses)})"
+        lost = [f"{len(all_items) - n} of {len(all_items)}" for all_items, n in ((self.images, images), (self.captions, captions))]
+        total = f"{lost[0]} images and {lost[1]} captions of {self.source.name} ({summarize_kinds(self.losses)})"
         return (total, *map(str, self.losses))
 
 
@@ -310,6 +307,7 @@ class DatasetFormat:
         read: Lists the content of a source. Raises DataError if the source cannot be parsed at all.
         image_files: Whether image files must be next to the list, may be absent as a whole, or are not a part of the format.
         reads_whole_folder: Whether the source is the folder and not one list in it.
+        open: Opens the usable items of a source lazily, for millions of captions. None: through ``read``.
     """
 
     name: str
@@ -319,6 +317,7 @@ class DatasetFormat:
     read: Callable[[Path], Listing] = field(repr=False)
     image_files: Literal["required", "optional", "none"]
     reads_whole_folder: bool = field(default=False, repr=False)
+    open: Callable[[Path], Dataset] | None = field(default=None, repr=False)
 
     def find_sources(self, folder: Path) -> list[Path]:
         """Find the sources of this format in a folder.
@@ -341,9 +340,8 @@ class DatasetFormat:
         Returns:
             The file or its folder. None if it is not of this format.
         """
-        if not file.name.endswith(self.suffixes):
-            return None
-        return file.parent if self.reads_whole_folder else file
+        source = file.parent if self.reads_whole_folder else file
+        return source if file.name.endswith(self.suffixes) else None
 
 
 class DuplicateKeyObject(dict[str, Any]):

@@ -17,6 +17,7 @@ from torch import Tensor
 from visavis import storage
 from visavis.data.dataset import Dataset
 from visavis.data.images import random_crop, random_horizontal_flip, random_resized_crop
+from visavis.data.sequences import read_items
 from visavis.errors import DataError
 from visavis.types import Encoded
 
@@ -302,7 +303,7 @@ class PixelSource:
         Returns:
             Pixels, shape ``[N, 3, H, W]``.
         """
-        images = [self.data.images[i].open() for i in index]
+        images = [image.open() for image in read_items(self.data.images, index)]
         if self.preprocess_crops is None or seeds is None:
             return Encoded(self.preprocess(images))
         generators = [torch.Generator().manual_seed(int(seed)) for seed in seeds]

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from visavis.data.sequences import read_items
 from visavis.errors import DataError
 from visavis.models.encoders.pretrained_files import PretrainedPart, model_folder, saved_part_folder
 from visavis.models.encoders.pretrained_loading import (
@@ -94,7 +95,7 @@ class EncoderTokens:
         Returns:
             Token ids, shape ``[N, L]``.
         """
-        return self.tokenizer.encode([self.captions[i] for i in index])
+        return self.tokenizer.encode(read_items(self.captions, index))
 
 
 TEXT_BACKBONE_FOLDER = "text_backbone"

@@ -1,0 +1,389 @@
+"""Samples of one shard: members of a tar file with the same key, or rows of a part of a Parquet file."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from visavis.data.columns import import_pyarrow
+from visavis.data.dataset import ByteRange
+from visavis.data.formats.caption_table import CAPTION_NAMES, FILE_NAMES
+from visavis.data.formats.image_files import IMAGE_SUFFIXES, archive_members
+from visavis.data.streams.shard_files import PARQUET_SUFFIX, ShardFile, local_copy, open_filesystem
+from visavis.errors import DataError
+
+TEXT_SUFFIXES = (".txt", ".caption")
+# The extensions of a sample in WebDataset begin at the first dot of the file name.
+_KEY = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)$")
+# Columns of Parquet files with an image, as ``datasets`` writes them, or with its bytes.
+IMAGE_COLUMNS = ("image", "img", "jpg", "png", "webp")
+
+
+@dataclass(frozen=True)
+class EmbeddedBytes(ByteRange):
+    """Bytes of an image that are in memory.
+
+    Attributes:
+        content: The bytes.
+    """
+
+    content: bytes = b""
+
+    @property
+    def num_bytes(self) -> int:
+        """Number of bytes."""
+        return len(self.content)
+
+    @contextmanager
+    def open(self, limit: int | None = None) -> Iterator[io.BytesIO]:
+        """Open the bytes as a file.
+
+        Args:
+            limit: Not used.
+
+        Yields:
+            The file.
+        """
+        yield io.BytesIO(self.content)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A part of the data that is read at once: a tar file, or a row group of a Parquet file.
+
+    Attributes:
+        file: The file.
+        count: Number of samples.
+        row_group: Row group of a Parquet file.
+        first_key: Key of its first sample, if it was read.
+    """
+
+    file: ShardFile
+    count: int
+    row_group: int = 0
+    first_key: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Name for errors."""
+        return f"{self.file.name}, row group {self.row_group}" if self.file.url.endswith(PARQUET_SUFFIX) else self.file.name
+
+
+class ShardReader(ABC):
+    """Reads samples of an open shard.
+
+    Attributes:
+        name: Name for errors.
+        damage: Damage of the file, after which no sample is read. "": none.
+    """
+
+    name: str
+    damage: str = ""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of samples that can be read."""
+
+    @abstractmethod
+    def key(self, row: int) -> str | None:
+        """Return the key of a sample, such as its file name.
+
+        Args:
+            row: Number of the sample.
+
+        Returns:
+            The key. None: it has none.
+        """
+
+    @abstractmethod
+    def image(self, row: int) -> bytes:
+        """Read the image of a sample.
+
+        Args:
+            row: Number of the sample.
+
+        Returns:
+            Bytes of the image.
+
+        Raises:
+            DataError: If the sample has no image.
+        """
+
+    @abstractmethod
+    def captions(self, row: int) -> list[str]:
+        """Read the captions of a sample.
+
+        Args:
+            row: Number of the sample.
+
+        Returns:
+            One caption or more.
+
+        Raises:
+            DataError: If the sample has none.
+        """
+
+
+class TarReader(ShardReader):
+    """Samples of a tar file. Members stay in the file until they are read.
+
+    Args:
+        path: The file.
+        name: Name for errors.
+    """
+
+    def __init__(self, path: Path, name: str):
+        self.name = name
+        samples: dict[str, dict[str, tuple[int, int]]] = {}
+        try:
+            for member, location in archive_members(path):
+                if match := _KEY.fullmatch(member):
+                    samples.setdefault(match[1], {})[match[2].lower()] = (location.offset, location.size or 0)
+            with open(path, "rb") as file:
+                file.seek(-min(512, os.path.getsize(path)), os.SEEK_END)
+                if any(file.read()):
+                    self.damage = "the shard is cut short: it has no end of archive"
+        except DataError as error:
+            self.damage = str(error)
+        self.keys, self.members = list(samples), list(samples.values())
+        self.file = open(path, "rb")  # noqa: SIM115 - closed with the reader: the file may be removed from the cache while it is read
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __del__(self) -> None:
+        if hasattr(self, "file"):
+            self.file.close()
+
+    def key(self, row: int) -> str | None:
+        """Return the key of a sample, as ``ShardReader.key``.
+
+        Args:
+            row: Number of the sample.
+
+        Returns:
+            Its name without extension.
+        """
+        return self.keys[row]
+
+    def image(self, row: int) -> bytes:
+        """Read the image of a sample, as ``ShardReader.image``.
+
+        Args:
+            row: Number of the sample.
+
+        Returns:
+            Bytes of the image.
+
+        Raises:
+            DataError: If the sample has no image.
+        """
+        return self._read(row, self._find(row, IMAGE_SUFFIXES, "image"))
+
+    def captions(self, row: int) -> list[str]:
+        """Read the captions of a sample, as ``ShardReader.captions``.
+
+        Args:
+            row: Number of the sample.
+
+        Returns:
+            The captions: one of a ``.txt``, or those of a ``.json``.
+
+        Raises:
+            DataError: If the sample has no caption.
+        """
+        extension = self._find(row, (*TEXT_SUFFIXES, ".json"), "caption")
+        content = self._read(row, extension)
+        try:
+            value: Any = content.decode()
+            if extension.endswith("json"):
+                entry = json.loads(value)
+                value = next((entry[name] for name in CAPTION_NAMES if name in entry), None) if isinstance(entry, dict) else entry
+        except ValueError as error:
+            raise DataError(f"{self.name}: {self.keys[row]}.{extension} is not readable: {error}") from None
+        return _check_captions(value, f"{self.name}: {self.keys[row]}")
+
+    def _find(self, row: int, suffixes: tuple[str, ...], content: str) -> str:
+        for suffix in suffixes:
+            for extension in self.members[row]:
+                if f".{extension}".endswith(suffix):
+                    return extension
+        raise DataError(
+            f"{self.name}: {self.keys[row]}: expected one {content} ({', '.join(suffixes[:4])}), got {', '.join(self.members[row])}."
+        )
+
+    def _read(self, row: int, extension: str) -> bytes:
+        offset, size = self.members[row][extension]
+        return os.pread(self.file.fileno(), size, offset)
+
+
+class ParquetReader(ShardReader):
+    """Samples of a row group of a Parquet file, which is in memory.
+
+    Args:
+        shard: The row group.
+    """
+
+    def __init__(self, shard: Shard):
+        pa = import_pyarrow()
+        self.name = shard.name
+        filesystem, path = open_filesystem(shard.file.url)
+        try:
+            file = pa.parquet.ParquetFile(path, filesystem=filesystem)
+            names = file.schema_arrow.names
+            self.image_column = _find_column(names, IMAGE_COLUMNS, "image", shard.file.url)
+            self.caption_column = _find_column(names, CAPTION_NAMES, "caption", shard.file.url)
+            keys = [name for name in FILE_NAMES if name in names and name != self.image_column]
+            self.key_column = keys[0] if keys else None
+            columns = [self.image_column, self.caption_column, *keys[:1]]
+            self.table = file.read_row_group(shard.row_group, columns=columns)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{shard.file.url} cannot be read: {error}") from None
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def key(self, row: int) -> str | None:
+        """Return the key of a sample, as ``ShardReader.key``.
+
+        Args:
+            row: Number of the sample.
+
+        Returns:
+            Its file name.
+        """
+        return None if self.key_column is None else str(self.table[self.key_column][row].as_py())
+
+    def image(self, row: int) -> bytes:
+        """Read the image of a sample, as ``ShardReader.image``.
+
+        Args:
+            row: Number of the sample.
+
+        Returns:
+            Bytes of the image.
+
+        Raises:
+            DataError: If the sample has no image.
+        """
+        value = self.table[self.image_column][row].as_py()
+        content = value.get("bytes") if isinstance(value, dict) else value
+        if not isinstance(content, bytes):
+            raise DataError(
+                f"{self.name}, row {row}: expected the bytes of an image in column {self.image_column}, got {type(content).__name__}."
+            )
+        return content
+
+    def captions(self, row: int) -> list[str]:
+        """Read the captions of a sample, as ``ShardReader.captions``.
+
+        Args:
+            row: Number of the sample.
+
+        Returns:
+            The captions.
+
+        Raises:
+            DataError: If the sample has no caption.
+        """
+        return _check_captions(self.table[self.caption_column][row].as_py(), f"{self.name}, row {row}")
+
+
+def open_shard(shard: Shard) -> ShardReader:
+    """Open a shard.
+
+    Args:
+        shard: The shard.
+
+    Returns:
+        Its samples.
+
+    Raises:
+        DataError: If it cannot be read at all.
+    """
+    if shard.file.url.endswith(PARQUET_SUFFIX):
+        return ParquetReader(shard)
+    return TarReader(local_copy(shard.file), shard.name)
+
+
+def count_samples(file: ShardFile, *, skip_bad: bool) -> list[Shard]:
+    """Count the samples of a file, from its metadata or its headers.
+
+    Args:
+        file: The file.
+        skip_bad: Whether to use the samples before a damage.
+
+    Returns:
+        Its shards.
+
+    Raises:
+        DataError: If the file is damaged.
+    """
+    if file.url.endswith(PARQUET_SUFFIX):
+        pa = import_pyarrow()
+        filesystem, path = open_filesystem(file.url)
+        try:
+            metadata = pa.parquet.ParquetFile(path, filesystem=filesystem).metadata
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{file.url} cannot be read: {error}") from None
+        return [Shard(file, metadata.row_group(group).num_rows, group) for group in range(metadata.num_row_groups)]
+    if file.num_samples is not None:
+        return [Shard(file, file.num_samples)]
+    reader = TarReader(local_copy(file), file.name)
+    if reader.damage and not skip_bad:
+        raise damaged_shard(file.url, reader.damage)
+    return [Shard(file, len(reader), first_key=reader.keys[0] if reader.keys else None)]
+
+
+def damaged_shard(url: str, damage: str) -> DataError:
+    """Make the error of a damaged shard.
+
+    Args:
+        url: The shard.
+        damage: The damage.
+
+    Returns:
+        The error.
+    """
+    return DataError(f"{url}: {damage.removesuffix('.')}. Copy the shard again, or train with --skip-bad to use the samples before.")
+
+
+def _find_column(names: list[str], known: tuple[str, ...], content: str, url: str) -> str:
+    found = [name for name in known if name in names]
+    if not found:
+        raise DataError(f"{url}: expected a column with the {content} ({', '.join(known)}), got {', '.join(names)}. Rename the column.")
+    return found[0]
+
+
+def _check_captions(value: Any, location: str) -> list[str]:
+    texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+    captions = [text for text in texts if isinstance(text, str) and text.strip()]
+    if not captions:
+        raise DataError(f"{location}: expected a caption, got {value!r:.40}.")
+    return captions
+
+
+def sample_ids(keys: list[str | None], items: np.ndarray) -> np.ndarray:
+    """Make ids of samples. Equal keys have equal ids.
+
+    Args:
+        keys: Keys. None: the sample is an image of its own.
+        items: Numbers of the samples in the stream.
+
+    Returns:
+        Ids from 0 to 2^63.
+    """
+    import hashlib
+
+    texts = [f"\0{item}" if key is None else key for key, item in zip(keys, items.tolist(), strict=True)]
+    return np.array([int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1 for text in texts], dtype=np.int64)

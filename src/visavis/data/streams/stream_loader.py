@@ -1,0 +1,200 @@
+"""Batches of a stream. Their order is a function of the seed and the epoch alone.
+
+How an epoch is divided into batches:
+
+1. The shards are shuffled, and the items of each shard are shuffled. Concatenated, they are one sequence of all items.
+2. The sequence is cut into ``interleave`` parts of equal length (a difference of one item). A part is read shard by shard.
+3. Batch k has every item number k of the parts in turn, so that it holds items of ``interleave`` shards. Within a batch, items are sorted by
+   part. So each process, which reads a contiguous section of the batch, reads from its own shards, apart from those at a border.
+4. The items are divided over the smallest number of batches that are not larger than ``batch_size``. Sizes differ by one item. None is left out.
+
+An item is located without reading the items before it. So a training resumes at any batch, with any number of processes and workers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import overload
+
+import numpy as np
+import torch
+
+from visavis.data.dataset import Dataset
+from visavis.data.loader import Batch, BatchSchedule, Loader
+from visavis.data.streams.shard_stream import MAX_CAPTIONS, ShardStream, StreamImages
+from visavis.errors import DataError
+
+PlannedBatch = tuple[np.ndarray, np.ndarray]
+
+
+class StreamPlan(Sequence[PlannedBatch]):
+    """The batches of an epoch of a stream, which are computed when they are read.
+
+    Args:
+        starts: Number of the first item of each shard, and the number of all items, shape ``[shards + 1]``.
+        batch_size: Maximum number of items of a batch.
+        interleave: Number of parts of the sequence.
+        seed: Random seed.
+        epoch: The epoch.
+
+    Example:
+        >>> plan = StreamPlan(np.array([0, 4, 8]), batch_size=3, interleave=2, seed=1, epoch=1)
+        >>> [len(items) for items, _ in plan], sorted(np.concatenate([items for items, _ in plan]).tolist())
+        ([2, 3, 3], [0, 1, 2, 3, 4, 5, 6, 7])
+    """
+
+    def __init__(self, starts: np.ndarray, batch_size: int, interleave: int, seed: int, epoch: int):
+        self.starts, self.seed, self.epoch, self.num_items = starts, seed, epoch, int(starts[-1])
+        self.num_batches = -(-self.num_items // batch_size)
+        self.interleave = max(1, min(interleave, self.num_items // self.num_batches))
+        self.shards = np.random.default_rng((seed, epoch)).permutation(len(starts) - 1)
+        counts = np.diff(starts)[self.shards]
+        self.positions = np.concatenate([[0], np.cumsum(counts)])
+        # The part of item number p is p modulo the number of parts.
+        lengths = self._items_before(self.num_items)
+        self.part_starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+        self._shuffled = lru_cache(2 * self.interleave + 2)(self._shuffle)
+
+    def _items_before(self, number: int) -> np.ndarray:
+        """Number of items of each part among the first ``number`` items."""
+        return (number - np.arange(self.interleave) + self.interleave - 1) // self.interleave
+
+    def _shuffle(self, shard: int) -> np.ndarray:
+        first, end = self.starts[shard : shard + 2].tolist()
+        return first + np.random.default_rng((self.seed, self.epoch, shard)).permutation(end - first)
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    @overload
+    def __getitem__(self, index: int) -> PlannedBatch: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[PlannedBatch]: ...
+    def __getitem__(self, index: int | slice) -> PlannedBatch | Sequence[PlannedBatch]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(len(self))[index]]
+        index = range(len(self))[index]
+        first, end = (self._items_before(number * self.num_items // self.num_batches) for number in (index, index + 1))
+        counts = end - first
+        offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        positions = np.repeat(self.part_starts + first, counts) + offsets
+        order = np.searchsorted(self.positions, positions, "right") - 1
+        items = np.empty(len(positions), np.int64)
+        for place in np.unique(order).tolist():
+            inside = order == place
+            items[inside] = self._shuffled(int(self.shards[place]))[positions[inside] - self.positions[place]]
+        return items, items
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamSchedule(BatchSchedule):
+    """How an epoch of a stream is divided into batches.
+
+    Attributes:
+        interleave: Number of shards that a batch is read from.
+    """
+
+    interleave: int = 16
+
+    def batches(self, data: Dataset, seed: int, epoch: int) -> Sequence[PlannedBatch]:  # type: ignore[override]
+        """Plan the batches of an epoch.
+
+        Args:
+            data: Data set of a stream.
+            seed: Random seed.
+            epoch: The epoch.
+
+        Returns:
+            Numbers of the images and captions of each batch.
+        """
+        assert isinstance(data.images, StreamImages)
+        plan = StreamPlan(data.images.stream.starts, self.batch_size, self.interleave, seed, epoch)
+        return plan[: self.batches_per_epoch] if self.batches_per_epoch else plan
+
+
+@dataclass(frozen=True)
+class StreamBatch(Batch):
+    """A batch of a stream.
+
+    Attributes:
+        skipped: Problems of the items that are left out.
+    """
+
+    skipped: tuple[str, ...] = field(default=(), kw_only=True)
+
+
+@dataclass(frozen=True)
+class StreamLoader(Loader):
+    """The batches of a stream. An item has one of its captions, sampled by the seed, the epoch and its place.
+
+    Attributes:
+        data: The split.
+        visual: Model input of the images.
+        text: Model input of the captions, and of judged texts after these.
+        schedule: How an epoch is divided into batches.
+        seed: Random seed.
+        feedback: Adds known negatives from relevance judgments.
+        rank: Rank of this process. It reads the part ``rank`` of ``world_size`` of each batch, images and captions each for themselves.
+        world_size: Number of ranks.
+        workers: Number of processes that read batches.
+    """
+
+    @property
+    def stream(self) -> ShardStream:
+        """The stream."""
+        assert isinstance(self.data.images, StreamImages)
+        return self.data.images.stream
+
+    def epoch(self, epoch: int, *, start: int = 0, training: bool = True) -> Iterator[Batch]:
+        """Yield the batches of an epoch, as ``Loader.epoch``, and log the number of skipped items.
+
+        Args:
+            epoch: The epoch.
+            start: Number of the first batch.
+            training: Whether to apply random transforms.
+
+        Yields:
+            The batches.
+        """
+        skipped, log = 0, logging.getLogger("visavis")
+        for batch in super().epoch(epoch, start=start, training=training):
+            assert isinstance(batch, StreamBatch)
+            if batch.skipped and not skipped:
+                log.warning("Skipped: %s", batch.skipped[0])
+            skipped += len(batch.skipped)
+            yield batch
+        if skipped:
+            log.warning("Skipped in epoch %d: %s unusable items of %s.", epoch, f"{skipped:,}", self.stream.pattern)
+
+    def _read(self, images: np.ndarray, captions: np.ndarray, epoch: int, number: int, training: bool) -> Batch:
+        own = self._part(len(images))
+        seeds = np.random.SeedSequence((self.seed, epoch, number)).generate_state(len(images))[own]
+        position = (images, own.start, epoch, number, training)
+        try:
+            return self._make(images[own], seeds, *position)
+        except DataError:
+            if not self.stream.skip_bad:
+                raise
+        usable, skipped = np.ones(len(seeds), bool), list[str]()
+        for index in range(len(seeds)):
+            try:
+                self._make(images[own][[index]], seeds[[index]], *position)
+            except DataError as error:
+                usable[index] = False
+                skipped.append(str(error))
+        if not usable.any():
+            raise DataError(f"{self.stream.pattern}: expected a usable item in batch {number}, got none: {skipped[0]}")
+        return replace(self._make(images[own][usable], seeds[usable], *position), skipped=tuple(skipped))
+
+    def _make(
+        self, items: np.ndarray, seeds: np.ndarray, all_items: np.ndarray, start: int, epoch: int, number: int, training: bool
+    ) -> StreamBatch:
+        """Read items and their captions."""
+        ids = torch.from_numpy(self.stream.ids(items))
+        choices = seeds.astype(np.int64) % MAX_CAPTIONS if training else np.zeros(len(items), np.int64)
+        text = self.text.read(items + choices * len(self.stream))
+        visual = self.visual.read(items, seeds if training else None)
+        return StreamBatch(items, items, ids, ids, visual, text, epoch, number, self, all_items, all_items, start, start)
