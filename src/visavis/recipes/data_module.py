@@ -194,6 +194,7 @@ class DataModule:
         split: str | Dataset,
         protocol: str | Protocol | Sequence[str | Protocol] = "plain",
         relevance: str = "",
+        encoded: tuple[Encoded, Encoded] | None = None,
     ) -> Evaluation:
         """Evaluate a model on a split, which is encoded once for all protocols.
 
@@ -202,6 +203,7 @@ class DataModule:
             split: Split, or its name.
             protocol: Protocol or protocols.
             relevance: Spec of a relevance estimator, for graded metrics.
+            encoded: Encoded images and captions of the split. None: they are encoded.
 
         Returns:
             The evaluation.
@@ -211,8 +213,11 @@ class DataModule:
             SpecError: If a protocol does not fit the split.
         """
         protocols = get_protocols(protocol)
-        data = select_captions(self.data.split(split) if isinstance(split, str) else split, protocols)
-        visual, text = self.encode(matcher, data)
+        data = self.data.split(split) if isinstance(split, str) else split
+        if encoded is None:
+            data = select_captions(data, protocols)
+            encoded = self.encode(matcher, data)
+        visual, text = encoded
         score, memory = device_score(matcher), self.recipe.memory or None
         with evaluation_mode(matcher):
             return evaluate_dataset(visual, text, score, data, protocols, relevance=relevance, memory=memory)

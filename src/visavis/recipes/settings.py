@@ -240,6 +240,7 @@ class TrainingSettings(RecipeSection):
         device: "auto" uses CUDA if available.
         metric_batches: Batches of each split on which losses and similarities are logged.
         batches_per_epoch: Batches of an epoch, other ones in each. 0: all.
+        track: Trackers that receive each validation, such as ["tensorboard"].
     """
 
     batch_size: int = Field(128, gt=1)
@@ -259,6 +260,7 @@ class TrainingSettings(RecipeSection):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     metric_batches: int = Field(8, gt=0)
     batches_per_epoch: int = Field(0, ge=0)
+    track: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = Field((), strict=False)
 
     @field_validator("autocast", mode="before")
     @classmethod

@@ -45,6 +45,7 @@ class LogRow(TypedDict):
         rsum: Validation RSUM, in percent.
         time: Times.
         health: Health metrics and alerts.
+        lr: Learning rate of each part of the model, in the last step. Absent before the first step.
         similarity: Similarities on the whole validation split. Absent for models that rank in two stages.
     """
 
@@ -60,6 +61,7 @@ class LogRow(TypedDict):
     rsum: float
     time: LogTimes
     health: dict[str, Any]
+    lr: NotRequired[dict[str, float]]
     similarity: NotRequired[dict[str, float]]
 
 
@@ -81,6 +83,9 @@ class RunFolder:
         checkpoints: Folder of the checkpoints.
         result: Result of a finished training.
         ranks: Ranks of all test queries, by protocol.
+        trackers: Ids of the runs of trackers, and the last step that each has.
+        tensorboard: Folder of the event files of TensorBoard.
+        wandb: Folder of the files of Weights & Biases.
     """
 
     def __init__(self, path: Path):
@@ -95,6 +100,9 @@ class RunFolder:
         self.checkpoints = path / "checkpoint"
         self.result = path / "result.json"
         self.ranks = path / "ranks.safetensors"
+        self.trackers = path / "trackers.json"
+        self.tensorboard = path / "tensorboard"
+        self.wandb = path / "wandb"
 
     @property
     def is_run(self) -> bool:
@@ -103,9 +111,9 @@ class RunFolder:
 
     def remove(self) -> None:
         """Remove everything that a training writes, and nothing else."""
-        for file in (self.recipe, self.environment, self.log, self.ranks, self.result):
+        for file in (self.recipe, self.environment, self.log, self.ranks, self.result, self.trackers):
             file.unlink(missing_ok=True)
-        for folder in (self.model, self.peer, self.checkpoints):
+        for folder in (self.model, self.peer, self.checkpoints, self.tensorboard, self.wandb):
             storage.remove_folder(folder)
         storage.remove_lock(self.lock)
 

@@ -246,7 +246,8 @@ def make_optimizer(matcher: Matcher, phase: Phase) -> Optimizer:
         depths = layers_below_top([name for name, _ in parameters]) if settings.layer_decay < 1 else [0] * len(parameters)
         for depth, members in groupby(zip(depths, parameters, strict=True), key=lambda member: member[0]):
             params = [parameter for _, parameter in members]
-            groups.append({"params": params, "base_lr": lr * settings.layer_decay**depth, "weight_decay": weight_decay})
+            base_lr = lr * settings.layer_decay**depth
+            groups.append({"params": params, "part": part, "base_lr": base_lr, "weight_decay": weight_decay})
     if settings.name == "Ranger":
         return Ranger(groups, settings.lr, settings.weight_decay)
     optimizer: Optimizer = getattr(torch.optim, settings.name)(groups, lr=settings.lr, weight_decay=settings.weight_decay, fused=True)

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from signal import Signals
 from typing import Any
 
@@ -28,6 +29,8 @@ from visavis.runs.run_folder import RunFolder
 from visavis.training.checkpoint import Checkpoint, TrainerState
 from visavis.training.encoder_blocks import prepare_encoders
 from visavis.training.monitoring.alerts import find_alerts, new_alerts
+from visavis.training.monitoring.retrieved_images import retrieved_images
+from visavis.training.monitoring.tracking import Tracking, check_trackers
 from visavis.training.monitoring.validation_metrics import hubness, summarize, validation_metrics
 from visavis.training.optimizer import (
     check_optimizer_state,
@@ -39,6 +42,7 @@ from visavis.training.optimizer import (
 )
 from visavis.training.stop_signals import Stopped, StopRequest
 from visavis.training.train_step import StepControl, TrainStep, restore_scaler, training_context
+from visavis.types import Encoded
 
 
 class Trainer:
@@ -88,6 +92,8 @@ class Trainer:
         self.state, self.step_control, self.log = TrainerState(), StepControl(), list[dict[str, Any]]()
         self.best, self.last_checkpoint, self.stop = self._weights(), time.monotonic(), StopRequest()
         self.data_wait_s = self.validated_at_s = 0.0
+        check_trackers(recipe)  # again: a run may be resumed on another machine
+        self.tracking = Tracking(recipe, folder, progress)
 
     def start(self) -> None:
         """Start at the first phase, with an empty log."""
@@ -131,7 +137,8 @@ class Trainer:
             Stopped: After a signal such as Ctrl-C, when everything is saved.
             RunError: If the loss is not finite.
         """
-        with self.stop.install_signal_handlers():
+        tracked = self.recipe.training.track if self.group.is_first else ()
+        with self.stop.install_signal_handlers(), self.tracking.open(tracked, self.log):
             if not self.log:
                 self._validate()
                 self._checkpoint()
@@ -201,13 +208,18 @@ class Trainer:
     def _validate(self) -> bool:
         """Append a row to the log and save the best model. Returns whether patience ends the phase."""
         self.train_step.copy_weights()
-        row = self._log_row()
+        started = time.perf_counter()
+        encoded = self.data_module.encode(self.matcher, self.val.data)
+        row = self._log_row(encoded, started)
         if self.group.is_first:
             alerts = find_alerts(row, self.log)
-            for message in new_alerts(alerts, self.log):
+            messages = new_alerts(alerts, self.log)
+            for message in messages:
                 self.progress.message(message)
             row["health"]["alerts"] = list(alerts)
             storage.append_json_line(self.folder.log, row)
+            examples = partial(retrieved_images, self.matcher, *encoded, self.val.data, self.recipe.memory or None)
+            self.tracking.log(row, messages, examples)
         self.log.append(row)
         state = self.state
         state.loss_sum, state.loss_steps = 0.0, 0
@@ -219,12 +231,12 @@ class Trainer:
             state.validations_without_improvement += 1
         return 0 < self.recipe.training.patience <= state.validations_without_improvement
 
-    def _log_row(self) -> dict[str, Any]:
-        """Measure the model on the validation split and on a few batches of both splits."""
-        state, started = self.state, time.perf_counter()
+    def _log_row(self, encoded: tuple[Encoded, Encoded], started: float) -> dict[str, Any]:
+        """Measure the model on the encoded validation split and on a few batches of both splits."""
+        state = self.state
         # A process that waits for data stops the others, which then wait for its gradients.
         data_wait_s = self.group.all_gather_stack(torch.tensor([self.data_wait_s])).max().item()
-        result = self.data_module.evaluate(self.matcher, self.val.data)
+        result = self.data_module.evaluate(self.matcher, self.val.data, encoded=encoded)
         if not self.group.is_first:
             return {"rsum": result.metrics["rsum"], "time": {"validation_s": time.perf_counter() - started}}
         train_loader = replace(self.train, rank=0, world_size=1)
@@ -240,6 +252,7 @@ class Trainer:
             "running_loss": state.loss_sum / state.loss_steps if state.loss_steps else None,
             "train": train,
             "val": val,
+            **({"lr": self._learning_rates()} if state.step else {}),
             **similarity,
             "health": health | hubness(result, self.val.data),
             **result.to_json(),
@@ -251,6 +264,13 @@ class Trainer:
                 "data_wait_share": round(self._share_of_training(data_wait_s), 4),
             },
         }
+
+    def _learning_rates(self) -> dict[str, float]:
+        """Learning rate of each part in the last step. If a part has several, the rate of its top layer."""
+        steps = self.train.num_batches(self._first_epoch(self.state.phase))
+        factor = lr_factor(self.phase.schedule, self.state.phase_step - 1, steps, self.phase.epochs)
+        groups = sorted(self.train_step.optimizer.param_groups, key=lambda group: group["base_lr"])
+        return {group["part"]: group["base_lr"] * factor for group in groups}
 
     def _save_best(self) -> None:
         """Keep the current weights as the best ones, and write the model, with the second network if there is one."""

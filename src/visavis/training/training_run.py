@@ -41,6 +41,7 @@ from visavis.runs.run_folder import RunFolder
 from visavis.training.checkpoint import complete_checkpoints
 from visavis.training.forgetting import Forgetting, check_forgetting, measure_forgetting
 from visavis.training.interpolation import Interpolation, choose_interpolation
+from visavis.training.monitoring.tracking import check_trackers
 from visavis.training.optimizer import make_optimizer
 from visavis.training.train_step import phase_loss
 from visavis.training.trainer import Trainer
@@ -270,6 +271,7 @@ def check_recipe(recipe: Recipe) -> Recipe:
     Raises:
         RecipeError: If the recipe is an ensemble, or names an unknown table row.
         MissingSupervision: If an objective needs annotations that its supervision does not supply.
+        MissingExtra: If the package of a tracker is not installed.
     """
     if recipe.members:
         raise RecipeError(
@@ -279,6 +281,7 @@ def check_recipe(recipe: Recipe) -> Recipe:
     check_published_id(recipe.published)
     recipe = with_feedback(recipe)
     check_supervisions(recipe)
+    check_trackers(recipe)
     return recipe
 
 
