@@ -215,7 +215,7 @@ class DataModule:
         visual, text = self.encode(matcher, data)
         score, memory = device_score(matcher), self.recipe.memory or None
         with evaluation_mode(matcher):
-            return evaluate_dataset(visual, text, score, data, protocols, relevance=relevance, memory=memory)
+            return evaluate_dataset(visual, text, score, data, protocols, relevance=relevance, memory=memory, group=self.group)
 
 
 def first_images(split: Dataset, max_images: int) -> Dataset:
