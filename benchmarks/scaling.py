@@ -1,4 +1,4 @@
-"""Training on several processes and with large batches: what is predicted from the formulas of the engine, and what is measured.
+"""Training on several processes and with large batches: predictions from the formulas of the engine, and measurements.
 
     python benchmarks/scaling.py [--rows formulas measured trainer chunks] [--threads N]
 
