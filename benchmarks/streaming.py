@@ -83,7 +83,7 @@ def train(arguments: list[str]) -> None:
         with open(f"{log}-{trainer.group.rank}.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps([trainer.state.step, batch.epoch, batch.images.tolist()]) + "\n")
 
-    Trainer._step = logged  # type: ignore[method-assign]
+    Trainer._step = logged  # type: ignore[assignment, method-assign]
     sys.argv = ["visavis", *arguments]
     cli.main()
 
