@@ -190,7 +190,7 @@ def pixels(tmp_path):
     tokens = TokenizedCaptions(data.captions, Vocabulary.from_captions(data.captions, min_count=1))
     return lambda augment, seed: Loader(
         data,
-        PixelSource(data, WholeImages().preprocess, WholeImages().preprocess if augment else None),
+        PixelSource(data.images, WholeImages().preprocess, WholeImages().preprocess if augment else None),
         tokens,
         BatchSchedule(batch_size=2),
         seed,

@@ -6,11 +6,11 @@ that was stopped continues with the same batches, and neither the number of rank
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Protocol, TypeVar
+from functools import cached_property, partial
+from itertools import tee
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,11 +23,10 @@ from visavis.data.features.regions import RegionFeatures
 from visavis.data.features.standardization import Standardization
 from visavis.data.features.store import FeatureStore
 from visavis.data.vocabulary import Vocabulary, pad_token_ids
+from visavis.data.workers import WorkerPool
 from visavis.errors import DataError
 from visavis.types import Encoded, concatenate
 
-T = TypeVar("T")
-Result = TypeVar("Result")
 AnyFeatures = FeatureStore | ArrayFeatures | RegionFeatures | ExpertStore
 
 
@@ -205,12 +204,13 @@ class Batch:
         Returns:
             The moved batch.
         """
+        on_gpu = torch.device(device).type == "cuda"
         return replace(
             self,
             image_ids=self.image_ids.to(device),
             text_ids=self.text_ids.to(device),
-            visual=self.visual.to(device),
-            text=self.text.to(device),
+            visual=self.visual.to(device, non_blocking=on_gpu),
+            text=self.text.to(device, non_blocking=on_gpu),
         )
 
 
@@ -284,7 +284,7 @@ class BatchSchedule:
 
 @dataclass(frozen=True)
 class Loader:
-    """The batches of one split. The next batch is read in the background while the model trains.
+    """The batches of one split. Worker processes read them while the model trains.
 
     ``loader.epoch(3, start=10)`` continues with the eleventh batch of epoch 3, exactly as if the first ten had been read.
 
@@ -297,7 +297,7 @@ class Loader:
         feedback: Adds known negatives from relevance judgments.
         rank: Rank of this process. It reads the part ``rank`` of ``world_size`` of each batch, images and captions each for themselves.
         world_size: Number of ranks.
-        workers: Number of processes that read batches.
+        workers: Number of processes that read the batches of a training. 0: this process reads them.
     """
 
     data: Dataset
@@ -330,6 +330,8 @@ class Loader:
     def epoch(self, epoch: int, *, start: int = 0, training: bool = True) -> Iterator[Batch]:
         """Yield the batches of an epoch.
 
+        Worker processes read the batches of trainings, and stay for the next epoch. Other batches are read when they are needed.
+
         Args:
             epoch: The epoch.
             start: Number of the first batch.
@@ -337,31 +339,53 @@ class Loader:
 
         Yields:
             The batches.
+
+        Raises:
+            DataError: If an item cannot be read, or a worker process ends unexpectedly.
         """
         plan = self.schedule.batches(self.data, self.seed, epoch)
-        yield from prefetch(lambda number: self._read(*plan[number], epoch, number, training), range(start, len(plan)))
+        # Workers take requests ahead of the batches.
+        requests, sent = tee(self._request(*plan[number], epoch, number, training) for number in range(start, len(plan)))
+        read = self._workers.read if self.workers and training else partial(map, _Reader(self.visual, self.text))
+        for number, (contents, request) in enumerate(zip(read(sent), requests, strict=True), start):
+            yield self._batch(request, contents, epoch, number)
+
+    def close(self) -> None:
+        """End the worker processes. A later epoch starts new ones."""
+        if (pool := self.__dict__.pop("_workers", None)) is not None:
+            pool.close()
+
+    @cached_property
+    def _workers(self) -> WorkerPool:
+        return WorkerPool(_Reader(self.visual, self.text), self.workers)
 
     def _read(self, images: np.ndarray, captions: np.ndarray, epoch: int, number: int, training: bool) -> Batch:
-        image_of = self.data.image_of
+        request = self._request(images, captions, epoch, number, training)
+        return self._batch(request, _Reader(self.visual, self.text)(request), epoch, number)
+
+    def _request(self, images: np.ndarray, captions: np.ndarray, epoch: int, number: int, training: bool) -> _Request:
         if self.feedback is not None:
             images, captions = self.feedback.add_known_negatives(images, captions, np.random.default_rng((self.seed, epoch, number)))
-            image_of = self.feedback.image_of
         own_images, own_captions = self._part(len(images)), self._part(len(captions))
         seeds = np.random.SeedSequence((self.seed, epoch, number)).generate_state(len(images))[own_images] if training else None
+        return _Request(images, captions, own_images, own_captions, seeds)
+
+    def _batch(self, request: _Request, contents: tuple[Encoded, Encoded], epoch: int, number: int) -> Batch:
+        image_of = self.data.image_of if self.feedback is None else self.feedback.image_of
+        images, captions = request.images[request.own_images], request.captions[request.own_captions]
         return Batch(
-            images[own_images],
-            captions[own_captions],
-            torch.from_numpy(images[own_images]),
-            torch.from_numpy(image_of[captions[own_captions]]),
-            self.visual.read(images[own_images], seeds),
-            self.text.read(captions[own_captions]),
+            images,
+            captions,
+            torch.from_numpy(images),
+            torch.from_numpy(image_of[captions]),
+            *contents,
             epoch,
             number,
             self,
-            images,
-            captions,
-            own_images.start,
-            own_captions.start,
+            request.images,
+            request.captions,
+            request.own_images.start,
+            request.own_captions.start,
         )
 
     def _part(self, count: int) -> slice:
@@ -376,25 +400,29 @@ class Loader:
         return slice(start, start + size + (self.rank < larger))
 
 
-def prefetch(read: Callable[[T], Result], items: Iterable[T]) -> Iterator[Result]:
-    """Read items in order, each in a background thread while the previous one is used.
+@dataclass(frozen=True)
+class _Request:
+    """A global batch, this rank's part of it, and the seeds of random transforms."""
 
-    Args:
-        read: Reads an item.
-        items: The items.
+    images: np.ndarray
+    captions: np.ndarray
+    own_images: slice
+    own_captions: slice
+    seeds: np.ndarray | None
 
-    Yields:
-        What ``read`` returns.
-    """
-    with ThreadPoolExecutor(1) as thread:
-        waiting = None
-        for item in items:
-            upcoming = thread.submit(read, item)
-            if waiting is not None:
-                yield waiting.result()
-            waiting = upcoming
-        if waiting is not None:
-            yield waiting.result()
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the items of a batch, in this process or in a worker."""
+
+    visual: ItemSource
+    text: ItemSource
+
+    def __call__(self, request: _Request) -> tuple[Encoded, Encoded]:
+        return (
+            self.visual.read(request.images[request.own_images], request.seeds),
+            self.text.read(request.captions[request.own_captions]),
+        )
 
 
 def derive_seed(*numbers: int) -> int:
