@@ -20,9 +20,9 @@ from visavis.data.dataset_reader import check_dataset, open_dataset
 from visavis.data.features import arrays
 from visavis.data.features.arrays import ArrayFeatures
 from visavis.data.formats import large_table
-from visavis.data.loader import BatchSchedule, TokenizedCaptions
+from visavis.data.loader import BatchSchedule
 from visavis.data.sequences import CaptionGroups
-from visavis.data.vocabulary import Vocabulary, tokenize
+from visavis.data.vocabulary import TokenizedCaptions, Vocabulary, tokenize
 from visavis.errors import DataError, RecipeError
 from visavis.progress import NoProgress
 from visavis.recipes import features

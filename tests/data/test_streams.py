@@ -14,11 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from visavis.data.loader import TokenizedCaptions
 from visavis.data.streams.shard_files import CACHE_SIZE, list_shards, open_filesystem
 from visavis.data.streams.shard_stream import ShardStream
 from visavis.data.streams.stream_loader import StreamLoader, StreamPlan, StreamSchedule
-from visavis.data.vocabulary import Vocabulary
+from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
 from visavis.errors import DataError, RecipeError
 from visavis.models.encoders.preprocessing import PixelSource
 from visavis.progress import NoProgress
@@ -63,7 +62,7 @@ def read_pixels(images):
 def make_loader(pattern, batch_size=4, interleave=3, skip_bad=False, **options):
     stream = ShardStream.open(str(pattern), max_open=2, skip_bad=skip_bad)
     vocabulary = Vocabulary.from_captions([str(number) for number in range(100)] + ["caption"], 1)
-    sources = PixelSource(stream.dataset, read_pixels), TokenizedCaptions(stream.dataset.captions, vocabulary)
+    sources = PixelSource(stream.dataset.images, read_pixels), TokenizedCaptions(stream.dataset.captions, vocabulary)
     return StreamLoader(stream.dataset, *sources, StreamSchedule(batch_size=batch_size, interleave=interleave), 5, **options)
 
 

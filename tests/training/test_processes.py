@@ -19,7 +19,6 @@ from tests.processes import in_processes, start_ranks
 from tests.training.process_cases import RECIPES, train_all, train_until, write_recipes
 from torch import nn
 
-import visavis
 from visavis.errors import RecipeError
 from visavis.evaluation.tiled_ranking import rank_by_tiles
 from visavis.process_group import ONE_PROCESS, ProcessGroup
@@ -152,21 +151,25 @@ def test_what_one_process_needs_alone_is_refused(recipe, scenes, tmp_path):
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_torchrun_restarts_after_random_kills(recipe, scenes, tmp_path):
-    """20 kills of random processes at random times: torchrun starts all again, and the run ends like an undisturbed one."""
-    overrides = {"model.dropout": 0.0, "phases.0.epochs": 20, "phases.1.epochs": 20, "training.patience": 0}
-    visavis.train(str(recipe), data=scenes, overrides=overrides, out=tmp_path / "whole")
+    """20 kills of random processes in the training: torchrun starts all again, and the run ends like an undisturbed one."""
+    overrides = {"phases.0.epochs": 40, "phases.1.epochs": 40, "training.patience": 0, "data.path": str(scenes)}
+    arguments = {"recipe": str(recipe), "overrides": overrides, "out": tmp_path / "whole"}
+    in_processes(train_until, (2, tmp_path / "rendezvous", arguments, 0, 0), nprocs=2)
     out, chance, kills = tmp_path / "run", random.Random(0), 0
-    arguments = ["--out", str(out), "--data", str(scenes), *(f"{key}={value}" for key, value in overrides.items())]
+    options = ["--out", str(out), *(f"{key}={value}" for key, value in overrides.items())]
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=40", "--monitor-interval=0.2"]
     with (tmp_path / "messages.txt").open("w") as messages:
         process = subprocess.Popen(
-            [*launch, "-m", "visavis", "train", str(recipe), *arguments],
+            [*launch, "-m", "visavis", "train", str(recipe), *options],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             stdout=subprocess.DEVNULL,
             stderr=messages,
         )
         while process.poll() is None and kills < 20:
-            time.sleep(chance.uniform(2, 12))
+            step, end = newest_step(out), time.monotonic() + 60
+            while process.poll() is None and newest_step(out) == step and time.monotonic() < end:
+                time.sleep(0.05)
+            time.sleep(chance.uniform(0, 2))
             if children := Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
                 os.kill(int(chance.choice(children)), signal.SIGKILL)
                 kills += 1
@@ -175,7 +178,11 @@ def test_torchrun_restarts_after_random_kills(recipe, scenes, tmp_path):
     text = (tmp_path / "messages.txt").read_text()
     assert "Traceback" not in text.replace("To enable traceback see", "")
     assert text.count("visavis: ") <= kills
-    check_equal(out, tmp_path / "whole", 1e-5)
+    check_equal(out, tmp_path / "whole", 1e-9)
+
+
+def newest_step(run: Path) -> int:
+    return max((int(path.name.split("-")[1]) for path in (run / "checkpoint").glob("step-*")), default=-1)
 
 
 def rank_part(rank: int, rendezvous: Path, out: Path) -> None:

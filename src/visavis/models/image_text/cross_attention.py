@@ -349,9 +349,10 @@ class RegionWordMatcher(Matcher):
     def _context(self, input_dim: int) -> nn.Module | None:
         """Build the network on the mean vector of an item."""
         config = self.config
-        rates = {"dropout": config.dropout, "input_dropout": config.input_dropout}
-        layers = {"hidden_layers": 1, "hidden_dim": config.context_dim} | rates
-        return build_mlp(input_dim, config.embedding_dim, **layers) if config.context_dim else None
+        if not config.context_dim:
+            return None
+        layers = {"hidden_layers": 1, "hidden_dim": config.context_dim}
+        return build_mlp(input_dim, config.embedding_dim, **layers, dropout=config.dropout, input_dropout=config.input_dropout)
 
     def encode_visual(self, items: Encoded) -> Encoded:
         if self.config.region_grid:
