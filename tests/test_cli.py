@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import threading
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -508,8 +509,11 @@ def test_progress_bars_print_lines_to_a_log(monkeypatch, capsys):
         monkeypatch.setattr(console, "LINE_INTERVAL_S", 0.0)
         progress.update("features", 512, 8000, 90.0)
         progress.training_step(step)
+        progress.training_step(replace(step, data_wait_share=0.34))
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["features: 512/8,000  90/s", "epoch 3/14: loss 0.5  RSUM 250.1  900 pairs/s  4 min 10 s left"]
+    start = "epoch 3/14: loss 0.5  RSUM 250.1  900 pairs/s"
+    waiting = f"{start}  34% waiting for data  4 min 10 s left"
+    assert lines == ["features: 512/8,000  90/s", f"{start}  4 min 10 s left", waiting]
 
 
 @pytest.mark.parametrize("name", commands.COMMANDS)

@@ -21,6 +21,7 @@ class TrainingStep:
         rsum: RSUM of the last validation, or None before the first.
         pairs_per_second: Captions per second.
         seconds_left: Estimated seconds until the end of all phases.
+        data_wait_share: Share of the training time since the last validation that was spent waiting for batches.
     """
 
     phase: int
@@ -33,6 +34,7 @@ class TrainingStep:
     rsum: float | None
     pairs_per_second: float
     seconds_left: float
+    data_wait_share: float = 0.0
 
 
 class Progress(Protocol):

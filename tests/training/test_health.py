@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch.nn.functional import normalize
 import visavis
 from visavis import Targets
 from visavis.data.dataset import Dataset, Image
+from visavis.data.loader import Loader
 from visavis.evaluation import rank_scores
 from visavis.objectives import CATALOG, VLC, NTXent, Triplet, TripletHN, Unified
 from visavis.progress import NoProgress
@@ -88,7 +90,8 @@ def row(step=7, loss=12.0, collapsed=12.1, images=1.02, texts=9.0, i2t=1.0, t2i=
         f"{way}_{what}": number for way in ("i2t", "t2i") for what, number in (("top_item_share", 0.1), ("num_hubs", 3), ("hub_share", 0.1))
     }
     watched = {"loss": loss, "gradient_i2t": i2t, "gradient_t2i": t2i}
-    return {"phase": 0, "step": step, "objective": "VLC()", "rsum": 100.0, "health": health | more, "train": watched}
+    times = {"data_wait_s": 1.0, "data_wait_share": 0.02}
+    return {"phase": 0, "step": step, "objective": "VLC()", "rsum": 100.0, "health": health | more, "train": watched, "time": times}
 
 
 def test_collapse_raises_alert():
@@ -190,6 +193,39 @@ def test_memorized_wrong_captions_raise_overfitting_alert(mistrained):
     assert find_alerts(log[-1], log[:-1])["overfitting"].startswith(
         f"Overfitting at step {log[-1]['step']}: validation RSUM fell from {log[0]['rsum']:.1f} at step 0 to {log[-1]['rsum']:.1f}, while"
     )
+
+
+def test_waiting_for_data_raises_alert():
+    waiting = row(images=9.0) | {"time": {"data_wait_s": 12.3, "data_wait_share": 0.41}}
+    (sentence,) = find_alerts(waiting).values()
+    assert sentence.startswith(
+        "Waiting for data at step 7: 41% of the training time since the last validation, 12 s, was spent waiting for batches. "
+        "Set more training.workers"
+    )
+    for enough in ({"data_wait_s": 12.3, "data_wait_share": 0.2}, {"data_wait_s": 4.9, "data_wait_share": 0.9}):
+        assert find_alerts(row(images=9.0) | {"time": enough}) == {}
+
+
+def test_log_and_progress_show_time_waiting_for_data(recipe, scenes, tmp_path, monkeypatch):
+    read, shares = Loader._read, []
+
+    class Shares(NoProgress):
+        def training_step(self, step):
+            shares.append(step.data_wait_share)
+
+    def read_slowly(*batch):
+        time.sleep(0.1)
+        return read(*batch)
+
+    monkeypatch.setattr(Loader, "_read", read_slowly)
+    monkeypatch.setattr("visavis.training.monitoring.alerts.MIN_DATA_WAIT_S", 0.1)
+    overrides = {"training.batches_per_epoch": 3, "training.evaluate_every": 0}
+    run = visavis.train(recipe, data=scenes, out=tmp_path / "run", overrides=overrides, progress=Shares()).run
+    times = [entry["time"] for entry in RunFolder(run).read_log()]
+    assert (times[0]["data_wait_s"], times[0]["data_wait_share"]) == (0, 0)
+    assert all(0.1 < each["data_wait_s"] < each["training_s"] + 0.01 for each in times[1:])
+    assert all(0.2 < share <= 1 for share in (*shares, *(each["data_wait_share"] for each in times[1:])))
+    assert "waiting for data" in RunFolder(run).read_log()[-1]["health"]["alerts"]
 
 
 def test_new_alerts_are_absent_from_earlier_rows():

@@ -75,6 +75,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *,
     console.print(table)
 
 
+MIN_SHOWN_WAIT_SHARE = 0.05
+"""Share of the training time spent waiting for data, above which the progress shows it."""
+
 LINE_INTERVAL_S = 30.0
 """Minimum seconds between two lines of progress in a file or a pipe."""
 
@@ -133,7 +136,8 @@ class ProgressBars:
         """
         phase = f"phase {step.phase + 1}/{step.phases} " if step.phases > 1 else ""
         rsum = "" if step.rsum is None else f"  RSUM {step.rsum:.1f}"
-        note = f"loss {step.loss:.4g}{rsum}  {step.pairs_per_second:,.0f} pairs/s  {_format_duration(step.seconds_left)} left"
+        waiting = f"  {step.data_wait_share:.0%} waiting for data" if step.data_wait_share > MIN_SHOWN_WAIT_SHARE else ""
+        note = f"loss {step.loss:.4g}{rsum}  {step.pairs_per_second:,.0f} pairs/s{waiting}  {_format_duration(step.seconds_left)} left"
         done = step.epoch * step.steps + step.step
         self._show("training", f"{phase}epoch {step.epoch + 1}/{step.epochs}", done, step.epochs * step.steps, note)
 

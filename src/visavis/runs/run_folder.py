@@ -20,11 +20,15 @@ class LogTimes(TypedDict):
         training_s: Seconds of training so far.
         validation_s: Seconds of the validation.
         pairs_per_s: Training pairs per second.
+        data_wait_s: Seconds of training since the validation before that were spent waiting for batches.
+        data_wait_share: Their share of the training time since the validation before.
     """
 
     training_s: float
     validation_s: float
     pairs_per_s: float | None
+    data_wait_s: NotRequired[float]
+    data_wait_share: NotRequired[float]
 
 
 class LogRow(TypedDict):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from signal import Signals
 from typing import Any
@@ -86,6 +87,7 @@ class Trainer:
                 )
         self.state, self.step_control, self.log = TrainerState(), StepControl(), list[dict[str, Any]]()
         self.best, self.last_checkpoint, self.stop = self._weights(), time.monotonic(), StopRequest()
+        self.data_wait_s = self.validated_at_s = 0.0
 
     def start(self) -> None:
         """Start at the first phase, with an empty log."""
@@ -106,6 +108,7 @@ class Trainer:
         if checkpoint is None:
             return False
         self.state, self.log, self.best = checkpoint.state, checkpoint.log, checkpoint.best_weights
+        self.validated_at_s = self.state.seconds  # time from before the stop does not count
         self.group.barrier()  # until all processes have read the checkpoint
         if self.group.is_first:
             storage.write_json_lines(self.folder.log, self.log)
@@ -143,7 +146,7 @@ class Trainer:
         if state.batch == 0:
             self.supervision.begin_epoch(self._epoch_number)
         started = time.perf_counter()  # before the loop: waiting for a batch counts as training time
-        for batch in self.train.epoch(self._epoch_number, start=state.batch):
+        for batch in self._measure_waiting(self.train.epoch(self._epoch_number, start=state.batch)):
             self._step(batch.to(self.device), steps)
             state.batch, state.seconds = batch.index + 1, state.seconds + time.perf_counter() - started
             self._report_step(steps)
@@ -163,6 +166,14 @@ class Trainer:
             self._finish_phase()
         else:
             self._checkpoint_if_due()
+
+    def _measure_waiting(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield batches, and add up the time until each of them arrives."""
+        started = time.perf_counter()
+        for batch in batches:
+            self.data_wait_s += time.perf_counter() - started
+            yield batch
+            started = time.perf_counter()
 
     def _step(self, batch: Batch, steps: int) -> None:
         """Forward and backward of one batch, and an optimizer step at the end of an accumulation group."""
@@ -200,6 +211,7 @@ class Trainer:
         self.log.append(row)
         state = self.state
         state.loss_sum, state.loss_steps = 0.0, 0
+        self.data_wait_s, self.validated_at_s = 0.0, state.seconds
         if row["rsum"] > state.best_rsum:
             state.best_rsum, state.best_step, state.validations_without_improvement = row["rsum"], state.step, 0
             self._save_best()
@@ -210,6 +222,8 @@ class Trainer:
     def _log_row(self) -> dict[str, Any]:
         """Measure the model on the validation split and on a few batches of both splits."""
         state, started = self.state, time.perf_counter()
+        # A process that waits for data stops the others, which then wait for its gradients.
+        data_wait_s = self.group.all_gather_stack(torch.tensor([self.data_wait_s])).max().item()
         result = self.data_module.evaluate(self.matcher, self.val.data)
         if not self.group.is_first:
             return {"rsum": result.metrics["rsum"], "time": {"validation_s": time.perf_counter() - started}}
@@ -233,6 +247,8 @@ class Trainer:
                 "training_s": round(state.seconds, 3),
                 "validation_s": round(time.perf_counter() - started, 3),
                 "pairs_per_s": round(state.pairs / state.seconds, 1) if state.seconds else None,
+                "data_wait_s": round(data_wait_s, 3),
+                "data_wait_share": round(self._share_of_training(data_wait_s), 4),
             },
         }
 
@@ -322,6 +338,10 @@ class Trainer:
             checkpoint.write(self.folder.checkpoints)
         self.last_checkpoint = time.monotonic()
 
+    def _share_of_training(self, seconds: float) -> float:
+        """Share of the training time since the last validation."""
+        return min(seconds / max(self.state.seconds - self.validated_at_s, 1e-9), 1.0)
+
     def _report_step(self, steps: int) -> None:
         state, phases, seconds = self.state, self.recipe.phases, max(self.state.seconds, 1e-9)
         steps_left = steps * (sum(phase.epochs for phase in phases[state.phase :]) - state.epoch) - state.batch
@@ -337,5 +357,6 @@ class Trainer:
                 rsum=self.log[-1]["rsum"] if self.log else None,
                 pairs_per_second=state.pairs / seconds,
                 seconds_left=steps_left * seconds / state.step,
+                data_wait_share=self._share_of_training(self.data_wait_s),
             )
         )

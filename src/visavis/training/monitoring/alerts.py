@@ -16,6 +16,8 @@ MAX_HUB_SHARE = 0.4  # of queries whose top item is one of the 1 % most retrieve
 MAX_TOP_ITEM_SHARE = 0.4  # of queries with the same top item
 MAX_FALSE_NEGATIVE_SHARE = 0.25  # of the gradient that separates pairs
 SCALE_BOUND_TOLERANCE = 0.01  # relative to the bound
+MAX_DATA_WAIT_SHARE = 0.2  # of the training time since the validation before
+MIN_DATA_WAIT_S = 5.0  # a shorter wait is not worth a change of the recipe
 OVERFITTING_VALIDATIONS = 3  # consecutive validations that are all worse than the best one
 OVERFITTING_DROP = 0.05  # relative to the best RSUM, in each of them
 
@@ -149,6 +151,16 @@ def _overfitting(row: LogValues, log: Sequence[LogValues]) -> str:
     )
 
 
+def _waiting_for_data(row: LogValues, _: Sequence[LogValues]) -> str:
+    time = row["time"]
+    if time["data_wait_share"] <= MAX_DATA_WAIT_SHARE or time["data_wait_s"] < MIN_DATA_WAIT_S:
+        return ""
+    return (
+        f"{time['data_wait_share']:.0%} of the training time since the last validation, {time['data_wait_s']:.0f} s, was spent waiting for "
+        "batches. Set more training.workers, store smaller images, or train on cached features of a frozen encoder (visual.granularity)."
+    )
+
+
 ALERTS: dict[str, Callable[[LogValues, Sequence[LogValues]], str]] = {
     "collapse": _collapse,
     "dead gradients": _dead_gradients,
@@ -156,5 +168,6 @@ ALERTS: dict[str, Callable[[LogValues, Sequence[LogValues]], str]] = {
     "false negatives": _false_negatives,
     "hubs": _hubs,
     "temperature": _temperature,
+    "waiting for data": _waiting_for_data,
     "overfitting": _overfitting,
 }
