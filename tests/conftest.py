@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import random
 import shutil
@@ -13,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import hypothesis
 import numpy as np
@@ -188,3 +190,19 @@ def towers(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / name / "preprocessor_config.json").write_text(json.dumps(pixels))
     transformers.utils.logging.enable_progress_bar()
     return root
+
+
+@pytest.fixture(scope="session")
+def object_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A bucket of an S3 server in this process."""
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server.start()
+    host, port = server.get_host_and_port()
+    keys = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**keys, "AWS_ENDPOINT_URL": f"http://{host}:{port}", "NO_PROXY": "*"}.items():
+            patch.setenv(name, value)
+        urlopen(Request(f"http://{host}:{port}/bucket", method="PUT", headers={"Host": "s3.us-east-1.amazonaws.com"})).close()
+        yield "s3://bucket"
+    server.stop()

@@ -15,6 +15,7 @@ VisavisError
 
 from __future__ import annotations
 
+import copyreg
 import difflib
 import warnings
 from collections.abc import Iterable
@@ -43,6 +44,10 @@ class VisavisError(ValueError):
     def __str__(self) -> str:
         """The message. Half a character, as in a damaged name, is escaped, so that it can be printed."""
         return super().__str__().encode(errors="backslashreplace").decode()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the message and the attributes. A worker process sends errors whose constructors take other arguments."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class SpecError(VisavisError):

@@ -117,6 +117,14 @@ class Encoded:
         parts = (self.vectors, self.mask, self.weights)
         return Encoded(*tree_map(lambda part: None if part is None else function(part), parts))
 
+    def pin_memory(self) -> Encoded:
+        """Copy the items to pinned memory, as ``DataLoader(pin_memory=True)`` does.
+
+        Returns:
+            The copy.
+        """
+        return self.map(lambda part: part.pin_memory())
+
     def to(self, *args: object, **kwargs: object) -> Encoded:
         """Move the items to a device or dtype. Masks and token ids keep their dtype.
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image as PILImage
@@ -16,11 +17,12 @@ from PIL import Image as PILImage
 from visavis.data import dataset_reader
 from visavis.data.dataset import Dataset, Image
 from visavis.data.dataset_reader import check_dataset, open_dataset
+from visavis.data.features import arrays
 from visavis.data.features.arrays import ArrayFeatures
 from visavis.data.formats import large_table
-from visavis.data.loader import BatchSchedule, TokenizedCaptions
+from visavis.data.loader import BatchSchedule
 from visavis.data.sequences import CaptionGroups
-from visavis.data.vocabulary import Vocabulary, tokenize
+from visavis.data.vocabulary import TokenizedCaptions, Vocabulary, tokenize
 from visavis.errors import DataError, RecipeError
 from visavis.progress import NoProgress
 from visavis.recipes import features
@@ -245,3 +247,16 @@ def test_training_on_table_equals_training_on_tuples(tmp_path, monkeypatch):
         RecipeError, match=r'text\.granularity: expected "pooled", because .*texts\.npy holds one vector per caption, got "words"'
     ):
         prepare_training(build_recipe(values, {"text.granularity": "words"}, "large"))
+
+
+@given(st.lists(st.integers(0, 8), max_size=12))
+def test_rows_of_a_large_array_are_read_without_its_map(tmp_path_factory, rows):
+    path = tmp_path_factory.mktemp("features") / "images.npy"
+    np.save(path, np.arange(54, dtype=np.float16).reshape(9, 2, 3))
+    data = Dataset("d", tuple(Image(str(i), "train") for i in range(9)), ("x",) * 9, np.arange(9))
+    mapped = ArrayFeatures.open(path, data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrays, "MAX_MAPPED_BYTES", 0)
+        for index in (np.array(rows, dtype=np.int64), np.arange(2, 7)):
+            assert ArrayFeatures.open(path, data).read(index).vectors.equal(torch.from_numpy(np.load(path)[index]).float())
+    assert mapped.read(np.arange(9)).vectors.shape == (9, 2, 3)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from visavis.data.dataset import ByteRange, Dataset, Image
-from visavis.data.loader import BatchSchedule, Loader, StoredFeatures, TokenizedCaptions, derive_seed
-from visavis.data.vocabulary import Vocabulary
+from visavis.data.loader import BatchSchedule, Loader, StoredFeatures, derive_seed
+from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
 from visavis.errors import DataError
 from visavis.models.encoders.preprocessing import PixelSource
 from visavis.types import Encoded
@@ -190,7 +190,7 @@ def pixels(tmp_path):
     tokens = TokenizedCaptions(data.captions, Vocabulary.from_captions(data.captions, min_count=1))
     return lambda augment, seed: Loader(
         data,
-        PixelSource(data, WholeImages().preprocess, WholeImages().preprocess if augment else None),
+        PixelSource(data.images, WholeImages().preprocess, WholeImages().preprocess if augment else None),
         tokens,
         BatchSchedule(batch_size=2),
         seed,

@@ -14,11 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from visavis.data.loader import TokenizedCaptions
-from visavis.data.streams.shard_files import list_shards
+from visavis.data.streams.shard_files import CACHE_SIZE, list_shards, open_filesystem
 from visavis.data.streams.shard_stream import ShardStream
 from visavis.data.streams.stream_loader import StreamLoader, StreamPlan, StreamSchedule
-from visavis.data.vocabulary import Vocabulary
+from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
 from visavis.errors import DataError, RecipeError
 from visavis.models.encoders.preprocessing import PixelSource
 from visavis.progress import NoProgress
@@ -63,7 +62,7 @@ def read_pixels(images):
 def make_loader(pattern, batch_size=4, interleave=3, skip_bad=False, **options):
     stream = ShardStream.open(str(pattern), max_open=2, skip_bad=skip_bad)
     vocabulary = Vocabulary.from_captions([str(number) for number in range(100)] + ["caption"], 1)
-    sources = PixelSource(stream.dataset, read_pixels), TokenizedCaptions(stream.dataset.captions, vocabulary)
+    sources = PixelSource(stream.dataset.images, read_pixels), TokenizedCaptions(stream.dataset.captions, vocabulary)
     return StreamLoader(stream.dataset, *sources, StreamSchedule(batch_size=batch_size, interleave=interleave), 5, **options)
 
 
@@ -274,3 +273,28 @@ def test_settings_that_need_all_items_are_refused(tmp_path):
     ):
         with pytest.raises(RecipeError, match=f"^data\\.stream: expected {setting}, because"):
             open_stream(build_recipe(values, changes, "x"), NoProgress())
+
+
+def test_shards_on_object_storage_are_copied_once(object_storage, tmp_path, monkeypatch):
+    monkeypatch.setenv("VISAVIS_CACHE", str(tmp_path / "cache"))
+    folder = write_shards(tmp_path / "shards", (3, 4))
+    filesystem, _ = open_filesystem(object_storage)
+    for path in sorted(folder.iterdir()):
+        with filesystem.open_output_stream(f"bucket/streams/{path.name}") as file:
+            file.write(path.read_bytes())
+    index = {"shardlist": [{"url": f"train-00{i}.tar", "nsamples": i + 3} for i in range(2)]}
+    with filesystem.open_output_stream("bucket/streams/index.json") as file:
+        file.write(json.dumps(index).encode())
+    for pattern in ("train-{000..001}.tar", "train-*.tar", "", "index.json"):
+        batches = list(make_loader(f"{object_storage}/streams/{pattern}").epoch(1))
+        assert sorted(numbers(*batches)) == list(range(7))
+    copies = list((tmp_path / "cache" / "shards").glob("*.tar"))
+    assert len(copies) == 2
+    monkeypatch.setenv(CACHE_SIZE, "0")
+    for path in copies:
+        path.unlink()
+    batches = list(make_loader(f"{object_storage}/streams/index.json").epoch(2))
+    assert sorted(numbers(*batches)) == list(range(7)), "an open shard is read although its copy is removed"
+    assert len(list((tmp_path / "cache" / "shards").glob("*.tar"))) == 1
+    with pytest.raises(DataError, match=r"s3://bucket/streams/none\.tar does not exist"):
+        list_shards(f"{object_storage}/streams/none.tar")

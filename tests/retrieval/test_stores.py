@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import random
 import shutil
 import subprocess
@@ -13,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
-from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -38,22 +36,6 @@ def open_engine(engine: str, folder: Path) -> VectorStore:
     if engine == "milvus":
         return MilvusStore(folder / "store.db", embedding_dim=DIM)
     return LanceStore(f"s3://bucket/{folder.name}" if engine == "s3" else folder / "store", DIM)
-
-
-@pytest.fixture(scope="session")
-def object_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A bucket of an S3 server in this process."""
-    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server.start()
-    host, port = server.get_host_and_port()
-    keys = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true"}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**keys, "AWS_ENDPOINT_URL": f"http://{host}:{port}", "NO_PROXY": "*"}.items():
-            patch.setenv(name, value)
-        urlopen(Request(f"http://{host}:{port}/bucket", method="PUT", headers={"Host": "s3.us-east-1.amazonaws.com"})).close()
-        yield "s3://bucket"
-    server.stop()
 
 
 @pytest.fixture(params=["lance", "s3", "milvus"])

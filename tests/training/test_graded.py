@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 import visavis
 from visavis.data import open_dataset
-from visavis.data.loader import BatchSchedule, Loader, TokenizedCaptions
-from visavis.data.vocabulary import Vocabulary
+from visavis.data.loader import BatchSchedule, Loader
+from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
 from visavis.graded import CBoW
 from visavis.models import CATALOG
 from visavis.supervision import GradedSupervision, TrainingContext

@@ -26,11 +26,12 @@ SIDES = ("visual", "text", ".")
 """Beginnings of the names in a folder of feature stores."""
 
 
-def data_check(path: str | Path, *, progress: Progress | None = None) -> CheckReport:
+def data_check(path: str | Path, *, decode_videos: bool = False, progress: Progress | None = None) -> CheckReport:
     """Check a data set for errors. The exit code is 1 if training would lose data.
 
     Args:
         path: Data set: a folder, a list in it, or a name under VISAVIS_DATA.
+        decode_videos: Decode all frames of all videos. Default: of a sample of 16, and the containers of the others.
         progress: Receives the progress.
 
     Returns:
@@ -42,7 +43,7 @@ def data_check(path: str | Path, *, progress: Progress | None = None) -> CheckRe
     from visavis.data import check_dataset
 
     progress = progress or NoProgress()
-    return check_dataset(path, on_progress=lambda done, total: progress.update("images", done, total, 0.0))
+    return check_dataset(path, decode_videos=decode_videos, on_progress=lambda done, total: progress.update("images", done, total, 0.0))
 
 
 def data_audit(

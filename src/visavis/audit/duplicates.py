@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,11 +25,13 @@ from visavis.blocking import chunk_slices
 from visavis.data.dataset import Dataset
 from visavis.data.formats.listing import split_priority
 from visavis.data.images import MAX_HAMMING_DISTANCE, dhash
+from visavis.data.parallel import map_in_order
 from visavis.progress import Progress
 from visavis.scoring import max_query_rows
 
 THUMBNAIL_SIZE, COARSE_SIZE = 48, 8
-NUM_READERS, IMAGES_PER_BATCH = 4, 64
+# Pixels that the shorter side of an image keeps when it is decoded at a reduced size.
+MIN_SIDE = 3 * THUMBNAIL_SIZE
 # Images of which four copies each are made.
 NUM_TEST_IMAGES = 40
 # Copies are searched among this many nearest neighbors by coarse colors, by perceptual hashes and by features.
@@ -154,12 +155,9 @@ def read_thumbnails(data: Dataset, progress: Progress) -> ImageThumbnails:
 
     def read() -> dict[str, Tensor]:
         rows = list[tuple[Tensor, Tensor]]()
-        with ThreadPoolExecutor(NUM_READERS) as pool:
-            # At most one batch ahead, so that few decoded images are in memory.
-            for start in range(0, len(data.images), IMAGES_PER_BATCH):
-                for row in pool.map(lambda image: _thumbnail(image.preview()), data.images[start : start + IMAGES_PER_BATCH]):
-                    rows.append(row)
-                    progress.update("reading images", len(rows), len(data.images), 0.0)
+        for row in map_in_order(lambda image: _thumbnail(image.preview(MIN_SIDE)), data.images):
+            rows.append(row)
+            progress.update("reading images", len(rows), len(data.images), 0.0)
         thumbnails, hashes = (torch.stack(column) for column in zip(*rows, strict=True))
         return {"thumbnails": thumbnails, "hashes": hashes}
 

@@ -122,8 +122,24 @@ class Image:
         """Whether it is a video, by the suffix of its file name."""
         return is_video(self.name) or (self.location is not None and self.location.size is None and is_video(self.location.path.name))
 
-    def open(self) -> PILImage:
+    def read(self) -> bytes:
+        """Read the file of an image.
+
+        Returns:
+            Its content.
+
+        Raises:
+            DataError: If it is a video or cannot be read.
+        """
+        if self.is_video:
+            raise DataError(f'{self.name}: expected an image, got a video. Read its frames with visual.granularity = "frames".')
+        return self._pixels.read()
+
+    def open(self, min_side: int = 0) -> PILImage:
         """Decode the image.
+
+        Args:
+            min_side: Pixels that the shorter side of a reduced JPEG keeps, as for ``decode_image``. 0: full size.
 
         Returns:
             An upright RGB image (EXIF orientation applied).
@@ -131,9 +147,7 @@ class Image:
         Raises:
             DataError: If it is a video or cannot be decoded.
         """
-        if self.is_video:
-            raise DataError(f'{self.name}: expected an image, got a video. Read its frames with visual.granularity = "frames".')
-        return decode_image(self._pixels.read(), self.name)
+        return decode_image(self.read(), self.name, min_side=min_side)
 
     def frames(self, frames_per_second: float) -> list[PILImage]:
         """Decode frames of a video. An image is a video of one frame.
@@ -183,8 +197,11 @@ class Image:
         with self._pixels.open() as file:
             return video_duration(file, self.name)
 
-    def preview(self) -> PILImage:
+    def preview(self, min_side: int = 0) -> PILImage:
         """Decode the image, or the first frame of a video.
+
+        Args:
+            min_side: Pixels that the shorter side of a reduced JPEG keeps. 0: full size.
 
         Returns:
             An upright RGB image.
@@ -193,7 +210,7 @@ class Image:
             DataError: If it cannot be decoded.
         """
         if not self.is_video:
-            return self.open()
+            return self.open(min_side)
         with self._pixels.open() as file:
             return first_frame(file, self.name)
 

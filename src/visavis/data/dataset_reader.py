@@ -160,11 +160,12 @@ class CheckReport:
 
 
 @validate_arguments
-def check_dataset(path: str | Path, *, on_progress: ProgressCallback | None = None) -> CheckReport:
-    """Read and decode everything once.
+def check_dataset(path: str | Path, *, decode_videos: bool = False, on_progress: ProgressCallback | None = None) -> CheckReport:
+    """Read everything, and decode all images and a sample of the videos.
 
     Args:
         path: The folder or file, or the name of a folder under ``VISAVIS_DATA``.
+        decode_videos: Decode all frames of all videos, and not only of a sample of 16.
         on_progress: Called with the number of decoded images and of all images.
 
     Returns:
@@ -183,7 +184,7 @@ def check_dataset(path: str | Path, *, on_progress: ProgressCallback | None = No
         listing = list_dataset(path)
     except DataError as error:
         return CheckReport(source, "unknown", (Finding("unreadable", source.name, str(error)),), seconds=time.perf_counter() - start)
-    sizes = validate_images(listing, decode_all_frames=True, on_progress=on_progress, use_cache=False)
+    sizes = validate_images(listing, decode_all_frames=True, sample_videos=not decode_videos, on_progress=on_progress, use_cache=False)
     report = CheckReport(source, listing.format_name, tuple(listing.findings), image_sizes=sizes)
     if not any(image.usable for image in listing.images):
         return replace(report, seconds=time.perf_counter() - start)

@@ -1,4 +1,4 @@
-"""Validation of all images of a listing: each is decoded and hashed once, and the result is cached until a file changes."""
+"""Validation of all images of a listing: each is decoded and hashed once, in parallel, and the result is cached until a file changes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from operator import itemgetter
 import PIL
 
 from visavis import storage
-from visavis.data.dataset import ByteRange, Image, ProgressCallback
+from visavis.data.dataset import Image, ProgressCallback
 from visavis.data.formats.listing import Listing, split_priority
 from visavis.data.images import ImageError, image_size, supported_formats
-from visavis.data.video import MAX_FRAMES_PER_VIDEO, VideoError
+from visavis.data.parallel import map_in_order
+from visavis.data.video import MAX_FRAMES_PER_VIDEO, VideoError, frame_size
 from visavis.errors import DataError
 
 # Highest frame rate of common videos. Nobody samples frames at a higher rate.
 COMMON_FRAMES_PER_SECOND = 25
 # Frames per second at which a video yields a single frame, although all of its frames are decoded.
 FIRST_FRAME_ONLY_RATE = 1e-6
+# Maximum number of videos that are decoded as a sample, at equal distances in the list.
+NUM_SAMPLED_VIDEOS = 16
 
 
 def validate_images(
@@ -30,6 +33,7 @@ def validate_images(
     *,
     frames_per_second: float = 0.0,
     decode_all_frames: bool = False,
+    sample_videos: bool = False,
     on_progress: ProgressCallback | None = None,
     use_cache: bool = True,
 ) -> dict[str, int]:
@@ -39,16 +43,17 @@ def validate_images(
         listing: The listing.
         frames_per_second: Rate at which videos will be read. 0: unknown, and then the highest rate that the longest video allows is noted.
         decode_all_frames: Decode all frames of a video and not only the first one.
+        sample_videos: Decode a sample of the videos, and read only the containers of the others, which hold the times of all frames.
         on_progress: Called with the number of decoded images and of all images.
         use_cache: Use the cached result of an earlier validation if no file has changed.
 
     Returns:
         Number of images of each size, such as ``"224x224"``.
     """
-    path = storage.cache_folder() / "checks" / f"{_cache_key(listing, frames_per_second, decode_all_frames)}.json"
+    path = storage.cache_folder() / "checks" / f"{_cache_key(listing, frames_per_second, decode_all_frames, sample_videos)}.json"
     result: ImageValidationResult | None = storage.read_checksummed_json(path, ImageValidationResult) if use_cache else None
     if result is None:
-        result = _validate(listing, frames_per_second, decode_all_frames, on_progress)
+        result = _validate(listing, frames_per_second, decode_all_frames, sample_videos, on_progress)
         if not result.unreadable:
             storage.write_checksummed_json(path, asdict(result))
     for image, kind, message in (*result.errors, *result.unreadable):
@@ -91,7 +96,7 @@ class ImageValidationResult:
 
 
 def _validate(
-    listing: Listing, frames_per_second: float, decode_all_frames: bool, on_progress: ProgressCallback | None
+    listing: Listing, frames_per_second: float, decode_all_frames: bool, sample_videos: bool, on_progress: ProgressCallback | None
 ) -> ImageValidationResult:
     """Decode all images, then find copies. Images of unreadable files are not compared."""
     errors: list[tuple[int, str, str]] = []
@@ -103,22 +108,30 @@ def _validate(
         index_of = {entry.name: index for index, entry in enumerate(listing.images)}
         message = "the image's features contain NaN or infinity"
         errors = [(index_of[name], "features not finite", message) for name in listing.find_nonfinite_features()]
-    for index, entry in enumerate(listing.images):
-        if entry.location is not None and entry.usable:
-            try:
-                image = Image(entry.name, "", entry.location)
-                digest, (width, height), durations[index] = _decode(image, entry.location, frames_per_second, decode_all_frames)
-                images_of_hash.setdefault(digest, []).append(index)
-                sizes[f"{width}x{height}"] += 1
-            except ImageError as error:
-                errors.append((index, error.kind, f"the image {error.problem}"))
-            except VideoError as error:
-                errors.append((index, "broken video", f"the video {error.problem}"))
-            except DataError as error:
-                target = unreadable if storage.is_transient_error(error) else errors
-                target.append((index, "unreadable image", str(error).removesuffix(".")))
+    images = [Image(entry.name, "", entry.location if entry.usable else None) for entry in listing.images]
+    videos = [index for index, image in enumerate(images) if image.location is not None and image.is_video]
+    decoded_videos = set(videos[:: -(-len(videos) // NUM_SAMPLED_VIDEOS)] if sample_videos and videos else videos)
+
+    def decode(index: int) -> _DecodedContent | DataError | None:
+        try:
+            return _decode(images[index], frames_per_second, decode_all_frames, index in decoded_videos)
+        except DataError as error:
+            return error
+
+    for index, decoded in enumerate(map_in_order(decode, range(len(images)))):
+        if isinstance(decoded, ImageError):
+            errors.append((index, decoded.kind, f"the image {decoded.problem}"))
+        elif isinstance(decoded, VideoError):
+            errors.append((index, "broken video", f"the video {decoded.problem}"))
+        elif isinstance(decoded, DataError):
+            target = unreadable if storage.is_transient_error(decoded) else errors
+            target.append((index, "unreadable image", str(decoded).removesuffix(".")))
+        elif decoded is not None:
+            digest, size, durations[index] = decoded
+            images_of_hash.setdefault(digest, []).append(index)
+            sizes[f"{size[0]}x{size[1]}"] += 1
         if on_progress:
-            on_progress(index + 1, len(listing.images))
+            on_progress(index + 1, len(images))
     copies, notes = _compare_copies(listing, images_of_hash.values())
     longest = max(durations.items(), key=itemgetter(1), default=None)
     return ImageValidationResult(errors + copies, notes, dict(sizes), unreadable, longest)
@@ -139,18 +152,26 @@ def _compare_copies(listing: Listing, groups: Iterable[list[int]]) -> tuple[list
     return errors, notes
 
 
-def _decode(image: Image, location: ByteRange, frames_per_second: float, decode_all_frames: bool) -> tuple[str, tuple[int, int], float]:
-    """Return a hash of an image's bytes, its size, and the seconds of a video."""
+_DecodedContent = tuple[str, tuple[int, int], float]
+
+
+def _decode(image: Image, frames_per_second: float, decode_all_frames: bool, decode_video: bool) -> _DecodedContent | None:
+    """Return a hash of an image's bytes, its size, and the seconds of a video. None for an image without a file."""
+    if image.location is None:
+        return None
     if not image.is_video:
-        content = location.read()
+        content = image.read()
         return hashlib.sha256(content).hexdigest(), image_size(content, image.name), 0.0
-    digest, seconds = location.sha256(), image.duration()
+    digest, seconds = image.location.sha256(), image.duration()
     if frames_per_second:
         image.num_frames(frames_per_second)
+    if not decode_video:
+        with image.location.open() as file:
+            return digest, frame_size(file, image.name), seconds
     return digest, (image.frames(FIRST_FRAME_ONLY_RATE)[0] if decode_all_frames else image.preview()).size, seconds
 
 
-def _cache_key(listing: Listing, frames_per_second: float, decode_all_frames: bool) -> str:
+def _cache_key(listing: Listing, frames_per_second: float, decode_all_frames: bool, sample_videos: bool) -> str:
     """Return a key that changes with any entry, its split, the size or time of any file, the decoders, and the reading of videos."""
     digest = hashlib.sha256(json.dumps([PIL.__version__, supported_formats()]).encode())
     paths = {entry.location.path for entry in listing.images if entry.location}
@@ -160,5 +181,5 @@ def _cache_key(listing: Listing, frames_per_second: float, decode_all_frames: bo
         location = entry.location and [stats[entry.location.path][0], entry.location.offset, entry.location.size]
         digest.update(json.dumps([entry.name, entry.split, location, not entry.usable]).encode())
     if any(Image(entry.name, "", entry.location).is_video for entry in listing.images):
-        digest.update(json.dumps([frames_per_second, decode_all_frames]).encode())
+        digest.update(json.dumps([frames_per_second, decode_all_frames, sample_videos]).encode())
     return digest.hexdigest()[:32]

@@ -6,11 +6,11 @@ that was stopped continues with the same batches, and neither the number of rank
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Protocol, TypeVar
+from functools import cached_property, partial
+from itertools import tee
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,13 +22,10 @@ from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.regions import RegionFeatures
 from visavis.data.features.standardization import Standardization
 from visavis.data.features.store import FeatureStore
-from visavis.data.sequences import LazySequence, read_items
-from visavis.data.vocabulary import Vocabulary, pad_token_ids
+from visavis.data.workers import WorkerPool
 from visavis.errors import DataError
 from visavis.types import Encoded, concatenate
 
-T = TypeVar("T")
-Result = TypeVar("Result")
 AnyFeatures = FeatureStore | ArrayFeatures | RegionFeatures | ExpertStore
 
 
@@ -112,33 +109,6 @@ class ConcatSource:
         return concatenate(parts)[torch.from_numpy(np.argsort(np.argsort(in_second, kind="stable")))]
 
 
-class TokenizedCaptions:
-    """Captions as token ids of a vocabulary, tokenized once, or when they are read if they are lazy.
-
-    Args:
-        captions: The captions.
-        vocabulary: The vocabulary.
-    """
-
-    def __init__(self, captions: Sequence[str], vocabulary: Vocabulary):
-        self.captions, self.vocabulary = captions, vocabulary
-        self.token_ids = None if isinstance(captions, LazySequence) else [vocabulary.token_ids(caption) for caption in captions]
-
-    def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
-        """Read items, as ``ItemSource.read``.
-
-        Args:
-            index: Indices of the items.
-            seeds: Not used.
-
-        Returns:
-            Padded token ids in the given order.
-        """
-        if self.token_ids is None:
-            return self.vocabulary.encode(read_items(self.captions, index))
-        return pad_token_ids([self.token_ids[i] for i in index])
-
-
 class BatchExtension(Protocol):
     """Adds known negatives to a batch, such as pairs that people judged not relevant."""
 
@@ -209,12 +179,13 @@ class Batch:
         Returns:
             The moved batch.
         """
+        on_gpu = torch.device(device).type == "cuda"
         return replace(
             self,
             image_ids=self.image_ids.to(device),
             text_ids=self.text_ids.to(device),
-            visual=self.visual.to(device),
-            text=self.text.to(device),
+            visual=self.visual.to(device, non_blocking=on_gpu),
+            text=self.text.to(device, non_blocking=on_gpu),
         )
 
 
@@ -290,7 +261,7 @@ class BatchSchedule:
 
 @dataclass(frozen=True)
 class Loader:
-    """The batches of one split. The next batch is read in the background while the model trains.
+    """The batches of one split. Worker processes read them while the model trains.
 
     ``loader.epoch(3, start=10)`` continues with the eleventh batch of epoch 3, exactly as if the first ten had been read.
 
@@ -303,7 +274,7 @@ class Loader:
         feedback: Adds known negatives from relevance judgments.
         rank: Rank of this process. It reads the part ``rank`` of ``world_size`` of each batch, images and captions each for themselves.
         world_size: Number of ranks.
-        workers: Number of processes that read batches.
+        workers: Number of processes that read the batches of a training. 0: this process reads them.
     """
 
     data: Dataset
@@ -336,6 +307,8 @@ class Loader:
     def epoch(self, epoch: int, *, start: int = 0, training: bool = True) -> Iterator[Batch]:
         """Yield the batches of an epoch.
 
+        Worker processes read the batches of trainings, and stay for the next epoch. Other batches are read when they are needed.
+
         Args:
             epoch: The epoch.
             start: Number of the first batch.
@@ -343,31 +316,58 @@ class Loader:
 
         Yields:
             The batches.
+
+        Raises:
+            DataError: If an item cannot be read, or a worker process ends unexpectedly.
         """
         plan = self.schedule.batches(self.data, self.seed, epoch)
-        yield from prefetch(lambda number: self._read(*plan[number], epoch, number, training), range(start, len(plan)))
+        # Workers take requests ahead of the batches.
+        requests, sent = tee(self._request(*plan[number], epoch, number, training) for number in range(start, len(plan)))
+        read = self._workers.read if self.workers and training else partial(map, self._reader)
+        for number, (contents, request) in enumerate(zip(read(sent), requests, strict=True), start):
+            yield self._batch(request, contents, epoch, number)
+
+    def close(self) -> None:
+        """End the worker processes. A later epoch starts new ones."""
+        if (pool := self.__dict__.pop("_workers", None)) is not None:
+            pool.close()
+
+    @property
+    def _reader(self) -> Callable[[BatchRequest], Any]:
+        """Reads the items of a batch, in this process or in a worker. ``_batch`` receives its result."""
+        return BatchReader(self.visual, self.text)
+
+    @cached_property
+    def _workers(self) -> WorkerPool:
+        return WorkerPool(self._reader, self.workers)
 
     def _read(self, images: np.ndarray, captions: np.ndarray, epoch: int, number: int, training: bool) -> Batch:
-        image_of = self.data.image_of
+        request = self._request(images, captions, epoch, number, training)
+        return self._batch(request, self._reader(request), epoch, number)
+
+    def _request(self, images: np.ndarray, captions: np.ndarray, epoch: int, number: int, training: bool) -> BatchRequest:
         if self.feedback is not None:
             images, captions = self.feedback.add_known_negatives(images, captions, np.random.default_rng((self.seed, epoch, number)))
-            image_of = self.feedback.image_of
         own_images, own_captions = self._part(len(images)), self._part(len(captions))
         seeds = np.random.SeedSequence((self.seed, epoch, number)).generate_state(len(images))[own_images] if training else None
+        return BatchRequest(images, captions, own_images, own_captions, seeds)
+
+    def _batch(self, request: BatchRequest, contents: tuple[Encoded, Encoded], epoch: int, number: int) -> Batch:
+        image_of = self.data.image_of if self.feedback is None else self.feedback.image_of
+        images, captions = request.images[request.own_images], request.captions[request.own_captions]
         return Batch(
-            images[own_images],
-            captions[own_captions],
-            torch.from_numpy(images[own_images]),
-            torch.from_numpy(image_of[captions[own_captions]]),
-            self.visual.read(images[own_images], seeds),
-            self.text.read(captions[own_captions]),
+            images,
+            captions,
+            torch.from_numpy(images),
+            torch.from_numpy(image_of[captions]),
+            *contents,
             epoch,
             number,
             self,
-            images,
-            captions,
-            own_images.start,
-            own_captions.start,
+            request.images,
+            request.captions,
+            request.own_images.start,
+            request.own_captions.start,
         )
 
     def _part(self, count: int) -> slice:
@@ -382,25 +382,42 @@ class Loader:
         return slice(start, start + size + (self.rank < larger))
 
 
-def prefetch(read: Callable[[T], Result], items: Iterable[T]) -> Iterator[Result]:
-    """Read items in order, each in a background thread while the previous one is used.
+@dataclass(frozen=True)
+class BatchRequest:
+    """A global batch, this rank's part of it, and the seeds of random transforms.
 
-    Args:
-        read: Reads an item.
-        items: The items.
-
-    Yields:
-        What ``read`` returns.
+    Attributes:
+        images: Indices of the images of all ranks.
+        captions: Indices of the captions of all ranks.
+        own_images: Positions of this rank in ``images``.
+        own_captions: Positions of this rank in ``captions``.
+        seeds: Seed of each image of this rank. None: no random transforms.
     """
-    with ThreadPoolExecutor(1) as thread:
-        waiting = None
-        for item in items:
-            upcoming = thread.submit(read, item)
-            if waiting is not None:
-                yield waiting.result()
-            waiting = upcoming
-        if waiting is not None:
-            yield waiting.result()
+
+    images: np.ndarray
+    captions: np.ndarray
+    own_images: slice
+    own_captions: slice
+    seeds: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class BatchReader:
+    """Reads the items of a batch, in this process or in a worker.
+
+    Attributes:
+        visual: Model input of the images.
+        text: Model input of the captions.
+    """
+
+    visual: ItemSource
+    text: ItemSource
+
+    def __call__(self, request: BatchRequest) -> tuple[Encoded, Encoded]:
+        return (
+            self.visual.read(request.images[request.own_images], request.seeds),
+            self.text.read(request.captions[request.own_captions]),
+        )
 
 
 def derive_seed(*numbers: int) -> int:

@@ -107,6 +107,24 @@ def video_duration(source: VideoSource, name: str) -> float:
         return max(times) - min(times)
 
 
+def frame_size(source: VideoSource, name: str) -> tuple[int, int]:
+    """Return the size of the frames that the container declares, without decoding.
+
+    Args:
+        source: A path, its content, or an open file.
+        name: Name of the video, for errors.
+
+    Returns:
+        Width and height in pixels. A rotation is not applied.
+
+    Raises:
+        VideoError: If the source is not a video.
+        MissingExtra: If PyAV is not installed.
+    """
+    with _open_stream(source, name) as (_, stream):
+        return stream.width, stream.height
+
+
 def read_frames(source: VideoSource, name: str, frames_per_second: float) -> list[PILImage]:
     """Decode the frames of a video at a rate.
 

@@ -17,9 +17,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 
 from visavis.data.columns import TextColumn, import_pyarrow
+from visavis.data.sequences import LazySequence, read_items
 from visavis.types import Encoded
 
 PAD, START, END, UNKNOWN = "<pad>", "<start>", "<end>", "<unk>"
@@ -145,3 +147,30 @@ def pad_token_ids(sequences: Sequence[Sequence[int]]) -> Encoded:
     tokens = torch.zeros(mask.shape, dtype=torch.long)
     tokens[mask] = torch.tensor([number for row in sequences for number in row])
     return Encoded(tokens, mask)
+
+
+class TokenizedCaptions:
+    """Captions as token ids of a vocabulary, tokenized once, or when they are read if they are lazy.
+
+    Args:
+        captions: The captions.
+        vocabulary: The vocabulary.
+    """
+
+    def __init__(self, captions: Sequence[str], vocabulary: Vocabulary):
+        self.captions, self.vocabulary = captions, vocabulary
+        self.token_ids = None if isinstance(captions, LazySequence) else [vocabulary.token_ids(caption) for caption in captions]
+
+    def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
+        """Read items, as ``ItemSource.read``.
+
+        Args:
+            index: Indices of the items.
+            seeds: Not used.
+
+        Returns:
+            Padded token ids in the given order.
+        """
+        if self.token_ids is None:
+            return self.vocabulary.encode(read_items(self.captions, index))
+        return pad_token_ids([self.token_ids[i] for i in index])

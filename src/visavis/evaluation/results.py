@@ -24,6 +24,7 @@ from visavis.memory_budget import MemoryLimit
 from visavis.metrics import ranking_metrics
 from visavis.metrics.argument_checks import Ties, validate_instance, validate_literal, validate_tensor
 from visavis.metrics.ranking import best_rank_column
+from visavis.process_group import ONE_PROCESS, ProcessGroup
 from visavis.scoring import select_items
 from visavis.targets import Ids, to_id_tensor
 from visavis.types import Encoded, EncodedBatches, require_values
@@ -206,6 +207,7 @@ def evaluate(
     protocol: str | Protocol = "plain",
     ties: Ties | None = None,
     memory: MemoryLimit = None,
+    group: ProcessGroup = ONE_PROCESS,
 ) -> Evaluation:
     """Rank all texts for each image and all images for each text, by tiles of the score matrix.
 
@@ -218,6 +220,7 @@ def evaluate(
         protocol: Name of a protocol, or a protocol.
         ties: Tie rule. None: the protocol's.
         memory: Memory of a tile, bytes or "2GiB". None: a share of the free memory. The result does not depend on it.
+        group: Processes that share out the scores. Each holds all items and receives the result.
 
     Returns:
         The result.
@@ -238,7 +241,7 @@ def evaluate(
     ranked = []
     for images, texts in protocol.split_folds(image_ids, text_ids):
         fold = select_items(visual, images), select_items(text, texts)
-        image_queries, text_queries = rank_by_tiles(*fold, score, image_ids[images], text_ids[texts], ties=ties, memory=memory)
+        image_queries, text_queries = rank_by_tiles(*fold, score, image_ids[images], text_ids[texts], ties=ties, memory=memory, group=group)
         image_ranks[images] = best_rank_column(image_queries.positive_ranks, ties)
         text_ranks[texts] = best_rank_column(text_queries.positive_ranks, ties)
         top_texts[images] = texts[image_queries.top_candidates]
@@ -404,6 +407,7 @@ def evaluate_dataset(
     relevance: str = "",
     semantics: str = "reference",
     memory: MemoryLimit = None,
+    group: ProcessGroup = ONE_PROCESS,
 ) -> Evaluation:
     """Evaluate encoded images and captions with `evaluate` or `evaluate_listed`, as each protocol requires.
 
@@ -416,6 +420,7 @@ def evaluate_dataset(
         relevance: Relevance estimator, for the coherence of the ranking with graded relevance. Empty: none.
         semantics: Semantics of CS@K.
         memory: Memory of a tile.
+        group: Processes that share out the scores. Each holds all items and receives the result.
 
     Returns:
         The result.
@@ -428,7 +433,7 @@ def evaluate_dataset(
             result = evaluate_listed(visual, captions, score, selected, protocol=protocol, memory=memory)
         else:
             ids = torch.arange(len(selected.images)), torch.from_numpy(selected.image_of)
-            result = evaluate(visual, captions, score, *ids, protocol=protocol, memory=memory)
+            result = evaluate(visual, captions, score, *ids, protocol=protocol, memory=memory, group=group)
         if relevance:
             coherence = ranking_coherence(
                 visual, captions, score, selected, relevance, semantics=semantics, folds=protocol.folds, memory=memory

@@ -28,6 +28,7 @@ from visavis.errors import DataError
 from visavis.memory_budget import MemoryLimit
 from visavis.metrics.argument_checks import Ties, raise_on_invalid_row
 from visavis.metrics.ranking import pad_by_query, positive_ranks, ranks_from_counts, tie_comparisons
+from visavis.process_group import ONE_PROCESS, ProcessGroup
 from visavis.scoring import TwoStageScore, score_query_rows, select_items, tile_shape
 from visavis.targets import Targets
 from visavis.types import Direction, Encoded
@@ -87,6 +88,7 @@ def rank_by_tiles(
     ties: Ties = "pessimistic",
     memory: MemoryLimit = None,
     max_tile: tuple[int, int] | None = None,
+    group: ProcessGroup = ONE_PROCESS,
 ) -> tuple[RankedQueries, RankedQueries]:
     """Rank all texts for each image and all images for each text.
 
@@ -100,6 +102,7 @@ def rank_by_tiles(
         ties: How candidates with the score of a positive count.
         memory: Memory of a tile. It never changes the result.
         max_tile: Largest number of images and texts that are scored at once. None: from the memory.
+        group: Processes that share out the tiles. Each holds all items and receives all ranks.
 
     Returns:
         Ranks of the images as queries and of the texts as queries.
@@ -112,15 +115,20 @@ def rank_by_tiles(
         image_queries = rank_by_rows(visual, text, score, targets, "i2t", ties=ties, memory=memory)
         return image_queries, rank_by_rows(visual, text, score, targets.T, "t2i", ties=ties, memory=memory)
     max_tile = max_tile or tile_shape(score, visual, text, caller_bytes_per_pair=COUNTING_BYTES_PER_PAIR, memory=memory)
+    # Free memory differs between processes, but they must cut the same tiles.
+    num_rows, num_columns = group.all_gather_stack(torch.tensor(max_tile)).amin(0).tolist()
+    max_tile = num_rows, num_columns
     images, texts = _split_side(visual, image_ids, max_tile[0]), _split_side(text, text_ids, max_tile[1])
     tiles = _ScoreTiles(images, texts, score, targets)
     positive_scores = torch.cat([tile.positive_scores for tile in tiles.score(only_with_positives=True)])
     image_counter = _RankCounter(pad_by_query(positive_scores, tiles.pair_image, len(image_ids)), images, texts, ties)
     text_counter = _RankCounter(pad_by_query(positive_scores, tiles.pair_text, len(text_ids)), texts, images, ties)
-    for tile in tiles.score():
+    for tile in tiles.score(group):
         values = tile.positive_scores
         image_counter.add(tile.scores, tile.row_tile, tile.column_tile, tiles.pair_image[tile.pairs], tile.pair_columns, values)
         text_counter.add(tile.scores.T, tile.column_tile, tile.row_tile, tiles.pair_text[tile.pairs], tile.pair_rows, values)
+    for counter in (image_counter, text_counter):
+        counter.merge(group)
     return image_counter.result(torch.bincount(tiles.pair_image)), text_counter.result(torch.bincount(tiles.pair_text))
 
 
@@ -246,6 +254,14 @@ class _RankCounter:
         candidate = column + self.candidates.cuts[candidate_tile]
         self.top_candidates[distinct] = torch.where(is_higher, candidate, self.top_candidates[distinct])
 
+    def merge(self, group: ProcessGroup) -> None:
+        """Add the counts of the tiles of all processes."""
+        self.num_before = group.all_reduce_sum(self.num_before)
+        self.hardest = group.all_gather_stack(self.hardest).amax(0)
+        # Of equal scores the first process has the earlier tile.
+        self.highest, first = group.all_gather_stack(self.highest).max(0)
+        self.top_candidates = group.all_gather_stack(self.top_candidates).gather(0, first[None])[0]
+
     def result(self, num_positives: Tensor) -> RankedQueries:
         """Ranks of the queries, given the number of positives of each."""
         ranks = ranks_from_counts(self.num_before, num_positives)
@@ -279,10 +295,10 @@ class _ScoreTiles:
         self.pair_image, self.pair_text = image[order], text[order]
         self.bounds = torch.searchsorted(tile, torch.arange(self.num_rows * self.num_columns + 1)).tolist()
 
-    def score(self, *, only_with_positives: bool = False) -> Iterator[_ScoredTile]:
-        """Score all tiles, or only those with positive pairs, whose other scores are not checked."""
+    def score(self, group: ProcessGroup = ONE_PROCESS, *, only_with_positives: bool = False) -> Iterator[_ScoredTile]:
+        """Score the tiles of this process, or only those with positive pairs, whose other scores are not checked."""
         images, texts = self.images, self.texts
-        for row_tile in range(self.num_rows):
+        for row_tile in torch.arange(self.num_rows).tensor_split(group.world_size)[group.rank].tolist():
             visual = images.tile(row_tile)
             for column_tile in range(self.num_columns):
                 number = row_tile * self.num_columns + column_tile

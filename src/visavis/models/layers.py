@@ -7,7 +7,9 @@ import math
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import batch_norm
+from torch.nn.functional import adaptive_avg_pool2d, batch_norm
+
+from visavis.errors import ShapeError
 
 MASKED_VALUE = -1e4
 """Value of masked positions in ``GeneralizedPooling``, as in the released code."""
@@ -202,6 +204,28 @@ def mean_pool(items: Tensor, mask: Tensor | None) -> Tensor:
         return items.mean(1)
     weight = mask[..., None].to(items.dtype)
     return (items * weight).sum(1) / weight.sum(1)
+
+
+def pool_grid(regions: Tensor, size: int) -> Tensor:
+    """Average the regions of a square grid to a smaller grid.
+
+    Args:
+        regions: Regions in the order of rows, shape ``[N, R, D]`` with a square R.
+        size: Rows of the new grid.
+
+    Returns:
+        Regions, shape ``[N, size * size, D]``.
+
+    Raises:
+        ShapeError: If R is not a square, or smaller than the new grid.
+    """
+    side = math.isqrt(regions.shape[1])
+    if side * side != regions.shape[1] or side < size:
+        raise ShapeError(
+            f"regions: expected a square grid of at least {size} x {size} regions, got {regions.shape[1]} regions. Set model.region_grid=0."
+        )
+    grid = regions.transpose(1, 2).unflatten(2, (side, side))
+    return adaptive_avg_pool2d(grid, size).flatten(2).transpose(1, 2)
 
 
 class GeneralizedPooling(nn.Module):

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from visavis.data.features.standardization import Standardization
 from visavis.data.vocabulary import Vocabulary, tokenize
 from visavis.errors import RunError, VisavisError
 from visavis.models.base import Matcher
 from visavis.models.encoders.frozen_encoders import EncoderSpec, FrozenEncoder, TextEncoder, VisualEncoder, open_preprocessing
+from visavis.models.encoders.preprocessing import ImageConverter
 from visavis.models.encoders.pretrained_files import model_folder
 from visavis.models.encoders.text_backbone import TEXT_BACKBONE_FOLDER, PretrainedTokenizer
 from visavis.types import Encoded
@@ -141,14 +141,19 @@ class Processor:
         return None if self.tokenizer is None else PretrainedTokenizer.open(self.tokenizer_folder or model_folder(self.tokenizer))
 
     @cached_property
-    def preprocess(self) -> Callable[[Sequence[Image]], Tensor]:
+    def preprocess(self) -> ImageConverter:
         """Converts images to the encoder's pixels. The encoder itself is not loaded."""
         return open_preprocessing(self.visual_spec, self.visual_encoder_folder)
 
     @cached_property
-    def preprocess_crops(self) -> Callable[[Sequence[Image]], Tensor]:
+    def preprocess_crops(self) -> ImageConverter:
         """Converts random crops of images to the encoder's pixels, without further cropping."""
         return open_preprocessing(self.visual_spec, self.visual_encoder_folder, already_cropped=True)
+
+    @property
+    def min_side(self) -> int:
+        """Shorter side that the image encoder needs of a JPEG that is decoded at a reduced size. 0: images are decoded in full."""
+        return self.preprocess.min_side
 
     def process_images(self, images: Sequence[Image | Sequence[Image]], granularity: str, device: torch.device | str = "cpu") -> Encoded:
         """Convert images, or clips of a model with ``frames_per_second``, to the input of a matcher.

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from visavis import storage
 from visavis.data.images import decode_image
+from visavis.data.parallel import map_in_order
 from visavis.data.video import is_video, read_frames
 from visavis.errors import DataError, RunError, ShapeError, VisavisError, format_value, suggest_name
 from visavis.memory_budget import MemoryLimit, parse_memory
@@ -231,7 +232,11 @@ class Retriever:
         rate = self.processor.visual_spec.frames_per_second
 
         def read(index: np.ndarray) -> Encoded:
-            opened = [_open_clip(images[i], rate) if rate else _open_image(images[i]) for i in index]
+            side = self.processor.min_side
+            # FFmpeg decodes a clip with threads of its own.
+            opened = list(
+                map_in_order(lambda i: _open_clip(images[i], rate) if rate else _open_image(images[i], side), index, threads=int(rate > 0))
+            )
             return self.processor.process_images(opened, self.matcher.config.visual_granularity, self.device)
 
         batches = consecutive_batches(
@@ -298,11 +303,11 @@ def _open_clip(item: Any, rate: float) -> list[Image]:
     return [_open_image(item)]
 
 
-def _open_image(image: Any) -> Image:
+def _open_image(image: Any, min_side: int = 0) -> Image:
     if isinstance(image, str | Path):
         if is_video(str(image)):
             raise DataError(f'{image}: expected an image, got a video. Use a model that was trained with visual.granularity = "frames".')
-        return decode_image(storage.read_bytes(image), str(image))
+        return decode_image(storage.read_bytes(image), str(image), min_side=min_side)
     if not hasattr(image, "convert"):
         raise DataError(f"images: expected paths or Pillow images, got {format_value(image)}.")
     rgb: Image = image.convert("RGB")

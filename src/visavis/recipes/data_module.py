@@ -1,7 +1,4 @@
-"""Data module: the data, the features and the model of a recipe, ready for batches.
-
-A training may start from the model of another run, with its weights, vocabulary and standardization.
-"""
+"""Data module: data, features and model of a recipe, ready for batches. A training may start from the model of another run."""
 
 from __future__ import annotations
 
@@ -16,9 +13,11 @@ from visavis.data.dataset import Dataset
 from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.standardization import Standardization
 from visavis.data.features.store import Modality
-from visavis.data.loader import AnyFeatures, BatchSchedule, ConcatSource, ItemSource, Loader, StoredFeatures, TokenizedCaptions
+from visavis.data.loader import AnyFeatures, BatchSchedule, ConcatSource, ItemSource, Loader, StoredFeatures
 from visavis.data.streams.shard_stream import ShardStream, StreamImages
 from visavis.data.streams.stream_loader import StreamLoader, StreamSchedule
+from visavis.data.vocabulary import TokenizedCaptions
+from visavis.data.workers import choose_workers
 from visavis.errors import DataError, RecipeError, VisavisError, suggest_name
 from visavis.evaluation import Evaluation
 from visavis.evaluation.protocols import Protocol, get_protocols, select_captions
@@ -27,7 +26,7 @@ from visavis.feedback.training_pairs import FeedbackPairs, FeedbackSplit, read_f
 from visavis.models import CATALOG, Matcher
 from visavis.models.base import evaluation_mode, get_vectors
 from visavis.models.encoders.frozen_encoders import VisualEncoder
-from visavis.models.encoders.preprocessing import CROP_FUNCTIONS, PixelSource
+from visavis.models.encoders.preprocessing import PixelSource
 from visavis.models.encoders.text_backbone import EncoderTokens
 from visavis.models.inference import batches_by_length, device_score, encode_batches, encode_items, equal_batches, join_batches
 from visavis.models.layers import Whitening
@@ -123,7 +122,7 @@ class DataModule:
         visual: ItemSource
         if self.visual is None:
             preprocess_crops = processor.preprocess_crops if settings.augment else None
-            visual = PixelSource(split, processor.preprocess, preprocess_crops, CROP_FUNCTIONS[settings.augment_crop])
+            visual = PixelSource(split.images, processor.preprocess, preprocess_crops, settings.augment_crop, processor.min_side)
         else:
             visual = StoredFeatures(self.visual, image_rows(self.visual, split), settings.crops, processor.standardization)
         if processor.vocabulary is not None:
@@ -152,7 +151,8 @@ class DataModule:
             stream_schedule = StreamSchedule(
                 batch_size=training.batch_size, batches_per_epoch=training.batches_per_epoch, interleave=self.recipe.data.interleave
             )
-            return StreamLoader(split, *self.sources(split), stream_schedule, self.recipe.seed)
+            workers = choose_workers(training.workers, len(split.images))
+            return StreamLoader(split, *self.sources(split), stream_schedule, self.recipe.seed, workers=workers)
         queries = () if feedback is None else (*data.captions[len(split.captions) :], *feedback.unmatched_queries)
         items = data.captions if training.captions_per_image is None else data.images
         schedule = BatchSchedule(
@@ -162,7 +162,8 @@ class DataModule:
             drop_last=len(items) > training.batch_size,
             batches_per_epoch=training.batches_per_epoch,
         )
-        return Loader(data, *self.sources(split, queries), schedule, self.recipe.seed, feedback)
+        workers = choose_workers(training.workers, len(split.images) if self.visual is None else 0)
+        return Loader(data, *self.sources(split, queries), schedule, self.recipe.seed, feedback, workers=workers)
 
     def encode(self, matcher: Matcher, split: Dataset) -> tuple[Encoded, Encoded]:
         """Encode all images and captions of a split in evaluation mode. Each process encodes its part of the batches.
@@ -220,7 +221,7 @@ class DataModule:
         visual, text = encoded
         score, memory = device_score(matcher), self.recipe.memory or None
         with evaluation_mode(matcher):
-            return evaluate_dataset(visual, text, score, data, protocols, relevance=relevance, memory=memory)
+            return evaluate_dataset(visual, text, score, data, protocols, relevance=relevance, memory=memory, group=self.group)
 
 
 def first_images(split: Dataset, max_images: int) -> Dataset:

@@ -23,10 +23,11 @@ from visavis.data.streams.shard_stream import ShardStream
 from visavis.data.vocabulary import Vocabulary
 from visavis.errors import DataError, RecipeError, RunError
 from visavis.feedback.training_pairs import FeedbackPairs
-from visavis.models.base import MatcherConfig, get_vectors
+from visavis.models.base import MatcherConfig, get_mask, get_vectors
 from visavis.models.encoders.feature_extraction import cache_features
 from visavis.models.encoders.frozen_encoders import EncoderSpec
 from visavis.models.inference import equal_batches
+from visavis.models.layers import mean_pool
 from visavis.models.processor import Processor
 from visavis.progress import Progress
 from visavis.recipes.recipe import Recipe
@@ -380,7 +381,7 @@ def _build_vocabulary(train: Dataset, extra_captions: Sequence[str], min_count: 
 
 
 def sample_features(source: ItemSource, count: int) -> Tensor:
-    """Read features of up to 100,000 items (150 MB of MiniLM features) in equal distances.
+    """Read features of up to 100,000 items (150 MB of MiniLM features) in equal distances. Of words, their mean is taken.
 
     Args:
         source: The features.
@@ -390,4 +391,7 @@ def sample_features(source: ItemSource, count: int) -> Tensor:
         Features, shape ``[N, D]``.
     """
     rows = np.linspace(0, count - 1, min(count, 100_000)).astype(np.int64)
-    return torch.cat([get_vectors(source.read(part)) for part in equal_batches(rows, 256)])
+    blocks = (source.read(part) for part in equal_batches(rows, 256))
+    return torch.cat(
+        [get_vectors(block) if get_vectors(block).dim() == 2 else mean_pool(get_vectors(block), get_mask(block)) for block in blocks]
+    )

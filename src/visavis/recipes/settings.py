@@ -237,6 +237,8 @@ class TrainingSettings(RecipeSection):
         evaluate_every: Steps between validations. 0: one validation per epoch.
         checkpoint_s: Minimum time between checkpoints, in seconds.
         threads: CPU threads, at most 1,024. 0: the default of torch.
+        workers: Processes that read and transform batches. 0: the training process. -1: one for each CPU core, at most 16, if
+            at least 256 images are read as pixels, else 0. Batches do not depend on it.
         device: "auto" uses CUDA if available.
         metric_batches: Batches of each split on which losses and similarities are logged.
         batches_per_epoch: Batches of an epoch, other ones in each. 0: all.
@@ -257,6 +259,7 @@ class TrainingSettings(RecipeSection):
     evaluate_every: int = Field(0, ge=0)
     checkpoint_s: float = Field(30.0, ge=0)
     threads: int = Field(0, ge=0, le=1024)
+    workers: int = Field(-1, ge=-1, le=1024)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     metric_batches: int = Field(8, gt=0)
     batches_per_epoch: int = Field(0, ge=0)

@@ -7,8 +7,8 @@ import io
 import math
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,8 +17,10 @@ from PIL import Image as Pillow
 from torch import Tensor
 
 from visavis.data.images import decode_image, dhash
+from visavis.data.parallel import map_in_order
 from visavis.data.video import read_frames
 from visavis.errors import DataError, MissingExtra, VisavisError
+from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
 from visavis.retrieval.index_folder import SkippedFile
 from visavis.retrieval.items import IndexItem, ItemKind
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
 
 FRAMES_PER_SECOND = 1.0
 """Frame rate at which an image model encodes clips."""
-READER_THREADS, READ_AHEAD = 4, 32
-"""Threads that decode files, and files that are decoded ahead of the model."""
+READ_AHEAD = 32
+"""Files that are encoded at once, and files that are decoded ahead of them."""
 SHARD_SIZE = 256
 """Files that are encoded and stored at once. A killed process loses the shards in progress."""
 MAX_PAGED_PIXELS = 64_000_000
@@ -62,6 +64,7 @@ class _DecodedFile:
     content_hash: str
     frames: list[PILImage]
     frames_per_second: float
+    first_hash: str
 
 
 def encode_shard(model: Retriever, files: Sequence[SourceFile], moment_seconds: float) -> EncodedShard:
@@ -79,48 +82,36 @@ def encode_shard(model: Retriever, files: Sequence[SourceFile], moment_seconds: 
         Items and vectors, and the files that cannot be read.
     """
     rows, unreadable = list[tuple[IndexItem, Tensor]](), dict[str, SkippedFile]()
-    model_rate = model.processor.frames_per_second
-    for batch in _decode_ahead([file for file in files if not file.is_video], model_rate):
-        unreadable |= {path: decoded for path, decoded in batch.items() if isinstance(decoded, tuple)}
-        if images := [decoded for decoded in batch.values() if isinstance(decoded, _DecodedFile)]:
+    image_files, clips = ([file for file in files if file.is_video == is_video] for is_video in (False, True))
+    decoded_images = map_in_order(lambda file: (file, _decode(file, model.processor)), image_files, ahead=READ_AHEAD)
+    while batch := list(islice(decoded_images, READ_AHEAD)):
+        unreadable |= {file.path: decoded for file, decoded in batch if isinstance(decoded, tuple)}
+        if images := [decoded for _, decoded in batch if isinstance(decoded, _DecodedFile)]:
             vectors = model.encode_images([image.frames[0] for image in images])
-            rows += [(_item(image, "image", image.frames[0]), vector) for image, vector in zip(images, vectors, strict=True)]
-    for file in files:
-        if file.is_video:
-            clip = _decode(file, model_rate)
-            if isinstance(clip, tuple):
-                unreadable[file.path] = clip
-            else:
-                rows += _encode_clip(model, clip, moment_seconds)
+            rows += [(_item(image, "image", image.first_hash), vector) for image, vector in zip(images, vectors, strict=True)]
+    for file in clips:
+        clip = _decode(file, model.processor)
+        if isinstance(clip, tuple):
+            unreadable[file.path] = clip
+        else:
+            rows += _encode_clip(model, clip, moment_seconds)
     rows.sort(key=lambda row: row[0].key)
     stacked = torch.stack([vector for _, vector in rows]).float().numpy() if rows else np.empty((0, 0), np.float32)
     return EncodedShard(tuple(item for item, _ in rows), stacked, unreadable)
 
 
-def _decode_ahead(files: Sequence[SourceFile], frames_per_second: float) -> Iterator[dict[str, _DecodedFile | SkippedFile]]:
-    """Batches of decoded files by path. The next batch is decoded while the caller encodes the previous one."""
-    with ThreadPoolExecutor(READER_THREADS) as pool:
-        pending: dict[str, Future[_DecodedFile | SkippedFile]] = {}
-        for start in range(0, len(files), READ_AHEAD):
-            started = {file.path: pool.submit(_decode, file, frames_per_second) for file in files[start : start + READ_AHEAD]}
-            if pending:
-                yield {path: future.result() for path, future in pending.items()}
-            pending = started
-        yield {path: future.result() for path, future in pending.items()}
-
-
-def _decode(file: SourceFile, frames_per_second: float) -> _DecodedFile | SkippedFile:
-    """The frames of a file, or the problem that prevents reading it."""
-    frames_per_second = frames_per_second or FRAMES_PER_SECOND
+def _decode(file: SourceFile, processor: Processor) -> _DecodedFile | SkippedFile:
+    """The frames of a file and their hashes, or the problem that prevents reading it."""
+    frames_per_second = processor.frames_per_second or FRAMES_PER_SECOND
     try:
         content = file.location.read()
         if file.is_video:
             frames = read_frames(content, file.path, frames_per_second)
         else:
-            frames = [decode_image(_first_frame(content), file.path)]
+            frames = [decode_image(_first_frame(content), file.path, min_side=processor.min_side)]
     except (DataError, MissingExtra) as error:
         return file.size, file.modified_ns, str(error)
-    return _DecodedFile(file, hashlib.sha256(content).hexdigest()[:32], frames, frames_per_second)
+    return _DecodedFile(file, hashlib.sha256(content).hexdigest()[:32], frames, frames_per_second, dhash(frames[0]))
 
 
 def _first_frame(content: bytes) -> bytes:
@@ -151,14 +142,15 @@ def _encode_clip(model: Retriever, clip: _DecodedFile, moment_seconds: float) ->
     else:
         frame_vectors = model.encode_images(frames)
         vectors = unit_rows(torch.stack([frame_vectors[list(span)].mean(0) for span in spans]))
-    items = [_item(clip, "video", frames[len(frames) // 2])]
+    items = [_item(clip, "video", dhash(frames[len(frames) // 2]))]
     items += [
-        _item(clip, "moment", frames[span[len(span) // 2]], span.start / rate, float(math.ceil(span.stop / rate))) for span in moments
+        _item(clip, "moment", dhash(frames[span[len(span) // 2]]), span.start / rate, float(math.ceil(span.stop / rate)))
+        for span in moments
     ]
     return list(zip(items, vectors, strict=True))
 
 
-def _item(decoded: _DecodedFile, kind: ItemKind, frame: PILImage, start: float | None = None, end: float | None = None) -> IndexItem:
+def _item(decoded: _DecodedFile, kind: ItemKind, frame_hash: str, start: float | None = None, end: float | None = None) -> IndexItem:
     file = decoded.file
     return IndexItem(
         key=file.path if start is None else f"{file.path}#t={start:g},{end:g}",
@@ -169,7 +161,7 @@ def _item(decoded: _DecodedFile, kind: ItemKind, frame: PILImage, start: float |
         modified_ns=file.modified_ns,
         start=start,
         end=end,
-        dhash=dhash(frame),
+        dhash=frame_hash,
         metadata=file.metadata,
     )
 

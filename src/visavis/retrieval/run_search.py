@@ -85,7 +85,7 @@ def _query_scores(model: Retriever, dataset: Dataset, query: str, progress: Prog
     warn_unknown_words(model, query, progress)
     source: ItemSource
     if matcher.config.visual_granularity == "pixels":
-        source = PixelSource(dataset, processor.preprocess)
+        source = PixelSource(dataset.images, processor.preprocess, min_side=processor.min_side)
     else:
         features = features or cache_features(
             dataset, processor.visual_spec, on_progress=lambda done, total, per_second: progress.update("images", done, total, per_second)

@@ -32,7 +32,7 @@ from visavis.spec import validate_int
 from visavis.synthetic import ClipAnnotations, SceneGraphs
 from visavis.synthetic.lexicon import STYLES
 from visavis.synthetic.minimal_pairs import make_scene_pairs
-from visavis.types import Encoded, concatenate
+from visavis.types import Encoded, collect_batches, concatenate
 
 BLUR_RADIUS = 0.02
 """Standard deviation of the blur, as a share of the shorter side."""
@@ -124,7 +124,13 @@ class _ProbeInputs:
     progress: Progress
 
     def encode_texts(self, texts: list[str]) -> Encoded:
-        return self.model.encode_text(texts, lambda done, total: self.progress.update("captions", done, total, 0.0))
+        """Encode texts. Those that are captions of the data set are encoded already, and half of the texts of a probe are."""
+        row_of = {caption: row for row, caption in enumerate(self.data.captions)}
+        encoded = [self.text]
+        if new := [text for text in dict.fromkeys(texts) if text not in row_of]:
+            row_of |= {text: row for row, text in enumerate(new, len(self.text))}
+            encoded.append(self.model.encode_text(new, lambda done, total: self.progress.update("captions", done, total, 0.0)))
+        return collect_batches(encoded)[torch.tensor([row_of[text] for text in texts])]
 
     def encode_images(self, edit: Callable[[Image], Image], name: str) -> Encoded:
         parts = []

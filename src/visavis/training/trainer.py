@@ -142,8 +142,11 @@ class Trainer:
             if not self.log:
                 self._validate()
                 self._checkpoint()
-            while not self.state.done:
-                self._epoch()
+            try:
+                while not self.state.done:
+                    self._epoch()
+            finally:
+                self.train.close()
         return self.state
 
     def _epoch(self) -> None:

@@ -273,6 +273,10 @@ class FeatureStore:
             raise storage.DamagedCacheError(f"{folder / wrong} does not match features.json")
         return cls(folder, description, keys, offsets, vectors, written)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the folder instead of the vectors, for worker processes."""
+        return FeatureStore._open_files, (self.folder.absolute(), self.description)
+
     def checksum(self, rows: int) -> Any:
         """Hash keys, offsets and the first rows.
 

@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 import torch
 
 from visavis.data.dataset import Dataset
-from visavis.data.loader import Batch, BatchSchedule, Loader
+from visavis.data.loader import Batch, BatchRequest, BatchSchedule, ItemSource, Loader
 from visavis.data.streams.shard_stream import MAX_CAPTIONS, ShardStream, StreamImages
 from visavis.errors import DataError
+from visavis.types import Encoded
 
 PlannedBatch = tuple[np.ndarray, np.ndarray]
 
@@ -169,32 +170,80 @@ class StreamLoader(Loader):
         if skipped:
             log.warning("Skipped in epoch %d: %s unusable items of %s.", epoch, f"{skipped:,}", self.stream.pattern)
 
-    def _read(self, images: np.ndarray, captions: np.ndarray, epoch: int, number: int, training: bool) -> Batch:
-        own = self._part(len(images))
-        seeds = np.random.SeedSequence((self.seed, epoch, number)).generate_state(len(images))[own]
-        position = (images, own.start, epoch, number, training)
+    @property
+    def _reader(self) -> StreamReader:
+        return StreamReader(self.stream, self.visual, self.text)
+
+    def _batch(self, request: BatchRequest, contents: StreamContents, epoch: int, number: int) -> StreamBatch:  # type: ignore[override]
+        items, ids, start = request.images[request.own_images][contents.usable], torch.from_numpy(contents.ids), request.own_images.start
+        whole = request.images, request.images, start, start
+        return StreamBatch(
+            items, items, ids, ids, contents.visual, contents.text, epoch, number, self, *whole, skipped=tuple(contents.skipped)
+        )
+
+
+class StreamContents(NamedTuple):
+    """What a reader finds of a batch.
+
+    Attributes:
+        visual: Model input of the images.
+        text: Model input of the captions.
+        ids: Ids of the items.
+        usable: Whether each item of the request is in the batch.
+        skipped: Problems of the others.
+    """
+
+    visual: Encoded
+    text: Encoded
+    ids: np.ndarray
+    usable: np.ndarray
+    skipped: list[str]
+
+
+@dataclass(frozen=True)
+class StreamReader:
+    """Reads the items of a batch of a stream, in this process or in a worker.
+
+    Attributes:
+        stream: The stream.
+        visual: Model input of the images.
+        text: Model input of the captions.
+    """
+
+    stream: ShardStream
+    visual: ItemSource
+    text: ItemSource
+
+    def __call__(self, request: BatchRequest) -> StreamContents:
+        """Read the items of this process.
+
+        Args:
+            request: The batch.
+
+        Returns:
+            Its contents.
+
+        Raises:
+            DataError: If an item cannot be read and the stream does not skip it, or if no item can be read.
+        """
+        items, usable, skipped = request.images[request.own_images], np.ones(len(request.images[request.own_images]), bool), list[str]()
         try:
-            return self._make(images[own], seeds, *position)
+            return StreamContents(*self._read(items, request.seeds), usable, skipped)
         except DataError:
             if not self.stream.skip_bad:
                 raise
-        usable, skipped = np.ones(len(seeds), bool), list[str]()
-        for index in range(len(seeds)):
+        for index in range(len(items)):
             try:
-                self._make(images[own][[index]], seeds[[index]], *position)
+                self._read(items[[index]], None if request.seeds is None else request.seeds[[index]])
             except DataError as error:
                 usable[index] = False
                 skipped.append(str(error))
         if not usable.any():
-            raise DataError(f"{self.stream.pattern}: expected a usable item in batch {number}, got none: {skipped[0]}")
-        return replace(self._make(images[own][usable], seeds[usable], *position), skipped=tuple(skipped))
+            raise DataError(f"{self.stream.pattern}: expected a usable item in a batch, got none: {skipped[0]}")
+        return StreamContents(*self._read(items[usable], None if request.seeds is None else request.seeds[usable]), usable, skipped)
 
-    def _make(
-        self, items: np.ndarray, seeds: np.ndarray, all_items: np.ndarray, start: int, epoch: int, number: int, training: bool
-    ) -> StreamBatch:
-        """Read items and their captions."""
-        ids = torch.from_numpy(self.stream.ids(items))
-        choices = seeds.astype(np.int64) % MAX_CAPTIONS if training else np.zeros(len(items), np.int64)
+    def _read(self, items: np.ndarray, seeds: np.ndarray | None) -> tuple[Encoded, Encoded, np.ndarray]:
+        """Read items, with a caption sampled by the seed of each, or with their first captions."""
+        choices = np.zeros(len(items), np.int64) if seeds is None else seeds.astype(np.int64) % MAX_CAPTIONS
         text = self.text.read(items + choices * len(self.stream))
-        visual = self.visual.read(items, seeds if training else None)
-        return StreamBatch(items, items, ids, ids, visual, text, epoch, number, self, all_items, all_items, start, start)
+        return self.visual.read(items, seeds), text, self.stream.ids(items)

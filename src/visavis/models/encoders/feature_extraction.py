@@ -26,7 +26,7 @@ from visavis.data.features.store import (
     discard_store,
     read_description,
 )
-from visavis.data.loader import prefetch
+from visavis.data.parallel import map_in_order
 from visavis.data.video import VideoError
 from visavis.errors import DataError, SpecError, VisavisError
 from visavis.models.device import has_native_bfloat16
@@ -144,11 +144,12 @@ def _compute(
     batch_size = batch_size or (64 if spec.side == "text" else 1 if spec.granularity == "frames" else CPU_IMAGE_BATCH_SIZE)
     keys, lengths = _sorted_keys(dataset, encoder)
     images = {image.name: image for image in dataset.images}
+    decodes_images = spec.side == "visual" and spec.granularity != "frames"
 
     def read(key: str) -> Any:
         if spec.side == "text":
             return key
-        return images[key].frames(spec.frames_per_second) if spec.granularity == "frames" else images[key].open()
+        return images[key].frames(spec.frames_per_second) if spec.granularity == "frames" else images[key].open(encoder.min_side)
 
     def prepare(batch: list[str]) -> Encoded:
         return encoder.preprocess([read(key) for key in batch])
@@ -171,7 +172,9 @@ def _compute(
         writer = FeatureWriter.open(folder, description, keys, lengths)
         start, started = writer.rows_written, time.perf_counter()
         saved = started
-        for inputs in prefetch(prepare, [keys[i : i + batch_size] for i in range(start, len(keys), batch_size)]):
+        batches = [keys[i : i + batch_size] for i in range(start, len(keys), batch_size)]
+        # One thread for texts, because a tokenizer is not thread-safe, and for clips, which FFmpeg decodes with threads of its own.
+        for inputs in map_in_order(prepare, batches, threads=0 if decodes_images else 1):
             writer.append(encoder(inputs.to(device)))
             now = time.perf_counter()
             if now - saved > SAVE_INTERVAL_S:

@@ -14,9 +14,8 @@ The name of an encoder is, in this order:
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ from torch.nn.utils.rnn import pad_sequence
 from visavis.data.features.store import Granularity, Modality
 from visavis.errors import SpecError
 from visavis.models.encoders.cnn_backbones import SMALL_CNN, SmallCNN, published_backbone_name
-from visavis.models.encoders.preprocessing import Preprocessing, blank_image
+from visavis.models.encoders.preprocessing import ImageConverter, Preprocessing, blank_image
 from visavis.models.encoders.pretrained_files import PretrainedPart, has_saved_weights, local_model_folder, model_folder, saved_part_folder
 from visavis.models.encoders.pretrained_loading import (
     IMAGENET_PREPROCESSING,
@@ -121,6 +120,8 @@ class FrozenEncoder(nn.Module):
 
     spec: EncoderSpec
     """Specification of the encoder."""
+    min_side = 0
+    """Shorter side that the encoder needs of a JPEG that is decoded at a reduced size, in pixels. 0: full size."""
 
     @abstractmethod
     def preprocess(self, items: Sequence[Any]) -> Encoded:
@@ -178,9 +179,10 @@ class VisualEncoder(FrozenEncoder, PretrainedPart):
     def __init__(self, spec: EncoderSpec, model: nn.Module, preprocessing: Preprocessing, folder: Path | None = None):
         super().__init__()
         self.spec, self.model, self.preprocessing, self.folder = spec, model, preprocessing, folder
+        self.min_side = _converter(preprocessing, spec).min_side
 
     def preprocess(self, items: Sequence[Image]) -> Encoded:
-        return Encoded(_to_pixels(self.preprocessing, self.spec, items))
+        return Encoded(_converter(self.preprocessing, self.spec)(items))
 
     @property
     def embedding_dim(self) -> int:
@@ -238,7 +240,7 @@ class FrameEncoder(FrozenEncoder):
         self.spec, self.pictures = spec, image_encoder  # language: quoted
 
     def preprocess(self, items: Sequence[Sequence[Image]]) -> Encoded:
-        pixels = [_to_pixels(self.pictures.preprocessing, self.spec, clip) for clip in items]
+        pixels = list(map(_converter(self.pictures.preprocessing, self.spec), items))
         masks = [torch.ones(len(clip), dtype=torch.bool) for clip in pixels]
         return Encoded(pad_sequence(pixels, batch_first=True), pad_sequence(masks, batch_first=True))
 
@@ -301,9 +303,7 @@ class TextEncoder(FrozenEncoder):
         return self.tokenizer(list(texts), truncation=True, max_length=self.pooling.max_length, return_token_type_ids=False, **options)
 
 
-def open_preprocessing(
-    spec: EncoderSpec, folder: Path | None = None, *, already_cropped: bool = False
-) -> Callable[[Sequence[Image]], Tensor]:
+def open_preprocessing(spec: EncoderSpec, folder: Path | None = None, *, already_cropped: bool = False) -> ImageConverter:
     """Open the preprocessing of an image encoder, without the encoder.
 
     Args:
@@ -318,7 +318,7 @@ def open_preprocessing(
         DataError: If no such model is found.
     """
     preprocessing = _preprocessing(spec, folder)
-    return partial(_to_pixels, preprocessing.for_crops if already_cropped else preprocessing, spec)
+    return _converter(preprocessing.for_crops if already_cropped else preprocessing, spec)
 
 
 def current_preprocessing_config(spec: EncoderSpec) -> dict[str, Any] | None:
@@ -341,8 +341,8 @@ def _preprocessing_config(preprocessing: Preprocessing, spec: EncoderSpec) -> di
     return config | {"frames_per_second": spec.frames_per_second} if spec.granularity == "frames" else config
 
 
-def _to_pixels(preprocessing: Preprocessing, spec: EncoderSpec, images: Sequence[Image]) -> Tensor:
-    return torch.stack([preprocessing(image, spec.crops, random_crops=spec.random_crops) for image in images])
+def _converter(preprocessing: Preprocessing, spec: EncoderSpec) -> ImageConverter:
+    return ImageConverter(preprocessing, spec.crops, spec.random_crops)
 
 
 def visible_part(spec: EncoderSpec, image: Image) -> Image:

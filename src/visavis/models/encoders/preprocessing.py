@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
+from PIL.Image import Resampling
 from pydantic import Field, FiniteFloat
 from torch import Tensor
 
 from visavis import storage
-from visavis.data.dataset import Dataset
-from visavis.data.images import random_crop, random_horizontal_flip, random_resized_crop
+from visavis.data.dataset import Image as ListedImage
+from visavis.data.images import Box, decode_image, random_area_box, random_horizontal_flip, random_sides_box, upright_size
+from visavis.data.parallel import map_in_order
 from visavis.data.sequences import read_items
 from visavis.errors import DataError
 from visavis.types import Encoded
@@ -29,6 +31,9 @@ MAX_RESIZED_PIXELS = 16_000_000
 """Maximum pixels of a resized image. Of a longer image, such as 1 x 20,000 with a shorter edge of 224, the middle is used."""
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 """Mean and standard deviation of the channels, as CLIP and X-VLM were trained."""
+REDUCED_SIZE_MARGIN = 2
+"""A JPEG is decoded at a reduced size with at least this number of pixels for each pixel of the resized image. Embeddings then keep a cosine
+of 0.9995 (``benchmarks/data_path.py``)."""
 TEN_CROP_MARGIN = 8 / 7
 """Minimum ratio of an image's shorter edge to the crop, for ten crops: 256 for 224."""
 
@@ -214,12 +219,15 @@ class Preprocessing:
         top, left = int(down * (image.height - height)), int(right * (image.width - width))
         pixels = self._pixels(image.crop((left, top, left + width, top + height)))
         short = (crop[0] - height, crop[1] - width)
+        if short == (0, 0):
+            return pixels
         return torch.nn.functional.pad(pixels, (short[1] // 2, short[1] - short[1] // 2, short[0] // 2, short[0] - short[0] // 2))
 
     def _pixels(self, image: Image) -> Tensor:
-        values = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float()
-        mean, std = (torch.tensor(value)[:, None, None] for value in (self.mean, self.std))
-        return (values * self.scale - mean) / std
+        # NumPy instead of torch, which would start a team of threads in each reader thread.
+        values = np.asarray(image.convert("RGB"), dtype=np.float32)
+        mean, std = (np.array(value, dtype=np.float32) for value in (self.mean, self.std))
+        return torch.from_numpy(np.ascontiguousarray(((values * np.float32(self.scale) - mean) / std).transpose(2, 0, 1)))
 
 
 def _size(value: int | dict[str, int] | None) -> tuple[int, ...] | None:
@@ -266,32 +274,73 @@ def blank_image() -> Image:
     return new("RGB", (224, 224))
 
 
+@dataclass(frozen=True)
+class ImageConverter:
+    """Converts images to pixels.
+
+    Attributes:
+        preprocessing: Preprocessing of an image.
+        crops: Number of crops per image, 1 or 10.
+        random_crops: Whether ten crops have random positions.
+    """
+
+    preprocessing: Preprocessing
+    crops: int = 1
+    random_crops: bool = False
+
+    def __call__(self, images: Sequence[Image]) -> Tensor:
+        """Convert images.
+
+        Args:
+            images: The images.
+
+        Returns:
+            Pixels, shape ``[N, 3, H, W]``, or ``[N, 10, 3, H, W]`` for ten crops.
+        """
+        return torch.stack([self.preprocessing(image, self.crops, random_crops=self.random_crops) for image in images])
+
+    @property
+    def min_side(self) -> int:
+        """Shorter side that an image needs, in pixels, if a JPEG is decoded at a reduced size. 0: full size."""
+        resize, crop = self.preprocessing.resize or (), self.preprocessing.crop or _square(self.preprocessing.resize)
+        # The positions of random crops depend on every pixel.
+        if self.random_crops or crop is None or not (resize or self.crops > 1):
+            return 0
+        edge = max(*resize, *crop, round(TEN_CROP_MARGIN * max(crop)) if self.crops > 1 else 0)
+        return REDUCED_SIZE_MARGIN * edge
+
+
 PixelFunction = Callable[[Sequence["Image"]], Tensor]
 """Converts images to pixels ``[N, 3, H, W]``."""
-CropFunction = Callable[["Image", torch.Generator], "Image"]
-"""Samples a crop of an image."""
-CROP_FUNCTIONS: dict[str, CropFunction] = {
-    "random_area": lambda image, generator: random_resized_crop(image, min(image.size), generator),
-    "random_sides": random_crop,
-}
+CropFunction = Callable[[tuple[int, int], torch.Generator], Box]
+"""Samples a crop of an image of a given width and height."""
+CROP_FUNCTIONS: dict[str, CropFunction] = {"random_area": random_area_box, "random_sides": random_sides_box}
 """Crop functions by their names in recipes."""
 
 
 class PixelSource:
     """Pixels of a split's images, for a matcher that trains its image encoder. Training crops and flips at random.
 
+    Images are decoded in parallel, and an image that occurs twice in a batch is decoded once.
+
     Args:
-        data: The split.
+        images: Images of the split.
         preprocess: Converts images to pixels.
         preprocess_crops: Converts random crops to pixels. None: no cropping and flipping.
-        crop: Samples a crop.
+        crop: Name of the crop function.
+        min_side: Pixels that the shorter side of a reduced JPEG, or of its crop, keeps. 0: images are decoded in full.
     """
 
     def __init__(
-        self, data: Dataset, preprocess: PixelFunction, preprocess_crops: PixelFunction | None = None, crop: CropFunction | None = None
+        self,
+        images: Sequence[ListedImage],
+        preprocess: PixelFunction,
+        preprocess_crops: PixelFunction | None = None,
+        crop: str = "random_area",
+        min_side: int = 0,
     ):
-        self.data, self.preprocess, self.preprocess_crops = data, preprocess, preprocess_crops
-        self.crop = crop or CROP_FUNCTIONS["random_area"]
+        self.images, self.preprocess, self.preprocess_crops = images, preprocess, preprocess_crops
+        self.crop, self.min_side = CROP_FUNCTIONS[crop], min_side
 
     def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
         """Read pixels of some images.
@@ -303,11 +352,36 @@ class PixelSource:
         Returns:
             Pixels, shape ``[N, 3, H, W]``.
         """
-        images = [image.open() for image in read_items(self.data.images, index)]
+        numbers, image_of = np.unique(index, return_inverse=True)
+        # A stream reads the bytes of all images here, because its shards are not open to threads.
+        images = read_items(self.images, numbers)
         if self.preprocess_crops is None or seeds is None:
-            return Encoded(self.preprocess(images))
+            pixels = list(map_in_order(self._read_whole, images))
+            return Encoded(torch.cat([pixels[number] for number in image_of]))
+        positions = [np.flatnonzero(image_of == number) for number in range(len(images))]
+        crops = map_in_order(lambda number: self._read_crops(images[number], seeds[positions[number]]), range(len(images)))
+        rows = [row for pixels in crops for row in pixels]
+        return Encoded(torch.stack([rows[number] for number in np.argsort(np.concatenate(positions))]))
+
+    def _read_whole(self, image: ListedImage) -> Tensor:
+        return self.preprocess([image.open(self.min_side)])
+
+    def _read_crops(self, image: ListedImage, seeds: np.ndarray) -> Tensor:
+        """Read one random crop of an image for each seed. Crops are sampled first, because a small one needs more pixels of the image."""
+        assert self.preprocess_crops is not None
+        name, content = image.name, image.read()
+        size = upright_size(content, name)
         generators = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
-        crops = [
-            random_horizontal_flip(self.crop(image, generator), generator) for image, generator in zip(images, generators, strict=True)
-        ]
-        return Encoded(self.preprocess_crops(crops))
+        boxes = [self.crop(size, generator) for generator in generators]
+        smallest = min(min(right - left, bottom - top) for left, top, right, bottom in boxes)
+        decoded = decode_image(content, name, min_side=-(-self.min_side * min(size) // smallest))
+        crops = [decoded.crop(_scaled(box, decoded.width / size[0], decoded.height / size[1])) for box in boxes]
+        if not self.min_side:  # the preprocessing does not resize
+            crops = [crop.resize((min(size),) * 2, Resampling.BICUBIC) for crop in crops]
+        return self.preprocess_crops([random_horizontal_flip(crop, generator) for crop, generator in zip(crops, generators, strict=True)])
+
+
+def _scaled(box: Box, horizontal: float, vertical: float) -> Box:
+    """The part of a reduced image that shows a crop of the whole, at least a pixel."""
+    left, top, right, bottom = round(box[0] * horizontal), round(box[1] * vertical), round(box[2] * horizontal), round(box[3] * vertical)
+    return left, top, max(right, left + 1), max(bottom, top + 1)

@@ -15,13 +15,13 @@ from itertools import pairwise
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from visavis.models.base import Matcher, get_vectors, valid_mask
-from visavis.models.layers import at_least_float32, xavier_linear
+from visavis.models.base import Matcher, get_mask, get_vectors, valid_mask
+from visavis.models.layers import Whitening, at_least_float32, build_mlp, mean_pool, pool_grid, xavier_linear
 from visavis.models.word_encoders import WordMatcherConfig, build_word_encoder
-from visavis.spec import DropoutRate, PositiveInt
+from visavis.spec import DropoutRate, NonNegativeInt, PositiveInt, require_field
 from visavis.types import AttentionWeights, Encoded, Parts, unit_rows
 
 Normalization = Literal["clipped_l2norm", "softmax", "none"]
@@ -240,12 +240,27 @@ class RegionWordMatcher(Matcher):
         Attributes:
             visual_granularity: Always "regions".
             embedding_dim: Dimensions of a region or word.
-            dropout: Dropout of word embeddings.
+            dropout: Dropout of word embeddings, and of the hidden units of the context.
+            context_dim: Hidden units of a network on the mean of the vectors of an item. Its output is added to each region or word, so
+                that they also describe the whole item. For word vectors of a frozen encoder. 0: no context.
+            input_dropout: Dropout of region features, word vectors and their means.
+            region_grid: The regions of a square grid are averaged to a grid of this many rows. 0: unchanged.
+            whiten_text: Whether to whiten word vectors of a frozen encoder with the mean and covariance of the means of the training captions.
         """
 
         visual_granularity: Literal["regions"] = "regions"
         embedding_dim: PositiveInt = 1024
         dropout: DropoutRate = 0.0
+        context_dim: NonNegativeInt = 0
+        input_dropout: DropoutRate = 0.0
+        region_grid: NonNegativeInt = 0
+        whiten_text: bool = False
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            for name in ("context_dim", "whiten_text"):
+                is_used = bool(getattr(self, name)) and self.text_granularity != "words"
+                require_field(not is_used, self, name, f'{0 if name == "context_dim" else False} unless texts are "words"')
 
     visual_granularities = ("regions",)
     text_granularities = ("words", "tokens")
@@ -254,7 +269,15 @@ class RegionWordMatcher(Matcher):
     def __init__(self, config: Config):
         super().__init__(config)
         self.visual = xavier_linear(config.visual_input_dim, config.embedding_dim)
+        self.input_dropout = nn.Dropout(config.input_dropout)
+        self.whitening = Whitening(config.text_input_dim) if config.whiten_text else nn.Identity()
+        self.visual_context, self.text_context = (self._context(dim) for dim in (config.visual_input_dim, config.text_input_dim))
         self.text_backbone, self.text = build_word_encoder(config, config.embedding_dim, bidirectional=True, dropout=config.dropout)
+
+    def parts(self) -> dict[str, list[nn.Module]]:
+        contexts = {"visual": self.visual_context, "text": self.text_context}
+        sides = {"visual": self.visual, "text": self.text}
+        return {"text_backbone": [self.text_backbone]} | {side: [module, contexts[side] or nn.Identity()] for side, module in sides.items()}
 
     def attention_weights(self, products: RegionWordSimilarity) -> Tensor:
         """Compute the attention of each word over regions.
@@ -323,12 +346,36 @@ class RegionWordMatcher(Matcher):
     def score_pairs(self, visual: Encoded, text: Encoded) -> Tensor:
         return self.score_block(visual, text, paired=True)[:, 0]
 
+    def _context(self, input_dim: int) -> nn.Module | None:
+        """Build the network on the mean vector of an item."""
+        config = self.config
+        if not config.context_dim:
+            return None
+        layers = {"hidden_layers": 1, "hidden_dim": config.context_dim}
+        return build_mlp(input_dim, config.embedding_dim, **layers, dropout=config.dropout, input_dropout=config.input_dropout)
+
     def encode_visual(self, items: Encoded) -> Encoded:
-        return _unit_fragments(self.visual(get_vectors(items)), items)
+        if self.config.region_grid:
+            items = Encoded(pool_grid(get_vectors(items), self.config.region_grid))
+        regions = self.visual(self.input_dropout(get_vectors(items)))
+        if self.visual_context is not None:
+            regions = _add_context(regions, self.visual_context(mean_pool(get_vectors(items), get_mask(items))))
+        return _unit_fragments(regions, items)
 
     def encode_text(self, items: Encoded) -> Encoded:
         items = self.text_backbone(items)
-        return _unit_fragments(self.text(items), items)
+        if self.config.text_granularity != "words":
+            return _unit_fragments(self.text(items), items)
+        vectors = self.whitening(get_vectors(items))
+        words = self.text(Encoded(self.input_dropout(vectors), items.mask))
+        if self.text_context is not None:
+            words = _add_context(words, self.text_context(mean_pool(vectors, get_mask(items))))
+        return _unit_fragments(words, items)
+
+
+def _add_context(fragments: Tensor, context: Tensor) -> Tensor:
+    """Add the context of each item ``[N, D]`` to its fragments ``[N, L, D]``, both at length 1. Otherwise word vectors dominate at first."""
+    return unit_rows(at_least_float32(fragments)) + unit_rows(at_least_float32(context))[:, None]
 
 
 def _unit_fragments(fragments: Tensor, items: Encoded) -> Encoded:

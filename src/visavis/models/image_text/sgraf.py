@@ -79,8 +79,8 @@ class SGRAF(RegionWordMatcher):
 
     def parts(self) -> dict[str, list[nn.Module]]:
         shared: list[nn.Module] = [self.local_similarity, self.global_similarity, self.nodes, self.last]
-        visual, text = [self.visual, self.visual_global], [self.text, self.text_global]
-        return {"visual": visual, "text": text, "text_backbone": [self.text_backbone], "similarity": shared}
+        parts = super().parts()
+        return parts | {"visual": [*parts["visual"], self.visual_global], "text": [*parts["text"], self.text_global], "similarity": shared}
 
     def encode_visual(self, items: Encoded) -> Encoded:
         """Encode regions and their global vector.

@@ -1,0 +1,213 @@
+"""Training on several processes and with large batches: predictions from the formulas of the engine, and measurements.
+
+    python benchmarks/scaling.py [--rows formulas measured trainer chunks] [--threads N]
+
+- ``formulas``: memory, bytes on the wire and time per step of the loss for 1 to 1,024 devices and up to 1,048,576 pairs.
+- ``measured``: the same quantities for 1, 2 and 4 processes of this machine over gloo, next to the formulas.
+- ``trainer``: throughput of the trainer on cached features, relative to a bare loop of the same mathematics in the same run.
+- ``chunks``: peak memory of a step with 8,192 images in chunks of 256, relative to a step with 256 images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, distributed, multiprocessing, nn
+from torch.multiprocessing.spawn import spawn
+from torch.nn.functional import normalize
+
+from visavis import PairLoss, Targets
+from visavis.objectives import VLC
+from visavis.pair_loss.encoded_items import encode_in_chunks
+from visavis.process_group import ProcessGroup
+from visavis.progress import NoProgress
+from visavis.recipes.data_module import prepare_training
+from visavis.recipes.files import read_recipe
+from visavis.runs.run_folder import RunFolder
+from visavis.synthetic import write_synthetic_scenes
+from visavis.training.optimizer import make_optimizer
+from visavis.training.trainer import Trainer
+
+DIMENSIONS, BYTES = 512, 4
+PRODUCTS = 5
+"""Matrix products of a training step for VLC in tiles: one for the scores, one again for the second pass, three for gradients."""
+DEVICE_FLOPS, LINK_BYTES_PER_S = 2e14, 5e10
+"""An assumed accelerator: 200 TFLOP/s in half precision and 50 GB/s between machines."""
+
+
+def predicted(pairs: int, world_size: int) -> dict[str, float]:
+    """Bytes of memory per process, bytes that each process receives, and floating-point operations per process."""
+    items = 2 * pairs * DIMENSIONS * BYTES
+    gathered = items * (world_size - 1) / world_size
+    # An all-reduce over a ring receives the gradients of all candidates about twice.
+    reduced = 2 * items * (world_size - 1) / world_size
+    return {
+        "memory": 2 * items + PairLoss(VLC()).plan(pairs // world_size, pairs, embedding_dim=DIMENSIONS).expected_bytes,
+        "wire": gathered + reduced,
+        "flop": PRODUCTS * 2 * (pairs / world_size) * pairs * DIMENSIONS,
+    }
+
+
+def print_formulas() -> None:
+    print(f"{'pairs':>9} {'devices':>8} {'GB/device':>10} {'GB received':>12} {'compute s':>10} {'network s':>10}  first limit")
+    for pairs in (2**14, 2**17, 2**20):
+        for world_size in (1, 8, 64, 1024):
+            values = predicted(pairs, world_size)
+            compute, network = values["flop"] / DEVICE_FLOPS, values["wire"] / LINK_BYTES_PER_S
+            limit = "network" if network > compute else "compute"
+            numbers = f"{values['memory'] / 1e9:10.2f} {values['wire'] / 1e9:12.2f} {compute:10.4f} {network:10.4f}"
+            print(f"{pairs:9,} {world_size:8,} {numbers}  {limit}")
+
+
+def measure_process(rank: int, world_size: int, rendezvous: str, batch_sizes: list[int], threads: int) -> None:
+    """Time steps of the loss, and count the bytes that collectives deliver to this process."""
+    torch.set_num_threads(threads)
+    if world_size > 1:
+        distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
+    received = [0]
+
+    def counted(method: Callable[..., object], copies: float) -> Callable[..., object]:
+        def call(group: ProcessGroup, tensor: Tensor) -> object:
+            received[0] += int(tensor.numel() * tensor.element_size() * copies)
+            return method(group, tensor)
+
+        return call
+
+    ProcessGroup.all_gather = counted(ProcessGroup.all_gather, world_size - 1)  # type: ignore[method-assign, assignment]
+    ring = 2 * (world_size - 1) / world_size
+    ProcessGroup.all_reduce_sum = counted(ProcessGroup.all_reduce_sum, ring)  # type: ignore[method-assign, assignment]
+    for pairs in batch_sizes:
+        part = slice(rank * pairs // world_size, (rank + 1) * pairs // world_size)
+        torch.manual_seed(0)
+        images, texts = (normalize(torch.randn(pairs, DIMENSIONS), dim=-1)[part].requires_grad_() for _ in range(2))
+        ids, loss, seconds = torch.arange(pairs)[part], PairLoss(VLC(), gather=world_size > 1), list[float]()
+        for _ in range(4):
+            received[0], started = 0, time.perf_counter()
+            loss(images, texts, ids).backward()
+            seconds.append(time.perf_counter() - started)
+        if rank == 0:
+            expected = predicted(pairs, world_size)["wire"]
+            ratio = "" if world_size == 1 else f", {received[0] / expected:.2f} of the formula"
+            median = statistics.median(seconds[1:])
+            print(f"{pairs:6,} pairs, {world_size} processes: {median:.2f} s, {received[0] / 1e6:,.1f} MB received{ratio}", flush=True)
+
+
+def print_measured(threads: int) -> None:
+    for world_size in (1, 2, 4):
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = (world_size, f"{folder}/rendezvous", [1024, 4096, 16384], threads)
+            spawn(measure_process, args=arguments, nprocs=world_size)
+
+
+def print_trainer(steps: int = 12, repetitions: int = 5) -> None:
+    """Compare ``Trainer._step`` with a loop that calls the same model, loss and optimizer without a trainer."""
+    with tempfile.TemporaryDirectory() as folder:
+        scenes = write_synthetic_scenes(Path(folder) / "scenes", num_train=600, num_val=20, num_test=20, size=48)
+        values = {"data.path": str(scenes), "training.batch_size": 1024, "visual.encoder": "scenes", "visual.standardize": ""}
+        values |= {
+            "model": "VSE++(embedding_dim=256, word_dim=64, word_pool='mean')",
+            "text": {"encoder": "vocabulary", "granularity": "tokens"},
+        }
+        recipe = read_recipe("photos/frozen-words", values)
+        trainer = Trainer(*prepare_training(recipe), RunFolder(Path(folder) / "run"), NoProgress())
+        trainer._begin_phase({})
+        matcher, loss, optimizer = trainer.matcher, trainer.train_step.loss, make_optimizer(trainer.matcher, recipe.phases[0])
+        batches = [batch for epoch in range(1, 10) for batch in trainer.train.epoch(epoch)][:steps]
+
+        def bare() -> None:
+            matcher.train()
+            for batch in batches:
+                visual, text = matcher.encode_visual(batch.visual), matcher.encode_text(batch.text)
+                targets = Targets(query_ids=batch.image_ids, candidate_ids=batch.text_ids)
+                value = loss(matcher.first_stage_items(visual), matcher.first_stage_items(text), targets=targets)
+                value.backward()
+                nn.utils.clip_grad_norm_(matcher.parameters(), 2.0)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+
+        def trained() -> None:
+            for batch in batches:
+                trainer._step(batch, len(batches))
+
+        ratios = []
+        for _ in range(repetitions):
+            seconds = []
+            for run in (bare, trained):
+                started = time.perf_counter()
+                run()
+                seconds.append(time.perf_counter() - started)
+            ratios.append(seconds[0] / seconds[1])
+        print(f"trainer: {statistics.median(ratios):.3f} of the throughput of a bare loop ({min(ratios):.3f} to {max(ratios):.3f})")
+
+
+class SmallVisionTransformer(nn.Module):
+    """A vision transformer of 5.4 million parameters for images of 64 x 64 pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.positions = nn.Conv2d(3, 192, 8, 8), nn.Parameter(torch.zeros(64, 192))
+        layer = nn.TransformerEncoderLayer(192, 3, 768, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return normalize(self.layers(self.patches(pixels).flatten(2).mT + self.positions).mean(1), dim=-1)
+
+
+def measure_chunks(images: int, chunk_size: int, results: list[float]) -> None:
+    """One step over some images, and its peak of resident memory above that before the step, in a process of its own."""
+    encoder, loss = SmallVisionTransformer(), PairLoss(VLC())
+    pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (images, 3, 64, 64), np.uint8))
+    texts = normalize(torch.randn(images, 192), dim=-1)
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+
+    def encode(chunk: Tensor) -> Tensor:
+        result: Tensor = encoder(chunk.float() / 255)
+        return result
+
+    encoded = encode_in_chunks(encode, pixels.split(chunk_size)) if chunk_size else encode(pixels)
+    value = loss(encoded, texts)
+    value.backward()
+    results += [(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, time.perf_counter() - started]
+
+
+def print_chunks() -> None:
+    peaks = {}
+    for images, chunk_size in ((256, 0), (8192, 256)):
+        with multiprocessing.Manager() as manager:
+            results = manager.list()
+            process = multiprocessing.get_context("spawn").Process(target=measure_chunks, args=(images, chunk_size, results))
+            process.start()
+            process.join()
+            peaks[images], seconds = results
+        print(f"{images:,} images, chunks of {chunk_size or images}: {peaks[images]:,.0f} MiB above the start, {seconds:.0f} s", flush=True)
+    print(f"8,192 images take {peaks[8192] / peaks[256]:.2f} times the memory of 256")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rows", nargs="+", default=["formulas", "measured", "trainer", "chunks"])
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {arguments.threads} threads, seed 0")
+    printers = {
+        "formulas": print_formulas,
+        "measured": lambda: print_measured(arguments.threads),
+        "trainer": print_trainer,
+        "chunks": print_chunks,
+    }
+    for row in arguments.rows:
+        printers[row]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""Signals of the fork server of worker processes. Only this server imports the module, before it starts a worker.
+
+Ctrl-C in a terminal and SIGTERM of a job scheduler reach all processes of a group. The training saves a checkpoint and then ends its workers.
+The server must outlive this: if it ends, the training takes all of its workers for dead. It ends with the training.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+STOP_SIGNALS = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+def ignore_stop_signals() -> None:
+    """Ignore the signals that stop a training."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _restore_stop_signals() -> None:
+    """Give a process of the server the default handlers: programs end their own processes with SIGTERM."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+if any("multiprocessing.forkserver" in argument for argument in sys.orig_argv):
+    os.setpgid(0, 0)
+    ignore_stop_signals()
+    os.register_at_fork(after_in_child=_restore_stop_signals)

@@ -1,0 +1,172 @@
+"""Worker processes that read the batches of a training, with the ``DataLoader`` of torch.
+
+Workers are started by a fork server, which never ran the training. A fork of the training itself would copy locks that its threads hold,
+such as those of OpenMP, and the lock of the run folder, which would then outlive a killed training.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import shutil
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from multiprocessing.context import BaseContext
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from visavis.data.parallel import cpu_cores
+from visavis.data.worker_server import ignore_stop_signals
+from visavis.errors import DataError, VisavisError
+
+PRELOADED_MODULES = ["visavis.data.worker_server", "visavis.data.workers", "visavis.models.encoders.frozen_encoders"]
+"""Modules that the fork server imports once, instead of each worker."""
+PREFETCH_FACTOR = 2
+"""Batches that each worker reads ahead."""
+
+MAX_DEFAULT_WORKERS = 16
+MIN_IMAGES_FOR_WORKERS = 256
+"""Below this number of images, workers take longer to start than they save."""
+MIN_SHARED_MEMORY = 2**30
+"""Free bytes of shared memory that batches of pixels need. Containers often have 64 MiB."""
+
+
+def choose_workers(setting: int, num_images: int) -> int:
+    """Choose the number of workers of a training.
+
+    Args:
+        setting: The number in the recipe. -1: a worker for each core, at most 16.
+        num_images: Number of training images that are read as pixels.
+
+    Returns:
+        The number of workers. By default 0 for few images, or for little shared memory, through which workers send batches.
+    """
+    shared = "/dev/shm"
+    has_memory = not os.path.isdir(shared) or shutil.disk_usage(shared).free >= MIN_SHARED_MEMORY
+    default = min(cpu_cores(), MAX_DEFAULT_WORKERS) if num_images >= MIN_IMAGES_FOR_WORKERS and has_memory else 0
+    return default if setting < 0 else setting
+
+
+class WorkerPool:
+    """Worker processes that stay between epochs. They start with the first batch and end with the pool.
+
+    Args:
+        read: Reads a batch. It is sent to each worker, so it must be picklable.
+        workers: Number of processes.
+    """
+
+    def __init__(self, read: Callable[[Any], Any], workers: int):
+        self._order, self._closes_at_exit = _Order(), False
+        self._loader = DataLoader(
+            _Requests(read),
+            batch_size=None,
+            sampler=self._order,
+            collate_fn=_unchanged,
+            num_workers=workers,
+            persistent_workers=True,
+            prefetch_factor=PREFETCH_FACTOR,
+            pin_memory=torch.cuda.is_initialized(),
+            multiprocessing_context=_context(),
+            worker_init_fn=_start_worker,
+        )
+
+    def read(self, requests: Iterable[Any]) -> Iterator[Any]:
+        """Read batches in order. An earlier call that did not end is abandoned.
+
+        Args:
+            requests: Argument of the reader for each batch.
+
+        Yields:
+            The batches.
+
+        Raises:
+            VisavisError: As the reader raises it.
+            DataError: If a worker ends unexpectedly.
+        """
+        self._order.requests = requests
+        try:
+            with _without_main_module():
+                contents = iter(self._loader)
+            if not self._closes_at_exit:
+                # After torch has registered its functions, and so before they run. They would wait for workers that ignore SIGTERM.
+                atexit.register(_close, weakref.ref(self))
+                self._closes_at_exit = True
+            for content in contents:
+                if isinstance(content, VisavisError):
+                    raise content
+                yield content
+                assert self._order.requests is requests, "a later epoch has begun"
+        except (RuntimeError, OSError, EOFError) as error:
+            if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker"):
+                raise
+            reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
+            raise DataError(
+                f"training.workers: a process that reads batches ended unexpectedly ({reason}). Free memory, or set training.workers=0."
+            ) from None
+
+    def close(self) -> None:
+        """End the workers."""
+        if (workers := self._loader._iterator) is not None:
+            workers._shutdown_workers()  # type: ignore[attr-defined]
+            self._loader._iterator = None
+
+
+def _close(pool: weakref.ref[WorkerPool]) -> None:
+    if (opened := pool()) is not None:
+        opened.close()
+
+
+class _Requests(Dataset[Any]):
+    """Reads in a worker. Errors of the data are returned, because torch would wrap them into a traceback."""
+
+    def __init__(self, read: Callable[[Any], Any]):
+        self._read = read
+
+    def __getitem__(self, request: Any) -> Any:
+        try:
+            return self._read(request)
+        except VisavisError as error:
+            return error
+
+
+class _Order(Sampler[Any]):
+    """The requests of the current epoch."""
+
+    requests: Iterable[Any] = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.requests)
+
+
+def _unchanged(content: Any) -> Any:
+    return content
+
+
+def _start_worker(_: int) -> None:
+    ignore_stop_signals()
+
+
+def _context() -> BaseContext:
+    """The context of the fork server. Windows has none, and starts new interpreters."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED_MODULES)
+    return context
+
+
+@contextmanager
+def _without_main_module() -> Iterator[None]:
+    """Start processes without importing the main script in them: a script that trains at its top level would train again."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

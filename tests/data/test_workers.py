@@ -1,0 +1,215 @@
+"""Parallel reading: results do not depend on threads, worker processes or ranks, and errors and signals arrive as without them."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as Pillow
+
+import visavis
+from visavis.data.dataset import ByteRange, Dataset, Image
+from visavis.data.images import decode_image
+from visavis.data.loader import BatchSchedule, Loader
+from visavis.data.parallel import map_in_order
+from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
+from visavis.data.workers import MIN_IMAGES_FOR_WORKERS, choose_workers
+from visavis.errors import DataError
+from visavis.models.encoders.preprocessing import ImageConverter, PixelSource, Preprocessing
+
+CONVERTER = ImageConverter(Preprocessing(resize=(16, 16), crop=None))
+
+
+@dataclass(frozen=True)
+class CountedImage(Image):
+    """An image that counts how often its file is read."""
+
+    reads: tuple[list[int], ...] = ([],)
+
+    def read(self):
+        self.reads[0].append(1)
+        return super().read()
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Twelve JPEG images of 160 x 120 pixels with two captions each."""
+    smooth = np.random.default_rng(0).integers(0, 255, (12, 5, 6, 3), np.uint8)
+    for i, pixels in enumerate(smooth):
+        Pillow.fromarray(pixels).resize((160, 120), Pillow.Resampling.BICUBIC).save(tmp_path / f"{i}.jpg")
+    images = tuple(Image(f"{i}.jpg", "train", ByteRange(tmp_path / f"{i}.jpg")) for i in range(12))
+    data = Dataset("photos", images, tuple(f"photo {i}" for i in range(24)), np.arange(24) // 2)
+    tokens = TokenizedCaptions(data.captions, Vocabulary.from_captions(data.captions, min_count=1))
+    return Loader(data, PixelSource(images, CONVERTER, CONVERTER, min_side=32), tokens, BatchSchedule(batch_size=5), 0)
+
+
+@pytest.fixture
+def photos_with_workers(photos):
+    loader = replace(photos, workers=2)
+    yield loader
+    loader.close()
+
+
+def contents(batches):
+    return [(batch.index, batch.captions.tolist(), batch.visual.vectors, batch.text.vectors) for batch in batches]
+
+
+def equal(one, other):
+    return len(one) == len(other) and all(
+        a[:2] == b[:2] and torch.equal(a[2], b[2]) and torch.equal(a[3], b[3]) for a, b in zip(one, other, strict=True)
+    )
+
+
+def test_batches_do_not_depend_on_workers(photos, photos_with_workers, tmp_path):
+    """Workers stay between epochs, an abandoned epoch does not disturb the next one, and an error ends only its epoch."""
+    whole = contents(photos.epoch(1))
+    assert equal(contents(photos_with_workers.epoch(1)), whole)
+    assert not equal(contents(photos.epoch(2)), whole)
+    next(photos_with_workers.epoch(2))
+    assert equal(contents(photos_with_workers.epoch(1, start=2)), whole[2:])
+    assert equal(contents(photos_with_workers.epoch(1, training=False)), contents(photos.epoch(1, training=False)))
+    saved = (tmp_path / "3.jpg").read_bytes()
+    (tmp_path / "3.jpg").write_bytes(saved[:300])
+    with pytest.raises(DataError, match=r"^image 3\.jpg is truncated or damaged: [^\n]*\.$"):
+        list(photos_with_workers.epoch(1))
+    (tmp_path / "3.jpg").write_bytes(saved)
+    assert equal(contents(photos_with_workers.epoch(1)), whole)
+
+
+def test_killed_worker_is_one_error(photos_with_workers):
+    next(photos_with_workers.epoch(1))
+    for worker in photos_with_workers._workers._loader._iterator._workers:
+        os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(
+        DataError, match=r"^training\.workers: a process that reads batches ended unexpectedly \([^\n]*set training\.workers=0"
+    ):
+        list(photos_with_workers.epoch(2))
+
+
+def test_image_of_two_captions_is_decoded_once(photos):
+    images = tuple(CountedImage(image.name, image.split, image.location) for image in photos.data.images)
+    source = PixelSource(images, CONVERTER, CONVERTER, min_side=32)
+    index, seeds = np.array([4, 1, 4, 4]), np.array([7, 8, 9, 7])
+    images[0].reads[0].clear()
+    crops = source.read(index, seeds).vectors
+    assert len(images[0].reads[0]) == 2
+    assert torch.equal(crops[0], crops[3])
+    assert not torch.equal(crops[0], crops[2])
+    for position in range(4):
+        assert torch.equal(source.read(index[[position]], seeds[[position]]).vectors[0], crops[position])
+    whole = source.read(index).vectors
+    assert torch.equal(whole[0], whole[2])
+    assert not torch.equal(whole[0], whole[1])
+
+
+def test_reduced_crops_match_full_ones(photos):
+    """Crops are sampled in the whole image, so that the same parts are seen."""
+    full = PixelSource(photos.data.images, CONVERTER, CONVERTER, min_side=10_000)
+    index, seeds = np.arange(12), np.arange(12)
+    difference = full.read(index, seeds).vectors - photos.visual.read(index, seeds).vectors
+    assert difference.abs().mean() < 0.02
+
+
+@pytest.mark.parametrize(
+    ("preprocessing", "crops", "random_crops", "expected"),
+    [
+        (Preprocessing((224,), (224, 224)), 1, False, 448),
+        (Preprocessing((64, 96), None), 1, False, 192),
+        (Preprocessing((256,), (224, 224)), 10, False, 512),
+        (Preprocessing((224,), (224, 224)), 10, False, 512),
+        (Preprocessing((256,), (224, 224)), 10, True, 0),
+        (Preprocessing(None, None), 1, False, 0),
+        (Preprocessing(None, (224, 224)), 1, False, 0),
+    ],
+)
+def test_min_side_is_twice_the_resized_image(preprocessing, crops, random_crops, expected):
+    assert ImageConverter(preprocessing, crops, random_crops).min_side == expected
+
+
+def test_map_in_order_keeps_order_and_first_error():
+    def work(number):
+        time.sleep(0.001 * (number % 3))
+        if number in (7, 8):
+            raise DataError(f"{number}")
+        return number
+
+    for threads in (1, 4):
+        assert list(map_in_order(work, range(7), threads=threads)) == list(range(7))
+        results = []
+        with pytest.raises(DataError, match="7"):
+            results.extend(map_in_order(work, range(100), threads=threads))
+    taken = []
+    results = map_in_order(str, (taken.append(number) or number for number in range(100)), threads=2)
+    assert next(results) == "0"
+    results.close()
+    assert len(taken) < 10
+
+
+def test_default_workers_depend_on_number_of_images():
+    assert choose_workers(-1, MIN_IMAGES_FOR_WORKERS - 1) == choose_workers(-1, 0) == 0
+    assert choose_workers(3, 0) == 3
+
+
+def test_stop_signal_ends_training_and_workers(tmp_path):
+    """SIGTERM to the whole process group, as job schedulers and terminals send it."""
+    random = np.random.default_rng(0)
+    for i in range(40):
+        Pillow.fromarray(random.integers(0, 255, (60, 80, 3), np.uint8)).save(tmp_path / f"{i}.jpg")
+    splits = ["train"] * 28 + ["val"] * 6 + ["test"] * 6
+    lines = [json.dumps({"filename": f"{i}.jpg", "caption": f"photo {i % 4} of {i % 3}", "split": s}) for i, s in enumerate(splits)]
+    (tmp_path / "captions.jsonl").write_text("\n".join(lines))
+    run, settings = tmp_path / "run", ["training.batch_size=8", "training.threads=1", "phases.0.epochs=30", "training.checkpoint_s=0"]
+    command = [sys.executable, "-m", "visavis", "train", "photos/pixels-words", *settings, "training.workers=2"]
+    with subprocess.Popen(
+        [*command, "--data", str(tmp_path), "--out", str(run)],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not list(run.glob("checkpoint/*[1-9]*")) and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGTERM)
+        output = process.communicate(timeout=60)[0]
+    assert process.returncode == 128 + signal.SIGTERM, output
+    assert re.search(rf"visavis train --resume {re.escape(str(run))}\n", output)
+    assert "Traceback" not in output
+
+
+def test_reduced_decoding_keeps_modes_and_orientation(tmp_path):
+    smooth = np.random.default_rng(0).integers(0, 255, (6, 8, 3), np.uint8)
+    photo = Pillow.fromarray(smooth).resize((640, 480), Pillow.Resampling.BICUBIC)
+    exif = Pillow.Exif()
+    exif[0x0112] = 6
+    variants = {"gray": (photo.convert("L"), {}), "cmyk": (photo.convert("CMYK"), {}), "rotated": (photo, {"exif": exif})}
+    variants["progressive"] = (photo, {"progressive": True})
+    for name, (image, options) in variants.items():
+        image.save(tmp_path / name, "JPEG", quality=95, **options)
+        content = (tmp_path / name).read_bytes()
+        full, reduced = decode_image(content, name), decode_image(content, name, min_side=100)
+        assert reduced.mode == "RGB"
+        assert reduced.size == (full.width // 4, full.height // 4)
+        pixels = [np.asarray(part.resize((32, 32), Pillow.Resampling.BOX), dtype=float) for part in (full, reduced)]
+        assert np.abs(pixels[0] - pixels[1]).mean() < 2, name
+
+
+def test_training_with_workers_equals_training_without(tmp_path):
+    """Validations read in the training process while the workers are in an epoch."""
+    scenes = visavis.data_scenes(tmp_path / "scenes", num_train=16, num_val=6, num_test=6, size=48)
+    recipe = {"training.batch_size": 4, "training.evaluate_every": 3, "training.threads": 1, "phases.0.epochs": 2}
+    logs = []
+    for workers in (0, 1):
+        run = visavis.train(
+            "photos/pixels-words", data=scenes, out=tmp_path / f"{workers}", overrides=recipe | {"training.workers": workers}
+        ).run
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        logs.append([{key: value for key, value in row.items() if key != "time"} for row in rows])
+    assert logs[0] == logs[1]
