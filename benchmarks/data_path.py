@@ -1,0 +1,116 @@
+"""The data path from JPEG files against another checkout: training from pixels, indexing, checking and caching features.
+
+    git worktree add ../old 72e789a
+    python benchmarks/data_path.py --old ../old/src [--photos 400] [--size 1600 1200] [--repeats 3] [--only training index check features]
+
+Photos are smooth noise. Each measurement is a process of its own, and both checkouts run in turn. Prints images per second of this checkout,
+the median ratios of seconds and of processor seconds to the other and their ranges, and how far indexed vectors and the best 10 results of
+100 queries agree. Processor seconds hardly depend on other programs, but do not show what several cores save.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+import visavis
+from visavis.retrieval.index_folder import Index
+
+KINDS = ("training", "index", "check", "features")
+EPOCHS = 3
+
+
+def write_photos(folder: Path, count: int, size: tuple[int, int], seed: int) -> None:
+    """Write a data set of photos whose details shrink with their size, as in natural images."""
+    random, (width, height) = np.random.default_rng(seed), size
+    for i in range(count):
+        pixels = np.full((height, width, 3), 128, np.float32)
+        for cells, amplitude in ((4, 60), (16, 30), (64, 12), (256, 4)):
+            noise = random.normal(0, amplitude, (cells, cells, 3)).clip(-127, 127) + 128
+            pixels += np.asarray(Image.fromarray(noise.astype(np.uint8)).resize(size, Image.Resampling.BICUBIC), np.float32) - 128
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{i:05}.jpg", quality=85)
+    splits = ["train" if i < 0.8 * count else "val" if i < 0.9 * count else "test" for i in range(count)]
+    lines = [json.dumps({"filename": f"{i:05}.jpg", "caption": f"photo {i % 9} of {i % 7}", "split": s}) for i, s in enumerate(splits)]
+    (folder / "captions.jsonl").write_text("\n".join(lines))
+
+
+def measure(kind: str, photos: Path, model: Path, out: Path) -> tuple[float, float]:
+    """Return the seconds and the processor seconds per image."""
+    count, started, before = len(list(photos.glob("*.jpg"))), time.perf_counter(), sum(os.times()[:4])
+    if kind == "training":
+        run = visavis.train("photos/pixels-words", data=photos, out=out, overrides={"phases.0.epochs": EPOCHS}).run
+        log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        read = EPOCHS * round(0.8 * count)
+        return float(log[-1]["time"]["training_s"]) / read, (sum(os.times()[:4]) - before) / read
+    if kind == "index":
+        visavis.index(model, photos, out=out)
+    elif kind == "check":
+        visavis.data_check(photos)
+    else:
+        visavis.features(photos, visual="scenes", out=out)
+    return (time.perf_counter() - started) / count, (sum(os.times()[:4]) - before) / count
+
+
+def compare_indexes(old: Path, new: Path) -> str:
+    """Compare the vectors and the results of 100 random queries."""
+    rows = []
+    for folder in (old, new):
+        store = Index.open(folder).store
+        rows.append(store.vectors(sorted(item.key for item in store.items())).astype(np.float64))
+    cosines = (rows[0] * rows[1]).sum(1) / np.linalg.norm(rows[0], axis=1) / np.linalg.norm(rows[1], axis=1)
+    # Queries near the images: a random mean of a few of them.
+    queries = np.random.default_rng(0).dirichlet(np.full(len(cosines), 0.02), 100) @ rows[0]
+    best = [[frozenset(row[:10].tolist()) for row in np.argsort(-queries @ part.T, axis=1)] for part in rows]
+    same = sum(one == other for one, other in zip(*best, strict=True))
+    return f"cosine min {cosines.min():.5f}, median {np.median(cosines):.5f}; same 10 best images for {same} of 100 queries"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--old", type=Path, help="folder src of the other checkout")
+    parser.add_argument("--photos", type=int, default=400)
+    parser.add_argument("--size", type=int, nargs=2, default=(1600, 1200))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        kind, *paths = options.measure
+        print("seconds", *measure(kind, *map(Path, paths)))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        (folder / "photos").mkdir()
+        write_photos(folder / "photos", options.photos, tuple(options.size), 0)
+        scenes = visavis.data_scenes(folder / "scenes", num_train=100, num_val=20, num_test=20)
+        model = visavis.train("photos/pixels-words", data=scenes, out=folder / "model", overrides={"phases.0.epochs": 3}).run
+        sources = {"old": options.old.resolve(), "new": Path(visavis.__file__).parents[1]}
+        for kind in options.only:
+            seconds: dict[str, list[list[float]]] = {"old": [], "new": []}
+            for number in range(options.repeats):
+                for name, source in sources.items():
+                    out, cache = folder / f"{kind}-{name}-{number}", folder / f"cache-{kind}-{name}-{number}"
+                    command = [sys.executable, __file__, "--measure", kind, *map(str, (folder / "photos", model, out))]
+                    environment = os.environ | {"PYTHONPATH": str(source), "VISAVIS_CACHE": str(cache)}
+                    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+                    seconds[name].append([float(value) for value in result.stdout.split("seconds ")[1].split()])
+            ratios = np.array(seconds["old"]) / np.array(seconds["new"])
+            rate = 1 / statistics.median(value for value, _ in seconds["new"])
+            texts = [f"{np.median(part):.2f}x ({part.min():.2f} to {part.max():.2f})" for part in ratios.T]
+            print(f"{kind}: {rate:.1f} images/s, seconds {texts[0]}, processor seconds {texts[1]}")
+            if kind == "index":
+                print("  " + compare_indexes(folder / "index-old-0", folder / "index-new-0"))
+
+
+if __name__ == "__main__":
+    main()
