@@ -357,6 +357,10 @@ class _Problems:
         self.examples += [Finding(kind, location, _KINDS[kind]) for location in locations[: max(0, _EXAMPLES - before)]]
 
 
+_MAX_HEADER_BYTES = 2**16
+"""Maximum length of the first line of a CSV file."""
+
+
 def _file_format(path: Path, pa: Any) -> Any:
     """The format of a file for ``pyarrow.dataset``. A caption in a CSV file is never null."""
     if path.suffix == ".parquet":
@@ -365,7 +369,9 @@ def _file_format(path: Path, pa: Any) -> Any:
         return "ipc"
     parse = pa.csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",", newlines_in_values=True)
     with storage.open_file(path) as file:
-        header = file.readline().decode(errors="replace")
+        header = file.readline(_MAX_HEADER_BYTES).decode(errors="replace")
+    if not header.endswith("\n"):
+        raise DataError(f"{path}: expected a first line with the names of columns, got {len(header):,} characters without an end.")
     names = [name.strip().strip('"') for name in header.split(parse.delimiter)]
     convert = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False)
     return pa.dataset.CsvFileFormat(parse_options=parse, convert_options=convert)
