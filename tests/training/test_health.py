@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 import visavis
 from visavis import Targets
 from visavis.data.dataset import Dataset, Image
-from visavis.data.loader import Loader
+from visavis.data.loader import BatchReader
 from visavis.evaluation import rank_scores
 from visavis.objectives import CATALOG, VLC, NTXent, Triplet, TripletHN, Unified
 from visavis.progress import NoProgress
@@ -207,19 +207,19 @@ def test_waiting_for_data_raises_alert():
 
 
 def test_log_and_progress_show_time_waiting_for_data(recipe, scenes, tmp_path, monkeypatch):
-    read, shares = Loader._read, []
+    read, shares = BatchReader.__call__, []
 
     class Shares(NoProgress):
         def training_step(self, step):
             shares.append(step.data_wait_share)
 
-    def read_slowly(*batch):
+    def read_slowly(*request):
         time.sleep(0.1)
-        return read(*batch)
+        return read(*request)
 
-    monkeypatch.setattr(Loader, "_read", read_slowly)
+    monkeypatch.setattr(BatchReader, "__call__", read_slowly)
     monkeypatch.setattr("visavis.training.monitoring.alerts.MIN_DATA_WAIT_S", 0.1)
-    overrides = {"training.batches_per_epoch": 3, "training.evaluate_every": 0}
+    overrides = {"training.batches_per_epoch": 3, "training.workers": 0, "training.evaluate_every": 0}
     run = visavis.train(recipe, data=scenes, out=tmp_path / "run", overrides=overrides, progress=Shares()).run
     times = [entry["time"] for entry in RunFolder(run).read_log()]
     assert (times[0]["data_wait_s"], times[0]["data_wait_share"]) == (0, 0)
