@@ -10,13 +10,7 @@ import os
 import signal
 import sys
 
-STOP_SIGNALS = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-
-
-def ignore_stop_signals() -> None:
-    """Ignore the signals that stop a training."""
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+from visavis.data.workers import STOP_SIGNALS, ignore_stop_signals
 
 
 def _restore_stop_signals() -> None:

@@ -10,6 +10,7 @@ import atexit
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -22,9 +23,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from visavis.data.parallel import cpu_cores
-from visavis.data.worker_server import ignore_stop_signals
 from visavis.errors import DataError, VisavisError
 
+STOP_SIGNALS = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 PRELOADED_MODULES = ["visavis.data.worker_server", "visavis.data.workers", "visavis.models.encoders.frozen_encoders"]
 """Modules that the fork server imports once, instead of each worker."""
 PREFETCH_FACTOR = 2
@@ -51,6 +52,12 @@ def choose_workers(setting: int, num_images: int) -> int:
     has_memory = not os.path.isdir(shared) or shutil.disk_usage(shared).free >= MIN_SHARED_MEMORY
     default = min(cpu_cores(), MAX_DEFAULT_WORKERS) if num_images >= MIN_IMAGES_FOR_WORKERS and has_memory else 0
     return default if setting < 0 else setting
+
+
+def ignore_stop_signals() -> None:
+    """Ignore the signals that stop a training."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 class WorkerPool:
