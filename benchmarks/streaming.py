@@ -1,6 +1,6 @@
 """A streamed training in two processes that is killed twice: every item once per epoch, and the weights of an undisturbed training.
 
-    python benchmarks/streaming.py [--items N] [--shards N] [--processes N] [--kills N]
+    python benchmarks/streaming.py [--items N] [--shards N] [--processes N] [--workers N] [--kills N]
 
 Writes small images into shards of WebDataset, and trains a small model from pixels under torchrun. A log of each process has the items of each
 step. Steps that are repeated after a kill must read the same items.
@@ -53,15 +53,15 @@ def make_data(folder: Path, items: int, shards: int) -> None:
     (folder / "val" / "captions.csv").write_text("\n".join(lines))
 
 
-def write_recipe(folder: Path, shards: int, batch_size: int, epochs: int) -> Path:
+def write_recipe(folder: Path, shards: int, batch_size: int, epochs: int, workers: int) -> Path:
     path = folder / "stream.toml"
     path.write_text(
         f"""name = "stream"
 data = {{ path = "{folder / "val"}", stream = "{folder}/train-{{000..{shards - 1:03d}}}.tar", interleave = 8 }}
-visual = {{ encoder = "small-cnn", granularity = "pixels", image_size = 32 }}
+visual = {{ encoder = "small-cnn", granularity = "pixels", image_size = 16 }}
 text = {{ encoder = "vocabulary", min_count = 1 }}
 model = {{ kind = "VSE++", embedding_dim = 16, word_dim = 8, word_pool = "mean", region_pool = "mean" }}
-training = {{ batch_size = {batch_size}, device = "cpu", metric_batches = 1, checkpoint_s = 5.0, threads = 1 }}
+training = {{ batch_size = {batch_size}, device = "cpu", metric_batches = 1, checkpoint_s = 5.0, threads = 1, workers = {workers} }}
 
 [[phases]]
 epochs = {epochs}
@@ -140,6 +140,7 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=100_000)
     parser.add_argument("--shards", type=int, default=40)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--kills", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=500)
     parser.add_argument("--epochs", type=int, default=1)
@@ -155,7 +156,7 @@ def main() -> None:
         folder = Path(temporary)
         os.environ["VISAVIS_CACHE"] = str(folder / "cache")
         make_data(folder, options.items, options.shards)
-        recipe = write_recipe(folder, options.shards, options.batch_size, options.epochs)
+        recipe = write_recipe(folder, options.shards, options.batch_size, options.epochs, options.workers)
         steps = -(-options.items // options.batch_size) * options.epochs
         kills = sorted(random.Random(1).sample(range(steps // 8, steps * 7 // 8), options.kills))
         seconds = {name: run(folder, recipe, folder / name, options.processes, at) for name, at in (("whole", []), ("killed", kills))}
@@ -171,7 +172,8 @@ def main() -> None:
                 assert items == list(range(options.items)), f"{name}: an item is lost or repeated in epoch {epoch}"
         weights = [load_file(folder / name / "model" / "model.safetensors") for name in seconds]
         equal = all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
-        print(f"{options.items:,} items in {options.shards} shards, {options.processes} processes, {steps} steps, kills at steps {kills}.")
+        print(f"{options.items:,} items in {options.shards} shards, {options.processes} processes with {options.workers} workers each.")
+        print(f"{steps} steps, killed at steps {kills}.")
         print(f"Every item exactly once per epoch, {repeated} repeated steps of a process with the same items. Same weights: {equal}.")
         print(f"Seconds: {', '.join(f'{name} {value:.0f}' for name, value in seconds.items())}")
 
