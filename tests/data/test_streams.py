@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from visavis.data.streams.shard_stream import ShardStream
 from visavis.data.streams.stream_loader import StreamLoader, StreamPlan, StreamSchedule
 from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
 from visavis.errors import DataError, RecipeError
-from visavis.models.encoders.preprocessing import PixelSource
+from visavis.models.encoders.preprocessing import ImageConverter, PixelSource, Preprocessing
 from visavis.progress import NoProgress
 from visavis.recipes.features import open_stream
 from visavis.recipes.recipe import build_recipe
@@ -298,3 +299,18 @@ def test_shards_on_object_storage_are_copied_once(object_storage, tmp_path, monk
     assert len(list((tmp_path / "cache" / "shards").glob("*.tar"))) == 1
     with pytest.raises(DataError, match=r"s3://bucket/streams/none\.tar does not exist"):
         list_shards(f"{object_storage}/streams/none.tar")
+
+
+def test_worker_processes_read_the_same_batches(shards):
+    alone = make_loader(shards)
+    alone = replace(alone, visual=PixelSource(alone.data.images, ImageConverter(Preprocessing(resize=(8, 8), crop=None))))
+    loader = replace(alone, workers=2)
+    try:
+        for start in (0, 3):
+            for batch, expected in zip(loader.epoch(1, start=start), alone.epoch(1, start=start), strict=True):
+                assert batch.index == expected.index and batch.images.tolist() == expected.images.tolist()
+                assert torch.equal(batch.image_ids, expected.image_ids)
+                assert torch.equal(batch.visual.vectors, expected.visual.vectors)
+                assert torch.equal(batch.text.vectors, expected.text.vectors)
+    finally:
+        loader.close()

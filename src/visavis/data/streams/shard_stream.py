@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections import OrderedDict
 from dataclasses import asdict
 from functools import cached_property
@@ -47,6 +48,7 @@ class ShardStream:
         # Some tools number the samples of each shard from 0. Such keys are names within a shard.
         self.has_local_keys = len(set(first_keys)) < len(first_keys)
         self._readers: OrderedDict[int, ShardReader] = OrderedDict()
+        self._lock = threading.Lock()  # images are decoded in several threads
 
     @classmethod
     def open(cls, pattern: str, *, max_open: int, skip_bad: bool = False, on_progress: ProgressCallback | None = None) -> ShardStream:
@@ -90,9 +92,7 @@ class ShardStream:
     def dataset(self) -> Dataset:
         """The items as a data set of one split, with the first caption of each."""
         count = len(self)
-        return Dataset(
-            Path(self.pattern).stem, StreamImages(self, np.arange(count)), StreamCaptions(self, np.arange(count)), np.arange(count)
-        )
+        return Dataset(Path(self.pattern).stem, StreamImages(self), StreamCaptions(self), np.arange(count))
 
     def locate(self, item: int) -> tuple[ShardReader, int]:
         """Open the shard of an item.
@@ -163,11 +163,12 @@ class ShardStream:
 
     def _reader(self, number: int) -> ShardReader:
         """The open shard. The one that was used least recently is closed."""
-        reader = self._readers.pop(number, None) or open_shard(self.shards[number])
-        self._readers[number] = reader
-        if len(self._readers) > self.max_open:
-            self._readers.popitem(last=False)
-        return reader
+        with self._lock:
+            reader = self._readers.pop(number, None) or open_shard(self.shards[number])
+            self._readers[number] = reader
+            if len(self._readers) > self.max_open:
+                self._readers.popitem(last=False)
+            return reader
 
 
 class StreamImages(LazyImages):
@@ -175,19 +176,19 @@ class StreamImages(LazyImages):
 
     Args:
         stream: The stream.
-        items: Number of each image in the stream.
+        items: Number of each image in the stream. None: all.
     """
 
-    def __init__(self, stream: ShardStream, items: np.ndarray):
+    def __init__(self, stream: ShardStream, items: np.ndarray | None = None):
         self.stream, self.items = stream, items
 
     def __len__(self) -> int:
-        return len(self.items)
+        return len(self.stream) if self.items is None else len(self.items)
 
     @property
     def split_codes(self) -> tuple[tuple[str, ...], np.ndarray]:
         """Names of splits, and the index of the split of each image."""
-        return (SPLIT,), np.broadcast_to(np.int8(0), len(self.items))
+        return (SPLIT,), np.broadcast_to(np.int8(0), len(self))
 
     def take(self, indices: np.ndarray) -> StreamImages:
         """Select images, as ``LazySequence.take``.
@@ -198,7 +199,7 @@ class StreamImages(LazyImages):
         Returns:
             The images in the given order.
         """
-        return StreamImages(self.stream, self.items[indices])
+        return StreamImages(self.stream, indices if self.items is None else self.items[indices])
 
     def read(self, indices: np.ndarray) -> list[Image]:
         """Read images, as ``LazySequence.read``.
@@ -209,7 +210,7 @@ class StreamImages(LazyImages):
         Returns:
             The images in the given order.
         """
-        return [self.stream.image(item) for item in self.items[indices].tolist()]
+        return [self.stream.image(item) for item in (indices if self.items is None else self.items[indices]).tolist()]
 
     @property
     def fingerprint(self) -> str:
@@ -222,14 +223,14 @@ class StreamCaptions(LazySequence[str]):
 
     Args:
         stream: The stream.
-        items: Number of the item of each caption in the stream.
+        items: Number of the item of each caption in the stream. None: all.
     """
 
-    def __init__(self, stream: ShardStream, items: np.ndarray):
+    def __init__(self, stream: ShardStream, items: np.ndarray | None = None):
         self.stream, self.items = stream, items
 
     def __len__(self) -> int:
-        return len(self.items)
+        return len(self.stream) if self.items is None else len(self.items)
 
     def take(self, indices: np.ndarray) -> StreamCaptions:
         """Select captions, as ``LazySequence.take``.
@@ -240,7 +241,7 @@ class StreamCaptions(LazySequence[str]):
         Returns:
             The captions in the given order.
         """
-        return StreamCaptions(self.stream, self.items[indices])
+        return StreamCaptions(self.stream, indices if self.items is None else self.items[indices])
 
     def read(self, indices: np.ndarray) -> list[str]:
         """Read captions, as ``LazySequence.read``.
@@ -251,8 +252,8 @@ class StreamCaptions(LazySequence[str]):
         Returns:
             The captions in the given order.
         """
-        choices, items = np.divmod(indices, len(self.items))
-        captions = [self.stream.captions(item) for item in self.items[items].tolist()]
+        choices, items = np.divmod(indices, len(self))
+        captions = [self.stream.captions(item) for item in (items if self.items is None else self.items[items]).tolist()]
         return [texts[choice % len(texts)] for texts, choice in zip(captions, choices.tolist(), strict=True)]
 
     @property
