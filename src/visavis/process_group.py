@@ -6,9 +6,9 @@ backward pass therefore needs no other rank, and a rank without items needs no s
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -19,8 +19,8 @@ from visavis.errors import VisavisError, warn
 from visavis.types import Encoded, Items, all_tensors, concatenate, map_tensors
 
 T = TypeVar("T")
-POLL_INTERVAL = timedelta(seconds=5)
-"""Time between two checks whether the first rank, which works alone for any time, has failed."""
+POLL_INTERVAL_S = 0.1
+"""Time between two checks whether the first rank, which works alone for any time, is done or has failed."""
 FAILURES = "visavis/failures"
 """Key of the store that counts the ranks that have ended early."""
 
@@ -74,13 +74,11 @@ class ProcessGroup:
             return
         store, self._num_turns = default_store(), self._num_turns + 1
         key = f"visavis/turn-{self._num_turns}"
-        while not self.is_first:
-            try:
-                store.wait([key], POLL_INTERVAL)
-                break
-            except distributed.DistStoreError:
-                if store.check([FAILURES]):
-                    raise
+        # The method ``wait`` of the store prints a warning at each timeout.
+        while not self.is_first and not store.check([key]):
+            if store.check([FAILURES]):
+                raise distributed.DistStoreError("Another rank has failed.")
+            time.sleep(POLL_INTERVAL_S)
         yield
         if self.is_first:
             store.set(key, "done")
