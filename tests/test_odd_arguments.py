@@ -27,6 +27,7 @@ from visavis.feedback.evaluate_feedback import evaluate_feedback
 from visavis.feedback.records import Judgment, QueryKey, latest_judgments, read_feedback
 from visavis.graded.estimators.known_relevance import FunctionRelevance
 from visavis.graded.ranking_coherence import ranking_coherence
+from visavis.process_group import ONE_PROCESS
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.index_search import SearchQuery, query_vector, rank_texts, search_index
 from visavis.retrieval.items import ItemFilter
@@ -96,6 +97,7 @@ def valid_arguments() -> dict[str, Any]:
         "score": by_product,
         "protocol": SMALL,
         "memory": None,
+        "group": ONE_PROCESS,
         "data": data,
         "relevance_estimator": FunctionRelevance(alike),
     }

@@ -34,6 +34,10 @@ EXTRA_USES = {
     "scale": "visavis index, compare, reproduce: Ray cluster",
     "large": "visavis data_check, train: Parquet and Arrow tables of captions, shards",
     "serve": "visavis serve: web UI to search an index",
+    "tensorboard": "visavis train: log of a training in TensorBoard",
+    "wandb": "visavis train: log of a training in W&B",
+    "mlflow": "visavis train: log of a training in MLflow",
+    "trackio": "visavis train: log of a training in trackio",
     "docs": "documentation of visavis",
     "dev": "tests and checks of visavis",
 }

@@ -231,6 +231,7 @@ def evaluate(
         DataError: If a score is NaN.
     """
     protocol, ties = _validate_arguments(visual, text, score, protocol, ties)
+    group = validate_instance(group, ProcessGroup, "a process group", "group")
     image_ids, text_ids = to_id_tensor(image_ids, "image_ids").cpu(), to_id_tensor(text_ids, "text_ids").cpu()
     if protocol.positives_file:
         raise SpecError(f"protocol {protocol.name}: expected listed positives, got ids. Use evaluate_listed, or visavis evaluate RUN.")
