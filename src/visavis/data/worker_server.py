@@ -10,16 +10,20 @@ import os
 import signal
 import sys
 
-from visavis.data.workers import STOP_SIGNALS, ignore_stop_signals
+from visavis.data.workers import STOP_SIGNALS
+
+# A fork server ignores SIGINT anyway, and gives its processes the handler that it had before.
+IGNORED_SIGNALS = [number for number in STOP_SIGNALS if number != signal.SIGINT]
 
 
 def _restore_stop_signals() -> None:
     """Give a process of the server the default handlers: programs end their own processes with SIGTERM."""
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    for number in IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
 
 
 if any("multiprocessing.forkserver" in argument for argument in sys.orig_argv):
     os.setpgid(0, 0)
-    ignore_stop_signals()
+    for stop_signal in IGNORED_SIGNALS:
+        signal.signal(stop_signal, signal.SIG_IGN)
     os.register_at_fork(after_in_child=_restore_stop_signals)
