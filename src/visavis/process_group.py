@@ -91,7 +91,7 @@ class ProcessGroup:
         """Send a text from rank 0 to all ranks.
 
         Args:
-            message: The text of this rank. Only that of rank 0 is used.
+            message: The text of this rank, which only rank 0 needs to know.
 
         Returns:
             The text of rank 0.
@@ -287,7 +287,8 @@ def default_store() -> Store:
     Returns:
         The store of the default group.
     """
-    return _get_default_store()  # there is no public function
+    # torch has no public function for this.
+    return _get_default_store()
 
 
 def select_process_group(gather: bool | None, device: torch.device, *, training: bool, describe_batch: Callable[[], str]) -> ProcessGroup:

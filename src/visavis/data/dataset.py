@@ -263,7 +263,7 @@ class Dataset:
 
     @property
     def is_lazy(self) -> bool:
-        """Whether images and captions are made when they are read, as those of a large table."""
+        """Whether images and captions are read when they are needed, as in a large table."""
         return isinstance(self.images, LazyImages) and isinstance(self.captions, LazySequence)
 
     @cached_property

@@ -1,7 +1,7 @@
 """Worker processes that read the batches of a training, with the ``DataLoader`` of torch.
 
 Workers are started by a fork server, which never ran the training. A fork of the training itself would copy locks that its threads hold,
-such as those of OpenMP, and the lock of the run folder, which would then outlive a killed training.
+for example in OpenMP, and the lock of the run folder, which would then outlive a killed training.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ def prepare_encoders(model: Matcher, settings: TrainingSettings, group: ProcessG
     """
     if settings.chunk_size and any(isinstance(module, _BatchNorm) for module in model.modules()):
         raise RecipeError(
-            f"training.chunk_size: expected 0, got {settings.chunk_size}. {model.name} has batch norm, whose statistics would be those "
-            "of chunks. Remove it, or use an encoder without batch norm."
+            f"training.chunk_size: expected 0, got {settings.chunk_size}. {model.name} has batch norm, whose statistics would "
+            "depend on the chunks. Remove it, or use an encoder without batch norm."
         )
     synchronize_batch_norm(model, group)
     for key in ("activation_checkpointing", "compile"):

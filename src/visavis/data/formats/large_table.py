@@ -1,6 +1,6 @@
 """Tables of millions of captions, as Parquet or Arrow files, or as a large CSV file.
 
-The columns are those of ``captions.csv``: the image file, the caption (a text or a list of texts) and, if you have splits, ``split``.
+It has the columns of ``captions.csv``: the image file, the caption (a text or a list of texts) and, if you have splits, ``split``.
 
 The first time that a table is opened, it is checked and converted to memory-mapped columns under ``tables/`` in ``VISAVIS_CACHE``:
 

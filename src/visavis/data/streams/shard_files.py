@@ -60,7 +60,7 @@ def list_shards(pattern: str) -> list[ShardFile]:
         The shards, sorted by their path, or in the order of the index or of the braces.
 
     Raises:
-        DataError: If there is no shard, or one is missing.
+        DataError: If a shard is missing, or nothing matches the pattern.
     """
     counts: dict[str, int] = {}
     if pattern.endswith(".json"):

@@ -197,7 +197,7 @@ class TarReader(ShardReader):
             row: Number of the sample.
 
         Returns:
-            The captions: one of a ``.txt``, or those of a ``.json``.
+            The captions: one from a ``.txt`` file, one or more from a ``.json`` file.
 
         Raises:
             DataError: If the sample has no caption.

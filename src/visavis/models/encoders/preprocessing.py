@@ -33,7 +33,7 @@ CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.261302
 """Mean and standard deviation of the channels, as CLIP and X-VLM were trained."""
 REDUCED_SIZE_MARGIN = 2
 """A JPEG is decoded at a reduced size with at least this number of pixels for each pixel of the resized image.
-``benchmarks/data_path.py`` compares the embeddings with those of full decoding."""
+``benchmarks/data_path.py`` compares its embeddings with full decoding."""
 TEN_CROP_MARGIN = 8 / 7
 """Minimum ratio of an image's shorter edge to the crop, for ten crops: 256 for 224."""
 

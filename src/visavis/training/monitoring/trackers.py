@@ -172,7 +172,8 @@ class TrackioTracker(Tracker):
             self.run.alert(ALERT_TITLE, alert, step=entry.step)
 
     def close(self, finished: bool) -> None:
-        self.trackio.finish()  # that of the run would be repeated, with its output, when Python exits
+        # Otherwise trackio finishes again when Python exits, with its output.
+        self.trackio.finish()
 
 
 TRACKERS: dict[str, type[Tracker]] = {
