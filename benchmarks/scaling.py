@@ -38,8 +38,8 @@ from visavis.training.optimizer import make_optimizer
 from visavis.training.trainer import Trainer
 
 DIMENSIONS, BYTES = 512, 4
-PRODUCTS = 5
-"""Matrix products of a training step for VLC in tiles: one for the scores, one again for the second pass, three for gradients."""
+PRODUCTS = 4
+"""Matrix products of a training step for VLC in tiles: the scores in each of two passes, and the gradients of both sides."""
 DEVICE_FLOPS, LINK_BYTES_PER_S = 2e14, 5e10
 """An assumed accelerator: 200 TFLOP/s in half precision and 50 GB/s between machines."""
 

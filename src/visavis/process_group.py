@@ -91,7 +91,7 @@ class ProcessGroup:
         """Send a text from rank 0 to all ranks.
 
         Args:
-            message: The text of this rank, which only rank 0 needs to know.
+            message: The text of this rank. Ignored except on rank 0.
 
         Returns:
             The text of rank 0.
