@@ -19,6 +19,7 @@ from visavis.errors import VisavisError, warn
 from visavis.types import Encoded, Items, all_tensors, concatenate, map_tensors
 
 T = TypeVar("T")
+SomeItems = TypeVar("SomeItems", bound=Items)
 POLL_INTERVAL_S = 0.1
 """Time between two checks whether the first rank, which works alone for any time, is done or has failed."""
 FAILURES = "visavis/failures"
@@ -251,10 +252,7 @@ class ProcessGroup:
             number = start // self.world_size
             # A rank without a batch in the last round sends an empty one, which has the same tensors.
             local = batches[number] if number < len(batches) else batches[0][:0]
-            by_part = [self.all_gather(part) for part in all_tensors(local)]
-            for rank in range(min(self.world_size, num_batches - start)):
-                parts = iter([part[rank] for part in by_part])
-                gathered.append(local.map(lambda _, parts=parts: next(parts)))  # type: ignore[misc]
+            gathered += self._by_rank(local)[: num_batches - start]
         return gathered
 
     def all_gather_items(self, items: Items) -> tuple[Items, slice]:
@@ -268,13 +266,17 @@ class ProcessGroup:
         """
         if self.world_size == 1:
             return items, slice(0, len(items))
-        by_part = [self.all_gather(part) for part in all_tensors(items)]
-        # `map_tensors` visits the tensors in the order of `all_tensors`.
-        parts_by_rank = [iter([part[rank] for part in by_part]) for rank in range(self.world_size)]
-        by_rank = [map_tensors(lambda _, parts=parts: next(parts), items) for parts in parts_by_rank]  # type: ignore[misc]
+        by_rank = self._by_rank(items)
         start = sum(len(other) for other in by_rank[: self.rank])
         local_rows = slice(start, start + len(items))
         return (torch.cat(by_rank) if isinstance(items, Tensor) else concatenate(by_rank)), local_rows  # type: ignore[arg-type]
+
+    def _by_rank(self, items: SomeItems) -> list[SomeItems]:
+        """The items of each rank."""
+        by_part = [self.all_gather(part) for part in all_tensors(items)]
+        # `map_tensors` visits the tensors in the order of `all_tensors`.
+        parts_by_rank = [iter([part[rank] for part in by_part]) for rank in range(self.world_size)]
+        return [map_tensors(lambda _, parts=parts: next(parts), items) for parts in parts_by_rank]  # type: ignore[misc]
 
 
 ONE_PROCESS = ProcessGroup(torch.device("cpu"), distributed_group=False)

@@ -63,27 +63,6 @@ def phase_loss(matcher: Matcher, phase: Phase, memory: MemoryLimit = None, group
     return PairLoss(objective, score=score, scale=matcher.scale, gather=gather, memory=memory, matryoshka_dims=matcher.matryoshka_dims)
 
 
-def compute_loss(matcher: Matcher, loss: PairLoss, compute_targets: ComputeTargets, batch: Batch, chunk_size: int = 0) -> Tensor:
-    """Compute the training loss of one batch.
-
-    Args:
-        matcher: Model in training mode.
-        loss: Loss of the phase.
-        compute_targets: Builds the targets of the encoded batch, such as ``Supervision.targets``.
-        batch: Batch on the device of the model.
-        chunk_size: Items whose activations are in memory. The loss compares all items of the batch. 0: all.
-
-    Returns:
-        The loss, a scalar, with the auxiliary loss of the model if it has one.
-    """
-    visual = _encode(matcher.encode_visual, batch.visual, chunk_size)
-    text = _encode(matcher.encode_text, batch.text, chunk_size)
-    targets = compute_targets(visual, text, batch)
-    value = loss(matcher.first_stage_items(visual), matcher.first_stage_items(text), targets=targets)
-    auxiliary = matcher.auxiliary_loss(visual, text, targets)
-    return value if auxiliary is None else value + auxiliary
-
-
 def _encode(encode: Callable[[Encoded], Encoded], items: Encoded, chunk_size: int) -> Encoded:
     if not 0 < chunk_size < len(items):
         return encode(items)
@@ -97,7 +76,7 @@ class BatchLoss(nn.Module):
     Args:
         matcher: Model.
         loss: Loss of the phase.
-        chunk_size: Items whose activations are in memory. 0: all.
+        chunk_size: Items whose activations are in memory. The loss compares all items of the batch. 0: all.
     """
 
     def __init__(self, matcher: Matcher, loss: PairLoss, chunk_size: int):
@@ -105,16 +84,22 @@ class BatchLoss(nn.Module):
         self.matcher, self.loss, self.chunk_size = matcher, loss, chunk_size
 
     def forward(self, batch: Batch, compute_targets: ComputeTargets) -> Tensor:
-        """Compute the training loss of a batch. See ``compute_loss``.
+        """Compute the training loss of a batch.
 
         Args:
             batch: Batch on the device of the model.
-            compute_targets: Builds the targets of the encoded batch.
+            compute_targets: Builds the targets of the encoded batch, such as ``Supervision.targets``.
 
         Returns:
-            The loss.
+            The loss, a scalar, with the auxiliary loss of the model if it has one.
         """
-        return compute_loss(self.matcher, self.loss, compute_targets, batch, self.chunk_size)
+        matcher = self.matcher
+        visual = _encode(matcher.encode_visual, batch.visual, self.chunk_size)
+        text = _encode(matcher.encode_text, batch.text, self.chunk_size)
+        targets = compute_targets(visual, text, batch)
+        value = self.loss(matcher.first_stage_items(visual), matcher.first_stage_items(text), targets=targets)
+        auxiliary = matcher.auxiliary_loss(visual, text, targets)
+        return value if auxiliary is None else value + auxiliary
 
 
 class TrainStep:
