@@ -120,11 +120,11 @@ def measure(folder: Path) -> dict[str, Any]:
         next(batches)
     seconds["batch"] = (time.perf_counter() - start) / 100
     start = time.perf_counter()
-    resumed = loader.epoch(2, start=loader.num_batches(2) // 2)
+    resumed = loader.epoch(2, start=loader.num_batches // 2)
     next(resumed)
     seconds["resumed_epoch"] = time.perf_counter() - start
     rows["end"] = memory()
-    sizes = {"images": len(data_module.data.images), "captions": len(data_module.data.captions), "batches": loader.num_batches(1)}
+    sizes = {"images": len(data_module.data.images), "captions": len(data_module.data.captions), "batches": loader.num_batches}
     return {**sizes, "seconds": {key: round(value, 4) for key, value in seconds.items()}, "imports": imported, **rows}
 
 

@@ -180,7 +180,7 @@ def steps_within(job: Job) -> dict[str, Any]:
     loader = data_module.loader(data_module.data.split("train"))
     seconds = list(paces(data_module, matcher))
     steps = max(VALIDATIONS, int(60 * job.minutes / statistics.median(seconds)))
-    epochs = max(VALIDATIONS, -(-steps // loader.num_batches(1)))
+    epochs = max(VALIDATIONS, -(-steps // loader.num_batches))
     return {"epochs": epochs, "training.batches_per_epoch": steps // epochs}
 
 

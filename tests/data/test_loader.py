@@ -1,5 +1,6 @@
 """Batches of a data set: coverage, reproducibility, and resuming."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -139,11 +140,18 @@ def same(one, other):
     assert torch.equal(one.text_ids, other.text_ids)
 
 
+def test_number_of_batches_is_known_without_sampling_them():
+    data = dataset([3, 0, 1, 2, 5])
+    for k, size, drop_last, limit in itertools.product((None, 1, 2), (2, 3, 4), (False, True), (0, 1, 2)):
+        schedule = BatchSchedule(batch_size=size, captions_per_image=k, drop_last=drop_last, batches_per_epoch=limit)
+        assert schedule.num_batches(data) == len(schedule.batches(data, 0, 1))
+
+
 @pytest.mark.parametrize("start", [0, 1, 4, 6])
 def test_epoch_resumes_from_any_batch(start):
     batches = loader(dataset([3] * 9), BatchSchedule(batch_size=4, length_buckets=3))
     whole = list(batches.epoch(2))
-    assert [batch.index for batch in whole] == list(range(batches.num_batches(2)))
+    assert [batch.index for batch in whole] == list(range(batches.num_batches))
     rest = list(batches.epoch(2, start=start))
     assert len(rest) == len(whole) - start
     for one, other in zip(whole[start:], rest, strict=True):
@@ -152,7 +160,7 @@ def test_epoch_resumes_from_any_batch(start):
 
 def test_epoch_resumed_at_its_end_is_empty():
     batches = loader(dataset([3] * 4), BatchSchedule(batch_size=4))
-    assert list(batches.epoch(0, start=batches.num_batches(0))) == []
+    assert list(batches.epoch(0, start=batches.num_batches)) == []
 
 
 def test_batch_ids_match_images_and_captions():

@@ -49,7 +49,7 @@ def fit_model(
     matcher = build_matcher(data_module, seed).to(device)
     prepare_encoders(matcher, recipe.training, ONE_PROCESS)
     loader, validation = (data_module.loader(_as_training_split(part)) for part in (train, held_out))
-    epochs, steps = [max(1, round(phase.epochs * epoch_factor)) for phase in recipe.phases], loader.num_batches(1)
+    epochs, steps = [max(1, round(phase.epochs * epoch_factor)) for phase in recipe.phases], loader.num_batches
     done = 0
     for number, phase in enumerate(recipe.phases):
         train_step = TrainStep(matcher, phase, recipe)

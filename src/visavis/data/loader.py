@@ -222,14 +222,30 @@ class BatchSchedule:
         Raises:
             DataError: If there are too few items for one batch.
         """
-        random = np.random.default_rng((seed, epoch))
-        plan = self._pairs(data, random) if self.captions_per_image is None else self._images(data, random)
-        if not plan:
-            unit = "captions" if self.captions_per_image is None else "images"
+        count, random = self.num_batches(data), np.random.default_rng((seed, epoch))
+        return (self._pairs(data, random) if self.captions_per_image is None else self._images(data, random))[:count]
+
+    def num_batches(self, data: Dataset) -> int:
+        """Count the batches of an epoch, without sampling them.
+
+        Args:
+            data: The data set.
+
+        Returns:
+            The number of batches, the same for each epoch.
+
+        Raises:
+            DataError: If there are too few items for one batch.
+        """
+        items, unit = len(data.captions), "captions"
+        if self.captions_per_image is not None:
+            items, unit = int(np.count_nonzero(data.captions_of.counts)), "images"
+        count = items // self.batch_size if self.drop_last else -(-items // self.batch_size)
+        if not count:
             raise DataError(
                 f"data set {data.name} is smaller than one batch of {self.batch_size} {unit}. Set a smaller training.batch_size."
             )
-        return plan[: self.batches_per_epoch or None]
+        return min(count, self.batches_per_epoch or count)
 
     def _pairs(self, data: Dataset, random: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
         order = random.permutation(len(data.captions))
@@ -293,16 +309,10 @@ class Loader:
         (name,) = self.data.splits
         return name
 
-    def num_batches(self, epoch: int) -> int:
-        """Count the batches of an epoch, the same for all ranks.
-
-        Args:
-            epoch: The epoch.
-
-        Returns:
-            The number of batches.
-        """
-        return len(self.schedule.batches(self.data, self.seed, epoch))
+    @property
+    def num_batches(self) -> int:
+        """Number of batches of an epoch, the same for all epochs and ranks."""
+        return self.schedule.num_batches(self.data)
 
     def epoch(self, epoch: int, *, start: int = 0, training: bool = True) -> Iterator[Batch]:
         """Yield the batches of an epoch.

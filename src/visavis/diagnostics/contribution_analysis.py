@@ -266,7 +266,7 @@ def diagnose_run(
     own_objective = at_learned_scale(objectives.parse(loaded.phase.objective), matcher)
     loader = diagnostic_loader(data_module)
     teacher = _supervision_at(loaded if data is None else replace(loaded, supervision={}), data_module, matcher, loader)
-    number = min(loader.num_batches(0), batches or loader.num_batches(0))
+    number = min(loader.num_batches, batches or loader.num_batches)
     measures: _Measures = {}
     for done, (scores, targets) in enumerate(scored_batches(loader, matcher, teacher, number, recipe.memory or None), 1):
         for objective in dict.fromkeys([own_objective, *others]):

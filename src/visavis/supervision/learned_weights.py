@@ -80,7 +80,7 @@ class LearnedWeights(Supervision):
         if batch.index % self.every:
             return
         matcher, validation = self._context.matcher, self._context.validation
-        number = batch.index // self.every % validation.num_batches(batch.epoch)
+        number = batch.index // self.every % validation.num_batches
         validation_batch = next(iter(validation.epoch(batch.epoch, start=number, training=False))).to(self._context.device)
         parameters = {name: part.detach().requires_grad_() for name, part in matcher.named_parameters() if part.requires_grad}
         # The fastest attention and recurrent layers have no second derivatives.

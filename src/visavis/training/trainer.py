@@ -152,7 +152,7 @@ class Trainer:
     def _epoch(self) -> None:
         """Train the rest of the current epoch, validate, and advance to the next epoch or phase."""
         state, every = self.state, self.recipe.training.evaluate_every
-        steps = self.train.num_batches(self._epoch_number)
+        steps = self.train.num_batches
         if state.batch == 0:
             self.supervision.begin_epoch(self._epoch_number)
         started = time.perf_counter()  # before the loop: waiting for a batch counts as training time
@@ -270,7 +270,7 @@ class Trainer:
 
     def _learning_rates(self) -> dict[str, float]:
         """Learning rate of each part in the last step. If a part has several, the rate of its top layer."""
-        steps = self.train.num_batches(self._first_epoch(self.state.phase))
+        steps = self.train.num_batches
         factor = lr_factor(self.phase.schedule, self.state.phase_step - 1, steps, self.phase.epochs)
         groups = sorted(self.train_step.optimizer.param_groups, key=lambda group: group["base_lr"])
         return {group["part"]: group["base_lr"] * factor for group in groups}
@@ -315,17 +315,14 @@ class Trainer:
     @property
     def _epoch_number(self) -> int:
         """Epoch of the run over all phases, from 1. Epoch 0 of the batch schedule is reserved for validation metrics."""
-        return self._first_epoch(self.state.phase) + self.state.epoch
-
-    def _first_epoch(self, phase: int) -> int:
-        return 1 + sum(earlier.epochs for earlier in self.recipe.phases[:phase])
+        return 1 + sum(earlier.epochs for earlier in self.recipe.phases[: self.state.phase]) + self.state.epoch
 
     def _check(self, checkpoint: Checkpoint) -> None:
         """Raise RunError for a checkpoint that no training by this recipe can have written."""
         state, phases, folder = checkpoint.state, self.recipe.phases, checkpoint.folder
         if state.phase >= len(phases):
             raise RunError(f"{folder}: phase: expected 0 to {len(phases) - 1}, got {state.phase}.")
-        phase, steps = phases[state.phase], self.train.num_batches(self._first_epoch(state.phase))
+        phase, steps = phases[state.phase], self.train.num_batches
         if state.epoch > phase.epochs or (state.epoch == phase.epochs and not state.done) or state.batch > steps:
             raise RunError(
                 f"{folder}: epoch, batch: expected below {phase.epochs} and at most {steps}, got epoch {state.epoch} and batch {state.batch}."

@@ -115,6 +115,11 @@ class StreamSchedule(BatchSchedule):
         plan = StreamPlan(data.images.stream.starts, self.batch_size, self.interleave, seed, epoch)
         return plan[: self.batches_per_epoch] if self.batches_per_epoch else plan
 
+    def num_batches(self, data: Dataset) -> int:
+        """Count the batches of an epoch, as ``BatchSchedule.num_batches``. The last one is as large as the others."""
+        count = -(-len(data.images) // self.batch_size)
+        return min(count, self.batches_per_epoch or count)
+
 
 @dataclass(frozen=True)
 class StreamBatch(Batch):
