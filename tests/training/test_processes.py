@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,13 +21,10 @@ from torch import nn
 from visavis.errors import RecipeError
 from visavis.evaluation.tiled_ranking import rank_by_tiles
 from visavis.process_group import ONE_PROCESS, ProcessGroup
-from visavis.progress import NoProgress
-from visavis.recipes.data_module import prepare_training
 from visavis.recipes.files import read_recipe
-from visavis.runs.run_folder import RunFolder
 from visavis.supervision import CATALOG
 from visavis.training.encoder_blocks import synchronize_batch_norm
-from visavis.training.trainer import Trainer
+from visavis.training.processes import check_processes
 from visavis.types import Encoded
 
 
@@ -136,15 +132,14 @@ def wait_for(condition) -> None:
         time.sleep(0.05)
 
 
-def test_what_one_process_needs_alone_is_refused(recipe, scenes, tmp_path):
+def test_what_one_process_needs_alone_is_refused(recipe, scenes):
     group = ProcessGroup(torch.device("cpu"), distributed_group=False)
     group.world_size = 64
     values = {"data.path": str(scenes), "objective": "Unified()", "phases.0.supervision": "LearnedWeights()"}
     with pytest.raises(RecipeError, match=r"training\.batch_size: expected at least one item for each of 64 processes, got 16"):
-        prepare_training(read_recipe(str(recipe), values), None, group)
-    data_module, matcher = prepare_training(read_recipe(str(recipe), values))
+        check_processes(read_recipe(str(recipe), values), group)
     with pytest.raises(RecipeError, match="LearnedWeights trains in one process, because its virtual step"):
-        Trainer(replace(data_module, group=group), matcher, RunFolder(tmp_path), NoProgress())
+        check_processes(read_recipe(str(recipe), values | {"training.batch_size": 64}), group)
     assert [kind.__name__ for kind in CATALOG if kind.one_process_only] == ["FeedbackSupervision", "LearnedWeights"]
 
 

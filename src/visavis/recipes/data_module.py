@@ -255,11 +255,6 @@ def prepare_training(recipe: Recipe, progress: Progress | None = None, group: Pr
     kind = str(recipe.model.get("kind"))
     if kind not in CATALOG:
         raise RecipeError(f"model.kind: {kind!r} is not a model: {suggest_name(kind, CATALOG)}")
-    if recipe.training.batch_size < group.world_size:
-        raise RecipeError(
-            f"training.batch_size: expected at least one item for each of {group.world_size} processes, got {recipe.training.batch_size}. "
-            "Set a larger batch, or start fewer processes."
-        )
     with group.first_rank_first():
         start = load_start_model(recipe)
         data_module = open_data_module(recipe, progress, start.processor if start else None, training=True)

@@ -1,9 +1,10 @@
-"""Processes of one training: joining the group that torchrun started, and one message when a process ends early."""
+"""Processes of one training: joining the group that torchrun started, checking the recipe, and one message for a failure."""
 
 from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -11,8 +12,10 @@ import torch
 from torch import distributed
 from torch.distributed.distributed_c10d import Store
 
-from visavis.errors import ReportedByOtherProcess, RunError
+from visavis import spec, supervision
+from visavis.errors import RecipeError, ReportedByOtherProcess, RunError
 from visavis.process_group import FAILURES, ONE_PROCESS, ProcessGroup, default_store
+from visavis.recipes.recipe import Recipe
 from visavis.training.stop_signals import Stopped
 
 STORE_TIMEOUT_S = 10.0
@@ -44,14 +47,22 @@ def join_processes() -> Iterator[ProcessGroup]:
         distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     group, store = ProcessGroup(torch.device("cpu"), distributed_group=True), default_store()
     try:
-        yield group
+        with warnings.catch_warnings():
+            if not group.is_first:
+                warnings.simplefilter("ignore")  # rank 0 gives the same warnings
+            yield group
         group.barrier()
     except Stopped as stopped:
         if not group.is_first:
             raise ReportedByOtherProcess("The first process reports that the training was stopped.", 128 + stopped.signal) from None
         raise
     except BaseException as error:
-        if not _is_first_failure(store, group):
+        is_first = _is_first_failure(store)
+        # Without torchrun, rank 0 holds the store. The others need it to learn that this process has failed.
+        if is_own_group and group.is_first and "TORCHELASTIC_USE_AGENT_STORE" not in os.environ:
+            distributed.destroy_process_group()
+            _wait_for_other_ranks(store, group)
+        if not is_first:
             raise ReportedByOtherProcess("Another process of the training has failed, and reports why.") from error
         if _is_lost_connection(error):
             raise RunError(
@@ -61,6 +72,36 @@ def join_processes() -> Iterator[ProcessGroup]:
         raise
     if is_own_group:
         distributed.destroy_process_group()
+
+
+def check_processes(recipe: Recipe, group: ProcessGroup) -> None:
+    """Check before any data are read that several processes can train a recipe.
+
+    Args:
+        recipe: Recipe of one model.
+        group: Processes that train together.
+
+    Raises:
+        RecipeError: If a supervision or the size of a batch needs fewer processes.
+    """
+    if group.world_size == 1:
+        return
+    if recipe.training.batch_size < group.world_size:
+        raise RecipeError(
+            f"training.batch_size: expected at least one item for each of {group.world_size} processes, got {recipe.training.batch_size}. "
+            "Set a larger batch, or start fewer processes."
+        )
+    for source in (spec.parse(phase.supervision, supervision.CATALOG) for phase in recipe.phases):
+        if source.one_process_only:
+            raise RecipeError(
+                f"phases.supervision: {type(source).__name__} trains in one process, because {source.one_process_only}. "
+                "Start it without torchrun."
+            )
+        if source.reads_model and recipe.training.strategy == "fsdp":
+            raise RecipeError(
+                f'training.strategy: expected "ddp" with {type(source).__name__}, which reads the model in each step, got "fsdp". '
+                'Set training.strategy = "ddp".'
+            )
 
 
 def restarted() -> bool:
@@ -73,18 +114,18 @@ def can_restart() -> bool:
     return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
 
 
-def _is_first_failure(store: Store, group: ProcessGroup) -> bool:
+def _is_first_failure(store: Store) -> bool:
     """Whether no other process has failed before. Also true if the store is gone with the process that held it."""
-    is_first = True
     with suppress(RuntimeError):
-        is_first = store.add(FAILURES, 1) == 1
-        if group.is_first and "TORCHELASTIC_USE_AGENT_STORE" not in os.environ:
-            # Without torchrun, rank 0 holds the store. The others need it to learn that this process has failed.
-            distributed.destroy_process_group()
-            end = time.monotonic() + STORE_TIMEOUT_S
-            while store.add(FAILURES, 0) < group.world_size and time.monotonic() < end:
-                time.sleep(0.05)
-    return is_first
+        return store.add(FAILURES, 1) == 1
+    return True
+
+
+def _wait_for_other_ranks(store: Store, group: ProcessGroup) -> None:
+    """Wait until the other ranks have looked for failures in the store, or until the time is up."""
+    end = time.monotonic() + STORE_TIMEOUT_S
+    while store.add(FAILURES, 0) < group.world_size and time.monotonic() < end:
+        time.sleep(0.05)
 
 
 def _is_lost_connection(error: BaseException) -> bool:

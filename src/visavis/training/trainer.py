@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from visavis import spec, storage, supervision
 from visavis.data.loader import Batch, derive_seed
-from visavis.errors import RecipeError, RunError
+from visavis.errors import RunError
 from visavis.models import Matcher
 from visavis.models.device import choose_device
 from visavis.progress import Progress, TrainingStep
@@ -77,18 +77,7 @@ class Trainer:
         self.train = data_module.train
         self.val = data_module.loader(data_module.validation)
         for phase in recipe.phases:
-            source = spec.parse(phase.supervision, supervision.CATALOG)
-            source.check(self.train, self.val)
-            if self.group.world_size > 1 and source.one_process_only:
-                raise RecipeError(
-                    f"phases.supervision: {type(source).__name__} trains in one process, because {source.one_process_only}. "
-                    "Start it without torchrun."
-                )
-            if self.group.world_size > 1 and recipe.training.strategy == "fsdp" and source.reads_model:
-                raise RecipeError(
-                    f'training.strategy: expected "ddp" with {type(source).__name__}, which reads the model in each step, got "fsdp". '
-                    'Set training.strategy = "ddp".'
-                )
+            spec.parse(phase.supervision, supervision.CATALOG).check(self.train, self.val)
         self.state, self.step_control, self.log = TrainerState(), StepControl(), list[dict[str, Any]]()
         self.best, self.last_checkpoint, self.stop = self._weights(), time.monotonic(), StopRequest()
         self.data_wait_s = self.validated_at_s = 0.0

@@ -43,6 +43,7 @@ from visavis.training.forgetting import Forgetting, check_forgetting, measure_fo
 from visavis.training.interpolation import Interpolation, choose_interpolation
 from visavis.training.monitoring.tracking import check_trackers
 from visavis.training.optimizer import make_optimizer
+from visavis.training.processes import check_processes
 from visavis.training.train_step import phase_loss
 from visavis.training.trainer import Trainer
 
@@ -121,6 +122,7 @@ def start_run(recipe: Recipe, out: str | Path | None, progress: Progress, group:
         Stopped: After a signal, when everything is saved.
     """
     recipe = check_recipe(recipe)
+    check_processes(recipe, group)
     with create_run_folder(recipe, out, group) as path:
         folder = RunFolder(path)
         set_threads(recipe)
@@ -185,6 +187,7 @@ def resume_run(path: Path, progress: Progress, group: ProcessGroup = ONE_PROCESS
         Stopped: After a signal, when everything is saved.
     """
     recipe, folder = read_run_recipe(path), RunFolder(path)
+    check_processes(recipe, group)
     with storage.folder_lock(folder.lock, wait=False) if group.is_first else nullcontext():
         record = RunRecord.read(folder.environment)
         if group.is_first:
