@@ -73,28 +73,12 @@ class TextColumn(LazySequence[str]):
         return self._num_rows if self.rows is None else len(self.rows)
 
     def take(self, indices: np.ndarray) -> TextColumn:
-        """Select texts, as ``LazySequence.take``.
-
-        Args:
-            indices: Their indices.
-
-        Returns:
-            The texts in the given order.
-        """
         rows = np.asarray(indices) if self.rows is None else self.rows[indices]
         column = TextColumn(self.path, self.content_hash, rows)
         column.__dict__["_chunks"] = self._chunks
         return column
 
     def read(self, indices: np.ndarray) -> list[str]:
-        """Read texts, as ``LazySequence.read``.
-
-        Args:
-            indices: Their indices.
-
-        Returns:
-            The texts in the given order.
-        """
         rows = np.asarray(indices) if self.rows is None else self.rows[indices]
         chunk, within = np.divmod(rows, ROWS_PER_CHUNK)
         if len(rows) < 32:
@@ -159,25 +143,9 @@ class ImageColumn(LazyImages):
         return self.split_names, self.splits
 
     def take(self, indices: np.ndarray) -> ImageColumn:
-        """Select images, as ``LazySequence.take``.
-
-        Args:
-            indices: Their indices.
-
-        Returns:
-            The images in the given order.
-        """
         return ImageColumn(self.names.take(indices), self.split_names, self.splits[indices], self.folder)
 
     def read(self, indices: np.ndarray) -> list[Image]:
-        """Read images, as ``LazySequence.read``.
-
-        Args:
-            indices: Their indices.
-
-        Returns:
-            The images in the given order.
-        """
         names, folder = self.names.read(indices), self.folder
         locations = [None if folder is None else ByteRange(folder / name, root=folder) for name in names]
         splits = [self.split_names[code] for code in self.splits[indices].tolist()]

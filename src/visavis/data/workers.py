@@ -54,12 +54,6 @@ def choose_workers(setting: int, num_images: int) -> int:
     return default if setting < 0 else setting
 
 
-def ignore_stop_signals() -> None:
-    """Ignore the signals that stop a training."""
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
 class WorkerPool:
     """Worker processes that stay between epochs. They start with the first batch and end with the pool.
 
@@ -80,7 +74,7 @@ class WorkerPool:
             prefetch_factor=PREFETCH_FACTOR,
             pin_memory=torch.cuda.is_initialized(),
             multiprocessing_context=_context(),
-            worker_init_fn=_start_worker,
+            worker_init_fn=_ignore_stop_signals,
         )
 
     def read(self, requests: Iterable[Any]) -> Iterator[Any]:
@@ -155,8 +149,9 @@ def _unchanged(content: Any) -> Any:
     return content
 
 
-def _start_worker(_: int) -> None:
-    ignore_stop_signals()
+def _ignore_stop_signals(_: int) -> None:
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _context() -> BaseContext:

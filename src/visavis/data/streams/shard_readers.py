@@ -135,7 +135,7 @@ class ShardReader(ABC):
 
 
 class TarReader(ShardReader):
-    """Samples of a tar file. Members stay in the file until they are read.
+    """Samples of a tar file, whose keys are names without extension. Members stay in the file until they are read.
 
     Args:
         path: The file.
@@ -166,42 +166,12 @@ class TarReader(ShardReader):
             self.file.close()
 
     def key(self, row: int) -> str | None:
-        """Return the key of a sample, as ``ShardReader.key``.
-
-        Args:
-            row: Number of the sample.
-
-        Returns:
-            Its name without extension.
-        """
         return self.keys[row]
 
     def image(self, row: int) -> bytes:
-        """Read the image of a sample, as ``ShardReader.image``.
-
-        Args:
-            row: Number of the sample.
-
-        Returns:
-            Bytes of the image.
-
-        Raises:
-            DataError: If the sample has no image.
-        """
         return self._read(row, self._find(row, IMAGE_SUFFIXES, "image"))
 
     def captions(self, row: int) -> list[str]:
-        """Read the captions of a sample, as ``ShardReader.captions``.
-
-        Args:
-            row: Number of the sample.
-
-        Returns:
-            The captions: one from a ``.txt`` file, one or more from a ``.json`` file.
-
-        Raises:
-            DataError: If the sample has no caption.
-        """
         extension = self._find(row, (*TEXT_SUFFIXES, ".json"), "caption")
         content = self._read(row, extension)
         try:
@@ -254,28 +224,9 @@ class ParquetReader(ShardReader):
         return len(self.table)
 
     def key(self, row: int) -> str | None:
-        """Return the key of a sample, as ``ShardReader.key``.
-
-        Args:
-            row: Number of the sample.
-
-        Returns:
-            Its file name.
-        """
         return None if self.key_column is None else str(self.table[self.key_column][row].as_py())
 
     def image(self, row: int) -> bytes:
-        """Read the image of a sample, as ``ShardReader.image``.
-
-        Args:
-            row: Number of the sample.
-
-        Returns:
-            Bytes of the image.
-
-        Raises:
-            DataError: If the sample has no image.
-        """
         value = self.table[self.image_column][row].as_py()
         content = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(content, bytes):
@@ -285,17 +236,6 @@ class ParquetReader(ShardReader):
         return content
 
     def captions(self, row: int) -> list[str]:
-        """Read the captions of a sample, as ``ShardReader.captions``.
-
-        Args:
-            row: Number of the sample.
-
-        Returns:
-            The captions.
-
-        Raises:
-            DataError: If the sample has no caption.
-        """
         return _check_captions(self.table[self.caption_column][row].as_py(), f"{self.name}, row {row}")
 
 

@@ -191,25 +191,9 @@ class StreamImages(LazyImages):
         return (SPLIT,), np.broadcast_to(np.int8(0), len(self))
 
     def take(self, indices: np.ndarray) -> StreamImages:
-        """Select images, as ``LazySequence.take``.
-
-        Args:
-            indices: Their indices.
-
-        Returns:
-            The images in the given order.
-        """
         return StreamImages(self.stream, indices if self.items is None else self.items[indices])
 
     def read(self, indices: np.ndarray) -> list[Image]:
-        """Read images, as ``LazySequence.read``.
-
-        Args:
-            indices: Their indices.
-
-        Returns:
-            The images in the given order.
-        """
         return [self.stream.image(item) for item in (indices if self.items is None else self.items[indices]).tolist()]
 
     @property
@@ -233,25 +217,9 @@ class StreamCaptions(LazySequence[str]):
         return len(self.stream) if self.items is None else len(self.items)
 
     def take(self, indices: np.ndarray) -> StreamCaptions:
-        """Select captions, as ``LazySequence.take``.
-
-        Args:
-            indices: Their indices.
-
-        Returns:
-            The captions in the given order.
-        """
         return StreamCaptions(self.stream, indices if self.items is None else self.items[indices])
 
     def read(self, indices: np.ndarray) -> list[str]:
-        """Read captions, as ``LazySequence.read``.
-
-        Args:
-            indices: Their indices.
-
-        Returns:
-            The captions in the given order.
-        """
         choices, items = np.divmod(indices, len(self))
         captions = [self.stream.captions(item) for item in (items if self.items is None else self.items[items]).tolist()]
         return [texts[choice % len(texts)] for texts, choice in zip(captions, choices.tolist(), strict=True)]
