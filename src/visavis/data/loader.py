@@ -288,7 +288,7 @@ class Loader:
         schedule: How an epoch is divided into batches.
         seed: Random seed.
         feedback: Adds known negatives from relevance judgments.
-        rank: Rank of this process. It reads the part ``rank`` of ``world_size`` of each batch, images and captions each for themselves.
+        rank: Rank of this process. It reads the part ``rank`` of ``world_size`` of each batch, images and captions separately.
         world_size: Number of ranks.
         workers: Number of processes that read the batches of a training. 0: this process reads them.
     """

@@ -134,7 +134,19 @@ class StreamBatch(Batch):
 
 @dataclass(frozen=True)
 class StreamLoader(Loader):
-    """The batches of a stream. An item has one of its captions, sampled by the seed, the epoch and its position in the batch."""
+    """The batches of a stream. An item has one of its captions, sampled by the seed, the epoch and its position.
+
+    Attributes:
+        data: The split.
+        visual: Model input of the images.
+        text: Model input of the captions, and of judged texts after these.
+        schedule: How an epoch is divided into batches.
+        seed: Random seed.
+        feedback: Adds known negatives from relevance judgments.
+        rank: Rank of this process. It reads the part ``rank`` of ``world_size`` of each batch, images and captions separately.
+        world_size: Number of ranks.
+        workers: Number of processes that read batches.
+    """
 
     @property
     def stream(self) -> ShardStream:
