@@ -5,9 +5,23 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.videos import gray, write_video
 
-from visavis.data.dataset_reader import list_dataset, open_dataset
+from visavis.data.dataset_reader import check_dataset, list_dataset, open_dataset
+from visavis.data.image_validation import NUM_SAMPLED_VIDEOS
 from visavis.errors import DataError
+
+
+def test_check_reports_videos_that_were_not_decoded(tmp_path):
+    pytest.importorskip("av", reason="reads video files")
+    names = [f"{number:02d}.mp4" for number in range(NUM_SAMPLED_VIDEOS + 1)]
+    for number, name in enumerate(names):
+        write_video(tmp_path / name, [gray(10 * number)])
+    (tmp_path / "captions.csv").write_text("filename,caption\n" + "".join(f"{name},a clip\n" for name in names))
+    (note,) = [finding for finding in check_dataset(tmp_path).findings if finding.kind == "videos not decoded"]
+    assert note.message.startswith("9 of 17 videos were decoded")
+    assert not note.loses_data
+    assert "videos not decoded" not in {finding.kind for finding in check_dataset(tmp_path, decode_videos=True).findings}
 
 
 @pytest.fixture

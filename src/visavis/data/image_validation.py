@@ -111,6 +111,9 @@ def _validate(
     images = [Image(entry.name, "", entry.location if entry.usable else None) for entry in listing.images]
     videos = [index for index, image in enumerate(images) if image.location is not None and image.is_video]
     decoded_videos = set(videos[:: -(-len(videos) // NUM_SAMPLED_VIDEOS)] if sample_videos and videos else videos)
+    if len(decoded_videos) < len(videos):
+        message = f"{len(decoded_videos)} of {len(videos):,} videos were decoded, and only the containers of the others were read"
+        listing.add_note("videos not decoded", listing.source.name, f"{message} (decode all with --decode-videos)")
 
     def decode(index: int) -> _DecodedContent | DataError | None:
         try:
