@@ -91,6 +91,8 @@ def work(rank, world_size, file, results):
     for _ in range(2):
         outputs = strict([features["rows"] for features in columns(part)])
         results["unused", rank] = gradient_of(model, loss(outputs, LABELS[part]))
+    # torch can deadlock if DistributedDataParallel is the last to hold the group.
+    del wrapped, strict, loss, outputs
     distributed.destroy_process_group()
 
 

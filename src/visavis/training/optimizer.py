@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer, RAdam
 
 from visavis.errors import RecipeError, RunError, suggest_name
@@ -112,7 +111,9 @@ def full_tensor(tensor: Tensor) -> Tensor:
     Returns:
         The whole tensor.
     """
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    # The method of DTensor, whose import takes half a second.
+    gather: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()
 
 
 def restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
@@ -132,8 +133,10 @@ def restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
         parameter, name = key.rsplit(".", 1)
         if parameter in indices and name in STATE_NAMES[type(optimizer)]:
             # A fused step reads parameter and state in memory order, so the state needs the memory layout of the parameter.
-            like = parameters[parameter]
-            if name != "step" and isinstance(like, DTensor):
+            like: Any = parameters[parameter]
+            if name != "step" and hasattr(like, "full_tensor"):
+                from torch.distributed.tensor import distribute_tensor
+
                 value = distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
             state.setdefault(indices[parameter], {})[name] = value if name == "step" else torch.empty_like(like).copy_(value)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

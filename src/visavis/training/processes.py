@@ -20,6 +20,9 @@ from visavis.training.stop_signals import Stopped
 
 STORE_TIMEOUT_S = 10.0
 """Longest time that rank 0 keeps the store for the other ranks after a failure."""
+_GROUPS: list[distributed.ProcessGroup | None] = []
+"""Groups that were joined. ``DistributedDataParallel`` must not be the last to hold one: torch frees it with the interpreter locked, and then
+waits for a thread of gloo, which waits for the interpreter."""
 
 
 @contextmanager
@@ -45,6 +48,7 @@ def join_processes() -> Iterator[ProcessGroup]:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         # Gloo carries what is on the CPU: validation results, texts and the agreement on signals.
         distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        _GROUPS.append(distributed.group.WORLD)
     group, store = ProcessGroup(torch.device("cpu"), distributed_group=True), default_store()
     try:
         with warnings.catch_warnings():

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.experimental import implicit_replication
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -131,6 +129,8 @@ class TrainStep:
             loss = phase_loss(self.trained_matcher, phase, recipe.memory or None, group)
         self.module: nn.Module = BatchLoss(self.trained_matcher, loss, self.training.chunk_size)
         if self.is_sharded:
+            from torch.distributed.fsdp import fully_shard
+
             for part in (*encoder_blocks(self.trained_matcher), self.module):
                 fully_shard(part, ignored_params=scalar_parameters(part))
             self.optimizer = make_optimizer(self.trained_matcher, phase)  # again, because sharding has replaced the parameters
@@ -166,8 +166,7 @@ class TrainStep:
         if self.training.clip_norm:
             self.scaler.unscale_(self.optimizer)
             parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-            # A learned scale is not sharded.
-            with implicit_replication() if self.is_sharded else nullcontext():
+            with _mixed_tensors() if self.is_sharded else nullcontext():
                 torch.nn.utils.clip_grad_norm_(parameters, self.training.clip_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -177,6 +176,13 @@ class TrainStep:
         """Copy sharded weights into ``matcher``. All processes must call it. Without shards it does nothing."""
         if self.is_sharded:
             self.matcher.load_state_dict({name: full_tensor(part) for name, part in self.trained_matcher.state_dict().items()})
+
+
+def _mixed_tensors() -> AbstractContextManager[None]:
+    """The context in which a learned scale, which is not sharded, is used with sharded parameters."""
+    from torch.distributed.tensor.experimental import implicit_replication
+
+    return implicit_replication()
 
 
 def scalar_parameters(module: nn.Module) -> set[nn.Parameter]:
