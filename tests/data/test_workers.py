@@ -1,5 +1,7 @@
 """Parallel reading: results do not depend on threads, worker processes or ranks, and errors and signals arrive as without them."""
 
+import contextlib
+import glob
 import json
 import os
 import re
@@ -8,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -157,8 +160,18 @@ def test_default_workers_depend_on_number_of_images():
     assert choose_workers(3, 0) == 3
 
 
-def test_stop_signal_ends_training_and_workers(tmp_path):
-    """SIGTERM to the whole process group, as job schedulers and terminals send it."""
+def processes_of_session(number: int) -> list[str]:
+    """Processes that a command has started and that are still running."""
+    states = list[list[str]]()
+    for stat in glob.glob("/proc/[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            states.append(Path(stat).read_text().rpartition(")")[2].split())
+    return [state for state, _, _, session, *_ in states if int(session) == number and state != "Z"]
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
+def test_stop_signal_ends_training_and_workers(tmp_path, stop):
+    """SIGTERM to the whole process group, as job schedulers and terminals send it. SIGKILL to the training alone."""
     random = np.random.default_rng(0)
     for i in range(40):
         Pillow.fromarray(random.integers(0, 255, (60, 80, 3), np.uint8)).save(tmp_path / f"{i}.jpg")
@@ -177,8 +190,14 @@ def test_stop_signal_ends_training_and_workers(tmp_path):
         deadline = time.monotonic() + 60
         while not list(run.glob("checkpoint/*[1-9]*")) and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGTERM)
+        (os.kill if stop == signal.SIGKILL else os.killpg)(process.pid, stop)
         output = process.communicate(timeout=60)[0]
+    deadline = time.monotonic() + 20
+    while processes_of_session(process.pid):
+        assert time.monotonic() < deadline, "a worker outlives the training"
+        time.sleep(0.05)
+    if stop == signal.SIGKILL:
+        return
     assert process.returncode == 128 + signal.SIGTERM, output
     assert re.search(rf"visavis train --resume {re.escape(str(run))}\n", output)
     assert "Traceback" not in output

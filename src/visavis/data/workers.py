@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -74,7 +75,7 @@ class WorkerPool:
             prefetch_factor=PREFETCH_FACTOR,
             pin_memory=torch.cuda.is_initialized(),
             multiprocessing_context=_context(),
-            worker_init_fn=_ignore_stop_signals,
+            worker_init_fn=_start_worker,
         )
 
     def read(self, requests: Iterable[Any]) -> Iterator[Any]:
@@ -149,9 +150,18 @@ def _unchanged(content: Any) -> Any:
     return content
 
 
-def _ignore_stop_signals(_: int) -> None:
+def _start_worker(_: int) -> None:
+    """Leave signals to the training, and end with it. torch would notice the end of the fork server only, which waits for its workers."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_training, daemon=True).start()
+
+
+def _end_with_training() -> None:
+    training = multiprocessing.parent_process()
+    assert training is not None
+    training.join()
+    os._exit(1)
 
 
 def _context() -> BaseContext:
