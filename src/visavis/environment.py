@@ -38,6 +38,8 @@ EXTRA_USES = {
     "wandb": "visavis train: log of a training in W&B",
     "mlflow": "visavis train: log of a training in MLflow",
     "trackio": "visavis train: log of a training in trackio",
+    "export": "export of models to ONNX",
+    "mteb": "evaluation on the tasks of mteb",
     "docs": "documentation of visavis",
     "dev": "tests and checks of visavis",
 }
