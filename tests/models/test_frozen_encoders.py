@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image as Pillow
+from tests.processes import in_processes
 
 from visavis.data.dataset import ByteRange, Dataset, Image
 from visavis.data.features.store import FeatureStore, FeatureWriter
@@ -28,6 +29,7 @@ from visavis.models.encoders.frozen_encoders import (
     open_visual_encoder,
 )
 from visavis.models.encoders.preprocessing import MAX_RESIZED_PIXELS, Preprocessing, PreprocessorConfig
+from visavis.process_group import ProcessGroup
 
 transformers = pytest.importorskip("transformers")
 
@@ -354,6 +356,35 @@ def test_cache_features_resumes_after_kill(folders, dataset, tmp_path, monkeypat
     assert seen == [3, 4]
     for file in whole.folder.glob("*.npy"):
         assert file.read_bytes() == (tmp_path / "killed" / file.name).read_bytes()
+
+
+def cache_part(rank, size, meeting, dataset, specs, out):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
+    group, seen = ProcessGroup(torch.device("cpu"), distributed_group=True), []
+    for name, spec in specs.items():
+        store = cache_features(dataset, spec, out / name, batch_size=2, group=group, on_progress=lambda *now: seen.append(now[0]))
+        assert len(store) == seen[-1]
+    assert seen == [2, 4, 5, 2, 4]
+    again = cache_features(dataset, specs["words"], out / "words", group=group, on_progress=lambda *now: seen.append(now[0]))
+    assert len(again) == 4 and len(seen) == 5
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("share", ["processes", pytest.param("ray", marks=pytest.mark.long)])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_shared_features_equal_those_of_one_process(folders, dataset, tmp_path, share):
+    """Three processes and three batches of images, then two of words, so that one process has none."""
+    specs = {"images": EncoderSpec("visual", str(folders / "vit"), "regions"), "words": EncoderSpec("text", str(folders / "bert"), "words")}
+    if share == "processes":
+        in_processes(cache_part, (3, tmp_path / "meeting", dataset, specs, tmp_path / share), nprocs=3)
+    for name, spec in specs.items():
+        if share == "ray":
+            cache_features(dataset, spec, tmp_path / share / name, batch_size=2, engine="ray", workers=2)
+        whole = cache_features(dataset, spec, tmp_path / "whole" / name, batch_size=2)
+        files = sorted(file.name for file in whole.folder.iterdir() if file.name != "progress.json")
+        for file in files:
+            assert (tmp_path / share / name / file).read_bytes() == (whole.folder / file).read_bytes()
 
 
 def test_cache_features_refuses_store_of_other_encoder(folders, dataset, tmp_path):

@@ -115,7 +115,7 @@ def test_a_failure_of_one_process_is_reported_once(recipes, scenes, tmp_path):
     wait_for(lambda: (run / "metrics.jsonl").exists() and len(read_log(run)) > 2)
     killed[1].send(signal.SIGKILL)
     assert killed[0].wait(60) == 1
-    assert killed[0].output_text.splitlines()[-1].startswith("visavis: A process of the training was killed")
+    assert killed[0].output_text.splitlines()[-1].startswith("visavis: A process was killed")
     assert "Traceback" not in killed[0].output_text
     stopped = start_ranks(tmp_path / "stopped", 2, "train", "--resume", run)
     wait_for(lambda: len(read_log(run)) > 6)

@@ -155,9 +155,11 @@ def features(
     frames_per_second: float = 0.0,
     out: str | Path | None = None,
     skip_bad: bool = False,
+    engine: Literal["local", "ray"] = "local",
+    workers: int = 2,
     progress: Progress | None = None,
 ) -> list[FeatureStore]:
-    """Cache the features of frozen encoders for a data set. An interrupted call resumes.
+    """Cache the features of frozen encoders for a data set. An interrupted call resumes. Processes of torchrun share the work.
 
     Args:
         path: Data set: a folder, a list in it, or a name under VISAVIS_DATA.
@@ -169,6 +171,8 @@ def features(
         frames_per_second: Frames that are read per second of video, for granularity frames.
         out: Folder for the stores. Default: the cache, where training finds them.
         skip_bad: Leave out broken images and captions, and list them.
+        engine: Encode locally, or on a Ray cluster.
+        workers: Number of processes on a Ray cluster.
         progress: Receives the progress.
 
     Returns:
@@ -178,27 +182,34 @@ def features(
         VisavisError: If no encoder is named.
         RefusedOverwrite: If ``out`` has other content than features, such as a run.
         DataError: If the data cannot be read.
+        MissingExtra: If Ray is not installed.
+        ReportedByOtherProcess: If another process fails.
     """
     from visavis.data import open_dataset
     from visavis.models.encoders.feature_extraction import cache_features
     from visavis.models.encoders.frozen_encoders import EncoderSpec
+    from visavis.training.processes import join_processes
 
     progress = progress or NoProgress()
     if not visual and not text:
         raise VisavisError("features: expected an image encoder, a text encoder, or both, got none. Pass --visual or --text.")
     if out and os.path.isdir(out) and (other := [file.name for file in Path(out).iterdir() if not file.name.startswith(SIDES)]):
         raise RefusedOverwrite(f"{out}: expected a new folder or one of features, got {other[0]} in it. Name another folder.")
-    dataset = open_dataset(
-        path, skip_bad=skip_bad, decode_images=bool(visual), frames_per_second=frames_per_second, decode_all_frames=skip_bad
-    )
-    for skipped in dataset.skipped:
-        progress.message(f"left out: {skipped}")
     encoders = {"images": EncoderSpec("visual", visual, granularity, crops, frames_per_second)} if visual else {}
     encoders |= {"captions": EncoderSpec("text", text, text_granularity)} if text else {}
-    return [
-        cache_features(dataset, encoder, Path(out) / encoder.side if out else None, on_progress=partial(progress.update, task))
-        for task, encoder in encoders.items()
-    ]
+    with join_processes("The stored part is intact. Start the command again, with any number of processes.") as group:
+        progress = progress if group.is_first else NoProgress()
+        with group.first_rank_first():
+            dataset = open_dataset(
+                path, skip_bad=skip_bad, decode_images=bool(visual), frames_per_second=frames_per_second, decode_all_frames=skip_bad
+            )
+        for skipped in dataset.skipped:
+            progress.message(f"left out: {skipped}")
+        compute = partial(cache_features, dataset, engine=engine, workers=workers, group=group)
+        return [
+            compute(encoder, Path(out) / encoder.side if out else None, on_progress=partial(progress.update, task))
+            for task, encoder in encoders.items()
+        ]
 
 
 def convert(

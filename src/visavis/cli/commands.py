@@ -199,7 +199,7 @@ def _callback(name: str, command: Command) -> Callable[..., None]:
                 bars = ProgressBars()
                 values["progress"] = stack.enter_context(bars) if command.has_result else bars
             result = getattr(api, name)(**values)
-        if name == "train" and os.environ.get("RANK", "0") != "0":
+        if name in ("train", "features") and os.environ.get("RANK", "0") != "0":
             return  # of the processes of torchrun, the first one prints the result
         if as_json:
             print_json(command.to_json(result, values))

@@ -1,17 +1,22 @@
-"""Parallel reading: items are decoded by threads, and results and errors arrive in the order of the items.
+"""Parallel work: items are decoded by threads of this process, or encoded by processes of a Ray cluster.
 
-Threads suffice because Pillow, NumPy and hashlib release the interpreter lock while they work. They start at once and share memory.
+Threads suffice to decode because Pillow, NumPy and hashlib release the interpreter lock while they work. They start at once and share memory.
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 from torch.utils.data import get_worker_info
+
+from visavis.errors import MissingExtra, VisavisError
+
+EncodingEngine = Literal["local", "ray"]
+"""Where items are encoded: in this process, or by processes of a Ray cluster."""
 
 T = TypeVar("T")
 Result = TypeVar("Result")
@@ -55,3 +60,59 @@ def map_in_order(work: Callable[[T], Result], items: Iterable[T], *, threads: in
         finally:
             for future in waiting:
                 future.cancel()
+
+
+def connect_to_ray(action: str) -> Any:
+    """Connect to the Ray cluster at ``RAY_ADDRESS``, or start one on this machine.
+
+    Args:
+        action: Action that needs Ray, for the error.
+
+    Returns:
+        The module ``ray``.
+
+    Raises:
+        MissingExtra: If Ray is not installed.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtra("ray", "scale", f"{action} with --engine ray") from None
+    if not ray.is_initialized():
+        ray.init(address=os.environ.get("RAY_ADDRESS", "local"), include_dashboard=False, log_to_driver=False)
+    return ray
+
+
+def map_on_ray(
+    actor: type, arguments: tuple[Any, ...], jobs: Sequence[tuple[Any, ...]], *, workers: int, action: str, ordered: bool
+) -> Iterator[Any]:
+    """Call the method ``encode`` of actors for each job. Ray restarts a lost actor and repeats its job.
+
+    Args:
+        actor: Class of the actors, one per process. They share the GPUs of the cluster.
+        arguments: Arguments of its constructor.
+        jobs: Arguments of each call.
+        workers: Number of processes.
+        action: Action that needs Ray, for errors.
+        ordered: Whether results come in the order of the jobs, instead of the order in which they are finished.
+
+    Yields:
+        The results.
+
+    Raises:
+        VisavisError: If ``workers`` is invalid.
+        MissingExtra: If Ray is not installed.
+    """
+    if workers < 1:
+        raise VisavisError(f"workers: expected an integer >= 1, got {workers}. Set a positive number.")
+    if not jobs:
+        return
+    ray = connect_to_ray(action)
+    from ray.util import ActorPool
+
+    num_actors = min(workers, len(jobs))
+    num_gpus = min(1.0, ray.cluster_resources().get("GPU", 0) / num_actors)
+    remote = ray.remote(max_restarts=-1, max_task_retries=-1, num_gpus=num_gpus)(actor)
+    pool = ActorPool([remote.remote(*arguments) for _ in range(num_actors)])
+    submit: Callable[..., Iterator[Any]] = pool.map if ordered else pool.map_unordered
+    yield from submit(lambda worker, job: worker.encode.remote(*job), jobs)

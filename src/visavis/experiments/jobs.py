@@ -23,7 +23,8 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from visavis import storage
-from visavis.errors import MissingExtra, RunError, VisavisError
+from visavis.data.parallel import connect_to_ray
+from visavis.errors import RunError, VisavisError
 from visavis.experiments.results_table import MeasurementConditions
 from visavis.feedback.evaluate_feedback import FeedbackTest, JudgedQueryResult, feedback_metrics
 from visavis.models.inference import device_of, score_all_pairs
@@ -414,12 +415,7 @@ def _run_in_worker(job: Job) -> RunOutcome:
 
 def _run_on_ray(count: int, stop: StopRequest, jobs: Sequence[Job]) -> Iterator[RunOutcome]:
     """Run each job as a Ray task. All machines of the cluster must share the folders."""
-    try:
-        import ray
-    except ImportError:
-        raise MissingExtra("ray", "scale", "comparing with --engine ray") from None
-    if not ray.is_initialized():
-        ray.init(address=os.environ.get("RAY_ADDRESS", "local"), include_dashboard=False, log_to_driver=False)
+    ray = connect_to_ray("comparing")
     task = ray.remote(num_cpus=1, max_retries=2)(_run_unless_stopped)
     waiting, running = list(reversed(jobs)), list[Any]()
     while waiting or running:

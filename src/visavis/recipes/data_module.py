@@ -243,7 +243,7 @@ def prepare_training(recipe: Recipe, progress: Progress | None = None, group: Pr
     Args:
         recipe: Recipe.
         progress: Receives progress.
-        group: Processes of the training. Rank 0 computes features, and the others read them.
+        group: Processes of the training. They compute features together.
 
     Returns:
         The data and the model.
@@ -257,8 +257,7 @@ def prepare_training(recipe: Recipe, progress: Progress | None = None, group: Pr
         raise RecipeError(f"model.kind: {kind!r} is not a model: {suggest_name(kind, CATALOG)}")
     with group.first_rank_first():
         start = load_start_model(recipe)
-        data_module = open_data_module(recipe, progress, start.processor if start else None, training=True)
-    data_module = replace(data_module, group=group)
+    data_module = open_data_module(recipe, progress, start.processor if start else None, training=True, group=group)
     _check_splits(data_module)
     matcher = initial_matcher(data_module, start)
     matcher.matryoshka_dims = _resolve_matryoshka_dims(data_module, matcher)
@@ -266,7 +265,12 @@ def prepare_training(recipe: Recipe, progress: Progress | None = None, group: Pr
 
 
 def open_data_module(
-    recipe: Recipe, progress: Progress | None = None, trained_processor: Processor | None = None, *, training: bool = False
+    recipe: Recipe,
+    progress: Progress | None = None,
+    trained_processor: Processor | None = None,
+    *,
+    training: bool = False,
+    group: ProcessGroup = ONE_PROCESS,
 ) -> DataModule:
     """Open the data and the features of a recipe.
 
@@ -275,6 +279,7 @@ def open_data_module(
         progress: Receives progress.
         trained_processor: Processor of a trained model. None: it is built from the training split.
         training: Whether to read the feedback file.
+        group: Processes that compute the features together.
 
     Returns:
         The data module.
@@ -284,18 +289,20 @@ def open_data_module(
         DataError: If the data cannot be read.
     """
     progress = progress or NoProgress()
-    data = open_data(recipe, progress, skip_bad=recipe.data.skip_bad)
-    feedback = read_feedback_pairs(recipe.data.feedback, data, progress) if training else None
-    stream = open_stream(recipe, progress) if training else None
-    visual, visual_encoder = visual_features(recipe, data, progress)
-    text, processor = text_features(recipe, data, progress, trained_processor, visual_encoder, feedback.queries if feedback else (), stream)
+    with group.first_rank_first():  # the others find what rank 0 has checked and converted
+        data = open_data(recipe, progress, skip_bad=recipe.data.skip_bad)
+        feedback = read_feedback_pairs(recipe.data.feedback, data, progress) if training else None
+        stream = open_stream(recipe, progress) if training else None
+    visual, visual_encoder = visual_features(recipe, data, progress, group)
+    queries = feedback.queries if feedback else ()
+    text, processor = text_features(recipe, data, progress, trained_processor, visual_encoder, queries, stream, group)
     if trained_processor:
         processor = replace(processor, visual_encoder_folder=trained_processor.visual_encoder_folder)
     for skipped in data.skipped:
         progress.message(f"Skipped: {skipped}")
     data = training_subset(recipe, data)
-    query_features = feedback_query_features(feedback, data, processor)
-    data_module = DataModule(recipe, data, processor, visual, text, feedback, query_features, stream=stream)
+    query_features = feedback_query_features(feedback, data, processor, group)
+    data_module = DataModule(recipe, data, processor, visual, text, feedback, query_features, stream=stream, group=group)
     if not recipe.visual.standardize:
         return data_module
     standardization = trained_processor.standardization if trained_processor else _fit_standardization(data_module)

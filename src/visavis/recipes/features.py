@@ -29,6 +29,7 @@ from visavis.models.encoders.frozen_encoders import EncoderSpec
 from visavis.models.inference import equal_batches
 from visavis.models.layers import mean_pool
 from visavis.models.processor import Processor
+from visavis.process_group import ONE_PROCESS, ProcessGroup
 from visavis.progress import Progress
 from visavis.recipes.recipe import Recipe
 from visavis.recipes.settings import TextSettings, VisualSettings
@@ -138,13 +139,16 @@ def check_data_exists(recipe: Recipe) -> None:
         )
 
 
-def visual_features(recipe: Recipe, data: Dataset, progress: Progress) -> tuple[AnyFeatures | None, EncoderSpec | None]:
+def visual_features(
+    recipe: Recipe, data: Dataset, progress: Progress, group: ProcessGroup = ONE_PROCESS
+) -> tuple[AnyFeatures | None, EncoderSpec | None]:
     """Open or compute the features of the images.
 
     Args:
         recipe: Recipe.
         data: Data set.
         progress: Receives progress.
+        group: Processes that compute the features together.
 
     Returns:
         The features (None: the model reads pixels) and the encoder (None: only stored features).
@@ -156,7 +160,8 @@ def visual_features(recipe: Recipe, data: Dataset, progress: Progress) -> tuple[
     visual = recipe.visual
     if visual.granularity == "experts":
         folder = _expert_folder(recipe.data.path) if visual.features == PRECOMP else _resolve("visual.features", visual.features)
-        store = ExpertStore.open(folder, visual.experts, max_length=visual.max_length)
+        with group.first_rank_first():
+            store = ExpertStore.open(folder, visual.experts, max_length=visual.max_length)
         store.check_distinct_rows(image.name for image in data.images)
         return store, None
     if not visual.encoder and (visual.granularity == "pixels" or not visual.features):
@@ -171,9 +176,10 @@ def visual_features(recipe: Recipe, data: Dataset, progress: Progress) -> tuple[
     if visual.features:
         path = _resolve("visual.features", visual.features)
         has_ids = os.path.isdir(path) or ".tsv" in path.suffixes  # features by the ids of images, not by rows
-        return _open_regions(visual, path, progress) if has_ids else _check_axes(ArrayFeatures.open(path, data), visual), encoder
+        with group.first_rank_first():
+            return _open_regions(visual, path, progress) if has_ids else _check_axes(ArrayFeatures.open(path, data), visual), encoder
     assert encoder is not None
-    return cache_features(data, encoder, on_progress=partial(progress.update, "image features")), encoder
+    return cache_features(data, encoder, group=group, on_progress=partial(progress.update, "image features")), encoder
 
 
 def text_features(
@@ -184,6 +190,7 @@ def text_features(
     visual_encoder: EncoderSpec | None,
     extra_captions: Sequence[str] = (),
     stream: ShardStream | None = None,
+    group: ProcessGroup = ONE_PROCESS,
 ) -> tuple[AnyFeatures | None, Processor]:
     """Open or compute the features of the captions, and build the processor of new images and texts.
 
@@ -195,6 +202,7 @@ def text_features(
         visual_encoder: Encoder of the images.
         extra_captions: Further texts whose words are added to the vocabulary.
         stream: Shards of the training. The vocabulary has the words of its first captions.
+        group: Processes that compute the features together.
 
     Returns:
         The features (None: the model reads tokens) and the processor.
@@ -208,7 +216,8 @@ def text_features(
         path = _resolve("text.features", text.features)
         if path.suffix == ".npy":
             return _open_caption_array(text, path, data), Processor(visual_encoder, None, None, stored_text_features=True)
-        store = FeatureStore.open(path)
+        with group.first_rank_first():
+            store = FeatureStore.open(path)
         modality, granularity = store.description.modality, store.description.granularity
         if (modality, granularity) != ("text", text.granularity):
             raise RecipeError(
@@ -229,7 +238,8 @@ def text_features(
         tokenizer_folder = trained_processor.tokenizer_folder if trained_processor else None
         return None, Processor(visual_encoder, None, None, text.encoder, tokenizer_folder=tokenizer_folder)
     encoder = EncoderSpec("text", text.encoder, text.granularity)
-    return cache_features(data, encoder, on_progress=partial(progress.update, "caption features")), Processor(visual_encoder, encoder, None)
+    features = cache_features(data, encoder, group=group, on_progress=partial(progress.update, "caption features"))
+    return features, Processor(visual_encoder, encoder, None)
 
 
 def image_rows(features: AnyFeatures, split: Dataset) -> np.ndarray:
@@ -266,13 +276,16 @@ def caption_rows(features: AnyFeatures, split: Dataset) -> np.ndarray:
     return split.caption_rows if isinstance(features, ArrayFeatures) else features.rows(split.captions)
 
 
-def feedback_query_features(pairs: FeedbackPairs | None, data: Dataset, processor: Processor) -> AnyFeatures | None:
+def feedback_query_features(
+    pairs: FeedbackPairs | None, data: Dataset, processor: Processor, group: ProcessGroup = ONE_PROCESS
+) -> AnyFeatures | None:
     """Compute the features of judged text queries, if the model reads caption features.
 
     Args:
         pairs: Judged pairs. None without feedback.
         data: Data set.
         processor: Processor of the recipe.
+        group: Processes that compute the features together.
 
     Returns:
         The features. None without queries, or if the model reads tokens.
@@ -288,7 +301,7 @@ def feedback_query_features(pairs: FeedbackPairs | None, data: Dataset, processo
             "Set text.encoder, or remove data.feedback."
         )
     queries = Dataset(f"{data.name}-judged", (), tuple(pairs.queries), np.zeros(len(pairs.queries), np.int64))
-    return cache_features(queries, processor.text)
+    return cache_features(queries, processor.text, group=group)
 
 
 def check_feature_dims(config: MatcherConfig, visual: AnyFeatures | None, text: AnyFeatures | None, model: Path) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import io
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from PIL import Image as Pillow
 from torch import Tensor
 
 from visavis.data.images import decode_image, dhash
-from visavis.data.parallel import map_in_order
+from visavis.data.parallel import EncodingEngine, map_in_order, map_on_ray
 from visavis.data.video import read_frames
 from visavis.errors import DataError, MissingExtra, VisavisError
 from visavis.models.processor import Processor
@@ -39,8 +38,6 @@ SHARD_SIZE = 256
 """Files that are encoded and stored at once. A killed process loses the shards in progress."""
 MAX_PAGED_PIXELS = 64_000_000
 """Size limit of the first frame of an animated image."""
-
-EncodingEngine = Literal["local", "ray"]
 
 
 @dataclass(frozen=True)
@@ -190,31 +187,11 @@ def encode_in_shards(
     if engine == "local":
         yield from ((shard, encode_shard(model, shard, moment_seconds)) for shard in shards)
     elif engine == "ray":
-        yield from _encode_on_ray(workers, model_name, model.embedding_dim, shards, moment_seconds)
+        arguments, jobs = (model_name, model.embedding_dim, moment_seconds), list(enumerate(map(_with_absolute_paths, shards)))
+        for number, shard in map_on_ray(RayEncoder, arguments, jobs, workers=workers, action="indexing", ordered=False):
+            yield shards[number], shard
     else:
         raise VisavisError(f'engine: expected "local" or "ray", got {engine!r}.')
-
-
-def _encode_on_ray(
-    workers: int, model: str, embedding_dim: int | None, shards: Sequence[Sequence[SourceFile]], moment_seconds: float
-) -> Iterator[tuple[Sequence[SourceFile], EncodedShard]]:
-    """Encode shards by actors with a model each. Ray restarts a lost actor and repeats its shard."""
-    try:
-        import ray
-        from ray.util import ActorPool
-    except ImportError:
-        raise MissingExtra("ray", "scale", "indexing with --engine ray") from None
-    if workers < 1:
-        raise VisavisError(f"workers: expected an integer >= 1, got {workers}.")
-    if not shards:
-        return
-    if not ray.is_initialized():
-        ray.init(address=os.environ.get("RAY_ADDRESS", "local"), include_dashboard=False, log_to_driver=False)
-    actor_class = ray.remote(max_restarts=-1, max_task_retries=-1)(RayEncoder)
-    actors = [actor_class.remote(model, embedding_dim, moment_seconds) for _ in range(min(workers, len(shards)))]
-    jobs: list[Any] = list(enumerate(map(_with_absolute_paths, shards)))
-    for number, shard in ActorPool(actors).map_unordered(lambda actor, job: actor.encode.remote(*job), jobs):
-        yield shards[number], shard
 
 
 def _with_absolute_paths(files: Sequence[SourceFile]) -> list[SourceFile]:

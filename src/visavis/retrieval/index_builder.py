@@ -17,13 +17,14 @@ import numpy as np
 import torch
 
 from visavis import storage
+from visavis.data.parallel import EncodingEngine
 from visavis.errors import DataError, RefusedOverwrite, RunError, VisavisError
 from visavis.memory_budget import MemoryLimit
 from visavis.models.retriever import Retriever
 from visavis.progress import NoProgress, Progress
 from visavis.retrieval.calibration import Calibration, fit_calibration
 from visavis.retrieval.compression import CompressionReport, measure_compression
-from visavis.retrieval.encoding import EncodedShard, EncodingEngine, encode_in_shards
+from visavis.retrieval.encoding import EncodedShard, encode_in_shards
 from visavis.retrieval.index_folder import (
     STORE_FOLDER,
     Index,

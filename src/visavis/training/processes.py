@@ -26,11 +26,16 @@ waits for a thread of gloo, which waits for the interpreter."""
 
 
 @contextmanager
-def join_processes() -> Iterator[ProcessGroup]:
-    """Join the other processes of a training, if ``torchrun`` or a like launcher started this one.
+def join_processes(
+    after_kill: str = "The last checkpoint is intact. Continue with --resume RUN, with any number of processes.",
+) -> Iterator[ProcessGroup]:
+    """Join the other processes of a command, if ``torchrun`` or a like launcher started this one.
 
     The first process that fails reports its error. The others, which lose their connection to it, raise
     ``ReportedByOtherProcess``, which the command line does not print.
+
+    Args:
+        after_kill: Advice to the user if another process was killed.
 
     Yields:
         The group. One process is a group of its own.
@@ -67,11 +72,10 @@ def join_processes() -> Iterator[ProcessGroup]:
             distributed.destroy_process_group()
             _wait_for_other_ranks(store, group)
         if not is_first:
-            raise ReportedByOtherProcess("Another process of the training has failed, and reports why.") from error
+            raise ReportedByOtherProcess("Another process has failed, and reports why.") from error
         if _is_lost_connection(error):
             raise RunError(
-                f"A process of the training was killed: {group.world_size} processes were expected, and their connection was lost. "
-                "The last checkpoint is intact. Continue with --resume RUN, with any number of processes."
+                f"A process was killed: {group.world_size} processes were expected, and their connection was lost. {after_kill}"
             ) from None
         raise
     if is_own_group:

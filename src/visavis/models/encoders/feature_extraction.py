@@ -6,8 +6,9 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 
 from visavis import storage
-from visavis.data.dataset import Dataset
+from visavis.data.dataset import Dataset, Image
 from visavis.data.features.store import (
     VARIABLE_LENGTH_FILES,
     FeatureStore,
@@ -26,10 +27,10 @@ from visavis.data.features.store import (
     discard_store,
     read_description,
 )
-from visavis.data.parallel import map_in_order
+from visavis.data.parallel import EncodingEngine, map_in_order, map_on_ray
 from visavis.data.video import VideoError
 from visavis.errors import DataError, SpecError, VisavisError
-from visavis.models.device import has_native_bfloat16
+from visavis.models.device import choose_device, has_native_bfloat16
 from visavis.models.encoders.cnn_backbones import SMALL_CNN
 from visavis.models.encoders.frozen_encoders import (
     CPU_IMAGE_BATCH_SIZE,
@@ -39,6 +40,7 @@ from visavis.models.encoders.frozen_encoders import (
     current_preprocessing_config,
 )
 from visavis.models.encoders.pretrained_files import weights_checksum, weights_fingerprint
+from visavis.process_group import ONE_PROCESS, ProcessGroup
 from visavis.types import Encoded
 
 OnProgress = Callable[[int, int, float], None]
@@ -83,6 +85,9 @@ def cache_features(
     *,
     batch_size: int | None = None,
     bfloat16: bool | None = None,
+    engine: EncodingEngine = "local",
+    workers: int = 2,
+    group: ProcessGroup = ONE_PROCESS,
     on_progress: OnProgress | None = None,
 ) -> FeatureStore:
     """Compute the features of all images, or of all different captions, that are not stored yet.
@@ -96,6 +101,9 @@ def cache_features(
         folder: Folder of the store. None: the default folder in the cache.
         batch_size: Items per batch. None: 4 images, 1 clip or 64 texts.
         bfloat16: Whether to multiply in bfloat16. None: for texts, if the processor has native bfloat16.
+        engine: Where batches are encoded: by this process, or by processes of a Ray cluster that can read the files of the data set.
+        workers: Number of Ray processes.
+        group: Processes that share the batches. Each of them makes this call.
         on_progress: Called after each batch.
 
     Returns:
@@ -105,20 +113,27 @@ def cache_features(
         SpecError: If the encoder starts with random weights.
         DataError: If a video cannot be read.
         RefusedOverwrite: If ``folder`` holds other features.
+        MissingExtra: If Ray is not installed.
     """
     spec = encoder if isinstance(encoder, EncoderSpec) else encoder.spec
     if spec.name == SMALL_CNN:
         raise SpecError(
             f"encoder: expected trained weights, got {spec.name}, which starts with random weights. Train it with visual.granularity=pixels."
         )
-    if folder is None:
-        folder = feature_store_folder(dataset, spec)
-        if isinstance(encoder, EncoderSpec) and (store := _open_finished(folder)) is not None:
-            return store
-    with storage.folder_lock(folder, wait=True):
-        encoder = encoder.open() if isinstance(encoder, EncoderSpec) else encoder
+    is_default_folder = folder is None
+    folder = feature_store_folder(dataset, spec) if folder is None else Path(folder)
+    with ExitStack() as lock:
+        with group.first_rank_first():
+            finished = _open_finished(folder) if is_default_folder and isinstance(encoder, EncoderSpec) else None
+            if finished is None and group.is_first:
+                lock.enter_context(storage.folder_lock(folder, wait=True))
+        # Rank 0 decides, because another program may finish the store in between.
+        if group.broadcast_text("unfinished" if finished is None else "finished") == "finished":
+            return FeatureStore.open(folder) if finished is None else finished
+        if isinstance(encoder, EncoderSpec):
+            encoder = encoder.open().to(choose_device())
         try:
-            return _compute(dataset, encoder, Path(folder), batch_size, bfloat16, on_progress)
+            return _compute(dataset, encoder, folder, batch_size, bfloat16, on_progress, _BatchSharing(engine, workers, group))
         except VideoError as error:
             raise DataError(
                 f"{str(error).removesuffix('.')}. Repair the video, remove it from {dataset.name}, or skip broken files with --skip-bad."
@@ -134,55 +149,133 @@ def _open_finished(folder: Path) -> FeatureStore | None:
         return None
 
 
+class _BatchEncoder:
+    """Encodes batches of images, clips or texts.
+
+    Args:
+        encoder: The encoder, or its specification in a Ray process.
+        bfloat16: Whether to multiply in bfloat16.
+    """
+
+    def __init__(self, encoder: FrozenEncoder | EncoderSpec, bfloat16: bool):
+        self.encoder = encoder.open().to(choose_device()) if isinstance(encoder, EncoderSpec) else encoder
+        self.spec, self.bfloat16 = self.encoder.spec, bfloat16
+
+    def read(self, batch: Sequence[Image | str]) -> Encoded:
+        """Read and preprocess a batch."""
+        return self.encoder.preprocess([self._read(item) for item in batch])
+
+    def _read(self, item: Image | str) -> Any:
+        if isinstance(item, str):
+            return item
+        return item.frames(self.spec.frames_per_second) if self.spec.granularity == "frames" else item.open(self.encoder.min_side)
+
+    def __call__(self, inputs: Encoded) -> Encoded:
+        """Encode a preprocessed batch."""
+        device = next(self.encoder.parameters()).device
+        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=self.bfloat16):
+            return self.encoder(inputs.to(device))
+
+    def encode(self, batch: Sequence[Image | str]) -> Encoded:
+        """Read and encode a batch in a Ray process."""
+        return self(self.read(batch)).to("cpu")
+
+
+@dataclass(frozen=True)
+class _BatchSharing:
+    """Processes that share the batches of a store.
+
+    Attributes:
+        engine: Where batches are encoded.
+        workers: Number of Ray processes.
+        group: Processes that share the batches.
+    """
+
+    engine: EncodingEngine
+    workers: int
+    group: ProcessGroup
+
+    def encode(self, encoder: _BatchEncoder, batches: Sequence[Sequence[Image | str]]) -> Iterator[Encoded]:
+        """Encode batches in their order. Every process gets all of them."""
+        if self.engine == "ray":
+            jobs, arguments = [(list(map(_with_absolute_path, batch)),) for batch in batches], (encoder.spec, encoder.bfloat16)
+            yield from map_on_ray(_BatchEncoder, arguments, jobs, workers=self.workers, action="features", ordered=True)
+            return
+        # One thread for texts, because a tokenizer is not thread-safe, and for clips, which FFmpeg decodes with threads of its own.
+        threads = 0 if encoder.spec.side == "visual" and encoder.spec.granularity != "frames" else 1
+        size = self.group.world_size
+        local = map(encoder, map_in_order(encoder.read, self.group.part(batches), threads=threads))
+        if size == 1:
+            yield from local
+            return
+        empty: Encoded | None = None
+        for start in range(0, len(batches), size):
+            encoded = next(local, None)
+            # A rank without a batch in the last round sends an empty one. If it never had a batch, it encodes one of another rank.
+            sent = encoded if encoded is not None else empty if empty is not None else encoder.encode(batches[0])[:0]
+            sent, empty = sent.to(self.group.device), sent[:0]
+            yield from self.group.all_gather_batches([sent], size)[: len(batches) - start]
+
+
+def _with_absolute_path(item: Image | str) -> Image | str:
+    """The item with a path that holds in every working directory."""
+    if isinstance(item, str) or item.location is None:
+        return item
+    return replace(item, location=replace(item.location, path=item.location.path.absolute()))
+
+
 def _compute(
-    dataset: Dataset, encoder: FrozenEncoder, folder: Path, batch_size: int | None, bfloat16: bool | None, on_progress: OnProgress | None
+    dataset: Dataset,
+    encoder: FrozenEncoder,
+    folder: Path,
+    batch_size: int | None,
+    bfloat16: bool | None,
+    on_progress: OnProgress | None,
+    sharing: _BatchSharing,
 ) -> FeatureStore:
-    """Compute and write the missing part of a store."""
-    spec = encoder.spec
-    device = next(encoder.parameters()).device
-    bfloat16 = _choose_bfloat16(folder, encoder, device) if bfloat16 is None else bfloat16
+    """Compute the missing part of a store, which rank 0 writes."""
+    spec, group = encoder.spec, sharing.group
+    if bfloat16 is None:
+        bfloat16 = _choose_bfloat16(folder, encoder, next(encoder.parameters()).device)
     batch_size = batch_size or (64 if spec.side == "text" else 1 if spec.granularity == "frames" else CPU_IMAGE_BATCH_SIZE)
     keys, lengths = _sorted_keys(dataset, encoder)
-    images = {image.name: image for image in dataset.images}
-    decodes_images = spec.side == "visual" and spec.granularity != "frames"
-
-    def read(key: str) -> Any:
-        if spec.side == "text":
-            return key
-        return images[key].frames(spec.frames_per_second) if spec.granularity == "frames" else images[key].open(encoder.min_side)
-
-    def prepare(batch: list[str]) -> Encoded:
-        return encoder.preprocess([read(key) for key in batch])
-
-    with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
-        first = encoder(prepare(keys[:1]).to(device))
-        description = StoreDescription(
-            modality=spec.side,
-            granularity=spec.granularity,
-            encoder=spec.name,
-            weights_checksum=weights_checksum(encoder),
-            shape=tuple(first.vectors.shape[2 if spec.granularity in VARIABLE_LENGTH_FILES else 1 :]),
-            num_items=len(keys),
-            fingerprint=dataset.fingerprint,
-            crops=spec.crops,
-            precision="bfloat16" if bfloat16 else "float32",
-            preprocessing=encoder.preprocessing_config,
-            versions={package: version(package) for package in ("visavis", "torch", "transformers") if find_spec(package)},
-        )
-        writer = FeatureWriter.open(folder, description, keys, lengths)
-        start, started = writer.rows_written, time.perf_counter()
-        saved = started
-        batches = [keys[i : i + batch_size] for i in range(start, len(keys), batch_size)]
-        # One thread for texts, because a tokenizer is not thread-safe, and for clips, which FFmpeg decodes with threads of its own.
-        for inputs in map_in_order(prepare, batches, threads=0 if decodes_images else 1):
-            writer.append(encoder(inputs.to(device)))
-            now = time.perf_counter()
+    images = {image.name: image for image in dataset.images} if spec.side == "visual" else {}
+    items: list[Image | str] = [images[key] for key in keys] if images else list(keys)
+    batch_encoder = _BatchEncoder(encoder, bfloat16)
+    writer = None
+    with group.first_rank_first():
+        if group.is_first:
+            first = batch_encoder.encode(items[:1])
+            assert isinstance(first.vectors, torch.Tensor)
+            description = StoreDescription(
+                modality=spec.side,
+                granularity=spec.granularity,
+                encoder=spec.name,
+                weights_checksum=weights_checksum(encoder),
+                shape=tuple(first.vectors.shape[2 if spec.granularity in VARIABLE_LENGTH_FILES else 1 :]),
+                num_items=len(keys),
+                fingerprint=dataset.fingerprint,
+                crops=spec.crops,
+                precision="bfloat16" if bfloat16 else "float32",
+                preprocessing=encoder.preprocessing_config,
+                versions={package: version(package) for package in ("visavis", "torch", "transformers") if find_spec(package)},
+            )
+            writer = FeatureWriter.open(folder, description, keys, lengths)
+    start, started = int(group.broadcast_text(str(writer.rows_written) if writer else "")), time.perf_counter()
+    saved, done = started, start
+    batches = [items[i : i + batch_size] for i in range(start, len(items), batch_size)]
+    for batch in sharing.encode(batch_encoder, batches):
+        done += len(batch)
+        now = time.perf_counter()
+        if writer is not None:
+            writer.append(batch)
             if now - saved > SAVE_INTERVAL_S:
                 writer.save()
                 saved = now
-            if on_progress is not None:
-                on_progress(writer.rows_written, len(keys), (writer.rows_written - start) / (now - started))
-    return writer.finish()
+        if on_progress is not None:
+            on_progress(done, len(keys), (done - start) / (now - started))
+    with group.first_rank_first():
+        return writer.finish() if writer is not None else FeatureStore.open(folder)
 
 
 def _choose_bfloat16(folder: Path, encoder: FrozenEncoder, device: torch.device) -> bool:
