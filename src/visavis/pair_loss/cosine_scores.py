@@ -161,8 +161,12 @@ class CosineScores(Scores):
         Returns:
             The scaled tensor, or the tensor itself for a factor of 1.
         """
-        factor = self.factor if self.scale is None else self.factor * self.scale
-        return rows if factor == 1 else rows * factor
+        return rows if self.total_factor == 1 else rows * self.total_factor
+
+    @property
+    def total_factor(self) -> float:
+        """The scale times the factor of the scores."""
+        return self.factor if self.scale is None else self.factor * self.scale
 
 
 class RecomputedCosines(CosineScores):
@@ -185,10 +189,12 @@ class RecomputedCosines(CosineScores):
 
     def score_block(self, rows: slice, columns: slice, *, with_grad: bool) -> ScoreBlock:
         query_side, candidate_side = self._query_and_candidate_side()
-        queries, candidates = self.apply_scale(query_side.matmul_rows[rows]), candidate_side.matmul_rows[columns]
+        queries, candidates = query_side.matmul_rows[rows], candidate_side.matmul_rows[columns]
         scores = self._buffer(len(queries), len(candidates), queries.dtype)
-        torch.mm(queries, candidates.T, out=scores)
-        if scores.dtype != self.dtype:
+        if scores.dtype == self.dtype:
+            torch.addmm(scores, queries, candidates.T, beta=0, alpha=self.total_factor, out=scores)
+        else:
+            torch.mm(self.apply_scale(queries), candidates.T, out=scores)
             scores = self._buffer(len(queries), len(candidates), self.dtype).copy_(scores)
         return ScoreBlock(scores, lambda gradient: self._accumulate(rows, columns, gradient))
 
@@ -216,19 +222,21 @@ class RecomputedCosines(CosineScores):
 
     def _accumulate(self, rows: slice, columns: slice, gradient: Tensor) -> None:
         query_side, candidate_side = self._query_and_candidate_side()
-        gradient = gradient.to(query_side.matmul_rows.dtype)
-        if query_side.needs_grad or self.scale_gradient is not None:
-            query_grad = torch.mm(gradient, candidate_side.matmul_rows[columns]).to(self.dtype)
+        queries, candidates = query_side.matmul_rows[rows], candidate_side.matmul_rows[columns]
+        gradient = gradient.to(queries.dtype)
+        is_exact = queries.dtype == self.dtype
+        if is_exact and query_side.needs_grad and self.scale_gradient is None:
+            query_side.gradient_buffer()[rows].addmm_(gradient, candidates, alpha=self.total_factor)
+        elif query_side.needs_grad or self.scale_gradient is not None:
+            query_grad = torch.mm(gradient, candidates).to(self.dtype)
             if self.scale_gradient is not None:
                 self.scale_gradient += torch.linalg.vecdot(query_grad, query_side.unit_rows[rows]).sum() * self.factor
             if query_side.needs_grad:
                 query_side.gradient_buffer()[rows] += self.apply_scale(query_grad)
-        if candidate_side.needs_grad:
-            queries = self.apply_scale(query_side.matmul_rows[rows])
-            if queries.dtype == self.dtype:
-                candidate_side.gradient_buffer()[columns].addmm_(gradient.T, queries)
-            else:
-                candidate_side.gradient_buffer()[columns] += torch.mm(gradient.T, queries)
+        if candidate_side.needs_grad and is_exact:
+            candidate_side.gradient_buffer()[columns].addmm_(gradient.T, queries, alpha=self.total_factor)
+        elif candidate_side.needs_grad:
+            candidate_side.gradient_buffer()[columns] += torch.mm(gradient.T, self.apply_scale(queries))
 
     def _chunk_pairs(self, query: Tensor, candidate: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
         for start in range(0, len(query), ROWS_PER_CHUNK):

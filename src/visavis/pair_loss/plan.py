@@ -4,7 +4,7 @@
 >>> directions = Targets.paired(8192), Targets.paired(8192).T
 >>> item_bytes = 4 * 512 * (8192 + 8192)
 >>> print(choose_plan(PlanInputs(Unified(), directions, item_bytes, torch.device("cpu"), memory_bytes=2**30)))
-tiles of 1024 x 1024 scores for both directions, up to 80.0 MiB of tiles cached. About 120.0 MiB next to items and gradients.
+tiles of 1024 x 1024 scores for both directions, up to 240.0 MiB of tiles cached. About 196.0 MiB next to items and gradients.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MIN_FAST_BLOCK_ROWS = 64
 TILE_SIDE_BY_DEVICE = {"cpu": 1024}
 DEFAULT_TILE_SIDE = 8192
 # Tiles that wait for their gradient.
-MAX_CACHED_TILE_BYTES = 5 * 2**24
+MAX_CACHED_TILE_BYTES = 15 * 2**24
 
 IntPair = tuple[int, int]
 

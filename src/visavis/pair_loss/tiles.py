@@ -38,6 +38,8 @@ class Tile(NamedTuple):
         pair_positions: Row and column of each of them in the tile.
         positive_scores: Their scores.
         block: The scores and the accumulation of their gradient.
+        is_cached: Whether the exponentials of the tile wait for the second pass.
+        exponentials: The exponentials of a tile that waited.
     """
 
     rows: slice
@@ -46,19 +48,32 @@ class Tile(NamedTuple):
     pair_positions: tuple[Tensor, Tensor]
     positive_scores: Tensor
     block: ScoreBlock
+    is_cached: bool = False
+    exponentials: TileExponentials | None = None
 
     @property
     def scores(self) -> Tensor:
         """Scores of the tile, shape ``[R, C]``."""
         return self.block.scores
 
+    def view_of(self, memory: Tensor) -> Tensor:
+        """View the start of a one-dimensional tensor in the shape of the tile.
+
+        Args:
+            memory: Memory for any tile.
+
+        Returns:
+            The view, shape ``[R, C]``.
+        """
+        return memory[: self.scores.numel()].view(self.scores.shape)
+
 
 class TileGrid:
     """All tiles of a score matrix, in steps for the two passes of a log-sum-exp.
 
     Step k scores the tiles of row block k and of column block k that no earlier step scored. These rows and columns are
-    complete after the step. Tiles near the diagonal therefore wait only a few steps for the second pass, and a band of them is cached in the
-    meantime. Tiles far from the diagonal are scored a second time.
+    complete after the step. Tiles near the diagonal therefore wait only a few steps for the second pass, and the exponentials of a band of
+    them are cached in the meantime. Tiles far from the diagonal are scored a second time.
 
     Args:
         scores: Scores of the queries of this rank against all candidates.
@@ -83,6 +98,8 @@ class TileGrid:
         self.uncached_tiles: list[tuple[int, int]] = []
         self.cache_bytes_left = cache_bytes if scores.is_cheap else 0
         self.band = max_cached_band(self.cache_bytes_left, math.prod(scores.shape) / self.num_steps**2 * torch.finfo(scores.dtype).bits / 8)
+        # Memory of cached tiles is used again. Fresh memory pages would cost as much time as all other work on a tile.
+        self.free_memory: list[Tensor] = []
         self.negative: tuple[slice, Tensor] | None = None
 
     def first_pass(self, step: int) -> Iterator[Tile]:
@@ -102,10 +119,35 @@ class TileGrid:
                 tile = self._tile(row, column, with_grad=self.scores.is_cheap)
                 if max(steps) - step <= self.band and self.cache_bytes_left >= tile.scores.nbytes:
                     self.cache_bytes_left -= tile.scores.nbytes
-                    self.cached_tiles[max(steps)].append(tile._replace(block=ScoreBlock(tile.scores.clone(), tile.block.accumulate_grad)))
+                    yield tile._replace(is_cached=True)
                 else:
                     self.uncached_tiles.append((row, column))
-                yield tile
+                    yield tile
+
+    def memory_of(self, tile: Tile) -> Tensor:
+        """Take memory for a tile that waits for the second pass.
+
+        Args:
+            tile: The tile.
+
+        Returns:
+            Memory of the shape of its scores.
+        """
+        return tile.view_of(self.free_memory.pop()) if self.free_memory else torch.empty_like(tile.scores)
+
+    def keep(self, tile: Tile, exponentials: TileExponentials) -> None:
+        """Keep the exponentials of a cached tile until its rows and columns are complete.
+
+        Args:
+            tile: The tile, whose scores are overwritten by the next one.
+            exponentials: Its exponentials, in memory of their own.
+        """
+        last_step = max(
+            self._step(self.row_blocks.index(tile.rows), self.row_blocks),
+            self._step(self.column_blocks.index(tile.columns), self.column_blocks),
+        )
+        block = ScoreBlock(exponentials.values, tile.block.accumulate_grad)
+        self.cached_tiles[last_step].append(tile._replace(block=block, exponentials=exponentials))
 
     def second_pass(self, step: int) -> Iterator[Tile]:
         """Return to the tiles whose rows and columns are complete after a step. The last step scores all uncached tiles again.
@@ -120,6 +162,8 @@ class TileGrid:
             tile = self.cached_tiles[step].pop()
             self.cache_bytes_left += tile.scores.nbytes
             yield tile
+            if tile.scores.numel() == self.max_tile_scores:
+                self.free_memory.append(tile.scores.flatten())
         if step == self.num_steps - 1:
             yield from (self._tile(row, column, with_grad=True) for row, column in self.uncached_tiles)
 
@@ -133,6 +177,11 @@ class TileGrid:
             Rows and columns.
         """
         return self._covered(step, self.row_blocks), self._covered(step, self.column_blocks)
+
+    @property
+    def max_tile_scores(self) -> int:
+        """Number of scores of the largest tile."""
+        return math.prod(max((block.stop - block.start for block in blocks), default=0) for blocks in (self.row_blocks, self.column_blocks))
 
     def new_tensor(self, *length: int, value: float = NEG_INF) -> Tensor:
         """Make a tensor with the dtype of the scores.
@@ -185,58 +234,58 @@ def max_cached_band(cache_bytes: float, cell_bytes: float) -> float:
 
 
 class TileExponentials:
-    """Sums and gradients of exponentials over a tile, for its rows and its columns at once. Owns a buffer of one tile.
+    """Exponentials of a tile, for its rows and its columns at once.
 
-    One shift serves the whole tile if all of its sums can be computed with it, which is tested afterwards. A sum close to the
-    smallest number may have lost terms. The tile is then computed again with a shift for each row and column. So no
+    One shift serves the whole tile if all of its sums can be computed with it, which is tested. A sum close to the smallest number may have
+    lost terms. The tile then keeps its scores, and its sums and gradients are computed with a shift for each row and column. So no
     temperature and no spread of scores underflows, and a usual tile costs one exponential per score.
+
+    Args:
+        scores: Scores of shape ``[R, C]``.
+        memory: Tensor of this shape for the exponentials.
+        totals: Log-sum-exp of each row and of each column over all tiles, if they are known. ``memory`` may then be ``scores``.
+
+    Attributes:
+        values: ``e^(s_ij - shift)``, or the scores if no shift serves all of them.
+        shift: The shift. None: no shift serves all scores.
     """
 
-    def __init__(self) -> None:
-        self.buffer = torch.empty(0)
+    def __init__(self, scores: Tensor, memory: Tensor, totals: tuple[Tensor, Tensor] | None = None):
+        shift, smallest = _finite(scores.amax()), _smallest_exact_sum(scores)
+        self.shift: Tensor | None = shift
+        if totals is not None and (shift - torch.minimum(*(total.min() for total in totals))) >= -math.log(smallest):
+            self.shift, self.values = None, memory.copy_(scores)
+            return
+        self.values = torch.sub(scores, shift, out=memory).exp_()
+        if totals is not None:
+            return
+        rows, columns = self.values.sum(1), self.values.sum(0)
+        if torch.minimum(rows.min(), columns.min()) < smallest:
+            self.shift, self.values = None, memory.copy_(scores)
+            self.log_sums = scores.logsumexp(1), scores.logsumexp(0)
+        else:
+            self.log_sums = rows.log_().add_(shift), columns.log_().add_(shift)
 
-    def log_sums(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the log-sum-exp of every row and of every column.
+    log_sums: tuple[Tensor, Tensor]
+    """Log-sum-exp of rows ``[R]`` and of columns ``[C]``, -inf where all scores are -inf. Missing if the totals were known."""
+
+    def gradient(self, totals: tuple[Tensor, Tensor], total_grads: tuple[Tensor, Tensor], memory: Tensor) -> Tensor:
+        """Compute ``row_grads_i e^(s_ij - rows_i) + column_grads_j e^(s_ij - columns_j)``. Overwrites the exponentials.
 
         Args:
-            scores: Scores of shape ``[R, C]``.
-
-        Returns:
-            Log-sum-exp of rows ``[R]`` and of columns ``[C]``, -inf where all scores are -inf.
-        """
-        shift = _finite(scores.amax())
-        exponentials = torch.sub(scores, shift, out=self._buffer_like(scores)).exp_()
-        rows, columns = exponentials.sum(1), exponentials.sum(0)
-        if torch.minimum(rows.min(), columns.min()) < _smallest_exact_sum(scores):
-            return scores.logsumexp(1), scores.logsumexp(0)
-        return rows.log_().add_(shift), columns.log_().add_(shift)
-
-    def softmax_gradient(self, scores: Tensor, rows: Tensor, columns: Tensor, row_grads: Tensor, column_grads: Tensor) -> Tensor:
-        """Compute ``row_grads_i e^(s_ij - rows_i) + column_grads_j e^(s_ij - columns_j)``. Overwrites the scores.
-
-        Args:
-            scores: Scores of shape ``[R, C]``.
-            rows: Log-sum-exp of each row, +inf for a row without negatives.
-            columns: Log-sum-exp of each column.
-            row_grads: Gradient of each row's log-sum-exp.
-            column_grads: Gradient of each column's log-sum-exp.
+            totals: Log-sum-exp of each row and of each column, +inf for one without negatives.
+            total_grads: Their gradients.
+            memory: Tensor of shape ``[R, C]``, which is overwritten.
 
         Returns:
             Gradient of the scores, shape ``[R, C]``.
         """
-        shift = _finite(scores.amax())
-        over_rows, over_columns = shift - rows, shift - columns
-        if torch.maximum(over_rows.max(), over_columns.max()) < -math.log(_smallest_exact_sum(scores)):
-            per_row, per_column = row_grads * over_rows.exp_(), column_grads * over_columns.exp_()
-            factors = torch.add(per_column, per_row[:, None], out=self._buffer_like(scores))
-            return scores.sub_(shift).exp_().mul_(factors)
-        by_columns = torch.sub(scores, columns, out=self._buffer_like(scores)).exp_().mul_(column_grads)
-        return scores.sub_(rows[:, None]).exp_().mul_(row_grads[:, None]).add_(by_columns)
-
-    def _buffer_like(self, scores: Tensor) -> Tensor:
-        if self.buffer.numel() < scores.numel():
-            self.buffer = torch.empty_like(scores).flatten()
-        return self.buffer[: scores.numel()].view(scores.shape)
+        (rows, columns), (row_grads, column_grads) = totals, total_grads
+        if self.shift is not None:
+            per_row, per_column = row_grads * (self.shift - rows).exp_(), column_grads * (self.shift - columns).exp_()
+            return self.values.mul_(torch.add(per_column, per_row[:, None], out=memory))
+        by_columns = torch.sub(self.values, columns, out=memory).exp_().mul_(column_grads)
+        return self.values.sub_(rows[:, None]).exp_().mul_(row_grads[:, None]).add_(by_columns)
 
 
 def _finite(shift: Tensor) -> Tensor:
@@ -326,25 +375,27 @@ class _SummaryLoss:
 def _log_sum_exp_loss(
     objective: SummaryObjective, scale: float, tiles: TileGrid, group: ProcessGroup, *, needs_grad: bool
 ) -> ValueAndGradients:
-    loss, exponentials = _SummaryLoss(objective, tiles, group, needs_grad=needs_grad), TileExponentials()
+    loss, memory = _SummaryLoss(objective, tiles, group, needs_grad=needs_grad), tiles.new_tensor(tiles.max_tile_scores)
     for step in range(tiles.num_steps):
         for tile in tiles.first_pass(step):
             loss.positive[tile.pairs] = tile.positive_scores / scale
-            tile_sums = exponentials.log_sums(tile.scores)
-            for totals, items, sums in zip((loss.rows, loss.columns), (tile.rows, tile.columns), tile_sums, strict=True):
+            exponentials = TileExponentials(tile.scores, tiles.memory_of(tile) if tile.is_cached else tile.view_of(memory))
+            for totals, items, sums in zip((loss.rows, loss.columns), (tile.rows, tile.columns), exponentials.log_sums, strict=True):
                 totals[items] = torch.logaddexp(totals[items], sums)
+            if tile.is_cached:
+                tiles.keep(tile, exponentials)
         rows, columns = tiles.completed_by(step)
         loss.columns[columns] = group.all_gather_stack(loss.columns[columns]).logsumexp(0)
         loss.add_terms(rows, columns)
         loss.column_grads[columns] = group.all_reduce_sum(loss.column_grads[columns])
         for tile in tiles.second_pass(step) if needs_grad else ():
-            row_sums, column_sums = _inf_if_empty(loss.rows[tile.rows]), _inf_if_empty(loss.columns[tile.columns])
-            grads = loss.row_grads[tile.rows], loss.column_grads[tile.columns]
-            gradient = exponentials.softmax_gradient(tile.scores, row_sums, column_sums, *grads)
+            totals = _inf_if_empty(loss.rows[tile.rows]), _inf_if_empty(loss.columns[tile.columns])
+            waited = tile.exponentials or TileExponentials(tile.scores, tile.scores, totals)
+            gradient = waited.gradient(totals, (loss.row_grads[tile.rows], loss.column_grads[tile.columns]), tile.view_of(memory))
             gradient[tile.pair_positions] = loss.positive_grads[tile.pairs] / scale
             tile.block.accumulate_grad(gradient)
             # Free the tile before the next one is scored.
-            del tile, gradient
+            del tile, waited, gradient
     return loss.result()
 
 
