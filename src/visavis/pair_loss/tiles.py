@@ -380,8 +380,8 @@ def _log_sum_exp_loss(
         for tile in tiles.first_pass(step):
             loss.positive[tile.pairs] = tile.positive_scores / scale
             exponentials = TileExponentials(tile.scores, tiles.memory_of(tile) if tile.is_cached else tile.view_of(memory))
-            for totals, items, sums in zip((loss.rows, loss.columns), (tile.rows, tile.columns), exponentials.log_sums, strict=True):
-                totals[items] = torch.logaddexp(totals[items], sums)
+            for running, items, sums in zip((loss.rows, loss.columns), (tile.rows, tile.columns), exponentials.log_sums, strict=True):
+                running[items] = torch.logaddexp(running[items], sums)
             if tile.is_cached:
                 tiles.keep(tile, exponentials)
         rows, columns = tiles.completed_by(step)
