@@ -1,7 +1,8 @@
 """The data path from JPEG files against another checkout: training from pixels, indexing, checking and caching features.
 
     git worktree add ../old 72e789a
-    python benchmarks/data_path.py --old ../old/src [--photos 400] [--size 1600 1200] [--repeats 3] [--only training index check features]
+    python benchmarks/data_path.py --old ../old/src [--photos 400] [--size 1600 1200] [--repeats 3] [--epochs 3]
+                                   [--only training index check features]
 
 Photos are smooth noise. Each measurement is a process of its own, and both checkouts run in turn. Prints images per second of this checkout,
 the median ratios of seconds and of processor seconds to the other and their ranges, and how far indexed vectors and the best 10 results of
@@ -27,7 +28,6 @@ import visavis
 from visavis.retrieval.index_folder import Index
 
 KINDS = ("training", "index", "check", "features")
-EPOCHS = 3
 
 
 def write_photos(folder: Path, count: int, size: tuple[int, int], seed: int) -> None:
@@ -44,13 +44,13 @@ def write_photos(folder: Path, count: int, size: tuple[int, int], seed: int) -> 
     (folder / "captions.jsonl").write_text("\n".join(lines))
 
 
-def measure(kind: str, photos: Path, model: Path, out: Path) -> tuple[float, float]:
+def measure(kind: str, photos: Path, model: Path, out: Path, epochs: int) -> tuple[float, float]:
     """Return the seconds and the processor seconds per image."""
     count, started, before = len(list(photos.glob("*.jpg"))), time.perf_counter(), sum(os.times()[:4])
     if kind == "training":
-        run = visavis.train("photos/pixels-words", data=photos, out=out, overrides={"phases.0.epochs": EPOCHS}).run
+        run = visavis.train("photos/pixels-words", data=photos, out=out, overrides={"phases.0.epochs": epochs}).run
         log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        read = EPOCHS * round(0.8 * count)
+        read = epochs * round(0.8 * count)
         return float(log[-1]["time"]["training_s"]) / read, (sum(os.times()[:4]) - before) / read
     if kind == "index":
         visavis.index(model, photos, out=out)
@@ -81,12 +81,14 @@ def main() -> None:
     parser.add_argument("--photos", type=int, default=400)
     parser.add_argument("--size", type=int, nargs=2, default=(1600, 1200))
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=3, help="of the trainings, whose start is included in their time")
     parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
         kind, *paths = options.measure
-        print("seconds", *measure(kind, *map(Path, paths)))
+        photos, model, out = map(Path, paths)
+        print("seconds", *measure(kind, photos, model, out, options.epochs))
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -100,7 +102,14 @@ def main() -> None:
             for number in range(options.repeats):
                 for name, source in sources.items():
                     out, cache = folder / f"{kind}-{name}-{number}", folder / f"cache-{kind}-{name}-{number}"
-                    command = [sys.executable, __file__, "--measure", kind, *map(str, (folder / "photos", model, out))]
+                    command = [
+                        sys.executable,
+                        __file__,
+                        "--measure",
+                        kind,
+                        *map(str, (folder / "photos", model, out)),
+                        f"--epochs={options.epochs}",
+                    ]
                     environment = os.environ | {"PYTHONPATH": str(source), "VISAVIS_CACHE": str(cache)}
                     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
                     seconds[name].append([float(value) for value in result.stdout.split("seconds ")[1].split()])
