@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.processes import in_processes, start_ranks
 from tests.training.process_cases import train_all, train_until, write_recipes
 from torch import nn
 
+from visavis.data import open_dataset
 from visavis.errors import RecipeError
 from visavis.evaluation.tiled_ranking import rank_by_tiles
 from visavis.process_group import ONE_PROCESS, ProcessGroup
@@ -93,15 +95,86 @@ def test_sharded_parameters_train_the_same_model(few_scenes, dual_encoders, tmp_
     assert all(torch.allclose(weights[key], expected[key], rtol=1e-3, atol=1e-5) for key in expected)
 
 
-def test_a_run_resumes_with_another_number_of_processes(recipe, scenes, tmp_path):
+@pytest.mark.parametrize(
+    "stops",
+    [
+        pytest.param([(2, 5, 1), (1, 9, 0), (2, 13, 0), (2, 0, 0)], id="2-1-2-2"),
+        pytest.param([(4, 5, 3), (2, 9, 0), (1, 13, 0), (4, 0, 0)], id="4-2-1-4", marks=pytest.mark.long),
+    ],
+)
+def test_a_run_resumes_with_another_number_of_processes(recipe, scenes, tmp_path, stops):
     """The recipe has dropout, which depends on the number of processes, so it is switched off."""
     start = {"recipe": str(recipe), "overrides": {"data.path": str(scenes), "model.dropout": 0.0}, "out": tmp_path / "run"}
-    in_processes(train_until, (1, tmp_path / "r0", start | {"out": tmp_path / "whole"}, 0, 0), nprocs=1)
-    stops = [(2, 5, 1), (1, 9, 0), (2, 13, 0), (2, 0, 0)]
+    check_resumed(start, stops, tmp_path)
+
+
+@pytest.mark.long
+def test_sharded_parameters_resume_with_another_number_of_processes(few_scenes, dual_encoders, tmp_path):
+    recipe, overrides = fsdp_jobs(few_scenes, dual_encoders)["fsdp"]
+    start = {"recipe": recipe, "overrides": overrides | {"epochs": 6}, "out": tmp_path / "run"}
+    check_resumed(start, [(4, 1, 3), (2, 2, 0), (1, 4, 0), (4, 0, 0)], tmp_path)
+
+
+def check_resumed(start: dict, stops: list[tuple[int, int, int]], folder: Path) -> None:
+    """A run that stops at steps, each time with another number of processes, is equal to one that was never stopped."""
+    in_processes(train_until, (1, folder / "r0", start | {"out": folder / "whole"}, 0, 0), nprocs=1)
     for number, (world_size, step, rank) in enumerate(stops, 1):
-        arguments = {"resume": tmp_path / "run"} if number > 1 else start
-        in_processes(train_until, (world_size, tmp_path / f"r{number}", arguments, step, rank), nprocs=world_size)
-    check_equal(tmp_path / "run", tmp_path / "whole", 1e-5)
+        arguments = {"resume": folder / "run"} if number > 1 else start
+        in_processes(train_until, (world_size, folder / f"r{number}", arguments, step, rank), nprocs=world_size)
+    check_equal(folder / "run", folder / "whole", 1e-5)
+
+
+@pytest.mark.long
+def test_a_full_disk_or_a_cut_shard_is_reported_once(recipes, scenes, small_disk, tmp_path):
+    """Only rank 0 writes, and only one rank reads a shard. The run resumes when there is space again."""
+    run, filler = small_disk / "run", small_disk / "filler"
+    ranks = start_ranks(tmp_path / "full", 2, "train", recipes["pooled"], "--data", scenes, "--out", run, "training.checkpoint_s=0")
+    wait_for(lambda: (run / "metrics.jsonl").exists() and len(read_log(run)) > 1)
+    free = os.statvfs(small_disk)
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, (free.f_bfree - 2) * free.f_frsize)
+    assert [command.wait(60) for command in ranks] == [1, 1]
+    assert sum(command.output_text.count("No space left on device") for command in ranks) == 1
+    assert not any("Traceback" in command.output_text for command in ranks)
+    filler.unlink()
+    resumed = start_ranks(tmp_path / "resumed", 2, "train", "--resume", run)
+    assert [command.wait(60) for command in resumed] == [0, 0]
+    whole = start_ranks(tmp_path / "undisturbed", 2, "train", recipes["pooled"], "--data", scenes, "--out", tmp_path / "whole")
+    assert [command.wait(60) for command in whole] == [0, 0]
+    check_equal(run, tmp_path / "whole", 1e-9)
+
+    shards = write_shards(tmp_path / "shards", scenes)
+    values = [f"data.stream={shards}/train-*.tar", "training.workers=0", "epochs=1"]
+    content = (shards / "train-001.tar").read_bytes()
+    complete = start_ranks(tmp_path / "complete", 2, "train", recipes["pixels"], "--data", scenes, *values)
+    assert [command.wait(60) for command in complete] == [0, 0], complete[0].output_text
+    (shards / "train-001.tar").write_bytes(content[: len(content) // 2])
+    cut = start_ranks(tmp_path / "cut", 2, "train", recipes["pixels"], "--data", scenes, *values)
+    assert [command.wait(60) for command in cut] == [1, 1]
+    assert sum(command.output_text.count("train-001.tar") for command in cut) == 1
+
+
+def write_shards(folder: Path, scenes: Path) -> Path:
+    """Shards with the training images of scenes."""
+    webdataset = pytest.importorskip("webdataset", reason="webdataset is not installed: pip install -e '.[dev]'")
+    split = open_dataset(scenes).split("train")
+    folder.mkdir()
+    for shard in range(4):
+        with webdataset.TarWriter(str(folder / f"train-{shard:03d}.tar")) as writer:
+            for index in range(shard, len(split.images), 4):
+                image, caption = split.images[index], split.captions[int(split.captions_of[index][0])]
+                writer.write({"__key__": f"{index:05d}", "png": image.read(), "txt": caption})
+    return folder
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", folder], check=False, capture_output=True).returncode:
+        pytest.skip("a small file system cannot be mounted on this machine")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def test_a_failure_of_one_process_is_reported_once(recipes, scenes, tmp_path):
