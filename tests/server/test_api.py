@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import struct
+import threading
 import zlib
 
 import hypothesis
@@ -13,9 +15,14 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from visavis.errors import VisavisError
-from visavis.feedback.records import open_feedback, read_feedback
+from visavis.feedback.records import QueryKey, open_feedback, read_feedback
+from visavis.retrieval.index_folder import Index
+from visavis.retrieval.index_search import SearchQuery, search_index
+from visavis.retrieval.items import NO_FILTER
 from visavis.server.application import create_app
 from visavis.server.limits import RateLimits, ServerLimits
+from visavis.server.prometheus import ServerMetrics
+from visavis.server.search_service import SearchService, ServedIndex
 from visavis.server.security import SECURITY_HEADERS
 
 from .conftest import MARKUP, photo, photo_with_exif
@@ -44,13 +51,38 @@ def png(image):
 
 
 def test_search_pages_equal_index_search(client, collection):
-    from visavis.retrieval.index_search import SearchQuery, search_index
-
     first = hits(client, text="a red circle", limit=20)
     second = hits(client, text="a red circle", limit=20, offset=20)
     expected = search_index(collection.index, SearchQuery.from_text("a red circle"), 120).hits
     assert [hit["key"] for hit in first + second] == [hit.item.key for hit in expected[:40]]
     assert [hit["score"] for hit in first] == pytest.approx([hit.score for hit in expected[:20]])
+
+
+def test_waiting_searches_are_encoded_in_one_batch(index_folder, monkeypatch):
+    """Equal results to single searches. A query without a known word fails alone, and equal queries are searched once."""
+    index, batches, searches = ServedIndex(Index.open(index_folder)), [], []
+    encode, search, started = index.index.model.encode_texts, index.search, threading.Event()
+    monkeypatch.setattr(index.index.model, "encode_texts", lambda texts: (batches.append(sorted(texts)), encode(texts))[1])
+    monkeypatch.setattr(index, "search", lambda *arguments: (searches.append(arguments[0].text), search(*arguments))[1])
+    service = SearchService([index], None, ServerLimits(), ServerMetrics())
+    texts = ["a red circle", "a star", "a red circle", "a blue square -star", "zzz qqq"]
+
+    async def search_all():
+        service._model_thread.submit(started.wait, 60)
+        searching = [asyncio.ensure_future(service.search(0, QueryKey(text), NO_FILTER, 5)) for text in texts]
+        await asyncio.sleep(0)
+        started.set()
+        return await asyncio.gather(*searching, return_exceptions=True)
+
+    *results, failed = asyncio.run(search_all())
+    service.close()
+    assert batches == [["a blue square", "a red circle", "a star", "star"]]
+    assert searches == ["a red circle", "a star", "a blue square -star", "zzz qqq"]
+    assert isinstance(failed, VisavisError) and "zzz" in str(failed)
+    for text, result in zip(texts[:2], results[:2], strict=True):
+        expected = search_index(index.index, SearchQuery.from_text(text), 120)
+        assert [hit.key for hit in result] == [hit.key for hit in expected]
+        assert [hit.score for hit in result] == pytest.approx([hit.score for hit in expected])
 
 
 def test_search_last_page_has_no_more(client):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 
@@ -323,18 +323,25 @@ def dhash(image: Image.Image) -> str:
     return np.packbits(gray[:, 1:] >= gray[:, :-1] + _BRIGHTER).tobytes().hex()
 
 
-def hamming_distance(first: str, second: str) -> int:
-    """Count the bits in which two perceptual hashes differ.
+def hamming_distances(hashes: Sequence[str]) -> np.ndarray:
+    """Count the bits in which perceptual hashes differ.
 
     Args:
-        first: A hash, or an empty text for an unknown one.
-        second: A hash, or an empty text for an unknown one.
+        hashes: Hashes of one length, or empty texts for unknown ones.
 
     Returns:
-        Number of bits. 256 if a hash is unknown.
+        Number of bits for each pair, shape ``[N, N]``. 256 if a hash is unknown.
 
     Example:
-        >>> hamming_distance("0f", "1e"), hamming_distance("0f", "")
-        (2, 256)
+        >>> hamming_distances(["0f", "1e", ""]).tolist()
+        [[0, 2, 256], [2, 0, 256], [256, 256, 256]]
     """
-    return (int(first, 16) ^ int(second, 16)).bit_count() if first and second else 256
+    num_bytes = max(map(len, hashes), default=0) // 2
+    content = np.frombuffer(b"".join(bytes.fromhex(code or "00" * num_bytes) for code in hashes), np.uint8)
+    bits = np.unpackbits(content.reshape(len(hashes), num_bytes), axis=1).astype(np.float32)
+    # The sizes of both sets of bits, less twice their intersection.
+    sizes = bits.sum(1)
+    distances = (sizes[:, None] + sizes - 2 * bits @ bits.T).astype(np.int64)
+    is_unknown = np.array([not code for code in hashes], bool)
+    distances[is_unknown[:, None] | is_unknown] = 256
+    return distances

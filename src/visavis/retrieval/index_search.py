@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from visavis.data.dataset import Image
-from visavis.data.images import MAX_HAMMING_DISTANCE, decode_image, hamming_distance
+from visavis.data.images import MAX_HAMMING_DISTANCE, decode_image, hamming_distances
 from visavis.errors import DataError, ShapeError, VisavisError
 from visavis.models.retriever import Retriever
 from visavis.retrieval.index_folder import Index
@@ -156,6 +156,7 @@ def search_index(
     *,
     group_duplicates: bool = True,
     rerank: Retriever | None = None,
+    encode_texts: Callable[[Sequence[str]], Tensor] | None = None,
 ) -> SearchResults:
     """Find the items of an index that match a query best.
 
@@ -166,6 +167,7 @@ def search_index(
         item_filter: Conditions on the items.
         group_duplicates: Whether to return near-duplicates, and moments of one clip, as one result.
         rerank: A model of any kind that scores the first ``RERANK_DEPTH`` results again for the texts of the query.
+        encode_texts: Returns the unit vectors of texts. None: the model of the index encodes them.
 
     Returns:
         Results, best first.
@@ -176,7 +178,7 @@ def search_index(
     """
     if top < 1:
         raise VisavisError(f"top: expected an integer >= 1, got {top}.")
-    vector = query_vector(index, query)
+    vector = query_vector(index, query, encode_texts)
     results = _find_results(index, vector, max(top, RERANK_DEPTH) if rerank else top, item_filter, group_duplicates)
     if rerank is not None:
         return SearchResults(tuple(_rerank(index, rerank, query, results)[:top]))
@@ -188,12 +190,13 @@ def search_index(
 
 
 @validate_arguments
-def query_vector(index: Index, query: SearchQuery) -> np.ndarray:
+def query_vector(index: Index, query: SearchQuery, encode_texts: Callable[[Sequence[str]], Tensor] | None = None) -> np.ndarray:
     """Compute the vector of a query.
 
     Args:
         index: The index.
         query: The query.
+        encode_texts: Returns the unit vectors of texts. None: the model of the index encodes them.
 
     Returns:
         Unit vector, shape ``[D]``.
@@ -208,7 +211,8 @@ def query_vector(index: Index, query: SearchQuery) -> np.ndarray:
         index.model.processor.unknown_words(text)  # raises an error if no word is in the vocabulary
     parts = list[tuple[float, Tensor]]()
     if query.texts:
-        parts += zip((weight for weight, _ in query.texts), index.model.encode_texts([text for _, text in query.texts]), strict=True)
+        vectors = (encode_texts or index.model.encode_texts)([text for _, text in query.texts])
+        parts += zip((weight for weight, _ in query.texts), vectors, strict=True)
     if query.images:
         parts += zip((weight for weight, _ in query.images), index.model.encode_images([image for _, image in query.images]), strict=True)
     for weight, key in query.like:
@@ -245,12 +249,14 @@ def _group_duplicates(index: Index, results: Sequence[SearchResult]) -> list[Sea
     duplicates = list[list[str]]()
     group_rows = list[int]()
     by_path, by_content = dict[str, int](), dict[tuple[str, float | None], int]()
-    vectors = index.store.vectors([result.key for result in results]) if results else np.empty((0, 0))
-    cosines = vectors @ vectors.T
+    if not results:
+        return groups
+    vectors = index.store.vectors([result.key for result in results])
+    are_similar = vectors @ vectors.T >= MIN_DUPLICATE_COSINE
+    are_similar &= hamming_distances([result.item.dhash for result in results]) <= MAX_HAMMING_DISTANCE
     for row, result in enumerate(results):
         item = result.item
-        similar = np.flatnonzero(cosines[row, group_rows] >= MIN_DUPLICATE_COSINE).tolist()
-        matching = [group for group in similar if hamming_distance(groups[group].item.dhash, item.dhash) <= MAX_HAMMING_DISTANCE]
+        matching = np.flatnonzero(are_similar[row, group_rows])[:1].tolist()
         same_file = (by_path.get(item.path), by_content.get((item.content, item.start)))
         matching += [group for group in same_file if group is not None]
         if matching:

@@ -9,15 +9,17 @@ import math
 import re
 import secrets
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from starlette.exceptions import HTTPException
+from torch import Tensor
 
 from visavis.errors import VisavisError
 from visavis.feedback.query_selection import RecentQueries, UncertainPair
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 RESULT_BLOCK, CACHED_QUERIES, CACHE_SECONDS = 120, 64, 300.0
 """Results of one search, so that the next page is cached, number of cached queries, and their lifetime in seconds."""
+CACHED_TEXTS = 1024
+"""Number of texts whose vectors are cached."""
 
 MAX_FOLDERS, MAX_METADATA_VALUES = 50, 30
 """Maximum number of folders, and of values of one metadata name, that are offered as filters."""
@@ -79,6 +83,7 @@ class ServedIndex:
     def __init__(self, index: Index, name: str | None = None):
         self.index, self.items = index, index.items
         self.name = name or index.folder.name
+        self._text_vectors = LRUCache[Tensor](CACHED_TEXTS)
 
     def search(self, key: QueryKey, image: PILImage | None, top: int, item_filter: ItemFilter) -> SearchResults:
         """Find the best items, or the newest ones for an empty query.
@@ -106,7 +111,37 @@ class ServedIndex:
         )
         if not any(weight > 0 for weight, _ in (*query.texts, *query.images, *query.like)):
             raise VisavisError("The query contains only exclusions. Add what to search for, such as 'beach -people'.")
-        return search_index(self.index, query, top, item_filter)
+        return search_index(self.index, query, top, item_filter, encode_texts=self.encode_texts)
+
+    def encode_texts(self, texts: Sequence[str]) -> Tensor:
+        """Encode texts at once, except those of recent queries.
+
+        Args:
+            texts: The texts.
+
+        Returns:
+            Unit vectors, shape ``[N, D]``.
+        """
+        vectors = {text: vector for text in texts if (vector := self._text_vectors.get(text)) is not None}
+        if missing := list(dict.fromkeys(text for text in texts if text not in vectors)):
+            vectors |= zip(missing, self.index.model.encode_texts(missing), strict=True)
+        for text, vector in vectors.items():
+            self._text_vectors.put(text, vector)
+        return torch.stack([vectors[text] for text in texts])
+
+    def encode_queries(self, keys: Sequence[QueryKey]) -> None:
+        """Encode the texts of several queries at once. A search reports texts that cannot be encoded.
+
+        Args:
+            keys: The queries.
+        """
+        texts = list[str]()
+        for text in {text for key in keys for _, text in parse_query(key.text)}:
+            with suppress(VisavisError):
+                self.index.model.processor.unknown_words(text)
+                texts.append(text)
+        if texts:
+            self.encode_texts(texts)
 
     def warm_up(self) -> None:
         """Run a first search, which is slower than later ones."""
@@ -197,6 +232,26 @@ class VoteStore:
             self._votes[key, item.key] = judgment
 
 
+class PendingSearch(NamedTuple):
+    """A search that waits for the model.
+
+    Attributes:
+        number: Number of the index.
+        key: The query.
+        image: Uploaded image of the query.
+        top: Number of results.
+        item_filter: Conditions on the items.
+        future: Receives the results.
+    """
+
+    number: int
+    key: QueryKey
+    image: PILImage | None
+    top: int
+    item_filter: ItemFilter
+    future: Future[SearchResults]
+
+
 class SearchService:
     """Search and feedback for one index, or for two indexes in a blind comparison.
 
@@ -218,7 +273,7 @@ class SearchService:
         self._results = LRUCache[tuple[float, int, SearchResults]](CACHED_QUERIES)
         self._secret = secrets.token_bytes(16)
         self._model_thread = ThreadPoolExecutor(1, "model")
-        self._num_waiting = 0
+        self._pending = deque[PendingSearch]()
         for index in self.indexes:
             metrics.items.labels(index.name).set(len(index.items))
 
@@ -295,24 +350,44 @@ class SearchService:
         if cached is not None and fetched >= top and time.monotonic() < expires:
             return cached
         image = self.images.uploaded(key.image_hash)
-        if self._num_waiting >= self.limits.max_waiting_searches:
+        if len(self._pending) >= self.limits.max_waiting_searches:
             raise HTTPException(429, "Too many searches are waiting. Try again later.", {"Retry-After": "1"})
         fetched = -(-top // RESULT_BLOCK) * RESULT_BLOCK
 
-        def run_search() -> SearchResults:
-            with self.metrics.search_seconds.time():
-                return self.indexes[number].search(key, image, fetched, item_filter)
-
-        self._num_waiting += 1
+        search = PendingSearch(number, key, image, fetched, item_filter, Future())
+        self._pending.append(search)
+        self._model_thread.submit(self._search_pending)
         self.metrics.searches_waiting.inc()
         try:
-            results = await asyncio.get_running_loop().run_in_executor(self._model_thread, run_search)
+            results = await asyncio.wrap_future(search.future)
         finally:
-            self._num_waiting -= 1
             self.metrics.searches_waiting.dec()
         self._results.put(result_key, (time.monotonic() + CACHE_SECONDS, fetched, results))
         self._recent.add(key, number, results)
         return results
+
+    def _search_pending(self) -> None:
+        """Make all searches that have arrived by now, whose texts are encoded in one batch."""
+        searches = list[PendingSearch]()
+        while self._pending:
+            searches.append(self._pending.popleft())
+        for number, index in enumerate(self.indexes):
+            if keys := [search.key for search in searches if search.number == number]:
+                with suppress(Exception):  # each search reports its own error
+                    index.encode_queries(keys)
+        # Several clients may wait for the same results.
+        by_request: dict[tuple[int, QueryKey, str, int], SearchResults] = {}
+        for search in searches:
+            if not search.future.set_running_or_notify_cancel():
+                continue
+            request = (search.number, search.key, repr(search.item_filter), search.top)
+            try:
+                if request not in by_request:
+                    with self.metrics.search_seconds.time():
+                        by_request[request] = self.indexes[search.number].search(search.key, search.image, search.top, search.item_filter)
+                search.future.set_result(by_request[request])
+            except Exception as error:  # noqa: BLE001 - the client that waits for the results gets it
+                search.future.set_exception(error)
 
     def record_preference(self, key: QueryKey, side: str) -> tuple[str, str]:
         """Save which side is better.

@@ -75,6 +75,8 @@ class TableSnapshot:
         self.keys = self.table["key"]
         self.vectors = storage.read_array(folder / VECTORS_FILE, dimensions=2, memory_map=True)
         self.folder, self.memory = folder, memory
+        # Rows of the last results, whose vectors are usually read next.
+        self._recent_rows = dict[str, int]()
 
     @cached_property
     def exact_search(self) -> ExactSearch:
@@ -86,7 +88,8 @@ class TableSnapshot:
         """Find the items with the highest inner products, see ``VectorStore.search``."""
         mask = _matching_rows(self.table, item_filter) if item_filter else None
         scores, rows = self.exact_search.search(queries, top, mask)
-        keys = iter(self.keys.take(rows.ravel()).to_pylist())
+        found = self.keys.take(rows.ravel()).to_pylist()
+        self._recent_rows, keys = dict(zip(found, rows.ravel().tolist(), strict=True)), iter(found)
         return [[Neighbor(next(keys), score) for score in query_scores] for query_scores in scores.tolist()]
 
     def rows(self, keys: Sequence[str]) -> list[int]:
@@ -101,8 +104,11 @@ class TableSnapshot:
         Raises:
             KeyError: If a key is unknown.
         """
-        rows = []
+        rows, recent = [], self._recent_rows
         for key in keys:
+            if key in recent:
+                rows.append(recent[key])
+                continue
             row = bisect_left(range(len(self.keys)), key, key=lambda row: self.keys[row].as_py())
             if row == len(self.keys) or self.keys[row].as_py() != key:
                 raise KeyError(key)
