@@ -109,7 +109,7 @@ def test_a_run_resumes_with_another_number_of_processes(recipe, scenes, tmp_path
 
 
 @pytest.mark.long
-def test_sharded_parameters_resume_with_another_number_of_processes(few_scenes, dual_encoders, tmp_path):
+def test_sharded_parameters_resume_on_other_numbers_of_ranks(few_scenes, dual_encoders, tmp_path):
     recipe, overrides = fsdp_jobs(few_scenes, dual_encoders)["fsdp"]
     start = {"recipe": recipe, "overrides": overrides | {"epochs": 6}, "out": tmp_path / "run"}
     check_resumed(start, [(4, 1, 3), (2, 2, 0), (1, 4, 0), (4, 0, 0)], tmp_path)

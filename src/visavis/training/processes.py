@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from uuid import uuid4
 
 import torch
 from torch import distributed
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from visavis import spec, supervision
 from visavis.errors import RecipeError, ReportedByOtherProcess, RunError
-from visavis.process_group import FAILURES, ONE_PROCESS, ProcessGroup, default_store
+from visavis.process_group import FAILURES, ONE_PROCESS, POLL_INTERVAL_S, ProcessGroup, default_store
 from visavis.recipes.recipe import Recipe
 from visavis.training.stop_signals import Stopped
 
+JOIN_TIMEOUT_S = 1800.0
+"""Longest time that a process waits for the others at the start."""
 STORE_TIMEOUT_S = 10.0
 """Longest time that rank 0 keeps the store for the other ranks after a failure."""
 _GROUPS: list[distributed.ProcessGroup | None] = []
@@ -51,8 +55,7 @@ def join_processes(
     if is_own_group:
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        # Gloo carries what is on the CPU: validation results, texts and the agreement on signals.
-        distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        _connect(after_kill)
         _GROUPS.append(distributed.group.WORLD)
     group, store = ProcessGroup(torch.device("cpu"), distributed_group=True), default_store()
     try:
@@ -74,12 +77,66 @@ def join_processes(
         if not is_first:
             raise ReportedByOtherProcess("Another process has failed, and reports why.") from error
         if _is_lost_connection(error):
-            raise RunError(
-                f"A process was killed: {group.world_size} processes were expected, and their connection was lost. {after_kill}"
-            ) from None
+            raise _killed_process(group.world_size, after_kill) from None
         raise
     if is_own_group:
         distributed.destroy_process_group()
+
+
+def _connect(after_kill: str) -> None:
+    """Connect to the other processes of this start."""
+    store, rank, world_size = next(rendezvous("env://"))
+    store = _store_of_start(store, rank, world_size)
+    try:
+        # Gloo carries what is on the CPU: validation results, texts and the agreement on signals.
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    except (RuntimeError, distributed.DistError) as error:
+        if not _is_lost_connection(error):
+            raise
+        if not _is_first_failure(store):
+            raise ReportedByOtherProcess("Another process has failed, and reports why.") from error
+        raise _killed_process(world_size, after_kill) from None
+
+
+def _store_of_start(store: Store, rank: int, world_size: int) -> Store:
+    """Agree on a part of the store for this start.
+
+    ``torchrun`` starts processes again with the same store, which still has the addresses of those that were killed. Each process asks with a
+    new random key, so that no answer is older than the question.
+    """
+    if rank > 0:
+        question = uuid4().hex
+        store.set(f"visavis/question-{rank}", question)
+        _wait_for_processes(lambda: store.check([f"visavis/answer-{question}"]), world_size)
+        start = store.get(f"visavis/answer-{question}").decode()
+        store.set(f"{start}/joined-{rank}", "")
+        return PrefixStore(start, store)
+    start = uuid4().hex
+
+    def answer() -> bool:
+        for other in range(1, world_size):
+            if store.check([f"visavis/question-{other}"]):
+                store.set(f"visavis/answer-{store.get(f'visavis/question-{other}').decode()}", start)
+        return all(store.check([f"{start}/joined-{other}"]) for other in range(1, world_size))
+
+    _wait_for_processes(answer, world_size)
+    return PrefixStore(start, store)
+
+
+def _wait_for_processes(have_joined: Callable[[], bool], world_size: int) -> None:
+    """Wait until other processes have joined."""
+    end = time.monotonic() + JOIN_TIMEOUT_S
+    while not have_joined():
+        if time.monotonic() > end:
+            raise RunError(
+                f"WORLD_SIZE: expected {world_size} processes within {JOIN_TIMEOUT_S:.0f} s, and some did not start. Start all of them."
+            )
+        time.sleep(POLL_INTERVAL_S)
+
+
+def _killed_process(world_size: int, after_kill: str) -> RunError:
+    return RunError(f"A process was killed: {world_size} processes were expected, and their connection was lost. {after_kill}")
 
 
 def check_processes(recipe: Recipe, group: ProcessGroup) -> None:
@@ -138,4 +195,4 @@ def _wait_for_other_ranks(store: Store, group: ProcessGroup) -> None:
 
 def _is_lost_connection(error: BaseException) -> bool:
     """Whether a collective has failed because another process is gone."""
-    return isinstance(error, distributed.DistError) or (isinstance(error, RuntimeError) and "gloo/" in str(error))
+    return isinstance(error, distributed.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
