@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,8 @@ def command_line() -> str:
     """Every command with its arguments and options."""
     root = typer.main.get_command(build_app())
     text = typer.cli.get_docs_for_click(obj=root, ctx=typer.Context(root), name="visavis", title="Command line")
+    examples = re.compile(r"^Examples:\n((?:  .+\n)+)", re.MULTILINE)
+    text = examples.sub(lambda match: f"**Examples**:\n\n```sh\n{textwrap.dedent(match[1])}```\n", text)
     # Typer does not escape help texts: <n> outside code would become a tag.
     return "`".join(part.replace("<", "&lt;") if index % 2 == 0 else part for index, part in enumerate(text.split("`")))
 

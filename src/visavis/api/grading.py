@@ -156,7 +156,7 @@ def relevance_thresholds(
     estimator: str | Sequence[str] = (),
     caption_aggregation: Literal["paired", "max", "mean"] = "paired",
     num_pairs: int = 100_000,
-    plot: str | Path | None = None,
+    out: str | Path | None = None,
     progress: Progress | None = None,
 ) -> list[RelevanceDistribution]:
     """Suggest thresholds for the Ladder objective from the distribution of relevance over random training pairs.
@@ -166,7 +166,7 @@ def relevance_thresholds(
         estimator: Relevance estimator, such as CBoW(removed_components=1). Default: all that need no fine-tuned model.
         caption_aggregation: Relevance to an image from that to its captions: the sampled caption (paired), the maximum, or the mean.
         num_pairs: Number of random training pairs.
-        plot: New PNG file with the distributions. Default: no plot.
+        out: New PNG file with the distributions. Default: no plot.
         progress: Receives the progress.
 
     Returns:
@@ -181,13 +181,13 @@ def relevance_thresholds(
     from visavis.graded.estimator_quality import DEFAULT_ESTIMATORS, relevance_distributions
     from visavis.reports.plotting import plot_relevance_distributions, require_report_packages
 
-    if plot is not None:
+    if out is not None:
         require_report_packages()
-        storage.require_new_file(plot)
+        storage.require_new_file(out)
     estimators = to_list(estimator) or DEFAULT_ESTIMATORS
     distributions = relevance_distributions(estimators, open_dataset(data), caption_aggregation, num_pairs, progress or NoProgress())
-    if plot is not None:
-        storage.write_bytes(plot, plot_relevance_distributions(distributions))
+    if out is not None:
+        storage.write_bytes(out, plot_relevance_distributions(distributions))
     return distributions
 
 

@@ -22,7 +22,7 @@ from visavis.data.formats.listing import DatasetFormat, Finding, Listing, escape
 from visavis.data.formats.precomp import PRECOMP
 from visavis.data.formats.video_lists import MSRVTT, MSVD
 from visavis.data.image_validation import validate_images
-from visavis.errors import DataError, suggest_name
+from visavis.errors import DataError, log_debug, suggest_name
 from visavis.spec import validate_arguments
 
 FORMATS: tuple[DatasetFormat, ...] = (CAPTION_TABLE, CAPTION_LINES, LARGE_TABLE, MSRVTT, KARPATHY, MSVD, PRECOMP)
@@ -61,6 +61,7 @@ def open_dataset(
         DataError: If the path or the format is unknown, or an item is unusable and ``skip_bad`` is not set.
     """
     dataset_format, source = _locate(path)
+    log_debug(__name__, "%s: format %s", source, dataset_format.name)
     if dataset_format.open is not None:
         data = dataset_format.open(source)
         if data.skipped and not skip_bad:

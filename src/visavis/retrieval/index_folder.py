@@ -125,7 +125,7 @@ class Index:
             manifest = read_manifest(folder)
             vectors = open_index_store(folder, manifest, memory, confirmed=store)
         if manifest.digest is None:
-            logging.getLogger("visavis").warning(
+            logging.getLogger(__name__).warning(
                 "%s: the index is unfinished, so items are missing. Its update was interrupted or is still running. "
                 "Run visavis index again to complete it.",
                 folder,

@@ -28,7 +28,7 @@ from visavis.data.features.store import (
 )
 from visavis.data.parallel import map_in_order
 from visavis.data.video import VideoError
-from visavis.errors import DataError, SpecError, VisavisError
+from visavis.errors import DataError, SpecError, VisavisError, log_debug
 from visavis.models.device import has_native_bfloat16
 from visavis.models.encoders.cnn_backbones import SMALL_CNN
 from visavis.models.encoders.frozen_encoders import (
@@ -114,6 +114,7 @@ def cache_features(
     if folder is None:
         folder = feature_store_folder(dataset, spec)
         if isinstance(encoder, EncoderSpec) and (store := _open_finished(folder)) is not None:
+            log_debug(__name__, "features of %s are read from %s", spec.name, folder)
             return store
     with storage.folder_lock(folder, wait=True):
         encoder = encoder.open() if isinstance(encoder, EncoderSpec) else encoder
