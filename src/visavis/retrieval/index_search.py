@@ -123,10 +123,12 @@ class SearchResults(Sequence[SearchResult]):
     Attributes:
         hits: The results.
         no_match: Whether even the best result is probably irrelevant. None if the scores are not calibrated.
+        message: Why there is no result. Empty if there are results.
     """
 
     hits: tuple[SearchResult, ...]
     no_match: bool | None = None
+    message: str = ""
 
     def __len__(self) -> int:
         return len(self.hits)
@@ -144,7 +146,8 @@ class SearchResults(Sequence[SearchResult]):
         Returns:
             A JSON object.
         """
-        return {"no_match": self.no_match, "hits": [hit.to_json() for hit in self.hits]}
+        message = {"message": self.message} if self.message else {}
+        return {"no_match": self.no_match, "hits": [hit.to_json() for hit in self.hits], **message}
 
 
 @validate_arguments
@@ -178,13 +181,23 @@ def search_index(
         raise VisavisError(f"top: expected an integer >= 1, got {top}.")
     vector = query_vector(index, query)
     results = _find_results(index, vector, max(top, RERANK_DEPTH) if rerank else top, item_filter, group_duplicates)
+    if not results:
+        return SearchResults((), message=_explain_no_results(index, item_filter))
     if rerank is not None:
         return SearchResults(tuple(_rerank(index, rerank, query, results)[:top]))
     calibration = index.calibration
-    if calibration is None or not query.is_single_text or not results:
+    if calibration is None or not query.is_single_text:
         return SearchResults(tuple(results))
     hits = tuple(replace(result, match_probability=calibration.match_probability(result.score)) for result in results)
     return SearchResults(hits, results[0].score < calibration.min_score)
+
+
+def _explain_no_results(index: Index, item_filter: ItemFilter) -> str:
+    if item_filter and index.items:
+        return f"No item of the index passes the filters.{' The index is unfinished, so items are missing.' if index.is_unfinished else ''}"
+    if index.is_unfinished:
+        return "The index is unfinished and has no items yet. Run visavis index again to complete it."
+    return "The index has no items. Add images to its source, and run visavis index again."
 
 
 @validate_arguments
