@@ -40,6 +40,7 @@ EXTRA_USES = {
     "trackio": "visavis train: log of a training in trackio",
     "export": "export of models to ONNX",
     "mteb": "evaluation on the tasks of mteb",
+    "notebook": "to_pandas() of results",
     "docs": "documentation of visavis",
     "dev": "tests and checks of visavis",
 }

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from visavis.data.dataset import Dataset, ProgressCallback
 from visavis.data.formats.caption_table import CAPTION_LINES, CAPTION_TABLE
@@ -23,6 +23,7 @@ from visavis.data.formats.precomp import PRECOMP
 from visavis.data.formats.video_lists import MSRVTT, MSVD
 from visavis.data.image_validation import validate_images
 from visavis.errors import DataError, log_debug, suggest_name
+from visavis.notebook import NotebookTable
 from visavis.spec import validate_arguments
 
 FORMATS: tuple[DatasetFormat, ...] = (CAPTION_TABLE, CAPTION_LINES, LARGE_TABLE, MSRVTT, KARPATHY, MSVD, PRECOMP)
@@ -123,7 +124,7 @@ class SplitCounts:
 
 
 @dataclass(frozen=True)
-class CheckReport:
+class CheckReport(NotebookTable):
     """Content and problems of a data set.
 
     Attributes:
@@ -136,6 +137,8 @@ class CheckReport:
         duplicate_captions: Number of captions whose exact text occurs earlier.
         seconds: Duration of the check.
     """
+
+    ROWS: ClassVar[str] = "findings"
 
     path: Path
     format_name: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from visavis.data.dataset import Image
 from visavis.data.images import MAX_HAMMING_DISTANCE, decode_image, hamming_distance
 from visavis.errors import DataError, ShapeError, VisavisError
 from visavis.models.retriever import Retriever
+from visavis.notebook import NotebookTable
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
 from visavis.spec import validate_arguments
@@ -117,7 +118,7 @@ class SearchResult:
 
 
 @dataclass(frozen=True)
-class SearchResults(Sequence[SearchResult]):
+class SearchResults(Sequence[SearchResult], NotebookTable):
     """A sequence of results, best first.
 
     Attributes:
@@ -125,6 +126,8 @@ class SearchResults(Sequence[SearchResult]):
         no_match: Whether even the best result is probably irrelevant. None if the scores are not calibrated.
         message: Why there is no result. Empty if there are results.
     """
+
+    ROWS: ClassVar[str] = "hits"
 
     hits: tuple[SearchResult, ...]
     no_match: bool | None = None
@@ -139,6 +142,15 @@ class SearchResults(Sequence[SearchResult]):
     def __getitem__(self, index: slice) -> Sequence[SearchResult]: ...
     def __getitem__(self, index: int | slice) -> SearchResult | Sequence[SearchResult]:
         return self.hits[index]
+
+    def table_notes(self) -> list[str]:
+        """Return why there is no result."""
+        return ["Probably no match. These are the nearest results."] if self.no_match else [self.message] if self.message else []
+
+    def table_images(self) -> list[PILImage | None]:
+        """Return the image of each result, or nothing without images."""
+        images = [hit.image for hit in self.hits]
+        return [None if image is None else image.preview() for image in images] if any(images) else []
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain values.
