@@ -39,6 +39,7 @@ def main() -> None:
         "contributing.md",
         (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8").replace("(CHANGELOG.md", "(changelog.md").replace("](docs/", "]("),
     )
+    write("security.md", (PROJECT / "SECURITY.md").read_text(encoding="utf-8").replace("](docs/", "]("))
     write("changelog.md", (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "]("))
 
 
