@@ -315,7 +315,7 @@ def api_calls(files: dict[str, Path]) -> Iterator[tuple[Callable[..., Any], dict
         "coherence": {"runs": run, "relevance": "SceneRelevance()", "queries": 1, "top": 2, "split": "test", "data": scenes, "seed": 0, "out": files["run"]},
         "agreement": {"runs": run, "data": scenes, "relevance": "SceneRelevance()"},
         "relevance": {"estimator": "SceneRelevance()"},
-        "relevance_thresholds": {"data": scenes, "estimator": "SceneRelevance()", "caption_aggregation": "max", "num_pairs": 10, "plot": None},
+        "relevance_thresholds": {"data": scenes, "estimator": "SceneRelevance()", "caption_aggregation": "max", "num_pairs": 10, "out": None},
         "relevance_fit": {"out": NEW, "model": str(gone), "epochs": 1, "lr": 0.1, "batch_size": 2, "seed": 0},
         "index": {"run": run, "source": scenes, "out": NEW, "store": NEW, "moment_seconds": None, "embedding_dim": None, "workers": 1},
         "search": {"run": index, "query": "red", "image": image, "without": "blue", "metadata": {"split": "test"}, "top": 2, "path": "*"},

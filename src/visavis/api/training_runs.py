@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from visavis.api.arguments import optional_path, optional_text, parse_overrides, resolve_recipe, to_list, to_paths
-from visavis.errors import MissingExtra, RecipeError, RunError
+from visavis.errors import RecipeError, RunError
 from visavis.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
@@ -267,10 +267,7 @@ def compare(
         comparison = start_comparison(plan, optional_path(out), pool, progress, feedback=feedback, budget_s=budget_s)
     if trec:
         write_trec_files(comparison, progress)
-    try:
-        write_comparison_report(comparison, progress)
-    except MissingExtra as missing:
-        progress.message(str(missing))
+    write_comparison_report(comparison, progress)
     return comparison
 
 
