@@ -347,6 +347,9 @@ def class_calls(files: dict[str, Path]) -> Iterator[tuple[Callable[..., Any], di
     yield visavis.Retriever.load, {"folder": files["run"], "device": None, "batch_size": 2, "memory": None}
     yield model.with_embedding_dim, {"embedding_dim": 8}
     yield model.encode_images, {"images": [image]}
+    yield model.encode, {"items": ["red"]}
+    yield model.similarity, {"first": torch.ones(2, 3), "second": torch.ones(2, 3)}
+    yield model.save, {"folder": NEW}
     yield model.encode_visual, {"images": [image]}
     yield model.encode_videos, {"videos": [image]}
     yield model.encode_texts, {"texts": ["red"]}
