@@ -317,6 +317,7 @@ def api_calls(files: dict[str, Path]) -> Iterator[tuple[Callable[..., Any], dict
         "relevance": {"estimator": "SceneRelevance()"},
         "relevance_thresholds": {"data": scenes, "estimator": "SceneRelevance()", "caption_aggregation": "max", "num_pairs": 10, "plot": None},
         "relevance_fit": {"out": NEW, "model": str(gone), "epochs": 1, "lr": 0.1, "batch_size": 2, "seed": 0},
+        "export": {"run": gone, "format": "onnx", "out": NEW, "push": None},
         "index": {"run": run, "source": scenes, "out": NEW, "store": NEW, "moment_seconds": None, "embedding_dim": None, "workers": 1},
         "search": {"run": index, "query": "red", "image": image, "without": "blue", "metadata": {"split": "test"}, "top": 2, "path": "*"},
         "classify": {"run": run, "image": image, "labels": ["red", "blue"], "top": 1},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from visavis.models.encoders.preprocessing import MAX_RESIZED_PIXELS, TEN_CROP_M
 from visavis.models.layers import GeneralizedPooling
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
+from visavis.objectives import Objective
 
 Format = Literal["hub", "sentence-transformers", "onnx", "torch-export"]
 """Formats of exported folders."""
@@ -53,7 +55,15 @@ class ExportedModel:
         return {**vars(self), "folder": str(self.folder), "files": list(self.files)}
 
 
-def export_model(model: Retriever, run: Path, format: Format, out: Path) -> ExportedModel:  # noqa: A002 - the name of the option
+def export_model(
+    model: Retriever,
+    run: Path,
+    format: Format,  # noqa: A002 - the name of the option
+    out: Path,
+    *,
+    formula: Callable[[Objective], str] = lambda _: "",
+    license: str = "",  # noqa: A002 - the name of the option
+) -> ExportedModel:
     """Write a model in a format that works without visavis.
 
     Args:
@@ -61,6 +71,8 @@ def export_model(model: Retriever, run: Path, format: Format, out: Path) -> Expo
         run: Folder or name of the run, which the model card describes.
         format: Format of the folder.
         out: New folder, written completely or not at all.
+        formula: Returns the formula of an objective, for the model card.
+        license: License of the weights. Empty: unknown.
 
     Returns:
         The exported folder.
@@ -78,11 +90,12 @@ def export_model(model: Retriever, run: Path, format: Format, out: Path) -> Expo
             for file in (part / "model").iterdir():
                 shutil.move(file, part / file.name)
             (part / "model").rmdir()
+            _write_preprocessor_config(model, part / "preprocessor_config.json")
             if format == "sentence-transformers":
                 _write_clip_modules(model, part)
         else:
             _write_graphs(model, format, part, embedding_dim)
-        write_model_card(model, run, format, part, embedding_dim)
+        write_model_card(model, run, format, part, embedding_dim, formula, license)
         files = tuple(sorted(str(file.relative_to(part)) for file in part.rglob("*") if file.is_file()))
     return ExportedModel(out, format, model.matcher.name, embedding_dim, files)
 
@@ -147,6 +160,27 @@ def _tokenizer_json(processor: Processor) -> str:
     length = max_length if pretrained and pretrained.fixed_length else None
     backend.enable_padding(pad_id=tokenizer.pad_token_id, pad_token=tokenizer.pad_token, length=length)
     return str(backend.to_str())
+
+
+def _write_preprocessor_config(model: Retriever, file: Path) -> None:
+    """Write every step of the preprocessing, because defaults of transformers differ between models and versions."""
+    preprocessing = model.processor.preprocess.preprocessing
+    sizes: dict[str, Any] = {}
+    for name, size in (("size", preprocessing.resize), ("crop_size", preprocessing.crop)):
+        if size is not None:
+            sizes[name] = {"shortest_edge": size[0]} if len(size) == 1 else {"height": size[0], "width": size[1]}
+    steps = {
+        "do_resize": preprocessing.resize is not None,
+        "do_center_crop": preprocessing.crop is not None,
+        "resample": preprocessing.resample,
+        "do_rescale": True,
+        "rescale_factor": preprocessing.scale,
+        "do_normalize": True,
+        "image_mean": list(preprocessing.mean),
+        "image_std": list(preprocessing.std),
+        "do_convert_rgb": True,
+    }
+    storage.write_json(file, storage.read_json(file, dict[str, Any]) | sizes | steps)
 
 
 def _write_clip_modules(model: Retriever, folder: Path) -> None:

@@ -11,18 +11,19 @@ REPO_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 """Pattern of the name of a repository with its owner."""
 
 
-def validate_repo(repo: str) -> None:
+def validate_repo(repo: str, name: str = "repo") -> None:
     """Check the name of a repository before any work is done for it.
 
     Args:
         repo: Name, such as ``owner/model``.
+        name: Name of the argument.
 
     Raises:
         SpecError: If it is not a name.
         MissingExtra: If huggingface_hub is not installed.
     """
     if not REPO_NAME.fullmatch(repo):
-        raise SpecError(f"repo: expected owner/name of a repository of the Hugging Face hub, got {format_value(repo)}. Pass such a name.")
+        raise SpecError(f"{name}: expected owner/name of a repository of the Hugging Face hub, got {format_value(repo)}. Pass such a name.")
     try:
         import huggingface_hub  # noqa: F401
     except ImportError:

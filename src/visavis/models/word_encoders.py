@@ -57,7 +57,9 @@ class GRUWordEncoder(nn.Module):
             # An exported graph has no groups, whose number and lengths depend on the texts.
             return self._states(words, lengths)
         by_length = lengths.argsort(stable=True)
-        states = [self._states(words[group, : max(int(lengths[group].max()), 1)], lengths[group]) for group in by_length.split(GRU_BATCH_SIZE)]
+        states = [
+            self._states(words[group, : max(int(lengths[group].max()), 1)], lengths[group]) for group in by_length.split(GRU_BATCH_SIZE)
+        ]
         padded = torch.cat([pad(part, (0, 0, 0, words.shape[1] - part.shape[1])) for part in states])
         return padded[by_length.argsort()]
 
