@@ -7,7 +7,7 @@ from pathlib import Path
 
 from visavis.errors import MissingExtra, SpecError, StorageError, format_value
 
-REPO_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
+REPO_NAME = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}")
 """Pattern of the name of a repository with its owner."""
 
 
