@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ import onnxruntime
 import torch
 from torch import Tensor
 
-from visavis.exporting.traced_encoders import ImageEncoder, TextEncoder, example_pixels, trace_encoders
-from visavis.models import Heads
+from visavis.exporting.traced_encoders import TracedImageEncoder, TracedTextEncoder, example_pixels, trace_encoders
 from visavis.models.base import get_vectors
 from visavis.models.encoders.frozen_encoders import EncoderSpec
+from visavis.models.encoders.preprocessing import blank_image
+from visavis.models.image_text.heads import Heads
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
 
@@ -39,7 +41,11 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     processor = Processor(EncoderSpec("visual", options.encoder), EncoderSpec("text", "minilm"), None)
-    heads = Heads(Heads.Config(visual_input_dim=processor.visual_encoder.embedding_dim, text_input_dim=384, whiten_text=True))
+    heads = Heads(
+        Heads.Config(
+            visual_input_dim=get_vectors(processor.visual_encoder.encode([blank_image()])).shape[-1], text_input_dim=384, whiten_text=True
+        )
+    )
     model = Retriever(heads, processor)
     started = time.perf_counter()
     programs = trace_encoders(model)
@@ -47,15 +53,15 @@ def main() -> None:
         f"{platform.node()} {platform.machine()}, {options.threads} threads, {options.encoder}: traced in {time.perf_counter() - started:.0f} s"
     )
     print(f"{'encoder':8} {'batch':>5} {'torch ms':>9} {'ONNX ms':>9} {'export ms':>10} {'ONNX/torch':>11} {'export/torch':>13}")
-    for side, module in (("image", ImageEncoder(model).eval()), ("text", TextEncoder(model).eval())):
+    for side, module in (("image", TracedImageEncoder(model).eval()), ("text", TracedTextEncoder(model).eval())):
         run_onnx, exported = session(programs[side], options.threads), programs[side].exported_program.module()
         for batch in (1, 64):
-            inputs = example_pixels(model, batch), *()
+            inputs: tuple[Any, ...] = (example_pixels(model, batch),)
             if side == "text":
                 items = processor.text_encoder.preprocess([TEXT] * batch)
-                inputs = (get_vectors(items), items.mask)  # type: ignore[assignment]
+                inputs = (get_vectors(items), items.mask)
             calls = [module, run_onnx, exported]
-            times = alternate([lambda call=call, inputs=inputs: call(*inputs) for call in calls], options.repeats)
+            times = alternate([partial(call, *inputs) for call in calls], options.repeats)
             torch_ms, onnx_ms, export_ms = (statistics.median(one) for one in times)
             ratios = f"{onnx_ms / torch_ms:11.2f} {export_ms / torch_ms:13.2f}"
             print(f"{side:8} {batch:5} {torch_ms:9.1f} {onnx_ms:9.1f} {export_ms:10.1f} {ratios}")

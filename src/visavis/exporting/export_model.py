@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ def export_model(
         else:
             _write_graphs(model, format, part, embedding_dim)
         write_model_card(model, run, format, part, embedding_dim, formula, license)
-        files = tuple(sorted(str(file.relative_to(part)) for file in part.rglob("*") if file.is_file()))
+        files = tuple(sorted(str(file.relative_to(part)) for file in part.rglob("*") if os.path.isfile(file)))
     return ExportedModel(out, format, model.matcher.name, embedding_dim, files)
 
 
@@ -190,7 +191,7 @@ def _write_clip_modules(model: Retriever, folder: Path) -> None:
     padding = "max_length" if tokenizer.fixed_length else "longest"
     text = {"padding": padding, "truncation": True, "max_length": tokenizer.max_length}
     methods = {"text": "get_text_features", "image": "get_image_features"}
-    settings = {
+    settings: dict[str, Any] = {
         "transformer_task": "feature-extraction",
         "modality_config": {side: {"method": method, "method_output_name": "pooler_output"} for side, method in methods.items()},
         "module_output_name": "sentence_embedding",
@@ -206,7 +207,12 @@ def _write_modules(folder: Path, types: list[str]) -> None:
     paths = ["", *(f"{number}_{kind.rpartition('.')[2]}" for number, kind in enumerate(types[1:], 1))]
     modules = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(zip(paths, types, strict=True))]
     storage.write_json(folder / "modules.json", modules)
-    settings = {"model_type": "SentenceTransformer", "prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"}
+    settings: dict[str, Any] = {
+        "model_type": "SentenceTransformer",
+        "prompts": {},
+        "default_prompt_name": None,
+        "similarity_fn_name": "cosine",
+    }
     storage.write_json(folder / "config_sentence_transformers.json", settings)
     for path in paths[1:]:
         storage.write_json(folder / path / "config.json", {})

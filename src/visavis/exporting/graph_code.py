@@ -28,7 +28,8 @@ def module_source(programs: dict[str, Any]) -> tuple[str, dict[str, Tensor]]:
     Returns:
         The source, and the tensors that it reads, by name.
     """
-    parts, tensors = [template("preprocess.py"), template("sentence_module.py")], {}
+    parts = [template("preprocess.py"), template("sentence_module.py")]
+    tensors: dict[str, Tensor] = {}
     for side, program in programs.items():
         source, weights = _function_source(f"encode_{side}", program.exported_program)
         parts.append(source)

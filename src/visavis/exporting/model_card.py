@@ -116,11 +116,13 @@ def _results(run: Path, result: dict[str, Any]) -> str:
 
 def _intervals(run: Path) -> dict[str, str]:
     """Mean and interval of each metric over the seeds of the run's setting in its comparison."""
-    file = next((parent / "comparison.json" for parent in run.resolve().parents[:3] if (parent / "comparison.json").is_file()), None)
+    folder = os.path.realpath(run)
+    files = (parent / "comparison.json" for parent in list(Path(folder).parents)[:3])
+    file = next(filter(os.path.isfile, files), None)
     if file is None:
         return {}
     runs = [one for one in storage.read_json(file, dict[str, Any])["runs"] if one["metrics"]]
-    setting = next((one["setting"] for one in runs if Path(one["folder"]).resolve() == run.resolve()), None)
+    setting = next((one["setting"] for one in runs if os.path.realpath(one["folder"]) == folder), None)
     values = [one["metrics"] for one in runs if one["setting"] == setting]
     texts = {}
     for key in METRIC_LABELS if len(values) > 1 else ():
@@ -188,7 +190,7 @@ tokens = tokenizer(
 with torch.no_grad():
     images = model.get_image_features(pixel_values=pixels["pixel_values"]).pooler_output
     texts = model.get_text_features(**{{name: tokens[name] for name in tokens if name != "token_type_ids"}}).pooler_output
-images, texts = (torch.nn.functional.normalize(rows) for rows in (images, texts))
+images, texts = (rows / rows.norm(dim=1, keepdim=True) for rows in (images, texts))
 print(images @ texts.T)
 """
 _ONNX = """

@@ -25,7 +25,7 @@ MAX_POOLED_ITEMS = 256
 """Largest number of tokens or regions that an exported pooling operator reads."""
 
 
-class ImageEncoder(nn.Module):
+class TracedImageEncoder(nn.Module):
     """Image side of a model, with the frozen encoder and the standardization of its processor.
 
     Args:
@@ -54,7 +54,7 @@ class ImageEncoder(nn.Module):
         return get_vectors(self.matcher.first_stage_items(self.matcher.encode_visual(items)))
 
 
-class TextEncoder(nn.Module):
+class TracedTextEncoder(nn.Module):
     """Text side of a model, with the frozen encoder of its processor.
 
     Args:
@@ -163,9 +163,9 @@ def trace_encoders(model: Retriever) -> dict[str, Any]:
     # Models with a fixed length pad every text to it.
     text_shape = {0: "batch"} if len(tokens) == 1 else {0: "batch", 1: "tokens"}
     return {
-        "image": _trace(ImageEncoder(model), {"pixels": example_pixels(model)}, {"pixels": {0: "batch"}}),
+        "image": _trace(TracedImageEncoder(model), {"pixels": example_pixels(model)}, {"pixels": {0: "batch"}}),
         "text": _trace(
-            TextEncoder(model),
+            TracedTextEncoder(model),
             dict(zip(("ids", "mask"), tokens, strict=False)),
             dict.fromkeys(("ids", "mask")[: len(tokens)], text_shape),
         ),
@@ -190,7 +190,7 @@ def _trace(module: nn.Module, inputs: dict[str, Tensor], shapes: dict[str, dict[
         except torch.onnx.OnnxExporterError as error:
             reason = str(error.__cause__ or error).strip().splitlines()[0]
             raise VisavisError(
-                f"run: expected an {type(module).__name__} that torch can trace, got an error ({reason}). Use the format hub."
+                f"run: expected a {type(module).__name__} that torch can trace, got an error ({reason}). Use the format hub."
             ) from error
 
 

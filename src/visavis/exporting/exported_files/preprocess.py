@@ -56,7 +56,7 @@ class Preprocessor:
             return (ids, np.array([one.attention_mask for one in encoded], dtype=bool)) if self.text["mask"] else (ids,)
         start, end, unknown = 1, 2, 3
         words = [text.lower().translate(str.maketrans("", "", string.punctuation)).split() for text in texts]
-        rows = [[start, *(self.word_ids.get(word, unknown) for word in row), end] for row in words]
+        rows = [[start, *(self.word_ids.get(word, unknown) for word in row), end][: self.text["max_tokens"]] for row in words]
         ids = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
         for target, row in zip(ids, rows, strict=True):
             target[: len(row)] = row
@@ -66,10 +66,10 @@ class Preprocessor:
         """Open an image in RGB, upright, and on white where it is transparent."""
         if isinstance(image, Image.Image):
             return image.convert("RGB")
-        opened = Image.open(io.BytesIO(image) if isinstance(image, bytes) else image)
+        file = Image.open(io.BytesIO(image) if isinstance(image, bytes) else image)
         if self.image["min_side"]:
-            opened.draft("RGB", (self.image["min_side"],) * 2)
-        opened = ImageOps.exif_transpose(opened)
+            file.draft("RGB", (self.image["min_side"],) * 2)
+        opened: Image.Image = ImageOps.exif_transpose(file)
         if opened.mode.startswith(("I", "F")):
             values = np.asarray(opened)
             scaled = values * (255 if values.max() <= 1 else 1) if opened.mode == "F" else np.clip(values, 0, 65535) // 257
@@ -93,7 +93,7 @@ class Preprocessor:
         views = np.stack([self._window(image, crop, *at) for at in ((0.5, 0.5), (0, 0), (0, 1), (1, 0), (1, 1))])
         return np.concatenate([views, views[..., ::-1]])
 
-    def _target(self, size: tuple[int, int], resize: list[int]) -> tuple[tuple[int, int], tuple[float, ...] | None]:
+    def _target(self, size: tuple[int, int], resize: list[int]) -> tuple[tuple[int, int], Any]:
         """Size after resizing, and the part of a very long image that is read."""
         width, height, edge = *size, resize[0]
         shorter = (edge, int(edge * height / width)) if width <= height else (int(edge * width / height), edge)

@@ -27,7 +27,7 @@ class ImageTextEncoder(InputModule):
     def __init__(self, folder: str):
         super().__init__()
         self.folder, self.preprocessor = folder, Preprocessor(folder)
-        self.tokenizer = None
+        self.tokenizer = None  # type: ignore[assignment]
         self.image, self.text = nn.Module(), nn.Module()
         for name, tensor in load_file(os.path.join(folder, "model.safetensors")).items():
             *path, leaf = name.split(".")
@@ -42,7 +42,7 @@ class ImageTextEncoder(InputModule):
                 module.register_buffer(leaf, tensor)
 
     @property
-    def modalities(self) -> list[str]:
+    def modalities(self) -> list[Any]:
         """Kinds of inputs."""
         return ["text", "image"]
 
@@ -107,7 +107,7 @@ class ImageTextEncoder(InputModule):
         self.save_torch_weights(output_path)
 
     @classmethod
-    def load(cls, model_name_or_path: str, **options: Any) -> ImageTextEncoder:
+    def load(cls, model_name_or_path: str, **options: Any) -> ImageTextEncoder:  # type: ignore[override]
         """Load the module from a folder, or from the hub.
 
         Args:
