@@ -15,11 +15,13 @@ from PIL import Image
 import visavis
 from visavis.data.vocabulary import Vocabulary
 from visavis.errors import RefusedOverwrite, VisavisError
+from visavis.exporting.model_card import write_model_card
 from visavis.models import CATALOG, CLIP, Heads, VSEInfinity, VSEPlusPlus
 from visavis.models.clip.model import open_dual_encoder
 from visavis.models.encoders.frozen_encoders import EncoderSpec
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
+from visavis.synthetic import write_synthetic_scenes
 
 pytest.importorskip("transformers")
 
@@ -135,16 +137,16 @@ def check(model: Retriever, vectors: dict[str, np.ndarray], work: Path) -> None:
 
 CLIP_KINDS = ("clip", "siglip", "clip-lora")
 TRACED_KINDS = ("heads", "heads-words", "vse++", "vse-infinity")
+DAILY = {("clip", "hub"), ("siglip", "sentence-transformers"), ("clip-lora", "sentence-transformers")}
+"""Cases of the daily suite, which trace nothing."""
 CASES = [
-    *((kind, format_, False) for kind in CLIP_KINDS for format_ in ("hub", "sentence-transformers")),
-    *((kind, format_, True) for kind in CLIP_KINDS for format_ in ("onnx", "torch-export")),
-    *((kind, format_, True) for kind in TRACED_KINDS for format_ in ("sentence-transformers", "onnx", "torch-export", "hub")),
+    pytest.param(kind, format_, marks=() if (kind, format_) in DAILY else pytest.mark.long)
+    for kind in (*CLIP_KINDS, *TRACED_KINDS)
+    for format_ in ("hub", "sentence-transformers", "onnx", "torch-export")
 ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "format_"), [pytest.param(kind, format_, marks=[pytest.mark.long] if long else []) for kind, format_, long in CASES]
-)
+@pytest.mark.parametrize(("kind", "format_"), CASES)
 def test_exported_folder_works_without_visavis(kind, format_, dual_encoders, inputs, tmp_path):
     model = build(kind, dual_encoders)
     run = model.save(tmp_path / "run")
@@ -155,14 +157,7 @@ def test_exported_folder_works_without_visavis(kind, format_, dual_encoders, inp
     assert "README.md" in exported.files
 
 
-def test_one_trace_serves_every_format(dual_encoders, inputs, tmp_path):
-    """The shortest trace, so that the daily suite has one."""
-    model = build("heads-words", dual_encoders)
-    run = model.save(tmp_path / "run")
-    exported = visavis.export(run, format="sentence-transformers", out=tmp_path / "exported")
-    check(visavis.load(run), run_blocked(SENTENCE_TRANSFORMERS, exported.folder, inputs), inputs)
-
-
+@pytest.mark.long
 def test_zero_shot_model_is_exported_by_name(dual_encoders, inputs, tmp_path):
     exported = visavis.export(dual_encoders / "siglip", format="sentence-transformers", out=tmp_path / "exported")
     check(visavis.load(dual_encoders / "siglip"), run_blocked(SENTENCE_TRANSFORMERS, exported.folder, inputs), inputs)
@@ -184,3 +179,31 @@ def test_export_overwrites_nothing(dual_encoders, tmp_path):
     with pytest.raises(RefusedOverwrite, match=r"mine already exists"):
         visavis.export(dual_encoders / "clip", out=tmp_path / "mine")
     assert [file.name for file in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+RECIPE = """
+name = "tiny"
+visual = { encoder = "scenes", granularity = "pooled" }
+text = { encoder = "vocabulary", min_count = 1 }
+model = { kind = "VSE++", embedding_dim = 8, word_dim = 4 }
+training = { batch_size = 8, metric_batches = 1, threads = 1 }
+phases = [{ epochs = 1, objective = "VLC()" }]
+"""
+
+
+@pytest.mark.long
+def test_card_describes_training_with_interval_over_seeds(tmp_path):
+    scenes = write_synthetic_scenes(tmp_path / "scenes", num_train=16, num_val=4, num_test=4, captions_per_image=2, size=32)
+    (tmp_path / "tiny.toml").write_text(RECIPE)
+    comparison = visavis.compare(tmp_path / "tiny.toml", data=scenes, objective="VLC()", seeds=3, out=tmp_path / "comparison")
+    run = comparison.outcomes[0].folder
+    write_model_card(visavis.load(run), run, "onnx", tmp_path / "card", 8, lambda _: "the formula", "mit")
+    card = (tmp_path / "card" / "README.md").read_text()
+    rsum = [one.measured_metrics["rsum"] for one in comparison.outcomes]
+    row = re.search(r"\| RSUM \| (.*?) \| (.*?) \((.*?) to (.*?), 3 seeds\) \|", card)
+    assert row is not None, card
+    assert float(row[1]) == pytest.approx(rsum[0], abs=0.051)
+    assert float(row[2]) == pytest.approx(sum(rsum) / 3, abs=0.051)
+    assert float(row[3]) < float(row[2]) < float(row[4])
+    for part in ("license: mit", "- Data: scenes", "Objective: `VLC(", "Formula: the formula", "Protocol `", "4 images, 8 texts"):
+        assert part in card, part

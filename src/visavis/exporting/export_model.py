@@ -104,9 +104,10 @@ def export_model(
 def _write_graphs(model: Retriever, format: Format, folder: Path, embedding_dim: int) -> None:  # noqa: A002
     """Write both encoders as graphs, with the preprocessing that they need."""
     programs = trace_encoders(model)
-    storage.write_json(folder / "preprocessing.json", preprocessing_settings(model, embedding_dim))
+    settings = preprocessing_settings(model, embedding_dim)
+    storage.write_json(folder / "preprocessing.json", settings)
     if model.processor.vocabulary is None:
-        storage.write_text(folder / "tokenizer.json", _tokenizer_json(model.processor))
+        storage.write_text(folder / "tokenizer.json", _tokenizer_json(model.processor, settings["text"]["max_tokens"]))
     if format == "sentence-transformers":
         source, tensors = module_source(programs)
         storage.write_text(folder / MODULE_FILE, source)
@@ -147,7 +148,7 @@ def preprocessing_settings(model: Retriever, embedding_dim: int) -> dict[str, An
     return {"image": image, "text": text}
 
 
-def _tokenizer_json(processor: Processor) -> str:
+def _tokenizer_json(processor: Processor, max_tokens: int | None) -> str:
     """Return the tokenizer with its padding and truncation, in the format of the library tokenizers."""
     pretrained = processor.pretrained_tokenizer
     tokenizer = pretrained.tokenizer if pretrained else processor.text_encoder.tokenizer
@@ -157,7 +158,7 @@ def _tokenizer_json(processor: Processor) -> str:
     from tokenizers import Tokenizer
 
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    backend.enable_truncation(max_length=max_length)
+    backend.enable_truncation(max_length=min(max_length, max_tokens or max_length))
     length = max_length if pretrained and pretrained.fixed_length else None
     backend.enable_padding(pad_id=tokenizer.pad_token_id, pad_token=tokenizer.pad_token, length=length)
     return str(backend.to_str())
