@@ -13,6 +13,7 @@ from threading import Thread
 
 import pytest
 
+import visavis
 from visavis.errors import SpecError
 from visavis.models.hub_upload import validate_repo
 
@@ -88,16 +89,19 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def push(hub: Hub, model: Path, out: Path) -> subprocess.CompletedProcess[str]:
-    """Export a model and upload it, in a process that talks to the stand-in."""
+    """Export a model and upload it."""
+    words = ["export", str(model), "--out", str(out), "--push", "owner/model", "--license", "mit", "--json"]
+    return run_with_hub(hub, ["-m", "visavis", *words])
+
+
+def run_with_hub(hub: Hub, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process that talks to the stand-in."""
     environment = {name: value for name, value in os.environ.items() if name not in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
     environment |= {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_test", "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     thread = Thread(target=hub.serve_forever)
     thread.start()
     try:
-        return subprocess.run(
-            [sys.executable, "-m", "visavis", "export", model, "--out", out, "--push", "owner/model", "--license", "mit", "--json"],
-            env=environment, capture_output=True, text=True, check=False, timeout=300,
-        )  # fmt: skip
+        return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False, timeout=300)
     finally:
         hub.shutdown()
         hub.server_close()
@@ -115,6 +119,18 @@ def test_push_uploads_every_file(dual_encoders, tmp_path):
     for name, content in hub.files.items():
         assert content == (tmp_path / "exported" / name).read_bytes(), name
     assert hub.files["README.md"].startswith(b"---\nlicense: mit\n")
+
+
+def test_push_to_hub_uploads_folder_that_load_reads(dual_encoders, tmp_path):
+    hub = Hub()
+    code = "import sys, visavis; sys.stdout.write(visavis.load(sys.argv[1]).push_to_hub('owner/model', private=True))"
+    done = run_with_hub(hub, ["-c", code, str(dual_encoders / "clip")])
+    assert done.stdout == f"{hub.url}/owner/model/commit/{'1' * 40}", done.stderr
+    assert hub.repositories["owner/model"].get("private") or hub.repositories["owner/model"].get("visibility") == "private"
+    for name, content in hub.files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    assert visavis.load(tmp_path).encode(["a red circle"]).shape == (1, 10)
 
 
 def test_push_reports_refusal_and_keeps_folder(dual_encoders, tmp_path):
