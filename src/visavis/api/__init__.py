@@ -8,6 +8,7 @@ Example:
 
 from visavis.api.datasets import catalog, convert, data_audit, data_check, data_convert, data_scenes, demo, doctor, features
 from visavis.api.diagnosing import anatomy, diagnose, explain, probe
+from visavis.api.exporting_models import export
 from visavis.api.grading import agreement, coherence, relevance, relevance_fit, relevance_thresholds
 from visavis.api.indexing import classify, index, search, serve
 from visavis.api.training_runs import compare, evaluate, load, reproduce, train
@@ -37,6 +38,7 @@ __all__ = [
     "relevance",
     "relevance_thresholds",
     "relevance_fit",
+    "export",
     "index",
     "search",
     "classify",

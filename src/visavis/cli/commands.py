@@ -104,6 +104,7 @@ COMMANDS = {
     "relevance": Command("experiment_tables:print_estimator_evaluation", to_json=_entries_to_json("estimators"), options=("estimator",)),
     "relevance_thresholds": Command("experiment_tables:print_distributions", to_json=_entries_to_json("estimators")),
     "relevance_fit": Command("experiment_tables:print_fitted", options=("out",)),
+    "export": Command("run_tables:print_exported"),
     "index": Command("search_tables:print_index_report"),
     "search": Command(
         "search_tables:print_results", to_json=lambda results, values: {"query": values.get("query", ""), **results.to_json()}

@@ -14,9 +14,22 @@ from visavis.types import DIRECTIONS
 
 if TYPE_CHECKING:
     from visavis.evaluation import Evaluation
+    from visavis.exporting.export_model import ExportedModel
     from visavis.feedback.evaluate_feedback import FeedbackEvaluation
     from visavis.graded.ranking_coherence import RankingCoherence
     from visavis.training.training_run import TrainingResult
+
+
+def print_exported(exported: ExportedModel) -> None:
+    """Print the files of an exported folder.
+
+    Args:
+        exported: The exported folder.
+    """
+    print_line(f"{exported.model}, {exported.embedding_dim} dimensions, format {exported.format}: {', '.join(exported.files)}")
+    print_line(f"Folder: {exported.folder}. README.md shows how to load it.")
+    if exported.url:
+        print_line(f"Uploaded: {exported.url}")
 
 
 def print_trained(trained: TrainingResult) -> None:
