@@ -91,7 +91,7 @@ def test_api_results_are_notebook_tables():
 def all_subclasses(kind):
     for module in (
         "audit.run_audit", "data.dataset_reader", "diagnostics.contribution_analysis", "diagnostics.objective_profile",
-        "experiments.comparison_result", "experiments.reproduction", "feedback.evaluate_feedback", "graded.estimator_quality",
+        "experiments.comparison_result", "experiments.reproduction", "exporting.export_model", "feedback.evaluate_feedback", "graded.estimator_quality",
         "graded.fine_tuning", "graded.human_agreement", "graded.ranked_lists", "retrieval.index_builder", "retrieval.index_search",
         "robustness.probe_results", "training.training_run",
     ):  # fmt: skip

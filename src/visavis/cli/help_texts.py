@@ -13,6 +13,7 @@ PANELS = {
     "Understand a model": ("diagnose", "probe", "explain", "anatomy"),
     "Graded relevance": ("coherence", "agreement", "relevance"),
     "Search": ("index", "search", "classify", "serve"),
+    "Export": ("export",),
 }
 """Panels of ``visavis --help`` with their commands and groups of commands."""
 
@@ -27,6 +28,10 @@ EXAMPLES = {
     "features": (
         "visavis features photos/ --visual openai/clip-vit-base-patch32 --text minilm",
         "visavis features photos/ --visual mobilenet-v2 --granularity regions --out features",
+    ),
+    "export": (
+        "visavis export runs/mine --format onnx --out exported/onnx",
+        "visavis export runs/mine --format sentence-transformers --out exported/st --license mit",
     ),
     "convert": ("visavis convert epoch_32.pt --config ViT-B-32 --out models/clip",),
     "train": (

@@ -21,6 +21,7 @@ from visavis.models.encoders.preprocessing import MAX_RESIZED_PIXELS, TEN_CROP_M
 from visavis.models.layers import GeneralizedPooling
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
+from visavis.notebook import NotebookTable
 from visavis.objectives import Objective
 
 Format = Literal["hub", "sentence-transformers", "onnx", "torch-export"]
@@ -28,7 +29,7 @@ Format = Literal["hub", "sentence-transformers", "onnx", "torch-export"]
 
 
 @dataclass(frozen=True)
-class ExportedModel:
+class ExportedModel(NotebookTable):
     """An exported folder.
 
     Attributes:
