@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,29 @@ RERANK_DEPTH = 50
 # Vectors of texts have much in common. With a full weight of -1 an excluded text would also cancel what all texts share.
 EXCLUDED_WEIGHT = -0.5
 """Weight of a text that a query excludes."""
+_EXCLUDED = re.compile(r"""(?:^|(?<=\s))-(?:"([^"]*)"|([^\s"-]\S*))""")
+
+
+def parse_query(text: str) -> tuple[tuple[float, str], ...]:
+    """Split a text query into what to search for and each excluded ``-word`` or ``-"several words"``.
+
+    A dash within a word, before a space or before another dash does not exclude.
+
+    Args:
+        text: Text query.
+
+    Returns:
+        Weights and texts.
+
+    Example:
+        >>> parse_query('a beach -people -"red umbrella"')
+        ((1.0, 'a beach'), (-0.5, 'people'), (-0.5, 'red umbrella'))
+        >>> parse_query("black-and-white dog - running")
+        ((1.0, 'black-and-white dog - running'),)
+    """
+    excluded = [(quoted or word).strip() for quoted, word in _EXCLUDED.findall(text)]
+    included = " ".join(_EXCLUDED.sub(" ", text).split())
+    return tuple(([(1.0, included)] if included else []) + [(EXCLUDED_WEIGHT, words) for words in excluded if words])
 
 
 @validate_arguments
