@@ -7,6 +7,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -40,7 +41,7 @@ class Retriever(PairLossSteps, LightningModule):
         outputs = self.model(pixel_values=batch["pixel_values"], input_ids=batch["input_ids"])
         return outputs.image_embeds, outputs.text_embeds, batch["labels"]
 
-    def on_train_batch_end(self, outputs: dict[str, torch.Tensor], *_: object) -> None:
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
         self.losses.append(outputs["loss"].item())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

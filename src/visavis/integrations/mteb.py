@@ -66,7 +66,7 @@ class MtebEncoder:
             raise MissingExtra(error.name or "mteb", "mteb", "visavis mteb") from None
         self.model = model
         self.frames_per_second: float = model.processor.visual_spec.frames_per_second
-        self.mteb_model_meta = ModelMeta.create_empty(
+        self.mteb_model_meta: Any = ModelMeta.create_empty(
             {
                 "name": name if "/" in name else f"visavis/{name}",
                 "revision": model.fingerprint,

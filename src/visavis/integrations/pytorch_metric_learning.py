@@ -189,7 +189,8 @@ class CrossBatchMemory(nn.Module):
             training=self.training,
             describe_batch=lambda: f"CrossBatchMemory of {self.loss.loss.objective!r}, {embeddings.shape[1]} x {embeddings.dtype}",
         )
-        everything, own = group.all_gather_items(embeddings.detach())
+        gathered: tuple[Any, slice] = group.all_gather_items(embeddings.detach())
+        everything, own = gathered
         if group.world_size == 1:
             return embeddings, labels
         scaled = group.scale_for_ddp_mean(embeddings)
