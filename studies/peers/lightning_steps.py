@@ -41,7 +41,7 @@ class Retriever(PairLossSteps, LightningModule):
         outputs = self.model(pixel_values=batch["pixel_values"], input_ids=batch["input_ids"])
         return outputs.image_embeds, outputs.text_embeds, batch["labels"]
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.losses.append(outputs["loss"].item())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
