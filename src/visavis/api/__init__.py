@@ -6,6 +6,7 @@ Example:
     >>> visavis.evaluate(result.run).metrics["rsum"]  # doctest: +SKIP
 """
 
+from visavis.api.benchmarking import mteb
 from visavis.api.datasets import catalog, convert, data_audit, data_check, data_convert, data_scenes, demo, doctor, features
 from visavis.api.diagnosing import anatomy, diagnose, explain, probe
 from visavis.api.exporting_models import export
@@ -27,6 +28,7 @@ __all__ = [
     "train",
     "load",
     "evaluate",
+    "mteb",
     "compare",
     "reproduce",
     "diagnose",

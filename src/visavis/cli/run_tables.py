@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from visavis.exporting.export_model import ExportedModel
     from visavis.feedback.evaluate_feedback import FeedbackEvaluation
     from visavis.graded.ranking_coherence import RankingCoherence
+    from visavis.integrations.mteb import MtebReport
     from visavis.training.training_run import TrainingResult
 
 
@@ -69,6 +70,16 @@ def print_evaluation(result: Evaluation | FeedbackEvaluation) -> None:
     if result.pretrained is not None:
         print_line("Pretrained model:")
         print_evaluation(result.pretrained)
+
+
+def print_mteb_report(report: MtebReport) -> None:
+    """Print the main score of each task in percent, and the folder of mteb's results.
+
+    Args:
+        report: Results of a model on tasks of mteb.
+    """
+    print_table(("task", "metric", "score"), [[task, report.metrics[task], f"{100 * score:.1f}"] for task, score in report.scores.items()])
+    print_line(f"Results of {report.model}: {report.folder}")
 
 
 def _print_protocol(result: Evaluation) -> None:

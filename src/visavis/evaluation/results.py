@@ -16,7 +16,7 @@ from visavis import storage
 from visavis.blocking import Score
 from visavis.data.dataset import Dataset
 from visavis.errors import RunError, ShapeError, SpecError, format_value
-from visavis.evaluation.protocols import Protocol, get_protocol, read_listed_positives, select_captions
+from visavis.evaluation.protocols import Protocol, get_protocol, read_listed_positives, select_for_protocol
 from visavis.evaluation.published_row import PublishedRow
 from visavis.evaluation.tiled_ranking import rank_by_rows, rank_by_tiles
 from visavis.graded.ranking_coherence import RankingCoherence, ranking_coherence
@@ -433,8 +433,7 @@ def evaluate_dataset(
     """
     results = []
     for protocol in protocols:
-        selected = select_captions(data, [protocol])
-        captions = select_items(text, torch.from_numpy(np.flatnonzero(np.isin(data.caption_rows, selected.caption_rows))))
+        selected, captions = select_for_protocol(data, text, protocol)
         if protocol.positives_file:
             result = evaluate_listed(visual, captions, score, selected, protocol=protocol, memory=memory)
         else:
