@@ -167,7 +167,7 @@ def test_mteb_retrieval_equals_evaluate(model, scenes, split, tmp_path):
     ours = visavis.evaluate(model, data=scenes)
     for result, direction, ranks in zip(report.result.task_results, ("i2t", "t2i"), (ours.image_ranks, ours.text_ranks), strict=True):
         [scores] = result.scores["test"]
-        # Most words are unknown to the tiny CLIP, so many captions have equal scores. visavis counts ties against the model, mteb does not.
+        # Most words are unknown to the tiny CLIP, and many captions have equal scores. visavis counts ties against the model, mteb does not.
         ours_best = {f"hit_rate_at_{k}": ours.metrics[f"{direction}_r{k}"] / 100 for k in (1, 5, 10)}
         ours_best["mrr_at_10"] = np.where(ranks <= 10, 1 / ranks, 0).mean()
         differences = [scores[name] - value for name, value in ours_best.items()]

@@ -36,6 +36,7 @@ def mteb(
     Raises:
         DataError: If the data of a task cannot be loaded.
         MissingExtra: If mteb is not installed.
+        RefusedOverwrite: If ``out`` has other content than mteb results.
         RunError: If the folder has no model.
         ShapeError: If the model has several vectors per item.
         VisavisError: If a task is unknown.
@@ -43,9 +44,10 @@ def mteb(
     Example:
         >>> visavis.mteb("runs/mine", tasks=["Flickr30kT2IRetrieval"]).scores  # doctest: +SKIP
     """
-    from visavis.integrations.mteb import run_tasks
+    from visavis.integrations.mteb import check_output, run_tasks
     from visavis.models.retriever import Retriever
 
+    check_output(Path(out))
     chosen = [tasks] if isinstance(tasks, str) else list(tasks)
     model = Retriever.load(run, device=device, batch_size=batch_size)
     return run_tasks(model, name or os.path.basename(os.path.realpath(run)), chosen, Path(out))

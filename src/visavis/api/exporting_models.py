@@ -43,6 +43,7 @@ def export(
         StorageError: If the hub refuses the upload.
         MissingExtra: If the packages of the extra ``export`` are not installed.
     """
+    from visavis import storage
     from visavis.api.catalog_entries import docstring_section
     from visavis.exporting.export_model import export_model
     from visavis.models.hub_upload import upload_folder, validate_repo
@@ -53,9 +54,9 @@ def export(
     if push is not None:
         validate_repo(push, "push")
     run = Path(run)
+    folder = storage.prepare_empty_folder(Path(f"{run.name}-{format}") if out is None else out, will_be_replaced=True)
     check_single_run(run)
     model = Retriever.load(run, device="cpu")
-    folder = Path(f"{run.name}-{format}") if out is None else Path(out)
     progress.message(f"Exporting {model.matcher.name} to {folder}.")
     exported = export_model(
         model, run, format, folder, formula=lambda objective: docstring_section(type(objective), "Formula:"), license=license

@@ -145,7 +145,7 @@ def evaluate(
         feedback: Feedback file of visavis serve. Evaluates an index. Default: none.
         model: New location of the model of an index. Default: the recorded one.
         store: Confirms the store of an index outside its folder. Default: only a store inside.
-        trec: Folder for ranked lists and ground truth as TREC files. Default: none.
+        trec: Also write ranked lists and ground truth as TREC files into this new folder. Default: none.
         memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of the free memory.
         progress: Receives the progress.
 

@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 PANELS = {
     "Start": ("demo", "doctor", "catalog"),
     "Data": ("data", "features", "convert"),
-    "Train and evaluate": ("train", "evaluate", "compare", "reproduce"),
+    "Train and evaluate": ("train", "evaluate", "mteb", "compare", "reproduce"),
     "Understand a model": ("diagnose", "probe", "explain", "anatomy"),
     "Graded relevance": ("coherence", "agreement", "relevance"),
     "Search": ("index", "search", "classify", "serve"),
@@ -44,6 +44,7 @@ EXAMPLES = {
         "visavis evaluate runs/mine runs/other --split val",
         "visavis evaluate index --feedback votes.jsonl",
     ),
+    "mteb": ("visavis mteb runs/mine --tasks Flickr30kT2IRetrieval --out results",),
     "compare": (
         'visavis compare --data photos/ --objective "Unified()" --objective "VLC()" --seeds 3 --out comparison',
         "visavis compare --resume comparison --seeds 5",

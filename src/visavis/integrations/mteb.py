@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visavis.errors import DataError, MissingExtra, VisavisError
+from visavis.errors import DataError, MissingExtra, RefusedOverwrite, VisavisError
+from visavis.notebook import NotebookTable
 from visavis.types import unit_rows
 
+RESULTS_FOLDER = "results"
+"""Folder in which mteb keeps results."""
 MODALITIES = ("text", "image", "video")
 """Columns of a batch that are encoded. Others, such as ids, are ignored."""
 
 
 @dataclass(frozen=True)
-class MtebReport:
+class MtebReport(NotebookTable):
     """Results of a model on tasks of mteb.
 
     Attributes:
@@ -198,6 +202,19 @@ def find_tasks(names: Sequence[Any]) -> list[Any]:
     return tasks
 
 
+def check_output(folder: Path) -> None:
+    """Check that a folder is new, or has results of mteb only.
+
+    Args:
+        folder: Folder of the results.
+
+    Raises:
+        RefusedOverwrite: If it has other content.
+    """
+    if os.path.isdir(folder) and (other := [file.name for file in folder.iterdir() if file.name != RESULTS_FOLDER]):
+        raise RefusedOverwrite(f"{folder}: expected a new folder or one of mteb results, got {other[0]} in it. Name another folder.")
+
+
 def run_tasks(model: Any, name: str, tasks: Sequence[Any], folder: Path) -> MtebReport:
     """Evaluate a model on tasks of mteb. Finished tasks of the same model are read from the folder.
 
@@ -239,7 +256,7 @@ def run_tasks(model: Any, name: str, tasks: Sequence[Any], folder: Path) -> Mteb
     )
     return MtebReport(
         encoder.mteb_model_meta.name,
-        folder / "results" / encoder.mteb_model_meta.model_name_as_path() / encoder.mteb_model_meta.revision,
+        folder / RESULTS_FOLDER / encoder.mteb_model_meta.model_name_as_path() / encoder.mteb_model_meta.revision,
         {task.metadata.name: task.metadata.main_score for task in found},
         {each.task_name: each.get_score() for each in result.task_results},
         result,
