@@ -153,7 +153,9 @@ def test_data_tests_are_skipped_with_a_reason(folder, tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     (tmp_path / "partial" / "flickr8k").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("VISAVIS_DATA") if folder is None else monkeypatch.setenv("VISAVIS_DATA", folder and str(tmp_path / folder))
+    monkeypatch.delenv("VISAVIS_DATA", raising=False) if folder is None else monkeypatch.setenv(
+        "VISAVIS_DATA", folder and str(tmp_path / folder)
+    )
     marked = SimpleNamespace(get_closest_marker=lambda name: name == "data")
     with pytest.raises(pytest.skip.Exception, match=r"real data sets are missing: backbone, .*Set VISAVIS_DATA to their folder"):
         conftest["pytest_runtest_setup"](marked)

@@ -40,7 +40,10 @@ def main() -> None:
         (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8").replace("(CHANGELOG.md", "(changelog.md").replace("](docs/", "]("),
     )
     write("security.md", (PROJECT / "SECURITY.md").read_text(encoding="utf-8").replace("](docs/", "]("))
-    write("changelog.md", (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "]("))
+    write(
+        "changelog.md",
+        (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](").replace("](CONTRIBUTING.md", "](contributing.md"),
+    )
 
 
 def write(path: str, text: str) -> None:

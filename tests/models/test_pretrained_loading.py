@@ -245,8 +245,8 @@ def test_only_one_module_each_uses_transformers_and_pickle():
     opening = [
         path.name for path in source.rglob("*.py") if re.search(r"\.from_pretrained\(|import pickle|torch\.load\(", path.read_text())
     ]
-    # safe_pickle runs the instructions of a pickle without imports, calls and states.
-    assert sorted(opening) == ["pretrained_loading.py", "safe_pickle.py"]
+    # safe_pickle runs the instructions of a pickle without imports, calls and states. The text of a model card has code for its reader.
+    assert sorted(opening) == ["model_card.py", "pretrained_loading.py", "safe_pickle.py"]
 
 
 def shaken(folder, chance):

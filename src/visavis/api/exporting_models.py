@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -54,7 +55,9 @@ def export(
     if push is not None:
         validate_repo(push, "push")
     run = Path(run)
-    folder = storage.prepare_empty_folder(Path(f"{run.name}-{format}") if out is None else out, will_be_replaced=True)
+    folder = Path(f"{run.name}-{format}") if out is None else Path(out)
+    if os.path.exists(folder):
+        storage.prepare_empty_folder(folder, will_be_replaced=True)
     check_single_run(run)
     model = Retriever.load(run, device="cpu")
     progress.message(f"Exporting {model.matcher.name} to {folder}.")
