@@ -64,7 +64,8 @@ def missing_bytes(name: str) -> int:
     from huggingface_hub import snapshot_download
 
     with _hub_errors(name):
-        files = snapshot_download(name, allow_patterns=[*HUB_FILE_PATTERNS, BIN_WEIGHTS_PATTERN], dry_run=True)
+        patterns = [*HUB_FILE_PATTERNS, BIN_WEIGHTS_PATTERN]
+        files = snapshot_download(name, allow_patterns=patterns, dry_run=True, tqdm_class=_progress_class(lambda _, __: None))
     has_safetensors = any(file.filename.endswith(".safetensors") for file in files)
     used = [file for file in files if not (has_safetensors and file.filename.endswith(".bin"))]
     return sum(file.file_size or 0 for file in used if file.will_download)
