@@ -203,6 +203,30 @@ def test_named_model_becomes_default_and_index_is_kept(photos, dual_encoders):
         visavis.search("a red star")
 
 
+def test_attributes_filter_products(photos, dual_encoders):
+    names, table = sorted(file.name for file in photos.iterdir()), photos / "attributes.csv"
+    table.write_text(
+        "filename,color,price\n"
+        + "".join(f"{name},{'red' if n % 2 else 'blue'},{n}\n" for n, name in enumerate(names))
+        + "gone.png,red,1\n"
+    )
+    report = visavis.index(photos, model=dual_encoders / "clip")
+    assert report.skipped == ("'gone.png': listed in attributes.csv, but not among the images.",)
+    hits = visavis.search("a star", collection=photos, metadata={"color": "red"}, top=20, group_duplicates=False).hits
+    assert {hit.item.path for hit in hits} == set(names[1::2])
+    table.write_text(f"filename,color\n{names[0]},green\n")
+    update = visavis.index(photos)
+    assert (update.num_encoded, update.num_unchanged) == (0, 0), "new attributes keep the vectors"
+    for text, problem in (
+        ("name\n", "expected a column filename"),
+        ("filename,a\nx,1,2\n", "line 2: expected one cell"),
+        ("filename,a\nx,1\nx,2\n", "a second one"),
+    ):
+        table.write_text(text)
+        with pytest.raises(DataError, match=problem):
+            visavis.index(photos)
+
+
 def test_missing_default_model_names_the_settings(photos, dual_encoders):
     settings_file().parent.mkdir()
     settings_file().write_text('model = "/gone/model"\n')

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import logging
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -128,7 +129,10 @@ def _hub_errors(name: str) -> Iterator[None]:
     level = hub_logging.get_verbosity()
     hub_logging.set_verbosity(logging.CRITICAL)
     try:
-        yield
+        with warnings.catch_warnings():
+            # The full disk itself is reported by the error.
+            warnings.filterwarnings("ignore", message="Not enough free disk space")
+            yield
     except (errors.LocalEntryNotFoundError, errors.DryRunError) as error:
         cause = error.__cause__
         if isinstance(cause, errors.GatedRepoError | errors.RepositoryNotFoundError):
