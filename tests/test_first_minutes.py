@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -18,7 +19,6 @@ from tests.hub import WEIGHTS, Hub, serving
 from tests.processes import Command
 
 import visavis
-from visavis.environment import check_environment
 from visavis.errors import DataError, VisavisError
 from visavis.models.default_model import DEFAULT_MODELS, saved_model, settings_file
 from visavis.models.encoders.hub_download import HubUnreachableError
@@ -170,6 +170,24 @@ def test_command_reports_one_line_for_failed_download(hub, photos, problem, smal
     assert again.wait(300) == 0, again.output_text
 
 
+@pytest.mark.long
+def test_train_downloads_model_after_size_and_license(hub, photos, scenes):
+    words = ("train", "--data", scenes, "--out", "run", "epochs=1", "training.threads=1")
+    command = Command(Path("output"), *words, environment=hub.environment)
+    assert command.wait(300) == 0, command.output_text
+    assert re.search(rf"Downloading {DEFAULT}: \d+ MB, license: MIT\.", command.output_text)
+    assert "Using the default recipe clip/small-data." in command.output_text
+    assert saved_model() == DEFAULT
+
+
+@pytest.mark.long
+def test_search_without_run_prints_query_as_json(hub, photos):
+    words = ("search", "a red star", "--collection", photos, "--json")
+    command = Command(Path("output"), *words, messages=Path("messages"), environment=hub.environment)
+    assert command.wait(300) == 0, Path("messages").read_text()
+    assert json.loads(command.output_text)["query"] == "a red star"
+
+
 def test_offline_without_model_names_both_ways(photos):
     with pytest.raises(
         HubUnreachableError, match=r"got neither\. Connect to the network once, .* MB, license: MIT\).*pass --model FOLDER\.$"
@@ -188,7 +206,7 @@ def test_named_model_becomes_default_and_index_is_kept(photos, dual_encoders):
     first = visavis.index(photos, model=model)
     assert (first.folder, first.num_items, saved_model()) == ("indexes/photos", 14, str(model))
     assert visavis.index(photos).num_unchanged == 14
-    (check,) = [check for check in check_environment() if check.name == "default model"]
+    (check,) = [check for check in visavis.doctor() if check.name == "default model"]
     assert check.value == f"{model} ({settings_file()})"
     hits = visavis.search("a red star", collection=photos, top=2).hits
     assert len(hits) == 2

@@ -86,7 +86,6 @@ def check_environment() -> list[EnvironmentCheck]:
         _data(),
         _cache(),
         _hub(),
-        _default_model(),
     ]
 
 
@@ -235,24 +234,6 @@ def _hub() -> EnvironmentCheck:
     if not flags:
         return EnvironmentCheck("model hub", "online: models are downloaded when they are first used")
     return EnvironmentCheck("model hub", f"offline ({', '.join(flags)})", fix=f"unset {' '.join(flags)} to download models by name")
-
-
-def _default_model() -> EnvironmentCheck:
-    from visavis.errors import DataError
-    from visavis.models.default_model import DEFAULT_MODELS, available_model, saved_model, settings_file
-
-    if installed_version("transformers") is None:
-        return EnvironmentCheck("default model", "none", fix="pip install 'visavis[hf]'")
-    try:
-        saved = saved_model()
-    except DataError as error:
-        return EnvironmentCheck("default model", str(error), False, f"delete {settings_file()}")
-    if saved is not None:
-        return EnvironmentCheck("default model", f"{saved} ({settings_file()})")
-    if (available := available_model()) is not None:
-        return EnvironmentCheck("default model", f"{available} (on this machine)")
-    first = DEFAULT_MODELS[0]
-    return EnvironmentCheck("default model", f"{first.name} ({first.download_mb} MB, license: {first.license}), downloaded when first used")
 
 
 def _output(*command: str) -> str:

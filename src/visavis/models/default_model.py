@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from visavis import storage
+from visavis.environment import EnvironmentCheck, installed_version
 from visavis.errors import DataError, StorageError
 from visavis.models.clip.model import DUAL_ENCODER_TYPES
 from visavis.models.encoders.hub_download import HUB_NAME, HubUnreachableError, cached_hub_folder, missing_bytes
@@ -86,6 +87,26 @@ def available_model() -> str | None:
         if storage.read_json(config, dict[str, Any]).get("model_type") in DUAL_ENCODER_TYPES:
             return config.parent.name
     return None
+
+
+def check_default_model() -> EnvironmentCheck:
+    """Return the line of ``visavis doctor`` about the default model, without loading it.
+
+    Returns:
+        The check.
+    """
+    if installed_version("transformers") is None:
+        return EnvironmentCheck("default model", "none", fix="pip install 'visavis[hf]'")
+    try:
+        saved = saved_model()
+    except DataError as error:
+        return EnvironmentCheck("default model", str(error), ok=False, fix=f"delete {settings_file()}")
+    if saved is not None:
+        return EnvironmentCheck("default model", f"{saved} ({settings_file()})")
+    if (available := available_model()) is not None:
+        return EnvironmentCheck("default model", f"{available} (on this machine)")
+    first = DEFAULT_MODELS[0]
+    return EnvironmentCheck("default model", f"{first.name} ({first.download_mb} MB, license: {first.license}), downloaded when first used")
 
 
 @contextmanager

@@ -27,7 +27,7 @@ def default_index_folder(source: str | Path, model: str | Path | None = None) ->
     Returns:
         The folder. It may not exist yet.
     """
-    root, name = Path(os.path.expanduser(source)).absolute(), Path(source).expanduser().resolve().name or "root"
+    root, name = Path(os.path.expanduser(source)).absolute(), Path(os.path.realpath(os.path.expanduser(source))).name or "root"
     numbered = (INDEXES_FOLDER / (name if number == 1 else f"{name}-{number}") for number in count(1))
     return next(folder for folder in numbered if _is_free_or_of(folder, str(root), model))
 
@@ -70,7 +70,7 @@ def index_if_images(folder: str | Path, model: str | Path | None, progress: Prog
     Returns:
         Folder of the index, or the folder itself.
     """
-    if is_index(folder) or not os.path.isdir(folder) or any((Path(folder) / name).exists() for name in ("run.toml", "config.json")):
+    if is_index(folder) or not os.path.isdir(folder) or any(os.path.exists(Path(folder) / name) for name in ("run.toml", "config.json")):
         return Path(folder)
     try:
         list_source_files(folder)
@@ -85,4 +85,4 @@ def _is_free_or_of(folder: Path, root: str, model: str | Path | None) -> bool:
         manifest = read_manifest(folder)
         recorded = None if model is None else os.path.abspath(model) if os.path.exists(model) else str(model)
         return manifest.source == root and recorded in (None, manifest.model)
-    return not os.path.lexists(folder) or (folder.is_dir() and all(file.name.endswith(".lock") for file in folder.iterdir()))
+    return not os.path.lexists(folder) or (os.path.isdir(folder) and all(file.name.endswith(".lock") for file in folder.iterdir()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -46,7 +47,7 @@ def cached_hub_folder(name: str) -> Path | None:
         folder = Path(snapshot_download(name, allow_patterns=list(HUB_FILE_PATTERNS), local_files_only=True))
     except (OSError, ValueError):
         return None
-    return folder if (folder / "config.json").exists() and _has_weights(folder) else None
+    return folder if os.path.exists(folder / "config.json") and _has_weights(folder) else None
 
 
 def missing_bytes(name: str) -> int:
@@ -101,13 +102,13 @@ def download_hub_model(name: str, on_bytes: OnBytes | None = None) -> Path:
 
 
 def _has_weights(folder: Path) -> bool:
-    return any(file.exists() for pattern in ("*.safetensors", BIN_WEIGHTS_PATTERN) for file in folder.glob(pattern))
+    return any(os.path.exists(file) for pattern in ("*.safetensors", BIN_WEIGHTS_PATTERN) for file in folder.glob(pattern))
 
 
 def _verify_hashes(name: str, folder: Path) -> None:
     """Compare large files with their SHA-256, which is the name of their file in the cache. Damaged files are removed."""
     for file in sorted(folder.iterdir()):
-        target = file.resolve()
+        target = Path(os.path.realpath(file))
         if re.fullmatch("[0-9a-f]{64}", target.name):
             with target.open("rb") as content:
                 digest = hashlib.file_digest(content, "sha256").hexdigest()
